@@ -1,0 +1,55 @@
+"""Direct: one hop between every pair of ranks, all in flight together; for fully connected ranks.
+
+The textbook that prints 2(L + T'/P) as "AllReduce-Ring" gives the cost of this algorithm, on p-1
+ports; the ring proper has 2(p-1) rounds (see :mod:`collectives.algorithms.ring`).
+"""
+
+from collections.abc import Iterator
+
+from collectives.schedule import Copy, Recv, RecvReduce, Round, Send, recvbuf, sendbuf
+
+
+def allreduce(rank: int, size: int) -> Iterator[Round]:
+    """Rank r reduces chunk r of everybody, then sends it to everybody.
+
+    Keeps rank order.  Cost: 2 rounds, 2(p-1) messages of 1/p of the buffer by each rank.
+    """
+    others = _others(rank, size)
+    # Downwards from the own rank, then upwards: each operand extends the interval that is reduced.
+    in_order = [*range(rank - 1, -1, -1), *range(rank + 1, size)]
+    yield (
+        *(Send(peer, sendbuf[peer]) for peer in others),
+        *(
+            RecvReduce(peer, recvbuf[rank], recvbuf[rank] if done else sendbuf[rank])
+            for done, peer in enumerate(in_order)
+        ),
+    )
+    yield (
+        *(Send(peer, recvbuf[rank]) for peer in others),
+        *(Recv(peer, recvbuf[peer]) for peer in others),
+    )
+
+
+def allgather(rank: int, size: int) -> Iterator[Round]:
+    """Send the own block to everybody.  Cost: 1 round, p-1 messages of one block by each rank."""
+    others = _others(rank, size)
+    yield (
+        Copy(recvbuf[rank], sendbuf[0]),
+        *(Send(peer, sendbuf[0]) for peer in others),
+        *(Recv(peer, recvbuf[peer]) for peer in others),
+    )
+
+
+def alltoall(rank: int, size: int) -> Iterator[Round]:
+    """Post everything at once ("linear").  Cost: 1 round, p-1 messages of one block by each rank."""
+    others = _others(rank, size)
+    yield (
+        Copy(recvbuf[rank], sendbuf[rank]),
+        *(Send(peer, sendbuf[peer]) for peer in others),
+        *(Recv(peer, recvbuf[peer]) for peer in others),
+    )
+
+
+def _others(rank: int, size: int) -> list[int]:
+    """Starting behind the own rank, so that not everybody sends to rank 0 first."""
+    return [(rank + distance) % size for distance in range(1, size)]

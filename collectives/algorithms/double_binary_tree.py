@@ -1,0 +1,113 @@
+"""Double binary tree: each half of the buffer has its own tree, and a leaf of one is interior in
+the other, so that every rank sends and receives all the time.
+
+Sanders, Speck, Traff: "Two-tree algorithms for full bandwidth broadcast, reduction and scan",
+Parallel Computing 2009.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from collectives.schedule import Recv, RecvReduce, Round, Send, Step, recvbuf, sendbuf
+
+
+class Node(NamedTuple):
+    """A place in an in-order binary tree; ``height`` is that above the leaves."""
+
+    height: int
+    parent: int | None
+    children: tuple[int, ...]
+
+
+def node(place: int, size: int) -> Node:
+    """The node at ``place`` of the tree over ``0 .. size-1``.
+
+    The lowest set bit of a place is the span of its subtree to each side.  Root 0 lies above all
+    of them and has one child, the largest power of two below ``size``.
+    """
+    top = 1 << (size - 1).bit_length()
+    if place == 0:
+        return Node(top.bit_length() - 1, None, (top >> 1,) if size > 1 else ())
+    span = place & -place
+    upwards = (place ^ span) | (span << 1)
+    parent = upwards if upwards < size else place ^ span
+    left = place - span // 2
+    reach = span // 2
+    while place + reach >= size:  # the right subtree is cut off by the end of the ranks
+        reach //= 2
+    children = tuple(child for child in (left, place + reach) if child != place)
+    return Node(span.bit_length() - 1, parent, children)
+
+
+class Tree(NamedTuple):
+    """One of the two trees as a rank sees it, with the chunk that it carries."""
+
+    chunk: int
+    height: int
+    parent: int | None
+    parent_height: int
+    children: tuple[int, ...]
+
+
+def trees(rank: int, size: int) -> list[Tree]:
+    """The tree over the ranks as they are, and its mirror image (even p) or its shift (odd p)."""
+
+    def same(r: int) -> int:
+        return r
+
+    def mirrored(r: int) -> int:
+        return size - 1 - r
+
+    def shifted(r: int) -> int:
+        return (r - 1) % size
+
+    def unshifted(r: int) -> int:
+        return (r + 1) % size
+
+    second = (mirrored, mirrored) if size % 2 == 0 else (shifted, unshifted)
+    both = []
+    for chunk, (place_of, rank_of) in enumerate([(same, same), second]):
+        height, parent, children = node(place_of(rank), size)
+        both.append(
+            Tree(
+                chunk,
+                height,
+                None if parent is None else rank_of(parent),
+                0 if parent is None else node(parent, size).height,
+                tuple(rank_of(child) for child in children),
+            )
+        )
+    return both
+
+
+def allreduce(rank: int, size: int) -> Iterator[Round]:
+    """Reduce up both trees at once, then broadcast down both.
+
+    A message between a parent of height h and its children moves in round h-1 upwards and in the
+    h-th round from the end downwards, which makes both ends agree on the round.  Cost: 2 ceil(log2
+    p) rounds, half of the buffer in each message; at most 2 times the buffer sent by a rank.
+    """
+    both = trees(rank, size)
+    heights = range(1, (size - 1).bit_length() + 1)
+    for h in heights:
+        yield tuple(step for tree in both for step in _up(tree, h))
+    for h in reversed(heights):
+        yield tuple(step for tree in both for step in _down(tree, h))
+
+
+def _up(tree: Tree, h: int) -> Iterator[Step]:
+    mine, total = sendbuf[tree.chunk], recvbuf[tree.chunk]
+    if tree.parent is not None and tree.parent_height == h:
+        yield Send(tree.parent, total if tree.children else mine)
+    if tree.height == h:
+        for done, child in enumerate(tree.children):
+            yield RecvReduce(child, total, total if done else mine)
+
+
+def _down(tree: Tree, h: int) -> Iterator[Step]:
+    total = recvbuf[tree.chunk]
+    if tree.parent is not None and tree.parent_height == h:
+        yield Recv(tree.parent, total)
+    if tree.height == h:
+        for child in tree.children:
+            yield Send(child, total)

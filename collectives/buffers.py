@@ -1,0 +1,141 @@
+"""mpi4py's buffer specifications, read into flat NumPy arrays."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from mpi4py import MPI
+from mpi4py.util import dtlib
+
+from collectives.errors import InvalidBuffer
+
+
+@dataclass(frozen=True)
+class HostBuffer:
+    """Host memory as MPI sees it: ``items.size`` items of one type.
+
+    Attributes:
+        items: contiguous 1-D view of the caller's memory, never a copy.
+        datatype: the MPI type that the caller named; ``None`` if it follows from ``items.dtype``.
+    """
+
+    items: npt.NDArray[Any]
+    datatype: MPI.Datatype | None
+
+    @property
+    def address(self) -> int:
+        return self.items.__array_interface__["data"][0]
+
+    def mpi_datatype(self) -> MPI.Datatype | None:
+        """The MPI type, or ``None`` where this MPI has none (float16, bfloat16 on some)."""
+        if self.datatype is not None:
+            return self.datatype
+        return MPI._typedict.get(self.items.dtype.char) or None
+
+    def borrowed(self) -> npt.NDArray[Any]:
+        """The same memory by address: it does not keep the caller's array alive."""
+        if not self.items.nbytes:
+            return np.empty(0, self.items.dtype)
+        memory = MPI.buffer.fromaddress(self.address, self.items.nbytes)
+        return np.frombuffer(memory, self.items.dtype)
+
+
+def host_buffer(spec: object, role: str, blocks: int = 1) -> HostBuffer:
+    """Reads ``array``, ``[array, type]``, ``[array, count]``, ``[array, count, type]``,
+    ``[array, (count, displ), type]`` or ``[array, count, displ, type]``.
+
+    Args:
+        role: ``"send"`` or ``"receive"``, for messages; a receive buffer must be writable.
+        blocks: blocks that the collective puts into this buffer; as in mpi4py, a given count is
+            that of one block, and displacements are in items.
+
+    Raises:
+        InvalidBuffer: for memory that is not contiguous, not writable, too short, or on a device,
+            and for types with gaps.
+    """
+    data, count, displacement, datatype = _parts(spec)
+    if hasattr(data, "__cuda_array_interface__"):
+        raise InvalidBuffer(
+            f"the {role} buffer lies on a GPU; copy it to the host first (array.get()), or call "
+            "with algorithm='native' if this MPI is CUDA-aware"
+        )
+    array = _array(data, role)
+    if isinstance(datatype, str):
+        datatype = MPI._typedict.get(datatype, MPI.DATATYPE_NULL)
+    if datatype is None:
+        items = array
+    else:
+        items = _as_type(array, datatype, role)
+    if displacement:
+        items = items[displacement:]
+    if count is not None:
+        if count < 0 or count * blocks > items.size:
+            raise InvalidBuffer(
+                f"the {role} buffer holds {items.size} items, but {count * blocks} were asked for"
+            )
+        items = items[: count * blocks]
+    if role == "receive" and not items.flags.writeable:
+        raise InvalidBuffer("the receive buffer is read-only; pass a writable array")
+    return HostBuffer(items, datatype)
+
+
+def _parts(spec: object) -> tuple[object, int | None, int, MPI.Datatype | str | None]:
+    if not isinstance(spec, list | tuple):
+        return spec, None, 0, None
+    match spec:
+        case [data]:
+            return data, None, 0, None
+        case [data, MPI.Datatype() | str() as datatype]:
+            return data, None, 0, datatype
+        case [data, [count, displacement]] | [data, (count, displacement)]:
+            return data, count, displacement or 0, None
+        case [data, count]:
+            return data, count, 0, None
+        case [data, [count, displacement], datatype]:
+            return data, count, displacement or 0, datatype
+        case [data, count, datatype]:
+            return data, count, 0, datatype
+        case [data, count, displacement, datatype]:
+            return data, count, displacement or 0, datatype
+    raise InvalidBuffer(f"a buffer specification has 1 to 4 parts, this one has {len(spec)}")
+
+
+def _array(data: object, role: str) -> npt.NDArray[Any]:
+    if isinstance(data, np.ndarray):
+        array = data
+    else:
+        try:
+            array = np.asarray(memoryview(data))  # type: ignore[arg-type]
+        except TypeError:
+            raise InvalidBuffer(
+                f"the {role} buffer is a {type(data).__name__}; pass an array or another object "
+                "with the buffer protocol"
+            ) from None
+    if not (array.flags.c_contiguous or array.flags.f_contiguous):
+        raise InvalidBuffer(
+            f"the {role} buffer is not contiguous (shape {array.shape}, strides {array.strides}); "
+            "pass np.ascontiguousarray(array)"
+        )
+    if array.dtype.hasobject:
+        raise InvalidBuffer(f"the {role} buffer holds Python objects; use the lower-case method")
+    return array.reshape(-1, order="A")
+
+
+def _as_type(
+    array: npt.NDArray[Any], datatype: MPI.Datatype, role: str
+) -> npt.NDArray[Any]:
+    if datatype == MPI.DATATYPE_NULL:
+        raise InvalidBuffer(f"the {role} buffer names a datatype that this MPI does not have")
+    lower, extent = datatype.Get_extent()
+    if lower != 0 or extent != datatype.Get_size():
+        raise InvalidBuffer(
+            f"the {role} buffer's datatype has gaps (extent {extent}, size {datatype.Get_size()} "
+            "bytes); pack it first, or call with algorithm='native'"
+        )
+    dtype = np.dtype(dtlib.to_numpy_dtype(datatype))
+    if array.nbytes % dtype.itemsize:
+        raise InvalidBuffer(
+            f"the {role} buffer of {array.nbytes} bytes is no whole number of {dtype} items"
+        )
+    return array.view(dtype)

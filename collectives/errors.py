@@ -1,0 +1,25 @@
+"""The package's exceptions.  Each message is one sentence that names the fix where there is one."""
+
+
+class CollectiveError(Exception):
+    """Base of everything that this package raises on its own account."""
+
+
+class UnknownAlgorithm(CollectiveError, ValueError):
+    """No such algorithm or collective, or an option that the algorithm does not have."""
+
+
+class ScheduleError(CollectiveError):
+    """A schedule that is wrong: found by the verifier, or refused when it is bound."""
+
+
+class InvalidBuffer(CollectiveError, ValueError):
+    """A buffer that cannot be used as it was given: layout, type, size or writability."""
+
+
+class MismatchError(CollectiveError):
+    """Ranks called collectives that do not belong together (found with checking on)."""
+
+
+class LaunchError(CollectiveError, RuntimeError):
+    """The processes were started in a way that cannot work."""

@@ -1,0 +1,82 @@
+"""Guards for the two first-day failures of MPI in Python: a wrong launcher, and a rank that dies."""
+
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from mpi4py import MPI
+
+from collectives.errors import LaunchError
+
+# What the launcher itself told this process, then what only the surrounding allocation says.
+_LAUNCHER = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+_ALLOCATION = ("SLURM_NTASKS",)
+
+
+def check_launch(size: int, environment: Mapping[str, str] = os.environ) -> None:
+    """Refuses to run as rank 0 of 1 where the environment promises several tasks.
+
+    That happens when launcher and MPI library do not belong together (plain ``srun``, another
+    MPI's ``mpirun``): every process believes that it is alone, and trains alone.
+
+    Raises:
+        LaunchError: with the variable that says so and the ways out.
+    """
+    if size > 1:
+        return
+    told = {name: _number(environment.get(name)) for name in _LAUNCHER}
+    for name, tasks in told.items():
+        if tasks > 1:
+            raise LaunchError(_message(name, tasks))
+    if any(told.values()):
+        return  # a launcher that works started exactly one
+    for name in _ALLOCATION:
+        tasks = _number(environment.get(name))
+        if tasks > 1:
+            raise LaunchError(_message(name, tasks))
+
+
+def _message(name: str, tasks: int) -> str:
+    vendor, version = MPI.get_vendor()
+    return (
+        f"this process is rank 0 of 1, but {name}={tasks}: the launcher and this MPI "
+        f"({vendor} {'.'.join(map(str, version))}) do not belong together; start with "
+        "'srun --mpi=pmix' (Open MPI) or 'srun --mpi=pmi2' (MPICH), or with the mpirun of this "
+        f"environment, or unset {name} if one process is what you want"
+    )
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text and text.isdecimal() else 0
+
+
+@contextmanager
+def abort_on_exception(comm: MPI.Comm) -> Iterator[None]:
+    """Ends the whole job when this rank fails, its traceback first.
+
+    Without it the other ranks wait for this one for ever.  ``SystemExit`` with status 0 or none
+    passes; any other ends the job with that status.
+    """
+    try:
+        yield
+    except SystemExit as stop:
+        if stop.code in (None, 0) or comm.size == 1:
+            raise
+        if isinstance(stop.code, str):
+            print(stop.code, file=sys.stderr)
+        _abort(comm, stop.code if isinstance(stop.code, int) else 1)
+    except BaseException:
+        if comm.size == 1:
+            raise
+        where = f"rank {comm.rank} of {comm.size} on {socket.gethostname()}"
+        print(f"[{where}] {traceback.format_exc()}", file=sys.stderr, end="")
+        _abort(comm, 1)
+
+
+def _abort(comm: MPI.Comm, status: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    comm.Abort(status)

@@ -1,0 +1,67 @@
+"""The MPI library's own collective, in the shape of a plan: the row beside ours."""
+
+from functools import partial
+from typing import Any
+
+from mpi4py import MPI
+
+_BLOCKING = {
+    "allreduce": MPI.Intracomm.Allreduce,
+    "allgather": MPI.Intracomm.Allgather,
+    "alltoall": MPI.Intracomm.Alltoall,
+}
+_NONBLOCKING = {
+    "allreduce": MPI.Intracomm.Iallreduce,
+    "allgather": MPI.Intracomm.Iallgather,
+    "alltoall": MPI.Intracomm.Ialltoall,
+}
+
+
+class NativePlan:
+    """Same interface as :class:`collectives.executor.Plan`; the buffers are mpi4py's to read."""
+
+    algorithm = "native"
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        collective: str,
+        sendbuf: Any,
+        recvbuf: Any,
+        op: MPI.Op | None,
+        reason: str,
+    ) -> None:
+        self.collective = collective
+        self.reason = reason
+        sendbuf = MPI.IN_PLACE if sendbuf is None else sendbuf
+        arguments = (comm, sendbuf, recvbuf) if op is None else (comm, sendbuf, recvbuf, op)
+        self._run = partial(_BLOCKING[collective], *arguments)
+        self._start = partial(_NONBLOCKING[collective], *arguments)
+        self._request = MPI.REQUEST_NULL
+
+    @property
+    def nbytes(self) -> int:
+        """Nothing of ours is kept for it."""
+        return 0
+
+    def __call__(self) -> None:
+        """Runs the collective to its end."""
+        self._run()
+
+    def Start(self) -> None:
+        """Starts it."""
+        self._request = self._start()
+
+    def Test(self) -> bool:
+        """Makes progress; returns whether it has completed."""
+        return self._request.Test()
+
+    def Wait(self) -> None:
+        """Completes it."""
+        self._request.Wait()
+
+    def Free(self) -> None:
+        """Nothing to release."""
+
+    def __repr__(self) -> str:
+        return f"<NativePlan: {self.collective}>"

@@ -1,0 +1,261 @@
+"""Proves a schedule: replays all ranks symbolically and compares what they hold with the contract.
+
+The value of a chunk is the *expression tree* of its reduction, not a set of contributions.  So the
+proof says: every message is matched and nobody waits for ever, no chunk is used while it is being
+written, every contribution enters exactly once, and every rank ends with the same tree (up to
+commuting two operands), which makes replicas bit-identical in floating point.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from collectives.contracts import Contract, contract
+from collectives.draw import grid
+from collectives.errors import ScheduleError
+from collectives.replay import Begin, End, Message, replay
+from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send
+
+
+class Expression(NamedTuple):
+    """A partial reduction of chunk ``index``.
+
+    Attributes:
+        index: the chunk of ``sendbuf`` that all its leaves come from.
+        ranks: bit r is set if rank r's contribution is in it.
+        tree: number of its tree, equal for trees that differ only in the order of two operands.
+        ordered: its leaves, read from left to right, are consecutive ranks.
+    """
+
+    index: int
+    ranks: int
+    tree: int
+    ordered: bool
+
+
+class Proof(NamedTuple):
+    """What the verifier found out about a correct schedule.
+
+    Attributes:
+        messages: messages in all.
+        keeps_order: every reduction is in rank order, as non-commutative operations need.
+    """
+
+    messages: int
+    keeps_order: bool
+
+
+def verify(schedule: Schedule, in_place: bool = False) -> Proof:
+    """Proves ``schedule``, with ``sendbuf`` lying in ``recvbuf`` if ``in_place``.
+
+    Cost: one step of Python for each chunk that a step names, on all ranks.
+
+    Raises:
+        ScheduleError: with the reason, the rank, round and step, and for a small schedule the grid
+            of all ranks and rounds.
+    """
+    try:
+        return _Verifier(schedule, contract(schedule.collective), in_place).run()
+    except ScheduleError as error:
+        picture = f"\n{grid(schedule)}" if schedule.size <= 9 else ""
+        raise ScheduleError(f"{error}{picture}") from None
+
+
+def is_in_place_safe(schedule: Schedule) -> bool:
+    """Whether ``schedule`` is also correct when ``sendbuf`` lies in ``recvbuf``."""
+    try:
+        verify(schedule, in_place=True)
+    except ScheduleError:
+        return False
+    return True
+
+
+Cell = tuple[str, int]
+
+
+@dataclass
+class _Verifier:
+    schedule: Schedule
+    contract: Contract
+    in_place: bool
+    memory: list[dict[Cell, Expression]] = field(default_factory=list)
+    trees: dict[tuple[int, int], int] = field(default_factory=dict)
+    arrived: dict[tuple[int, int], list[Expression]] = field(default_factory=dict)
+    departed: dict[tuple[int, int], list[Expression]] = field(default_factory=dict)
+
+    def run(self) -> Proof:
+        size, n = self.schedule.size, self.schedule.chunks
+        for rank in range(size):
+            self.memory.append({})
+            for i in range(self.contract.send_blocks(size) * n):
+                leaf = Expression(i, 1 << rank, self._tree(-1 - rank, -1 - i), True)
+                self.memory[rank][self._cell(rank, "sendbuf", i)] = leaf
+        messages = 0
+        for event in replay(self.schedule):
+            match event:
+                case Begin(rank, index, steps):
+                    self._check_round(rank, index, steps)
+                    for position, step in enumerate(steps):
+                        if isinstance(step, Send | Copy):
+                            source = step.chunk if isinstance(step, Send) else step.source
+                            values = self._read(rank, index, step, source)
+                            self.departed[rank, position] = values
+                case Message(sender, sent, receiver, received):
+                    messages += 1
+                    self.arrived[receiver, received] = self.departed[sender, sent]
+                case End(rank, index, steps):
+                    self._apply(rank, index, steps)
+        ordered = [self._check_result(rank) for rank in range(size)]
+        return Proof(messages, all(ordered))
+
+    def _cell(self, rank: int, buffer: str, i: int) -> Cell:
+        if self.in_place and buffer == "sendbuf":
+            return "recvbuf", i + self.contract.in_place(rank, self.schedule.chunks)
+        return buffer, i
+
+    def _cells(self, rank: int, chunk: Chunk) -> list[Cell]:
+        return [self._cell(rank, chunk.buffer, i) for i in range(chunk.start, chunk.stop)]
+
+    def _tree(self, left: int, right: int) -> int:
+        """Hash-consing: one number for a pair of subtrees, whichever comes first."""
+        return self.trees.setdefault((min(left, right), max(left, right)), len(self.trees))
+
+    def _fail(self, rank: int, index: int, step: object, reason: str) -> ScheduleError:
+        mode = " in place" if self.in_place else ""
+        return ScheduleError(f"{self.schedule}{mode}: rank {rank} round {index}: {step} {reason}")
+
+    def _check_round(self, rank: int, index: int, steps: Round) -> None:
+        """Bounds, and rule 3: what is being written is not used elsewhere in the round."""
+        writing: set[Cell] = set()
+        for step in steps:
+            for chunk in _chunks(step):
+                if not 0 <= chunk.start < chunk.stop <= self._limit(chunk.buffer):
+                    raise self._fail(rank, index, step, f"names {chunk}, which does not exist")
+            if not isinstance(step, Send) and step.chunk.buffer == "sendbuf":
+                raise self._fail(rank, index, step, "writes to sendbuf")
+            if isinstance(step, Recv | Copy) and not self._is_itself(rank, step):
+                cells = self._cells(rank, step.chunk)
+                if not writing.isdisjoint(cells):
+                    raise self._fail(rank, index, step, "writes what another step is writing")
+                writing.update(cells)
+        for step in steps:
+            if self._is_itself(rank, step):
+                continue
+            used = {c for chunk in _used(step) for c in self._cells(rank, chunk)}
+            if not writing.isdisjoint(used):
+                raise self._fail(rank, index, step, "uses a chunk that its round is writing")
+
+    def _is_itself(self, rank: int, step: object) -> bool:
+        """In place, the copy of a block to its own place is nothing."""
+        return isinstance(step, Copy) and (
+            self._cells(rank, step.chunk) == self._cells(rank, step.source)
+        )
+
+    def _limit(self, buffer: str) -> int:
+        size, n = self.schedule.size, self.schedule.chunks
+        if buffer == "workspace":
+            return self.schedule.workspace
+        blocks = self.contract.send_blocks if buffer == "sendbuf" else self.contract.recv_blocks
+        return blocks(size) * n
+
+    def _read(self, rank: int, index: int, step: object, chunk: Chunk) -> list[Expression]:
+        held = self.memory[rank]
+        values = [held.get(cell) for cell in self._cells(rank, chunk)]
+        if None in values:
+            raise self._fail(rank, index, step, f"reads {chunk} before anything was written there")
+        return [value for value in values if value is not None]
+
+    def _apply(self, rank: int, index: int, steps: Round) -> None:
+        for position, step in enumerate(steps):
+            if isinstance(step, Recv):
+                self._write(rank, index, step, self.arrived.pop((rank, position)))
+            elif isinstance(step, Copy):
+                self._write(rank, index, step, self.departed[rank, position])
+        for position, step in enumerate(steps):
+            if isinstance(step, RecvReduce):
+                arrived = self.arrived.pop((rank, position))
+                own = self._read(rank, index, step, step.operand or step.chunk)
+                if len(arrived) != len(own):
+                    raise self._fail(
+                        rank, index, step, f"has {len(own)} chunks to reduce {len(arrived)} with"
+                    )
+                pairs = zip(arrived, own) if step.peer < rank else zip(own, arrived)
+                reduced = [self._reduce(rank, index, step, a, b) for a, b in pairs]
+                self._write(rank, index, step, reduced)
+
+    def _reduce(
+        self, rank: int, index: int, step: RecvReduce, left: Expression, right: Expression
+    ) -> Expression:
+        if left.index != right.index:
+            raise self._fail(
+                rank, index, step, f"reduces chunk {left.index} with chunk {right.index}"
+            )
+        if left.ranks & right.ranks:
+            twice = sorted(_members(left.ranks & right.ranks))
+            raise self._fail(rank, index, step, f"counts the contribution of ranks {twice} twice")
+        adjacent = left.ranks.bit_length() == (right.ranks & -right.ranks).bit_length() - 1
+        return Expression(
+            left.index,
+            left.ranks | right.ranks,
+            self._tree(left.tree, right.tree),
+            left.ordered and right.ordered and adjacent,
+        )
+
+    def _write(self, rank: int, index: int, step: Recv | RecvReduce | Copy, values: list) -> None:
+        chunk, n = step.chunk, self.schedule.chunks
+        if len(values) != chunk.stop - chunk.start:
+            raise self._fail(
+                rank, index, step, f"gets {len(values)} chunks for {chunk.stop - chunk.start}"
+            )
+        for i, value in zip(range(chunk.start, chunk.stop), values):
+            if value.index % n != i % n:
+                raise self._fail(
+                    rank, index, step, f"puts a piece {value.index % n} of a block in place {i % n}"
+                )
+            self.memory[rank][self._cell(rank, chunk.buffer, i)] = value
+
+    def _check_result(self, rank: int) -> bool:
+        """Compares ``rank``'s recvbuf with the contract and with rank 0's trees."""
+        size, n = self.schedule.size, self.schedule.chunks
+        ordered = True
+        for i in range(self.contract.recv_blocks(size) * n):
+            wanted = self.contract.result(rank, size, n, i)
+            got = self.memory[rank].get(("recvbuf", i))
+            ranks = sum(1 << r for r in wanted.ranks)
+            where = f"{self.schedule}: rank {rank} ends with recvbuf[{i}]"
+            if got is None:
+                raise ScheduleError(f"{where} never written")
+            if (got.index, got.ranks) != (wanted.index, ranks):
+                raise ScheduleError(
+                    f"{where} = chunk {got.index} of ranks {sorted(_members(got.ranks))}; "
+                    f"expected chunk {wanted.index} of ranks {list(wanted.ranks)}"
+                )
+            if self.contract.reduces and got.tree != self.memory[0]["recvbuf", i].tree:
+                raise ScheduleError(
+                    f"{where} reduced in another order than on rank 0, so not bitwise equal to it"
+                )
+            ordered = ordered and got.ordered
+        return ordered
+
+
+def _chunks(step: object) -> Iterator[Chunk]:
+    """Every chunk that a step names."""
+    if isinstance(step, Send | Recv | RecvReduce | Copy):
+        yield step.chunk
+        yield from _used(step)
+
+
+def _used(step: object) -> Iterator[Chunk]:
+    """The chunks that must not be written by a receive or a copy of the same round."""
+    match step:
+        case Send(_, chunk):
+            yield chunk
+        case RecvReduce(_, chunk, operand):
+            yield chunk
+            yield operand or chunk
+        case Copy(_, source):
+            yield source
+
+
+def _members(ranks: int) -> Iterator[int]:
+    return (rank for rank in range(ranks.bit_length()) if ranks >> rank & 1)
