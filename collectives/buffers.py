@@ -38,7 +38,7 @@ class HostBuffer:
         if not self.items.nbytes:
             return np.empty(0, self.items.dtype)
         memory = MPI.buffer.fromaddress(self.address, self.items.nbytes)
-        return np.frombuffer(memory, self.items.dtype)
+        return np.frombuffer(memory, self.items.dtype)  # type: ignore[call-overload]
 
 
 def host_buffer(spec: object, role: str, blocks: int = 1) -> HostBuffer:
@@ -63,10 +63,7 @@ def host_buffer(spec: object, role: str, blocks: int = 1) -> HostBuffer:
     array = _array(data, role)
     if isinstance(datatype, str):
         datatype = MPI._typedict.get(datatype, MPI.DATATYPE_NULL)
-    if datatype is None:
-        items = array
-    else:
-        items = _as_type(array, datatype, role)
+    items = array if datatype is None else _as_type(array, datatype, role)
     if displacement:
         items = items[displacement:]
     if count is not None:
@@ -122,9 +119,7 @@ def _array(data: object, role: str) -> npt.NDArray[Any]:
     return array.reshape(-1, order="A")
 
 
-def _as_type(
-    array: npt.NDArray[Any], datatype: MPI.Datatype, role: str
-) -> npt.NDArray[Any]:
+def _as_type(array: npt.NDArray[Any], datatype: MPI.Datatype, role: str) -> npt.NDArray[Any]:
     if datatype == MPI.DATATYPE_NULL:
         raise InvalidBuffer(f"the {role} buffer names a datatype that this MPI does not have")
     lower, extent = datatype.Get_extent()

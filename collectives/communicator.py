@@ -79,7 +79,7 @@ class Communicator(MPI.Intracomm):
         """Sends block j of ``sendbuf`` to rank j, and receives its block into place j."""
         self._run("alltoall", sendbuf, recvbuf, None, algorithm)
 
-    def Allreduce_init(
+    def Allreduce_init(  # type: ignore[override]
         self,
         sendbuf: Any,
         recvbuf: Any,
@@ -91,7 +91,7 @@ class Communicator(MPI.Intracomm):
         """A plan for :meth:`Allreduce`; it keeps the buffers alive.  Collective, like MPI's."""
         return self._make("allreduce", sendbuf, recvbuf, op, algorithm)
 
-    def Allgather_init(
+    def Allgather_init(  # type: ignore[override]
         self,
         sendbuf: Any,
         recvbuf: Any,
@@ -102,7 +102,7 @@ class Communicator(MPI.Intracomm):
         """A plan for :meth:`Allgather`."""
         return self._make("allgather", sendbuf, recvbuf, None, algorithm)
 
-    def Alltoall_init(
+    def Alltoall_init(  # type: ignore[override]
         self,
         sendbuf: Any,
         recvbuf: Any,
@@ -190,7 +190,7 @@ class Communicator(MPI.Intracomm):
         if call.error:
             raise call.error
         self._plans_made += 1
-        slots = self.Get_attr(MPI.TAG_UB) // TAGS_PER_PLAN - 1
+        slots = (self.Get_attr(MPI.TAG_UB) or 0) // TAGS_PER_PLAN - 1
         self.last_plan = call.plan(tag=(1 + self._plans_made % slots) * TAGS_PER_PLAN, borrow=False)
         return self.last_plan
 

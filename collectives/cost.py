@@ -45,7 +45,7 @@ def count(schedule: Schedule) -> Cost:
                             sent[rank] += _length(chunk)
                         case RecvReduce(_, chunk, _):
                             reduced[rank] += _length(chunk)
-                        case Copy(chunk, source):
+                        case Copy(chunk, _):
                             copied[rank] += _length(chunk)
             case Message(sender, _, receiver, _):
                 messages += 1
@@ -54,9 +54,7 @@ def count(schedule: Schedule) -> Cost:
                 finish[receiver] = max(finish[receiver], moved)
             case End(rank, _, _):
                 clock[rank] = finish[rank]
-    return Cost(
-        max(clock), max(sent) * unit, max(reduced) * unit, max(copied) * unit, messages
-    )
+    return Cost(max(clock), max(sent) * unit, max(reduced) * unit, max(copied) * unit, messages)
 
 
 def _length(chunk: Chunk) -> int:

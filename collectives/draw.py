@@ -15,7 +15,9 @@ def grid(schedule: Schedule, columns: int = 8) -> str:
 
     ``s``, ``r`` and ``w`` stand for sendbuf, recvbuf and workspace.
     """
-    cells = [[" ".join(map(str, steps)) for steps in schedule.rounds(r)] for r in range(schedule.size)]
+    cells = [
+        [" ".join(map(str, steps)) for steps in schedule.rounds(r)] for r in range(schedule.size)
+    ]
     rounds = max(map(len, cells))
     for row in cells:
         row.extend([""] * (rounds - len(row)))
@@ -24,6 +26,8 @@ def grid(schedule: Schedule, columns: int = 8) -> str:
         table = [["", *(f"round {i}" for i in range(first, min(first + columns, rounds)))]]
         table += [[f"rank {r}", *row[first : first + columns]] for r, row in enumerate(cells)]
         widths = [max(map(len, column)) for column in zip(*table)]
-        lines += ["  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in table]
+        lines += [
+            "  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in table
+        ]
         lines.append("")
     return "\n".join([*lines, LEGEND])

@@ -206,7 +206,9 @@ class _Binder:
                     copies.append(partial(np.copyto, target, self.view(source)))
                 case Send(peer, _):
                     for piece in self.pieces(target):
-                        sends.append(self.transport.send_init(_bytes(piece), peer, self.next_tag(step)))
+                        sends.append(
+                            self.transport.send_init(_bytes(piece), peer, self.next_tag(step))
+                        )
                 case Recv(peer, _):
                     for piece in self.pieces(target):
                         request = self.transport.recv_init(_bytes(piece), peer, self.next_tag(step))

@@ -1,4 +1,4 @@
-"""Guards for the two first-day failures of MPI in Python: a wrong launcher, and a rank that dies."""
+"""Guards for MPI's two first-day failures: a wrong launcher, and a rank that dies alone."""
 
 import os
 import socket

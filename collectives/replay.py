@@ -14,11 +14,11 @@ from collectives.schedule import Copy, Recv, RecvReduce, Round, Schedule, Send
 
 
 class Begin(NamedTuple):
-    """``rank`` enters its round number ``index``."""
+    """``rank`` enters its round ``number``."""
 
     rank: int
-    index: int
-    round: Round
+    number: int
+    steps: Round
 
 
 class Message(NamedTuple):
@@ -31,11 +31,11 @@ class Message(NamedTuple):
 
 
 class End(NamedTuple):
-    """``rank`` has completed its round number ``index``."""
+    """``rank`` has completed its round ``number``."""
 
     rank: int
-    index: int
-    round: Round
+    number: int
+    steps: Round
 
 
 Event = Begin | Message | End
@@ -68,12 +68,12 @@ def replay(schedule: Schedule) -> Iterator[Event]:
         if following is None:
             finished[rank] = True
             continue
-        index = current[rank][0] + 1
-        current[rank] = (index, following)
-        yield Begin(rank, index, following)
+        number = current[rank][0] + 1
+        current[rank] = (number, following)
+        yield Begin(rank, number, following)
         outstanding[rank] = {i for i, step in enumerate(following) if not isinstance(step, Copy)}
         if not outstanding[rank]:
-            yield End(rank, index, following)
+            yield End(rank, number, following)
             runnable.append(rank)
             continue
         for position, step in enumerate(following):
@@ -81,7 +81,7 @@ def replay(schedule: Schedule) -> Iterator[Event]:
                 continue
             if not 0 <= step.peer < schedule.size or step.peer == rank:
                 raise ScheduleError(
-                    f"{schedule}: rank {rank} round {index}: {step} names rank {step.peer}, "
+                    f"{schedule}: rank {rank} round {number}: {step} names rank {step.peer}, "
                     f"which is {'the rank itself' if step.peer == rank else 'no rank'}"
                 )
             if isinstance(step, Send):
@@ -113,14 +113,14 @@ def _stuck(
     for rank, done in enumerate(finished):
         if done:
             continue
-        index, steps = current[rank]
+        number, steps = current[rank]
         for position in sorted(outstanding[rank]):
             step = steps[position]
             assert isinstance(step, Send | Recv | RecvReduce)
             peer = "has finished" if finished[step.peer] else f"is in round {current[step.peer][0]}"
             what = "send to" if isinstance(step, Send) else "receive from"
             lines.append(
-                f"  rank {rank} round {index}: {what} rank {step.peer} ({step}) is never matched; "
+                f"  rank {rank} round {number}: {what} rank {step.peer} ({step}) is never matched; "
                 f"rank {step.peer} {peer}"
             )
     return "\n".join(lines)

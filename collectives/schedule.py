@@ -32,7 +32,6 @@ class Chunk(NamedTuple):
         return f"{self.buffer[0]}{self.start}{last}"
 
 
-
 @dataclass(frozen=True, slots=True)
 class Buffer:
     """A buffer's name; indexing it gives a :class:`Chunk`: ``recvbuf[3]``, ``recvbuf[2:4]``."""

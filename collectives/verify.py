@@ -18,16 +18,16 @@ from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule,
 
 
 class Expression(NamedTuple):
-    """A partial reduction of chunk ``index``.
+    """A partial reduction of one chunk.
 
     Attributes:
-        index: the chunk of ``sendbuf`` that all its leaves come from.
+        chunk: the chunk of ``sendbuf`` that all its leaves come from.
         ranks: bit r is set if rank r's contribution is in it.
         tree: number of its tree, equal for trees that differ only in the order of two operands.
         ordered: its leaves, read from left to right, are consecutive ranks.
     """
 
-    index: int
+    chunk: int
     ranks: int
     tree: int
     ordered: bool
@@ -93,18 +93,18 @@ class _Verifier:
         messages = 0
         for event in replay(self.schedule):
             match event:
-                case Begin(rank, index, steps):
-                    self._check_round(rank, index, steps)
+                case Begin(rank, number, steps):
+                    self._check_round(rank, number, steps)
                     for position, step in enumerate(steps):
                         if isinstance(step, Send | Copy):
                             source = step.chunk if isinstance(step, Send) else step.source
-                            values = self._read(rank, index, step, source)
+                            values = self._read(rank, number, step, source)
                             self.departed[rank, position] = values
                 case Message(sender, sent, receiver, received):
                     messages += 1
                     self.arrived[receiver, received] = self.departed[sender, sent]
-                case End(rank, index, steps):
-                    self._apply(rank, index, steps)
+                case End(rank, number, steps):
+                    self._apply(rank, number, steps)
         ordered = [self._check_result(rank) for rank in range(size)]
         return Proof(messages, all(ordered))
 
@@ -120,30 +120,30 @@ class _Verifier:
         """Hash-consing: one number for a pair of subtrees, whichever comes first."""
         return self.trees.setdefault((min(left, right), max(left, right)), len(self.trees))
 
-    def _fail(self, rank: int, index: int, step: object, reason: str) -> ScheduleError:
+    def _fail(self, rank: int, number: int, step: object, reason: str) -> ScheduleError:
         mode = " in place" if self.in_place else ""
-        return ScheduleError(f"{self.schedule}{mode}: rank {rank} round {index}: {step} {reason}")
+        return ScheduleError(f"{self.schedule}{mode}: rank {rank} round {number}: {step} {reason}")
 
-    def _check_round(self, rank: int, index: int, steps: Round) -> None:
+    def _check_round(self, rank: int, number: int, steps: Round) -> None:
         """Bounds, and rule 3: what is being written is not used elsewhere in the round."""
         writing: set[Cell] = set()
         for step in steps:
             for chunk in _chunks(step):
                 if not 0 <= chunk.start < chunk.stop <= self._limit(chunk.buffer):
-                    raise self._fail(rank, index, step, f"names {chunk}, which does not exist")
+                    raise self._fail(rank, number, step, f"names {chunk}, which does not exist")
             if not isinstance(step, Send) and step.chunk.buffer == "sendbuf":
-                raise self._fail(rank, index, step, "writes to sendbuf")
+                raise self._fail(rank, number, step, "writes to sendbuf")
             if isinstance(step, Recv | Copy) and not self._is_itself(rank, step):
                 cells = self._cells(rank, step.chunk)
                 if not writing.isdisjoint(cells):
-                    raise self._fail(rank, index, step, "writes what another step is writing")
+                    raise self._fail(rank, number, step, "writes what another step is writing")
                 writing.update(cells)
         for step in steps:
             if self._is_itself(rank, step):
                 continue
             used = {c for chunk in _used(step) for c in self._cells(rank, chunk)}
             if not writing.isdisjoint(used):
-                raise self._fail(rank, index, step, "uses a chunk that its round is writing")
+                raise self._fail(rank, number, step, "uses a chunk that its round is writing")
 
     def _is_itself(self, rank: int, step: object) -> bool:
         """In place, the copy of a block to its own place is nothing."""
@@ -158,59 +158,59 @@ class _Verifier:
         blocks = self.contract.send_blocks if buffer == "sendbuf" else self.contract.recv_blocks
         return blocks(size) * n
 
-    def _read(self, rank: int, index: int, step: object, chunk: Chunk) -> list[Expression]:
+    def _read(self, rank: int, number: int, step: object, chunk: Chunk) -> list[Expression]:
         held = self.memory[rank]
         values = [held.get(cell) for cell in self._cells(rank, chunk)]
         if None in values:
-            raise self._fail(rank, index, step, f"reads {chunk} before anything was written there")
+            raise self._fail(rank, number, step, f"reads {chunk} before anything was written there")
         return [value for value in values if value is not None]
 
-    def _apply(self, rank: int, index: int, steps: Round) -> None:
+    def _apply(self, rank: int, number: int, steps: Round) -> None:
         for position, step in enumerate(steps):
             if isinstance(step, Recv):
-                self._write(rank, index, step, self.arrived.pop((rank, position)))
+                self._write(rank, number, step, self.arrived.pop((rank, position)))
             elif isinstance(step, Copy):
-                self._write(rank, index, step, self.departed[rank, position])
+                self._write(rank, number, step, self.departed[rank, position])
         for position, step in enumerate(steps):
             if isinstance(step, RecvReduce):
                 arrived = self.arrived.pop((rank, position))
-                own = self._read(rank, index, step, step.operand or step.chunk)
+                own = self._read(rank, number, step, step.operand or step.chunk)
                 if len(arrived) != len(own):
                     raise self._fail(
-                        rank, index, step, f"has {len(own)} chunks to reduce {len(arrived)} with"
+                        rank, number, step, f"has {len(own)} chunks to reduce {len(arrived)} with"
                     )
                 pairs = zip(arrived, own) if step.peer < rank else zip(own, arrived)
-                reduced = [self._reduce(rank, index, step, a, b) for a, b in pairs]
-                self._write(rank, index, step, reduced)
+                reduced = [self._reduce(rank, number, step, a, b) for a, b in pairs]
+                self._write(rank, number, step, reduced)
 
     def _reduce(
-        self, rank: int, index: int, step: RecvReduce, left: Expression, right: Expression
+        self, rank: int, number: int, step: RecvReduce, left: Expression, right: Expression
     ) -> Expression:
-        if left.index != right.index:
+        if left.chunk != right.chunk:
             raise self._fail(
-                rank, index, step, f"reduces chunk {left.index} with chunk {right.index}"
+                rank, number, step, f"reduces chunk {left.chunk} with chunk {right.chunk}"
             )
         if left.ranks & right.ranks:
             twice = sorted(_members(left.ranks & right.ranks))
-            raise self._fail(rank, index, step, f"counts the contribution of ranks {twice} twice")
+            raise self._fail(rank, number, step, f"counts the contribution of ranks {twice} twice")
         adjacent = left.ranks.bit_length() == (right.ranks & -right.ranks).bit_length() - 1
         return Expression(
-            left.index,
+            left.chunk,
             left.ranks | right.ranks,
             self._tree(left.tree, right.tree),
             left.ordered and right.ordered and adjacent,
         )
 
-    def _write(self, rank: int, index: int, step: Recv | RecvReduce | Copy, values: list) -> None:
+    def _write(self, rank: int, number: int, step: Recv | RecvReduce | Copy, values: list) -> None:
         chunk, n = step.chunk, self.schedule.chunks
         if len(values) != chunk.stop - chunk.start:
             raise self._fail(
-                rank, index, step, f"gets {len(values)} chunks for {chunk.stop - chunk.start}"
+                rank, number, step, f"gets {len(values)} chunks for {chunk.stop - chunk.start}"
             )
         for i, value in zip(range(chunk.start, chunk.stop), values):
-            if value.index % n != i % n:
+            if value.chunk % n != i % n:
                 raise self._fail(
-                    rank, index, step, f"puts a piece {value.index % n} of a block in place {i % n}"
+                    rank, number, step, f"puts piece {value.chunk % n} of a block in place {i % n}"
                 )
             self.memory[rank][self._cell(rank, chunk.buffer, i)] = value
 
@@ -225,10 +225,10 @@ class _Verifier:
             where = f"{self.schedule}: rank {rank} ends with recvbuf[{i}]"
             if got is None:
                 raise ScheduleError(f"{where} never written")
-            if (got.index, got.ranks) != (wanted.index, ranks):
+            if (got.chunk, got.ranks) != (wanted.chunk, ranks):
                 raise ScheduleError(
-                    f"{where} = chunk {got.index} of ranks {sorted(_members(got.ranks))}; "
-                    f"expected chunk {wanted.index} of ranks {list(wanted.ranks)}"
+                    f"{where} = chunk {got.chunk} of ranks {sorted(_members(got.ranks))}; "
+                    f"expected chunk {wanted.chunk} of ranks {list(wanted.ranks)}"
                 )
             if self.contract.reduces and got.tree != self.memory[0]["recvbuf", i].tree:
                 raise ScheduleError(

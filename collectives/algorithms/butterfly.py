@@ -11,7 +11,7 @@ of collective communication operations in MPICH", IJHPCA 2005.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from collectives.schedule import Copy, Recv, RecvReduce, Round, Send, recvbuf, sendbuf
+from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Send, recvbuf, sendbuf
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def allgather(rank: int, size: int) -> Iterator[Round]:
         yield (Send(rank + 1, recvbuf[0:size]),) if fold.is_doubled(rank) else ()
 
 
-def _gathered(fold: Fold, vertex: int, k: int):
+def _gathered(fold: Fold, vertex: int, k: int) -> Chunk:
     """Blocks of the subcube of dimension k whose vertices start with ``vertex``: adjacent ranks."""
     first, beyond = vertex << k, (vertex + 1) << k
     stop = fold.size if beyond == 1 << fold.dimensions else fold.rank(beyond)

@@ -41,7 +41,7 @@ def allgather(rank: int, size: int) -> Iterator[Round]:
 
 
 def alltoall(rank: int, size: int) -> Iterator[Round]:
-    """Post everything at once ("linear").  Cost: 1 round, p-1 messages of one block by each rank."""
+    """Post everything at once ("linear").  Cost: 1 round, p-1 messages of a block by each rank."""
     others = _others(rank, size)
     yield (
         Copy(recvbuf[rank], sendbuf[rank]),

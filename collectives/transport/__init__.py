@@ -1,7 +1,7 @@
 """How bytes get to a peer: what a plan needs of MPI, and what stands in for it without MPI."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -34,5 +34,5 @@ class Transport(Protocol):
     def recv_init(self, data: Bytes, peer: int, tag: int) -> Request:
         """A receive into ``data``."""
 
-    def testall(self, requests: Sequence[Request]) -> bool:
+    def testall(self, requests: Sequence[Any]) -> bool:
         """Whether all of ``requests`` have completed; makes progress."""

@@ -6,6 +6,7 @@ hangs here can hang there.
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from typing import Any
 
 from collectives.transport import Bytes
 
@@ -63,7 +64,7 @@ class LocalTransport:
         return LocalRequest(data, False, self.recvs[route], self.sends[route])
 
     @staticmethod
-    def testall(requests: Sequence[LocalRequest]) -> bool:
+    def testall(requests: Sequence[Any]) -> bool:
         return all(request.done for request in requests)
 
 

@@ -1,6 +1,7 @@
 """Two-sided MPI: persistent requests on a communicator of our own."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from mpi4py import MPI
 
@@ -26,5 +27,5 @@ class MPITransport:
         return self.channel.Recv_init([data, data.nbytes, MPI.BYTE], peer, tag)
 
     @staticmethod
-    def testall(requests: Sequence[MPI.Prequest]) -> bool:
+    def testall(requests: Sequence[Any]) -> bool:
         return MPI.Request.Testall(requests)

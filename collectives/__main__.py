@@ -1,0 +1,137 @@
+"""``python -m collectives``: list, verify and draw need no MPI; bench runs under mpirun."""
+
+import argparse
+import re
+import sys
+import time
+from pathlib import Path
+
+from collectives import bench, draw
+from collectives.algorithms import ALGORITHMS, build, find, names, parse
+from collectives.contracts import CONTRACTS
+from collectives.cost import count
+from collectives.errors import CollectiveError
+from collectives.verify import verify
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs one command; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m collectives", description=__doc__, allow_abbrev=False
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    listing = commands.add_parser("list", help="the algorithms, what they cost and who found them")
+    listing.add_argument("collective", nargs="?", choices=CONTRACTS)
+    listing.add_argument("-n", "--size", type=int, default=8, help="ranks for the costs (8)")
+    listing.set_defaults(run=_list)
+
+    proving = commands.add_parser("verify", help="prove every algorithm at many numbers of ranks")
+    proving.add_argument("collective", nargs="?", choices=CONTRACTS)
+    proving.add_argument("--algorithm", help="only this one, with options if it has any")
+    proving.add_argument(
+        "--ranks", type=_ranks, default=_ranks("1-33,64"), help="e.g. 1-33,64 (the default)"
+    )
+    proving.add_argument(
+        "--mutations",
+        action="store_true",
+        help="break every step of every schedule and count how many of these the proof rejects",
+    )
+    proving.set_defaults(run=_verify)
+
+    drawing = commands.add_parser("draw", help="one algorithm: a grid in the terminal and a PNG")
+    drawing.add_argument("algorithm", help="its name, with options if it has any")
+    drawing.add_argument("-c", "--collective", choices=CONTRACTS, default="allreduce")
+    drawing.add_argument("-n", "--size", type=int, default=8, help="ranks (8)")
+    drawing.add_argument("-o", "--output", type=Path, help="the PNG (COLLECTIVE_ALGORITHM_N.png)")
+    drawing.add_argument("--text", action="store_true", help="only the grid")
+    drawing.set_defaults(run=_draw)
+
+    measuring = commands.add_parser("bench", help="measure, under mpirun, beside the MPI library")
+    bench.add_arguments(measuring)
+    measuring.set_defaults(run=bench.run)
+
+    options = parser.parse_args(arguments)
+    try:
+        return options.run(options)
+    except CollectiveError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _mutations(options: argparse.Namespace) -> int:
+    raise SystemExit("not yet")
+
+
+def _list(options: argparse.Namespace) -> int:
+    print(
+        f"latency: messages in a row; sent: by the busiest rank, in buffers; {options.size} ranks"
+    )
+    head = f"{'collective':<11}{'algorithm':<20}{'latency':>8}{'sent':>7}  order  in place  summary"
+    print(head)
+    for algorithm in ALGORITHMS:
+        if options.collective not in (None, algorithm.collective):
+            continue
+        cost = count(algorithm.schedule(options.size))
+        print(
+            f"{algorithm.collective:<11}{algorithm.name:<20}{cost.latency:>8}{cost.sent:>7.2f}  "
+            f"{'kept' if algorithm.keeps_order else '-':<5}  "
+            f"{'yes' if algorithm.in_place else 'by a copy':<9} "
+            f"{algorithm.summary} [{algorithm.reference}]"
+        )
+    return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    if options.mutations:
+        return _mutations(options)
+    begun = time.perf_counter()
+    proved = 0
+    for collective, algorithm in _chosen(options.collective, options.algorithm):
+        messages = 0
+        for size in options.ranks:
+            schedule = build(collective, algorithm, size)
+            messages += verify(schedule).messages
+            if schedule.in_place:
+                verify(schedule, in_place=True)
+        proved += len(options.ranks)
+        print(f"{collective:<11}{algorithm:<28}{len(options.ranks)} sizes, {messages} messages")
+    print(f"{proved} schedules proved in {time.perf_counter() - begun:.1f} s")
+    return 0
+
+
+def _chosen(collective: str | None, algorithm: str | None) -> list[tuple[str, str]]:
+    """The registry's entries that the command line selects."""
+    collectives = [collective] if collective else list(CONTRACTS)
+    if algorithm is None:
+        return [(c, name) for c in collectives for name in names(c)]
+    chosen = [(c, algorithm) for c in collectives if parse(algorithm)[0] in names(c)]
+    if not chosen:
+        find(collectives[0], parse(algorithm)[0])
+    return chosen
+
+
+def _draw(options: argparse.Namespace) -> int:
+    schedule = build(options.collective, options.algorithm, options.size)
+    print(draw.grid(schedule))
+    if not options.text:
+        plain = re.sub(r"\W+", "_", options.algorithm)
+        path = options.output or Path(f"{options.collective}_{plain}_{options.size}.png")
+        draw.figure(schedule, path)
+        print(f"wrote {path}")
+    return 0
+
+
+def _ranks(text: str) -> list[int]:
+    """``"1-4,8"`` -> ``[1, 2, 3, 4, 8]``."""
+    sizes: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or int(first) < 1:
+            raise argparse.ArgumentTypeError(f"cannot read {text!r}; write e.g. 1-33,64")
+        sizes += range(int(first), int(last or first) + 1)
+    return sizes
+
+
+if __name__ == "__main__":
+    sys.exit(main())
