@@ -33,10 +33,10 @@ class HostBuffer:
             return self.datatype
         return MPI._typedict.get(self.items.dtype.char) or None
 
-    def borrowed(self) -> npt.NDArray[Any]:
-        """The same memory by address: it does not keep the caller's array alive."""
-        if not self.items.nbytes:
-            return np.empty(0, self.items.dtype)
+    def memory(self, borrow: bool) -> npt.NDArray[Any]:
+        """``items``, or the same memory by address, which does not keep the array alive."""
+        if not borrow or not self.items.nbytes:
+            return self.items
         memory = MPI.buffer.fromaddress(self.address, self.items.nbytes)
         return np.frombuffer(memory, self.items.dtype)  # type: ignore[call-overload]
 

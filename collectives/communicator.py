@@ -3,20 +3,17 @@
 import logging
 import os
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import Any, Self
 
 from mpi4py import MPI
 
-from collectives.algorithms import build, find, parse
-from collectives.buffers import HostBuffer, host_buffer
-from collectives.contracts import contract
-from collectives.errors import InvalidBuffer, MismatchError, UnknownAlgorithm
+from collectives.algorithms import build
+from collectives.call import Call, read_call
+from collectives.errors import CollectiveError, MismatchError
 from collectives.executor import TAGS_PER_PLAN, Plan, bind
 from collectives.native import NativePlan
 from collectives.reduction import combiner
 from collectives.transport.mpi import MPITransport
-from collectives.tuner import Choice, choose
 
 log = logging.getLogger("collectives")
 
@@ -61,7 +58,7 @@ class Communicator(MPI.Intracomm):
         self._transport: MPITransport | None = None
         self._plans_made = 0
         self._active: list[Plan] = []
-        self._cache: OrderedDict[tuple[object, ...], AnyPlan] = OrderedDict()
+        self._cache: OrderedDict[tuple[object, ...], Plan] = OrderedDict()
         #: The plan of the last call: its ``algorithm`` and the ``reason`` for it.
         self.last_plan: AnyPlan | None = None
 
@@ -159,160 +156,76 @@ class Communicator(MPI.Intracomm):
         self, collective: str, sendbuf: Any, recvbuf: Any, op: MPI.Op | None, algorithm: str | None
     ) -> None:
         """A blocking call: look its plan up by the memory that it is about, or bind one."""
-        if (algorithm or self._algorithm) == "native" and not self._check:
-            plan: AnyPlan = NativePlan(self, collective, sendbuf, recvbuf, op, "asked for")
-            self.last_plan = plan
-            plan()
+        algorithm = algorithm or self._algorithm
+        if algorithm == "native" and not self._check:
+            self.last_plan = NativePlan(self, collective, sendbuf, recvbuf, op, "asked for")
+            self.last_plan()
             return
-        call = _Call(self, collective, sendbuf, recvbuf, op, algorithm or self._algorithm)
-        self._agree(call)
-        if call.error:
-            raise call.error
-        key = call.key
-        plan = self._cache.get(key)  # type: ignore[assignment]
+        call = self._read(collective, sendbuf, recvbuf, op, algorithm)
+        plan: AnyPlan | None = self._cache.pop(call.key, None)
         if plan is None:
             # Blocking calls follow one another, so they can all use the first tags.
-            plan = call.plan(tag=0, borrow=True)
-            if plan.nbytes <= CACHED_BYTES:
-                self._cache[key] = plan
-            if len(self._cache) > CACHED_PLANS:
-                self._cache.popitem(last=False)[1].Free()
-        else:
-            self._cache.move_to_end(key)
+            plan = self._plan(call, tag=0, borrow=True)
+        if isinstance(plan, Plan) and plan.nbytes <= CACHED_BYTES:
+            self._cache[call.key] = plan
+        if len(self._cache) > CACHED_PLANS:
+            self._cache.popitem(last=False)[1].Free()
         self.last_plan = plan
         plan()
 
     def _make(
         self, collective: str, sendbuf: Any, recvbuf: Any, op: MPI.Op | None, algorithm: str | None
     ) -> AnyPlan:
-        call = _Call(self, collective, sendbuf, recvbuf, op, algorithm or self._algorithm)
-        self._agree(call)
-        if call.error:
-            raise call.error
+        """A persistent call: a plan of its own, with tags of its own."""
+        call = self._read(collective, sendbuf, recvbuf, op, algorithm or self._algorithm)
         self._plans_made += 1
         slots = (self.Get_attr(MPI.TAG_UB) or 0) // TAGS_PER_PLAN - 1
-        self.last_plan = call.plan(tag=(1 + self._plans_made % slots) * TAGS_PER_PLAN, borrow=False)
+        tag = (1 + self._plans_made % slots) * TAGS_PER_PLAN
+        self.last_plan = self._plan(call, tag, borrow=False)
         return self.last_plan
 
-    def _agree(self, call: "_Call") -> None:
-        """With checking on: raises on all ranks if the calls differ or one of them is wrong."""
-        if not self._check:
-            return
-        calls: dict[str, list[int]] = {}
-        for rank, text in enumerate(self._mpi.channel.allgather(call.fingerprint)):
-            calls.setdefault(text, []).append(rank)
+    def _read(
+        self, collective: str, sendbuf: Any, recvbuf: Any, op: MPI.Op | None, algorithm: str
+    ) -> Call:
+        """Understands a call; with checking on, all ranks raise if one of them has to."""
+        refused: CollectiveError | None = None
+        try:
+            call = read_call(collective, self.size, sendbuf, recvbuf, op, algorithm)
+        except CollectiveError as error:
+            refused = error
+        if self._check:
+            self._agree(str(refused or call))
+        if refused:
+            raise refused
+        return call
+
+    def _agree(self, call: str) -> None:
+        """Raises :class:`MismatchError` on all ranks unless they all make the same call."""
+        calls: dict[str, list[str]] = {}
+        for rank, text in enumerate(self._mpi.channel.allgather(call)):
+            calls.setdefault(text, []).append(str(rank))
         if len(calls) > 1:
             told = "; ".join(
-                f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}: {text}"
+                f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}: {text}"
                 for text, ranks in calls.items()
             )
             raise MismatchError(f"the ranks' calls do not belong together: {told}")
 
-
-class _Call:
-    """The arguments of one collective call, understood or refused."""
-
-    def __init__(
-        self,
-        comm: Communicator,
-        collective: str,
-        sendbuf: Any,
-        recvbuf: Any,
-        op: MPI.Op | None,
-        algorithm: str,
-    ) -> None:
-        self.comm = comm
-        self.collective = collective
-        self.arguments = (sendbuf, recvbuf, op)
-        self.op = op
-        self.error: Exception | None = None
-        try:
-            self._read(algorithm)
-        except (InvalidBuffer, UnknownAlgorithm) as error:
-            self.error = error
-
-    def _read(self, algorithm: str) -> None:
-        sendbuf, recvbuf, op = self.arguments
-        blocks = contract(self.collective)
-        self.recv = host_buffer(recvbuf, "receive", blocks.recv_blocks(self.comm.size))
-        self.send: HostBuffer | None = None
-        if not (sendbuf is None or sendbuf is MPI.IN_PLACE):
-            self.send = host_buffer(sendbuf, "send", blocks.send_blocks(self.comm.size))
-            if self.send.items.dtype != self.recv.items.dtype:
-                raise InvalidBuffer(
-                    f"{self.collective}: the send buffer is {self.send.items.dtype}, the receive "
-                    f"buffer {self.recv.items.dtype}; both must have the same type"
-                )
-        commutes = op is None or op.is_commutative
-        if algorithm == "auto":
-            self.choice = choose(
-                self.collective,
-                self.recv.items.nbytes,
-                self.comm.size,
-                commutes,
-                self.recv.mpi_datatype() is not None,
-            )
-        else:
-            self.choice = Choice(algorithm, "asked for")
-            name = parse(algorithm)[0]
-            if name != "native" and not commutes and not find(self.collective, name).keeps_order:
-                raise UnknownAlgorithm(
-                    f"{name} does not keep rank order, which this operation needs because it does "
-                    "not commute; use 'butterfly' or 'native'"
-                )
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        """Equal keys mean equal plans: memory is named by address, length and type."""
-        send = None if self.send is None else (self.send.address, self.send.items.size)
-        datatype = self.recv.datatype
-        return (
-            self.collective,
-            self.choice.algorithm,
-            None if self.op is None else self.op.handle,
-            send,
-            self.recv.address,
-            self.recv.items.size,
-            self.recv.items.dtype,
-            None if datatype is None else datatype.handle,
-        )
-
-    @property
-    def fingerprint(self) -> str:
-        if self.error:
-            return f"{self.collective}: {self.error}"
-        op = "" if self.op is None else f" op {_op_name(self.op)}"
-        place = " in place" if self.send is None and self.collective == "alltoall" else ""
-        return (
-            f"{self.collective}{place} by {self.choice.algorithm}{op} of {self.recv.items.size} x "
-            f"{self.recv.items.dtype}"
-        )
-
-    def plan(self, tag: int, borrow: bool) -> AnyPlan:
-        algorithm, reason = self.choice
-        log.info("%s: %s (%s)", self.collective, algorithm, reason)
+    def _plan(self, call: Call, tag: int, borrow: bool) -> AnyPlan:
+        algorithm, reason = call.choice
+        log.info("%s: %s (%s)", call, algorithm, reason)
         if algorithm == "native":
-            return NativePlan(self.comm, self.collective, *self.arguments, reason)
-        schedule = build(self.collective, algorithm, self.comm.size)
+            return NativePlan(self, call.collective, *call.arguments, reason)
         combine = None
-        if self.op is not None:
-            combine = combiner(self.op, self.recv.items.dtype, self.recv.mpi_datatype())
-        memory: Callable[[HostBuffer], Any] = (
-            HostBuffer.borrowed if borrow else lambda buffer: buffer.items
-        )
+        if call.op is not None:
+            combine = combiner(call.op, call.recv.items.dtype, call.recv.mpi_datatype())
         return bind(
-            schedule,
-            self.comm._mpi,
-            None if self.send is None else memory(self.send),
-            memory(self.recv),
+            build(call.collective, algorithm, self.size),
+            self._mpi,
+            None if call.send is None else call.send.memory(borrow),
+            call.recv.memory(borrow),
             combine,
             tag=tag,
             reason=reason,
-            active=self.comm._active,
+            active=self._active,
         )
-
-
-def _op_name(op: MPI.Op) -> str:
-    names = ("SUM", "PROD", "MAX", "MIN", "LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR")
-    pairs = ("MAXLOC", "MINLOC")
-    return next((n for n in (*names, *pairs) if op == getattr(MPI, n)), "of the user's")

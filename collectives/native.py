@@ -39,11 +39,6 @@ class NativePlan:
         self._start = partial(_NONBLOCKING[collective], *arguments)
         self._request = MPI.REQUEST_NULL
 
-    @property
-    def nbytes(self) -> int:
-        """Nothing of ours is kept for it."""
-        return 0
-
     def __call__(self) -> None:
         """Runs the collective to its end."""
         self._run()

@@ -1,0 +1,99 @@
+"""One collective call: its arguments, understood or refused."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from mpi4py import MPI
+
+from collectives.algorithms import find, parse
+from collectives.buffers import HostBuffer, host_buffer
+from collectives.contracts import contract
+from collectives.errors import InvalidBuffer, UnknownAlgorithm
+from collectives.tuner import Choice, choose
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a rank asks for; ``str(call)`` must be the same on all ranks.
+
+    Attributes:
+        arguments: send buffer, receive buffer and operation as the caller gave them.
+        send: ``None`` in place.
+        choice: the algorithm and why.
+    """
+
+    collective: str
+    arguments: tuple[Any, Any, MPI.Op | None]
+    send: HostBuffer | None
+    recv: HostBuffer
+    op: MPI.Op | None
+    choice: Choice
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal keys mean equal plans: memory is named by address, length and type."""
+        datatype = self.recv.datatype
+        return (
+            self.collective,
+            self.choice.algorithm,
+            None if self.op is None else self.op.handle,
+            None if self.send is None else self.send.address,
+            self.recv.address,
+            self.recv.items.size,
+            self.recv.items.dtype,
+            None if datatype is None else datatype.handle,
+        )
+
+    def __str__(self) -> str:
+        op = "" if self.op is None else f" {_name(self.op)}"
+        return (
+            f"{self.collective}{op} of {self.recv.items.size} x {self.recv.items.dtype} "
+            f"by {self.choice.algorithm}"
+        )
+
+
+def read_call(
+    collective: str, size: int, sendbuf: Any, recvbuf: Any, op: MPI.Op | None, algorithm: str
+) -> Call:
+    """Reads the buffers, as mpi4py takes them, and settles on an algorithm.
+
+    Raises:
+        InvalidBuffer: for buffers that cannot be used.
+        UnknownAlgorithm: for no such algorithm, or one that the operation cannot use.
+    """
+    blocks = contract(collective)
+    recv = host_buffer(recvbuf, "receive", blocks.recv_blocks(size))
+    send = None
+    if sendbuf is not None and sendbuf is not MPI.IN_PLACE:
+        send = host_buffer(sendbuf, "send", blocks.send_blocks(size))
+        if send.items.dtype != recv.items.dtype:
+            raise InvalidBuffer(
+                f"{collective}: the send buffer is {send.items.dtype}, the receive buffer "
+                f"{recv.items.dtype}; both must have the same type"
+            )
+    choice = _choose(collective, size, recv, op, algorithm)
+    return Call(collective, (sendbuf, recvbuf, op), send, recv, op, choice)
+
+
+def _choose(
+    collective: str, size: int, recv: HostBuffer, op: MPI.Op | None, algorithm: str
+) -> Choice:
+    commutes = op is None or op.is_commutative
+    if algorithm == "auto":
+        native = recv.mpi_datatype() is not None
+        return choose(collective, recv.items.nbytes, size, commutes, native)
+    name, _ = parse(algorithm)
+    if name != "native" and not find(collective, name).keeps_order and not commutes:
+        raise UnknownAlgorithm(
+            f"{name} does not keep rank order, which this operation needs because it does not "
+            "commute; use 'butterfly' or 'native'"
+        )
+    return Choice(algorithm, "asked for")
+
+
+def _name(op: MPI.Op) -> str:
+    """Handles of operations that users made differ between ranks, so those have one name."""
+    predefined = ("SUM", "PROD", "MAX", "MIN", "MAXLOC", "MINLOC")
+    logical = ("LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR")
+    known = (name for name in (*predefined, *logical) if op == getattr(MPI, name))
+    return next(known, "of the user's")
