@@ -10,8 +10,9 @@ from mpi4py import MPI
 from collectives.algorithms import build
 from collectives.call import Call, read_call
 from collectives.errors import CollectiveError, MismatchError
-from collectives.executor import TAGS_PER_PLAN, Plan, bind
+from collectives.executor import TAGS_PER_PLAN, bind
 from collectives.native import NativePlan
+from collectives.plan import Plan
 from collectives.reduction import combiner
 from collectives.transport.mpi import MPITransport
 

@@ -1,7 +1,7 @@
 """Binds a schedule to buffers and a transport, once, so that running it is a short flat loop."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -9,18 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from collectives.contracts import contract
-from collectives.errors import InvalidBuffer
+from collectives.errors import InvalidBuffer, ScheduleError
+from collectives.plan import Action, BoundRound, Plan
 from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send
 from collectives.transport import Bytes, Request, Transport
 
 Items = npt.NDArray[Any]
-Action = Callable[[], object]
 #: ``combine(left, right, out)``; ``out`` may be either operand.  NumPy's ufuncs are of this kind.
 Combine = Callable[[Items, Items, Items], object]
 
-#: Larger messages move in pieces of this many bytes, so that a piece is reduced while it is still
-#: in the cache and while the next one moves.
-PIECE_BYTES = 1 << 20
 #: Tags of one plan; messages between two ranks cycle through them.
 TAGS_PER_PLAN = 64
 
@@ -42,200 +39,82 @@ class Layout:
         return slice(self.offset(chunk.start), self.offset(chunk.stop))
 
 
-@dataclass
-class BoundRound:
-    """One round, as the calls that carry it out.
-
-    Attributes:
-        starts: start the messages, then make the local copies.
-        requests: the messages, for polling.
-        finish: the waits, each reduction as early as its operands allow.
-        reductions: the reductions alone, for after a successful poll.
-    """
-
-    starts: list[Action] = field(default_factory=list)
-    requests: list[Request] = field(default_factory=list)
-    finish: list[Action] = field(default_factory=list)
-    reductions: list[Action] = field(default_factory=list)
-
-
-class Plan:
-    """A collective that is bound to its buffers; MPI would call it a persistent request.
-
-    Call it to run it, or ``Start`` it, ``Test`` it now and then (nothing advances in between), and
-    ``Wait`` for it.  Like any collective, all ranks must start their plans in the same order.
-
-    Attributes:
-        algorithm: name of the algorithm, with its options.
-        reason: why it was chosen.
-        collective: name of the collective.
-        nbytes: size of the larger buffer.
-    """
-
-    def __init__(
-        self,
-        collective: str,
-        algorithm: str,
-        reason: str,
-        nbytes: int,
-        rounds: list[BoundRound],
-        testall: Callable[[Sequence[Any]], bool],
-        active: "list[Plan]",
-    ) -> None:
-        self.collective = collective
-        self.algorithm = algorithm
-        self.reason = reason
-        self.nbytes = nbytes
-        self._rounds = rounds
-        self._testall = testall
-        self._active = active
-        self._program = [call for r in rounds for call in (*r.starts, *r.finish)]
-        self._next = len(rounds)
-
-    def __call__(self) -> None:
-        """Runs the collective to its end."""
-        if self._active:  # another plan is under way, and its peers may need us to go on with it
-            self.Start()
-            self.Wait()
-            return
-        for call in self._program:
-            call()
-
-    def Start(self) -> None:
-        """Starts the first round; the buffers are not the caller's until the plan has completed."""
-        if self._next < len(self._rounds):
-            raise RuntimeError(f"{self!r} was started twice without Wait or a true Test in between")
-        self._next = 0
-        self._active.append(self)
-        self._start_round()
-
-    def Test(self) -> bool:
-        """Goes on as far as the messages allow; returns whether the collective has completed."""
-        while self._next < len(self._rounds):
-            current = self._rounds[self._next]
-            if current.requests and not self._testall(current.requests):
-                return False
-            for call in current.reductions:
-                call()
-            self._next += 1
-            self._start_round()
-        return True
-
-    def Wait(self) -> None:
-        """Completes the collective; other plans that are under way go on meanwhile."""
-        while len(self._active) > 1 and not self.Test():
-            for plan in tuple(self._active):
-                plan.Test()
-        while self._next < len(self._rounds):
-            for call in self._rounds[self._next].finish:
-                call()
-            self._next += 1
-            self._start_round()
-
-    @property
-    def progress(self) -> int:
-        """Rounds completed since ``Start``."""
-        return self._next
-
-    def Free(self) -> None:
-        """Releases the requests; the plan cannot be used after it."""
-        for bound in self._rounds:
-            for request in bound.requests:
-                request.Free()
-        self._rounds, self._program, self._next = [], [_freed], 0
-
-    def _start_round(self) -> None:
-        if self._next == len(self._rounds):
-            self._active.remove(self)
-            return
-        for call in self._rounds[self._next].starts:
-            call()
-
-    def __repr__(self) -> str:
-        return f"<Plan: {self.collective} by {self.algorithm} of {self.nbytes} bytes>"
-
-
-def _freed() -> None:
-    raise RuntimeError("this plan was freed")
-
-
 class _Binder:
+    """Turns one rank's rounds into calls."""
+
     def __init__(
         self,
         schedule: Schedule,
         transport: Transport,
-        memory: dict[str, tuple[Items, Layout]],
+        memory: dict[str, Items],
+        layout: Layout,
         combine: Combine | None,
         tag: int,
-        piece_bytes: int,
     ) -> None:
-        self.schedule = schedule
         self.transport = transport
         self.memory = memory
+        self.layout = layout
         self.combine = combine
         self.tag = tag
-        self.dtype = memory["recvbuf"][0].dtype
-        self.piece = max(1, piece_bytes // self.dtype.itemsize)
+        self.programme = list(schedule.rounds(transport.rank))
         self.messages: dict[tuple[type, int], int] = {}
 
     def view(self, chunk: Chunk) -> Items:
-        items, layout = self.memory[chunk.buffer]
-        return items[layout.items(chunk)]
+        return self.memory[chunk.buffer][self.layout.items(chunk)]
 
     def rounds(self) -> list[BoundRound]:
-        programme = list(self.schedule.rounds(self.transport.rank))
-        arrivals = np.empty(max(map(self.reduced_items, programme), default=0), self.dtype)
-        bound = (self.round(steps, arrivals) for steps in programme)
+        """The rounds that have something to do; chunks of no items move nothing."""
+        arrivals = np.empty(
+            max(map(self.arriving, self.programme), default=0), self.memory["recvbuf"].dtype
+        )
+        bound = (self.round(steps, arrivals) for steps in self.programme)
         return [r for r in bound if r.starts]
 
-    def reduced_items(self, steps: Round) -> int:
+    def arriving(self, steps: Round) -> int:
+        """Items that have to be kept aside until they are reduced."""
         return sum(self.view(step.chunk).size for step in steps if isinstance(step, RecvReduce))
 
     def round(self, steps: Round, arrivals: Items) -> BoundRound:
         bound = BoundRound()
         sent = [self.view(step.chunk) for step in steps if isinstance(step, Send)]
         sends: list[Request] = []
-        late: list[Action] = []
         copies: list[Action] = []
+        late: list[Action] = []
         for step in steps:
             target = self.view(step.chunk)
             if not target.size:
                 continue
-            match step:
-                case Copy(_, source):
-                    copies.append(partial(np.copyto, target, self.view(source)))
-                case Send(peer, _):
-                    for piece in self.pieces(target):
-                        sends.append(
-                            self.transport.send_init(_bytes(piece), peer, self.next_tag(step))
-                        )
-                case Recv(peer, _):
-                    for piece in self.pieces(target):
-                        request = self.transport.recv_init(_bytes(piece), peer, self.next_tag(step))
-                        bound.requests.append(request)
-                        bound.finish.append(request.Wait)
-                case RecvReduce(peer, chunk, operand):
-                    arriving, arrivals = arrivals[: target.size], arrivals[target.size :]
-                    own = self.view(operand or chunk)
-                    # A chunk that this round also sends must not change before it has left.
-                    busy = any(np.may_share_memory(target, other) for other in sent)
-                    for piece, left, right in zip(*map(self.pieces, (arriving, own, target))):
-                        request = self.transport.recv_init(_bytes(piece), peer, self.next_tag(step))
-                        bound.requests.append(request)
-                        bound.finish.append(request.Wait)
-                        operands = (piece, left) if peer < self.transport.rank else (left, piece)
-                        assert self.combine is not None
-                        reduction = partial(self.combine, *operands, right)
-                        (late if busy else bound.finish).append(reduction)
-                        bound.reductions.append(reduction)
+            if isinstance(step, Copy):
+                copies.append(partial(np.copyto, target, self.view(step.source)))
+                continue
+            tag = self.next_tag(step)
+            if isinstance(step, Send):
+                sends.append(self.transport.send_init(_bytes(target), step.peer, tag))
+                continue
+            arriving = target
+            if isinstance(step, RecvReduce):
+                arriving, arrivals = arrivals[: target.size], arrivals[target.size :]
+            request = self.transport.recv_init(_bytes(arriving), step.peer, tag)
+            bound.requests.append(request)
+            bound.finish.append(request.Wait)
+            if isinstance(step, RecvReduce):
+                reduction = self.reduction(step, arriving, target)
+                bound.reductions.append(reduction)
+                # A chunk that this round also sends must not change before it has left.
+                busy = any(np.may_share_memory(target, other) for other in sent)
+                (late if busy else bound.finish).append(reduction)
         # Receives first: a message that finds its receive posted is copied once.
-        bound.starts = [request.Start for request in (*bound.requests, *sends)] + copies
-        bound.finish += [request.Wait for request in sends] + late
+        bound.starts = [*(request.Start for request in (*bound.requests, *sends)), *copies]
+        bound.finish += [*(request.Wait for request in sends), *late]
         bound.requests += sends
         return bound
 
-    def pieces(self, items: Items) -> Iterator[Items]:
-        return (items[i : i + self.piece] for i in range(0, items.size, self.piece))
+    def reduction(self, step: RecvReduce, arrived: Items, target: Items) -> Action:
+        if self.combine is None:
+            raise ScheduleError(f"{step} reduces, but no operation was given")
+        own = self.view(step.operand or step.chunk)
+        operands = (arrived, own) if step.peer < self.transport.rank else (own, arrived)
+        return partial(self.combine, *operands, target)
 
     def next_tag(self, step: Send | Recv | RecvReduce) -> int:
         """The k-th message from one rank to another has the same tag at both ends."""
@@ -255,7 +134,6 @@ def bind(
     tag: int = 0,
     reason: str = "asked for",
     active: list[Plan] | None = None,
-    piece_bytes: int = PIECE_BYTES,
 ) -> Plan:
     """A plan for ``schedule`` on these buffers.
 
@@ -291,13 +169,12 @@ def bind(
             aside = np.empty_like(send)
             prepare = [partial(np.copyto, aside, send)]
             send = aside
-    workspace = np.empty(layout.offset(schedule.workspace), recv.dtype)
     memory = {
-        "sendbuf": (send, layout),
-        "recvbuf": (recv, layout),
-        "workspace": (workspace, layout),
+        "sendbuf": send,
+        "recvbuf": recv,
+        "workspace": np.empty(layout.offset(schedule.workspace), recv.dtype),
     }
-    rounds = _Binder(schedule, transport, memory, combine, tag, piece_bytes).rounds()
+    rounds = _Binder(schedule, transport, memory, layout, combine, tag).rounds()
     if prepare:
         rounds.insert(0, BoundRound(starts=prepare))
     return Plan(

@@ -11,7 +11,7 @@ import numpy as np
 
 from collectives.contracts import contract
 from collectives.errors import ScheduleError
-from collectives.executor import PIECE_BYTES, Combine, Items, bind
+from collectives.executor import Combine, Items, bind
 from collectives.schedule import Schedule
 from collectives.transport.local import connect
 
@@ -22,7 +22,6 @@ def run(
     combine: Combine = np.add,
     *,
     in_place: bool = False,
-    piece_bytes: int = PIECE_BYTES,
 ) -> list[Items]:
     """Every rank's receive buffer.
 
@@ -42,7 +41,7 @@ def run(
             first = blocks.in_place(transport.rank, 1) * count
             output[first : first + items.size] = items
         send = None if in_place else items
-        plans.append(bind(schedule, transport, send, output, combine, piece_bytes=piece_bytes))
+        plans.append(bind(schedule, transport, send, output, combine))
         outputs.append(output)
     for plan in plans:
         plan.Start()

@@ -18,7 +18,7 @@ _NONBLOCKING = {
 
 
 class NativePlan:
-    """Same interface as :class:`collectives.executor.Plan`; the buffers are mpi4py's to read."""
+    """Same interface as :class:`collectives.plan.Plan`; the buffers are mpi4py's to read."""
 
     algorithm = "native"
 
