@@ -1,0 +1,20 @@
+"""Scans of handwritten digits that come with scikit-learn (UCI ML, Alpaydin & Kaynak 1998)."""
+
+from numpy.typing import DTypeLike
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+
+from mpitrain.data.dataset import Dataset, Samples
+
+
+def load(test_fraction: float, dtype: DTypeLike) -> Dataset:
+    """1797 images of 8x8 points in 0..1 as (N, 8, 8, 1), with labels 0..9.
+
+    The split keeps each digit's share and is the same in every run, so that accuracies compare.
+    """
+    images, labels = load_digits(return_X_y=True)
+    inputs = (images / 16).reshape(-1, 8, 8, 1).astype(dtype)
+    train_x, test_x, train_y, test_y = train_test_split(
+        inputs, labels, test_size=test_fraction, stratify=labels, random_state=0
+    )
+    return Dataset(Samples(train_x, train_y), Samples(test_x, test_y), classes=10)

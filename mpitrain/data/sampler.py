@@ -1,0 +1,46 @@
+"""The order of samples: global batches first, then each rank's share of them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from mpitrain.nn import Array
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Global batches of sample indices; the number of ranks has no part in it.
+
+    Attributes:
+        samples: in an epoch; each is in exactly one of its batches.
+        batch_size: of all batches but the last of an epoch, which has what remains.
+        seed: of the orders.
+    """
+
+    samples: int
+    batch_size: int
+    seed: int
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches in an epoch."""
+        return -(-self.samples // self.batch_size)
+
+    def batches(self, epoch: int) -> Iterator[Array]:
+        """The batches of ``epoch`` in turn, each an array of indices in an order of its own."""
+        # The epoch as a spawn key: as a second word of entropy, epoch 0 would repeat the stream
+        # that the seed alone gives, from which parameters are drawn.
+        seeds = np.random.SeedSequence(self.seed, spawn_key=(epoch,))
+        order = np.random.default_rng(seeds).permutation(self.samples)
+        for start in range(0, self.samples, self.batch_size):
+            yield order[start : start + self.batch_size]
+
+
+def share(length: int, rank: int, size: int) -> slice:
+    """The contiguous part of ``length`` items for ``rank`` of ``size``.
+
+    Parts follow one another in rank order and differ by one item at most; with more ranks than
+    items some are empty.
+    """
+    return slice(rank * length // size, (rank + 1) * length // size)

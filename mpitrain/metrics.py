@@ -1,0 +1,178 @@
+"""What a run reports: records, as lines of JSON in a file and as lines on the console.
+
+The file is the source of truth; everything on the console is in it too.  Each line is an object
+whose ``event`` says which record it is.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+from mpitrain.config import Config
+
+
+class Start(Struct, frozen=True, tag="start", tag_field="event"):
+    """What is about to run.
+
+    Attributes:
+        ranks: processes.
+        algorithm: of the all-reduce of gradients.
+        reason: why it was chosen.
+        parameters: numbers that are trained.
+        config: the whole job, defaults included.
+    """
+
+    ranks: int
+    algorithm: str
+    reason: str
+    parameters: int
+    config: Config
+
+
+class Step(Struct, frozen=True, tag="step", tag_field="event"):
+    """One step of all ranks.
+
+    Attributes:
+        step: counted from 1 through the whole run.
+        epoch: counted from 0.
+        samples: in the global batch.
+        loss: mean over the global batch, before the update.
+        grad_norm: Euclidean norm of the global gradient.
+        lr: learning rate.
+        seconds: wall-clock time since the step before, mean over the ranks.
+        samples_per_s: of all ranks together.
+        comm_share: part of ``seconds`` spent in reducing gradients, waits for slower ranks
+            included, 0 to 1.
+    """
+
+    step: int
+    epoch: int
+    samples: int
+    loss: float
+    grad_norm: float
+    lr: float
+    seconds: float
+    samples_per_s: float
+    comm_share: float
+
+
+class Epoch(Struct, frozen=True, tag="epoch", tag_field="event"):
+    """After a pass over the training samples: the part of the test samples that is right."""
+
+    epoch: int
+    test_accuracy: float
+
+
+class Summary(Struct, frozen=True, tag="summary", tag_field="event"):
+    """The end of a run; rates and shares are over all its steps."""
+
+    test_accuracy: float
+    ranks: int
+    algorithm: str
+    reason: str
+    samples_per_s: float
+    comm_share: float
+
+    def __str__(self) -> str:
+        return (
+            f"test accuracy {self.test_accuracy:.2%}, {_ranks(self.ranks)}, "
+            f"all-reduce {self.algorithm} ({self.reason}), {self.samples_per_s:.0f} samples/s, "
+            f"communication {self.comm_share:.1%} of step time"
+        )
+
+
+Record = Start | Step | Epoch | Summary
+Write = Callable[[Record], None]
+
+
+@contextmanager
+def recorder(config: Config, steps: int) -> Iterator[Write]:
+    """Open the reports of a run of ``steps`` steps: a function to call with each record.
+
+    Raises:
+        OSError: ``config.run.dir`` cannot be made or written.
+    """
+    with (
+        json_lines(Path(config.run.dir) / "metrics.jsonl") as write_file,
+        console(steps, config.run.log_every) as write_console,
+    ):
+
+        def write(record: Record) -> None:
+            write_file(record)
+            write_console(record)
+
+        yield write
+
+
+@contextmanager
+def json_lines(path: Path) -> Iterator[Write]:
+    """A new file at ``path`` with a line a record, complete up to the last record at any time."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+
+        def write(record: Record) -> None:
+            file.write(msgspec.json.encode(record) + b"\n")
+            file.flush()
+
+        yield write
+
+
+@contextmanager
+def console(steps: int, log_every: int) -> Iterator[Write]:
+    """Lines for people, every ``log_every`` steps, and a progress bar if there is a terminal."""
+    terminal = Console(highlight=False, markup=False, soft_wrap=True)
+    with Progress(
+        BarColumn(None),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=terminal,
+        disable=not _is_watched(terminal),
+        transient=True,
+    ) as progress:
+        bar = progress.add_task("steps", total=steps)
+
+        def write(record: Record) -> None:
+            match record:
+                case Start():
+                    terminal.print(
+                        f"{_ranks(record.ranks)}, {record.parameters} parameters, "
+                        f"all-reduce {record.algorithm} ({record.reason})"
+                    )
+                    terminal.print(_HEADER)
+                case Step():
+                    progress.update(bar, completed=record.step)
+                    if record.step == 1 or record.step % log_every == 0:
+                        terminal.print(_line(record))
+                case Epoch():
+                    terminal.print(
+                        f"epoch {record.epoch}: test accuracy {record.test_accuracy:.2%}"
+                    )
+                case Summary():
+                    terminal.print(str(record))
+
+        yield write
+
+
+def _is_watched(terminal: Console) -> bool:
+    # Open MPI gives rank 0 a pseudo-terminal even if mpirun writes to a file; that one has no size.
+    return terminal.is_terminal and os.get_terminal_size(terminal.file.fileno()).columns > 0
+
+
+_HEADER = f"{'step':>6} {'loss':>9} {'grad_norm':>9} {'lr':>9} {'samples/s':>9} {'comm%':>6}"
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank{'s' if count > 1 else ''}"
+
+
+def _line(record: Step) -> str:
+    return (
+        f"{record.step:6d} {record.loss:9.4f} {record.grad_norm:9.4f} {record.lr:9.4g} "
+        f"{record.samples_per_s:9.0f} {100 * record.comm_share:6.1f}"
+    )

@@ -1,0 +1,77 @@
+"""Convolution as one matrix product (im2col)."""
+
+from types import ModuleType
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from mpitrain.nn.layer import Array, Layer, Parameters, Shape, array_namespace, he_normal
+from mpitrain.nn.windows import window_counts, windows
+
+#: The patches of the padded input as a matrix, and the padded input's shape.
+_Saved = tuple[Array, Shape]
+
+
+class Conv2d(Layer):
+    """Cross-correlation of x_NHWC with ``outputs`` square filters: y_NHWO.
+
+    ``padding`` zeros are put around each image; filters step by ``stride`` points.  The patches
+    are kept for the backward pass: ``size**2 / stride**2`` times the input's memory.
+    """
+
+    def __init__(
+        self, channels: int, outputs: int, size: int, *, stride: int = 1, padding: int = 0
+    ) -> None:
+        self.channels = channels
+        self.outputs = outputs
+        self.size = size
+        self.stride = stride
+        self.padding = padding
+
+    def parameters(
+        self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike
+    ) -> dict[str, Array]:
+        shape = (self.size, self.size, self.channels, self.outputs)
+        fan_in = self.size**2 * self.channels
+        return {
+            "weight": he_normal(rng, shape, fan_in, xp, dtype),
+            "bias": xp.zeros(self.outputs, dtype),
+        }
+
+    def output_shape(self, shape: Shape) -> Shape:
+        if len(shape) != 3 or shape[2] != self.channels:
+            raise ValueError(
+                f"a convolution of {self.channels} channels needs images of shape "
+                f"(rows, columns, {self.channels}), not {shape}"
+            )
+        padded = (shape[0] + 2 * self.padding, shape[1] + 2 * self.padding, shape[2])
+        return *window_counts(padded, self.size, self.stride), self.outputs
+
+    def forward(self, parameters: Parameters, x: Array) -> tuple[Array, _Saved]:
+        xp = array_namespace(x)
+        border = (self.padding, self.padding)
+        padded_NHWC = xp.pad(x, ((0, 0), border, border, (0, 0)))
+        patches_NHWKC = xp.stack(tuple(windows(padded_NHWC, self.size, self.stride)), axis=3)
+        weight_KO = parameters["weight"].reshape(-1, self.outputs)
+        patches = patches_NHWKC.reshape(-1, len(weight_KO))
+        y = patches @ weight_KO
+        y += parameters["bias"]
+        return y.reshape(*patches_NHWKC.shape[:3], self.outputs), (patches, padded_NHWC.shape)
+
+    def backward(
+        self, parameters: Parameters, saved: _Saved, dy: Array
+    ) -> tuple[Array, dict[str, Array]]:
+        patches, padded_shape = saved
+        weight_KO = parameters["weight"].reshape(-1, self.outputs)
+        dy_flat = dy.reshape(-1, self.outputs)
+        gradients = {
+            "weight": (patches.T @ dy_flat).reshape(parameters["weight"].shape),
+            "bias": dy_flat.sum(axis=0),
+        }
+        dpatches_NHWKC = (dy_flat @ weight_KO.T).reshape(*dy.shape[:3], self.size**2, self.channels)
+        dpadded_NHWC = array_namespace(dy).zeros(padded_shape, dy.dtype)
+        for element, view in enumerate(windows(dpadded_NHWC, self.size, self.stride)):
+            view += dpatches_NHWKC[:, :, :, element, :]
+        _, rows, columns, _ = padded_shape
+        p = self.padding
+        return dpadded_NHWC[:, p : rows - p, p : columns - p, :], gradients

@@ -1,0 +1,59 @@
+"""Pooling: the largest or the mean value of each window."""
+
+from functools import reduce
+
+from mpitrain.nn.layer import Array, Layer, Parameters, Shape, array_namespace
+from mpitrain.nn.windows import window_counts, windows
+
+
+class _Pool2d(Layer):
+    """Windows of ``size`` x ``size`` points that step by ``stride`` (default: ``size``).
+
+    Points on the right and below that fill no whole window are left out.
+    """
+
+    def __init__(self, size: int, *, stride: int | None = None) -> None:
+        self.size = size
+        self.stride = stride or size
+
+    def output_shape(self, shape: Shape) -> Shape:
+        return *window_counts(shape, self.size, self.stride), shape[2]
+
+
+class MaxPool2d(_Pool2d):
+    """Largest value of each window of x_NHWC; of several, the first one takes the gradient."""
+
+    def forward(self, parameters: Parameters, x: Array) -> tuple[Array, tuple[Array, Array]]:
+        y = reduce(array_namespace(x).maximum, windows(x, self.size, self.stride))
+        return y, (x, y)
+
+    def backward(
+        self, parameters: Parameters, saved: tuple[Array, Array], dy: Array
+    ) -> tuple[Array, dict[str, Array]]:
+        x, y = saved
+        xp = array_namespace(x)
+        dx = xp.zeros_like(x)
+        unclaimed = xp.ones(y.shape, bool)
+        for value, gradient in zip(
+            windows(x, self.size, self.stride), windows(dx, self.size, self.stride), strict=True
+        ):
+            largest = unclaimed & (value == y)
+            gradient += dy * largest
+            unclaimed &= ~largest
+        return dx, {}
+
+
+class AveragePool2d(_Pool2d):
+    """Mean value of each window of x_NHWC."""
+
+    def forward(self, parameters: Parameters, x: Array) -> tuple[Array, Shape]:
+        total = reduce(array_namespace(x).add, windows(x, self.size, self.stride))
+        return total / self.size**2, x.shape
+
+    def backward(
+        self, parameters: Parameters, saved: Shape, dy: Array
+    ) -> tuple[Array, dict[str, Array]]:
+        dx = array_namespace(dy).zeros(saved, dy.dtype)
+        for gradient in windows(dx, self.size, self.stride):
+            gradient += dy / self.size**2
+        return dx, {}

@@ -1,0 +1,1 @@
+"""How ranks share the work of a step."""

@@ -1,0 +1,160 @@
+"""The command as a user starts it: processes of its own, a launcher, exit codes, what is printed.
+
+These tests start the ranks themselves, with the launcher named by ``MPIEXEC`` (``mpirun``).
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "jobs" / "examples"
+LAUNCHER = os.environ.get("MPIEXEC", "mpirun")
+
+needs_launcher = pytest.mark.skipif(
+    shutil.which(LAUNCHER) is None, reason=f"no MPI launcher {LAUNCHER!r}; set MPIEXEC to one"
+)
+
+
+def run(folder, *arguments, ranks=None):
+    """The completed process of ``python arguments``, on ``ranks`` ranks if given."""
+    launch = [] if ranks is None else [LAUNCHER, "-n", str(ranks)]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        # Open MPI's way to allow more ranks than cores; other launchers always do.
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    }
+    return subprocess.run(
+        [*launch, sys.executable, *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+def train(folder, *arguments, ranks=None):
+    return run(folder, "-m", "mpitrain", "train", *map(str, arguments), ranks=ranks)
+
+
+def metrics(folder):
+    return [json.loads(line) for line in folder.joinpath("metrics.jsonl").open()]
+
+
+def losses(folder):
+    return [record["loss"] for record in metrics(folder) if record["event"] == "step"]
+
+
+@needs_launcher
+def test_the_example_learns_on_four_ranks(tmp_path):
+    done = train(tmp_path, EXAMPLES / "digits.toml", ranks=4)
+    assert done.returncode == 0, done.stderr
+    last = done.stdout.splitlines()[-1]
+    found = re.fullmatch(
+        r"test accuracy ([\d.]+)%, 4 ranks, all-reduce \w+ \(.+\), \d+ samples/s, "
+        r"communication [\d.]+% of step time",
+        last,
+    )
+    assert found, last
+    assert float(found[1]) >= 97
+
+
+@needs_launcher
+def test_two_ranks_report_once(tmp_path):
+    done = train(
+        tmp_path, EXAMPLES / "digits_mlp.toml", "--set", "train.epochs=3",
+        "--set", "parallel.algorithm=ring", ranks=2,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("2 ranks, all-reduce ring (asked for)") == 1
+    assert "\x1b" not in done.stdout
+    curve = losses(tmp_path / "runs" / "digits_mlp")
+    assert len(curve) == 3 * 23
+    assert sum(curve[-5:]) < 0.5 * sum(curve[:5])
+    summary = metrics(tmp_path / "runs" / "digits_mlp")[-1]
+    assert (summary["event"], summary["ranks"], summary["algorithm"]) == ("summary", 2, "ring")
+    assert 0 < summary["comm_share"] < 1
+
+
+def test_one_rank_needs_no_launcher(tmp_path):
+    done = train(
+        tmp_path, EXAMPLES / "digits_mlp.toml", "--set", "train.epochs=2", "--set", "run.dir=out"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "1 rank, all-reduce none (a single rank)" in done.stdout.splitlines()[-1]
+    curve = losses(tmp_path / "out")
+    assert sum(curve[-5:]) < 0.5 * sum(curve[:5])
+
+
+@needs_launcher
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--set", "optim.moment=0.5"], "optim.moment: unknown key; did you mean 'momentum'?"),
+        (
+            ["--set", "data.name=digit"],
+            "data.name = 'digit': unknown value; did you mean 'digits'?",
+        ),
+        (
+            ["--set", "parallel.algorithm=rign"],
+            "no allreduce algorithm 'rign'; did you mean 'ring'?",
+        ),
+        (["--set", "parallel.algorithm=parameter_server:servers=9"], "servers=9 must lie in 1..3"),
+        (["--set", "train.batch_size=9999"], "train.batch_size = 9999 must be at most 1437"),
+        (["--sett", "optim.lr=1"], "unrecognized arguments: --sett"),
+    ],
+)
+def test_a_job_that_cannot_be_run_is_refused_once(tmp_path, arguments, message):
+    done = train(tmp_path, EXAMPLES / "digits_mlp.toml", *arguments, ranks=3)
+    assert done.returncode == 2
+    assert done.stderr.count(message) == 1
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@needs_launcher
+def test_a_loss_that_is_not_finite_is_reported_once(tmp_path):
+    done = train(tmp_path, EXAMPLES / "digits_mlp.toml", "--set", "optim.lr=1e30", ranks=2)
+    assert done.returncode == 1
+    assert len(re.findall(r"mpitrain: the loss is (nan|inf) at step \d+;", done.stderr)) == 1
+    assert "Traceback" not in done.stderr
+    assert "Warning" not in done.stderr
+
+
+FAILING = """
+from mpi4py import MPI
+from collectives import Communicator
+from collectives.launch import abort_on_exception
+from mpitrain import Config, Trainer
+
+comm = Communicator(MPI.COMM_WORLD)
+with abort_on_exception(comm), Trainer(comm, Config()) as trainer:
+    for record in trainer.run_epoch(0):
+        if comm.rank == 1 and record.step == 3:
+            raise RuntimeError("no space left on device")
+print("finished")
+"""
+
+
+@needs_launcher
+def test_one_rank_that_fails_ends_the_job(tmp_path):
+    (tmp_path / "failing.py").write_text(FAILING)
+    done = run(tmp_path, "failing.py", ranks=3)
+    assert done.returncode != 0
+    assert "[rank 1 of 3 on " in done.stderr
+    assert "RuntimeError: no space left on device" in done.stderr
+    assert "finished" not in done.stdout
+
+
+def test_help_names_the_override(tmp_path):
+    done = train(tmp_path, "--help")
+    assert done.returncode == 0
+    assert "--set TABLE.KEY=VALUE" in done.stdout

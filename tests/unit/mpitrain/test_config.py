@@ -1,0 +1,100 @@
+"""What a job file may say, and how it is told that it may not."""
+
+from pathlib import Path
+
+import pytest
+
+from mpitrain.config import Config, ConfigError, Optim, load
+
+EXAMPLES = sorted((Path(__file__).parents[3] / "jobs" / "examples").glob("*.toml"))
+
+
+@pytest.fixture
+def job(tmp_path):
+    def write(text):
+        path = tmp_path / "job.toml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_nothing_said_is_the_defaults(job):
+    config = load(job(""))
+    assert config.run.dir == "runs/job"
+    assert (config.optim, config.train) == (Config().optim, Config().train)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_are_valid(path):
+    assert load(path).run.dir == f"runs/{path.stem}"
+
+
+def test_there_are_examples():
+    assert {path.name for path in EXAMPLES} >= {"digits.toml", "digits_mlp.toml"}
+
+
+def test_values_are_read(job):
+    config = load(
+        job('[run]\ndir = "out"\n[model]\nhidden = [3, 4]\n[optim]\nlr = 1\n'),
+        ["train.epochs=3", "model.hidden=[9]", "parallel.algorithm=ring", 'run.dtype="float64"'],
+    )
+    assert config.run.dir == "out"
+    assert config.run.dtype == "float64"
+    assert config.model.hidden == (9,)
+    assert config.optim == Optim(lr=1.0)
+    assert config.train.epochs == 3
+    assert config.parallel.algorithm == "ring"
+
+
+def test_options_of_an_algorithm_are_allowed(job):
+    config = load(job(""), ["parallel.algorithm=parameter_server:servers=2"])
+    assert config.parallel.algorithm == "parameter_server:servers=2"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[optin]\n", "optin: unknown key; did you mean 'optim'?"),
+        ("[optim]\nlearning = 1\n", "optim.learning: unknown key; expected one of name, lr, "),
+        ("[train]\nbatchsize = 1\n", "train.batchsize: unknown key; did you mean 'batch_size'?"),
+        ("[data]\nname = 'digit'\n", "data.name = 'digit': unknown value; did you mean 'digits'?"),
+        ("[model]\nkind = 'convent'\n", "model.kind = 'convent': unknown value; did you mean 'con"),
+        ("[optim]\nname = 'zzz'\n", "optim.name = 'zzz': unknown value; expected one of sgd"),
+        ("[optim]\nlr = 'fast'\n", "optim.lr: Expected `float`, got `str`"),
+        ("[optim]\nlr = -1.0\n", "optim.lr: Expected `float` > 0.0"),
+        ("[model]\nhidden = [4, 0]\n", "model.hidden[1]: Expected `int` >= 1"),
+        ("[data]\nname = 3\n", "data.name: Expected `str`, got `int`"),
+        ("train = 3\n", "train: Expected `object`, got `int`"),
+        ("[optim]\nwarmup_epochs = 10\n", "optim.warmup_epochs = 10 must be less than train"),
+        ("[parallel]\nalgorithm = 'rign'\n", "parallel.algorithm: no allreduce algorithm 'rign'"),
+        ("[optim\n", "cannot read the job file"),
+    ],
+)
+def test_mistakes_are_one_sentence_with_the_place(job, text, message):
+    with pytest.raises(ConfigError) as caught:
+        load(job(text))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("optim.lr", "--set takes table.key=value"),
+        ("lr=1", "--set takes table.key=value"),
+        ("optim.=1", "--set takes table.key=value"),
+        ("optim.lr=0,1", "optim.lr: Expected `float`, got `str`"),
+        ("optim.lt=1", "optim.lt: unknown key; did you mean 'lr'?"),
+        ("optim.lr.x=1", "optim.lr.x: lr is a value in the job file, not a table"),
+    ],
+)
+def test_mistakes_in_overrides(job, override, message):
+    with pytest.raises(ConfigError) as caught:
+        load(job("[optim]\nlr = 0.5\n"), [override])
+    assert message in str(caught.value)
+
+
+def test_missing_file(tmp_path):
+    with pytest.raises(ConfigError, match=r"cannot read the job file .*none\.toml: No such file"):
+        load(tmp_path / "none.toml")

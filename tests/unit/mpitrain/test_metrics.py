@@ -1,0 +1,76 @@
+"""Records as lines of JSON and as lines on the console."""
+
+import json
+
+import pytest
+from msgspec.structs import replace
+
+from mpitrain.config import Config, Run
+from mpitrain.metrics import Epoch, Start, Step, Summary, recorder
+
+STEP = Step(
+    step=1,
+    epoch=0,
+    samples=64,
+    loss=2.5,
+    grad_norm=1.25,
+    lr=0.1,
+    seconds=0.5,
+    samples_per_s=128.0,
+    comm_share=0.25,
+)
+
+
+@pytest.fixture
+def job(tmp_path):
+    return Config(run=Run(dir=str(tmp_path / "deep" / "run"), log_every=2))
+
+
+def write_all(job):
+    with recorder(job, steps=4) as write:
+        write(Start(ranks=2, algorithm="ring", reason="asked [for]", parameters=7, config=job))
+        for step in range(1, 5):
+            write(replace(STEP, step=step))
+        write(Epoch(epoch=0, test_accuracy=0.5))
+        write(Summary(0.975, 2, "ring", "asked [for]", 1000.4, 0.25))
+
+
+def test_each_record_is_a_line_of_json(job, tmp_path):
+    write_all(job)
+    lines = (tmp_path / "deep" / "run" / "metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    assert [r["event"] for r in records] == ["start", *["step"] * 4, "epoch", "summary"]
+    assert records[0]["config"]["run"]["log_every"] == 2
+    assert records[1] == {
+        "event": "step",
+        "step": 1,
+        "epoch": 0,
+        "samples": 64,
+        "loss": 2.5,
+        "grad_norm": 1.25,
+        "lr": 0.1,
+        "seconds": 0.5,
+        "samples_per_s": 128.0,
+        "comm_share": 0.25,
+    }
+
+
+def test_lines_are_in_the_file_at_once(job, tmp_path):
+    with recorder(job, steps=1) as write:
+        write(STEP)
+        assert '"loss":2.5' in (tmp_path / "deep" / "run" / "metrics.jsonl").read_text()
+
+
+def test_console_shows_every_so_many_steps(job, capsys):
+    write_all(job)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "2 ranks, 7 parameters, all-reduce ring (asked [for])"
+    assert lines[1].split() == ["step", "loss", "grad_norm", "lr", "samples/s", "comm%"]
+    assert [line.split()[0] for line in lines[2:5]] == ["1", "2", "4"]
+    assert lines[2].split() == ["1", "2.5000", "1.2500", "0.1", "128", "25.0"]
+    assert lines[5] == "epoch 0: test accuracy 50.00%"
+    assert lines[6] == (
+        "test accuracy 97.50%, 2 ranks, all-reduce ring (asked [for]), 1000 samples/s, "
+        "communication 25.0% of step time"
+    )
+    assert "\x1b" not in "".join(lines)
