@@ -19,7 +19,7 @@ class Call:
     Attributes:
         arguments: send buffer, receive buffer and operation as the caller gave them.
         send: ``None`` in place.
-        choice: the algorithm and why.
+        algorithm: what was asked for.
     """
 
     collective: str
@@ -27,7 +27,20 @@ class Call:
     send: HostBuffer | None
     recv: HostBuffer
     op: MPI.Op | None
-    choice: Choice
+    algorithm: str
+
+    def choose(self, size: int, shared: bool) -> Choice:
+        """The algorithm and why; ``shared`` if the buffers lie in the node's memory."""
+        if self.algorithm != "auto":
+            return Choice(self.algorithm, "asked for")
+        return choose(
+            self.collective,
+            self.recv.items.nbytes,
+            size,
+            self.op is None or self.op.is_commutative,
+            self.recv.mpi_datatype() is not None,
+            shared,
+        )
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -35,7 +48,7 @@ class Call:
         datatype = self.recv.datatype
         return (
             self.collective,
-            self.choice.algorithm,
+            self.algorithm,
             None if self.op is None else self.op.handle,
             None if self.send is None else self.send.address,
             self.recv.address,
@@ -48,14 +61,14 @@ class Call:
         op = "" if self.op is None else f" {_name(self.op)}"
         return (
             f"{self.collective}{op} of {self.recv.items.size} x {self.recv.items.dtype} "
-            f"by {self.choice.algorithm}"
+            f"by {self.algorithm}"
         )
 
 
 def read_call(
     collective: str, size: int, sendbuf: Any, recvbuf: Any, op: MPI.Op | None, algorithm: str
 ) -> Call:
-    """Reads the buffers, as mpi4py takes them, and settles on an algorithm.
+    """Reads the buffers, as mpi4py takes them.
 
     Raises:
         InvalidBuffer: for buffers that cannot be used.
@@ -71,24 +84,15 @@ def read_call(
                 f"{collective}: the send buffer is {send.items.dtype}, the receive buffer "
                 f"{recv.items.dtype}; both must have the same type"
             )
-    choice = _choose(collective, size, recv, op, algorithm)
-    return Call(collective, (sendbuf, recvbuf, op), send, recv, op, choice)
-
-
-def _choose(
-    collective: str, size: int, recv: HostBuffer, op: MPI.Op | None, algorithm: str
-) -> Choice:
-    commutes = op is None or op.is_commutative
-    if algorithm == "auto":
-        native = recv.mpi_datatype() is not None
-        return choose(collective, recv.items.nbytes, size, commutes, native)
     name, _ = parse(algorithm)
-    if name != "native" and not find(collective, name).keeps_order and not commutes:
-        raise UnknownAlgorithm(
-            f"{name} does not keep rank order, which this operation needs because it does not "
-            "commute; use 'butterfly' or 'native'"
-        )
-    return Choice(algorithm, "asked for")
+    if name not in ("auto", "native"):
+        ordered = find(collective, name).keeps_order
+        if op is not None and not op.is_commutative and not ordered:
+            raise UnknownAlgorithm(
+                f"{name} does not keep rank order, which this operation needs because it does not "
+                "commute; use 'butterfly' or 'native'"
+            )
+    return Call(collective, (sendbuf, recvbuf, op), send, recv, op, algorithm)
 
 
 def _name(op: MPI.Op) -> str:

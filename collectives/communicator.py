@@ -5,6 +5,8 @@ import os
 from collections import OrderedDict
 from typing import Any, Self
 
+import numpy as np
+import numpy.typing as npt
 from mpi4py import MPI
 
 from collectives.algorithms import build
@@ -14,7 +16,9 @@ from collectives.executor import TAGS_PER_PLAN, bind
 from collectives.native import NativePlan
 from collectives.plan import Plan
 from collectives.reduction import combiner
+from collectives.shared_executor import Places, bind_shared, runs_shared, shared_places
 from collectives.transport.mpi import MPITransport
+from collectives.transport.shared_memory import SLOTS, NodeMemory
 
 log = logging.getLogger("collectives")
 
@@ -57,9 +61,11 @@ class Communicator(MPI.Intracomm):
         self._algorithm = algorithm
         self._check = os.environ.get("COLLECTIVES_CHECK", "0") != "0" if check is None else check
         self._transport: MPITransport | None = None
+        self._node: NodeMemory | None = None
+        self._one_node: bool | None = None
         self._plans_made = 0
         self._active: list[Plan] = []
-        self._cache: OrderedDict[tuple[object, ...], Plan] = OrderedDict()
+        self._cache: OrderedDict[tuple[object, Places | None], Plan] = OrderedDict()
         #: The plan of the last call: its ``algorithm`` and the ``reason`` for it.
         self.last_plan: AnyPlan | None = None
 
@@ -111,6 +117,23 @@ class Communicator(MPI.Intracomm):
         """A plan for :meth:`Alltoall`."""
         return self._make("alltoall", sendbuf, recvbuf, None, algorithm)
 
+    def empty(self, shape: Any, dtype: Any = float) -> npt.NDArray[Any]:
+        """A new array on every rank, in memory that all ranks can address if one node holds them.
+
+        Collectives on such arrays are loads and stores: no message is sent.  Collective; the shape
+        may differ between ranks.  The memory is released by :meth:`close`, after which the array
+        must not be used; where the ranks are on several nodes it is ordinary memory.
+        """
+        if self._one_node is None:
+            node = MPI.Intracomm(self).Split_type(MPI.COMM_TYPE_SHARED)
+            self._one_node = node.size == self.size
+            node.Free()
+        if not self._one_node:
+            return np.zeros(shape, dtype)
+        if self._node is None:
+            self._node = NodeMemory(self._mpi.channel)
+        return self._node.empty(shape, dtype)
+
     def Dup(self, info: MPI.Info | None = None) -> Self:
         return self._like(super().Dup(info))
 
@@ -130,6 +153,9 @@ class Communicator(MPI.Intracomm):
         for plan in self._cache.values():
             plan.Free()
         self._cache.clear()
+        if self._node is not None:
+            self._node.free()
+            self._node = None
         if self._transport is not None:
             self._transport.channel.Free()
             self._transport = None
@@ -163,12 +189,14 @@ class Communicator(MPI.Intracomm):
             self.last_plan()
             return
         call = self._read(collective, sendbuf, recvbuf, op, algorithm)
-        plan: AnyPlan | None = self._cache.pop(call.key, None)
+        places = None if self._node is None else shared_places(call, self._node)
+        key = (call.key, places)
+        plan: AnyPlan | None = self._cache.pop(key, None)
         if plan is None:
-            # Blocking calls follow one another, so they can all use the first tags.
-            plan = self._plan(call, tag=0, borrow=True)
-        if isinstance(plan, Plan) and plan.nbytes <= CACHED_BYTES:
-            self._cache[call.key] = plan
+            # Blocking calls follow one another, so they can all use the first tags and counters.
+            plan = self._plan(call, places, number=0, borrow=True)
+        if isinstance(plan, Plan) and (places or plan.nbytes <= CACHED_BYTES):
+            self._cache[key] = plan
         if len(self._cache) > CACHED_PLANS:
             self._cache.popitem(last=False)[1].Free()
         self.last_plan = plan
@@ -177,12 +205,11 @@ class Communicator(MPI.Intracomm):
     def _make(
         self, collective: str, sendbuf: Any, recvbuf: Any, op: MPI.Op | None, algorithm: str | None
     ) -> AnyPlan:
-        """A persistent call: a plan of its own, with tags of its own."""
+        """A persistent call: a plan of its own, with tags and counters of its own."""
         call = self._read(collective, sendbuf, recvbuf, op, algorithm or self._algorithm)
+        places = None if self._node is None else shared_places(call, self._node)
         self._plans_made += 1
-        slots = (self.Get_attr(MPI.TAG_UB) or 0) // TAGS_PER_PLAN - 1
-        tag = (1 + self._plans_made % slots) * TAGS_PER_PLAN
-        self.last_plan = self._plan(call, tag, borrow=False)
+        self.last_plan = self._plan(call, places, self._plans_made, borrow=False)
         return self.last_plan
 
     def _read(
@@ -212,21 +239,37 @@ class Communicator(MPI.Intracomm):
             )
             raise MismatchError(f"the ranks' calls do not belong together: {told}")
 
-    def _plan(self, call: Call, tag: int, borrow: bool) -> AnyPlan:
-        algorithm, reason = call.choice
+    def _plan(self, call: Call, places: Places | None, number: int, borrow: bool) -> AnyPlan:
+        """Binds ``call``; plans in flight together need different numbers."""
+        algorithm, reason = call.choose(self.size, shared=places is not None)
         log.info("%s: %s (%s)", call, algorithm, reason)
         if algorithm == "native":
             return NativePlan(self, call.collective, *call.arguments, reason)
+        schedule = build(call.collective, algorithm, self.size)
         combine = None
         if call.op is not None:
             combine = combiner(call.op, call.recv.items.dtype, call.recv.mpi_datatype())
+        recv = call.recv.memory(borrow)
+        if self._node is not None and places is not None and runs_shared(schedule, places):
+            slot = 1 + number % (SLOTS - 1)
+            return bind_shared(
+                schedule,
+                self._node,
+                slot,
+                places,
+                recv,
+                combine,
+                reason=reason,
+                active=self._active,
+            )
+        slots = (self.Get_attr(MPI.TAG_UB) or 0) // TAGS_PER_PLAN
         return bind(
-            build(call.collective, algorithm, self.size),
+            schedule,
             self._mpi,
             None if call.send is None else call.send.memory(borrow),
-            call.recv.memory(borrow),
+            recv,
             combine,
-            tag=tag,
+            tag=number % slots * TAGS_PER_PLAN,
             reason=reason,
             active=self._active,
         )

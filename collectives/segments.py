@@ -1,0 +1,71 @@
+"""Segments: any schedule run on slices of its buffers, one after the other or overlapping.
+
+One after the other, a slice stays in the cache from its first step to its last.  Overlapping, slice
+s runs s rounds behind slice 0, so that a rank sends one while it receives or reduces another: the
+pipelining of trees and chains, with no second version of the algorithm.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain, zip_longest
+
+from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send, Step
+
+
+def segmented(schedule: Schedule, count: int, overlap: bool = False) -> Schedule:
+    """``schedule`` on ``count`` segments; each block is cut into segments, each of these as before.
+
+    Cost: ``count`` times the rounds one after the other; overlapping, ``count - 1`` more rounds.
+
+    Raises:
+        ValueError: for a count below 1.
+    """
+    if count < 1:
+        raise ValueError(f"a schedule has at least one segment, not {count}")
+    if count == 1:
+        return schedule
+
+    def generate(rank: int) -> Iterator[Round]:
+        runs = [_moved(schedule, rank, segment, count) for segment in range(count)]
+        if not overlap:
+            yield from chain.from_iterable(runs)
+            return
+        late = (chain([()] * segment, run) for segment, run in enumerate(runs))
+        for rounds in zip_longest(*late, fillvalue=()):
+            yield tuple(chain.from_iterable(rounds))
+
+    spelled = f"{schedule.algorithm} in {count} {'overlapping ' if overlap else ''}segments"
+    return replace(
+        schedule,
+        algorithm=spelled,
+        chunks=schedule.chunks * count,
+        workspace=schedule.workspace * count,
+        generate=generate,
+    )
+
+
+def _moved(schedule: Schedule, rank: int, segment: int, count: int) -> Iterator[Round]:
+    """The rounds of ``rank`` with every chunk replaced by those of one segment."""
+
+    def at(chunk: Chunk) -> Iterator[Chunk]:
+        """One chunk for each block that it reaches into: segments of two blocks do not touch."""
+        n = schedule.chunks
+        for block in range(chunk.start // n, (chunk.stop - 1) // n + 1):
+            start, stop = max(chunk.start, block * n), min(chunk.stop, (block + 1) * n)
+            offset = (block * (count - 1) + segment) * n
+            yield Chunk(chunk.buffer, start + offset, stop + offset)
+
+    def moved(step: Step) -> Iterator[Step]:
+        match step:
+            case Send(peer, chunk):
+                yield from (Send(peer, c) for c in at(chunk))
+            case Recv(peer, chunk):
+                yield from (Recv(peer, c) for c in at(chunk))
+            case RecvReduce(peer, chunk, operand):
+                pairs = zip(at(chunk), at(operand or chunk))
+                yield from (RecvReduce(peer, c, o) for c, o in pairs)
+            case Copy(chunk, source):
+                yield from (Copy(c, s) for c, s in zip(at(chunk), at(source)))
+
+    for steps in schedule.rounds(rank):
+        yield tuple(chain.from_iterable(map(moved, steps)))
