@@ -14,6 +14,7 @@ from collectives.algorithms import (
     binomial_tree,
     bruck,
     butterfly,
+    circulant,
     direct,
     double_binary_tree,
     pairwise,
@@ -128,6 +129,14 @@ ALGORITHMS = (
     ),
     Algorithm(
         "allreduce",
+        "circulant",
+        circulant.allreduce,
+        "the ring's volume in 2 ceil(log2 p) rounds, for any number of ranks",
+        "Traff 2024",
+        chunks=lambda size: size,
+    ),
+    Algorithm(
+        "allreduce",
         "binomial_tree",
         binomial_tree.allreduce,
         "reduce to rank 0 and broadcast from it along one tree",
@@ -172,6 +181,13 @@ ALGORITHMS = (
         "doubling at distances 2^k, for any number of ranks, and one rotation",
         "Bruck et al. 1997",
         workspace=lambda size: size,
+    ),
+    Algorithm(
+        "allgather",
+        "circulant",
+        circulant.allgather,
+        "the blocks nearly double in every round, for any number of ranks",
+        "Traff 2024",
     ),
     Algorithm(
         "allgather",
