@@ -1,0 +1,179 @@
+"""``mpirun -n 4 python -m collectives bench allreduce``: flags and columns as of nccl-tests."""
+
+import argparse
+import os
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from collectives.algorithms import find, names, parse
+from collectives.contracts import CONTRACTS
+from collectives.errors import UnknownAlgorithm
+
+if TYPE_CHECKING:
+    from collectives.bench.measure import Result
+    from collectives.communicator import Communicator
+
+_OPERATIONS = ("sum", "prod", "max", "min", "land", "lor", "lxor", "band", "bor", "bxor")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of ``bench``."""
+    add = parser.add_argument
+    add("collective", choices=[*CONTRACTS, "round"], help="or the cost of one round, in parts")
+    add("--algorithm", default="all", metavar="A,B", help="names, auto, native, or all (default)")
+    add("-b", "--minbytes", type=size, default=8, help="smallest buffer, as 8, 4K, 1M (8)")
+    add("-e", "--maxbytes", type=size, default=1 << 20, help="largest buffer (1M)")
+    add("-f", "--stepfactor", type=int, default=4, help="from one size to the next (4)")
+    add("-i", "--stepbytes", type=size, help="add this from one size to the next instead")
+    add("-n", "--iters", type=int, help="calls in a repeat (as many as take 20 ms)")
+    add("-w", "--warmup_iters", type=int, default=3, help="calls before these (3)")
+    add("--repeats", type=int, default=7, help="the median is over these (7)")
+    add("-c", "--check", type=int, choices=(0, 1), default=1, help="check results bit by bit (1)")
+    add("-o", "--op", choices=_OPERATIONS, default="sum")
+    add("-d", "--datatype", default="float", help="NumPy's or nccl-tests' name (float)")
+    average = "the ranks' times become rank 0's, their mean, least or largest (3)"
+    add("-a", "--average", type=int, choices=(0, 1, 2, 3), default=3, help=average)
+    add("--place", choices=("out", "in", "both"), default="out", help="out of place, in place")
+    add("--memory", choices=("numpy", "shared", "both"), default="numpy", help="of the buffers")
+    add("-T", "--timeout", type=float, help="seconds after which the job is aborted")
+    add("--format", choices=("table", "osu"), default="table")
+    add("-J", "--output_file", type=Path, help="write JSON")
+    add("--csv", type=Path, help="write CSV")
+    add("--plot", type=Path, help="write a PNG")
+    add("--min-busbw", type=float, default=0, help="fail below this average, GB/s")
+
+
+def size(text: str) -> int:
+    """``"64M"`` -> 67108864."""
+    match = re.fullmatch(r"(\d+)([KMG]?)i?B?", text.strip(), re.IGNORECASE)
+    if not match:
+        raise argparse.ArgumentTypeError(f"cannot read the size {text!r}; write 8, 4K, 1M or 2G")
+    return int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2].upper()]
+
+
+def algorithms(collective: str, text: str) -> list[str]:
+    """Those of ``--algorithm``, each known, with native among them."""
+    wanted = [*names(collective), "native"] if text == "all" else split(text)
+    for name in wanted:
+        if name not in ("auto", "native"):
+            find(collective, parse(name)[0])
+    return wanted if "native" in wanted else [*wanted, "native"]
+
+
+def split(text: str) -> list[str]:
+    """At commas, but those between an algorithm's options: ``ring,parameter_server:servers=2``."""
+    return [name for name in re.split(r",(?![\w]+=)", text) if name]
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measures and reports; the exit status is 1 for wrong results or too little bandwidth."""
+    from mpi4py import MPI
+
+    from collectives.communicator import Communicator
+    from collectives.launch import abort_on_exception, check_launch
+
+    comm = Communicator(MPI.COMM_WORLD)
+    with abort_on_exception(comm):
+        check_launch(comm.size)
+        with _deadline(comm, options.timeout):
+            if options.collective == "round":
+                from collectives.bench.round_cost import report_round
+
+                return report_round(comm)
+            return _measure(comm, options)
+
+
+def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
+    from collectives.bench import inputs, report
+    from collectives.bench.measure import Case, measure, sizes
+
+    try:
+        wanted = algorithms(options.collective, options.algorithm)
+        dtype = inputs.parse_dtype(options.datatype)
+    except (UnknownAlgorithm, ValueError) as error:  # the same on all ranks
+        if comm.rank == 0:
+            print(f"error: {error}", file=sys.stderr)
+        return 2
+    about = report.environment(comm)
+
+    def say(text: str) -> None:
+        if comm.rank == 0 and options.format == "table":
+            print(text, flush=True)
+
+    say(report.header(about, report.command_line()))
+    say(report.columns())
+    results: list[Result] = []
+    both = {"numpy": ["numpy"], "shared": ["shared"], "both": ["numpy", "shared"]}
+    places = {"out": [False], "in": [True], "both": [False, True]}
+    for nbytes in sizes(options.minbytes, options.maxbytes, options.stepfactor, options.stepbytes):
+        for memory in both[options.memory]:
+            for in_place in places[options.place]:
+                case = Case(
+                    collective=options.collective,
+                    nbytes=nbytes,
+                    dtype=dtype,
+                    op=options.op,
+                    algorithms=wanted,
+                    in_place=in_place,
+                    memory=memory,
+                    iters=options.iters,
+                    warmup=options.warmup_iters,
+                    repeats=options.repeats,
+                    check=bool(options.check),
+                    average=options.average,
+                )
+                measured = measure(comm, case)
+                native = next((r for r in measured if r.algorithm == "native"), None)
+                for result in measured:
+                    say(report.row(result, native))
+                results += measured
+    say(report.footer(results))
+    if comm.rank == 0:
+        _write(options, results, about)
+    wrong = any(result.wrong for result in results)
+    return int(wrong or report.average_busbw(results) < options.min_busbw)
+
+
+def _write(options: argparse.Namespace, results: "list[Result]", about: dict) -> None:
+    from collectives.bench import report
+
+    if options.format == "osu":
+        print(report.osu(results))
+    config = {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in vars(options).items()
+        if not callable(value)
+    }
+    if options.output_file:
+        report.write_json(options.output_file, results, about, config)
+    if options.csv:
+        report.write_csv(options.csv, results)
+    if options.plot:
+        report.plot(options.plot, results, about)
+
+
+@contextmanager
+def _deadline(comm: "Communicator", seconds: float | None) -> Iterator[None]:
+    """Aborts the job after ``seconds``: a thread does, as the main one may hang inside MPI."""
+    if seconds is None:
+        yield
+        return
+
+    def expired() -> None:
+        print(f"error: rank {comm.rank}: not done after {seconds:g} s (--timeout)", file=sys.stderr)
+        sys.stderr.flush()
+        comm.Abort(124)
+        os._exit(124)
+
+    timer = threading.Timer(seconds, expired)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

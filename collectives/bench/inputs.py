@@ -1,0 +1,83 @@
+"""Data whose reduction is exactly predictable, so that results can be checked bit by bit."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from collectives.contracts import contract
+
+Items = npt.NDArray[Any]
+
+#: Operation by its name on the command line: MPI's name and NumPy's function.
+OPERATIONS = {
+    "sum": np.add,
+    "prod": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+    "land": np.logical_and,
+    "lor": np.logical_or,
+    "lxor": np.logical_xor,
+    "band": np.bitwise_and,
+    "bor": np.bitwise_or,
+    "bxor": np.bitwise_xor,
+}
+#: nccl-tests' names of types, beside NumPy's.
+ALIASES = {"float": "float32", "double": "float64", "half": "float16"}
+
+
+def parse_dtype(name: str) -> np.dtype[Any]:
+    """A NumPy type by its name or nccl-tests'; ``ValueError`` if there is none."""
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    try:
+        dtype = np.dtype(ALIASES.get(name, name))
+    except TypeError:
+        raise ValueError(
+            f"no type {name!r}; NumPy's names, float, double, half or bfloat16"
+        ) from None
+    if dtype.kind not in "iufcb":
+        raise ValueError(f"{name!r} is no numeric type")
+    return dtype
+
+
+def crafted(collective: str, op: str, dtype: np.dtype[Any], rank: int, size: int, n: int) -> Items:
+    """``n`` small whole numbers that depend on rank and index.
+
+    Sums stay exact in every floating type up to 64 ranks, and products are 1 or 2.
+    """
+    index = np.arange(n)
+    if op == "prod":
+        values = np.where(index % (size + 1) == rank, 2, 1)
+    elif op in ("max", "min"):
+        values = (7 * index + 13 * rank) % 50
+    else:
+        values = (index + rank + index // 5) % 3
+    if not contract(collective).reduces:
+        values = (values + 5 * rank) % 100
+    return values.astype(dtype)
+
+
+def expected(collective: str, op: str, dtype: np.dtype[Any], rank: int, size: int, n: int) -> Items:
+    """What ``rank`` must receive when every rank sends its ``n`` crafted items."""
+    sent = (crafted(collective, op, dtype, peer, size, n) for peer in range(size))
+    if collective == "allgather":
+        return np.concatenate(list(sent))
+    if collective == "alltoall":
+        return np.concatenate([items.reshape(size, -1)[rank] for items in sent])
+    total = next(sent)
+    for items in sent:
+        total = OPERATIONS[op](total, items).astype(dtype)
+    return total
+
+
+def garbage(items: Items) -> None:
+    """Overwrites ``items`` with bytes that no result has, so that doing nothing cannot pass."""
+    items.view(np.uint8)[...] = 0xA5
+
+
+def rounding(dtype: np.dtype[Any], rank: int, n: int) -> Items:
+    """Fractions whose sum depends on the order of the additions."""
+    return (np.random.default_rng(rank).random(n) * 10.0 ** (rank % 4)).astype(dtype)

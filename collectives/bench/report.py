@@ -1,0 +1,190 @@
+"""A benchmark's results as a table, OSU's columns, JSON, CSV and a plot."""
+
+import csv
+import json
+import os
+import platform
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives.bench.measure import Result
+
+_THREADS = {
+    MPI.THREAD_SINGLE: "single",
+    MPI.THREAD_FUNNELED: "funneled",
+    MPI.THREAD_SERIALIZED: "serialized",
+    MPI.THREAD_MULTIPLE: "multiple",
+}
+
+
+def environment(comm: MPI.Intracomm) -> dict[str, Any]:
+    """What the figures depend on.  Collective."""
+    hosts = comm.allgather(MPI.Get_processor_name())
+    vendor, version = MPI.get_vendor()
+    return {
+        "mpi": f"{vendor} {'.'.join(map(str, version))}",
+        "threads": _THREADS[MPI.Query_thread()],
+        "mpi4py": __import__("mpi4py").__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "ranks": comm.size,
+        "nodes": len(set(hosts)),
+        "hosts": sorted(set(hosts)),
+        "cores": os.cpu_count(),
+        "processor": _processor(),
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(models, platform.processor())
+
+
+def header(about: dict[str, Any], command: str) -> str:
+    """The lines above the table."""
+    return (
+        f"# {about['mpi']}, threads {about['threads']}; mpi4py {about['mpi4py']}, "
+        f"NumPy {about['numpy']}, Python {about['python']}\n"
+        f"# {about['ranks']} ranks on {about['nodes']} node(s), {about['cores']} cores of "
+        f"{about['processor']}\n"
+        f"# {command}\n"
+        "# time: median over repeats of the largest rank's mean; GB/s; ratio: native time / ours"
+    )
+
+
+_COLUMNS = (
+    f"{'size(B)':>11} {'count':>10} {'type':>9} {'redop':>6} {'memory':>7} {'place':>5}  "
+    f"{'algorithm':<26}{'time(us)':>10} {'algbw':>8} {'busbw':>8} {'ratio':>7} {'#wrong':>7}"
+)
+
+
+def columns() -> str:
+    """The head of the table."""
+    return _COLUMNS
+
+
+def row(result: Result, native: Result | None) -> str:
+    """One line of the table."""
+    ratio = f"{native.time_us / result.time_us:.2f}" if native else "-"
+    wrong = "N/A" if result.wrong is None else str(result.wrong)
+    return (
+        f"{result.bytes:>11} {result.count:>10} {result.dtype:>9} {result.op:>6} "
+        f"{result.memory:>7} {'in' if result.in_place else 'out':>5}  {result.algorithm:<26}"
+        f"{result.time_us:>10.2f} {result.algbw:>8.2f} {result.busbw:>8.2f} {ratio:>7} {wrong:>7}"
+    )
+
+
+def footer(results: list[Result]) -> str:
+    """nccl-tests' last lines."""
+    wrong = sum(result.wrong or 0 for result in results)
+    return (
+        f"# Out of bounds values : {wrong} {'OK' if not wrong else 'FAILED'}\n"
+        f"# Avg bus bandwidth    : {average_busbw(results):.4f}"
+    )
+
+
+def average_busbw(results: list[Result]) -> float:
+    """Mean over all rows of ours, or over native's where there are no others; GB/s."""
+    ours = [r.busbw for r in results if r.algorithm != "native"]
+    return float(np.mean(ours or [r.busbw for r in results]))
+
+
+def osu(results: list[Result]) -> str:
+    """OSU's columns, one block for each algorithm."""
+    lines = []
+    for algorithm in dict.fromkeys(r.algorithm for r in results):
+        mine = [r for r in results if r.algorithm == algorithm]
+        lines.append(f"# {mine[0].collective} {algorithm}")
+        lines.append(
+            "# Size    Avg Latency(us)   Min Latency(us)   Max Latency(us)  Iterations  Validation"
+        )
+        lines += [
+            f"{r.bytes:<10}{np.mean(r.times_us):>15.2f}{min(r.times_us):>18.2f}"
+            f"{max(r.times_us):>18.2f}{r.iters * len(r.times_us):>12}"
+            f"{'-' if r.wrong is None else 'Fail' if r.wrong else 'Pass':>12}"
+            for r in mine
+        ]
+    return "\n".join(lines)
+
+
+def as_record(result: Result) -> dict[str, Any]:
+    """A result with everything that follows from it."""
+    p50, p95, p99 = np.percentile(result.times_us, [50, 95, 99]).tolist()
+    derived = {"algbw_GBs": result.algbw, "busbw_GBs": result.busbw}
+    return {**asdict(result), **derived, "p50_us": p50, "p95_us": p95, "p99_us": p99}
+
+
+def write_json(
+    path: Path, results: list[Result], about: dict[str, Any], config: dict[str, Any]
+) -> None:
+    """Everything, every single time included."""
+    records = [as_record(result) for result in results]
+    content = {"version": 1, "config": config, "environment": about, "results": records}
+    _replace(path, json.dumps(content, indent=1) + "\n")
+
+
+def write_csv(path: Path, results: list[Result]) -> None:
+    """One line a result, without the single times."""
+    records = [{k: v for k, v in as_record(r).items() if k != "times_us"} for r in results]
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("w", newline="") as file:
+        writer = csv.DictWriter(file, records[0])
+        writer.writeheader()
+        writer.writerows(records)
+    partial.replace(path)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Writes the whole file or leaves the one that was there."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text)
+    partial.replace(path)
+
+
+def plot(path: Path, results: list[Result], about: dict[str, Any]) -> None:
+    """Latency and bus bandwidth against size, native as the thick grey line."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.8), layout="constrained")
+    series: dict[str, list[Result]] = {}
+    for r in results:
+        place = " in place" if r.in_place else ""
+        memory = "" if r.memory == "numpy" else f" ({r.memory})"
+        series.setdefault(f"{r.algorithm}{memory}{place}", []).append(r)
+    for name, mine in series.items():
+        native = mine[0].algorithm == "native"
+        style: dict[str, Any] = {"color": "0.6", "linewidth": 5} if native else {"marker": "o"}
+        x = [r.bytes for r in mine]
+        left.plot(x, [r.time_us for r in mine], label=name, zorder=1 if native else 2, **style)
+        right.plot(x, [r.busbw for r in mine], label=name, zorder=1 if native else 2, **style)
+    for axes, title in ((left, "time (us)"), (right, "bus bandwidth (GB/s)")):
+        axes.set_xscale("log", base=2)
+        axes.set_xlabel("bytes")
+        axes.set_title(title)
+        axes.grid(alpha=0.3)
+    left.set_yscale("log")
+    right.legend(fontsize=8)
+    figure.suptitle(
+        f"{results[0].collective}, {about['ranks']} ranks on {about['nodes']} node(s), "
+        f"{about['mpi']}, {about['processor']}",
+        fontsize=10,
+    )
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def command_line() -> str:
+    """What was typed after ``python``, without the path of this package."""
+    return "python -m collectives " + " ".join(sys.argv[1:])

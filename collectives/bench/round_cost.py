@@ -1,0 +1,84 @@
+"""What one round costs, in parts: the messages, the reduction, and Python's share of both."""
+
+from collections.abc import Callable
+from functools import partial
+from time import perf_counter
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives.communicator import Communicator
+
+_CALLS = 5000
+_REPEATS = 9
+
+
+def report_round(comm: Communicator) -> int:
+    """Prints the table on rank 0; needs two ranks, each with a core."""
+    if comm.size != 2:
+        if comm.rank == 0:
+            print("error: the cost of a round is measured on 2 ranks; use mpirun -n 2")
+        return 2
+    rows = [["bytes", "native", "round", "messages", "reduction", "empty calls"]]
+    for nbytes in (8, 1024, 16384):
+        rows.append([str(nbytes), *(f"{us:.2f}" for us in _parts(comm, nbytes))])
+    if comm.rank == 0:
+        print("# microseconds, median of repeats, largest of the two ranks")
+        print("# round: a bound butterfly all-reduce; messages: its Start and Wait calls alone;")
+        print("# empty calls: as many calls of a Python function that does nothing")
+        for row in rows:
+            print("".join(cell.rjust(13) for cell in row))
+    return 0
+
+
+def _parts(comm: Communicator, nbytes: int) -> list[float]:
+    send, recv, other = (np.ones(nbytes // 4, np.float32) for _ in range(3))
+    spec = [send, send.size, MPI.FLOAT], [recv, recv.size, MPI.FLOAT]
+    native = comm.Allreduce_init(*spec, algorithm="native")
+    plan = comm.Allreduce_init(*spec, algorithm="butterfly")
+    peer = 1 - comm.rank
+    channel = MPI.Intracomm(comm).Dup()
+    requests = [
+        channel.Recv_init([recv, nbytes, MPI.BYTE], peer),
+        channel.Send_init([send, nbytes, MPI.BYTE], peer),
+    ]
+    calls: list[Callable[[], object]] = [
+        *(r.Start for r in requests),
+        *(r.Wait for r in requests),
+    ]
+
+    def exchange() -> None:
+        for call in calls:
+            call()
+
+    nothing = [_nothing] * (len(calls) + 1)
+
+    def empty() -> None:
+        for call in nothing:
+            call()
+
+    measured: list[Callable[[], object]] = [
+        native,
+        plan,
+        exchange,
+        partial(np.add, send, other, recv),
+        empty,
+    ]
+    times = [[_time(comm, call) for call in measured] for _ in range(_REPEATS)]
+    for request in requests:
+        request.Free()
+    channel.Free()
+    plan.Free()
+    return [1e6 * float(np.median(column)) for column in zip(*times)]
+
+
+def _nothing() -> None:
+    pass
+
+
+def _time(comm: Communicator, call: Callable[[], object]) -> float:
+    comm.Barrier()
+    begun = perf_counter()
+    for _ in range(_CALLS):
+        call()
+    return comm.allreduce((perf_counter() - begun) / _CALLS, op=MPI.MAX)
