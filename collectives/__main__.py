@@ -4,6 +4,7 @@ import argparse
 import re
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from collectives import bench, draw
@@ -11,6 +12,7 @@ from collectives.algorithms import ALGORITHMS, build, find, names, parse
 from collectives.contracts import CONTRACTS
 from collectives.cost import count
 from collectives.errors import CollectiveError
+from collectives.mutate import survey
 from collectives.verify import verify
 
 
@@ -30,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     proving.add_argument("collective", nargs="?", choices=CONTRACTS)
     proving.add_argument("--algorithm", help="only this one, with options if it has any")
     proving.add_argument(
-        "--ranks", type=_ranks, default=_ranks("1-33,64"), help="e.g. 1-33,64 (the default)"
+        "--ranks", type=_ranks, help="e.g. 1-33,64 (the default; of mutations, 2-5)"
     )
     proving.add_argument(
         "--mutations",
@@ -60,7 +62,22 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _mutations(options: argparse.Namespace) -> int:
-    raise SystemExit("not yet")
+    print(
+        f"{'collective':<11}{'algorithm':<21}{'ranks':>5}{'mutants':>9}{'rejected':>9}{'harmless':>9}{'missed':>7}"
+    )
+    totals = [0, 0, 0, 0]
+    for collective, algorithm in _chosen(options.collective, options.algorithm):
+        for size in options.ranks:
+            counted = survey(build(collective, algorithm, size))
+            totals = [a + b for a, b in zip(totals, counted)]
+            print(f"{collective:<11}{algorithm:<21}{size:>5}" + _counts(counted))
+    print(f"{'total':<37}" + _counts(totals))
+    print("rejected: by the proof; harmless: a real run gave the right result; missed: neither")
+    return int(totals[3] > 0)
+
+
+def _counts(counted: Iterable[int]) -> str:
+    return "".join(f"{n:>{width}}" for n, width in zip(counted, (9, 9, 9, 7)))
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -83,6 +100,7 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _verify(options: argparse.Namespace) -> int:
+    options.ranks = options.ranks or _ranks("2-5" if options.mutations else "1-33,64")
     if options.mutations:
         return _mutations(options)
     begun = time.perf_counter()
@@ -113,11 +131,12 @@ def _chosen(collective: str | None, algorithm: str | None) -> list[tuple[str, st
 
 def _draw(options: argparse.Namespace) -> int:
     schedule = build(options.collective, options.algorithm, options.size)
+    plain = re.sub(r"\W+", "_", options.algorithm)
+    path = options.output or Path(f"{options.collective}_{plain}_{options.size}.png")
+    if not options.text:
+        draw.figure(schedule, path)
     print(draw.grid(schedule))
     if not options.text:
-        plain = re.sub(r"\W+", "_", options.algorithm)
-        path = options.output or Path(f"{options.collective}_{plain}_{options.size}.png")
-        draw.figure(schedule, path)
         print(f"wrote {path}")
     return 0
 

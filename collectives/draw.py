@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from collectives.cost import count
+from collectives.errors import CollectiveError
 from collectives.replay import Begin, Message, replay
 from collectives.schedule import Copy, RecvReduce, Round, Schedule
 
@@ -43,10 +44,10 @@ def figure(schedule: Schedule, path: Path) -> None:
     copy within the rank.
 
     Raises:
-        ValueError: for more than 32 ranks, which would be a picture of nothing.
+        CollectiveError: for more than 32 ranks, which would be a picture of nothing.
     """
     if schedule.size > MOST_RANKS:
-        raise ValueError(f"a picture shows at most {MOST_RANKS} ranks, not {schedule.size}")
+        raise CollectiveError(f"a picture shows at most {MOST_RANKS} ranks, not {schedule.size}")
     import matplotlib
 
     matplotlib.use("Agg")

@@ -54,7 +54,7 @@ def crafted(collective: str, op: str, dtype: np.dtype[Any], rank: int, size: int
     elif op in ("max", "min"):
         values = (7 * index + 13 * rank) % 50
     else:
-        values = (index + rank + index // 5) % 3
+        values = (index + 1) * (rank + 3) // 4 % 3
     if not contract(collective).reduces:
         values = (values + 5 * rank) % 100
     return values.astype(dtype)

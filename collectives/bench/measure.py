@@ -134,11 +134,11 @@ def measure(comm: Communicator, case: Case) -> list[Result]:
 def _plan(comm: Communicator, case: Case, algorithm: str, send: Any, recv: Any) -> AnyPlan:
     datatype = MPI._typedict.get(case.dtype.char)
     # The full specification spares mpi4py the look-up of the type at every native call.
-    make: Callable[..., AnyPlan] = {
+    makers: dict[str, Callable[..., AnyPlan]] = {
         "allreduce": comm.Allreduce_init,
         "allgather": comm.Allgather_init,
         "alltoall": comm.Alltoall_init,
-    }[case.collective]
+    }
     blocks = contract(case.collective)
 
     def spec(items: Any, parts: int) -> Any:
@@ -150,7 +150,7 @@ def _plan(comm: Communicator, case: Case, algorithm: str, send: Any, recv: Any) 
     ]
     if blocks.reduces:
         arguments.append(getattr(MPI, case.op.upper()))
-    return make(*arguments, algorithm=algorithm)
+    return makers[case.collective](*arguments, algorithm=algorithm)
 
 
 def _wrong(comm: Communicator, case: Case, plan: AnyPlan, source: Any, recv: Any) -> int:

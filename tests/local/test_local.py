@@ -1,0 +1,108 @@
+"""Real data through every algorithm, with all ranks in this process."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from collectives.algorithms import ALGORITHMS, build
+from collectives.contracts import contract
+from collectives.errors import InvalidBuffer, ScheduleError
+from collectives.local import run
+from collectives.segments import segmented
+
+SIZES = (1, 2, 3, 4, 5, 7, 8)
+every_algorithm = pytest.mark.parametrize(
+    "algorithm", ALGORITHMS, ids=lambda a: f"{a.collective}-{a.name}"
+)
+
+
+def reference(collective, inputs, rank):
+    """What ``rank`` must receive, computed without any schedule."""
+    size = len(inputs)
+    if collective == "allreduce":
+        return np.sum(np.stack(inputs).astype(np.float64), axis=0)
+    if collective == "allgather":
+        return np.concatenate(inputs)
+    return np.concatenate([items.reshape(size, -1)[rank] for items in inputs])
+
+
+def check(schedule, count, dtype, in_place, seed):
+    """Runs whole numbers, which every type adds exactly, then fractions, which none does."""
+    blocks = contract(schedule.collective)
+    rng = np.random.default_rng(seed)
+    items = count * blocks.send_blocks(schedule.size)
+    whole = [rng.integers(0, 10, items).astype(dtype) for _ in range(schedule.size)]
+    kept = [original.copy() for original in whole]
+    for rank, output in enumerate(run(schedule, whole, in_place=in_place)):
+        assert output.dtype == dtype
+        assert np.array_equal(output, reference(schedule.collective, kept, rank))
+    assert all(map(np.array_equal, whole, kept))
+    if blocks.reduces:
+        fractions = [rng.random(items).astype(dtype) for _ in range(schedule.size)]
+        results = run(schedule, fractions, in_place=in_place)
+        assert all(np.array_equal(results[0], other) for other in results)
+        exact = reference("allreduce", fractions, 0)
+        assert np.allclose(results[0], exact, rtol=1e-2 if dtype == np.float16 else 1e-5)
+
+
+@every_algorithm
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("in_place", [False, True])
+def test_every_count(algorithm, size, in_place):
+    for count in {0, 1, 2, size - 1, size, 3 * size + 1, 50}:
+        check(algorithm.schedule(size), count, np.float32, in_place, seed=count)
+
+
+@every_algorithm
+def test_segments(algorithm):
+    for size in (2, 3, 4, 7):
+        for overlap in (False, True):
+            check(segmented(algorithm.schedule(size), 3, overlap), 23, np.float64, False, seed=1)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    algorithm=st.sampled_from(ALGORITHMS),
+    size=st.integers(1, 12),
+    count=st.integers(0, 60),
+    dtype=st.sampled_from([np.float16, np.float32, np.float64]),
+    in_place=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_drawn_cases(algorithm, size, count, dtype, in_place, seed):
+    check(algorithm.schedule(size), count, dtype, in_place, seed)
+
+
+def test_user_operations_reduce_in_rank_order():
+    """2x2 matrices do not commute, so only the order of ranks gives the right product."""
+
+    def multiply(left, right, out):
+        out[...] = (left.reshape(-1, 2, 2) @ right.reshape(-1, 2, 2) % 97).reshape(-1)
+
+    for algorithm in (a for a in ALGORITHMS if a.keeps_order):
+        for size in SIZES:
+            rng = np.random.default_rng(size)
+            inputs = [rng.integers(0, 97, 4) for _ in range(size)]
+            wanted = np.eye(2, dtype=int)
+            for items in inputs:
+                wanted = wanted @ items.reshape(2, 2) % 97
+            schedule = algorithm.schedule(size)
+            whole = [np.tile(items, schedule.chunks) for items in inputs]
+            for output in run(schedule, whole, multiply):
+                assert np.array_equal(output[:4].reshape(2, 2), wanted)
+
+
+def test_sizes_that_do_not_fit():
+    with pytest.raises(InvalidBuffer, match="not a multiple of the 3 blocks"):
+        from collectives.executor import bind
+        from collectives.transport.local import connect
+
+        bind(build("allgather", "ring", 3), connect(3)[0], np.zeros(1), np.zeros(4))
+    with pytest.raises(InvalidBuffer, match="has 5 items, but 4 go with"):
+        bind(build("allreduce", "ring", 3), connect(3)[0], np.zeros(5), np.zeros(4), np.add)
+
+
+def test_a_plan_that_must_reduce_needs_an_operation():
+    with pytest.raises(ScheduleError, match="no operation was given"):
+        run(build("allreduce", "ring", 2), [np.ones(2)] * 2, combine=None)

@@ -1,0 +1,142 @@
+"""Costs against the closed forms, the shape of the trees, and the registry."""
+
+from fractions import Fraction
+from math import ceil, log2
+
+import pytest
+
+from collectives.algorithms import ALGORITHMS, build, find, names, parse
+from collectives.algorithms.circulant import skips
+from collectives.algorithms.double_binary_tree import node, trees
+from collectives.cost import count
+from collectives.errors import UnknownAlgorithm
+
+SIZES = [2, 3, 4, 5, 7, 8, 12, 16, 17, 32, 33]
+POWERS = [2, 4, 8, 16, 32]
+
+
+def cost(collective, algorithm, size):
+    return count(build(collective, algorithm, size))
+
+
+@pytest.mark.parametrize("p", SIZES)
+def test_ring_has_the_published_cost(p):
+    ring = cost("allreduce", "ring", p)
+    assert ring.latency == 2 * (p - 1)
+    assert ring.sent == pytest.approx(2 * (p - 1) / p)
+    assert ring.reduced == pytest.approx((p - 1) / p)
+    assert ring.copied == 0
+    gather = cost("allgather", "ring", p)
+    assert (gather.latency, gather.sent) == (p - 1, pytest.approx((p - 1) / p))
+
+
+@pytest.mark.parametrize("p", SIZES)
+def test_circulant_has_the_rings_volume_in_logarithmic_rounds(p):
+    circulant = cost("allreduce", "circulant", p)
+    assert circulant.latency == 2 * ceil(log2(p))
+    assert circulant.sent == pytest.approx(2 * (p - 1) / p)
+    assert circulant.reduced == pytest.approx((p - 1) / p)
+    assert cost("allgather", "circulant", p).latency == ceil(log2(p))
+
+
+@pytest.mark.parametrize("p", POWERS)
+def test_butterflies_on_powers_of_two(p):
+    doubling = cost("allreduce", "butterfly", p)
+    assert (doubling.latency, doubling.sent, doubling.reduced) == (log2(p), log2(p), log2(p))
+    halving = cost("allreduce", "halving_doubling", p)
+    assert halving.latency == 2 * log2(p)
+    assert halving.sent == pytest.approx(2 * (p - 1) / p)
+    assert cost("allgather", "recursive_doubling", p).latency == log2(p)
+
+
+@pytest.mark.parametrize("p", [3, 5, 6, 7, 12, 33])
+def test_the_fold_costs_two_more_rounds(p):
+    dimensions = int(log2(p))
+    assert cost("allreduce", "butterfly", p).latency == dimensions + 2
+    assert cost("allreduce", "halving_doubling", p).latency == 2 * dimensions + 2
+
+
+@pytest.mark.parametrize("p", SIZES)
+def test_trees_and_servers_and_direct(p):
+    assert cost("allreduce", "binomial_tree", p).latency == 2 * ceil(log2(p))
+    assert cost("allreduce", "double_binary_tree", p).latency <= 2 * ceil(log2(p))
+    assert cost("allreduce", "double_binary_tree", p).sent <= 2.5
+    assert cost("allreduce", "direct", p).latency == 2
+    assert cost("allreduce", "direct", p).sent == pytest.approx(2 * (p - 1) / p)
+    server = cost("allreduce", "parameter_server", p)
+    assert server.sent == p - 1  # the root sends the result to everybody
+    assert server.messages == 2 * (p - 1)
+
+
+@pytest.mark.parametrize("p", SIZES)
+def test_all_to_all_and_bruck(p):
+    assert cost("alltoall", "pairwise", p).latency == p - 1
+    assert cost("alltoall", "linear", p).latency == 1
+    assert cost("alltoall", "bruck", p).latency == ceil(log2(p))
+    assert cost("allgather", "bruck", p).latency == ceil(log2(p))
+    assert cost("alltoall", "pairwise", p).sent == pytest.approx((p - 1) / p)
+
+
+def test_bruck_moves_half_of_the_blocks_in_a_round():
+    for p in POWERS:
+        sent = Fraction(cost("alltoall", "bruck", p).sent).limit_denominator(1000)
+        assert sent == Fraction(1, 2) * int(log2(p))
+
+
+@pytest.mark.parametrize("p", range(2, 40))
+def test_a_rank_is_interior_in_one_tree_only(p):
+    both = [r for r in range(p) if all(tree.children for tree in trees(r, p))]
+    assert both == ([] if p % 2 == 0 else [0]) or p == 2
+
+
+@pytest.mark.parametrize("p", range(1, 40))
+def test_the_tree_is_a_tree(p):
+    nodes = [node(place, p) for place in range(p)]
+    for place, at in enumerate(nodes):
+        assert len(at.children) <= 2
+        for child in at.children:
+            assert nodes[child].parent == place
+            assert nodes[child].height < at.height
+    assert [place for place, at in enumerate(nodes) if at.parent is None] == [0]
+
+
+def test_skips_of_the_circulant():
+    assert skips(7) == [1, 2, 4, 7]
+    assert skips(16) == [1, 2, 4, 8, 16]
+    assert skips(1) == [1]
+
+
+def test_the_registry_names_each_once():
+    keys = [(a.collective, a.name) for a in ALGORITHMS]
+    assert len(set(keys)) == len(keys)
+    assert {"ring", "double_binary_tree", "butterfly", "parameter_server"} <= set(
+        names("allreduce")
+    )
+    assert all(a.summary and a.reference for a in ALGORITHMS)
+
+
+def test_options():
+    assert parse("parameter_server:servers=2") == ("parameter_server", {"servers": 2})
+    assert build("allreduce", "parameter_server:servers=2", 4).chunks == 2
+    assert find("allreduce", "ring").options == {}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "hint"),
+    [
+        ("rign", "did you mean 'ring'"),
+        ("zzz", "there are ring, double_binary_tree"),
+        ("ring:servers=2", "no option 'servers'; it has none"),
+        ("parameter_server:server=2", "no option 'server'; it has servers"),
+        ("parameter_server:servers=9", "must lie in 1..8"),
+        ("parameter_server:servers=two", "write name:option=number"),
+    ],
+)
+def test_unknown_algorithms_and_options(algorithm, hint):
+    with pytest.raises(UnknownAlgorithm, match=hint):
+        build("allreduce", algorithm, 8)
+
+
+def test_unknown_collective():
+    with pytest.raises(UnknownAlgorithm, match="there are allreduce"):
+        names("allreduse")

@@ -1,0 +1,63 @@
+"""Sizes, lists of algorithms, and data whose reduction is predictable."""
+
+import argparse
+
+import numpy as np
+import pytest
+
+from collectives import bench
+from collectives.bench import inputs
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("8", 8), ("4K", 4096), ("64M", 1 << 26), ("2GiB", 2 << 30)]
+)
+def test_sizes(text, size):
+    assert bench.size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "M", "-8", "8X", "1.5M"])
+def test_sizes_that_cannot_be_read(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="write 8, 4K, 1M or 2G"):
+        bench.size(text)
+
+
+def test_native_is_always_measured():
+    assert bench.algorithms("allreduce", "ring") == ["ring", "native"]
+    assert bench.algorithms("allreduce", "native,ring") == ["native", "ring"]
+    assert "native" in bench.algorithms("alltoall", "all")
+
+
+def test_commas_within_options():
+    assert bench.split("ring,parameter_server:servers=2,native") == [
+        "ring",
+        "parameter_server:servers=2",
+        "native",
+    ]
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int64", "half", "float", "bfloat16"])
+@pytest.mark.parametrize("op", ["sum", "prod", "max", "min"])
+def test_reductions_are_exact_in_any_order(op, dtype):
+    kind = inputs.parse_dtype(dtype)
+    size, n = 9, 200
+    predicted = inputs.expected("allreduce", op, kind, 0, size, n)
+    backwards = inputs.crafted("allreduce", op, kind, size - 1, size, n)
+    for rank in reversed(range(size - 1)):
+        backwards = inputs.OPERATIONS[op](
+            inputs.crafted("allreduce", op, kind, rank, size, n), backwards
+        )
+    assert np.array_equal(predicted.view(np.uint8), backwards.astype(kind).view(np.uint8))
+    assert len(np.unique(predicted)) > 1
+
+
+def test_every_rank_sends_something_else():
+    sent = [inputs.crafted("alltoall", "sum", np.dtype("i4"), r, 4, 64) for r in range(4)]
+    assert all(not np.array_equal(sent[0], other) for other in sent[1:])
+
+
+def test_types_that_are_none():
+    with pytest.raises(ValueError, match="no type 'flaot'"):
+        inputs.parse_dtype("flaot")
+    with pytest.raises(ValueError, match="no numeric type"):
+        inputs.parse_dtype("U5")

@@ -1,0 +1,99 @@
+"""Layouts, the drawn grid, the choice of an algorithm, and the launch guard."""
+
+import os
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from collectives.algorithms import build
+from collectives.draw import figure, grid
+from collectives.errors import CollectiveError, LaunchError
+from collectives.executor import Layout
+from collectives.launch import check_launch
+from collectives.schedule import Chunk, recvbuf
+from collectives.tuner import choose
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 7, 8, 29])
+@pytest.mark.parametrize("chunks", [1, 2, 3, 8])
+def test_chunks_cover_a_block_and_differ_by_one_item(count, chunks):
+    layout = Layout(count, chunks)
+    bounds = [layout.offset(i) for i in range(2 * chunks + 1)]
+    lengths = [b - a for a, b in pairwise(bounds)]
+    assert (bounds[0], bounds[chunks], bounds[-1]) == (0, count, 2 * count)
+    assert max(lengths) - min(lengths) <= 1
+    assert layout.items(Chunk("recvbuf", 0, chunks)) == slice(0, count)
+
+
+def test_a_chunk_in_words():
+    assert str(recvbuf[3]) == "r3"
+    assert str(recvbuf[2:4]) == "r2:4"
+
+
+@pytest.mark.parametrize("size", [4, 5])
+@pytest.mark.parametrize("algorithm", ["ring", "double_binary_tree", "butterfly"])
+def test_the_grid_is_as_it_was(algorithm, size):
+    """``UPDATE_GOLDEN=1 pytest`` rewrites the pictures; look at what changed."""
+    path = GOLDEN / f"allreduce_{algorithm}_{size}.txt"
+    drawn = grid(build("allreduce", algorithm, size)) + "\n"
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(drawn)
+    assert drawn == path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("collective", "algorithm", "size"),
+    [("allreduce", "ring", 5), ("allreduce", "circulant", 32), ("alltoall", "bruck", 4)],
+)
+def test_the_figure_is_a_png(tmp_path, collective, algorithm, size):
+    figure(build(collective, algorithm, size), tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_figure_of_too_many_ranks_is_refused(tmp_path):
+    with pytest.raises(CollectiveError, match="at most 32 ranks, not 33"):
+        figure(build("allreduce", "ring", 33), tmp_path / "a.png")
+
+
+def test_the_choice_says_why():
+    small = choose("allreduce", 8, 4, commutes=True, native=True)
+    assert small.algorithm == "native"
+    assert "8 bytes" in small.reason
+    large = choose("allreduce", 64 << 20, 4, commutes=True, native=True)
+    assert large.algorithm == "ring"
+    assert choose("allreduce", 64 << 20, 4, commutes=False, native=True).algorithm == "native"
+    assert choose("allreduce", 8, 4, commutes=True, native=False).algorithm == "butterfly"
+    shared = choose("allreduce", 1 << 20, 4, commutes=False, native=True, shared=True)
+    assert shared.algorithm == "direct"
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"OMPI_COMM_WORLD_SIZE": "4"},
+        {"PMI_SIZE": "2"},
+        {"SLURM_STEP_NUM_TASKS": "8"},
+        {"SLURM_NTASKS": "2"},
+    ],
+)
+def test_a_singleton_among_several_tasks_is_refused(told):
+    (name,) = told
+    with pytest.raises(LaunchError, match=f"{name}={told[name]}.*do not belong together"):
+        check_launch(1, told)
+    check_launch(int(told[name]), told)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {},
+        {"SLURM_NTASKS": "1"},
+        {"OMPI_COMM_WORLD_SIZE": "1", "SLURM_NTASKS": "4"},
+        {"PMI_SIZE": ""},
+    ],
+)
+def test_one_process_on_purpose_is_fine(told):
+    check_launch(1, told)

@@ -1,0 +1,183 @@
+"""Every registered algorithm is proved, what it claims is what is proved, and breaking it shows."""
+
+import pytest
+
+from collectives.algorithms import ALGORITHMS, build
+from collectives.errors import ScheduleError
+from collectives.mutate import survey
+from collectives.schedule import (
+    Copy,
+    Recv,
+    RecvReduce,
+    Schedule,
+    Send,
+    recvbuf,
+    sendbuf,
+    workspace,
+)
+from collectives.segments import segmented
+from collectives.verify import is_in_place_safe, verify
+
+SIZES = [*range(1, 34), 64]
+every_algorithm = pytest.mark.parametrize(
+    "algorithm", ALGORITHMS, ids=lambda a: f"{a.collective}-{a.name}"
+)
+
+
+@every_algorithm
+def test_proved_at_every_size(algorithm):
+    for size in SIZES:
+        assert verify(algorithm.schedule(size)).messages > 0 or size == 1
+
+
+@every_algorithm
+def test_in_place_exactly_where_claimed(algorithm):
+    safe = [is_in_place_safe(algorithm.schedule(size)) for size in SIZES if size > 1]
+    assert all(safe) if algorithm.in_place else not any(safe)
+
+
+@pytest.mark.parametrize("algorithm", [a for a in ALGORITHMS if a.collective == "allreduce"])
+def test_order_is_kept_where_claimed(algorithm):
+    kept = [verify(algorithm.schedule(size)).keeps_order for size in SIZES]
+    options = {"servers": 3} if "servers" in algorithm.options else {}
+    kept += [verify(algorithm.schedule(size, **options)).keeps_order for size in SIZES if size > 3]
+    assert all(kept) == algorithm.keeps_order
+
+
+@pytest.mark.parametrize("servers", [1, 2, 3, 5])
+def test_sharded_parameter_server(servers):
+    for size in range(servers, 12):
+        schedule = build("allreduce", f"parameter_server:servers={servers}", size)
+        verify(schedule)
+        verify(schedule, in_place=True)
+
+
+@every_algorithm
+@pytest.mark.parametrize("overlap", [False, True])
+def test_segments_of_every_algorithm(algorithm, overlap):
+    for size in (1, 2, 3, 4, 5, 7, 8):
+        for count in (1, 2, 3):
+            schedule = segmented(algorithm.schedule(size), count, overlap)
+            verify(schedule)
+            if algorithm.in_place:
+                verify(schedule, in_place=True)
+
+
+@every_algorithm
+def test_every_mutant_that_matters_is_rejected(algorithm):
+    for size in (2, 3, 4, 5):
+        counted = survey(algorithm.schedule(size))
+        assert counted.missed == 0
+        assert counted.rejected > counted.harmless
+        assert counted.mutants == counted.rejected + counted.harmless
+
+
+@pytest.mark.slow
+@every_algorithm
+@pytest.mark.parametrize("size", range(6, 10))
+def test_every_mutant_that_matters_is_rejected_on_more_ranks(algorithm, size):
+    counted = survey(algorithm.schedule(size))
+    assert counted.missed == 0
+    assert counted.rejected > counted.harmless
+
+
+def schedule(*programmes, chunks=1, room=0, collective="allreduce"):
+    """A schedule written out by hand, one list of rounds a rank."""
+    return Schedule(
+        collective,
+        "by_hand",
+        len(programmes),
+        chunks,
+        room,
+        True,
+        lambda rank: iter(programmes[rank]),
+    )
+
+
+def exchange(peer):
+    return (Send(peer, sendbuf[0]), RecvReduce(peer, recvbuf[0], sendbuf[0]))
+
+
+def test_a_correct_schedule_by_hand():
+    assert verify(schedule([exchange(1)], [exchange(0)])).keeps_order
+
+
+BROKEN = {
+    "never matched; rank 1 has finished": ([exchange(1)], []),
+    "is in round 0": (
+        [(Recv(1, recvbuf[0]),), (Send(1, sendbuf[0]),)],
+        [(Recv(0, recvbuf[0]),), (Send(0, sendbuf[0]),)],
+    ),
+    "names rank 0, which is the rank itself": ([exchange(0)], [exchange(0)]),
+    "names rank 2, which is no rank": ([exchange(2)], [exchange(0)]),
+    "contribution of ranks [1] twice": (
+        [exchange(1), (RecvReduce(1, recvbuf[0]),)],
+        [exchange(0), (Send(0, sendbuf[0]),)],
+    ),
+    "expected chunk 0 of ranks [0, 1]": (
+        [(Send(1, sendbuf[0]), Recv(1, recvbuf[0]))],
+        [(Send(0, sendbuf[0]), Recv(0, recvbuf[0]))],
+    ),
+    "uses a chunk that its round is writing": (
+        [(Copy(recvbuf[0], sendbuf[0]),), (Send(1, recvbuf[0]), Recv(1, recvbuf[0]))],
+        [(Send(0, sendbuf[0]), Recv(0, recvbuf[0]))],
+    ),
+    "writes what another step is writing": (
+        [(Copy(recvbuf[0], sendbuf[0]), Recv(1, recvbuf[0]))],
+        [(Send(0, sendbuf[0]),)],
+    ),
+    "writes to sendbuf": ([(Recv(1, sendbuf[0]),)], [(Send(0, sendbuf[0]),)]),
+    "which does not exist": ([(Recv(1, recvbuf[1]),)], [(Send(0, sendbuf[0]),)]),
+    "names w0, which does not exist": ([(Recv(1, workspace[0]),)], [(Send(0, sendbuf[0]),)]),
+    "before anything was written there": ([(Recv(1, recvbuf[0]),)], [(Send(0, recvbuf[0]),)]),
+    "ends with recvbuf[0] never written": (
+        [exchange(1)],
+        [(Send(0, sendbuf[0]), Recv(0, workspace[0]))],
+    ),
+}
+
+
+@pytest.mark.parametrize("reason", BROKEN)
+def test_the_error_says_what_is_wrong(reason):
+    room = 1 if "never written" in reason else 0
+    with pytest.raises(ScheduleError) as caught:
+        verify(schedule(*BROKEN[reason], room=room))
+    assert reason in str(caught.value)
+    assert "rank 0" in str(caught.value)
+    assert "round 0" in str(caught.value)  # the grid
+
+
+def test_different_trees_on_two_ranks_are_an_error():
+    """(0+1)+2 on ranks 0 and 1, but 0+(1+2) on rank 2: equal on paper, not in floating point."""
+    programmes = (
+        [(Send(1, sendbuf[0]), Send(2, sendbuf[0])), (Recv(1, recvbuf[0]),)],
+        [
+            (RecvReduce(0, recvbuf[0], sendbuf[0]), Send(2, sendbuf[0])),
+            (RecvReduce(2, recvbuf[0]),),
+            (Send(0, recvbuf[0]),),
+        ],
+        [
+            (RecvReduce(1, recvbuf[0], sendbuf[0]), RecvReduce(0, recvbuf[0])),
+            (Send(1, sendbuf[0]),),
+        ],
+    )
+    first = [programmes[0][0], (Recv(1, recvbuf[0]),)]
+    with pytest.raises(ScheduleError, match="another order than on rank 0"):
+        verify(schedule(first, programmes[1], programmes[2]))
+
+
+def test_pieces_of_unequal_size_do_not_change_places():
+    programme = [
+        (Copy(recvbuf[0], sendbuf[1]), Copy(recvbuf[1], sendbuf[0])),
+    ]
+    with pytest.raises(ScheduleError, match="piece 1 of a block in place 0"):
+        verify(schedule(programme, chunks=2))
+
+
+def test_reducing_different_chunks_is_an_error():
+    crossed = [
+        [(Send(1, sendbuf[0:1]), RecvReduce(1, recvbuf[1], sendbuf[1]))],
+        [(Send(0, sendbuf[0:1]), RecvReduce(0, recvbuf[1], sendbuf[1]))],
+    ]
+    with pytest.raises(ScheduleError, match="reduces chunk"):
+        verify(schedule(*crossed, chunks=2))
