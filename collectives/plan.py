@@ -1,5 +1,6 @@
 """A collective that is bound to its buffers: the calls that carry it out, and their progress."""
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -93,6 +94,7 @@ class Plan:
         while len(self._active) > 1 and not self.Test():
             for plan in tuple(self._active):
                 plan.Test()
+            os.sched_yield()  # a rank that we wait for may need this core
         while self._next < len(self._rounds):
             for call in self._rounds[self._next].finish:
                 call()

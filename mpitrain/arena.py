@@ -4,7 +4,7 @@ The optimiser and the hash then see one array, and a bucket of gradients is a sl
 moves, so that its all-reduce is bound once.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mpitrain.nn import Array, Parameters, array_namespace
@@ -34,14 +34,22 @@ class Arena:
         gradient_views: the same for ``gradients``.
     """
 
-    def __init__(self, initial: Sequence[Parameters]) -> None:
-        """Copy the initial values; ``ValueError`` if there is no parameter in any layer."""
+    def __init__(
+        self, initial: Sequence[Parameters], empty: Callable[..., Array] | None = None
+    ) -> None:
+        """Copy the initial values; ``ValueError`` if there is no parameter in any layer.
+
+        Args:
+            empty: ``empty(size, dtype)`` makes the gradients' array; ``Communicator.empty`` puts it
+                where the ranks of a node reduce it without messages.
+        """
         tensors = [tensor.ravel() for layer in initial for tensor in layer.values()]
         if not tensors:
             raise ValueError("a model without parameters cannot be trained")
         xp = array_namespace(tensors[0])
         self.parameters: Array = xp.concatenate(tensors)
-        self.gradients: Array = xp.zeros_like(self.parameters)
+        self.gradients: Array = (empty or xp.empty)(self.parameters.size, self.parameters.dtype)
+        self.gradients[...] = 0
         self._ends = _layer_ends(initial)
         self.parameter_views = _views(self.parameters, initial)
         self.gradient_views = _views(self.gradients, initial)

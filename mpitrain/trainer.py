@@ -65,7 +65,7 @@ class Trainer:
         self.sampler = data.Sampler(samples, config.train.batch_size, config.run.seed)
         self.model = models.build(config.model, self.data.input_shape, self.data.classes)
         rng = np.random.default_rng(config.run.seed)
-        self.arena = Arena(self.model.parameters(rng, np, config.run.dtype))
+        self.arena = Arena(self.model.parameters(rng, np, config.run.dtype), comm.empty)
         self.optimizer = SGD(
             config.optim.momentum, config.optim.weight_decay, config.optim.nesterov
         )
