@@ -34,11 +34,16 @@ class HostBuffer:
         return MPI._typedict.get(self.items.dtype.char) or None
 
     def memory(self, borrow: bool) -> npt.NDArray[Any]:
-        """``items``, or the same memory by address, which does not keep the array alive."""
-        if not borrow or not self.items.nbytes:
-            return self.items
-        memory = MPI.buffer.fromaddress(self.address, self.items.nbytes)
-        return np.frombuffer(memory, self.items.dtype)  # type: ignore[call-overload]
+        """``items``, or the same memory without keeping it alive."""
+        return borrowed(self.items) if borrow else self.items
+
+
+def borrowed(items: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The same memory by address: whoever uses it must know that it is still there."""
+    if not items.nbytes:
+        return np.empty(0, items.dtype)
+    memory = MPI.buffer.fromaddress(items.__array_interface__["data"][0], items.nbytes)
+    return np.frombuffer(memory, items.dtype)  # type: ignore[call-overload]
 
 
 def host_buffer(spec: object, role: str, blocks: int = 1) -> HostBuffer:
@@ -129,6 +134,8 @@ def _as_type(array: npt.NDArray[Any], datatype: MPI.Datatype, role: str) -> npt.
             "bytes); pack it first, or call with algorithm='native'"
         )
     dtype = np.dtype(dtlib.to_numpy_dtype(datatype))
+    if dtype.subdtype or dtype.names:  # a type of several numbers: only its operation knows them
+        dtype = np.dtype((np.void, extent))
     if array.nbytes % dtype.itemsize:
         raise InvalidBuffer(
             f"the {role} buffer of {array.nbytes} bytes is no whole number of {dtype} items"

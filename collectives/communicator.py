@@ -3,6 +3,7 @@
 import logging
 import os
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
@@ -26,6 +27,8 @@ log = logging.getLogger("collectives")
 #: size each.  Above it, binding is cheap beside the transfer.
 CACHED_PLANS = 32
 CACHED_BYTES = 4 << 20
+#: Room for a call in words, when ranks compare them.
+_CALL_BYTES = 256
 
 AnyPlan = Plan | NativePlan
 
@@ -118,11 +121,14 @@ class Communicator(MPI.Intracomm):
         return self._make("alltoall", sendbuf, recvbuf, None, algorithm)
 
     def empty(self, shape: Any, dtype: Any = float) -> npt.NDArray[Any]:
-        """A new array on every rank, in memory that all ranks can address if one node holds them.
+        """A new array of zeros on every rank, in memory that the ranks of a node can all address.
 
         Collectives on such arrays are loads and stores: no message is sent.  Collective; the shape
-        may differ between ranks.  The memory is released by :meth:`close`, after which the array
-        must not be used; where the ranks are on several nodes it is ordinary memory.
+        may differ between ranks.  The memory goes with the last array in it.  Where the ranks are
+        on several nodes, it is ordinary memory.
+
+        Raises:
+            InvalidBuffer: on all ranks, if the node does not let them share memory.
         """
         if self._one_node is None:
             node = MPI.Intracomm(self).Split_type(MPI.COMM_TYPE_SHARED)
@@ -153,9 +159,7 @@ class Communicator(MPI.Intracomm):
         for plan in self._cache.values():
             plan.Free()
         self._cache.clear()
-        if self._node is not None:
-            self._node.free()
-            self._node = None
+        self._node = None
         if self._transport is not None:
             self._transport.channel.Free()
             self._transport = None
@@ -173,6 +177,16 @@ class Communicator(MPI.Intracomm):
             return comm  # type: ignore[return-value]  # as mpi4py: the rank is in no group
         return type(self)(comm, self._algorithm, self._check)  # type: ignore[arg-type]
 
+    def _progress(self) -> None:
+        """Moves the plans that are under way along, lest a rank that waits for them wait for us."""
+        for plan in tuple(self._active):
+            plan.Test()
+        os.sched_yield()
+
+    @property
+    def _idle(self) -> Callable[[], None] | None:
+        return self._progress if self._active else None
+
     @property
     def _mpi(self) -> MPITransport:
         if self._transport is None:
@@ -185,11 +199,10 @@ class Communicator(MPI.Intracomm):
         """A blocking call: look its plan up by the memory that it is about, or bind one."""
         algorithm = algorithm or self._algorithm
         if algorithm == "native" and not self._check:
-            self.last_plan = NativePlan(self, collective, sendbuf, recvbuf, op, "asked for")
-            self.last_plan()
+            self._complete(NativePlan(self, collective, sendbuf, recvbuf, op, "asked for"))
             return
         call = self._read(collective, sendbuf, recvbuf, op, algorithm)
-        places = None if self._node is None else shared_places(call, self._node)
+        places = None if self._node is None else shared_places(call, self._node, self._idle)
         key = (call.key, places)
         plan: AnyPlan | None = self._cache.pop(key, None)
         if plan is None:
@@ -199,15 +212,23 @@ class Communicator(MPI.Intracomm):
             self._cache[key] = plan
         if len(self._cache) > CACHED_PLANS:
             self._cache.popitem(last=False)[1].Free()
+        self._complete(plan)
+
+    def _complete(self, plan: AnyPlan) -> None:
         self.last_plan = plan
-        plan()
+        if self._idle is None:
+            plan()
+        else:
+            plan.Start()
+            while not plan.Test():
+                self._progress()
 
     def _make(
         self, collective: str, sendbuf: Any, recvbuf: Any, op: MPI.Op | None, algorithm: str | None
     ) -> AnyPlan:
         """A persistent call: a plan of its own, with tags and counters of its own."""
         call = self._read(collective, sendbuf, recvbuf, op, algorithm or self._algorithm)
-        places = None if self._node is None else shared_places(call, self._node)
+        places = None if self._node is None else shared_places(call, self._node, self._idle)
         self._plans_made += 1
         self.last_plan = self._plan(call, places, self._plans_made, borrow=False)
         return self.last_plan
@@ -229,15 +250,23 @@ class Communicator(MPI.Intracomm):
 
     def _agree(self, call: str) -> None:
         """Raises :class:`MismatchError` on all ranks unless they all make the same call."""
+        mine = np.zeros(_CALL_BYTES, np.uint8)
+        encoded = call.encode()[:_CALL_BYTES]
+        mine[: len(encoded)] = list(encoded)
+        everybody = np.empty((self.size, _CALL_BYTES), np.uint8)
+        request = self._mpi.channel.Iallgather(mine, everybody)
+        while not request.Test():
+            self._progress()
         calls: dict[str, list[str]] = {}
-        for rank, text in enumerate(self._mpi.channel.allgather(call)):
+        for rank, told in enumerate(everybody):
+            text = told.tobytes().rstrip(b"\0").decode(errors="replace")
             calls.setdefault(text, []).append(str(rank))
         if len(calls) > 1:
-            told = "; ".join(
+            listed = "; ".join(
                 f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}: {text}"
                 for text, ranks in calls.items()
             )
-            raise MismatchError(f"the ranks' calls do not belong together: {told}")
+            raise MismatchError(f"the ranks' calls do not belong together: {listed}")
 
     def _plan(self, call: Call, places: Places | None, number: int, borrow: bool) -> AnyPlan:
         """Binds ``call``; plans in flight together need different numbers."""
@@ -259,10 +288,11 @@ class Communicator(MPI.Intracomm):
                 places,
                 recv,
                 combine,
+                borrow=borrow,
                 reason=reason,
                 active=self._active,
             )
-        slots = (self.Get_attr(MPI.TAG_UB) or 0) // TAGS_PER_PLAN
+        slots = (MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767) // TAGS_PER_PLAN
         return bind(
             schedule,
             self._mpi,

@@ -1,9 +1,8 @@
 """Binds a schedule to buffers and a transport, once, so that running it is a short flat loop."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +14,14 @@ from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule,
 from collectives.transport import Bytes, Request, Transport
 
 Items = npt.NDArray[Any]
-#: ``combine(left, right, out)``; ``out`` may be either operand.  NumPy's ufuncs are of this kind.
-Combine = Callable[[Items, Items, Items], object]
+
+
+class Combine(Protocol):
+    """A reduction of two arrays, as NumPy's functions are."""
+
+    def __call__(self, left: Items, right: Items, /, *, out: Items) -> object:
+        """Puts ``left (op) right`` into ``out``, which may be either of them."""
+
 
 #: Tags of one plan; messages between two ranks cycle through them.
 TAGS_PER_PLAN = 64
@@ -114,7 +119,7 @@ class _Binder:
             raise ScheduleError(f"{step} reduces, but no operation was given")
         own = self.view(step.operand or step.chunk)
         operands = (arrived, own) if step.peer < self.transport.rank else (own, arrived)
-        return partial(self.combine, *operands, target)
+        return partial(self.combine, *operands, out=target)
 
     def next_tag(self, step: Send | Recv | RecvReduce) -> int:
         """The k-th message from one rank to another has the same tag at both ends."""

@@ -11,6 +11,7 @@ from collectives.executor import Combine, Items
 # Which kinds of number each operation takes (MPI 4.1, section 6.9.2), as NumPy's kind letters.
 _NUMBER = "iufcV"  # V: ml_dtypes' bfloat16 and its relatives
 _REAL = "iufV"
+_INTEGER = "iu"
 _LOGICAL = "iub"
 
 
@@ -23,14 +24,14 @@ def _table() -> list[tuple[MPI.Op, np.ufunc, str]]:
         (MPI.LAND, np.logical_and, _LOGICAL),
         (MPI.LOR, np.logical_or, _LOGICAL),
         (MPI.LXOR, np.logical_xor, _LOGICAL),
-        (MPI.BAND, np.bitwise_and, _LOGICAL),
-        (MPI.BOR, np.bitwise_or, _LOGICAL),
-        (MPI.BXOR, np.bitwise_xor, _LOGICAL),
+        (MPI.BAND, np.bitwise_and, _INTEGER),
+        (MPI.BOR, np.bitwise_or, _INTEGER),
+        (MPI.BXOR, np.bitwise_xor, _INTEGER),
     ]
 
 
 def combiner(op: MPI.Op, dtype: np.dtype[Any], datatype: MPI.Datatype | None) -> Combine:
-    """The function ``combine(left, right, out)`` of ``op`` on arrays of ``dtype``.
+    """The function ``combine(left, right, out=...)`` of ``op`` on arrays of ``dtype``.
 
     Built-in operations on numbers are NumPy's ufuncs.  Unlike MPI's comparison, ``MAX`` and ``MIN``
     propagate NaN, which is what makes their result independent of the order.  Operations of the
@@ -61,7 +62,7 @@ class _ReduceLocal:
         self.op = op
         self.datatype = datatype
 
-    def __call__(self, left: Items, right: Items, out: Items) -> None:
+    def __call__(self, left: Items, right: Items, /, *, out: Items) -> None:
         result = right.copy()
         self.op.Reduce_local(
             [left.view(np.uint8), left.size, self.datatype],

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from collectives.buffers import borrowed
 from collectives.call import Call
 from collectives.contracts import contract
 from collectives.dataflow import Cell, Dataflow, End, entered, moved
@@ -33,7 +34,7 @@ SEGMENT_BYTES = 512 << 10
 Places = tuple[tuple[Place | None, Place], ...]
 
 
-def shared_places(call: Call, node: NodeMemory) -> Places | None:
+def shared_places(call: Call, node: NodeMemory, idle: Action | None) -> Places | None:
     """Where all ranks' buffers lie, or ``None`` if some of them are ordinary memory.  Collective.
 
     Cost: one meeting of the ranks in the node's memory, about a microsecond.
@@ -41,7 +42,7 @@ def shared_places(call: Call, node: NodeMemory) -> Places | None:
     nowhere = (-1, 0)
     sends = nowhere if call.send is None else node.locate(call.send.items) or (-2, 0)
     words = (*sends, *(node.locate(call.recv.items) or nowhere))
-    found = [struct.unpack("4q", told) for told in node.meet(words)]
+    found = [struct.unpack("4q", told) for told in node.meet(words, idle)]
     if any(send_window == -2 or window == -1 for send_window, _, window, _ in found):
         return None
     return tuple(
@@ -64,6 +65,7 @@ def bind_shared(
     recv: Items,
     combine: Combine | None,
     *,
+    borrow: bool,
     reason: str,
     active: list[Plan],
 ) -> Plan:
@@ -73,6 +75,7 @@ def bind_shared(
         slot: counters that no other plan under way uses.
         places: of all ranks' buffers, which :func:`runs_shared` must allow.
         recv: this rank's receive buffer, of the same length and type as the others'.
+        borrow: name the memory by address, so that the plan does not keep it.
     """
     blocks = contract(schedule.collective)
     count = recv.size // blocks.recv_blocks(schedule.size)
@@ -89,7 +92,8 @@ def bind_shared(
             send = theirs[offset : offset + sent]
         else:
             send = node.view(rank, send_place, sent, recv.dtype)
-        memory.append({"sendbuf": send, "recvbuf": theirs})
+        buffers = {"sendbuf": send, "recvbuf": theirs}
+        memory.append({k: borrowed(v) if borrow else v for k, v in buffers.items()})
     binder = SharedBinder(Dataflow(schedule, in_place), node, slot, memory, layout, combine)
     return Plan(
         schedule.collective,
@@ -224,4 +228,4 @@ class SharedBinder:
             raise ScheduleError(f"{step} reduces, but no operation was given")
         own = self.view(self.rank, step.operand or step.chunk)
         operands = (arrived, own) if step.peer < self.rank else (own, arrived)
-        return partial(self.combine, *operands, target)
+        return partial(self.combine, *operands, out=target)

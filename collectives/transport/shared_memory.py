@@ -4,8 +4,10 @@ Flags are counters, each written by one rank and polled by the others.  Plain lo
 because x86-64 keeps stores in order; on another machine they would need fences that Python lacks.
 """
 
+import mmap
 import os
 import platform
+import weakref
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,6 +18,7 @@ from mpi4py import MPI
 
 from collectives.errors import InvalidBuffer
 from collectives.plan import Action
+from collectives.transport import Bytes
 
 _LINE = 8  # a cache line in 8-byte words: two ranks never write to the same one
 #: Plans in flight at a time that can be told apart.
@@ -34,11 +37,25 @@ class Place(NamedTuple):
     offset: int
 
 
-class Window(NamedTuple):
-    """A window with one segment a rank, each as this process addresses it."""
+class Window:
+    """Memory with one segment a rank, as this process addresses it.
 
-    handle: MPI.Win
-    segments: list[npt.NDArray[np.uint8]]
+    The array that the caller got keeps the own segment alive, and that the window.
+    """
+
+    def __init__(self, segments: list[Bytes], rank: int) -> None:
+        self.address = segments[rank].__array_interface__["data"][0]
+        self.nbytes = segments[rank].nbytes
+        self.own = weakref.ref(segments[rank])
+        self.others = {r: segment for r, segment in enumerate(segments) if r != rank}
+
+    def segment(self, rank: int) -> Bytes:
+        """The memory of ``rank``."""
+        segment = self.others.get(rank)
+        if segment is None:
+            segment = self.own()
+        assert segment is not None, "a window is dropped with its own segment"
+        return segment
 
 
 class Epoch:
@@ -105,10 +122,14 @@ class Tick:
 
 
 class NodeMemory:
-    """Windows over ``comm``, whose ranks must all be on one node.  Making one is collective.
+    """Memory that the ranks of ``comm``, all on one node, can address.  Making it is collective.
+
+    It is anonymous: no file names it, so nothing is left behind however the job ends, and it goes
+    when the last array in it does.
 
     Raises:
-        InvalidBuffer: on a processor that is not x86-64.
+        InvalidBuffer: on all ranks, if one cannot open another's memory, or on a processor that is
+            not x86-64.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
@@ -117,9 +138,10 @@ class NodeMemory:
         self.comm = comm
         self.rank = comm.rank
         self.size = comm.size
-        self.windows: list[Window] = []
+        self._windows: dict[int, Window] = {}
+        self._made = 0
         control = self._allocate((SLOTS * _LINE + 2 * WORDS) * 8)
-        self._counters = [memoryview(segment.data).cast("q") for segment in control.segments]
+        self._counters = [memoryview(segment.data).cast("q") for segment in control]
         self._epochs = [Epoch() for _ in range(SLOTS)]
         # With a core each, polling is the fastest wait; without, it keeps the awaited from running.
         self._polite = comm.size > (os.cpu_count() or 1)
@@ -127,11 +149,18 @@ class NodeMemory:
         self._arrivals = [self.flag(rank, MEETING, 1) for rank in range(comm.size)]
 
     def empty(self, shape: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """A new array on every rank, of the same or of another shape.  Collective."""
+        """A new array of zeros on every rank, of the same or of another shape.  Collective."""
         kind = np.dtype(dtype)
         nbytes = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
-        window = self._allocate(nbytes)
-        return window.segments[self.rank][:nbytes].view(kind).reshape(shape)
+        segments = self._allocate(nbytes)
+        own = segments[self.rank]
+        own[...] = 0  # touched by its owner first, so that its pages lie near it
+        number = self._made
+        self._made += 1
+        self._windows[number] = Window(segments, self.rank)
+        weakref.finalize(own, self._windows.pop, number, None).atexit = False
+        self.comm.Barrier()
+        return own[:nbytes].view(kind).reshape(shape)
 
     def flag(self, rank: int, slot: int, value: int) -> Flag:
         """The condition that ``rank`` has counted up to ``value`` in this run of ``slot``."""
@@ -141,11 +170,12 @@ class NodeMemory:
         """The action that sets this rank's count."""
         return Tick(self._counters[self.rank], slot * _LINE, self._epochs[slot], value)
 
-    def meet(self, words: Sequence[int]) -> list[bytes]:
+    def meet(self, words: Sequence[int], idle: Action | None) -> list[bytes]:
         """Waits for all ranks to call this, and returns what each of them brought.
 
         Args:
             words: at most ``WORDS`` integers.
+            idle: called while waiting, if something else is under way that the others may need.
         """
         self._epochs[MEETING].advance(2)
         self._meetings += 1
@@ -156,6 +186,8 @@ class NodeMemory:
             own[i] = word
         self.tick(MEETING, 1)()
         for flag in self._arrivals:
+            while idle is not None and not flag.Test():
+                idle()
             flag.Wait()
         return [bytes(counters[first : first + WORDS]) for counters in self._counters]
 
@@ -166,38 +198,38 @@ class NodeMemory:
     def locate(self, items: npt.NDArray[Any]) -> Place | None:
         """Where ``items`` lies, or ``None`` if it is ordinary memory."""
         address = items.__array_interface__["data"][0]
-        for number, window in enumerate(self.windows):
-            segment = window.segments[self.rank]
-            offset = address - segment.__array_interface__["data"][0]
-            if offset >= 0 and offset + items.nbytes <= segment.nbytes:
+        for number, window in self._windows.items():
+            offset = address - window.address
+            if offset >= 0 and offset + items.nbytes <= window.nbytes:
                 return Place(number, offset)
         return None
 
     def view(self, rank: int, place: Place, count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """``count`` items at ``place`` of ``rank``."""
-        segment = self.windows[place.window].segments[rank]
+        segment = self._windows[place.window].segment(rank)
         return segment[place.offset : place.offset + count * dtype.itemsize].view(dtype)
 
-    def free(self) -> None:
-        """Frees the windows; arrays in them must not be used any more.  Collective."""
-        self._counters = []
-        while self.windows:
-            handle, segments = self.windows.pop()
-            segments.clear()
-            handle.Unlock_all()
-            handle.Free()
-
-    def _allocate(self, nbytes: int) -> Window:
-        info = MPI.Info.Create({"alloc_shared_noncontig": "true"})
-        handle = MPI.Win.Allocate_shared(max(nbytes, 64), 1, info, self.comm)
-        info.Free()
-        handle.Lock_all(MPI.MODE_NOCHECK)
-        segments = []
-        for rank in range(self.size):
-            memory, _ = handle.Shared_query(rank)
-            segments.append(np.asarray(memory))
-        segments[self.rank][:] = 0  # touched by its owner: pages lie near it
-        self.comm.Barrier()
-        window = Window(handle, segments)
-        self.windows.append(window)
-        return window
+    def _allocate(self, nbytes: int) -> list[Bytes]:
+        """One segment a rank, of ``nbytes`` there, in one anonymous file that all of them map."""
+        lengths = self.comm.allgather(-(-max(nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE)
+        descriptor, problem = -1, None
+        try:
+            if self.rank == 0:
+                descriptor = os.memfd_create("collectives")
+                os.truncate(descriptor, sum(lengths))
+            path = self.comm.bcast(f"/proc/{os.getpid()}/fd/{descriptor}")
+            if self.rank != 0:
+                descriptor = os.open(path, os.O_RDWR)
+            memory = mmap.mmap(descriptor, sum(lengths))
+        except OSError as error:
+            problem = f"rank {self.rank}: {error}"
+        problems = [told for told in self.comm.allgather(problem) if told]
+        if descriptor >= 0:
+            os.close(descriptor)
+        if problems:
+            raise InvalidBuffer(f"the ranks cannot share memory: {'; '.join(problems)}")
+        ends = np.cumsum(lengths)
+        return [
+            np.frombuffer(memory, np.uint8, length, end - length)
+            for length, end in zip(lengths, ends.tolist())
+        ]

@@ -77,7 +77,7 @@ def test_drawn_cases(algorithm, size, count, dtype, in_place, seed):
 def test_user_operations_reduce_in_rank_order():
     """2x2 matrices do not commute, so only the order of ranks gives the right product."""
 
-    def multiply(left, right, out):
+    def multiply(left, right, *, out):
         out[...] = (left.reshape(-1, 2, 2) @ right.reshape(-1, 2, 2) % 97).reshape(-1)
 
     for algorithm in (a for a in ALGORITHMS if a.keeps_order):

@@ -1,0 +1,105 @@
+"""The benchmark: its columns, its files, and that it notices wrong results."""
+
+import csv
+import json
+
+import pytest
+
+from collectives.__main__ import main
+from collectives.bench import measure
+
+pytestmark = pytest.mark.mpi
+QUICK = ["-b", "8", "-e", "2K", "-f", "16", "-n", "2", "--repeats", "3"]
+
+
+def bench(comm, folder, *arguments):
+    """Exit status and, on every rank, what rank 0 wrote."""
+    folder = comm.bcast(str(folder))
+    status = main(["bench", *arguments, "-J", f"{folder}/b.json", "--csv", f"{folder}/b.csv"])
+    comm.Barrier()
+    with open(f"{folder}/b.json") as file:
+        return status, json.load(file), folder
+
+
+@pytest.mark.parametrize("collective", ["allreduce", "allgather", "alltoall"])
+def test_every_algorithm_is_measured_and_right(comm, tmp_path, capsys, collective):
+    status, told, folder = bench(comm, tmp_path, collective, *QUICK, "--place", "both")
+    assert status == 0
+    results = told["results"]
+    assert {r["algorithm"] for r in results} >= {
+        "native",
+        "bruck" if collective != "allreduce" else "ring",
+    }
+    assert all(r["wrong"] == 0 and len(r["times_us"]) == 3 and r["p50_us"] > 0 for r in results)
+    assert told["environment"]["ranks"] == comm.size
+    with open(f"{folder}/b.csv") as file:
+        assert len(list(csv.DictReader(file))) == len(results)
+    lines = capsys.readouterr().out.splitlines()
+    if comm.rank == 0:
+        rows = [line.split() for line in lines if not line.startswith("#")]
+        assert rows[0][:4] == ["size(B)", "count", "type", "redop"]
+        assert len(rows) - 1 == len(results)
+    else:
+        assert not lines
+
+
+def test_types_operations_and_memory(comm, tmp_path):
+    for arguments in (
+        ["-d", "half", "-o", "max"],
+        ["-d", "int8", "-o", "prod", "--memory", "both"],
+    ):
+        status, told, _ = bench(
+            comm, tmp_path, "allreduce", *QUICK, "--algorithm", "ring", *arguments
+        )
+        assert status == 0
+        assert all(r["wrong"] == 0 for r in told["results"])
+
+
+def test_osu(comm, tmp_path, capsys):
+    status, *_ = bench(
+        comm, tmp_path, "allreduce", *QUICK, "--algorithm", "ring", "--format", "osu"
+    )
+    assert status == 0
+    if comm.rank == 0:
+        assert "# Size    Avg Latency(us)" in capsys.readouterr().out
+
+
+def test_a_plot(comm, tmp_path):
+    status, _, folder = bench(
+        comm, tmp_path, "allreduce", *QUICK, "--algorithm", "ring", "--plot", f"{tmp_path}/b.png"
+    )
+    assert status == 0
+    if comm.rank == 0:
+        with open(f"{folder}/b.png", "rb") as file:
+            assert file.read(4) == b"\x89PNG"
+
+
+def test_wrong_results_are_counted(comm, tmp_path, monkeypatch):
+    real = measure._plan
+
+    def sabotaged(comm, case, algorithm, send, recv):
+        plan = real(comm, case, algorithm, send, recv)
+        if algorithm == "ring":
+            plan._program = [*plan._program, lambda: recv.__setitem__(0, -1)]
+        return plan
+
+    monkeypatch.setattr(measure, "_plan", sabotaged)
+    status, told, _ = bench(comm, tmp_path, "allreduce", *QUICK, "--algorithm", "ring")
+    assert status == 1
+    wrong = {r["algorithm"]: r["wrong"] for r in told["results"]}
+    assert wrong["ring"] >= comm.size
+    assert wrong["native"] == 0
+
+
+def test_too_little_bandwidth_fails(comm, tmp_path):
+    status, *_ = bench(
+        comm, tmp_path, "allreduce", *QUICK, "--algorithm", "ring", "--min-busbw", "1e9"
+    )
+    assert status == 1
+
+
+def test_mistakes(comm, capsys):
+    assert main(["bench", "allreduce", "--algorithm", "rign"]) == 2
+    assert main(["bench", "allreduce", "-d", "flaot"]) == 2
+    told = capsys.readouterr().err
+    assert ("did you mean 'ring'?" in told and "no type 'flaot'" in told) == (comm.rank == 0)

@@ -1,0 +1,278 @@
+"""The communicator as a drop-in: buffers, plans, operations, errors, and the rest of mpi4py."""
+
+import array
+import gc
+import weakref
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from collectives import Communicator, InvalidBuffer, MismatchError, UnknownAlgorithm
+from collectives.algorithms import ALGORITHMS
+
+pytestmark = pytest.mark.mpi
+two_or_more = pytest.mark.mpi(min_size=2)
+
+
+def total(comm):
+    return comm.size * (comm.size - 1) // 2
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "native", "auto"])
+def test_specifications_of_mpi4py(comm, algorithm):
+    sendbuf, recvbuf = np.full(10, comm.rank, "f4"), np.zeros(10, "f4")
+    for spec in (
+        lambda b: b,
+        lambda b: [b, MPI.FLOAT],
+        lambda b: [b, "f"],
+        lambda b: [b, 10],
+        lambda b: [b, 10, MPI.FLOAT],
+        lambda b: (b, (10, 0), MPI.FLOAT),
+        lambda b: [b, 10, 0, MPI.FLOAT],
+    ):
+        recvbuf[:] = -1
+        comm.Allreduce(spec(sendbuf), spec(recvbuf), algorithm=algorithm)
+        assert (recvbuf == total(comm)).all()
+
+
+def test_counts_and_displacements(comm):
+    sendbuf, recvbuf = np.full(10, comm.rank, "f4"), np.full(10, -1.0, "f4")
+    comm.Allreduce([sendbuf, 4, MPI.FLOAT], [recvbuf, (4, 3), MPI.FLOAT], algorithm="ring")
+    assert recvbuf.tolist() == [-1] * 3 + [total(comm)] * 4 + [-1] * 3
+    blocks = np.zeros(5 * comm.size, "f4")
+    comm.Allgather([sendbuf, 2, MPI.FLOAT], [blocks, 2, MPI.FLOAT], algorithm="ring")
+    assert blocks[: 2 * comm.size].tolist() == np.repeat(np.arange(comm.size), 2).tolist()
+    assert not blocks[2 * comm.size :].any()
+
+
+def test_other_memory(comm):
+    order = np.asfortranarray(np.arange(6.0).reshape(2, 3) + comm.rank)
+    result = np.zeros_like(order, order="F")
+    comm.Allreduce(order, result, algorithm="butterfly")
+    assert np.array_equal(result, comm.size * np.arange(6.0).reshape(2, 3) + total(comm))
+    numbers = array.array("d", [comm.rank] * 3)
+    comm.Allreduce(MPI.IN_PLACE, numbers, algorithm="ring")
+    assert numbers.tolist() == [total(comm)] * 3
+    raw = bytearray([comm.rank] * 4)
+    comm.Allreduce(MPI.IN_PLACE, [raw, MPI.UNSIGNED_CHAR], op=MPI.MAX, algorithm="ring")
+    assert list(raw) == [comm.size - 1] * 4
+
+
+BAD = {
+    "not contiguous": lambda: (np.zeros(10)[::2], np.zeros(5)),
+    "read-only": lambda: (np.zeros(3), np.frombuffer(bytes(24))),
+    "both must have the same type": lambda: (np.zeros(3, "f4"), np.zeros(3)),
+    "has 2 items, but 3 go with": lambda: (np.zeros(2), np.zeros(3)),
+    "holds 3 items, but 5 were asked for": lambda: (np.zeros(3), [np.zeros(3), 5, MPI.DOUBLE]),
+    "has gaps": lambda: (None, [np.zeros(4), 1, MPI.DOUBLE.Create_vector(2, 1, 2).Commit()]),
+    "no whole number": lambda: (None, [np.zeros(3, "u1"), MPI.DOUBLE]),
+    "Python objects": lambda: (None, np.array([object()])),
+    "is a list|1 to 4 parts": lambda: (None, [1, 2, 3, 4, 5]),
+    "is a dict": lambda: (None, {}),
+}
+
+
+@pytest.mark.parametrize("sentence", BAD)
+def test_buffers_that_cannot_be_used(comm, sentence):
+    sendbuf, recvbuf = BAD[sentence]()
+    with pytest.raises(InvalidBuffer, match=sentence):
+        comm.Allreduce(sendbuf, recvbuf, algorithm="ring")
+
+
+def test_algorithms_that_do_not_exist(comm):
+    with pytest.raises(UnknownAlgorithm, match="did you mean 'ring'"):
+        comm.Allreduce(MPI.IN_PLACE, np.zeros(3), algorithm="rign")
+
+
+def multiply(left, right, datatype):
+    """2x2 matrices modulo a prime: associative, but the order matters."""
+    a = np.frombuffer(left, np.int64).reshape(-1, 2, 2)
+    b = np.frombuffer(right, np.int64).reshape(-1, 2, 2)
+    b[...] = a @ b % 10007
+
+
+@pytest.mark.parametrize("algorithm", [*(a.name for a in ALGORITHMS if a.keeps_order), "auto"])
+def test_operations_that_do_not_commute(comm, algorithm):
+    matrix = MPI.INT64_T.Create_contiguous(4).Commit()
+    op = MPI.Op.Create(multiply, commute=False)
+    mine = np.random.default_rng(comm.rank).integers(0, 10007, (9, 2, 2))
+    product = np.broadcast_to(np.eye(2, dtype=np.int64), (9, 2, 2))
+    for factor in comm.allgather(mine):
+        product = product @ factor % 10007
+    result = np.zeros_like(mine)
+    comm.Allreduce([mine, 9, matrix], [result, 9, matrix], op=op, algorithm=algorithm)
+    assert np.array_equal(result, product)
+    with pytest.raises(UnknownAlgorithm, match="does not keep rank order"):
+        comm.Allreduce([mine, 9, matrix], [result, 9, matrix], op=op, algorithm="ring")
+    op.Free()
+    matrix.Free()
+
+
+@pytest.mark.parametrize("memory", ["numpy", "shared"])
+@pytest.mark.parametrize("algorithm", ["ring", "butterfly", "direct", "native"])
+def test_start_test_wait(comm, algorithm, memory):
+    empty = comm.empty if memory == "shared" else np.empty
+    sendbuf, recvbuf = empty(1000, float), empty(1000, float)
+    plan = comm.Allreduce_init(sendbuf, recvbuf, algorithm=algorithm)
+    for turn in range(3):
+        sendbuf[...] = comm.rank + turn
+        plan.Start()
+        while not plan.Test():
+            pass
+        assert (recvbuf == total(comm) + turn * comm.size).all()
+        sendbuf[...] = comm.rank
+        plan.Start()
+        plan.Wait()
+        assert (recvbuf == total(comm)).all()
+    plan.Free()
+
+
+@pytest.mark.parametrize("memory", ["numpy", "shared"])
+def test_plans_waited_for_in_opposite_orders(comm, memory):
+    arrays = [(comm.empty if memory == "shared" else np.empty)(5000, float) for _ in range(3)]
+    plans = [comm.Allreduce_init(MPI.IN_PLACE, a, algorithm="ring") for a in arrays]
+    for scale, items in enumerate(arrays, 1):
+        items[...] = scale * comm.rank
+    for plan in plans:
+        plan.Start()
+    for plan in plans if comm.rank % 2 else reversed(plans):
+        plan.Wait()
+    for scale, items in enumerate(arrays, 1):
+        assert (items == scale * total(comm)).all()
+    comm.Barrier()
+    for plan in plans:
+        plan.Free()
+
+
+def test_a_blocking_call_while_a_plan_is_under_way(comm):
+    slow, quick = np.full(3000, float(comm.rank)), np.full(3, comm.rank)
+    plan = comm.Allreduce_init(MPI.IN_PLACE, slow, algorithm="binomial_tree")
+    plan.Start()
+    if comm.rank % 2:
+        plan.Wait()
+    comm.Allreduce(MPI.IN_PLACE, quick, algorithm="ring")
+    plan.Wait()
+    assert (slow == total(comm)).all()
+    assert (quick == total(comm)).all()
+    plan.Free()
+
+
+def test_plans_that_are_misused(comm):
+    plan = comm.Allreduce_init(MPI.IN_PLACE, np.zeros(5), algorithm="ring")
+    if comm.size > 1:
+        plan.Start()
+        with pytest.raises(RuntimeError, match="started twice"):
+            plan.Start()
+        plan.Wait()
+    plan.Free()
+    with pytest.raises(RuntimeError, match="was freed"):
+        plan()
+
+
+def test_new_arrays_at_old_addresses(comm):
+    for turn in range(200):
+        items = np.full(1 + turn % 7, comm.rank + turn)
+        comm.Allreduce(MPI.IN_PLACE, items, algorithm="ring")
+        assert (items == total(comm) + turn * comm.size).all()
+
+
+def test_blocking_calls_keep_no_array_alive(comm):
+    for algorithm in ("ring", "native", "auto"):
+        items = np.zeros(1000)
+        gone = weakref.ref(items)
+        comm.Allreduce(MPI.IN_PLACE, items, algorithm=algorithm)
+        comm.Allreduce(MPI.IN_PLACE, np.zeros(1), algorithm="ring")
+        del items
+        gc.collect()
+        assert gone() is None or algorithm != "ring"
+
+
+def test_plans_keep_their_arrays_alive(comm):
+    plan = comm.Allreduce_init(MPI.IN_PLACE, np.full(4, comm.rank), algorithm="ring")
+    gc.collect()
+    plan()
+    plan.Free()
+
+
+def test_the_plan_says_what_ran_and_why(comm):
+    items = np.zeros(3)
+    comm.Allreduce(MPI.IN_PLACE, items, algorithm="parameter_server:servers=1")
+    assert comm.last_plan.algorithm == "parameter_server:servers=1"
+    assert comm.last_plan.reason == "asked for"
+    comm.Allreduce(MPI.IN_PLACE, items)
+    assert comm.last_plan.algorithm == "native"
+    assert "24 bytes" in comm.last_plan.reason
+
+
+def test_the_rest_is_mpi4pys(comm):
+    assert isinstance(comm, MPI.Intracomm)
+    assert comm.bcast({"a": 1}) == {"a": 1}
+    assert comm.allreduce(comm.rank) == total(comm)
+    numbers = np.full(2, comm.rank)
+    comm.Bcast(numbers)
+    comm.Barrier()
+    assert not numbers.any()
+
+
+def test_split_and_dup(comm):
+    half = comm.Split(comm.rank % 2, comm.rank)
+    assert isinstance(half, Communicator)
+    members = [rank for rank in range(comm.size) if rank % 2 == comm.rank % 2]
+    items = np.full(100, comm.rank)
+    half.Allreduce(MPI.IN_PLACE, items, algorithm="ring")
+    assert (items == sum(members)).all()
+    window = half.empty(3000, "f4")
+    window[...] = comm.rank
+    half.Allreduce(MPI.IN_PLACE, window, algorithm="direct")
+    assert (window == sum(members)).all()
+    half.Free()
+    copy = comm.Dup()
+    assert isinstance(copy, Communicator)
+    ones = np.ones(3)
+    copy.Allreduce(MPI.IN_PLACE, ones, algorithm="butterfly")
+    assert (ones == comm.size).all()
+    copy.Free()
+
+
+def test_memory_that_only_some_ranks_share(comm):
+    """The ranks agree on messages if one of them passes ordinary memory."""
+    window = comm.empty(50, float)
+    items = window if comm.rank == 0 else np.empty(50)
+    items[...] = comm.rank
+    comm.Allreduce(MPI.IN_PLACE, items, algorithm="ring")
+    assert (items == total(comm)).all()
+
+
+DIFFERENT = {
+    "count": lambda comm, odd: comm.Allreduce(MPI.IN_PLACE, np.zeros(4 + odd)),
+    "type": lambda comm, odd: comm.Allreduce(MPI.IN_PLACE, np.zeros(4, "f4" if odd else "i4")),
+    "operation": lambda comm, odd: comm.Allreduce(
+        MPI.IN_PLACE, np.zeros(4), op=MPI.MAX if odd else MPI.SUM
+    ),
+    "algorithm": lambda comm, odd: comm.Allreduce(
+        MPI.IN_PLACE, np.zeros(4), algorithm="ring" if odd else "direct"
+    ),
+    "native count": lambda comm, odd: comm.Allreduce(
+        MPI.IN_PLACE, np.zeros(4 + odd), algorithm="native"
+    ),
+    "collective": lambda comm, odd: (
+        comm.Alltoall(MPI.IN_PLACE, np.zeros(comm.size))
+        if odd
+        else comm.Allreduce(MPI.IN_PLACE, np.zeros(comm.size))
+    ),
+    "layout": lambda comm, odd: comm.Allreduce(MPI.IN_PLACE, np.zeros(8)[:: 1 + odd]),
+    "plan": lambda comm, odd: comm.Allreduce_init(MPI.IN_PLACE, np.zeros(4 + odd)),
+}
+
+
+@two_or_more
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_checking_finds_calls_that_do_not_belong_together(what):
+    with Communicator(MPI.COMM_WORLD, check=True) as comm:
+        odd = comm.rank == comm.size - 1
+        with pytest.raises(MismatchError, match=rf"rank {comm.size - 1}: (a|the)"):
+            DIFFERENT[what](comm, odd)
+        items = np.ones(3)
+        comm.Allreduce(MPI.IN_PLACE, items, algorithm="ring")  # and nothing is left behind
+        assert (items == comm.size).all()
