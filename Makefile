@@ -63,8 +63,11 @@ check: install
 	$(BIN)/python -m pytest -q -m "not slow" tests
 
 bench: install
-	$(MPIEXEC) -n 2 $(BIN)/python -m collectives bench allreduce -b 8 -e 64M -f 4 \
-		--algorithm ring,butterfly,halving_doubling,native
+	mkdir -p runs
+	$(MPIEXEC) -n 2 $(BIN)/python -m collectives bench allreduce -b 8 -e 64M -f 8 \
+		--algorithm ring,double_binary_tree,butterfly,direct,auto --memory both \
+		-J runs/allreduce_2_$(MPI).json --plot runs/allreduce_2_$(MPI).png
+	$(MPIEXEC) -n 2 $(BIN)/python -m collectives bench round
 
 clean:
 	rm -rf .venv-openmpi .venv-mpich .venv-system build *.egg-info .mypy_cache .ruff_cache .pytest_cache

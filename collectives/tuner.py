@@ -1,4 +1,8 @@
-"""``algorithm="auto"``: which algorithm a call gets, and why."""
+"""``algorithm="auto"``: which algorithm a call gets, and why.
+
+The thresholds are those of one node, measured by ``make bench`` on 2 ranks with a core each and on
+4 that share two cores.
+"""
 
 from typing import NamedTuple
 
@@ -10,11 +14,18 @@ class Choice(NamedTuple):
     reason: str
 
 
-#: From this size the ring's bandwidth outweighs what its rounds cost in Python, on one node over
-#: two-sided messages (``make bench``).
-RING_BYTES = 1 << 20
-#: From this size loads and stores in shared memory beat the library's messages.
-SHARED_BYTES = 4 << 10
+#: From here loads and stores in shared memory beat the library: by one exchange of two ranks, or by
+#: each rank reducing its slice for all.
+SHARED_PAIR_BYTES = 4 << 10
+SHARED_BYTES = 16 << 10
+#: From here one exchange of everything beats the library on two ranks, up to where the reduction of
+#: all of it on both costs more than a second round.
+PAIR_BYTES = 16 << 10
+#: From here the ring's bandwidth outweighs its rounds in Python.
+RING_BYTES = 4 << 20
+
+_SLICES = {"allreduce": "direct", "allgather": "direct", "alltoall": "pairwise"}
+_WITHOUT_NATIVE = {"allreduce": "butterfly", "allgather": "ring", "alltoall": "pairwise"}
 
 
 def choose(
@@ -28,14 +39,16 @@ def choose(
         native: whether this MPI has the datatype.
         shared: whether the buffers lie in memory that all ranks can address.
     """
+    allreduce = collective == "allreduce"
+    pair = allreduce and size == 2
+    if shared and pair and SHARED_PAIR_BYTES <= nbytes < 8 * SHARED_BYTES:
+        return Choice("butterfly", f"{nbytes} bytes of 2 ranks in shared memory: one exchange")
     if shared and size > 1 and nbytes >= SHARED_BYTES:
-        name = {"allreduce": "direct", "allgather": "direct", "alltoall": "pairwise"}[collective]
-        return Choice(name, f"{nbytes} bytes >= {SHARED_BYTES} in shared memory")
+        return Choice(_SLICES[collective], f"{nbytes} bytes in shared memory: each rank a slice")
     if not native:
-        name = {"allreduce": "butterfly", "allgather": "ring", "alltoall": "pairwise"}[collective]
-        return Choice(name, "this MPI has no such datatype")
-    if not commutes:
-        return Choice("native", "the operation does not commute")
-    if collective == "allreduce" and size > 1 and nbytes >= RING_BYTES:
-        return Choice("ring", f"{nbytes} bytes >= {RING_BYTES}: bandwidth decides")
+        return Choice(_WITHOUT_NATIVE[collective], "this MPI has no such datatype")
+    if pair and PAIR_BYTES <= nbytes < RING_BYTES:
+        return Choice("butterfly", f"{nbytes} bytes of 2 ranks: one exchange")
+    if allreduce and commutes and size > 1 and nbytes >= RING_BYTES:
+        return Choice("ring", f"{nbytes} bytes: bandwidth decides")
     return Choice("native", f"{nbytes} bytes: the library's latency decides")

@@ -90,11 +90,14 @@ def run(options: argparse.Namespace) -> int:
 
 def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
     from collectives.bench import inputs, report
-    from collectives.bench.measure import Case, measure, sizes
+    from collectives.bench.measure import Case, measure
 
     try:
         wanted = algorithms(options.collective, options.algorithm)
         dtype = inputs.parse_dtype(options.datatype)
+        lengths = list(
+            inputs.sizes(options.minbytes, options.maxbytes, options.stepfactor, options.stepbytes)
+        )
     except (UnknownAlgorithm, ValueError) as error:  # the same on all ranks
         if comm.rank == 0:
             print(f"error: {error}", file=sys.stderr)
@@ -110,7 +113,7 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
     results: list[Result] = []
     both = {"numpy": ["numpy"], "shared": ["shared"], "both": ["numpy", "shared"]}
     places = {"out": [False], "in": [True], "both": [False, True]}
-    for nbytes in sizes(options.minbytes, options.maxbytes, options.stepfactor, options.stepbytes):
+    for nbytes in lengths:
         for memory in both[options.memory]:
             for in_place in places[options.place]:
                 case = Case(

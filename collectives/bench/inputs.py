@@ -1,5 +1,6 @@
-"""Data whose reduction is exactly predictable, so that results can be checked bit by bit."""
+"""Sizes, types, and data whose reduction is exactly predictable and so checked bit by bit."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,23 @@ OPERATIONS = {
 }
 #: nccl-tests' names of types, beside NumPy's.
 ALIASES = {"float": "float32", "double": "float64", "half": "float16"}
+
+
+def sizes(least: int, most: int, factor: int, step: int | None) -> Iterator[int]:
+    """From ``least`` up to ``most``, each ``factor`` times or, if given, ``step`` more.
+
+    ``most`` is always among them.
+
+    Raises:
+        ValueError: if that would never end.
+    """
+    if least < 1 or (factor < 2 and not step):
+        raise ValueError("sizes start at 1 byte or more and grow by a factor of at least 2")
+    size = least
+    while size < most:
+        yield size
+        size = size + step if step else size * factor
+    yield most
 
 
 def parse_dtype(name: str) -> np.dtype[Any]:

@@ -1,7 +1,7 @@
 """Times bound plans beside the MPI library's collective, and checks what they compute."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -190,11 +190,3 @@ def _timed(comm: Communicator, plan: AnyPlan, iters: int) -> float:
 def _over_ranks(comm: Communicator, seconds: float, average: int) -> float:
     times = comm.allgather(seconds)
     return [times[0], sum(times) / len(times), min(times), max(times)][average]
-
-
-def sizes(least: int, most: int, factor: int, step: int | None) -> Iterator[int]:
-    """From ``least`` up to ``most``, each ``factor`` times or, if given, ``step`` more."""
-    size = least
-    while size <= most:
-        yield size
-        size = size + step if step else max(size * factor, 1)

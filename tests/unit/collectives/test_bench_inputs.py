@@ -22,6 +22,14 @@ def test_sizes_that_cannot_be_read(text):
         bench.size(text)
 
 
+def test_steps_end_with_the_largest():
+    assert list(inputs.sizes(8, 100, 4, None)) == [8, 32, 100]
+    assert list(inputs.sizes(8, 128, 4, None)) == [8, 32, 128]
+    assert list(inputs.sizes(10, 30, 4, 10)) == [10, 20, 30]
+    with pytest.raises(ValueError, match="factor of at least 2"):
+        list(inputs.sizes(8, 128, 1, None))
+
+
 def test_native_is_always_measured():
     assert bench.algorithms("allreduce", "ring") == ["ring", "native"]
     assert bench.algorithms("allreduce", "native,ring") == ["native", "ring"]

@@ -68,6 +68,7 @@ def test_the_choice_says_why():
     assert choose("allreduce", 8, 4, commutes=True, native=False).algorithm == "butterfly"
     shared = choose("allreduce", 1 << 20, 4, commutes=False, native=True, shared=True)
     assert shared.algorithm == "direct"
+    assert choose("allreduce", 64 << 10, 2, commutes=False, native=True).algorithm == "butterfly"
 
 
 @pytest.mark.parametrize(
