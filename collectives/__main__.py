@@ -9,6 +9,7 @@ from pathlib import Path
 
 from collectives import bench, draw
 from collectives.algorithms import ALGORITHMS, build, find, names, parse
+from collectives.bench import compare
 from collectives.contracts import CONTRACTS
 from collectives.cost import count
 from collectives.errors import CollectiveError
@@ -52,6 +53,10 @@ def main(arguments: list[str] | None = None) -> int:
     measuring = commands.add_parser("bench", help="measure, under mpirun, beside the MPI library")
     bench.add_arguments(measuring)
     measuring.set_defaults(run=bench.run)
+
+    comparing = commands.add_parser("compare", help="several files of 'bench -J' in one table")
+    comparing.add_argument("files", nargs="+", type=Path, metavar="JSON")
+    comparing.set_defaults(run=_compare)
 
     options = parser.parse_args(arguments)
     try:
@@ -138,6 +143,11 @@ def _draw(options: argparse.Namespace) -> int:
     print(draw.grid(schedule))
     if not options.text:
         print(f"wrote {path}")
+    return 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    print(compare.table(options.files))
     return 0
 
 

@@ -1,5 +1,7 @@
 """The commands that need no MPI, as a user types them."""
 
+import json
+
 import pytest
 
 from collectives.__main__ import main
@@ -29,6 +31,25 @@ def test_draw(capsys, tmp_path):
     assert main(["draw", "ring", "-n", "3", "-o", str(picture)]) == 0
     assert "round 3" in capsys.readouterr().out
     assert picture.stat().st_size > 1000
+
+
+def test_compare(capsys, tmp_path):
+    rows = [
+        {"memory": "numpy", "algorithm": name, "bytes": 1024, "p50_us": us, "in_place": False}
+        for name, us in (("ring", 2.0), ("native", 3.0))
+    ]
+    told = {"environment": {"mpi": "Some MPI 1.0", "threads": "single"}, "results": rows}
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(told))
+    assert main(["compare", str(path)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "| bytes | Some MPI 1.0, single: native (us) | ring |",
+        "| ---: | ---: | ---: |",
+        "| 1 KiB | 3.0 | 1.50x |",
+    ]
+    path.write_text("[]")
+    assert main(["compare", str(path)]) == 2
+    assert "cannot read" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

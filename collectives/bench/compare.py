@@ -1,0 +1,67 @@
+"""Several benchmark files (of different MPIs, clusters, days) as one Markdown table."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from collectives.errors import CollectiveError
+
+
+def table(paths: list[Path]) -> str:
+    """Native's time in microseconds, and how many times faster each row of ours was.
+
+    Raises:
+        CollectiveError: for a file that is no benchmark's.
+    """
+    files = [_read(path) for path in paths]
+    heads, columns = ["bytes"], []
+    for told in files:
+        about = told["environment"]
+        label = f"{about['mpi']}, {about['threads']}"
+        times = {
+            (r["memory"], r["algorithm"], r["bytes"]): r["p50_us"]
+            for r in told["results"]
+            if not r["in_place"]
+        }
+        series = list(dict.fromkeys((memory, algorithm) for memory, algorithm, _ in times))
+        first = next(memory for memory, _ in series)
+        heads.append(f"{label}: native (us)")
+        columns.append((times, first, "native"))
+        for memory, algorithm in series:
+            if algorithm != "native":
+                heads.append(f"{algorithm}{'' if memory == 'numpy' else f', {memory}'}")
+                columns.append((times, memory, algorithm))
+    lines = [_line(heads), _line(["---:"] * len(heads))]
+    for size in sorted({r["bytes"] for told in files for r in told["results"]}):
+        lines.append(_line([_bytes(size), *(_cell(*column, size) for column in columns)]))
+    return "\n".join(lines)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        told = json.loads(path.read_text())
+        if {"results", "environment"} <= told.keys():
+            return told
+    except (OSError, ValueError, AttributeError) as error:
+        raise CollectiveError(f"cannot read {path}: {error}") from None
+    raise CollectiveError(f"{path} is not what 'bench -J' writes: it has no results")
+
+
+def _cell(times: dict[Any, float], memory: str, algorithm: str, size: int) -> str:
+    time, native = times.get((memory, algorithm, size)), times.get((memory, "native", size))
+    if time is None:
+        return "-"
+    if algorithm == "native" or native is None:
+        return f"{time:.1f}"
+    return f"{native / time:.2f}x"
+
+
+def _bytes(size: int) -> str:
+    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if size >= 1 << power and size % (1 << power) == 0:
+            return f"{size >> power} {unit}"
+    return f"{size} B"
+
+
+def _line(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
