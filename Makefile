@@ -45,22 +45,22 @@ $(STAMP): setup.py pyproject.toml
 train: install
 	$(MPIEXEC) -n $(NP) $(BIN)/python -m mpitrain train $(CONFIG)
 
-test: check $(SIZES:%=test-%)
+test: install
+	$(BIN)/python -m pytest -q -m "not slow" tests
+	$(MAKE) $(SIZES:%=test-%)
 
 test-%: install
 	$(MPIEXEC) -n $* $(BIN)/python -m pytest --with-mpi -m mpi -q tests/mpi
 
 test-full: install
-	$(BIN)/ruff check .
-	$(BIN)/mypy
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q tests
 	$(MAKE) $(SIZES:%=test-%) test-7
 
 check: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -m "not slow" tests
+	$(BIN)/python -m pytest -q -m "not slow" tests/unit tests/local
 
 bench: install
 	mkdir -p runs

@@ -280,7 +280,7 @@ class Communicator(MPI.Intracomm):
             combine = combiner(call.op, call.recv.items.dtype, call.recv.mpi_datatype())
         recv = call.recv.memory(borrow)
         if self._node is not None and places is not None and runs_shared(schedule, places):
-            slot = 1 + number % (SLOTS - 1)
+            slot = 1 if number == 0 else 2 + number % (SLOTS - 2)
             return bind_shared(
                 schedule,
                 self._node,
@@ -299,7 +299,7 @@ class Communicator(MPI.Intracomm):
             None if call.send is None else call.send.memory(borrow),
             recv,
             combine,
-            tag=number % slots * TAGS_PER_PLAN,
+            tag=(0 if number == 0 else 1 + number % (slots - 1)) * TAGS_PER_PLAN,
             reason=reason,
             active=self._active,
         )
