@@ -14,6 +14,9 @@ from collectives.contracts import CONTRACTS
 from collectives.cost import count
 from collectives.errors import CollectiveError
 from collectives.mutate import survey
+from collectives.simulate import Machine, TooLarge, simulate
+from collectives.topology import TOPOLOGIES, Link
+from collectives.topology import build as topology
 from collectives.verify import verify
 
 
@@ -53,6 +56,18 @@ def main(arguments: list[str] | None = None) -> int:
     measuring = commands.add_parser("bench", help="measure, under mpirun, beside the MPI library")
     bench.add_arguments(measuring)
     measuring.set_defaults(run=bench.run)
+
+    timing = commands.add_parser("simulate", help="which algorithm wins, on ranks nobody has")
+    timing.add_argument("collective", nargs="?", choices=CONTRACTS, default="allreduce")
+    timing.add_argument("--ranks", type=_powers, default=_powers("8..65536"), help="8..65536")
+    timing.add_argument("--topology", choices=TOPOLOGIES, default="fat-tree")
+    timing.add_argument("--size", type=bench.size, default=64 << 20, help="bytes (64M)")
+    timing.add_argument("--ports", choices=("one", "multi"), default="one")
+    timing.add_argument("--algorithm", default="all", metavar="A,B", help="names with options")
+    timing.add_argument("--alpha", type=float, default=1.5, help="microseconds a message (1.5)")
+    timing.add_argument("--bandwidth", type=float, default=25.0, help="GB/s of a port (25)")
+    timing.add_argument("--plot", type=Path, help="write a PNG")
+    timing.set_defaults(run=_simulate)
 
     comparing = commands.add_parser("compare", help="several files of 'bench -J' in one table")
     comparing.add_argument("files", nargs="+", type=Path, metavar="JSON")
@@ -149,6 +164,51 @@ def _draw(options: argparse.Namespace) -> int:
 def _compare(options: argparse.Namespace) -> int:
     print(compare.table(options.files))
     return 0
+
+
+def _simulate(options: argparse.Namespace) -> int:
+    link = Link(options.alpha * 1e-6, 1e-9 / options.bandwidth)
+    wanted = (
+        names(options.collective) if options.algorithm == "all" else bench.split(options.algorithm)
+    )
+    title = (
+        f"{options.collective} of {options.size} bytes, {options.topology}, {options.ports}-port"
+    )
+    print(f"{title}, {options.ports}-port, milliseconds")
+    print("  ranks" + "".join(f"{name:>{len(name) + 2}}" for name in wanted))
+    table: dict[str, list[tuple[int, float]]] = {name: [] for name in wanted}
+    for size in options.ranks:
+        machine = Machine(topology(options.topology, size, port=link), ports=options.ports)
+        line = f"{size:>7}"
+        for name in wanted:
+            uniform = find(options.collective, parse(name)[0]).uniform
+            try:
+                schedule = build(options.collective, name, size)
+                seconds = simulate(schedule, options.size, machine, uniform)
+            except TooLarge:
+                line += f"{'-':>{len(name) + 2}}"
+                continue
+            table[name].append((size, seconds))
+            line += f"{1e3 * seconds:>{len(name) + 2}.3f}"
+        times = {name: rows[-1][1] for name, rows in table.items() if rows and rows[-1][0] == size}
+        print(f"{line}  {min(times, key=times.__getitem__) if times else ''}", flush=True)
+    if options.plot:
+        draw.curves(table, title, options.plot)
+        print(f"wrote {options.plot}")
+    return 0
+
+
+def _powers(text: str) -> list[int]:
+    """``"8..64"`` -> ``[8, 16, 32, 64]``; ``"4,6"`` -> ``[4, 6]``."""
+    first, dots, last = text.partition("..")
+    if not dots:
+        return _ranks(text)
+    if not (first.isdecimal() and last.isdecimal()) or int(first) < 1:
+        raise argparse.ArgumentTypeError(f"cannot read {text!r}; write e.g. 8..65536 or 4,6,8")
+    sizes = [int(first)]
+    while 2 * sizes[-1] <= int(last):
+        sizes.append(2 * sizes[-1])
+    return sizes
 
 
 def _ranks(text: str) -> list[int]:

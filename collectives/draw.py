@@ -122,3 +122,26 @@ def figure(schedule: Schedule, path: Path) -> None:
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8, frameon=False)
     canvas.savefig(path, dpi=110)
     plt.close(canvas)
+
+
+def curves(table: dict[str, list[tuple[int, float]]], title: str, path: Path) -> None:
+    """Simulated seconds against ranks, one curve for each algorithm."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    canvas, axes = plt.subplots(figsize=(8, 5), layout="constrained")
+    for name, points in table.items():
+        if points:
+            ranks, seconds = zip(*points)
+            axes.plot(ranks, [1e3 * s for s in seconds], marker="o", label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xlabel("ranks")
+    axes.set_ylabel("simulated time (ms)")
+    axes.set_title(title, fontsize=10)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    canvas.savefig(path, dpi=110)
+    plt.close(canvas)

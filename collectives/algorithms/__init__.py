@@ -24,6 +24,7 @@ from collectives.algorithms import (
 from collectives.contracts import CONTRACTS, contract
 from collectives.errors import UnknownAlgorithm
 from collectives.schedule import Copy, Round, Schedule, recvbuf, sendbuf
+from collectives.segments import segmented
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,9 @@ class Algorithm:
         workspace: chunks of workspace, as a function of the size.
         keeps_order: reduces in rank order at every size, as operations that do not commute need.
         in_place: reads no chunk of ``sendbuf`` after its place in ``recvbuf`` has been written.
+        uniform: every round moves equal messages over equal distances.
 
-    The last two are claims that the tests hold against the verifier.
+    The last three are claims that the tests check.
     """
 
     collective: str
@@ -51,6 +53,7 @@ class Algorithm:
     workspace: Callable[[int], int] = lambda size: 0
     keeps_order: bool = False
     in_place: bool = True
+    uniform: bool = False
 
     @property
     def options(self) -> dict[str, int]:
@@ -101,6 +104,7 @@ ALGORITHMS = (
         "reduce-scatter, then all-gather between neighbours; least data at any size",
         "Patarasuk & Yuan 2009",
         chunks=lambda size: size,
+        uniform=True,
     ),
     Algorithm(
         "allreduce",
@@ -166,6 +170,7 @@ ALGORITHMS = (
         ring.allgather,
         "every block travels once round the ring",
         "Thakur, Rabenseifner & Gropp 2005",
+        uniform=True,
     ),
     Algorithm(
         "allgather",
@@ -257,11 +262,16 @@ def parse(text: str) -> tuple[str, dict[str, int]]:
 def build(collective: str, algorithm: str, size: int) -> Schedule:
     """The schedule for an algorithm as a user spells it, with its options.
 
+    Every algorithm has the option ``segments``: as many overlapping slices of the buffers.
+
     >>> build("allreduce", "parameter_server:servers=2", 8).chunks
     2
     """
     name, options = parse(algorithm)
-    return find(collective, name).schedule(size, **options)
+    segments = options.pop("segments", 1)
+    if segments < 1:
+        raise UnknownAlgorithm(f"{algorithm}: there is at least one segment")
+    return segmented(find(collective, name).schedule(size, **options), segments, overlap=True)
 
 
 __all__ = ["ALGORITHMS", "CONTRACTS", "Algorithm", "build", "find", "names", "parse"]

@@ -23,6 +23,8 @@ PURE = [
     "segments",
     "tuner",
     "errors",
+    "simulate",
+    "topology",
 ]
 PURE_FILES = [ROOT / "collectives" / f"{name}.py" for name in PURE]
 PURE_FILES += sorted((ROOT / "collectives" / "algorithms").glob("*.py"))

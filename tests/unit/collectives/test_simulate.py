@@ -1,0 +1,91 @@
+"""The simulator against closed forms, and what the topologies make of a round."""
+
+from math import log2
+
+import numpy as np
+import pytest
+
+from collectives.__main__ import main
+from collectives.algorithms import build
+from collectives.simulate import Machine, TooLarge, simulate
+from collectives.topology import Cluster, FatTree, Flat, Link, Torus, grid
+from collectives.topology import build as topology
+
+ALPHA, BETA, GAMMA = 2e-6, 1e-9, 3e-10
+LINK = Link(ALPHA, BETA)
+M = 1 << 20
+
+
+def seconds(algorithm, p, network=None, ports="one", nbytes=M, collective="allreduce"):
+    machine = Machine(network or Flat(LINK), GAMMA, ports)
+    return simulate(build(collective, algorithm, p), nbytes, machine)
+
+
+@pytest.mark.parametrize("p", [2, 4, 8, 16])
+def test_closed_forms_on_one_switch(p):
+    assert seconds("ring", p) == pytest.approx(
+        2 * (p - 1) * (ALPHA + BETA * M / p) + (p - 1) * GAMMA * M / p
+    )
+    assert seconds("butterfly", p) == pytest.approx(log2(p) * (ALPHA + BETA * M + GAMMA * M))
+    assert seconds("halving_doubling", p) == pytest.approx(
+        2 * log2(p) * ALPHA + (p - 1) / p * M * (2 * BETA + GAMMA)
+    )
+    assert seconds("binomial_tree", p) == pytest.approx(
+        log2(p) * (2 * ALPHA + 2 * BETA * M + GAMMA * M)
+    )
+    ports = 2 * (ALPHA + BETA * M / p) + (p - 1) * GAMMA * M / p
+    assert seconds("direct", p, ports="multi") == pytest.approx(ports)
+
+
+def test_segments_give_the_tree_the_bandwidth_of_the_ring():
+    p, nbytes = 16, 64 << 20
+    ring = seconds("ring", p, nbytes=nbytes)
+    assert seconds("double_binary_tree", p, nbytes=nbytes) > 3 * ring
+    assert seconds("double_binary_tree:segments=64", p, nbytes=nbytes) < 1.8 * ring
+
+
+def test_a_tapered_fat_tree_slows_what_crosses_it():
+    thin = FatTree(LINK, leaf=4, taper=4.0)
+    assert seconds("halving_doubling", 4, thin) == seconds("halving_doubling", 4)
+    assert seconds("butterfly", 8, thin) > 1.5 * seconds("butterfly", 8)
+    assert seconds("ring", 16, thin) == pytest.approx(seconds("ring", 16), rel=0.01)
+
+
+def test_a_node_is_faster_inside():
+    nodes = Cluster(LINK, per_node=4)
+    assert seconds("ring", 4, nodes) < seconds("ring", 4) / 2
+    assert seconds("butterfly", 16, nodes) > seconds("butterfly", 16)
+
+
+def test_a_torus_shares_links_between_hops():
+    around = Torus(LINK, shape=(8,))
+    source, target = np.arange(8), (np.arange(8) + 3) % 8
+    ((links, _),) = around.shared(source, target)
+    assert np.bincount(links[links >= 0], minlength=16).tolist() == [0, 3] * 8
+    assert seconds("ring", 8, around) == pytest.approx(seconds("ring", 8))
+    assert seconds("butterfly", 8, around) > 2 * seconds("butterfly", 8)
+
+
+def test_a_uniform_schedule_is_sampled(monkeypatch):
+    whole = seconds("ring", 32)
+    monkeypatch.setattr("collectives.simulate.MOST_STEPS", 100)
+    with pytest.raises(TooLarge, match="too many steps"):
+        seconds("ring", 32)
+    sampled = simulate(build("allreduce", "ring", 32), M, Machine(Flat(LINK), GAMMA), uniform=True)
+    assert sampled == pytest.approx(whole, rel=0.2)
+
+
+def test_shapes():
+    assert grid(64, 3) == (4, 4, 4)
+    assert grid(7, 2) == (1, 7)
+    with pytest.raises(ValueError, match="there are flat, fat-tree"):
+        topology("mesh", 8)
+
+
+def test_the_command(capsys, tmp_path):
+    picture = tmp_path / "s.png"
+    arguments = ["--ranks", "8..32", "--topology", "torus2d", "--plot", str(picture)]
+    assert main(["simulate", *arguments]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[2:5]] == ["8", "16", "32"]
+    assert picture.stat().st_size > 1000
