@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from collectives.contracts import contract
 from collectives.replay import Begin, Message, replay
-from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send, Step
+from collectives.schedule import Chunk, Copy, RecvReduce, Round, Schedule, Send, Step
 
 #: A chunk of a buffer; in place, a chunk of ``sendbuf`` is that of ``recvbuf`` where it lies.
 Cell = tuple[str, int]
@@ -84,17 +84,6 @@ class Dataflow:
         """What ``rank`` itself or a peer stores to its memory in a round."""
         written = (step.chunk for step in steps if not isinstance(step, Send))
         return frozenset(cell for chunk in written for cell in self.cells(rank, chunk))
-
-    def exposed(self, rank: int) -> frozenset[str]:
-        """The buffers of ``rank`` that a peer reads or stores to."""
-        found = set()
-        for end, other in self.ends.items():
-            step, theirs = self.step(end), self.step(other)
-            # What meets a receive is stored by its sender; a receive-and-reduce reads for itself.
-            read = isinstance(step, Send) and isinstance(theirs, RecvReduce)
-            if end.rank == rank and (read or isinstance(step, Recv)):
-                found.add(step.chunk.buffer)
-        return frozenset(found)
 
     def readable(self, end: End) -> int:
         """The count of ``end.rank`` from which the chunk that it sends there may be read."""

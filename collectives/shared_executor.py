@@ -10,7 +10,7 @@ that copies into and out of shared memory (Peng et al., "YHCCL", SC 2023).
 import struct
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -49,32 +49,6 @@ def shared_places(call: Call, node: NodeMemory, idle: Action | None) -> Places |
         (None if send_window == -1 else Place(send_window, send_offset), Place(window, offset))
         for send_window, send_offset, window, offset in found
     )
-
-
-class Stage:
-    """Room for one piece of a send and of a receive buffer on every rank.  Making it is collective.
-
-    Attributes:
-        nbytes: length of a piece; two of them and what they are copied from fit a level-2 cache.
-    """
-
-    nbytes = 256 << 10
-
-    def __init__(self, node: NodeMemory) -> None:
-        self.node = node
-        self.own = node.empty(2 * self.nbytes, np.uint8)
-        place = node.locate(self.own)
-        assert place is not None
-        self.window = place.window
-
-    def buffers(
-        self, rank: int, sent: int, received: int, dtype: np.dtype[Any]
-    ) -> dict[str, Items]:
-        """As many items of both buffers of ``rank``."""
-        return {
-            "sendbuf": self.node.view(rank, Place(self.window, 0), sent, dtype),
-            "recvbuf": self.node.view(rank, Place(self.window, self.nbytes), received, dtype),
-        }
 
 
 def runs_shared(schedule: Schedule, places: Places) -> bool:
@@ -127,67 +101,6 @@ def bind_shared(
         reason,
         max(sent, recv.size) * recv.itemsize,
         binder.rounds(),
-        _all_reached,
-        active,
-    )
-
-
-def bind_staged(
-    schedule: Schedule,
-    node: NodeMemory,
-    slot: int,
-    stage: Stage,
-    send: Items | None,
-    recv: Items,
-    combine: Combine | None,
-    *,
-    reason: str,
-    active: list[Plan],
-) -> Plan:
-    """A plan for ``schedule`` on ordinary arrays, which go through the node's memory in pieces.
-
-    A buffer that no peer touches is used where it lies; of the others, a piece is copied in before
-    its run or out after it.  The pieces have the stage's length but for the last.
-
-    Args:
-        slot: counters that no other plan under way uses.
-        stage: memory that no other plan under way uses.
-        send: ``None`` in place.
-    """
-    blocks = contract(schedule.collective)
-    sent, received = blocks.send_blocks(schedule.size), blocks.recv_blocks(schedule.size)
-    count = recv.size // received
-    in_place = send is None
-    if send is None:
-        first = blocks.in_place(node.rank, 1) * count
-        send = recv[first : first + count * sent]
-    flow = Dataflow(schedule, in_place=False)
-    exposed = flow.exposed(node.rank)
-    length = max(1, stage.nbytes // (max(sent, received) * recv.itemsize))
-    rounds: list[BoundRound] = []
-    for start in range(0, count, length):
-        n = min(length, count - start)
-        # Blocks of the caller's are a piece of each; on the stage they lie one after the other.
-        source = send.reshape(sent, count)[:, start : start + n]
-        target = recv.reshape(received, count)[:, start : start + n]
-        memory = [
-            stage.buffers(rank, sent * n, received * n, recv.dtype) for rank in range(node.size)
-        ]
-        mine = memory[node.rank]
-        before: list[Action] = [partial(np.copyto, mine["sendbuf"].reshape(sent, n), source)]
-        after: list[Action] = [partial(np.copyto, target, mine["recvbuf"].reshape(received, n))]
-        if sent == 1 and "sendbuf" not in exposed and not in_place:
-            mine["sendbuf"], before = source.reshape(-1), []
-        if received == 1 and "recvbuf" not in exposed:
-            mine["recvbuf"], after = target.reshape(-1), []
-        binder = SharedBinder(flow, node, slot, memory, Layout(n, schedule.chunks), combine)
-        rounds += [BoundRound(starts=before), *binder.rounds(), BoundRound(starts=after)]
-    return Plan(
-        schedule.collective,
-        f"{schedule.algorithm} through shared memory",
-        reason,
-        max(send.nbytes, recv.nbytes),
-        [bound for bound in rounds if bound.starts or bound.finish],
         _all_reached,
         active,
     )
