@@ -86,6 +86,24 @@ class Communicator(MPI.Intracomm):
         """Sends block j of ``sendbuf`` to rank j, and receives its block into place j."""
         self._run("alltoall", sendbuf, recvbuf, None, algorithm)
 
+    def Iallreduce(  # type: ignore[override]
+        self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, *, algorithm: str | None = None
+    ) -> AnyPlan:
+        """:meth:`Allreduce` under way; ``Wait`` for it, with calls of ``Test`` in between."""
+        return self._make("allreduce", sendbuf, recvbuf, op, algorithm).begin()
+
+    def Iallgather(  # type: ignore[override]
+        self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None
+    ) -> AnyPlan:
+        """:meth:`Allgather` under way."""
+        return self._make("allgather", sendbuf, recvbuf, None, algorithm).begin()
+
+    def Ialltoall(  # type: ignore[override]
+        self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None
+    ) -> AnyPlan:
+        """:meth:`Alltoall` under way."""
+        return self._make("alltoall", sendbuf, recvbuf, None, algorithm).begin()
+
     def Allreduce_init(  # type: ignore[override]
         self,
         sendbuf: Any,

@@ -1,7 +1,7 @@
 """The MPI library's own collective, in the shape of a plan: the row beside ours."""
 
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 from mpi4py import MPI
 
@@ -46,6 +46,11 @@ class NativePlan:
     def Start(self) -> None:
         """Starts it."""
         self._request = self._start()
+
+    def begin(self) -> Self:
+        """Starts it, for one run."""
+        self.Start()
+        return self
 
     def Test(self) -> bool:
         """Makes progress; returns whether it has completed."""

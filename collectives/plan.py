@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from collectives.transport import Request
 
@@ -60,6 +60,15 @@ class Plan:
         self._program = [call for r in rounds for call in (*r.starts, *r.finish)]
         self._next = len(rounds)
 
+        self._transient = False
+        self._freed = False
+
+    def begin(self) -> Self:
+        """Starts a plan that is for one run, and frees itself at the end of it."""
+        self._transient = True
+        self.Start()
+        return self
+
     def __call__(self) -> None:
         """Runs the collective to its end."""
         if self._active:  # another plan is under way, and its peers may need us to go on with it
@@ -71,6 +80,8 @@ class Plan:
 
     def Start(self) -> None:
         """Starts the first round; the buffers are not the caller's until the plan has completed."""
+        if self._freed:
+            raise RuntimeError(f"{self!r} was freed")
         if self._next < len(self._rounds):
             raise RuntimeError(f"{self!r} was started twice without Wait or a true Test in between")
         self._next = 0
@@ -111,18 +122,17 @@ class Plan:
         for bound in self._rounds:
             for request in bound.requests:
                 request.Free()
-        self._rounds, self._program, self._next = [], [_freed], 0
+        self._rounds, self._program, self._next = [], [self.Start], 0
+        self._freed = True
 
     def _start_round(self) -> None:
         if self._next == len(self._rounds):
             self._active.remove(self)
+            if self._transient:
+                self.Free()
             return
         for call in self._rounds[self._next].starts:
             call()
 
     def __repr__(self) -> str:
         return f"<Plan: {self.collective} by {self.algorithm} of {self.nbytes} bytes>"
-
-
-def _freed() -> None:
-    raise RuntimeError("this plan was freed")

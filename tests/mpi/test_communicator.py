@@ -128,6 +128,25 @@ def test_start_test_wait(comm, algorithm, memory):
     plan.Free()
 
 
+@pytest.mark.parametrize("algorithm", ["ring", "native", "auto"])
+def test_nonblocking_calls(comm, algorithm):
+    for turn in range(70):  # more than there are tags in a cycle
+        items = np.full(100, comm.rank + turn)
+        blocks = np.zeros(comm.size, int)
+        requests = [
+            comm.Iallreduce(MPI.IN_PLACE, items, algorithm=algorithm),
+            comm.Iallgather(np.array([comm.rank]), blocks, algorithm=algorithm),
+        ]
+        swapped = np.arange(comm.size) * 100 + comm.rank
+        requests.append(comm.Ialltoall(swapped.copy(), swapped, algorithm="auto"))
+        for request in requests if turn % 2 else reversed(requests):
+            request.Wait()
+            assert request.Test()
+        assert (items == total(comm) + turn * comm.size).all()
+        assert np.array_equal(blocks, np.arange(comm.size))
+        assert np.array_equal(swapped, comm.rank * 100 + np.arange(comm.size))
+
+
 @pytest.mark.parametrize("memory", ["numpy", "shared"])
 def test_plans_waited_for_in_opposite_orders(comm, memory):
     arrays = [(comm.empty if memory == "shared" else np.empty)(5000, float) for _ in range(3)]
@@ -166,8 +185,9 @@ def test_plans_that_are_misused(comm):
             plan.Start()
         plan.Wait()
     plan.Free()
-    with pytest.raises(RuntimeError, match="was freed"):
-        plan()
+    for use in (plan, plan.Start):
+        with pytest.raises(RuntimeError, match="was freed"):
+            use()
 
 
 def test_new_arrays_at_old_addresses(comm):
