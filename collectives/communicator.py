@@ -51,6 +51,12 @@ class Communicator(MPI.Intracomm):
         """Reduces ``sendbuf`` over all ranks into every rank's ``recvbuf``."""
         self._engine.run("allreduce", sendbuf, recvbuf, op, algorithm)
 
+    def Reduce_scatter_block(
+        self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, *, algorithm: str | None = None
+    ) -> None:
+        """Reduces block j of every rank's ``sendbuf`` into rank j's ``recvbuf``; not in place."""
+        self._engine.run("reduce_scatter", sendbuf, recvbuf, op, algorithm)
+
     def Allgather(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> None:
         """Gathers every rank's ``sendbuf`` into every rank's ``recvbuf``, in rank order."""
         self._engine.run("allgather", sendbuf, recvbuf, None, algorithm)
@@ -64,6 +70,12 @@ class Communicator(MPI.Intracomm):
     ) -> AnyPlan:
         """:meth:`Allreduce` under way; ``Wait`` for it, with calls of ``Test`` in between."""
         return self._engine.make("allreduce", sendbuf, recvbuf, op, algorithm).begin()
+
+    def Ireduce_scatter_block(  # type: ignore[override]
+        self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, *, algorithm: str | None = None
+    ) -> AnyPlan:
+        """:meth:`Reduce_scatter_block` under way."""
+        return self._engine.make("reduce_scatter", sendbuf, recvbuf, op, algorithm).begin()
 
     def Iallgather(  # type: ignore[override]
         self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None
@@ -88,6 +100,18 @@ class Communicator(MPI.Intracomm):
     ) -> AnyPlan:
         """A plan for :meth:`Allreduce`; it keeps the buffers alive.  Collective, like MPI's."""
         return self._engine.make("allreduce", sendbuf, recvbuf, op, algorithm)
+
+    def Reduce_scatter_block_init(  # type: ignore[override]
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        op: MPI.Op = MPI.SUM,
+        info: MPI.Info = MPI.INFO_NULL,
+        *,
+        algorithm: str | None = None,
+    ) -> AnyPlan:
+        """A plan for :meth:`Reduce_scatter_block`."""
+        return self._engine.make("reduce_scatter", sendbuf, recvbuf, op, algorithm)
 
     def Allgather_init(  # type: ignore[override]
         self,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from collectives.errors import UnknownAlgorithm
+from collectives.errors import InvalidBuffer, UnknownAlgorithm
 
 
 class Value(NamedTuple):
@@ -31,7 +31,7 @@ class Contract:
         send_blocks, recv_blocks: blocks of ``sendbuf`` and ``recvbuf`` as functions of the size.
         result: ``result(rank, size, n, i)`` is the value that ``recvbuf[i]`` must end with.
         in_place: ``in_place(rank, n)`` is the chunk of ``recvbuf`` at which ``sendbuf`` lies when
-            the caller passes ``MPI.IN_PLACE``.
+            the caller passes ``MPI.IN_PLACE``; ``None`` if there is no room for it there.
         traffic: ``traffic(size)`` times algbw is busbw (nccl-tests' convention).
         reduces: whether the collective takes an operation.
     """
@@ -40,7 +40,7 @@ class Contract:
     send_blocks: Callable[[int], int]
     recv_blocks: Callable[[int], int]
     result: Callable[[int, int, int, int], Value]
-    in_place: Callable[[int, int], int]
+    in_place: Callable[[int, int], int] | None
     traffic: Callable[[int], float]
     reduces: bool = False
 
@@ -52,6 +52,16 @@ ALLREDUCE = Contract(
     result=lambda rank, size, n, i: Value(range(size), i),
     in_place=lambda rank, n: 0,
     traffic=lambda size: 2 * (size - 1) / size,
+    reduces=True,
+)
+
+REDUCE_SCATTER = Contract(
+    collective="reduce_scatter",
+    send_blocks=lambda size: size,
+    recv_blocks=lambda size: 1,
+    result=lambda rank, size, n, i: Value(range(size), rank * n + i),
+    in_place=None,
+    traffic=lambda size: (size - 1) / size,
     reduces=True,
 )
 
@@ -73,7 +83,16 @@ ALLTOALL = Contract(
     traffic=lambda size: (size - 1) / size,
 )
 
-CONTRACTS = {c.collective: c for c in (ALLREDUCE, ALLGATHER, ALLTOALL)}
+CONTRACTS = {c.collective: c for c in (ALLREDUCE, REDUCE_SCATTER, ALLGATHER, ALLTOALL)}
+
+
+def place(contract: Contract, rank: int, n: int) -> int:
+    """Where ``sendbuf`` lies in place; raises :class:`InvalidBuffer` if it cannot."""
+    if contract.in_place is None:
+        raise InvalidBuffer(
+            f"{contract.collective} in place has no room for the input; pass a send buffer"
+        )
+    return contract.in_place(rank, n)
 
 
 def contract(collective: str) -> Contract:

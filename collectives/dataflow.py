@@ -10,7 +10,7 @@ owner has entered, and a chunk that its owner has not used yet may be stored to.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from collectives.contracts import contract
+from collectives.contracts import contract, place
 from collectives.replay import Begin, Message, replay
 from collectives.schedule import Chunk, Copy, RecvReduce, Round, Schedule, Send, Step
 
@@ -70,8 +70,8 @@ class Dataflow:
         """The cells of ``chunk`` on ``rank``."""
         buffer, offset = chunk.buffer, 0
         if self.in_place and buffer == "sendbuf":
-            place = contract(self.schedule.collective).in_place
-            buffer, offset = "recvbuf", place(rank, self.schedule.chunks)
+            buffer = "recvbuf"
+            offset = place(contract(self.schedule.collective), rank, self.schedule.chunks)
         return frozenset((buffer, i + offset) for i in range(chunk.start, chunk.stop))
 
     def reads(self, rank: int, steps: Round) -> frozenset[Cell]:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from collectives.contracts import contract
+from collectives.contracts import contract, place
 from collectives.errors import InvalidBuffer, ScheduleError
 from collectives.plan import Action, BoundRound, Plan
 from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send
@@ -168,7 +168,7 @@ def bind(
     layout = Layout(count, schedule.chunks)
     prepare: list[Action] = []
     if send is None:
-        offset = layout.offset(blocks.in_place(transport.rank, schedule.chunks))
+        offset = layout.offset(place(blocks, transport.rank, schedule.chunks))
         send = recv[offset : offset + expected]
         if not schedule.in_place:
             aside = np.empty_like(send)

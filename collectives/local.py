@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from collectives.contracts import contract
+from collectives.contracts import contract, place
 from collectives.errors import ScheduleError
 from collectives.executor import Combine, Items, bind
 from collectives.schedule import Schedule
@@ -38,7 +38,7 @@ def run(
     for transport, items in zip(connect(size), inputs, strict=True):
         output = np.zeros(count * blocks.recv_blocks(size), items.dtype)
         if in_place:
-            first = blocks.in_place(transport.rank, 1) * count
+            first = place(blocks, transport.rank, 1) * count
             output[first : first + items.size] = items
         send = None if in_place else items
         plans.append(bind(schedule, transport, send, output, combine))

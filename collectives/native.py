@@ -7,11 +7,13 @@ from mpi4py import MPI
 
 _BLOCKING = {
     "allreduce": MPI.Intracomm.Allreduce,
+    "reduce_scatter": MPI.Intracomm.Reduce_scatter_block,
     "allgather": MPI.Intracomm.Allgather,
     "alltoall": MPI.Intracomm.Alltoall,
 }
 _NONBLOCKING = {
     "allreduce": MPI.Intracomm.Iallreduce,
+    "reduce_scatter": MPI.Intracomm.Ireduce_scatter_block,
     "allgather": MPI.Intracomm.Iallgather,
     "alltoall": MPI.Intracomm.Ialltoall,
 }

@@ -16,7 +16,7 @@ import numpy as np
 
 from collectives.buffers import borrowed
 from collectives.call import Call
-from collectives.contracts import contract
+from collectives.contracts import contract, place
 from collectives.dataflow import Cell, Dataflow, End, entered, moved
 from collectives.errors import ScheduleError
 from collectives.executor import Combine, Items, Layout
@@ -88,7 +88,7 @@ def bind_shared(
     for rank, (send_place, recv_place) in enumerate(places):
         theirs = node.view(rank, recv_place, recv.size, recv.dtype)
         if send_place is None:
-            offset = layout.offset(blocks.in_place(rank, schedule.chunks))
+            offset = layout.offset(place(blocks, rank, schedule.chunks))
             send = theirs[offset : offset + sent]
         else:
             send = node.view(rank, send_place, sent, recv.dtype)

@@ -24,8 +24,8 @@ PAIR_BYTES = 16 << 10
 #: From here the ring's bandwidth outweighs its rounds in Python.
 RING_BYTES = 4 << 20
 
-_SLICES = {"allreduce": "direct", "allgather": "direct", "alltoall": "pairwise"}
-_WITHOUT_NATIVE = {"allreduce": "butterfly", "allgather": "ring", "alltoall": "pairwise"}
+_SLICES = {"alltoall": "pairwise"}  # the others: direct
+_WITHOUT_NATIVE = {"allreduce": "butterfly", "reduce_scatter": "direct"}
 
 
 def choose(
@@ -44,9 +44,12 @@ def choose(
     if shared and pair and SHARED_PAIR_BYTES <= nbytes < 8 * SHARED_BYTES:
         return Choice("butterfly", f"{nbytes} bytes of 2 ranks in shared memory: one exchange")
     if shared and size > 1 and nbytes >= SHARED_BYTES:
-        return Choice(_SLICES[collective], f"{nbytes} bytes in shared memory: each rank a slice")
+        return Choice(
+            _SLICES.get(collective, "direct"), f"{nbytes} bytes in shared memory: each rank a slice"
+        )
     if not native:
-        return Choice(_WITHOUT_NATIVE[collective], "this MPI has no such datatype")
+        name = {**_SLICES, **_WITHOUT_NATIVE}.get(collective, "ring")
+        return Choice(name, "this MPI has no such datatype")
     if pair and PAIR_BYTES <= nbytes < RING_BYTES:
         return Choice("butterfly", f"{nbytes} bytes of 2 ranks: one exchange")
     if allreduce and commutes and size > 1 and nbytes >= RING_BYTES:

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from collectives.contracts import Contract, contract
+from collectives.contracts import Contract, contract, place
 from collectives.draw import grid
-from collectives.errors import ScheduleError
+from collectives.errors import InvalidBuffer, ScheduleError
 from collectives.replay import Begin, End, Message, replay
 from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send
 
@@ -70,7 +70,7 @@ def is_in_place_safe(schedule: Schedule) -> bool:
     """Whether ``schedule`` is also correct when ``sendbuf`` lies in ``recvbuf``."""
     try:
         prove(schedule, in_place=True)
-    except ScheduleError:
+    except (ScheduleError, InvalidBuffer):
         return False
     return True
 
@@ -85,6 +85,7 @@ class _Verifier:
     in_place: bool
     memory: list[dict[Cell, Expression]] = field(default_factory=list)
     trees: dict[tuple[int, int], int] = field(default_factory=dict)
+    results: dict[int, int] = field(default_factory=dict)
     arrived: dict[tuple[int, int], list[Expression]] = field(default_factory=dict)
     departed: dict[tuple[int, int], list[Expression]] = field(default_factory=dict)
 
@@ -115,7 +116,7 @@ class _Verifier:
 
     def _cell(self, rank: int, buffer: str, i: int) -> Cell:
         if self.in_place and buffer == "sendbuf":
-            return "recvbuf", i + self.contract.in_place(rank, self.schedule.chunks)
+            return "recvbuf", i + place(self.contract, rank, self.schedule.chunks)
         return buffer, i
 
     def _cells(self, rank: int, chunk: Chunk) -> list[Cell]:
@@ -235,7 +236,7 @@ class _Verifier:
                     f"{where} = chunk {got.chunk} of ranks {sorted(_members(got.ranks))}; "
                     f"expected chunk {wanted.chunk} of ranks {list(wanted.ranks)}"
                 )
-            if self.contract.reduces and got.tree != self.memory[0]["recvbuf", i].tree:
+            if self.contract.reduces and got.tree != self.results.setdefault(got.chunk, got.tree):
                 raise ScheduleError(
                     f"{where} reduced in another order than on rank 0, so not bitwise equal to it"
                 )

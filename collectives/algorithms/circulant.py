@@ -18,6 +18,7 @@ from collectives.schedule import (
     Step,
     recvbuf,
     sendbuf,
+    workspace,
 )
 
 
@@ -38,8 +39,17 @@ def allreduce(rank: int, size: int) -> Iterator[Round]:
 
     Cost: 2 ceil(log2 p) rounds, 2(p-1)/p of the buffer sent by each rank, (p-1)/p of it reduced.
     """
-    yield from _reduce_scatter(rank, size)
+    yield from _reduce_scatter(rank, size, recvbuf)
     yield from _gather(rank, size)
+
+
+def reduce_scatter(rank: int, size: int) -> Iterator[Round]:
+    """The first half, in a workspace of p blocks.
+
+    Cost: ceil(log2 p) rounds, p-1 blocks sent and reduced by each rank, one block copied.
+    """
+    yield from _reduce_scatter(rank, size, workspace)
+    yield (Copy(recvbuf[0], workspace[rank]),)
 
 
 def allgather(rank: int, size: int) -> Iterator[Round]:
@@ -51,21 +61,21 @@ def allgather(rank: int, size: int) -> Iterator[Round]:
     yield from _gather(rank, size)
 
 
-def _reduce_scatter(rank: int, size: int) -> Iterator[Round]:
+def _reduce_scatter(rank: int, size: int, sums: Buffer) -> Iterator[Round]:
     """Rank r adds up chunk r, and until they are sent those of the ranks behind it."""
     distances = skips(size)
     held = sendbuf
     for near, far in reversed(list(pairwise(distances))):
         to, source = (rank + near) % size, (rank - near) % size
         steps: list[Step] = [Send(to, chunk) for chunk in _behind(held, rank, near, far, size)]
-        mine = _behind(recvbuf, rank, 0, far - near, size)
+        mine = _behind(sums, rank, 0, far - near, size)
         operands = _behind(held, rank, 0, far - near, size)
         steps += [RecvReduce(source, c, operand) for c, operand in zip(mine, operands)]
         if held is sendbuf:  # of an odd number, the chunk in the middle is not reduced yet
-            middle = _behind(recvbuf, rank, far - near, near, size)
+            middle = _behind(sums, rank, far - near, near, size)
             steps += [Copy(c, sendbuf[c.start : c.stop]) for c in middle]
         yield tuple(steps)
-        held = recvbuf
+        held = sums
 
 
 def _gather(rank: int, size: int) -> Iterator[Round]:

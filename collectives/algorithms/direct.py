@@ -6,7 +6,7 @@ ports; the ring proper has 2(p-1) rounds (see :mod:`collectives.algorithms.ring`
 
 from collections.abc import Iterator
 
-from collectives.schedule import Copy, Recv, RecvReduce, Round, Send, recvbuf, sendbuf
+from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Send, recvbuf, sendbuf
 
 
 def allreduce(rank: int, size: int) -> Iterator[Round]:
@@ -15,18 +15,30 @@ def allreduce(rank: int, size: int) -> Iterator[Round]:
     Keeps rank order.  Cost: 2 rounds, 2(p-1) messages of 1/p of the buffer by each rank.
     """
     others = _others(rank, size)
-    # Downwards from the own rank, then upwards: each operand extends the interval that is reduced.
-    in_order = [*range(rank - 1, -1, -1), *range(rank + 1, size)]
-    yield (
-        *(Send(peer, sendbuf[peer]) for peer in others),
-        *(
-            RecvReduce(peer, recvbuf[rank], recvbuf[rank] if done else sendbuf[rank])
-            for done, peer in enumerate(in_order)
-        ),
-    )
+    yield _reduced(rank, size, recvbuf[rank])
     yield (
         *(Send(peer, recvbuf[rank]) for peer in others),
         *(Recv(peer, recvbuf[peer]) for peer in others),
+    )
+
+
+def reduce_scatter(rank: int, size: int) -> Iterator[Round]:
+    """Rank r reduces block r of everybody.  Keeps rank order.
+
+    Cost: 1 round, p-1 messages of one block by each rank.
+    """
+    yield _reduced(rank, size, recvbuf[0])
+
+
+def _reduced(rank: int, size: int, total: Chunk) -> Round:
+    # Downwards from the own rank, then upwards: each operand extends the interval that is reduced.
+    in_order = [*range(rank - 1, -1, -1), *range(rank + 1, size)]
+    return (
+        *(Send(peer, sendbuf[peer]) for peer in _others(rank, size)),
+        *(
+            RecvReduce(peer, total, total if done else sendbuf[rank])
+            for done, peer in enumerate(in_order)
+        ),
     )
 
 

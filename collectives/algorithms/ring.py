@@ -5,7 +5,7 @@ Patarasuk, Yuan: "Bandwidth optimal all-reduce algorithms for clusters of workst
 
 from collections.abc import Iterator
 
-from collectives.schedule import Copy, Recv, RecvReduce, Round, Send, recvbuf, sendbuf
+from collectives.schedule import Copy, Recv, RecvReduce, Round, Send, recvbuf, sendbuf, workspace
 
 
 def allreduce(rank: int, size: int) -> Iterator[Round]:
@@ -15,6 +15,21 @@ def allreduce(rank: int, size: int) -> Iterator[Round]:
     """
     yield from _reduce_scatter(rank, size)
     yield from _circulate(rank, size)
+
+
+def reduce_scatter(rank: int, size: int) -> Iterator[Round]:
+    """Partial sums travel once round the ring, through two blocks of workspace.
+
+    Cost: p-1 rounds, p-1 blocks sent and reduced by each rank.
+    """
+    right, left = (rank + 1) % size, (rank - 1) % size
+    partial = sendbuf[left]
+    for step in range(size - 1):
+        arriving = (rank - 2 - step) % size
+        last = step == size - 2
+        reduced = recvbuf[0] if last else workspace[step % 2]
+        yield Send(right, partial), RecvReduce(left, reduced, sendbuf[arriving])
+        partial = reduced
 
 
 def allgather(rank: int, size: int) -> Iterator[Round]:

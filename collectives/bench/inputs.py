@@ -88,7 +88,7 @@ def expected(collective: str, op: str, dtype: np.dtype[Any], rank: int, size: in
     total = next(sent)
     for items in sent:
         total = OPERATIONS[op](total, items).astype(dtype)
-    return total
+    return total if collective == "allreduce" else total.reshape(size, -1)[rank]
 
 
 def garbage(items: Items) -> None:

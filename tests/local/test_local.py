@@ -20,8 +20,9 @@ every_algorithm = pytest.mark.parametrize(
 def reference(collective, inputs, rank):
     """What ``rank`` must receive, computed without any schedule."""
     size = len(inputs)
-    if collective == "allreduce":
-        return np.sum(np.stack(inputs).astype(np.float64), axis=0)
+    if collective in ("allreduce", "reduce_scatter"):
+        total = np.sum(np.stack(inputs).astype(np.float64), axis=0)
+        return total if collective == "allreduce" else total.reshape(size, -1)[rank]
     if collective == "allgather":
         return np.concatenate(inputs)
     return np.concatenate([items.reshape(size, -1)[rank] for items in inputs])
@@ -30,6 +31,7 @@ def reference(collective, inputs, rank):
 def check(schedule, count, dtype, in_place, seed):
     """Runs whole numbers, which every type adds exactly, then fractions, which none does."""
     blocks = contract(schedule.collective)
+    in_place = in_place and blocks.in_place is not None
     rng = np.random.default_rng(seed)
     items = count * blocks.send_blocks(schedule.size)
     whole = [rng.integers(0, 10, items).astype(dtype) for _ in range(schedule.size)]
@@ -41,9 +43,10 @@ def check(schedule, count, dtype, in_place, seed):
     if blocks.reduces:
         fractions = [rng.random(items).astype(dtype) for _ in range(schedule.size)]
         results = run(schedule, fractions, in_place=in_place)
-        assert all(np.array_equal(results[0], other) for other in results)
-        exact = reference("allreduce", fractions, 0)
-        assert np.allclose(results[0], exact, rtol=1e-2 if dtype == np.float16 else 1e-5)
+        for rank, result in enumerate(results):
+            exact = reference(schedule.collective, fractions, rank)
+            assert np.allclose(result, exact, rtol=1e-2 if dtype == np.float16 else 1e-5)
+            assert np.array_equal(result, results[0]) or schedule.collective != "allreduce"
 
 
 @every_algorithm
@@ -80,7 +83,7 @@ def test_user_operations_reduce_in_rank_order():
     def multiply(left, right, *, out):
         out[...] = (left.reshape(-1, 2, 2) @ right.reshape(-1, 2, 2) % 97).reshape(-1)
 
-    for algorithm in (a for a in ALGORITHMS if a.keeps_order):
+    for algorithm in (a for a in ALGORITHMS if a.keeps_order and a.collective == "allreduce"):
         for size in SIZES:
             rng = np.random.default_rng(size)
             inputs = [rng.integers(0, 97, 4) for _ in range(size)]
@@ -91,6 +94,11 @@ def test_user_operations_reduce_in_rank_order():
             whole = [np.tile(items, schedule.chunks) for items in inputs]
             for output in run(schedule, whole, multiply):
                 assert np.array_equal(output[:4].reshape(2, 2), wanted)
+
+
+def test_reduce_scatter_has_no_room_in_place():
+    with pytest.raises(InvalidBuffer, match="pass a send buffer"):
+        run(build("reduce_scatter", "ring", 2), [np.ones(2)] * 2, in_place=True)
 
 
 def test_sizes_that_do_not_fit():

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.mpi
 ALLREDUCES = [*names("allreduce"), "native", "auto"]
 EVERYTHING = [
     (collective, algorithm)
-    for collective in ("allreduce", "allgather", "alltoall")
+    for collective in ("allreduce", "reduce_scatter", "allgather", "alltoall")
     for algorithm in (*names(collective), "native", "auto")
 ]
 
@@ -31,8 +31,10 @@ def sent(collective, comm, count, dtype, rank, seed=0):
 def wanted(collective, comm, count, dtype, seed=0):
     """What this rank must receive."""
     everybody = [sent(collective, comm, count, dtype, rank, seed) for rank in range(comm.size)]
-    if collective == "allreduce":
-        return np.sum(np.stack(everybody).astype(np.float64), axis=0).astype(dtype)
+    if collective in ("allreduce", "reduce_scatter"):
+        total = np.sum(np.stack(everybody).astype(np.complex128), axis=0)
+        total = (total if np.dtype(dtype).kind == "c" else total.real).astype(dtype)
+        return total if collective == "allreduce" else total.reshape(comm.size, -1)[comm.rank]
     if collective == "allgather":
         return np.concatenate(everybody)
     return np.concatenate([items.reshape(comm.size, -1)[comm.rank] for items in everybody])
@@ -41,6 +43,7 @@ def wanted(collective, comm, count, dtype, seed=0):
 def call(comm, collective, sendbuf, recvbuf, algorithm):
     method = {
         "allreduce": comm.Allreduce,
+        "reduce_scatter": comm.Reduce_scatter_block,
         "allgather": comm.Allgather,
         "alltoall": comm.Alltoall,
     }[collective]
@@ -49,6 +52,7 @@ def call(comm, collective, sendbuf, recvbuf, algorithm):
 
 def check(comm, collective, algorithm, count, dtype, in_place, empty, seed=0):
     """One call on fresh buffers, compared with the reference bit by bit."""
+    in_place = in_place and contract(collective).in_place is not None
     mine = sent(collective, comm, count, dtype, comm.rank, seed)
     expected = wanted(collective, comm, count, dtype, seed)
     recvbuf = empty(expected.size, dtype)

@@ -147,6 +147,23 @@ def test_nonblocking_calls(comm, algorithm):
         assert np.array_equal(swapped, comm.rank * 100 + np.arange(comm.size))
 
 
+def test_reduce_scatter_in_every_form(comm):
+    sendbuf, recvbuf = np.repeat(np.arange(comm.size), 3) + comm.rank, np.zeros(3, int)
+    wanted = comm.size * comm.rank + total(comm)
+    comm.Reduce_scatter_block(sendbuf, recvbuf, algorithm="circulant")
+    assert (recvbuf == wanted).all()
+    recvbuf[:] = 0
+    comm.Ireduce_scatter_block(sendbuf, recvbuf, algorithm="ring").Wait()
+    assert (recvbuf == wanted).all()
+    recvbuf[:] = 0
+    plan = comm.Reduce_scatter_block_init(sendbuf, recvbuf, op=MPI.MAX, algorithm="direct")
+    plan()
+    assert (recvbuf == comm.rank + comm.size - 1).all()
+    plan.Free()
+    with pytest.raises(InvalidBuffer, match="pass a send buffer"):
+        comm.Reduce_scatter_block(MPI.IN_PLACE, recvbuf, algorithm="ring")
+
+
 @pytest.mark.parametrize("memory", ["numpy", "shared"])
 def test_plans_waited_for_in_opposite_orders(comm, memory):
     arrays = [(comm.empty if memory == "shared" else np.empty)(5000, float) for _ in range(3)]

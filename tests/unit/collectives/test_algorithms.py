@@ -10,6 +10,7 @@ from collectives.algorithms.circulant import skips
 from collectives.algorithms.double_binary_tree import node, trees
 from collectives.cost import count
 from collectives.errors import UnknownAlgorithm
+from collectives.schedule import Send
 
 SIZES = [2, 3, 4, 5, 7, 8, 12, 16, 17, 32, 33]
 POWERS = [2, 4, 8, 16, 32]
@@ -104,6 +105,23 @@ def test_skips_of_the_circulant():
     assert skips(7) == [1, 2, 4, 7]
     assert skips(16) == [1, 2, 4, 8, 16]
     assert skips(1) == [1]
+
+
+@pytest.mark.parametrize("algorithm", [a for a in ALGORITHMS if a.uniform])
+def test_uniform_means_the_same_distances_in_every_round(algorithm):
+    for rank in range(7):
+        rounds = list(algorithm.schedule(7).rounds(rank))
+        ways = [[(type(s) is Send, (s.peer - rank) % 7) for s in r] for r in rounds if len(r) > 1]
+        assert len(ways) >= 6
+        assert all(way == [(True, 1), (False, 6)] for way in ways)
+
+
+@pytest.mark.parametrize("p", SIZES)
+def test_reduce_scatters_are_half_an_all_reduce(p):
+    for name in ("ring", "circulant", "direct"):
+        half, whole = cost("reduce_scatter", name, p), cost("allreduce", name, p)
+        assert 2 * half.latency == whole.latency
+        assert 2 * half.sent == pytest.approx(whole.sent)
 
 
 def test_the_registry_names_each_once():

@@ -3,6 +3,7 @@
 import pytest
 
 from collectives.algorithms import ALGORITHMS, build
+from collectives.contracts import contract
 from collectives.errors import ScheduleError
 from collectives.mutate import survey
 from collectives.schedule import (
@@ -32,6 +33,7 @@ def test_proved_at_every_size(algorithm):
 
 @every_algorithm
 def test_in_place_exactly_where_claimed(algorithm):
+    assert algorithm.in_place <= (contract(algorithm.collective).in_place is not None)
     safe = [is_in_place_safe(algorithm.schedule(size)) for size in SIZES if size > 1]
     assert all(safe) if algorithm.in_place else not any(safe)
 
