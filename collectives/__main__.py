@@ -23,7 +23,10 @@ from collectives.verify import verify
 def main(arguments: list[str] | None = None) -> int:
     """Runs one command; returns the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m collectives", description=__doc__, allow_abbrev=False
+        prog="python -m collectives",
+        description="Collective algorithms over MPI: list, prove, draw and simulate them without "
+        "MPI; measure them under mpirun, beside the MPI library's own.",
+        allow_abbrev=False,
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 

@@ -139,11 +139,9 @@ class Communicator(MPI.Intracomm):
         """A new array of zeros on every rank, in memory that the ranks of a node can all address.
 
         Collectives on such arrays are loads and stores: no message is sent.  Collective; the shape
-        may differ between ranks.  The memory goes with the last array in it.  Where the ranks are
-        on several nodes, it is ordinary memory.
-
-        Raises:
-            InvalidBuffer: on all ranks, if the node does not let them share memory.
+        may differ between ranks.  The memory goes with the last array in it.  It is ordinary
+        memory where the ranks are on several nodes, cannot open one another's memory (containers of
+        their own), or run on a processor other than x86-64; the log says so.
         """
         return self._engine.empty(shape, dtype)
 

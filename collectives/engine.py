@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from collectives.algorithms import build
 from collectives.call import Call, read_call
-from collectives.errors import CollectiveError, MismatchError
+from collectives.errors import CollectiveError, InvalidBuffer, MismatchError
 from collectives.executor import TAGS_PER_PLAN, bind
 from collectives.native import NativePlan
 from collectives.plan import Plan
@@ -53,16 +53,21 @@ class Engine:
         self._cache: OrderedDict[tuple[object, Places | None], Plan] = OrderedDict()
 
     def empty(self, shape: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """Zeros in the node's memory, or in ordinary memory if there are several nodes."""
+        """Zeros in the node's memory, or in ordinary memory where that cannot be."""
         if self._one_node is None:
             node = MPI.Intracomm(self.comm).Split_type(MPI.COMM_TYPE_SHARED)
             self._one_node = node.size == self.comm.size
             node.Free()
         if not self._one_node:
             return np.zeros(shape, dtype)
-        if self._node is None:
-            self._node = NodeMemory(self._mpi.channel)
-        return self._node.empty(shape, dtype)
+        try:
+            if self._node is None:
+                self._node = NodeMemory(self._mpi.channel)
+            return self._node.empty(shape, dtype)
+        except InvalidBuffer as error:  # on all ranks
+            log.warning("ordinary memory instead of shared: %s", error)
+            self._one_node = False
+            return np.zeros(shape, dtype)
 
     def close(self) -> None:
         """Releases plans and the duplicate.  Collective."""

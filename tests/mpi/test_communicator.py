@@ -281,6 +281,22 @@ def test_memory_that_only_some_ranks_share(comm):
     assert (items == total(comm)).all()
 
 
+def test_a_node_that_does_not_share_memory(monkeypatch):
+    """One rank's failure makes it ordinary memory on all, and everything else goes on."""
+    with Communicator(MPI.COMM_WORLD) as comm:
+        if comm.rank == comm.size - 1:
+            monkeypatch.setattr("mmap.mmap", refuse)
+        items = comm.empty(5000, float)
+        items[...] = comm.rank
+        comm.Allreduce(MPI.IN_PLACE, items, algorithm="direct")
+        assert (items == total(comm)).all()
+        assert "shared" not in comm.last_plan.reason
+
+
+def refuse(*arguments):
+    raise PermissionError("not in this container")
+
+
 DIFFERENT = {
     "count": lambda comm, odd: comm.Allreduce(MPI.IN_PLACE, np.zeros(4 + odd)),
     "type": lambda comm, odd: comm.Allreduce(MPI.IN_PLACE, np.zeros(4, "f4" if odd else "i4")),
