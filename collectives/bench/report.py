@@ -57,7 +57,7 @@ def header(about: dict[str, Any], command: str) -> str:
         f"# {about['ranks']} ranks on {about['nodes']} node(s), {about['cores']} cores of "
         f"{about['processor']}\n"
         f"# {command}\n"
-        "# time: median over repeats of the largest rank's mean; GB/s; ratio: native time / ours"
+        "# time: median over repeats of the largest rank's mean; GB/s; ratio: native time on these buffers / ours"
     )
 
 
