@@ -57,7 +57,8 @@ def header(about: dict[str, Any], command: str) -> str:
         f"# {about['ranks']} ranks on {about['nodes']} node(s), {about['cores']} cores of "
         f"{about['processor']}\n"
         f"# {command}\n"
-        "# time: median over repeats of the largest rank's mean; GB/s; ratio: native time on these buffers / ours"
+        "# time: median over repeats, by default of the slowest rank; bandwidths in GB/s\n"
+        "# ratio: native's time on the same buffers over ours"
     )
 
 
