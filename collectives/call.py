@@ -20,6 +20,7 @@ class Call:
         arguments: send buffer, receive buffer and operation as the caller gave them.
         send: ``None`` in place.
         algorithm: what was asked for.
+        root: of a broadcast.
     """
 
     collective: str
@@ -28,6 +29,7 @@ class Call:
     recv: HostBuffer
     op: MPI.Op | None
     algorithm: str
+    root: int = 0
 
     def choose(self, size: int, shared: bool) -> Choice:
         """The algorithm and why; ``shared`` if the buffers lie in the node's memory."""
@@ -49,6 +51,7 @@ class Call:
         return (
             self.collective,
             self.algorithm,
+            self.root,
             None if self.op is None else self.op.handle,
             None if self.send is None else self.send.address,
             self.recv.address,
@@ -59,14 +62,21 @@ class Call:
 
     def __str__(self) -> str:
         op = "" if self.op is None else f" {_name(self.op)}"
+        root = f" from {self.root}" if self.collective == "broadcast" else ""
         return (
-            f"{self.collective}{op} of {self.recv.items.size} x {self.recv.items.dtype} "
+            f"{self.collective}{op}{root} of {self.recv.items.size} x {self.recv.items.dtype} "
             f"by {self.algorithm}"
         )
 
 
 def read_call(
-    collective: str, size: int, sendbuf: Any, recvbuf: Any, op: MPI.Op | None, algorithm: str
+    collective: str,
+    size: int,
+    sendbuf: Any,
+    recvbuf: Any,
+    op: MPI.Op | None,
+    algorithm: str,
+    root: int = 0,
 ) -> Call:
     """Reads the buffers, as mpi4py takes them.
 
@@ -74,6 +84,8 @@ def read_call(
         InvalidBuffer: for buffers that cannot be used.
         UnknownAlgorithm: for no such algorithm, or one that the operation cannot use.
     """
+    if not 0 <= root < size:
+        raise InvalidBuffer(f"{collective}: root {root} is not one of the {size} ranks")
     blocks = contract(collective)
     recv = host_buffer(recvbuf, "receive", blocks.recv_blocks(size))
     send = None
@@ -92,7 +104,7 @@ def read_call(
                 f"{name} does not keep rank order, which this operation needs because it does not "
                 "commute; use 'butterfly' or 'native'"
             )
-    return Call(collective, (sendbuf, recvbuf, op), send, recv, op, algorithm)
+    return Call(collective, (sendbuf, recvbuf, op), send, recv, op, algorithm, root)
 
 
 def _name(op: MPI.Op) -> str:

@@ -65,6 +65,28 @@ class Communicator(MPI.Intracomm):
         """Sends block j of ``sendbuf`` to rank j, and receives its block into place j."""
         self._engine.run("alltoall", sendbuf, recvbuf, None, algorithm)
 
+    def Bcast(self, buf: Any, root: int = 0, *, algorithm: str | None = None) -> None:
+        """Copies ``buf`` of rank ``root`` to every rank's."""
+        self._engine.run("broadcast", MPI.IN_PLACE, buf, None, algorithm, root)
+
+    def Ibcast(  # type: ignore[override]
+        self, buf: Any, root: int = 0, *, algorithm: str | None = None
+    ) -> AnyPlan:
+        """:meth:`Bcast` under way."""
+        plan = self._engine.make("broadcast", MPI.IN_PLACE, buf, None, algorithm, root)
+        return plan.begin()
+
+    def Bcast_init(  # type: ignore[override]
+        self,
+        buf: Any,
+        root: int = 0,
+        info: MPI.Info = MPI.INFO_NULL,
+        *,
+        algorithm: str | None = None,
+    ) -> AnyPlan:
+        """A plan for :meth:`Bcast`."""
+        return self._engine.make("broadcast", MPI.IN_PLACE, buf, None, algorithm, root)
+
     def Iallreduce(  # type: ignore[override]
         self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, *, algorithm: str | None = None
     ) -> AnyPlan:

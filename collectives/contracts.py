@@ -83,7 +83,17 @@ ALLTOALL = Contract(
     traffic=lambda size: (size - 1) / size,
 )
 
-CONTRACTS = {c.collective: c for c in (ALLREDUCE, REDUCE_SCATTER, ALLGATHER, ALLTOALL)}
+#: From rank 0; :func:`collectives.rooted.rooted` makes any rank the root.
+BROADCAST = Contract(
+    collective="broadcast",
+    send_blocks=lambda size: 1,
+    recv_blocks=lambda size: 1,
+    result=lambda rank, size, n, i: Value(range(1), i),
+    in_place=lambda rank, n: 0,
+    traffic=lambda size: 1.0,
+)
+
+CONTRACTS = {c.collective: c for c in (ALLREDUCE, REDUCE_SCATTER, ALLGATHER, ALLTOALL, BROADCAST)}
 
 
 def place(contract: Contract, rank: int, n: int) -> int:

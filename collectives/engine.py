@@ -17,6 +17,7 @@ from collectives.executor import TAGS_PER_PLAN, bind
 from collectives.native import NativePlan
 from collectives.plan import Plan
 from collectives.reduction import combiner
+from collectives.rooted import rooted
 from collectives.shared_executor import Places, bind_shared, runs_shared, shared_places
 from collectives.transport.mpi import MPITransport
 from collectives.transport.shared_memory import SLOTS, NodeMemory
@@ -80,14 +81,22 @@ class Engine:
             self._transport = None
 
     def run(
-        self, collective: str, sendbuf: Any, recvbuf: Any, op: MPI.Op | None, algorithm: str | None
+        self,
+        collective: str,
+        sendbuf: Any,
+        recvbuf: Any,
+        op: MPI.Op | None,
+        algorithm: str | None,
+        root: int = 0,
     ) -> None:
         """A blocking call: look its plan up by the memory that it is about, or bind one."""
         algorithm = algorithm or self.algorithm
         if algorithm == "native" and not self.check:
-            self._complete(NativePlan(self.comm, collective, sendbuf, recvbuf, op, "asked for"))
+            self._complete(
+                NativePlan(self.comm, collective, sendbuf, recvbuf, op, root, "asked for")
+            )
             return
-        call = self._read(collective, sendbuf, recvbuf, op, algorithm)
+        call = self._read(collective, sendbuf, recvbuf, op, algorithm, root)
         places = None if self._node is None else shared_places(call, self._node, self._idle)
         key = (call.key, places)
         plan: AnyPlan | None = self._cache.pop(key, None)
@@ -110,22 +119,34 @@ class Engine:
                 self._progress()
 
     def make(
-        self, collective: str, sendbuf: Any, recvbuf: Any, op: MPI.Op | None, algorithm: str | None
+        self,
+        collective: str,
+        sendbuf: Any,
+        recvbuf: Any,
+        op: MPI.Op | None,
+        algorithm: str | None,
+        root: int = 0,
     ) -> AnyPlan:
         """A persistent call: a plan of its own, with tags and counters of its own."""
-        call = self._read(collective, sendbuf, recvbuf, op, algorithm or self.algorithm)
+        call = self._read(collective, sendbuf, recvbuf, op, algorithm or self.algorithm, root)
         places = None if self._node is None else shared_places(call, self._node, self._idle)
         self._plans_made += 1
         self.last_plan = self._plan(call, places, self._plans_made, borrow=False)
         return self.last_plan
 
     def _read(
-        self, collective: str, sendbuf: Any, recvbuf: Any, op: MPI.Op | None, algorithm: str
+        self,
+        collective: str,
+        sendbuf: Any,
+        recvbuf: Any,
+        op: MPI.Op | None,
+        algorithm: str,
+        root: int,
     ) -> Call:
         """Understands a call; with checking on, all ranks raise if one of them has to."""
         refused: CollectiveError | None = None
         try:
-            call = read_call(collective, self.comm.size, sendbuf, recvbuf, op, algorithm)
+            call = read_call(collective, self.comm.size, sendbuf, recvbuf, op, algorithm, root)
         except CollectiveError as error:
             refused = error
         if self.check:
@@ -159,8 +180,8 @@ class Engine:
         algorithm, reason = call.choose(self.comm.size, shared=places is not None)
         log.info("%s: %s (%s)", call, algorithm, reason)
         if algorithm == "native":
-            return NativePlan(self.comm, call.collective, *call.arguments, reason)
-        schedule = build(call.collective, algorithm, self.comm.size)
+            return NativePlan(self.comm, call.collective, *call.arguments, call.root, reason)
+        schedule = rooted(build(call.collective, algorithm, self.comm.size), call.root)
         combine = None
         if call.op is not None:
             combine = combiner(call.op, call.recv.items.dtype, call.recv.mpi_datatype())

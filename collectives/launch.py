@@ -6,6 +6,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import NoReturn
 
 from mpi4py import MPI
 
@@ -76,7 +77,8 @@ def abort_on_exception(comm: MPI.Comm) -> Iterator[None]:
         _abort(comm, 1)
 
 
-def _abort(comm: MPI.Comm, status: int) -> None:
+def _abort(comm: MPI.Comm, status: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     comm.Abort(status)
+    os._exit(status)  # some launchers kill only a moment later, and nothing may run until then

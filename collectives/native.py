@@ -1,21 +1,24 @@
 """The MPI library's own collective, in the shape of a plan: the row beside ours."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Self
 
 from mpi4py import MPI
 
-_BLOCKING = {
+_BLOCKING: dict[str, Callable[..., None]] = {
     "allreduce": MPI.Intracomm.Allreduce,
     "reduce_scatter": MPI.Intracomm.Reduce_scatter_block,
     "allgather": MPI.Intracomm.Allgather,
     "alltoall": MPI.Intracomm.Alltoall,
+    "broadcast": MPI.Intracomm.Bcast,
 }
-_NONBLOCKING = {
+_NONBLOCKING: dict[str, Callable[..., MPI.Request]] = {
     "allreduce": MPI.Intracomm.Iallreduce,
     "reduce_scatter": MPI.Intracomm.Ireduce_scatter_block,
     "allgather": MPI.Intracomm.Iallgather,
     "alltoall": MPI.Intracomm.Ialltoall,
+    "broadcast": MPI.Intracomm.Ibcast,
 }
 
 
@@ -31,15 +34,20 @@ class NativePlan:
         sendbuf: Any,
         recvbuf: Any,
         op: MPI.Op | None,
+        root: int,
         reason: str,
     ) -> None:
         self.collective = collective
         self.reason = reason
-        sendbuf = MPI.IN_PLACE if sendbuf is None else sendbuf
-        arguments = (comm, sendbuf, recvbuf) if op is None else (comm, sendbuf, recvbuf, op)
+        arguments: tuple[Any, ...]
+        if collective == "broadcast":
+            arguments = (comm, recvbuf, root)
+        else:
+            sendbuf = MPI.IN_PLACE if sendbuf is None else sendbuf
+            arguments = (comm, sendbuf, recvbuf) if op is None else (comm, sendbuf, recvbuf, op)
         self._run = partial(_BLOCKING[collective], *arguments)
         self._start = partial(_NONBLOCKING[collective], *arguments)
-        self._request = MPI.REQUEST_NULL
+        self._request: MPI.Request = MPI.REQUEST_NULL
 
     def __call__(self) -> None:
         """Runs the collective to its end."""

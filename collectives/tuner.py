@@ -25,7 +25,11 @@ PAIR_BYTES = 16 << 10
 RING_BYTES = 4 << 20
 
 _SLICES = {"alltoall": "pairwise"}  # the others: direct
-_WITHOUT_NATIVE = {"allreduce": "butterfly", "reduce_scatter": "direct"}
+_WITHOUT_NATIVE = {
+    "allreduce": "butterfly",
+    "reduce_scatter": "direct",
+    "broadcast": "binomial_tree",
+}
 
 
 def choose(
@@ -43,7 +47,7 @@ def choose(
     pair = allreduce and size == 2
     if shared and pair and SHARED_PAIR_BYTES <= nbytes < 8 * SHARED_BYTES:
         return Choice("butterfly", f"{nbytes} bytes of 2 ranks in shared memory: one exchange")
-    if shared and size > 1 and nbytes >= SHARED_BYTES:
+    if shared and size > 1 and nbytes >= SHARED_BYTES and collective != "broadcast":
         return Choice(
             _SLICES.get(collective, "direct"), f"{nbytes} bytes in shared memory: each rank a slice"
         )

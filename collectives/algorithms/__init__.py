@@ -14,6 +14,7 @@ from collectives.algorithms import (
     binomial_tree,
     bruck,
     butterfly,
+    chain,
     circulant,
     direct,
     double_binary_tree,
@@ -252,6 +253,28 @@ ALGORITHMS = (
         "everything posted at once",
         "one hop",
         in_place=False,
+    ),
+    Algorithm(
+        "broadcast",
+        "binomial_tree",
+        binomial_tree.broadcast,
+        "the ranks that have it double in every round",
+        "Thakur, Rabenseifner & Gropp 2005",
+    ),
+    Algorithm(
+        "broadcast",
+        "chain",
+        chain.broadcast,
+        "from each rank to the next; with segments, a pipeline",
+        "Worringen 2003",
+    ),
+    Algorithm(
+        "broadcast",
+        "double_binary_tree",
+        double_binary_tree.broadcast,
+        "half of the buffer down each of two complementary trees; with segments, full bandwidth",
+        "Sanders, Speck & Traff 2009",
+        chunks=lambda size: 2,
     ),
 )
 

@@ -5,7 +5,7 @@ The textbook's T_tree.  Thakur, Rabenseifner, Gropp, IJHPCA 2005.
 
 from collections.abc import Iterator
 
-from collectives.schedule import Recv, RecvReduce, Round, Send, recvbuf, sendbuf
+from collectives.schedule import Copy, Recv, RecvReduce, Round, Send, recvbuf, sendbuf
 
 
 def allreduce(rank: int, size: int) -> Iterator[Round]:
@@ -13,9 +13,8 @@ def allreduce(rank: int, size: int) -> Iterator[Round]:
 
     Keeps rank order.  Cost: 2 ceil(log2 p) rounds, the whole buffer in each.
     """
-    distances = [1 << k for k in range((size - 1).bit_length())]
     held = sendbuf[0]
-    for distance in distances:
+    for distance in (1 << k for k in range((size - 1).bit_length())):
         if rank % (2 * distance) == distance:
             yield (Send(rank - distance, held),)
         elif rank % (2 * distance) == 0 and rank + distance < size:
@@ -23,7 +22,17 @@ def allreduce(rank: int, size: int) -> Iterator[Round]:
             held = recvbuf[0]
         else:
             yield ()
-    for distance in reversed(distances):
+    yield from _down(rank, size)
+
+
+def broadcast(rank: int, size: int) -> Iterator[Round]:
+    """Cost: ceil(log2 p) rounds, the whole buffer in each."""
+    yield (Copy(recvbuf[0], sendbuf[0]),) if rank == 0 else ()
+    yield from _down(rank, size)
+
+
+def _down(rank: int, size: int) -> Iterator[Round]:
+    for distance in (1 << k for k in reversed(range((size - 1).bit_length()))):
         if rank % (2 * distance) == distance:
             yield (Recv(rank - distance, recvbuf[0]),)
         elif rank % (2 * distance) == 0 and rank + distance < size:

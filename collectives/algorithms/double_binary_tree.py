@@ -8,7 +8,7 @@ Parallel Computing 2009.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from collectives.schedule import Recv, RecvReduce, Round, Send, Step, recvbuf, sendbuf
+from collectives.schedule import Copy, Recv, RecvReduce, Round, Send, Step, recvbuf, sendbuf
 
 
 class Node(NamedTuple):
@@ -92,6 +92,22 @@ def allreduce(rank: int, size: int) -> Iterator[Round]:
     for h in heights:
         yield tuple(step for tree in both for step in _up(tree, h))
     for h in reversed(heights):
+        yield tuple(step for tree in both for step in _down(tree, h))
+
+
+def broadcast(rank: int, size: int) -> Iterator[Round]:
+    """Rank 0 hands the second half to the other tree's root; then both trees downwards.
+
+    Cost: 1 + ceil(log2 p) rounds, half of the buffer in each message.
+    """
+    both = trees(rank, size)
+    second = size - 1 if size % 2 == 0 else 1
+    yield (Copy(recvbuf[0:2], sendbuf[0:2]),) if rank == 0 else ()
+    if rank == 0:
+        yield (Send(second, recvbuf[1]),)
+    else:
+        yield (Recv(0, recvbuf[1]),) if rank == second else ()
+    for h in reversed(range(1, (size - 1).bit_length() + 1)):
         yield tuple(step for tree in both for step in _down(tree, h))
 
 

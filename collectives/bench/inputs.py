@@ -85,6 +85,8 @@ def expected(collective: str, op: str, dtype: np.dtype[Any], rank: int, size: in
         return np.concatenate(list(sent))
     if collective == "alltoall":
         return np.concatenate([items.reshape(size, -1)[rank] for items in sent])
+    if collective == "broadcast":
+        return next(sent)
     total = next(sent)
     for items in sent:
         total = OPERATIONS[op](total, items).astype(dtype)

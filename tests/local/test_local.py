@@ -23,6 +23,8 @@ def reference(collective, inputs, rank):
     if collective in ("allreduce", "reduce_scatter"):
         total = np.sum(np.stack(inputs).astype(np.float64), axis=0)
         return total if collective == "allreduce" else total.reshape(size, -1)[rank]
+    if collective == "broadcast":
+        return inputs[0]
     if collective == "allgather":
         return np.concatenate(inputs)
     return np.concatenate([items.reshape(size, -1)[rank] for items in inputs])

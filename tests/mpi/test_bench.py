@@ -8,6 +8,7 @@ import pytest
 from collectives.__main__ import main
 from collectives.algorithms import names
 from collectives.bench import measure
+from collectives.contracts import CONTRACTS
 
 pytestmark = pytest.mark.mpi
 QUICK = ["-b", "8", "-e", "2K", "-f", "16", "-n", "2", "--repeats", "3"]
@@ -22,7 +23,7 @@ def bench(comm, folder, *arguments):
         return status, json.load(file), folder
 
 
-@pytest.mark.parametrize("collective", ["allreduce", "reduce_scatter", "allgather", "alltoall"])
+@pytest.mark.parametrize("collective", CONTRACTS)
 def test_every_algorithm_is_measured_and_right(comm, tmp_path, capsys, collective):
     place = "out" if collective == "reduce_scatter" else "both"
     status, told, folder = bench(comm, tmp_path, collective, *QUICK, "--place", place)

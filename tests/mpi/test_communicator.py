@@ -9,7 +9,7 @@ import pytest
 from mpi4py import MPI
 
 from collectives import Communicator, InvalidBuffer, MismatchError, UnknownAlgorithm
-from collectives.algorithms import ALGORITHMS
+from collectives.algorithms import ALGORITHMS, names
 
 pytestmark = pytest.mark.mpi
 two_or_more = pytest.mark.mpi(min_size=2)
@@ -162,6 +162,24 @@ def test_reduce_scatter_in_every_form(comm):
     plan.Free()
     with pytest.raises(InvalidBuffer, match="pass a send buffer"):
         comm.Reduce_scatter_block(MPI.IN_PLACE, recvbuf, algorithm="ring")
+
+
+@pytest.mark.parametrize("memory", ["numpy", "shared"])
+@pytest.mark.parametrize("algorithm", [*names("broadcast"), "chain:segments=3", "native", "auto"])
+def test_broadcast_from_every_root(comm, algorithm, memory):
+    items = (comm.empty if memory == "shared" else np.empty)(1001, int)
+    for root in range(comm.size):
+        for call in (
+            lambda root: comm.Bcast(items, root, algorithm=algorithm),
+            lambda root: comm.Ibcast(items, root, algorithm=algorithm).Wait(),
+            lambda root: comm.Bcast_init(items, root, algorithm=algorithm)(),
+        ):
+            items[...] = np.arange(1001) * (comm.rank + 1)
+            call(root)
+            assert np.array_equal(items, np.arange(1001) * (root + 1))
+            comm.Barrier()
+    with pytest.raises(InvalidBuffer, match="is not one of the"):
+        comm.Bcast(items, comm.size, algorithm="chain")
 
 
 @pytest.mark.parametrize("memory", ["numpy", "shared"])

@@ -1,0 +1,19 @@
+"""Chain: rank r passes on to rank r+1; with segments, the pipeline that fills every link.
+
+Worringen: "Pipelining and overlapping for MPI collective operations", LCN 2003.
+"""
+
+from collections.abc import Iterator
+
+from collectives.schedule import Copy, Recv, Round, Send, recvbuf, sendbuf
+
+
+def broadcast(rank: int, size: int) -> Iterator[Round]:
+    """Cost: p-1 messages of the whole buffer in a row; with k segments, p-2+k of a k-th of it."""
+    if rank == 0:
+        yield (Copy(recvbuf[0], sendbuf[0]),)
+    else:
+        yield from [()] * rank
+        yield (Recv(rank - 1, recvbuf[0]),)
+    if rank < size - 1:
+        yield (Send(rank + 1, recvbuf[0]),)
