@@ -11,9 +11,9 @@ from collectives.transport import Bytes
 class MPITransport:
     """Messages over ``channel``, a communicator that nothing else sends on.
 
-    Starting and waiting for persistent requests costs three quarters of ``Sendrecv`` at 8 bytes, as the
-    arguments are read once.  All
-    messages are bytes, so types that the MPI library lacks (float16, bfloat16) travel as well.
+    Requests are persistent, as that reads the arguments once: three quarters of the price of a
+    ``Sendrecv`` of 8 bytes.  All messages are bytes, so types that the MPI library lacks (float16,
+    bfloat16) travel as well.
     """
 
     def __init__(self, channel: MPI.Intracomm) -> None:
