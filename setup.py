@@ -36,6 +36,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["collectives*", "mpitrain*"]),
+    package_data={"collectives": ["tuned.json"]},
     install_requires=[
         "mpi4py>=4.0",
         "numpy>=1.26",

@@ -72,6 +72,24 @@ def main(arguments: list[str] | None = None) -> int:
     timing.add_argument("--plot", type=Path, help="write a PNG")
     timing.set_defaults(run=_simulate)
 
+    tuning = commands.add_parser(
+        "tune", help="measure, under mpirun, what algorithm='auto' is to choose"
+    )
+    tuning.add_argument("collective", nargs="?", choices=CONTRACTS, help="one; default: all")
+    tuning.add_argument("-b", "--minbytes", type=bench.size, default=8, help="smallest (8)")
+    tuning.add_argument("-e", "--maxbytes", type=bench.size, default=16 << 20, help="largest (16M)")
+    tuning.add_argument("--repeats", type=int, default=5, help="the median is over these (5)")
+    tuning.add_argument(
+        "-o", "--output", type=Path, default=Path("tuned.json"), help="merged into (tuned.json)"
+    )
+    tuning.set_defaults(run=bench.tune)
+
+    exporting = commands.add_parser(
+        "export", help="a tuning table as a rules file for Open MPI's coll_tuned"
+    )
+    exporting.add_argument("table", type=Path, nargs="?", help="default: the one in use")
+    exporting.set_defaults(run=_export)
+
     comparing = commands.add_parser("compare", help="several files of 'bench -J' in one table")
     comparing.add_argument("files", nargs="+", type=Path, metavar="JSON")
     comparing.set_defaults(run=_compare)
@@ -166,6 +184,14 @@ def _draw(options: argparse.Namespace) -> int:
 
 def _compare(options: argparse.Namespace) -> int:
     print(compare.table(options.files))
+    return 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    from collectives.bench.openmpi_rules import rules_file
+    from collectives.tuner import load
+
+    print(rules_file(load(options.table)), end="")
     return 0
 
 

@@ -1,6 +1,7 @@
 """mpi4py's buffer specifications, read into flat NumPy arrays."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,14 @@ class HostBuffer:
     Attributes:
         items: contiguous 1-D view of the caller's memory, never a copy.
         datatype: the MPI type that the caller named; ``None`` if it follows from ``items.dtype``.
+        counts: lengths of the blocks of a v-variant; ``None`` if all are equal.
+        displacements: where these blocks begin; ``None`` if they lie one behind the other.
     """
 
     items: npt.NDArray[Any]
     datatype: MPI.Datatype | None
+    counts: tuple[int, ...] | None = None
+    displacements: tuple[int, ...] | None = None
 
     @property
     def address(self) -> int:
@@ -32,6 +37,11 @@ class HostBuffer:
         if self.datatype is not None:
             return self.datatype
         return MPI._typedict.get(self.items.dtype.char) or None
+
+    def blocks(self) -> list[npt.NDArray[Any]]:
+        """Views of the blocks, where there are gaps between them."""
+        pairs = zip(self.displacements or (), self.counts or ())
+        return [self.items[start : start + count] for start, count in pairs]
 
     def memory(self, borrow: bool) -> npt.NDArray[Any]:
         """``items``, or the same memory without keeping it alive."""
@@ -44,6 +54,69 @@ def borrowed(items: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return np.empty(0, items.dtype)
     memory = MPI.buffer.fromaddress(items.__array_interface__["data"][0], items.nbytes)
     return np.frombuffer(memory, items.dtype)  # type: ignore[call-overload]
+
+
+def vector_buffer(spec: object, role: str, blocks: int) -> HostBuffer:
+    """Reads ``[array, counts]``, ``[array, (counts, displacements)]``, with a type behind, or
+    ``[array, counts, displacements, type]``, as mpi4py's v-variants take them.
+
+    Counts and displacements are in items; a number stands for as many equal ones.  Left out, the
+    blocks are equal and one behind the other.
+
+    Raises:
+        InvalidBuffer: as :func:`host_buffer`, and for lists that are not ``blocks`` long.
+    """
+    data, lengths, starts, datatype = _vector_parts(spec)
+    whole = host_buffer(data if datatype is None else [data, datatype], role)
+    if lengths is None:
+        lengths, rest = divmod(whole.items.size, blocks)
+        if rest:
+            raise InvalidBuffer(
+                f"the {role} buffer of {whole.items.size} items is not a multiple of {blocks} "
+                "blocks; name their counts"
+            )
+    counts = _whole_numbers(lengths, role, "counts", blocks)
+    if starts is None:
+        displacements = tuple(accumulate(counts[:-1], initial=0))
+    elif isinstance(starts, int):
+        displacements = tuple(starts * j for j in range(blocks))
+    else:
+        displacements = _whole_numbers(starts, role, "displacements", blocks)
+    for j, (start, count) in enumerate(zip(displacements, counts)):
+        if count < 0 or (count and not 0 <= start <= whole.items.size - count):
+            raise InvalidBuffer(
+                f"the {role} buffer holds {whole.items.size} items, but block {j} is {count} items "
+                f"from item {start} on"
+            )
+    first = displacements[0] if counts[0] else 0
+    packed = tuple(accumulate(counts[:-1], initial=first))
+    if all(d == p for d, p, n in zip(displacements, packed, counts) if n):
+        return replace(whole, items=whole.items[first : first + sum(counts)], counts=counts)
+    return replace(whole, counts=counts, displacements=displacements)
+
+
+def _whole_numbers(values: Any, role: str, what: str, blocks: int) -> tuple[int, ...]:
+    if isinstance(values, int | np.integer):
+        return (int(values),) * blocks
+    numbers = tuple(int(v) for v in values)
+    if len(numbers) != blocks:
+        raise InvalidBuffer(
+            f"the {role} buffer has {len(numbers)} {what}, but there are {blocks} ranks"
+        )
+    return numbers
+
+
+def _vector_parts(spec: object) -> tuple[object, Any, Any, MPI.Datatype | str | None]:
+    if not isinstance(spec, list | tuple):
+        return spec, None, None, None
+    data, *rest = spec
+    datatype = rest.pop() if rest and isinstance(rest[-1], MPI.Datatype | str) else None
+    if len(rest) == 1 and isinstance(rest[0], tuple) and len(rest[0]) == 2:
+        rest = list(rest[0])  # counts and displacements
+    if len(rest) > 2:
+        raise InvalidBuffer(f"a buffer specification has 1 to 4 parts, this one has {len(spec)}")
+    lengths, starts = [*rest, None, None][:2]
+    return data, lengths, starts, datatype
 
 
 def host_buffer(spec: object, role: str, blocks: int = 1) -> HostBuffer:

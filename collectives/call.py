@@ -1,15 +1,44 @@
 """One collective call: its arguments, understood or refused."""
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
 
+import numpy as np
 from mpi4py import MPI
 
 from collectives.algorithms import find, parse
-from collectives.buffers import HostBuffer, host_buffer
-from collectives.contracts import contract
+from collectives.buffers import HostBuffer, host_buffer, vector_buffer
+from collectives.contracts import Contract, Member, contract
 from collectives.errors import InvalidBuffer, UnknownAlgorithm
-from collectives.tuner import Choice, choose
+from collectives.executor import Counts
+from collectives.tuner import Choice, Situation, Table, choose
+
+#: Of one block; above it the MPI library's own collectives cannot count the items.
+_MOST_NATIVE_ITEMS = (1 << 31) - 1
+
+
+class Arguments(NamedTuple):
+    """A call as the caller made it, with mpi4py's buffer specifications.
+
+    Attributes:
+        vector: the v-variant, whose blocks have lengths of their own.
+        recvcounts: of ``Reduce_scatter``.
+    """
+
+    collective: str
+    sendbuf: Any
+    recvbuf: Any
+    op: MPI.Op | None = None
+    root: int = 0
+    vector: bool = False
+    recvcounts: Sequence[int] | None = None
+
+
+def barrier_arguments() -> Arguments:
+    """A barrier is the reduction of a byte that nobody looks at."""
+    return Arguments("barrier", np.zeros(1, np.uint8), np.zeros(1, np.uint8), MPI.BOR)
 
 
 @dataclass(frozen=True)
@@ -17,94 +46,226 @@ class Call:
     """What a rank asks for; ``str(call)`` must be the same on all ranks.
 
     Attributes:
-        arguments: send buffer, receive buffer and operation as the caller gave them.
-        send: ``None`` in place.
+        arguments: as the caller gave them.
+        member: this rank.
+        send: ``None`` in place, or where this rank sends nothing.
+        recv: ``None`` where this rank receives nothing, or at the root of a scatter in place.
+        counts: lengths of the blocks of a v-variant.
+        aside: in place, but the input lies where the result goes.
         algorithm: what was asked for.
-        root: of a broadcast.
     """
 
-    collective: str
-    arguments: tuple[Any, Any, MPI.Op | None]
+    arguments: Arguments
+    member: Member
     send: HostBuffer | None
-    recv: HostBuffer
-    op: MPI.Op | None
+    recv: HostBuffer | None
+    counts: Counts | None
+    aside: bool
     algorithm: str
-    root: int = 0
 
-    def choose(self, size: int, shared: bool) -> Choice:
-        """The algorithm and why; ``shared`` if the buffers lie in the node's memory."""
-        if self.algorithm != "auto":
-            return Choice(self.algorithm, "asked for")
-        return choose(
+    @property
+    def collective(self) -> str:
+        return self.arguments.collective
+
+    @property
+    def contract(self) -> Contract:
+        return contract(self.collective)
+
+    @property
+    def op(self) -> MPI.Op | None:
+        return self.arguments.op
+
+    @property
+    def root(self) -> int:
+        return self.arguments.root
+
+    @cached_property
+    def buffer(self) -> HostBuffer:
+        """One of the two buffers: both have the same type."""
+        buffer = self.recv or self.send
+        assert buffer is not None, "every rank of a collective has a buffer"
+        return buffer
+
+    @property
+    def count(self) -> int:
+        """Items of a block, where all are equal."""
+        blocks = self.contract
+        if self.recv is not None:
+            return self.recv.items.size // max(1, blocks.recv_blocks(self.member))
+        return self.buffer.items.size // max(1, blocks.send_blocks(self.member))
+
+    @property
+    def nbytes(self) -> int:
+        """Of the largest buffer of any rank."""
+        return self.count * self.contract.blocks(self.member.size) * self.buffer.items.itemsize
+
+    def choose(self, table: Table, per_node: int, shared: bool) -> Choice:
+        """What ``auto`` comes to, and why; ``shared`` if the buffers lie in the node's memory."""
+        situation = Situation(
             self.collective,
-            self.recv.items.nbytes,
-            size,
-            self.op is None or self.op.is_commutative,
-            self.recv.mpi_datatype() is not None,
-            shared,
+            0 if self.counts else self.nbytes,
+            self.member.size,
+            per_node,
+            commutes=self.op is None or self.op.is_commutative,
+            native=self.buffer.mpi_datatype() is not None and self.count <= _MOST_NATIVE_ITEMS,
+            uneven=self.counts is not None,
+            shared=shared,
         )
+        return choose(table, situation)
 
     @property
     def key(self) -> tuple[object, ...]:
         """Equal keys mean equal plans: memory is named by address, length and type."""
-        datatype = self.recv.datatype
+        datatype = self.buffer.datatype
         return (
             self.collective,
             self.algorithm,
             self.root,
-            None if self.op is None else self.op.handle,
-            None if self.send is None else self.send.address,
-            self.recv.address,
-            self.recv.items.size,
-            self.recv.items.dtype,
-            None if datatype is None else datatype.handle,
+            self.op.handle if self.op is not None else None,
+            *((b.address, b.items.size) if b is not None else None for b in (self.send, self.recv)),
+            self.counts,
+            self.aside,
+            self.buffer.items.dtype,
+            datatype.handle if datatype is not None else None,
         )
 
     def __str__(self) -> str:
-        op = "" if self.op is None else f" {_name(self.op)}"
-        root = f" from {self.root}" if self.collective == "broadcast" else ""
+        op = f" {_name(self.op)}" if self.op is not None else ""
+        root = f" at root {self.root}" if self.contract.rooted else ""
+        count = "blocks" if self.counts else str(self.count)
         return (
-            f"{self.collective}{op}{root} of {self.recv.items.size} x {self.recv.items.dtype} "
+            f"{self.collective}{op}{root} of {count} x {self.buffer.items.dtype} "
             f"by {self.algorithm}"
         )
 
 
-def read_call(
-    collective: str,
-    size: int,
-    sendbuf: Any,
-    recvbuf: Any,
-    op: MPI.Op | None,
-    algorithm: str,
-    root: int = 0,
-) -> Call:
+def read_call(arguments: Arguments, algorithm: str, rank: int, size: int) -> Call:
     """Reads the buffers, as mpi4py takes them.
 
     Raises:
         InvalidBuffer: for buffers that cannot be used.
-        UnknownAlgorithm: for no such algorithm, or one that the operation cannot use.
+        UnknownAlgorithm: for no such algorithm, or one that the call cannot use.
     """
-    if not 0 <= root < size:
-        raise InvalidBuffer(f"{collective}: root {root} is not one of the {size} ranks")
+    collective = arguments.collective
+    if not 0 <= arguments.root < size:
+        raise InvalidBuffer(f"{collective}: root {arguments.root} is not one of the {size} ranks")
+    _check_algorithm(arguments, algorithm)
+    member = Member(rank, size, arguments.root)
     blocks = contract(collective)
-    recv = host_buffer(recvbuf, "receive", blocks.recv_blocks(size))
-    send = None
-    if sendbuf is not None and sendbuf is not MPI.IN_PLACE:
-        send = host_buffer(sendbuf, "send", blocks.send_blocks(size))
-        if send.items.dtype != recv.items.dtype:
-            raise InvalidBuffer(
-                f"{collective}: the send buffer is {send.items.dtype}, the receive buffer "
-                f"{recv.items.dtype}; both must have the same type"
-            )
+    to_send, to_recv = blocks.send_blocks(member), blocks.recv_blocks(member)
+    aside = collective == "reduce_scatter" and _is_in_place(arguments.sendbuf)
+    send: HostBuffer | None
+    recv: HostBuffer | None
+    if aside:
+        send, recv = _input_where_the_result_goes(arguments, member)
+    else:
+        send = _buffer(arguments, arguments.sendbuf, "send", to_send)
+        recv = _buffer(arguments, arguments.recvbuf, "receive", to_recv)
+    if send is None and recv is None:
+        raise InvalidBuffer(f"{collective}: rank {rank} passes no buffer")
+    if recv is None and to_recv and collective != "scatter":
+        raise InvalidBuffer(f"{collective}: rank {rank} must pass a receive buffer")
+    if send is not None and recv is not None and send.items.dtype != recv.items.dtype:
+        raise InvalidBuffer(
+            f"{collective}: the send buffer is {send.items.dtype}, the receive buffer "
+            f"{recv.items.dtype}; both must have the same type"
+        )
+    counts = _counts(arguments, member, send, recv)
+    return Call(arguments, member, send, recv, counts, aside, algorithm)
+
+
+def _check_algorithm(arguments: Arguments, algorithm: str) -> None:
     name, _ = parse(algorithm)
-    if name not in ("auto", "native"):
-        ordered = find(collective, name).keeps_order
-        if op is not None and not op.is_commutative and not ordered:
-            raise UnknownAlgorithm(
-                f"{name} does not keep rank order, which this operation needs because it does not "
-                "commute; use 'butterfly' or 'native'"
+    if name in ("auto", "native"):
+        return
+    entry = find(arguments.collective, name)
+    op = arguments.op
+    if op is not None and not op.is_commutative and not entry.keeps_order:
+        raise UnknownAlgorithm(
+            f"{name} does not keep rank order, which this operation needs because it does not "
+            "commute; use 'native' or one that 'python -m collectives list' says keeps it"
+        )
+    uneven = arguments.vector or arguments.recvcounts is not None
+    if uneven and not entry.uneven:
+        raise UnknownAlgorithm(
+            f"{name} needs blocks of equal length; use 'native' or another {arguments.collective}"
+        )
+
+
+def _is_in_place(buffer: Any) -> bool:
+    return buffer is None or buffer is MPI.IN_PLACE
+
+
+#: The buffers of each v-variant that have a block for each rank.
+_VECTORS = {
+    "allgather": ("receive",),
+    "alltoall": ("send", "receive"),
+    "gather": ("receive",),
+    "scatter": ("send",),
+}
+
+
+def _buffer(arguments: Arguments, spec: Any, role: str, blocks: int) -> HostBuffer | None:
+    if not blocks or _is_in_place(spec):
+        return None
+    if arguments.vector and role in _VECTORS[arguments.collective]:
+        return vector_buffer(spec, role, blocks)
+    return host_buffer(spec, role, blocks)
+
+
+def _counts(
+    arguments: Arguments, member: Member, send: HostBuffer | None, recv: HostBuffer | None
+) -> Counts | None:
+    """Lengths of the blocks of a v-variant."""
+    if arguments.recvcounts is not None:
+        counts = tuple(map(int, arguments.recvcounts))
+        if len(counts) != member.size:
+            raise InvalidBuffer(
+                f"reduce_scatter: {len(counts)} recvcounts, but there are {member.size} ranks"
             )
-    return Call(collective, (sendbuf, recvbuf, op), send, recv, op, algorithm, root)
+        _expect("send", send, sum(counts))
+        _expect("receive", recv, counts[member.rank])
+        return Counts(counts, (counts[member.rank],))
+    if not arguments.vector:
+        return None
+    sent, received = _lengths(send), _lengths(recv)
+    if send is None and contract(arguments.collective).send_blocks(member):  # in place
+        sent = received if arguments.collective == "alltoall" else (received[member.rank],)
+    if recv is None and sent and arguments.collective == "scatter":
+        received = (sent[member.rank],)
+    if arguments.collective == "allgather":
+        _expect("send", send, received[member.rank])
+    return Counts(sent, received)
+
+
+def _lengths(buffer: HostBuffer | None) -> tuple[int, ...]:
+    if buffer is None:
+        return ()
+    return (buffer.items.size,) if buffer.counts is None else buffer.counts
+
+
+def _expect(role: str, buffer: HostBuffer | None, items: int) -> None:
+    if buffer is not None and buffer.items.size != items:
+        raise InvalidBuffer(
+            f"the {role} buffer has {buffer.items.size} items, but the counts say {items}"
+        )
+
+
+def _input_where_the_result_goes(
+    arguments: Arguments, member: Member
+) -> tuple[HostBuffer, HostBuffer]:
+    """Reduce-scatter in place: the result goes to the beginning of the input."""
+    if arguments.recvcounts is None:
+        whole = host_buffer(arguments.recvbuf, "receive")
+        length, rest = divmod(whole.items.size, member.size)
+        if rest:
+            raise InvalidBuffer(
+                f"reduce_scatter: {whole.items.size} items are no {member.size} equal blocks"
+            )
+    else:
+        whole = host_buffer(arguments.recvbuf, "receive")
+        length = int(arguments.recvcounts[member.rank])
+    return whole, replace(whole, items=whole.items[:length])
 
 
 def _name(op: MPI.Op) -> str:

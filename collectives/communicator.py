@@ -1,43 +1,53 @@
 """A drop-in for mpi4py's communicator whose collectives are ours."""
 
 import os
+from pathlib import Path
 from typing import Any, Self
 
 import numpy.typing as npt
 from mpi4py import MPI
 
+from collectives.call import Arguments
 from collectives.engine import AnyPlan, Engine
+from collectives.methods import Blocking, Nonblocking, Persistent
 
 
-class Communicator(MPI.Intracomm):
+class Communicator(Blocking, Nonblocking, Persistent, MPI.Intracomm):  # type: ignore[misc]
     """``MPI.Intracomm`` with ``algorithm=`` on its collectives; the rest is mpi4py's.
 
     >>> comm = Communicator(MPI.COMM_WORLD)
     >>> comm.Allreduce(sendbuf, recvbuf, op=MPI.SUM, algorithm="ring")   # doctest: +SKIP
 
     Buffers are given as to mpi4py: ``array``, ``[array, MPI.FLOAT]``, ``[array, count,
-    MPI.FLOAT]``, ``MPI.IN_PLACE``.  ``algorithm`` is a name of ``python -m collectives list``, with
-    options (``"parameter_server:servers=2"``), ``"native"`` for the MPI library's own, or
-    ``"auto"``.  An all-reduce is bitwise equal on all ranks, whatever the algorithm.
+    MPI.FLOAT]``, ``MPI.IN_PLACE``; for v-variants ``[array, counts, displacements, MPI.FLOAT]``.
+    ``algorithm`` is a name of ``python -m collectives list``, with options
+    (``"parameter_server:servers=2"``), ``"native"`` for the MPI library's own, or ``"auto"``.  An
+    all-reduce is bitwise equal on all ranks, whatever the algorithm.
 
     Args:
         comm: the communicator to work on.  It is duplicated at the first collective, so that our
             messages and the caller's cannot meet.
-        algorithm: what calls use that name none.
+        algorithm: what calls use that name none, where their collective has it.
         check: compare every call across ranks first, so that calls that do not belong together
             raise :class:`MismatchError` on all ranks instead of hanging; one small exchange a
             call.  Default: whether ``COLLECTIVES_CHECK`` is set to other than ``0``.
+        tuning: the table that ``auto`` goes by, as rank 0 finds it; a file of ``python -m
+            collectives tune``.  Default: that of ``COLLECTIVES_TUNING``, or the one built in.
     """
 
     _engine: Engine
 
     def __new__(
-        cls, comm: MPI.Intracomm | None = None, algorithm: str = "auto", check: bool | None = None
+        cls,
+        comm: MPI.Intracomm | None = None,
+        algorithm: str = "auto",
+        check: bool | None = None,
+        tuning: str | Path | None = None,
     ) -> Self:
         self = super().__new__(cls, comm)
         if check is None:
             check = os.environ.get("COLLECTIVES_CHECK", "0") != "0"
-        self._engine = Engine(self, algorithm, check)
+        self._engine = Engine(self, algorithm, check, tuning)
         return self
 
     @property
@@ -45,117 +55,20 @@ class Communicator(MPI.Intracomm):
         """The plan of the last call: its ``algorithm`` and the ``reason`` for it."""
         return self._engine.last_plan
 
-    def Allreduce(
-        self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, *, algorithm: str | None = None
-    ) -> None:
-        """Reduces ``sendbuf`` over all ranks into every rank's ``recvbuf``."""
-        self._engine.run("allreduce", sendbuf, recvbuf, op, algorithm)
+    @property
+    def ranks_per_node(self) -> int:
+        """On the fullest node.  Collective at its first use."""
+        return self._engine.ranks_per_node
 
-    def Reduce_scatter_block(
-        self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, *, algorithm: str | None = None
-    ) -> None:
-        """Reduces block j of every rank's ``sendbuf`` into rank j's ``recvbuf``; not in place."""
-        self._engine.run("reduce_scatter", sendbuf, recvbuf, op, algorithm)
+    @property
+    def nodes(self) -> int:
+        """At least so many.  Collective at its first use."""
+        return -(-self.size // self.ranks_per_node)
 
-    def Allgather(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> None:
-        """Gathers every rank's ``sendbuf`` into every rank's ``recvbuf``, in rank order."""
-        self._engine.run("allgather", sendbuf, recvbuf, None, algorithm)
-
-    def Alltoall(self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None) -> None:
-        """Sends block j of ``sendbuf`` to rank j, and receives its block into place j."""
-        self._engine.run("alltoall", sendbuf, recvbuf, None, algorithm)
-
-    def Bcast(self, buf: Any, root: int = 0, *, algorithm: str | None = None) -> None:
-        """Copies ``buf`` of rank ``root`` to every rank's."""
-        self._engine.run("broadcast", MPI.IN_PLACE, buf, None, algorithm, root)
-
-    def Ibcast(  # type: ignore[override]
-        self, buf: Any, root: int = 0, *, algorithm: str | None = None
-    ) -> AnyPlan:
-        """:meth:`Bcast` under way."""
-        plan = self._engine.make("broadcast", MPI.IN_PLACE, buf, None, algorithm, root)
-        return plan.begin()
-
-    def Bcast_init(  # type: ignore[override]
-        self,
-        buf: Any,
-        root: int = 0,
-        info: MPI.Info = MPI.INFO_NULL,
-        *,
-        algorithm: str | None = None,
-    ) -> AnyPlan:
-        """A plan for :meth:`Bcast`."""
-        return self._engine.make("broadcast", MPI.IN_PLACE, buf, None, algorithm, root)
-
-    def Iallreduce(  # type: ignore[override]
-        self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, *, algorithm: str | None = None
-    ) -> AnyPlan:
-        """:meth:`Allreduce` under way; ``Wait`` for it, with calls of ``Test`` in between."""
-        return self._engine.make("allreduce", sendbuf, recvbuf, op, algorithm).begin()
-
-    def Ireduce_scatter_block(  # type: ignore[override]
-        self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, *, algorithm: str | None = None
-    ) -> AnyPlan:
-        """:meth:`Reduce_scatter_block` under way."""
-        return self._engine.make("reduce_scatter", sendbuf, recvbuf, op, algorithm).begin()
-
-    def Iallgather(  # type: ignore[override]
-        self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None
-    ) -> AnyPlan:
-        """:meth:`Allgather` under way."""
-        return self._engine.make("allgather", sendbuf, recvbuf, None, algorithm).begin()
-
-    def Ialltoall(  # type: ignore[override]
-        self, sendbuf: Any, recvbuf: Any, *, algorithm: str | None = None
-    ) -> AnyPlan:
-        """:meth:`Alltoall` under way."""
-        return self._engine.make("alltoall", sendbuf, recvbuf, None, algorithm).begin()
-
-    def Allreduce_init(  # type: ignore[override]
-        self,
-        sendbuf: Any,
-        recvbuf: Any,
-        op: MPI.Op = MPI.SUM,
-        info: MPI.Info = MPI.INFO_NULL,
-        *,
-        algorithm: str | None = None,
-    ) -> AnyPlan:
-        """A plan for :meth:`Allreduce`; it keeps the buffers alive.  Collective, like MPI's."""
-        return self._engine.make("allreduce", sendbuf, recvbuf, op, algorithm)
-
-    def Reduce_scatter_block_init(  # type: ignore[override]
-        self,
-        sendbuf: Any,
-        recvbuf: Any,
-        op: MPI.Op = MPI.SUM,
-        info: MPI.Info = MPI.INFO_NULL,
-        *,
-        algorithm: str | None = None,
-    ) -> AnyPlan:
-        """A plan for :meth:`Reduce_scatter_block`."""
-        return self._engine.make("reduce_scatter", sendbuf, recvbuf, op, algorithm)
-
-    def Allgather_init(  # type: ignore[override]
-        self,
-        sendbuf: Any,
-        recvbuf: Any,
-        info: MPI.Info = MPI.INFO_NULL,
-        *,
-        algorithm: str | None = None,
-    ) -> AnyPlan:
-        """A plan for :meth:`Allgather`."""
-        return self._engine.make("allgather", sendbuf, recvbuf, None, algorithm)
-
-    def Alltoall_init(  # type: ignore[override]
-        self,
-        sendbuf: Any,
-        recvbuf: Any,
-        info: MPI.Info = MPI.INFO_NULL,
-        *,
-        algorithm: str | None = None,
-    ) -> AnyPlan:
-        """A plan for :meth:`Alltoall`."""
-        return self._engine.make("alltoall", sendbuf, recvbuf, None, algorithm)
+    def plan(self, arguments: Arguments, algorithm: str | None = None) -> AnyPlan:
+        """A plan for the collective that ``arguments`` name, as ``Allreduce_init`` and the others
+        give it."""
+        return self._engine.make(arguments, algorithm)
 
     def empty(self, shape: Any, dtype: Any = float) -> npt.NDArray[Any]:
         """A new array of zeros on every rank, in memory that the ranks of a node can all address.
@@ -175,6 +88,9 @@ class Communicator(MPI.Intracomm):
 
     def Split_type(self, split_type: int, key: int = 0, info: MPI.Info = MPI.INFO_NULL) -> Self:
         return self._like(super().Split_type(split_type, key, info))
+
+    def Create_group(self, group: MPI.Group, tag: int = 0) -> Self:
+        return self._like(super().Create_group(group, tag))
 
     def Free(self) -> None:
         """Frees this handle's communicator, with everything that :meth:`close` releases."""
@@ -196,4 +112,5 @@ class Communicator(MPI.Intracomm):
         """``comm`` with this communicator's settings."""
         if comm == MPI.COMM_NULL:
             return comm  # type: ignore[return-value]  # as mpi4py: the rank is in no group
-        return type(self)(comm, self._engine.algorithm, self._engine.check)  # type: ignore[arg-type]
+        engine = self._engine
+        return type(self)(comm, engine.algorithm, engine.check, engine.tuning)  # type: ignore[arg-type]

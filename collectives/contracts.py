@@ -8,7 +8,7 @@ all-gather) and each block is cut into ``n`` chunks, so chunk ``i`` is piece ``i
 ``i // n``.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,87 +22,240 @@ class Value(NamedTuple):
     chunk: int
 
 
+class Member(NamedTuple):
+    """One rank of a collective: what its buffers are like depends on no more than this."""
+
+    rank: int
+    size: int
+    root: int = 0
+    chunks: int = 1
+
+    @property
+    def is_root(self) -> bool:
+        return self.rank == self.root
+
+
+def _one(_: Member) -> int:
+    return 1
+
+
+def _each(m: Member) -> int:
+    """A block for every rank."""
+    return m.size
+
+
+def _of_root(blocks: Callable[[Member], int]) -> Callable[[Member], int]:
+    """``blocks`` at the root; the others have no such buffer."""
+    return lambda m: blocks(m) if m.is_root else 0
+
+
+def _everybody(m: Member, i: int) -> Value:
+    """The reduction over all ranks."""
+    return Value(range(m.size), i)
+
+
+def _in_rank_order(m: Member, i: int) -> Value:
+    """Block j comes from rank j."""
+    return Value(range(i // m.chunks, i // m.chunks + 1), i % m.chunks)
+
+
+def _first(_: Member) -> int:
+    return 0
+
+
+def _own_block(m: Member) -> int:
+    return m.rank * m.chunks
+
+
 @dataclass(frozen=True)
 class Contract:
     """One collective.
 
     Attributes:
         collective: its name in the registry and on the command line.
-        send_blocks, recv_blocks: blocks of ``sendbuf`` and ``recvbuf`` as functions of the size.
-        result: ``result(rank, size, n, i)`` is the value that ``recvbuf[i]`` must end with.
-        in_place: ``in_place(rank, n)`` is the chunk of ``recvbuf`` at which ``sendbuf`` lies when
-            the caller passes ``MPI.IN_PLACE``; ``None`` if there is no room for it there.
+        send_blocks, recv_blocks: blocks of a member's ``sendbuf`` and ``recvbuf``.
+        result: ``result(member, i)`` is the value that ``recvbuf[i]`` must end with, ``None`` if
+            it is undefined.
+        in_place: the chunk of ``recvbuf`` at which ``sendbuf`` lies when the caller passes
+            ``MPI.IN_PLACE``; ``None`` for a collective, or a member of it, that has no room there.
         traffic: ``traffic(size)`` times algbw is busbw (nccl-tests' convention).
         reduces: whether the collective takes an operation.
+        rooted: whether it takes a root.
+        idempotent: its operation is one of ``x op x = x``, so contributions may come in twice.
+        block: names the block of which ``block(member, buffer, j)`` is an instance, for a
+            collective with a v-variant: blocks of the same name have the same length.  ``None``
+            for one whose length the member does not know.
     """
 
     collective: str
-    send_blocks: Callable[[int], int]
-    recv_blocks: Callable[[int], int]
-    result: Callable[[int, int, int, int], Value]
-    in_place: Callable[[int, int], int] | None
+    send_blocks: Callable[[Member], int]
+    recv_blocks: Callable[[Member], int]
+    result: Callable[[Member, int], Value | None]
+    in_place: Callable[[Member], int | None] | None
     traffic: Callable[[int], float]
     reduces: bool = False
+    rooted: bool = False
+    idempotent: bool = False
+    block: Callable[[Member, str, int], Hashable] | None = None
+
+    def place(self, member: Member) -> int | None:
+        """The chunk of ``recvbuf`` at which ``sendbuf`` lies in place, if this member's does.
+
+        Raises:
+            InvalidBuffer: if nobody's can.
+        """
+        if self.in_place is None:
+            raise InvalidBuffer(
+                f"{self.collective} in place has no room for the input; pass a send buffer"
+            )
+        return self.in_place(member)
+
+    def blocks(self, size: int) -> int:
+        """Blocks of the largest buffer, the root's if there is one."""
+        root = Member(0, size)
+        return max(self.send_blocks(root), self.recv_blocks(root))
+
+
+def _nearly_all(size: int) -> float:
+    return (size - 1) / size
 
 
 ALLREDUCE = Contract(
     collective="allreduce",
-    send_blocks=lambda size: 1,
-    recv_blocks=lambda size: 1,
-    result=lambda rank, size, n, i: Value(range(size), i),
-    in_place=lambda rank, n: 0,
+    send_blocks=_one,
+    recv_blocks=_one,
+    result=_everybody,
+    in_place=_first,
     traffic=lambda size: 2 * (size - 1) / size,
     reduces=True,
 )
 
 REDUCE_SCATTER = Contract(
     collective="reduce_scatter",
-    send_blocks=lambda size: size,
-    recv_blocks=lambda size: 1,
-    result=lambda rank, size, n, i: Value(range(size), rank * n + i),
+    send_blocks=_each,
+    recv_blocks=_one,
+    result=lambda m, i: Value(range(m.size), m.rank * m.chunks + i),
     in_place=None,
-    traffic=lambda size: (size - 1) / size,
+    traffic=_nearly_all,
     reduces=True,
+    block=lambda m, buffer, j: m.rank if buffer == "recvbuf" else j,
 )
 
 ALLGATHER = Contract(
     collective="allgather",
-    send_blocks=lambda size: 1,
-    recv_blocks=lambda size: size,
-    result=lambda rank, size, n, i: Value(range(i // n, i // n + 1), i % n),
-    in_place=lambda rank, n: rank * n,
-    traffic=lambda size: (size - 1) / size,
+    send_blocks=_one,
+    recv_blocks=_each,
+    result=_in_rank_order,
+    in_place=_own_block,
+    traffic=_nearly_all,
+    block=lambda m, buffer, j: m.rank if buffer == "sendbuf" else j,
 )
 
 ALLTOALL = Contract(
     collective="alltoall",
-    send_blocks=lambda size: size,
-    recv_blocks=lambda size: size,
-    result=lambda rank, size, n, i: Value(range(i // n, i // n + 1), rank * n + i % n),
-    in_place=lambda rank, n: 0,
-    traffic=lambda size: (size - 1) / size,
+    send_blocks=_each,
+    recv_blocks=_each,
+    result=lambda m, i: Value(
+        range(i // m.chunks, i // m.chunks + 1), m.rank * m.chunks + i % m.chunks
+    ),
+    in_place=_first,
+    traffic=_nearly_all,
+    block=lambda m, buffer, j: {"sendbuf": (m.rank, j), "recvbuf": (j, m.rank)}.get(buffer),
 )
 
-#: From rank 0; :func:`collectives.rooted.rooted` makes any rank the root.
 BROADCAST = Contract(
     collective="broadcast",
-    send_blocks=lambda size: 1,
-    recv_blocks=lambda size: 1,
-    result=lambda rank, size, n, i: Value(range(1), i),
-    in_place=lambda rank, n: 0,
+    send_blocks=_of_root(_one),
+    recv_blocks=_one,
+    result=lambda m, i: Value(range(m.root, m.root + 1), i),
+    in_place=lambda m: 0 if m.is_root else None,
     traffic=lambda size: 1.0,
+    rooted=True,
 )
 
-CONTRACTS = {c.collective: c for c in (ALLREDUCE, REDUCE_SCATTER, ALLGATHER, ALLTOALL, BROADCAST)}
+REDUCE = Contract(
+    collective="reduce",
+    send_blocks=_one,
+    recv_blocks=_of_root(_one),
+    result=_everybody,
+    in_place=lambda m: 0 if m.is_root else None,
+    traffic=lambda size: 1.0,
+    reduces=True,
+    rooted=True,
+)
 
+GATHER = Contract(
+    collective="gather",
+    send_blocks=_one,
+    recv_blocks=_of_root(_each),
+    result=_in_rank_order,
+    in_place=lambda m: _own_block(m) if m.is_root else None,
+    traffic=_nearly_all,
+    rooted=True,
+    block=lambda m, buffer, j: {"sendbuf": m.rank, "recvbuf": j}.get(buffer),
+)
 
-def place(contract: Contract, rank: int, n: int) -> int:
-    """Where ``sendbuf`` lies in place; raises :class:`InvalidBuffer` if it cannot."""
-    if contract.in_place is None:
-        raise InvalidBuffer(
-            f"{contract.collective} in place has no room for the input; pass a send buffer"
-        )
-    return contract.in_place(rank, n)
+#: In place, the root's block stays where it is, in ``sendbuf``.
+SCATTER = Contract(
+    collective="scatter",
+    send_blocks=_of_root(_each),
+    recv_blocks=_one,
+    result=lambda m, i: Value(range(m.root, m.root + 1), m.rank * m.chunks + i),
+    in_place=None,
+    traffic=_nearly_all,
+    rooted=True,
+    block=lambda m, buffer, j: {"sendbuf": j, "recvbuf": m.rank}.get(buffer),
+)
+
+SCAN = Contract(
+    collective="scan",
+    send_blocks=_one,
+    recv_blocks=_one,
+    result=lambda m, i: Value(range(m.rank + 1), i),
+    in_place=_first,
+    traffic=lambda size: 1.0,
+    reduces=True,
+)
+
+#: Rank 0 receives nothing.
+EXSCAN = Contract(
+    collective="exscan",
+    send_blocks=_one,
+    recv_blocks=_one,
+    result=lambda m, i: Value(range(m.rank), i) if m.rank else None,
+    in_place=_first,
+    traffic=lambda size: 1.0,
+    reduces=True,
+)
+
+#: Everybody has heard of everybody.
+BARRIER = Contract(
+    collective="barrier",
+    send_blocks=_one,
+    recv_blocks=_one,
+    result=_everybody,
+    in_place=_first,
+    traffic=lambda size: 1.0,
+    reduces=True,
+    idempotent=True,
+)
+
+CONTRACTS = {
+    c.collective: c
+    for c in (
+        ALLREDUCE,
+        REDUCE_SCATTER,
+        ALLGATHER,
+        ALLTOALL,
+        BROADCAST,
+        REDUCE,
+        GATHER,
+        SCATTER,
+        SCAN,
+        EXSCAN,
+        BARRIER,
+    )
+}
 
 
 def contract(collective: str) -> Contract:

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from collectives.contracts import contract
 from collectives.replay import Begin, End, Message, replay
 from collectives.schedule import Chunk, Copy, RecvReduce, Schedule, Send
 
@@ -30,8 +29,7 @@ class Cost:
 def count(schedule: Schedule) -> Cost:
     """Counts ``schedule``; raises :class:`ScheduleError` if it cannot run to its end."""
     size = schedule.size
-    blocks = contract(schedule.collective)
-    unit = 1 / (schedule.chunks * max(blocks.send_blocks(size), blocks.recv_blocks(size)))
+    unit = 1 / (schedule.chunks * schedule.contract.blocks(size))
     clock, finish = [0] * size, [0] * size
     sent, reduced, copied = [0] * size, [0] * size, [0] * size
     messages = 0

@@ -10,7 +10,6 @@ owner has entered, and a chunk that its owner has not used yet may be stored to.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from collectives.contracts import contract, place
 from collectives.replay import Begin, Message, replay
 from collectives.schedule import Chunk, Copy, RecvReduce, Round, Schedule, Send, Step
 
@@ -70,8 +69,9 @@ class Dataflow:
         """The cells of ``chunk`` on ``rank``."""
         buffer, offset = chunk.buffer, 0
         if self.in_place and buffer == "sendbuf":
-            buffer = "recvbuf"
-            offset = place(contract(self.schedule.collective), rank, self.schedule.chunks)
+            place = self.schedule.contract.place(self.schedule.member(rank))
+            if place is not None:
+                buffer, offset = "recvbuf", place
         return frozenset((buffer, i + offset) for i in range(chunk.start, chunk.stop))
 
     def reads(self, rank: int, steps: Round) -> frozenset[Cell]:

@@ -4,23 +4,27 @@ import logging
 import os
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
-from collectives.algorithms import build
-from collectives.call import Call, read_call
+from collectives.algorithms import build, names, parse
+from collectives.call import Arguments, Call, read_call
+from collectives.contracts import contract
 from collectives.errors import CollectiveError, InvalidBuffer, MismatchError
 from collectives.executor import TAGS_PER_PLAN, bind
 from collectives.native import NativePlan
+from collectives.operands import Operands, is_widened
 from collectives.plan import Plan
 from collectives.reduction import combiner
-from collectives.rooted import rooted
 from collectives.shared_executor import Places, bind_shared, runs_shared, shared_places
 from collectives.transport.mpi import MPITransport
 from collectives.transport.shared_memory import SLOTS, NodeMemory
+from collectives.tuner import Table, load
 
 log = logging.getLogger("collectives")
 
@@ -41,25 +45,25 @@ class Engine:
         last_plan: the plan of the last call.
     """
 
-    def __init__(self, comm: MPI.Intracomm, algorithm: str, check: bool) -> None:
+    def __init__(
+        self, comm: MPI.Intracomm, algorithm: str, check: bool, tuning: str | Path | None
+    ) -> None:
         self.comm = comm
         self.algorithm = algorithm
         self.check = check
+        self.tuning = tuning
         self.last_plan: AnyPlan | None = None
         self._transport: MPITransport | None = None
         self._node: NodeMemory | None = None
-        self._one_node: bool | None = None
+        self._shares_memory = True
         self._plans_made = 0
         self._active: list[Plan] = []
+        self._limits: dict[str, int] = {}
         self._cache: OrderedDict[tuple[object, Places | None], Plan] = OrderedDict()
 
     def empty(self, shape: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """Zeros in the node's memory, or in ordinary memory where that cannot be."""
-        if self._one_node is None:
-            node = MPI.Intracomm(self.comm).Split_type(MPI.COMM_TYPE_SHARED)
-            self._one_node = node.size == self.comm.size
-            node.Free()
-        if not self._one_node:
+        if self.ranks_per_node < self.comm.size or not self._shares_memory:
             return np.zeros(shape, dtype)
         try:
             if self._node is None:
@@ -67,7 +71,7 @@ class Engine:
             return self._node.empty(shape, dtype)
         except InvalidBuffer as error:  # on all ranks
             log.warning("ordinary memory instead of shared: %s", error)
-            self._one_node = False
+            self._shares_memory = False
             return np.zeros(shape, dtype)
 
     def close(self) -> None:
@@ -80,24 +84,17 @@ class Engine:
             self._transport.channel.Free()
             self._transport = None
 
-    def run(
-        self,
-        collective: str,
-        sendbuf: Any,
-        recvbuf: Any,
-        op: MPI.Op | None,
-        algorithm: str | None,
-        root: int = 0,
-    ) -> None:
+    def run(self, arguments: Arguments, algorithm: str | None = None) -> None:
         """A blocking call: look its plan up by the memory that it is about, or bind one."""
-        algorithm = algorithm or self.algorithm
+        algorithm = algorithm or self._default(arguments.collective)
         if algorithm == "native" and not self.check:
-            self._complete(
-                NativePlan(self.comm, collective, sendbuf, recvbuf, op, root, "asked for")
-            )
+            self._complete(NativePlan(self.comm, arguments, "asked for"))
             return
-        call = self._read(collective, sendbuf, recvbuf, op, algorithm, root)
-        places = None if self._node is None else shared_places(call, self._node, self._idle)
+        if algorithm == "auto" and self._is_small(arguments):
+            self._complete(NativePlan(self.comm, arguments, "small: fastest, as measured"))
+            return
+        call = self._read(arguments, algorithm)
+        places = self._places(call)
         key = (call.key, places)
         plan: AnyPlan | None = self._cache.pop(key, None)
         if plan is None:
@@ -118,35 +115,79 @@ class Engine:
             while not plan.Test():
                 self._progress()
 
-    def make(
-        self,
-        collective: str,
-        sendbuf: Any,
-        recvbuf: Any,
-        op: MPI.Op | None,
-        algorithm: str | None,
-        root: int = 0,
-    ) -> AnyPlan:
+    def make(self, arguments: Arguments, algorithm: str | None = None) -> AnyPlan:
         """A persistent call: a plan of its own, with tags and counters of its own."""
-        call = self._read(collective, sendbuf, recvbuf, op, algorithm or self.algorithm, root)
-        places = None if self._node is None else shared_places(call, self._node, self._idle)
+        call = self._read(arguments, algorithm or self._default(arguments.collective))
+        places = self._places(call)
         self._plans_made += 1
         self.last_plan = self._plan(call, places, self._plans_made, borrow=False)
         return self.last_plan
 
-    def _read(
-        self,
-        collective: str,
-        sendbuf: Any,
-        recvbuf: Any,
-        op: MPI.Op | None,
-        algorithm: str,
-        root: int,
-    ) -> Call:
+    def _is_small(self, arguments: Arguments) -> bool:
+        """Whether the table says native before any of the buffers is read.
+
+        Reading them costs as much as a small native collective takes.
+        """
+        items = arguments.recvbuf
+        if self.check or self._idle is not None or type(items) is not np.ndarray:
+            return False
+        nbytes = items.nbytes
+        if arguments.collective == "reduce_scatter":
+            nbytes *= self.comm.size
+        known = nbytes < self._native_below(arguments.collective)
+        return known and items.dtype.char in MPI._typedict
+
+    def _native_below(self, collective: str) -> int:
+        limit = self._limits.get(collective)
+        if limit is None:
+            limit = self.table.native_below(collective, self.comm.size, self.ranks_per_node)
+            if contract(collective).rooted and collective != "broadcast":
+                limit = 0  # not every rank has a receive buffer
+            self._limits[collective] = limit
+        return limit
+
+    @cached_property
+    def ranks_per_node(self) -> int:
+        """On the fullest node.  Collective at its first use."""
+        node = MPI.Intracomm(self.comm).Split_type(MPI.COMM_TYPE_SHARED)
+        most = MPI.Intracomm(self.comm).allreduce(node.size, MPI.MAX)
+        node.Free()
+        return most
+
+    @cached_property
+    def table(self) -> Table:
+        """The tuning table of rank 0.  Collective at its first use."""
+        told: Table | CollectiveError | None = None
+        if self.comm.rank == 0:
+            try:
+                told = load(self.tuning)
+            except CollectiveError as error:
+                told = error
+        told = MPI.Intracomm(self.comm).bcast(told)
+        if not isinstance(told, Table):
+            raise told or CollectiveError("rank 0 has no tuning table")
+        return told
+
+    def _places(self, call: Call) -> Places | None:
+        """Where all ranks' buffers lie in the node's memory, if it matters.  Collective."""
+        if self._node is None:
+            return None
+        if call.algorithm == "auto" and call.nbytes < self._native_below(call.collective):
+            return None
+        return shared_places(call, self._node, self._idle)
+
+    def _default(self, collective: str) -> str:
+        """The communicator's algorithm, where this collective has it."""
+        name, _ = parse(self.algorithm)
+        known = name in ("auto", "native", *names(collective))
+        default = self.algorithm if known else "auto"
+        return "native" if collective == "barrier" and default == "auto" else default
+
+    def _read(self, arguments: Arguments, algorithm: str) -> Call:
         """Understands a call; with checking on, all ranks raise if one of them has to."""
         refused: CollectiveError | None = None
         try:
-            call = read_call(collective, self.comm.size, sendbuf, recvbuf, op, algorithm, root)
+            call = read_call(arguments, algorithm, self.comm.rank, self.comm.size)
         except CollectiveError as error:
             refused = error
         if self.check:
@@ -177,35 +218,44 @@ class Engine:
 
     def _plan(self, call: Call, places: Places | None, number: int, borrow: bool) -> AnyPlan:
         """Binds ``call``; plans in flight together need different numbers."""
-        algorithm, reason = call.choose(self.comm.size, shared=places is not None)
+        if call.algorithm == "auto":
+            algorithm, reason = call.choose(self.table, self.ranks_per_node, places is not None)
+        else:
+            algorithm, reason = call.algorithm, "asked for"
         log.info("%s: %s (%s)", call, algorithm, reason)
         if algorithm == "native":
-            return NativePlan(self.comm, call.collective, *call.arguments, call.root, reason)
-        schedule = rooted(build(call.collective, algorithm, self.comm.size), call.root)
+            return NativePlan(self.comm, call.arguments, reason)
+        schedule = build(call.collective, algorithm, self.comm.size, call.root)
+        buffer = call.buffer
         combine = None
         if call.op is not None:
-            combine = combiner(call.op, call.recv.items.dtype, call.recv.mpi_datatype())
-        recv = call.recv.memory(borrow)
-        if self._node is not None and places is not None and runs_shared(schedule, places):
+            combine = combiner(call.op, buffer.items.dtype, buffer.mpi_datatype())
+        shares = places is not None and runs_shared(schedule, places) and not is_widened(call)
+        if self._node is not None and places is not None and shares:
             slot = 1 if number == 0 else 2 + number % (SLOTS - 2)
             return bind_shared(
                 schedule,
                 self._node,
                 slot,
                 places,
-                recv,
+                call,
                 combine,
                 borrow=borrow,
                 reason=reason,
                 active=self._active,
             )
         slots = (MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767) // TAGS_PER_PLAN
+        operands = Operands(call, borrow)
         return bind(
             schedule,
             self._mpi,
-            None if call.send is None else call.send.memory(borrow),
-            recv,
+            operands.send,
+            operands.recv,
             combine,
+            counts=call.counts,
+            aside=call.aside,
+            before=operands.before,
+            after=operands.after,
             tag=(0 if number == 0 else 1 + number % (slots - 1)) * TAGS_PER_PLAN,
             reason=reason,
             active=self._active,

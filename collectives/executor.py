@@ -1,13 +1,14 @@
 """Binds a schedule to buffers and a transport, once, so that running it is a short flat loop."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from itertools import accumulate
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from collectives.contracts import contract, place
 from collectives.errors import InvalidBuffer, ScheduleError
 from collectives.plan import Action, BoundRound, Plan
 from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send
@@ -25,23 +26,48 @@ class Combine(Protocol):
 
 #: Tags of one plan; messages between two ranks cycle through them.
 TAGS_PER_PLAN = 64
+#: A longer message goes in parts: many MPI libraries count in 32 bits.
+LONGEST_MESSAGE = 1 << 30
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where chunk ``i`` of a buffer made of blocks of ``count`` items begins."""
+    """Where the chunks of a buffer begin: its blocks begin at ``starts``, the last one is its end.
 
-    count: int
+    The first pieces of a block whose length is no multiple of ``chunks`` have one item more.
+    """
+
+    starts: Sequence[int]
     chunks: int
 
+    @classmethod
+    def even(cls, count: int, blocks: int, chunks: int) -> Self:
+        """Blocks of ``count`` items each."""
+        return cls(range(0, blocks * count + 1, count) if count else (0,) * (blocks + 1), chunks)
+
+    @classmethod
+    def of(cls, counts: Sequence[int], chunks: int) -> Self:
+        """Blocks of these lengths, one behind the other."""
+        return cls((0, *accumulate(counts)), chunks)
+
     def offset(self, i: int) -> int:
-        """The first ``count mod chunks`` pieces of a block have one item more than the others."""
+        """The item at which chunk ``i`` begins."""
         block, piece = divmod(i, self.chunks)
-        length, longer = divmod(self.count, self.chunks)
-        return block * self.count + piece * length + min(piece, longer)
+        start = self.starts[block]
+        if not piece:
+            return start
+        length, longer = divmod(self.starts[block + 1] - start, self.chunks)
+        return start + piece * length + min(piece, longer)
 
     def items(self, chunk: Chunk) -> slice:
         return slice(self.offset(chunk.start), self.offset(chunk.stop))
+
+
+class Counts(NamedTuple):
+    """Items of each block of a send and a receive buffer, where they are not all equal."""
+
+    send: Sequence[int]
+    recv: Sequence[int]
 
 
 class _Binder:
@@ -52,20 +78,20 @@ class _Binder:
         schedule: Schedule,
         transport: Transport,
         memory: dict[str, Items],
-        layout: Layout,
+        layouts: dict[str, Layout],
         combine: Combine | None,
         tag: int,
     ) -> None:
         self.transport = transport
         self.memory = memory
-        self.layout = layout
+        self.layouts = layouts
         self.combine = combine
         self.tag = tag
         self.programme = list(schedule.rounds(transport.rank))
         self.messages: dict[tuple[type, int], int] = {}
 
     def view(self, chunk: Chunk) -> Items:
-        return self.memory[chunk.buffer][self.layout.items(chunk)]
+        return self.memory[chunk.buffer][self.layouts[chunk.buffer].items(chunk)]
 
     def rounds(self) -> list[BoundRound]:
         """The rounds that have something to do; chunks of no items move nothing."""
@@ -96,14 +122,16 @@ class _Binder:
                 continue
             tag = self.next_tag(step)
             if isinstance(step, Send):
-                sends.append(self.transport.send_init(_bytes(target), step.peer, tag))
+                parts = _parts(target)
+                sends += [self.transport.send_init(part, step.peer, tag) for part in parts]
                 continue
             arriving = target
             if isinstance(step, RecvReduce):
                 arriving, arrivals = arrivals[: target.size], arrivals[target.size :]
-            request = self.transport.recv_init(_bytes(arriving), step.peer, tag)
-            bound.requests.append(request)
-            bound.finish.append(request.Wait)
+            for part in _parts(arriving):
+                request = self.transport.recv_init(part, step.peer, tag)
+                bound.requests.append(request)
+                bound.finish.append(request.Wait)
             if isinstance(step, RecvReduce):
                 reduction = self.reduction(step, arriving, target)
                 bound.reductions.append(reduction)
@@ -135,9 +163,13 @@ def bind(
     schedule: Schedule,
     transport: Transport,
     send: Items | None,
-    recv: Items,
+    recv: Items | None,
     combine: Combine | None = None,
     *,
+    counts: Counts | None = None,
+    aside: bool = False,
+    before: Sequence[Action] = (),
+    after: Sequence[Action] = (),
     tag: int = 0,
     reason: str = "asked for",
     active: list[Plan] | None = None,
@@ -145,54 +177,95 @@ def bind(
     """A plan for ``schedule`` on these buffers.
 
     Args:
-        send: contiguous 1-D array, or ``None`` for in place (``recv`` holds the input).
-        recv: contiguous 1-D array of the same dtype, of the contract's number of equal blocks.
+        send: contiguous 1-D array; ``None`` for in place (``recv`` holds the input), or if this
+            rank has none.
+        recv: contiguous 1-D array of the same dtype; ``None`` if this rank has none, or at the root
+            of a scatter for in place.
         combine: the reduction, for a collective that reduces.
+        counts: lengths of the blocks of a v-variant; otherwise all are equal.
+        aside: the input lies where the schedule writes; copy it aside first.
+        before, after: done first and last in each run.
         tag: first of ``TAGS_PER_PLAN`` tags that no other plan under way uses.
         active: plans of the same communicator that are under way (kept up to date by the plans).
 
     Raises:
         InvalidBuffer: if the sizes do not fit the collective.
     """
-    blocks = contract(schedule.collective)
-    count, rest = divmod(recv.size, blocks.recv_blocks(schedule.size))
-    if rest:
-        raise InvalidBuffer(
-            f"{schedule.collective}: the receive buffer of {recv.size} items is not a multiple of "
-            f"the {blocks.recv_blocks(schedule.size)} blocks that {schedule.size} ranks need"
-        )
-    expected = count * blocks.send_blocks(schedule.size)
-    if send is not None and send.size != expected:
-        raise InvalidBuffer(
-            f"{schedule.collective}: the send buffer has {send.size} items, but {expected} go with "
-            f"a receive buffer of {recv.size} on {schedule.size} ranks"
-        )
-    layout = Layout(count, schedule.chunks)
-    prepare: list[Action] = []
-    if send is None:
-        offset = layout.offset(place(blocks, transport.rank, schedule.chunks))
-        send = recv[offset : offset + expected]
-        if not schedule.in_place:
-            aside = np.empty_like(send)
-            prepare = [partial(np.copyto, aside, send)]
-            send = aside
+    member = schedule.member(transport.rank)
+    layouts = _layouts(schedule, transport.rank, send, recv, counts)
+    blocks = schedule.contract
+    if send is None and blocks.send_blocks(member):
+        first = blocks.place(member)
+        if first is None or recv is None:
+            raise InvalidBuffer(f"{schedule.collective}: only the root can pass MPI.IN_PLACE")
+        start = layouts["recvbuf"].offset(first)
+        send = recv[start : start + layouts["sendbuf"].starts[-1]]
+        aside = aside or not schedule.in_place
+    elif recv is None and blocks.recv_blocks(member):
+        assert send is not None, "there is one buffer at least"
+        own = Chunk("sendbuf", member.rank * schedule.chunks, (member.rank + 1) * schedule.chunks)
+        recv = send[layouts["sendbuf"].items(own)]
+    prepare = list(before)
+    if aside and send is not None:
+        copy = np.empty_like(send)
+        prepare.append(partial(np.copyto, copy, send))
+        send = copy
+    dtype = next(items.dtype for items in (recv, send) if items is not None)
+    nothing = np.empty(0, dtype)
+    room = layouts["workspace"].offset(schedule.workspace) if schedule.workspace else 0
     memory = {
-        "sendbuf": send,
-        "recvbuf": recv,
-        "workspace": np.empty(layout.offset(schedule.workspace), recv.dtype),
+        "sendbuf": nothing if send is None else send,
+        "recvbuf": nothing if recv is None else recv,
+        "workspace": np.empty(room, dtype),
     }
-    rounds = _Binder(schedule, transport, memory, layout, combine, tag).rounds()
+    rounds = _Binder(schedule, transport, memory, layouts, combine, tag).rounds()
     if prepare:
         rounds.insert(0, BoundRound(starts=prepare))
+    if after:
+        rounds.append(BoundRound(starts=list(after)))
     return Plan(
         schedule.collective,
         schedule.algorithm,
         reason,
-        max(send.nbytes, recv.nbytes),
+        max(memory["sendbuf"].nbytes, memory["recvbuf"].nbytes),
         rounds,
         transport.testall,
         [] if active is None else active,
     )
+
+
+def _layouts(
+    schedule: Schedule, rank: int, send: Items | None, recv: Items | None, counts: Counts | None
+) -> dict[str, Layout]:
+    """Of each buffer of ``rank``, by name; the sizes given must fit them."""
+    member, n = schedule.member(rank), schedule.chunks
+    blocks = {
+        "sendbuf": schedule.contract.send_blocks(member),
+        "recvbuf": schedule.contract.recv_blocks(member),
+    }
+    if counts is not None:
+        layouts = {"sendbuf": Layout.of(counts.send, n), "recvbuf": Layout.of(counts.recv, n)}
+        more = max(layouts.values(), key=lambda layout: len(layout.starts))
+        return {**layouts, "workspace": more}
+    given = {"recvbuf": recv, "sendbuf": send}
+    sized = [name for name, items in given.items() if items is not None and blocks[name]]
+    items = given[sized[0]] if sized else None
+    count, rest = divmod(items.size, blocks[sized[0]]) if items is not None else (0, 0)
+    if rest and items is not None:
+        role = "receive" if sized[0] == "recvbuf" else "send"
+        raise InvalidBuffer(
+            f"{schedule.collective}: the {role} buffer of {items.size} items is not a multiple of "
+            f"the {blocks[sized[0]]} blocks that {schedule.size} ranks need"
+        )
+    if len(sized) == 2 and send is not None and recv is not None:
+        expected = count * blocks["sendbuf"]
+        if send.size != expected:
+            raise InvalidBuffer(
+                f"{schedule.collective}: the send buffer has {send.size} items, but {expected} go "
+                f"with a receive buffer of {recv.size} on {schedule.size} ranks"
+            )
+    blocks["workspace"] = -(-schedule.workspace // n)
+    return {name: Layout.even(count, number, n) for name, number in blocks.items()}
 
 
 def _address(items: Items) -> int:
@@ -200,5 +273,8 @@ def _address(items: Items) -> int:
     return address
 
 
-def _bytes(items: Items) -> Bytes:
-    return items.view(np.uint8)
+def _parts(items: Items) -> list[Bytes]:
+    """The memory of ``items``, in parts that any MPI can send."""
+    memory = items.view(np.uint8)
+    ends = range(LONGEST_MESSAGE, memory.size + LONGEST_MESSAGE, LONGEST_MESSAGE)
+    return [memory[end - LONGEST_MESSAGE : end] for end in ends]

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from collectives.contracts import contract, place
 from collectives.errors import ScheduleError
-from collectives.executor import Combine, Items, bind
+from collectives.executor import Combine, Counts, Items, bind
+from collectives.plan import Plan
 from collectives.schedule import Schedule
 from collectives.transport.local import connect
 
@@ -22,26 +22,35 @@ def run(
     combine: Combine = np.add,
     *,
     in_place: bool = False,
-) -> list[Items]:
-    """Every rank's receive buffer.
+    counts: Sequence[Counts] | None = None,
+) -> list[Items | None]:
+    """Every rank's receive buffer, ``None`` for a rank that has none.
 
     Args:
-        inputs: one 1-D array for each rank, of equal size and dtype.
+        inputs: one 1-D array for each rank, of equal dtype; empty where a rank has nothing to send.
         in_place: put each input where ``MPI.IN_PLACE`` expects it and pass no send buffer.
+        counts: one for each rank, of a v-variant.
 
     Raises:
         ScheduleError: if the ranks wait for one another for ever.
     """
-    blocks, size = contract(schedule.collective), schedule.size
-    count = inputs[0].size // blocks.send_blocks(size)
-    plans, outputs = [], []
-    for transport, items in zip(connect(size), inputs, strict=True):
-        output = np.zeros(count * blocks.recv_blocks(size), items.dtype)
-        if in_place:
-            first = place(blocks, transport.rank, 1) * count
-            output[first : first + items.size] = items
-        send = None if in_place else items
-        plans.append(bind(schedule, transport, send, output, combine))
+    blocks, root = schedule.contract, schedule.member(schedule.root)
+    count = inputs[schedule.root].size // blocks.send_blocks(root)
+    plans: list[Plan] = []
+    outputs: list[Items | None] = []
+    for transport, items in zip(connect(schedule.size), inputs, strict=True):
+        rank = transport.rank
+        member = schedule.member(rank)._replace(chunks=1)
+        length = sum(counts[rank].recv) if counts else count * blocks.recv_blocks(member)
+        output = np.zeros(length, items.dtype) if blocks.recv_blocks(member) else None
+        send: Items | None = items if blocks.send_blocks(member) else None
+        first = blocks.place(member) if in_place else None
+        if first is not None and output is not None:
+            start = sum(counts[rank].recv[:first]) if counts else first * count
+            output[start : start + items.size] = items
+            send = None
+        shape = counts[rank] if counts else None
+        plans.append(bind(schedule, transport, send, output, combine, counts=shape))
         outputs.append(output)
     for plan in plans:
         plan.Start()

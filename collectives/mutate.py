@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from collectives.contracts import Contract, contract
 from collectives.errors import ScheduleError
-from collectives.executor import Items
+from collectives.executor import Combine, Items
 from collectives.local import run
 from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send, Step
 from collectives.verify import prove
@@ -42,7 +41,7 @@ def survey(schedule: Schedule) -> Survey:
     """Verifies every mutant, and runs those that the verifier accepts."""
     rejected = harmless = missed = 0
     inputs = _inputs(schedule)
-    right = run(schedule, inputs)
+    right = run(schedule, inputs, _combine(schedule))
     for mutant in mutants(schedule):
         if is_rejected(mutant.schedule):
             rejected += 1
@@ -62,28 +61,43 @@ def is_rejected(schedule: Schedule) -> bool:
     return False
 
 
-def is_harmless(schedule: Schedule, inputs: list[Items], right: list[Items]) -> bool:
+def is_harmless(schedule: Schedule, inputs: list[Items], right: list[Items | None]) -> bool:
     """Whether a run of real data ends, and ends with ``right`` on every rank."""
     try:
-        results = run(schedule, inputs)
+        results = run(schedule, inputs, _combine(schedule))
     except (ScheduleError, ValueError):
         return False
-    return all(map(np.array_equal, results, right))
+    return all(map(_same, results, right))
+
+
+def _combine(schedule: Schedule) -> Combine:
+    return np.bitwise_or if schedule.contract.idempotent else np.add
+
+
+def _same(result: Items | None, right: Items | None) -> bool:
+    """Whether a rank has what it should have; some are to have nothing."""
+    return result is right is None or (
+        result is not None and right is not None and np.array_equal(result, right)
+    )
 
 
 def _inputs(schedule: Schedule) -> list[Items]:
-    """Random 62-bit integers: no two sums of different contributions are likely to be equal."""
-    blocks = contract(schedule.collective).send_blocks(schedule.size)
+    """Random 62-bit integers: no two sums of different contributions are likely to be equal.
+
+    Where contributions may come in twice, a bit for each rank.
+    """
+    if schedule.contract.idempotent:
+        return [np.array([1 << rank]) for rank in range(schedule.size)]
     rng = np.random.default_rng(schedule.size)
-    count = blocks * schedule.chunks * _ITEMS_PER_CHUNK
-    return [rng.integers(1 << 62, size=count) for _ in range(schedule.size)]
+    counts = [schedule.limits(r)["sendbuf"] * _ITEMS_PER_CHUNK for r in range(schedule.size)]
+    return [rng.integers(1 << 62, size=count) for count in counts]
 
 
 def mutants(schedule: Schedule) -> Iterator[Mutant]:
     """All mutants of a schedule, one after the other."""
     for rank in range(schedule.size):
         programme = list(schedule.rounds(rank))
-        for description, changed in _changed(schedule, programme):
+        for description, changed in _changed(schedule, rank, programme):
             generate = _with(schedule, rank, changed)
             yield Mutant(f"rank {rank} {description}", replace(schedule, generate=generate))
 
@@ -92,15 +106,18 @@ def _with(schedule: Schedule, rank: int, programme: Programme):  # type: ignore[
     return lambda r: iter(programme) if r == rank else schedule.generate(r)
 
 
-def _changed(schedule: Schedule, programme: Programme) -> Iterator[tuple[str, Programme]]:
+def _changed(
+    schedule: Schedule, rank: int, programme: Programme
+) -> Iterator[tuple[str, Programme]]:
     """One rank's programme with one change each."""
+    limits = schedule.limits(rank)
     for number, steps in enumerate(programme):
         before, after = programme[:number], programme[number + 1 :]
         for position, step in enumerate(steps):
             head, tail = steps[:position], steps[position + 1 :]
             where = f"round {number}: {step}"
             yield f"{where} dropped", [*before, head + tail, *after]
-            for other in _alternatives(schedule, step):
+            for other in _alternatives(schedule.size, limits, step):
                 yield f"{where} became {other}", [*before, (*head, other, *tail), *after]
             if after and after[0]:
                 following, *rest = after[0]
@@ -110,39 +127,29 @@ def _changed(schedule: Schedule, programme: Programme) -> Iterator[tuple[str, Pr
             yield f"round {number} after the next", [*before, after[0], steps, *after[1:]]
 
 
-def _alternatives(schedule: Schedule, step: Step) -> Iterator[Step]:
+def _alternatives(size: int, limits: dict[str, int], step: Step) -> Iterator[Step]:
     """The step with another peer, chunk, operand or kind."""
-    if not isinstance(step, Copy) and schedule.size > 2:
-        yield step._replace(peer=(step.peer + 1) % schedule.size)
-    yield from (step._replace(chunk=chunk) for chunk in _shifted(schedule, step.chunk))
+    if not isinstance(step, Copy) and size > 2:
+        yield step._replace(peer=(step.peer + 1) % size)
+    yield from (step._replace(chunk=chunk) for chunk in _shifted(limits, step.chunk))
     match step:
         case Recv(peer, chunk):
             yield RecvReduce(peer, chunk)
         case RecvReduce(peer, chunk, operand):
             yield Recv(peer, chunk)
             if operand:
-                yield from (step._replace(operand=o) for o in _shifted(schedule, operand))
+                yield from (step._replace(operand=o) for o in _shifted(limits, operand))
                 if operand.buffer != chunk.buffer:
                     yield RecvReduce(peer, chunk)
         case Copy(_, source):
-            yield from (step._replace(source=s) for s in _shifted(schedule, source))
-        case Send(peer, Chunk("recvbuf", start, stop)) if _has(schedule, "sendbuf", stop):
+            yield from (step._replace(source=s) for s in _shifted(limits, source))
+        case Send(peer, Chunk("recvbuf", start, stop)) if stop <= limits["sendbuf"]:
             yield Send(peer, Chunk("sendbuf", start, stop))
 
 
-def _shifted(schedule: Schedule, chunk: Chunk) -> Iterator[Chunk]:
+def _shifted(limits: dict[str, int], chunk: Chunk) -> Iterator[Chunk]:
     """The chunk one further, from the end to the beginning, if it has where to go."""
     length = chunk.stop - chunk.start
-    start = chunk.start + 1 if _has(schedule, chunk.buffer, chunk.stop + 1) else 0
+    start = chunk.start + 1 if chunk.stop < limits[chunk.buffer] else 0
     if start != chunk.start:
         yield chunk._replace(start=start, stop=start + length)
-
-
-def _has(schedule: Schedule, buffer: str, chunks: int) -> bool:
-    blocks: Contract = contract(schedule.collective)
-    limits = {
-        "sendbuf": blocks.send_blocks(schedule.size) * schedule.chunks,
-        "recvbuf": blocks.recv_blocks(schedule.size) * schedule.chunks,
-        "workspace": schedule.workspace,
-    }
-    return chunks <= limits[buffer]

@@ -1,24 +1,25 @@
 """The MPI library's own collective, in the shape of a plan: the row beside ours."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Self
 
 from mpi4py import MPI
 
-_BLOCKING: dict[str, Callable[..., None]] = {
-    "allreduce": MPI.Intracomm.Allreduce,
-    "reduce_scatter": MPI.Intracomm.Reduce_scatter_block,
-    "allgather": MPI.Intracomm.Allgather,
-    "alltoall": MPI.Intracomm.Alltoall,
-    "broadcast": MPI.Intracomm.Bcast,
-}
-_NONBLOCKING: dict[str, Callable[..., MPI.Request]] = {
-    "allreduce": MPI.Intracomm.Iallreduce,
-    "reduce_scatter": MPI.Intracomm.Ireduce_scatter_block,
-    "allgather": MPI.Intracomm.Iallgather,
-    "alltoall": MPI.Intracomm.Ialltoall,
-    "broadcast": MPI.Intracomm.Ibcast,
+from collectives.call import Arguments
+
+#: The names of MPI's methods; nonblocking ones begin with an I.
+_METHODS = {
+    "allreduce": "Allreduce",
+    "reduce_scatter": "Reduce_scatter_block",
+    "allgather": "Allgather",
+    "alltoall": "Alltoall",
+    "broadcast": "Bcast",
+    "reduce": "Reduce",
+    "gather": "Gather",
+    "scatter": "Scatter",
+    "scan": "Scan",
+    "exscan": "Exscan",
+    "barrier": "Barrier",
 }
 
 
@@ -27,26 +28,17 @@ class NativePlan:
 
     algorithm = "native"
 
-    def __init__(
-        self,
-        comm: MPI.Intracomm,
-        collective: str,
-        sendbuf: Any,
-        recvbuf: Any,
-        op: MPI.Op | None,
-        root: int,
-        reason: str,
-    ) -> None:
-        self.collective = collective
+    def __init__(self, comm: MPI.Intracomm, arguments: Arguments, reason: str) -> None:
+        self.collective = arguments.collective
         self.reason = reason
-        arguments: tuple[Any, ...]
-        if collective == "broadcast":
-            arguments = (comm, recvbuf, root)
-        else:
-            sendbuf = MPI.IN_PLACE if sendbuf is None else sendbuf
-            arguments = (comm, sendbuf, recvbuf) if op is None else (comm, sendbuf, recvbuf, op)
-        self._run = partial(_BLOCKING[collective], *arguments)
-        self._start = partial(_NONBLOCKING[collective], *arguments)
+        name = _METHODS[self.collective]
+        if arguments.recvcounts is not None:
+            name = "Reduce_scatter"
+        elif arguments.vector:
+            name += "v"
+        given = _as_mpi_takes_them(arguments)
+        self._run = partial(getattr(MPI.Intracomm, name), comm, *given)
+        self._start = partial(getattr(MPI.Intracomm, f"I{name.lower()}"), comm, *given)
         self._request: MPI.Request = MPI.REQUEST_NULL
 
     def __call__(self) -> None:
@@ -75,3 +67,21 @@ class NativePlan:
 
     def __repr__(self) -> str:
         return f"<NativePlan: {self.collective}>"
+
+
+def _as_mpi_takes_them(arguments: Arguments) -> tuple[Any, ...]:
+    collective, sendbuf, recvbuf, op, root, _, recvcounts = arguments
+    if collective == "barrier":
+        return ()
+    if collective == "broadcast":
+        return recvbuf, root
+    if collective == "scatter":
+        return sendbuf, MPI.IN_PLACE if recvbuf is None else recvbuf, root
+    given = (MPI.IN_PLACE if sendbuf is None else sendbuf, recvbuf)
+    if recvcounts is not None:
+        return (*given, recvcounts, op)
+    if collective == "gather":
+        return (*given, root)
+    if collective == "reduce":
+        return (*given, op, root)
+    return given if op is None else (*given, op)

@@ -1,25 +1,44 @@
-"""Any rank as the root of a schedule that is written for root 0."""
+"""Any rank as the root of an algorithm that is written for root 0."""
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 
-from collectives.schedule import Copy, Round, Schedule, Step
+from collectives.schedule import Chunk, Copy, RecvReduce, Round, Send, Step
+
+Rounds = Callable[..., Iterator[Round]]
 
 
-def rooted(schedule: Schedule, root: int) -> Schedule:
-    """``schedule`` with every rank ``root`` further, modulo the size.
+def rotated(rounds: Rounds, *buffers: str) -> Rounds:
+    """``rounds(rank, size, root)`` from ``rounds(rank, size)``: every rank ``root`` further.
 
-    What a rank does stays the same but for its peers' numbers, and so does its correctness.
+    Args:
+        buffers: those that have a block for each rank; their blocks move along with the ranks, and
+            a range of blocks that then wraps round the end becomes two messages.
     """
-    if root == 0:
-        return schedule
-    size = schedule.size
 
-    def moved(step: Step) -> Step:
-        return step if isinstance(step, Copy) else step._replace(peer=(step.peer + root) % size)
+    def at_root(rank: int, size: int, root: int) -> Iterator[Round]:
+        def further(chunk: Chunk) -> list[Chunk]:
+            if chunk.buffer not in buffers:
+                return [chunk]
+            start, stop = chunk.start + root, chunk.stop + root
+            parts = (start, min(stop, size)), (max(start - size, 0), stop - size)
+            return [Chunk(chunk.buffer, a, b) for a, b in parts if a < b]
 
-    def generate(rank: int) -> Iterator[Round]:
-        for steps in schedule.rounds((rank - root) % size):
-            yield tuple(map(moved, steps))
+        def moved(step: Step) -> Iterator[Step]:
+            match step:
+                case Copy(chunk, source):
+                    pairs = zip(further(chunk), further(source), strict=True)
+                    yield from (Copy(c, s) for c, s in pairs)
+                case RecvReduce(peer):
+                    yield step._replace(peer=(peer + root) % size)
+                case _:
+                    kind = Send if isinstance(step, Send) else type(step)
+                    for chunk in further(step.chunk):
+                        yield kind((step.peer + root) % size, chunk)
 
-    return replace(schedule, generate=generate)
+        if root == 0:
+            yield from rounds(rank, size)
+            return
+        for steps in rounds((rank - root) % size, size):
+            yield tuple(s for step in steps for s in moved(step))
+
+    return at_root

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from collectives.contracts import Contract, Member, contract
+
 
 class Chunk(NamedTuple):
     """The chunks ``start <= i < stop`` of a buffer; they are adjacent in memory."""
@@ -114,6 +116,7 @@ class Schedule:
         workspace: chunks of ``workspace`` that each rank needs.
         in_place: whether ``sendbuf`` may lie in ``recvbuf``; if not, it is copied aside first.
         generate: ``generate(rank)`` iterates over that rank's rounds in O(its own rounds).
+        root: of a broadcast, reduce, gather or scatter.
     """
 
     collective: str
@@ -123,6 +126,25 @@ class Schedule:
     workspace: int
     in_place: bool
     generate: Callable[[int], Iterator[Round]]
+    root: int = 0
+
+    @property
+    def contract(self) -> Contract:
+        """What it must do."""
+        return contract(self.collective)
+
+    def member(self, rank: int) -> Member:
+        """``rank`` as the contract sees it."""
+        return Member(rank, self.size, self.root, self.chunks)
+
+    def limits(self, rank: int) -> dict[str, int]:
+        """Chunks of each buffer that ``rank`` has."""
+        member = self.member(rank)
+        return {
+            "sendbuf": self.contract.send_blocks(member) * self.chunks,
+            "recvbuf": self.contract.recv_blocks(member) * self.chunks,
+            "workspace": self.workspace,
+        }
 
     def rounds(self, rank: int) -> Iterator[Round]:
         """Rounds of ``rank``; raises ``ValueError`` for a rank outside ``0 <= rank < size``."""

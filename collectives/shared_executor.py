@@ -16,7 +16,6 @@ import numpy as np
 
 from collectives.buffers import borrowed
 from collectives.call import Call
-from collectives.contracts import contract, place
 from collectives.dataflow import Cell, Dataflow, End, entered, moved
 from collectives.errors import ScheduleError
 from collectives.executor import Combine, Items, Layout
@@ -30,8 +29,12 @@ from collectives.transport.shared_memory import Flag, NodeMemory, Place
 SEGMENT_BYTES = 512 << 10
 
 
-#: For each rank, where its send buffer (``None``: in place) and its receive buffer lie.
-Places = tuple[tuple[Place | None, Place], ...]
+#: For each rank, where its send and its receive buffer lie; ``None``: in place, or it has none.
+Places = tuple[tuple[Place | None, Place | None], ...]
+
+# Instead of a window's number:
+_NO_BUFFER = -1
+_ORDINARY = -2
 
 
 def shared_places(call: Call, node: NodeMemory, idle: Action | None) -> Places | None:
@@ -39,22 +42,34 @@ def shared_places(call: Call, node: NodeMemory, idle: Action | None) -> Places |
 
     Cost: one meeting of the ranks in the node's memory, about a microsecond.
     """
-    nowhere = (-1, 0)
-    sends = nowhere if call.send is None else node.locate(call.send.items) or (-2, 0)
-    words = (*sends, *(node.locate(call.recv.items) or nowhere))
+    words: list[int] = []
+    for buffer in (call.send, call.recv):
+        if buffer is None:
+            words += (_NO_BUFFER, 0)
+        elif call.counts or call.aside:
+            words += (_ORDINARY, 0)
+        else:
+            words += node.locate(buffer.items) or (_ORDINARY, 0)
     found = [struct.unpack("4q", told) for told in node.meet(words, idle)]
-    if any(send_window == -2 or window == -1 for send_window, _, window, _ in found):
+    if any(_ORDINARY in (send, recv) for send, _, recv, _ in found):
         return None
-    return tuple(
-        (None if send_window == -1 else Place(send_window, send_offset), Place(window, offset))
-        for send_window, send_offset, window, offset in found
-    )
+
+    def place(window: int, offset: int) -> Place | None:
+        return None if window == _NO_BUFFER else Place(window, offset)
+
+    return tuple((place(*told[:2]), place(*told[2:])) for told in found)
 
 
 def runs_shared(schedule: Schedule, places: Places) -> bool:
     """Whether ``schedule`` needs no other memory than the buffers."""
-    in_place = any(send is None for send, _ in places)
-    return not schedule.workspace and (schedule.in_place or not in_place)
+    return not schedule.workspace and (schedule.in_place or not _is_in_place(schedule, places))
+
+
+def _is_in_place(schedule: Schedule, places: Places) -> bool:
+    return any(
+        send is None and schedule.contract.send_blocks(schedule.member(rank))
+        for rank, (send, _) in enumerate(places)
+    )
 
 
 def bind_shared(
@@ -62,7 +77,7 @@ def bind_shared(
     node: NodeMemory,
     slot: int,
     places: Places,
-    recv: Items,
+    call: Call,
     combine: Combine | None,
     *,
     borrow: bool,
@@ -74,36 +89,50 @@ def bind_shared(
     Args:
         slot: counters that no other plan under way uses.
         places: of all ranks' buffers, which :func:`runs_shared` must allow.
-        recv: this rank's receive buffer, of the same length and type as the others'.
+        call: this rank's; the others' are alike.
         borrow: name the memory by address, so that the plan does not keep it.
     """
-    blocks = contract(schedule.collective)
-    count = recv.size // blocks.recv_blocks(schedule.size)
-    in_place = places[node.rank][0] is None
-    largest = -(-count // schedule.chunks) * recv.itemsize
+    dtype = call.buffer.items.dtype
+    largest = -(-call.count // schedule.chunks) * dtype.itemsize
     schedule = segmented(schedule, max(1, -(-largest // SEGMENT_BYTES)))
-    layout = Layout(count, schedule.chunks)
-    sent = count * blocks.send_blocks(schedule.size)
+    layout = Layout.even(call.count, schedule.contract.blocks(schedule.size), schedule.chunks)
     memory = []
-    for rank, (send_place, recv_place) in enumerate(places):
-        theirs = node.view(rank, recv_place, recv.size, recv.dtype)
-        if send_place is None:
-            offset = layout.offset(place(blocks, rank, schedule.chunks))
-            send = theirs[offset : offset + sent]
-        else:
-            send = node.view(rank, send_place, sent, recv.dtype)
-        buffers = {"sendbuf": send, "recvbuf": theirs}
+    for rank in range(schedule.size):
+        buffers = _buffers(schedule, rank, call, node, places)
         memory.append({k: borrowed(v) if borrow else v for k, v in buffers.items()})
-    binder = SharedBinder(Dataflow(schedule, in_place), node, slot, memory, layout, combine)
+    flow = Dataflow(schedule, _is_in_place(schedule, places))
+    binder = SharedBinder(flow, node, slot, memory, layout, combine)
     return Plan(
         schedule.collective,
         schedule.algorithm,
         reason,
-        max(sent, recv.size) * recv.itemsize,
+        call.nbytes,
         binder.rounds(),
         _all_reached,
         active,
     )
+
+
+def _buffers(
+    schedule: Schedule, rank: int, call: Call, node: NodeMemory, places: Places
+) -> dict[str, Items]:
+    """The send and receive buffer of ``rank``, as this process addresses them."""
+    member = schedule.member(rank)._replace(chunks=1)
+    send_place, recv_place = places[rank]
+    dtype = call.buffer.items.dtype
+    send = recv = np.empty(0, dtype)
+    sent = call.count * schedule.contract.send_blocks(member)
+    received = call.count * schedule.contract.recv_blocks(member)
+    if send_place is not None:
+        send = node.view(rank, send_place, sent, dtype)
+    if recv_place is not None:
+        recv = node.view(rank, recv_place, received, dtype)
+    if send_place is None and sent:  # in place
+        start = (schedule.contract.place(member) or 0) * call.count
+        send = recv[start : start + sent]
+    if recv_place is None and received:  # a scatter in place
+        recv = send[rank * call.count :][:received]
+    return {"sendbuf": send, "recvbuf": recv}
 
 
 def _all_reached(flags: Sequence[Flag]) -> bool:

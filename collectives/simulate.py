@@ -12,7 +12,6 @@ from itertools import zip_longest
 import numpy as np
 import numpy.typing as npt
 
-from collectives.contracts import contract
 from collectives.errors import CollectiveError
 from collectives.executor import Layout
 from collectives.schedule import Chunk, Copy, RecvReduce, Round, Schedule, Send
@@ -59,9 +58,9 @@ def simulate(schedule: Schedule, nbytes: int, machine: Machine, uniform: bool = 
         TooLarge: if there are too many rounds and they are not uniform.
     """
     size = schedule.size
-    blocks = contract(schedule.collective)
-    count = nbytes // max(blocks.send_blocks(size), blocks.recv_blocks(size))
-    layout = Layout(count, schedule.chunks)
+    blocks = schedule.contract.blocks(size)
+    room = max(blocks, -(-schedule.workspace // schedule.chunks))
+    layout = Layout.even(nbytes // blocks, room, schedule.chunks)
     clock = np.zeros(size)
     lengths = [len(steps) for steps in schedule.rounds(0)]
     sampled = size * sum(lengths) > MOST_STEPS

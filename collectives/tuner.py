@@ -1,10 +1,21 @@
-"""``algorithm="auto"``: which algorithm a call gets, and why.
+"""``algorithm="auto"``: which algorithm a call gets, and why, by a table that was measured.
 
-The thresholds are those of one node, measured by ``make bench`` on 2 ranks with a core each and on
-4 that share two cores.
+``python -m collectives tune`` measures one for a machine or an allocation; without it, the table in
+``tuned.json`` beside this module counts, which comes from one node with a core for each rank.
 """
 
+import os
+from math import log2
+from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
+
+from collectives.algorithms import find, parse
+from collectives.contracts import contract
+from collectives.errors import CollectiveError
+
+DEFAULT = Path(__file__).with_name("tuned.json")
 
 
 class Choice(NamedTuple):
@@ -14,48 +25,147 @@ class Choice(NamedTuple):
     reason: str
 
 
-#: From here loads and stores in shared memory beat the library: by one exchange of two ranks, or by
-#: each rank reducing its slice for all.
-SHARED_PAIR_BYTES = 4 << 10
-SHARED_BYTES = 16 << 10
-#: From here one exchange of everything beats the library on two ranks, up to where the reduction of
-#: all of it on both costs more than a second round.
-PAIR_BYTES = 16 << 10
-#: From here the ring's bandwidth outweighs its rounds in Python.
-RING_BYTES = 4 << 20
+class Rule(msgspec.Struct, forbid_unknown_fields=True):
+    """From so many bytes on, this algorithm; ``ratio`` is native's time over its own."""
 
-_SLICES = {"alltoall": "pairwise"}  # the others: direct
-_WITHOUT_NATIVE = {
+    from_bytes: int
+    algorithm: str
+    ratio: float
+
+
+class Entry(msgspec.Struct, forbid_unknown_fields=True):
+    """What was measured of one collective on one kind of memory and number of ranks.
+
+    Attributes:
+        memory: ``"numpy"`` or ``"shared"``.
+        rules: by rising bytes.
+    """
+
+    collective: str
+    memory: str
+    ranks: int
+    ranks_per_node: int
+    rules: list[Rule]
+
+
+class Table(msgspec.Struct, forbid_unknown_fields=True):
+    """A tuning table, as the file holds it.
+
+    Attributes:
+        environment: what it was measured on.
+        alpha_us, bandwidth_GBs: of one message between two ranks, for the number of segments.
+    """
+
+    version: int
+    environment: dict[str, object]
+    alpha_us: float
+    bandwidth_GBs: float
+    entries: list[Entry]
+
+    def entry(self, collective: str, memory: str, size: int, per_node: int) -> Entry | None:
+        """The nearest in factors of ranks; what one node is like says nothing about several."""
+
+        def distance(entry: Entry) -> float:
+            return abs(log2(size / entry.ranks)) + abs(log2(per_node / entry.ranks_per_node))
+
+        fitting = (
+            entry
+            for entry in self.entries
+            if (entry.collective, entry.memory) == (collective, memory)
+            and (entry.ranks == entry.ranks_per_node) == (size == per_node)
+        )
+        return min(fitting, key=distance, default=None)
+
+    def native_below(self, collective: str, size: int, per_node: int) -> int:
+        """Bytes up to which every kind of memory is served best by the MPI library."""
+        limits = [0]
+        for memory in ("numpy", "shared"):
+            entry = self.entry(collective, memory, size, per_node)
+            if entry is not None:
+                ours = [rule.from_bytes for rule in entry.rules if rule.algorithm != "native"]
+                limits.append(min(ours, default=1 << 62))
+        return min(limits[1:], default=0)
+
+
+class Situation(NamedTuple):
+    """What an algorithm is chosen by; all ranks see the same.
+
+    Attributes:
+        nbytes: size of the largest buffer; 0 where ranks do not know it (v-variants).
+        per_node: ranks of a node.
+        commutes: whether the operation commutes (true where there is none).
+        native: whether this MPI has the datatype and can count the items.
+        uneven: whether blocks differ in length.
+        shared: whether the buffers lie in memory that all ranks can address.
+    """
+
+    collective: str
+    nbytes: int
+    size: int
+    per_node: int
+    commutes: bool = True
+    native: bool = True
+    uneven: bool = False
+    shared: bool = False
+
+    def allows(self, algorithm: str) -> bool:
+        """Whether ``algorithm`` can serve the call."""
+        name, _ = parse(algorithm)
+        if name == "native":
+            return self.native
+        entry = find(self.collective, name)
+        ordered = self.commutes or entry.keeps_order or contract(self.collective).idempotent
+        return ordered and (entry.uneven or not self.uneven)
+
+
+#: Where the table's choice cannot be: these keep rank order, take unequal blocks, or both.
+_WITHOUT_TABLE = {
     "allreduce": "butterfly",
     "reduce_scatter": "direct",
+    "allgather": "direct",
+    "alltoall": "pairwise",
     "broadcast": "binomial_tree",
+    "reduce": "direct",
+    "gather": "direct",
+    "scatter": "direct",
+    "scan": "recursive_doubling",
+    "exscan": "recursive_doubling",
+    "barrier": "dissemination",
 }
 
 
-def choose(
-    collective: str, nbytes: int, size: int, commutes: bool, native: bool, shared: bool = False
-) -> Choice:
-    """The algorithm for a call; a function of what all ranks agree on, so all choose the same.
+def choose(table: Table, call: Situation) -> Choice:
+    """The algorithm for a call; a function of what all ranks agree on, so all choose the same."""
+    memory = "shared" if call.shared else "numpy"
+    where = f"{call.nbytes} bytes{' in shared memory' if call.shared else ''}, {call.size} ranks"
+    entry = table.entry(call.collective, memory, call.size, call.per_node)
+    if call.size > 1 and entry is not None:
+        rules = [rule for rule in entry.rules if rule.from_bytes <= call.nbytes]
+        if rules and call.allows(rules[-1].algorithm):
+            rule = rules[-1]
+            measured = f"measured on {entry.ranks}"
+            if rule.algorithm == "native":
+                return Choice("native", f"{where}: fastest, {measured}")
+            return Choice(rule.algorithm, f"{where}: {rule.ratio:.1f}x native, {measured}")
+    if call.native:
+        return Choice("native", f"{where}: nothing measured is faster")
+    return Choice(_WITHOUT_TABLE[call.collective], "this MPI has no such datatype or count")
 
-    Args:
-        nbytes: size of the larger buffer.
-        commutes: whether the operation commutes (true where there is none).
-        native: whether this MPI has the datatype.
-        shared: whether the buffers lie in memory that all ranks can address.
+
+def load(path: str | Path | None = None) -> Table:
+    """The table in ``path``; by default that of ``COLLECTIVES_TUNING``, or the one built in.
+
+    Raises:
+        CollectiveError: for a file that cannot be read, with the place of the mistake.
     """
-    allreduce = collective == "allreduce"
-    pair = allreduce and size == 2
-    if shared and pair and SHARED_PAIR_BYTES <= nbytes < 8 * SHARED_BYTES:
-        return Choice("butterfly", f"{nbytes} bytes of 2 ranks in shared memory: one exchange")
-    if shared and size > 1 and nbytes >= SHARED_BYTES and collective != "broadcast":
-        return Choice(
-            _SLICES.get(collective, "direct"), f"{nbytes} bytes in shared memory: each rank a slice"
-        )
-    if not native:
-        name = {**_SLICES, **_WITHOUT_NATIVE}.get(collective, "ring")
-        return Choice(name, "this MPI has no such datatype")
-    if pair and PAIR_BYTES <= nbytes < RING_BYTES:
-        return Choice("butterfly", f"{nbytes} bytes of 2 ranks: one exchange")
-    if allreduce and commutes and size > 1 and nbytes >= RING_BYTES:
-        return Choice("ring", f"{nbytes} bytes: bandwidth decides")
-    return Choice("native", f"{nbytes} bytes: the library's latency decides")
+    source = Path(path or os.environ.get("COLLECTIVES_TUNING") or DEFAULT)
+    try:
+        table = msgspec.json.decode(source.read_bytes(), type=Table)
+    except (OSError, msgspec.DecodeError) as error:
+        raise CollectiveError(f"cannot read the tuning table {source}: {error}") from None
+    for entry in table.entries:
+        for rule in entry.rules:
+            name, _ = parse(rule.algorithm)
+            if name != "native":
+                find(entry.collective, name)
+    return table

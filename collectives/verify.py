@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from collectives.contracts import Contract, contract, place
 from collectives.draw import grid
 from collectives.errors import InvalidBuffer, ScheduleError
 from collectives.replay import Begin, End, Message, replay
@@ -39,10 +38,13 @@ class Proof(NamedTuple):
     Attributes:
         messages: messages in all.
         keeps_order: every reduction is in rank order, as non-commutative operations need.
+        uneven: each value stays in places of its own block's length, so blocks may differ in
+            length, as in a v-variant.
     """
 
     messages: int
     keeps_order: bool
+    uneven: bool
 
 
 def verify(schedule: Schedule, in_place: bool = False) -> Proof:
@@ -63,7 +65,7 @@ def verify(schedule: Schedule, in_place: bool = False) -> Proof:
 
 def prove(schedule: Schedule, in_place: bool = False) -> Proof:
     """As :func:`verify`, with no picture in the error."""
-    return _Verifier(schedule, contract(schedule.collective), in_place).run()
+    return _Verifier(schedule, in_place).run()
 
 
 def is_in_place_safe(schedule: Schedule) -> bool:
@@ -81,19 +83,27 @@ Cell = tuple[str, int]
 @dataclass
 class _Verifier:
     schedule: Schedule
-    contract: Contract
     in_place: bool
     memory: list[dict[Cell, Expression]] = field(default_factory=list)
     trees: dict[tuple[int, int], int] = field(default_factory=dict)
-    results: dict[int, int] = field(default_factory=dict)
+    results: dict[tuple[int, int], int] = field(default_factory=dict)
+    uneven: bool = True
     arrived: dict[tuple[int, int], list[Expression]] = field(default_factory=dict)
     departed: dict[tuple[int, int], list[Expression]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        schedule = self.schedule
+        self.contract = schedule.contract
+        self.members = [schedule.member(rank) for rank in range(schedule.size)]
+        self.limits = [schedule.limits(rank) for rank in range(schedule.size)]
+        self.places = [self.contract.place(m) if self.in_place else None for m in self.members]
+
     def run(self) -> Proof:
-        size, n = self.schedule.size, self.schedule.chunks
+        size = self.schedule.size
+        self.uneven = self.contract.block is not None
         for rank in range(size):
             self.memory.append({})
-            for i in range(self.contract.send_blocks(size) * n):
+            for i in range(self.limits[rank]["sendbuf"]):
                 leaf = Expression(i, 1 << rank, self._tree(-1 - rank, -1 - i), True)
                 self.memory[rank][self._cell(rank, "sendbuf", i)] = leaf
         messages = 0
@@ -112,11 +122,12 @@ class _Verifier:
                 case End(rank, number, steps):
                     self._apply(rank, number, steps)
         ordered = [self._check_result(rank) for rank in range(size)]
-        return Proof(messages, all(ordered))
+        return Proof(messages, all(ordered), self.uneven)
 
     def _cell(self, rank: int, buffer: str, i: int) -> Cell:
-        if self.in_place and buffer == "sendbuf":
-            return "recvbuf", i + place(self.contract, rank, self.schedule.chunks)
+        place = self.places[rank]
+        if place is not None and buffer == "sendbuf":
+            return "recvbuf", i + place
         return buffer, i
 
     def _cells(self, rank: int, chunk: Chunk) -> list[Cell]:
@@ -135,7 +146,7 @@ class _Verifier:
         writing: set[Cell] = set()
         for step in steps:
             for chunk in _chunks(step):
-                if not 0 <= chunk.start < chunk.stop <= self._limit(chunk.buffer):
+                if not 0 <= chunk.start < chunk.stop <= self.limits[rank][chunk.buffer]:
                     raise self._fail(rank, number, step, f"names {chunk}, which does not exist")
             if not isinstance(step, Send) and step.chunk.buffer == "sendbuf":
                 raise self._fail(rank, number, step, "writes to sendbuf")
@@ -156,13 +167,6 @@ class _Verifier:
         return isinstance(step, Copy) and (
             self._cells(rank, step.chunk) == self._cells(rank, step.source)
         )
-
-    def _limit(self, buffer: str) -> int:
-        size, n = self.schedule.size, self.schedule.chunks
-        if buffer == "workspace":
-            return self.schedule.workspace
-        blocks = self.contract.send_blocks if buffer == "sendbuf" else self.contract.recv_blocks
-        return blocks(size) * n
 
     def _read(self, rank: int, number: int, step: object, chunk: Chunk) -> list[Expression]:
         held = self.memory[rank]
@@ -196,7 +200,7 @@ class _Verifier:
             raise self._fail(
                 rank, number, step, f"reduces chunk {left.chunk} with chunk {right.chunk}"
             )
-        if left.ranks & right.ranks:
+        if left.ranks & right.ranks and not self.contract.idempotent:
             twice = sorted(_members(left.ranks & right.ranks))
             raise self._fail(rank, number, step, f"counts the contribution of ranks {twice} twice")
         adjacent = left.ranks.bit_length() == (right.ranks & -right.ranks).bit_length() - 1
@@ -218,14 +222,25 @@ class _Verifier:
                 raise self._fail(
                     rank, number, step, f"puts piece {value.chunk % n} of a block in place {i % n}"
                 )
+            if self.uneven and not self._fits(rank, chunk.buffer, i // n, value):
+                self.uneven = False
             self.memory[rank][self._cell(rank, chunk.buffer, i)] = value
+
+    def _fits(self, rank: int, buffer: str, j: int, value: Expression) -> bool:
+        """Whether a value lies in a block of the length of the one that it came from."""
+        block = self.contract.block
+        assert block is not None, "asked only of collectives with a v-variant"
+        origin = self.members[next(_members(value.ranks))]
+        length = block(origin, "sendbuf", value.chunk // self.schedule.chunks)
+        return length == block(self.members[rank], buffer, j)
 
     def _check_result(self, rank: int) -> bool:
         """Compares ``rank``'s recvbuf with the contract and with rank 0's trees."""
-        size, n = self.schedule.size, self.schedule.chunks
         ordered = True
-        for i in range(self.contract.recv_blocks(size) * n):
-            wanted = self.contract.result(rank, size, n, i)
+        for i in range(self.limits[rank]["recvbuf"]):
+            wanted = self.contract.result(self.members[rank], i)
+            if wanted is None:
+                continue
             got = self.memory[rank].get(("recvbuf", i))
             ranks = sum(1 << r for r in wanted.ranks)
             where = f"{self.schedule}: rank {rank} ends with recvbuf[{i}]"
@@ -236,7 +251,8 @@ class _Verifier:
                     f"{where} = chunk {got.chunk} of ranks {sorted(_members(got.ranks))}; "
                     f"expected chunk {wanted.chunk} of ranks {list(wanted.ranks)}"
                 )
-            if self.contract.reduces and got.tree != self.results.setdefault(got.chunk, got.tree):
+            tree = self.results.setdefault((got.chunk, got.ranks), got.tree)
+            if tree != got.tree and not self.contract.idempotent:
                 raise ScheduleError(
                     f"{where} reduced in another order than on rank 0, so not bitwise equal to it"
                 )

@@ -1,11 +1,21 @@
-"""Binomial tree: reduce to rank 0, then broadcast from it; latency-optimal for a single root.
+"""Binomial tree: a rank's subtree is the ranks behind it, half as many for every bit set.
 
-The textbook's T_tree.  Thakur, Rabenseifner, Gropp, IJHPCA 2005.
+Latency-optimal for a single root; the textbook's T_tree.  Thakur, Rabenseifner, Gropp, IJHPCA 2005.
 """
 
 from collections.abc import Iterator
 
-from collectives.schedule import Copy, Recv, RecvReduce, Round, Send, recvbuf, sendbuf
+from collectives.schedule import (
+    Chunk,
+    Copy,
+    Recv,
+    RecvReduce,
+    Round,
+    Send,
+    recvbuf,
+    sendbuf,
+    workspace,
+)
 
 
 def allreduce(rank: int, size: int) -> Iterator[Round]:
@@ -13,16 +23,13 @@ def allreduce(rank: int, size: int) -> Iterator[Round]:
 
     Keeps rank order.  Cost: 2 ceil(log2 p) rounds, the whole buffer in each.
     """
-    held = sendbuf[0]
-    for distance in (1 << k for k in range((size - 1).bit_length())):
-        if rank % (2 * distance) == distance:
-            yield (Send(rank - distance, held),)
-        elif rank % (2 * distance) == 0 and rank + distance < size:
-            yield (RecvReduce(rank + distance, recvbuf[0], held),)
-            held = recvbuf[0]
-        else:
-            yield ()
+    yield from _up(rank, size, recvbuf[0])
     yield from _down(rank, size)
+
+
+def reduce(rank: int, size: int) -> Iterator[Round]:
+    """Cost: ceil(log2 p) rounds, the whole buffer in each."""
+    yield from _up(rank, size, workspace[0] if rank else recvbuf[0])
 
 
 def broadcast(rank: int, size: int) -> Iterator[Round]:
@@ -31,11 +38,59 @@ def broadcast(rank: int, size: int) -> Iterator[Round]:
     yield from _down(rank, size)
 
 
+def gather(rank: int, size: int) -> Iterator[Round]:
+    """Subtrees move up whole.  Cost: ceil(log2 p) rounds, p-1 blocks received by the root."""
+    blocks = workspace if rank else recvbuf
+    yield (Copy(blocks[rank], sendbuf[0]),)
+    for distance in _distances(size):
+        if rank % (2 * distance) == distance:
+            yield (Send(rank - distance, blocks[rank : min(rank + distance, size)]),)
+        elif _has_child(rank, distance, size):
+            child = rank + distance
+            yield (Recv(child, blocks[child : min(child + distance, size)]),)
+        else:
+            yield ()
+
+
+def scatter(rank: int, size: int) -> Iterator[Round]:
+    """Subtrees move down whole.  Cost: ceil(log2 p) rounds, p-1 blocks sent by the root."""
+    blocks = workspace if rank else sendbuf
+    for distance in reversed(_distances(size)):
+        if rank % (2 * distance) == distance:
+            yield (Recv(rank - distance, blocks[rank : min(rank + distance, size)]),)
+        elif _has_child(rank, distance, size):
+            child = rank + distance
+            yield (Send(child, blocks[child : min(child + distance, size)]),)
+        else:
+            yield ()
+    yield (Copy(recvbuf[0], blocks[rank]),)
+
+
+def _distances(size: int) -> list[int]:
+    return [1 << k for k in range((size - 1).bit_length())]
+
+
+def _has_child(rank: int, distance: int, size: int) -> bool:
+    return rank % (2 * distance) == 0 and rank + distance < size
+
+
+def _up(rank: int, size: int, total: Chunk) -> Iterator[Round]:
+    held = sendbuf[0]
+    for distance in _distances(size):
+        if rank % (2 * distance) == distance:
+            yield (Send(rank - distance, held),)
+        elif _has_child(rank, distance, size):
+            yield (RecvReduce(rank + distance, total, held),)
+            held = total
+        else:
+            yield ()
+
+
 def _down(rank: int, size: int) -> Iterator[Round]:
-    for distance in (1 << k for k in reversed(range((size - 1).bit_length()))):
+    for distance in reversed(_distances(size)):
         if rank % (2 * distance) == distance:
             yield (Recv(rank - distance, recvbuf[0]),)
-        elif rank % (2 * distance) == 0 and rank + distance < size:
+        elif _has_child(rank, distance, size):
             yield (Send(rank + distance, recvbuf[0]),)
         else:
             yield ()

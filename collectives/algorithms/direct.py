@@ -30,16 +30,28 @@ def reduce_scatter(rank: int, size: int) -> Iterator[Round]:
     yield _reduced(rank, size, recvbuf[0])
 
 
+def reduce(rank: int, size: int, root: int) -> Iterator[Round]:
+    """The root reduces everybody's buffer.  Keeps rank order.
+
+    Cost: 1 round, p-1 messages of the whole buffer at the root.
+    """
+    if rank == root:
+        yield tuple(_summed(rank, size, sendbuf[0], recvbuf[0]))
+    else:
+        yield (Send(root, sendbuf[0]),)
+
+
 def _reduced(rank: int, size: int, total: Chunk) -> Round:
-    # Downwards from the own rank, then upwards: each operand extends the interval that is reduced.
-    in_order = [*range(rank - 1, -1, -1), *range(rank + 1, size)]
     return (
         *(Send(peer, sendbuf[peer]) for peer in _others(rank, size)),
-        *(
-            RecvReduce(peer, total, total if done else sendbuf[rank])
-            for done, peer in enumerate(in_order)
-        ),
+        *_summed(rank, size, sendbuf[rank], total),
     )
+
+
+def _summed(rank: int, size: int, mine: Chunk, total: Chunk) -> Iterator[RecvReduce]:
+    # Downwards from the own rank, then upwards: each operand extends the interval that is reduced.
+    for done, peer in enumerate([*range(rank - 1, -1, -1), *range(rank + 1, size)]):
+        yield RecvReduce(peer, total, total if done else mine)
 
 
 def allgather(rank: int, size: int) -> Iterator[Round]:
@@ -59,6 +71,28 @@ def alltoall(rank: int, size: int) -> Iterator[Round]:
         Copy(recvbuf[rank], sendbuf[rank]),
         *(Send(peer, sendbuf[peer]) for peer in others),
         *(Recv(peer, recvbuf[peer]) for peer in others),
+    )
+
+
+def gather(rank: int, size: int, root: int) -> Iterator[Round]:
+    """Everybody sends to the root.  Cost: 1 round, p-1 messages of one block at the root."""
+    if rank != root:
+        yield (Send(root, sendbuf[0]),)
+        return
+    yield (
+        Copy(recvbuf[rank], sendbuf[0]),
+        *(Recv(peer, recvbuf[peer]) for peer in _others(rank, size)),
+    )
+
+
+def scatter(rank: int, size: int, root: int) -> Iterator[Round]:
+    """The root sends to everybody.  Cost: 1 round, p-1 messages of one block at the root."""
+    if rank != root:
+        yield (Recv(root, recvbuf[0]),)
+        return
+    yield (
+        Copy(recvbuf[0], sendbuf[rank]),
+        *(Send(peer, sendbuf[peer]) for peer in _others(rank, size)),
     )
 
 

@@ -8,7 +8,18 @@ Parallel Computing 2009.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from collectives.schedule import Copy, Recv, RecvReduce, Round, Send, Step, recvbuf, sendbuf
+from collectives.schedule import (
+    Buffer,
+    Copy,
+    Recv,
+    RecvReduce,
+    Round,
+    Send,
+    Step,
+    recvbuf,
+    sendbuf,
+    workspace,
+)
 
 
 class Node(NamedTuple):
@@ -95,13 +106,29 @@ def allreduce(rank: int, size: int) -> Iterator[Round]:
         yield tuple(step for tree in both for step in _down(tree, h))
 
 
+def reduce(rank: int, size: int) -> Iterator[Round]:
+    """Up both trees; the other tree's root hands its half to rank 0.
+
+    Cost: 1 + ceil(log2 p) rounds, half of the buffer in each message.
+    """
+    both = trees(rank, size)
+    second = _second_root(size)
+    total = workspace if rank else recvbuf
+    for h in range(1, (size - 1).bit_length() + 1):
+        yield tuple(step for tree in both for step in _up(tree, h, total))
+    if rank == second:
+        yield (Send(0, total[1] if both[1].children else sendbuf[1]),)
+    elif rank == 0:
+        yield (Recv(second, recvbuf[1]),)
+
+
 def broadcast(rank: int, size: int) -> Iterator[Round]:
     """Rank 0 hands the second half to the other tree's root; then both trees downwards.
 
     Cost: 1 + ceil(log2 p) rounds, half of the buffer in each message.
     """
     both = trees(rank, size)
-    second = size - 1 if size % 2 == 0 else 1
+    second = _second_root(size)
     yield (Copy(recvbuf[0:2], sendbuf[0:2]),) if rank == 0 else ()
     if rank == 0:
         yield (Send(second, recvbuf[1]),)
@@ -111,8 +138,12 @@ def broadcast(rank: int, size: int) -> Iterator[Round]:
         yield tuple(step for tree in both for step in _down(tree, h))
 
 
-def _up(tree: Tree, h: int) -> Iterator[Step]:
-    mine, total = sendbuf[tree.chunk], recvbuf[tree.chunk]
+def _second_root(size: int) -> int:
+    return size - 1 if size % 2 == 0 else 1
+
+
+def _up(tree: Tree, h: int, totals: Buffer = recvbuf) -> Iterator[Step]:
+    mine, total = sendbuf[tree.chunk], totals[tree.chunk]
     if tree.parent is not None and tree.parent_height == h:
         yield Send(tree.parent, total if tree.children else mine)
     if tree.height == h:

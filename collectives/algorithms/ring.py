@@ -18,7 +18,7 @@ def allreduce(rank: int, size: int) -> Iterator[Round]:
 
 
 def reduce_scatter(rank: int, size: int) -> Iterator[Round]:
-    """Partial sums travel once round the ring, through two blocks of workspace.
+    """Partial sums travel once round the ring, each through its own block of workspace.
 
     Cost: p-1 rounds, p-1 blocks sent and reduced by each rank.
     """
@@ -27,7 +27,7 @@ def reduce_scatter(rank: int, size: int) -> Iterator[Round]:
     for step in range(size - 1):
         arriving = (rank - 2 - step) % size
         last = step == size - 2
-        reduced = recvbuf[0] if last else workspace[step % 2]
+        reduced = recvbuf[0] if last else workspace[arriving]
         yield Send(right, partial), RecvReduce(left, reduced, sendbuf[arriving])
         partial = reduced
 

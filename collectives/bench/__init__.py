@@ -70,6 +70,20 @@ def split(text: str) -> list[str]:
     return [name for name in re.split(r",(?![\w]+=)", text) if name]
 
 
+def tune(options: argparse.Namespace) -> int:
+    """Measures a tuning table."""
+    from mpi4py import MPI
+
+    from collectives.bench.tune import tune
+    from collectives.communicator import Communicator
+    from collectives.launch import abort_on_exception, check_launch
+
+    comm = Communicator(MPI.COMM_WORLD)
+    with abort_on_exception(comm):
+        check_launch(comm.size)
+        return tune(comm, options)
+
+
 def run(options: argparse.Namespace) -> int:
     """Measures and reports; the exit status is 1 for wrong results or too little bandwidth."""
     from mpi4py import MPI

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from collectives.contracts import contract
+from collectives.contracts import Member, contract
 
 Items = npt.NDArray[Any]
 
@@ -78,19 +78,31 @@ def crafted(collective: str, op: str, dtype: np.dtype[Any], rank: int, size: int
     return values.astype(dtype)
 
 
-def expected(collective: str, op: str, dtype: np.dtype[Any], rank: int, size: int, n: int) -> Items:
-    """What ``rank`` must receive when every rank sends its ``n`` crafted items."""
-    sent = (crafted(collective, op, dtype, peer, size, n) for peer in range(size))
-    if collective == "allgather":
-        return np.concatenate(list(sent))
-    if collective == "alltoall":
-        return np.concatenate([items.reshape(size, -1)[rank] for items in sent])
-    if collective == "broadcast":
-        return next(sent)
-    total = next(sent)
-    for items in sent:
-        total = OPERATIONS[op](total, items).astype(dtype)
-    return total if collective == "allreduce" else total.reshape(size, -1)[rank]
+def expected(
+    collective: str, op: str, dtype: np.dtype[Any], rank: int, size: int, count: int
+) -> Items | None:
+    """What ``rank`` must receive when every rank sends crafted blocks of ``count`` items.
+
+    ``None`` where it receives nothing; the root is rank 0.
+    """
+    blocks, member = contract(collective), Member(rank, size)
+    received = []
+    for i in range(blocks.recv_blocks(member)):
+        value = blocks.result(member, i)
+        if value is None:
+            return None
+        here = slice(value.chunk * count, (value.chunk + 1) * count)
+        sent = [
+            crafted(
+                collective, op, dtype, peer, size, count * blocks.send_blocks(Member(peer, size))
+            )
+            for peer in value.ranks
+        ]
+        total = sent[0][here]
+        for items in sent[1:]:
+            total = OPERATIONS[op](total, items[here]).astype(dtype)
+        received.append(total)
+    return np.concatenate(received) if received else None
 
 
 def garbage(items: Items) -> None:

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import cycle, islice
 from time import perf_counter
 from typing import Any
 
@@ -10,12 +11,16 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.bench import inputs
-from collectives.communicator import AnyPlan, Communicator
-from collectives.contracts import contract, place
+from collectives.call import Arguments
+from collectives.communicator import Communicator
+from collectives.contracts import Member, contract
+from collectives.engine import AnyPlan
 
 #: Without ``--iters``, one repeat of one algorithm takes about this many seconds.
 BUDGET_S = 0.02
 MOST_ITERS = 2000
+#: Of buffers that take turns.
+MOST_SETS = 64
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,8 @@ class Case:
     Attributes:
         nbytes: of the larger buffer, rounded down to whole items and blocks.
         memory: ``"numpy"``, or ``"shared"`` for arrays of ``Communicator.empty``.
+        rotating: use as many sets of buffers in turn as have this many bytes together, so that
+            none of them stays in the caches.
         average: how the ranks' times become one: 0 rank 0, 1 mean, 2 least, 3 largest.
     """
 
@@ -40,6 +47,11 @@ class Case:
     repeats: int
     check: bool
     average: int
+    rotating: int = 0
+
+    def count(self, size: int) -> int:
+        """Items of a block."""
+        return self.nbytes // self.dtype.itemsize // contract(self.collective).blocks(size)
 
 
 @dataclass
@@ -58,6 +70,7 @@ class Result:
     memory: str
     ranks: int
     iters: int
+    sets: int = 1
     times_us: list[float] = field(default_factory=list)
     wrong: int | None = None
 
@@ -77,95 +90,110 @@ class Result:
         return self.algbw * contract(self.collective).traffic(self.ranks)
 
 
+class Buffers:
+    """One set of buffers of this rank, and where its input lies in it."""
+
+    def __init__(self, comm: Communicator, case: Case) -> None:
+        blocks = contract(case.collective)
+        member = Member(comm.rank, comm.size)
+        count = case.count(comm.size)
+        allocate: Callable[..., Any] = comm.empty if case.memory == "shared" else np.zeros
+        place = blocks.place(member) if case.in_place and blocks.in_place else None
+        sent = count * blocks.send_blocks(member)
+        # Allocating shared memory is collective, so all ranks do it, in place or not.
+        self.recv = allocate(count * blocks.recv_blocks(member), case.dtype)
+        own = allocate(sent if place is None else 0, case.dtype)
+        self.send = own if place is None else None
+        self.source = own if place is None else self.recv[place * count :][:sent]
+        datatype = MPI._typedict.get(case.dtype.char)
+
+        def spec(items: Any, parts: int) -> Any:
+            # The full specification spares mpi4py the look-up of the type at every native call.
+            if not parts:
+                return None
+            return [items, count, datatype] if datatype else items
+
+        self.arguments = Arguments(
+            case.collective,
+            MPI.IN_PLACE if self.send is None else spec(self.send, blocks.send_blocks(member)),
+            spec(self.recv, blocks.recv_blocks(member)),
+            getattr(MPI, case.op.upper()) if blocks.reduces else None,
+        )
+
+    def quiet(self) -> None:
+        """Ones: timing in place must neither overflow nor become subnormal."""
+        self.recv[...] = 1
+        self.source[...] = 1
+
+
 def measure(comm: Communicator, case: Case) -> list[Result]:
     """Results in the order of ``case.algorithms``.  Collective.
 
     The algorithms take turns within each repeat, so that a drift of the machine meets all alike.
     An algorithm that cannot run this type (native float16 on some MPIs) is left out.
     """
+    blocks = contract(case.collective)
     if case.collective == "broadcast":  # MPI has no other
         case = replace(case, in_place=True)
-    blocks = contract(case.collective)
-    size, rank = comm.size, comm.rank
-    largest = max(blocks.send_blocks(size), blocks.recv_blocks(size))
-    count = case.nbytes // case.dtype.itemsize // largest
-    allocate: Callable[..., Any] = comm.empty if case.memory == "shared" else np.zeros
-    send = allocate(count * blocks.send_blocks(size), case.dtype)
-    recv = allocate(count * blocks.recv_blocks(size), case.dtype)
-    own = recv
-    if case.in_place:
-        first = place(blocks, rank, 1) * count
-        own = recv[first : first + send.size]
-    plans: dict[str, AnyPlan] = {}
-    for algorithm in case.algorithms:
-        if algorithm != "native" or MPI._typedict.get(case.dtype.char):
-            plans[algorithm] = _plan(comm, case, algorithm, None if case.in_place else send, recv)
+    if blocks.in_place is None and case.in_place:
+        return []
+    size = comm.size
+    nbytes = case.count(size) * blocks.blocks(size) * case.dtype.itemsize
+    sets = min(MOST_SETS, max(1, -(-case.rotating // max(nbytes, 1))))
+    buffers = [Buffers(comm, case) for _ in range(sets)]
+    plans = {
+        algorithm: [comm.plan(b.arguments, algorithm) for b in buffers]
+        for algorithm in case.algorithms
+        if algorithm != "native" or MPI._typedict.get(case.dtype.char)
+    }
     results = []
-    for algorithm, plan in plans.items():
+    for algorithm, rotated in plans.items():
         result = Result(
             case.collective,
             algorithm,
-            plan.algorithm,
-            plan.reason,
-            max(send.nbytes, recv.nbytes),
-            count,
+            rotated[0].algorithm,
+            rotated[0].reason,
+            nbytes,
+            case.count(size),
             case.dtype.name,
             case.op if blocks.reduces else "none",
             case.in_place,
             case.memory,
             size,
             0,
+            sets,
         )
-        if case.check:
-            result.wrong = _wrong(comm, case, plan, own if case.in_place else send, recv)
-        own[...] = 1  # timing in place must neither overflow nor become subnormal
-        if not case.in_place:
-            send[...] = 1
-        result.iters = case.iters or _iterations(comm, plan, case.warmup)
+        if case.check and case.collective != "barrier":
+            result.wrong = _wrong(comm, case, rotated[0], buffers[0])
+        for each in buffers:
+            each.quiet()
+        result.iters = case.iters or _iterations(comm, rotated, case.warmup)
         results.append(result)
     for _ in range(case.repeats):
         for result in results:
             seconds = _timed(comm, plans[result.algorithm], result.iters)
-            own[...] = 1
+            for each in buffers:
+                each.quiet()
             result.times_us.append(1e6 * _over_ranks(comm, seconds, case.average))
-    for plan in plans.values():
-        plan.Free()
+    for rotated in plans.values():
+        for plan in rotated:
+            plan.Free()
     return results
 
 
-def _plan(comm: Communicator, case: Case, algorithm: str, send: Any, recv: Any) -> AnyPlan:
-    datatype = MPI._typedict.get(case.dtype.char)
-    # The full specification spares mpi4py the look-up of the type at every native call.
-    makers: dict[str, Callable[..., AnyPlan]] = {
-        "allreduce": comm.Allreduce_init,
-        "reduce_scatter": comm.Reduce_scatter_block_init,
-        "allgather": comm.Allgather_init,
-        "alltoall": comm.Alltoall_init,
-        "broadcast": lambda _, buf, algorithm: comm.Bcast_init(buf, algorithm=algorithm),
-    }
-    blocks = contract(case.collective)
-
-    def spec(items: Any, parts: int) -> Any:
-        return [items, items.size // parts, datatype] if datatype else items
-
-    arguments = [
-        MPI.IN_PLACE if send is None else spec(send, blocks.send_blocks(comm.size)),
-        spec(recv, blocks.recv_blocks(comm.size)),
-    ]
-    if blocks.reduces:
-        arguments.append(getattr(MPI, case.op.upper()))
-    return makers[case.collective](*arguments, algorithm=algorithm)
-
-
-def _wrong(comm: Communicator, case: Case, plan: AnyPlan, source: Any, recv: Any) -> int:
+def _wrong(comm: Communicator, case: Case, plan: AnyPlan, buffers: Buffers) -> int:
     """Elements that differ from the prediction, or between ranks, over all ranks."""
     key = (case.collective, case.op, case.dtype)
+    count = case.count(comm.size)
+    source, recv = buffers.source, buffers.recv
     inputs.garbage(recv)
-    if case.collective != "broadcast" or comm.rank == 0:
+    if source.size:
         source[...] = inputs.crafted(*key, comm.rank, comm.size, source.size)
-    wanted = inputs.expected(*key, comm.rank, comm.size, source.size)
+    wanted = inputs.expected(*key, comm.rank, comm.size, count)
     plan()
-    wrong = int(np.count_nonzero(recv.view(np.uint8) != wanted.view(np.uint8)))
+    wrong = 0
+    if wanted is not None and recv.size:
+        wrong = int(np.count_nonzero(recv.view(np.uint8) != wanted.view(np.uint8)))
     if case.collective == "allreduce" and case.dtype.kind in "fc":
         source[...] = inputs.rounding(case.dtype, comm.rank, source.size)
         plan()
@@ -176,18 +204,19 @@ def _wrong(comm: Communicator, case: Case, plan: AnyPlan, source: Any, recv: Any
     return comm.allreduce(wrong)
 
 
-def _iterations(comm: Communicator, plan: AnyPlan, warmup: int) -> int:
+def _iterations(comm: Communicator, plans: list[AnyPlan], warmup: int) -> int:
     """As many calls as fit the budget; the same on all ranks."""
-    _timed(comm, plan, max(1, warmup))
-    seconds = comm.allreduce(_timed(comm, plan, 3), op=MPI.MAX)
+    _timed(comm, plans, max(1, warmup))
+    seconds = comm.allreduce(_timed(comm, plans, 3), op=MPI.MAX)
     return int(min(MOST_ITERS, max(1, BUDGET_S / max(seconds, 1e-9))))
 
 
-def _timed(comm: Communicator, plan: AnyPlan, iters: int) -> float:
-    """Seconds a call."""
-    comm.Barrier()
+def _timed(comm: Communicator, plans: list[AnyPlan], iters: int) -> float:
+    """Seconds a call; the plans take turns."""
+    turns = list(islice(cycle(plans), iters))
+    comm.Barrier(algorithm="native")
     begun = perf_counter()
-    for _ in range(iters):
+    for plan in turns:
         plan()
     return (perf_counter() - begun) / iters
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from collectives.algorithms import ALGORITHMS, build
 from collectives.contracts import contract
 from collectives.errors import InvalidBuffer, ScheduleError
+from collectives.executor import Counts
 from collectives.local import run
 from collectives.segments import segmented
 
@@ -17,38 +18,71 @@ every_algorithm = pytest.mark.parametrize(
 )
 
 
-def reference(collective, inputs, rank):
-    """What ``rank`` must receive, computed without any schedule."""
-    size = len(inputs)
-    if collective in ("allreduce", "reduce_scatter"):
-        total = np.sum(np.stack(inputs).astype(np.float64), axis=0)
-        return total if collective == "allreduce" else total.reshape(size, -1)[rank]
-    if collective == "broadcast":
-        return inputs[0]
-    if collective == "allgather":
-        return np.concatenate(inputs)
-    return np.concatenate([items.reshape(size, -1)[rank] for items in inputs])
+def reference(schedule, inputs, rank):
+    """What ``rank`` must receive, computed without any schedule; ``None``: nothing."""
+    size, root, collective = schedule.size, schedule.root, schedule.collective
+    if rank != root and collective in ("reduce", "gather"):
+        return None
+    match collective:
+        case "allreduce" | "reduce":
+            return np.sum(np.stack(inputs).astype(np.float64), axis=0)
+        case "reduce_scatter":
+            return np.sum(np.stack(inputs).astype(np.float64), axis=0).reshape(size, -1)[rank]
+        case "scan":
+            return np.sum(np.stack(inputs[: rank + 1]).astype(np.float64), axis=0)
+        case "exscan":
+            return np.sum(np.stack(inputs[:rank]).astype(np.float64), axis=0) if rank else None
+        case "broadcast":
+            return inputs[root]
+        case "scatter":
+            return inputs[root].reshape(size, -1)[rank]
+        case "allgather" | "gather":
+            return np.concatenate(inputs)
+        case "alltoall":
+            return np.concatenate([items.reshape(size, -1)[rank] for items in inputs])
 
 
 def check(schedule, count, dtype, in_place, seed):
     """Runs whole numbers, which every type adds exactly, then fractions, which none does."""
-    blocks = contract(schedule.collective)
+    blocks = schedule.contract
     in_place = in_place and blocks.in_place is not None
     rng = np.random.default_rng(seed)
-    items = count * blocks.send_blocks(schedule.size)
-    whole = [rng.integers(0, 10, items).astype(dtype) for _ in range(schedule.size)]
+    members = [schedule.member(rank) for rank in range(schedule.size)]
+    lengths = [count * blocks.send_blocks(member) for member in members]
+    whole = [rng.integers(0, 10, n).astype(dtype) for n in lengths]
     kept = [original.copy() for original in whole]
-    for rank, output in enumerate(run(schedule, whole, in_place=in_place)):
-        assert output.dtype == dtype
-        assert np.array_equal(output, reference(schedule.collective, kept, rank))
+    combine = np.maximum if blocks.idempotent else np.add
+    for rank, output in enumerate(run(schedule, whole, combine, in_place=in_place)):
+        wanted = np.max(kept, axis=0) if blocks.idempotent else reference(schedule, kept, rank)
+        if wanted is not None:
+            assert output.dtype == dtype
+            assert np.array_equal(output, wanted)
     assert all(map(np.array_equal, whole, kept))
-    if blocks.reduces:
-        fractions = [rng.random(items).astype(dtype) for _ in range(schedule.size)]
+    if blocks.reduces and not blocks.idempotent:
+        fractions = [rng.random(n).astype(dtype) for n in lengths]
         results = run(schedule, fractions, in_place=in_place)
         for rank, result in enumerate(results):
-            exact = reference(schedule.collective, fractions, rank)
-            assert np.allclose(result, exact, rtol=1e-2 if dtype == np.float16 else 1e-5)
-            assert np.array_equal(result, results[0]) or schedule.collective != "allreduce"
+            exact = reference(schedule, fractions, rank)
+            if exact is not None:
+                assert np.allclose(result, exact, rtol=1e-2 if dtype == np.float16 else 1e-5)
+            assert schedule.collective != "allreduce" or np.array_equal(result, results[0])
+
+
+def uneven(collective, size, root, rng):
+    """Drawn lengths of all blocks, and every rank's view of them."""
+    table = rng.integers(0, 6, (size, size))
+    if collective != "alltoall":
+        table[:] = table[0]
+    for rank in range(size):
+        row, column = tuple(table[rank]), tuple(table[:, rank])
+        mine = (int(table[0, rank]),)
+        yield {
+            "alltoall": Counts(row, column),
+            "allgather": Counts(mine, row),
+            "reduce_scatter": Counts(row, mine),
+            "gather": Counts(mine, row if rank == root else ()),
+            "scatter": Counts(row if rank == root else (), mine),
+        }[collective]
 
 
 @every_algorithm
@@ -57,6 +91,45 @@ def check(schedule, count, dtype, in_place, seed):
 def test_every_count(algorithm, size, in_place):
     for count in {0, 1, 2, size - 1, size, 3 * size + 1, 50}:
         check(algorithm.schedule(size), count, np.float32, in_place, seed=count)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [a for a in ALGORITHMS if contract(a.collective).rooted],
+    ids=lambda a: f"{a.collective}-{a.name}",
+)
+@pytest.mark.parametrize("size", SIZES)
+def test_every_root(algorithm, size):
+    for root in range(size):
+        for in_place in (False, True):
+            check(algorithm.schedule(size, root), 7, np.float64, in_place, seed=root)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [a for a in ALGORITHMS if a.uneven],
+    ids=lambda a: f"{a.collective}-{a.name}",
+)
+@pytest.mark.parametrize("size", SIZES)
+def test_blocks_of_unequal_length(algorithm, size):
+    rng = np.random.default_rng(size)
+    for case in range(20):
+        root = case % size if contract(algorithm.collective).rooted else 0
+        schedule = segmented(algorithm.schedule(size, root), 1 + case % 3, overlap=True)
+        counts = list(uneven(algorithm.collective, size, root, rng))
+        inputs = [rng.integers(0, 100, sum(c.send)) for c in counts]
+        results = run(schedule, inputs, counts=counts)
+        for rank, result in enumerate(results):
+            pieces = [np.split(i, np.cumsum(c.send)[:-1]) for i, c in zip(inputs, counts)]
+            wanted = {
+                "alltoall": lambda r=rank, p=pieces: np.concatenate([mine[r] for mine in p]),
+                "allgather": lambda r=rank, p=pieces: np.concatenate([mine[0] for mine in p]),
+                "gather": lambda r=rank, p=pieces: np.concatenate([mine[0] for mine in p]),
+                "reduce_scatter": lambda r=rank, p=pieces: sum(mine[r] for mine in p),
+                "scatter": lambda r=rank, p=pieces, root=root: p[root][r],
+            }[algorithm.collective]()
+            if result is not None:
+                assert np.array_equal(result, wanted)
 
 
 @every_algorithm

@@ -10,63 +10,135 @@ from mpi4py import MPI
 
 from collectives import InvalidBuffer
 from collectives.algorithms import names
-from collectives.contracts import contract
+from collectives.contracts import CONTRACTS, Member, contract
 
 pytestmark = pytest.mark.mpi
 
 ALLREDUCES = [*names("allreduce"), "native", "auto"]
 EVERYTHING = [
     (collective, algorithm)
-    for collective in ("allreduce", "reduce_scatter", "allgather", "alltoall")
+    for collective in CONTRACTS
+    if collective not in ("broadcast", "barrier")  # which have tests of their own
     for algorithm in (*names(collective), "native", "auto")
 ]
 
 
-def sent(collective, comm, count, dtype, rank, seed=0):
+def sent(collective, comm, count, dtype, rank, root=0, seed=0):
     """What ``rank`` sends: whole numbers whose sums every type represents."""
-    items = count * contract(collective).send_blocks(comm.size)
+    items = count * contract(collective).send_blocks(Member(rank, comm.size, root))
     return np.random.default_rng([seed, rank]).integers(0, 8, items).astype(dtype)
 
 
-def wanted(collective, comm, count, dtype, seed=0):
-    """What this rank must receive."""
-    everybody = [sent(collective, comm, count, dtype, rank, seed) for rank in range(comm.size)]
-    if collective in ("allreduce", "reduce_scatter"):
-        total = np.sum(np.stack(everybody).astype(np.complex128), axis=0)
-        total = (total if np.dtype(dtype).kind == "c" else total.real).astype(dtype)
-        return total if collective == "allreduce" else total.reshape(comm.size, -1)[comm.rank]
-    if collective == "allgather":
-        return np.concatenate(everybody)
-    return np.concatenate([items.reshape(comm.size, -1)[comm.rank] for items in everybody])
+def wanted(collective, comm, count, dtype, root=0, seed=0):
+    """What this rank must receive; ``None`` if nothing."""
+    size, rank = comm.size, comm.rank
+    everybody = [sent(collective, comm, count, dtype, r, root, seed) for r in range(size)]
+
+    def total(ranks):
+        summed = np.sum(np.stack(ranks).astype(np.complex128), axis=0)
+        return (summed if np.dtype(dtype).kind == "c" else summed.real).astype(dtype)
+
+    match collective:
+        case "allreduce":
+            return total(everybody)
+        case "reduce":
+            return total(everybody) if rank == root else None
+        case "reduce_scatter":
+            return total(everybody).reshape(size, -1)[rank]
+        case "scan":
+            return total(everybody[: rank + 1])
+        case "exscan":
+            return total(everybody[:rank]) if rank else None
+        case "allgather":
+            return np.concatenate(everybody)
+        case "gather":
+            return np.concatenate(everybody) if rank == root else None
+        case "scatter":
+            return everybody[root].reshape(size, -1)[rank]
+        case "alltoall":
+            return np.concatenate([items.reshape(size, -1)[rank] for items in everybody])
 
 
-def call(comm, collective, sendbuf, recvbuf, algorithm):
-    method = {
-        "allreduce": comm.Allreduce,
-        "reduce_scatter": comm.Reduce_scatter_block,
-        "allgather": comm.Allgather,
-        "alltoall": comm.Alltoall,
-    }[collective]
-    method(sendbuf, recvbuf, algorithm=algorithm)
+class Pool:
+    """Arrays out of one piece of shared memory, so that ranks may take different numbers."""
+
+    def __init__(self, memory):
+        self.memory = memory
+        self.used = 0
+
+    def empty(self, size, dtype):
+        nbytes = size * np.dtype(dtype).itemsize
+        self.used += nbytes
+        return self.memory[self.used - nbytes : self.used].view(dtype)
 
 
-def check(comm, collective, algorithm, count, dtype, in_place, empty, seed=0):
+FORMS = ("blocking", "nonblocking", "persistent")
+
+
+def call(comm, collective, sendbuf, recvbuf, algorithm, root=0, form="blocking"):
+    name = {"reduce_scatter": "Reduce_scatter_block"}.get(collective, collective.capitalize())
+    keywords = {"root": root} if contract(collective).rooted else {}
+    if form == "blocking":
+        getattr(comm, name)(sendbuf, recvbuf, algorithm=algorithm, **keywords)
+    elif form == "nonblocking":
+        plan = getattr(comm, f"I{name.lower()}")(sendbuf, recvbuf, algorithm=algorithm, **keywords)
+        plan.Wait()
+    else:
+        plan = getattr(comm, f"{name}_init")(sendbuf, recvbuf, algorithm=algorithm, **keywords)
+        plan()
+        plan.Free()
+
+
+def check(
+    comm,
+    collective,
+    algorithm,
+    count,
+    dtype,
+    in_place,
+    empty,
+    seed=0,
+    root=0,
+    form="blocking",
+):
     """One call on fresh buffers, compared with the reference bit by bit."""
-    in_place = in_place and contract(collective).in_place is not None
-    mine = sent(collective, comm, count, dtype, comm.rank, seed)
-    expected = wanted(collective, comm, count, dtype, seed)
-    recvbuf = empty(expected.size, dtype)
+    blocks, member = contract(collective), Member(comm.rank, comm.size, root)
+    mine = sent(collective, comm, count, dtype, comm.rank, root, seed)
+    expected = wanted(collective, comm, count, dtype, root, seed)
+    where = (collective, algorithm, count, root, form)
+    recvbuf = empty(count * blocks.recv_blocks(member), dtype)
     recvbuf[...] = 77
-    if in_place:
-        first = contract(collective).in_place(comm.rank, 1) * count
-        recvbuf[first : first + mine.size] = mine
-        call(comm, collective, MPI.IN_PLACE, recvbuf, algorithm)
+    place = blocks.place(member) if in_place and blocks.in_place is not None else None
+    if in_place and collective == "scatter" and comm.rank == root:
+        sendbuf = empty(mine.size, dtype)
+        sendbuf[...] = mine
+        call(comm, collective, sendbuf, MPI.IN_PLACE, algorithm, root, form)
+        assert np.array_equal(sendbuf, mine), where
+        return
+    if place is not None:
+        recvbuf[place * count :][: mine.size] = mine
+        call(comm, collective, MPI.IN_PLACE, recvbuf, algorithm, root, form)
+    elif in_place and collective == "reduce_scatter":
+        both = empty(mine.size, dtype)
+        both[...] = mine
+        call(comm, collective, MPI.IN_PLACE, both, algorithm, root, form)
+        recvbuf = both[:count]
     else:
         sendbuf = empty(mine.size, dtype)
         sendbuf[...] = mine
-        call(comm, collective, sendbuf, recvbuf, algorithm)
-        assert np.array_equal(sendbuf, mine)
-    assert np.array_equal(recvbuf, expected)
+        has_send, has_recv = blocks.send_blocks(member), blocks.recv_blocks(member)
+        call(
+            comm,
+            collective,
+            sendbuf if has_send else None,
+            recvbuf if has_recv else None,
+            algorithm,
+            root,
+            form,
+        )
+        assert np.array_equal(sendbuf, mine), where
+    if expected is not None:
+        assert np.array_equal(recvbuf, expected), where
 
 
 @pytest.mark.parametrize("in_place", [False, True], ids=["out", "in"])
@@ -76,20 +148,24 @@ def test_every_count(comm, collective, algorithm, in_place):
         check(comm, collective, algorithm, count, np.float32, in_place, np.empty)
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("collective", ["reduce", "gather", "scatter"])
+def test_every_root(comm, collective, form):
+    pool = Pool(comm.empty(1 << 12, np.uint8))
+    for algorithm in (*names(collective), "native", "auto"):
+        for root in range(comm.size):
+            for empty in (np.empty, pool.empty):
+                pool.used = 0
+                check(comm, collective, algorithm, 5, "i4", root % 2, empty, root=root, form=form)
+
+
 @pytest.mark.parametrize(("collective", "algorithm"), EVERYTHING)
 def test_shared_memory(comm, collective, algorithm):
-    memory = comm.empty(1 << 17, np.float64)
-
-    def empty(size, dtype):
-        nonlocal used
-        items = memory[used : used + size]
-        used += size
-        return items
-
+    pool = Pool(comm.empty(1 << 20, np.uint8))
     for count in (0, 1, comm.size + 1, 4000):
         for in_place in (False, True):
-            used = 0
-            check(comm, collective, algorithm, count, np.float64, in_place, empty)
+            pool.used = 0
+            check(comm, collective, algorithm, count, np.float64, in_place, pool.empty)
 
 
 @pytest.mark.parametrize("algorithm", ALLREDUCES)
@@ -184,22 +260,24 @@ def test_maxloc(comm, algorithm):
 
 
 def test_a_drawn_sweep(comm):
-    """Hundreds of cases that every rank draws alike."""
-    rng = np.random.default_rng(zlib.crc32(b"sweep"))
-    shared = comm.empty(1 << 14, np.uint8)
-    for case in range(400):
+    """Cases that every rank draws alike."""
+    sweep(comm, 300, zlib.crc32(b"sweep"))
+
+
+@pytest.mark.slow
+def test_thousands_of_drawn_cases(comm):
+    sweep(comm, 4000, zlib.crc32(b"thousands"))
+
+
+def sweep(comm, cases, seed):
+    rng = np.random.default_rng(seed)
+    pool = Pool(comm.empty(1 << 15, np.uint8))
+    for case in range(cases):
         collective, algorithm = EVERYTHING[rng.integers(len(EVERYTHING))]
         count = int(rng.choice([0, 1, 2, 3, 7, 16, 61]))
         dtype = np.dtype(rng.choice(["int32", "float32", "float64", "complex64"]))
         in_place, in_window = (bool(b) for b in rng.integers(2, size=2))
-        used = 0
-
-        def empty(size, dtype, in_window=in_window):
-            nonlocal used
-            if not in_window:
-                return np.empty(size, dtype)
-            nbytes = size * dtype.itemsize
-            used += nbytes
-            return shared[used - nbytes : used].view(dtype)
-
-        check(comm, collective, algorithm, count, dtype, in_place, empty, seed=case)
+        root, form = int(rng.integers(comm.size)), FORMS[rng.integers(3)]
+        pool.used = 0
+        empty = pool.empty if in_window else np.empty
+        check(comm, collective, algorithm, count, dtype, in_place, empty, case, root, form)

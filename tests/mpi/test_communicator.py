@@ -85,6 +85,9 @@ def test_algorithms_that_do_not_exist(comm):
         comm.Allreduce(MPI.IN_PLACE, np.zeros(3), algorithm="rign")
 
 
+ORDERED = [a.name for a in ALGORITHMS if a.keeps_order and a.collective == "allreduce"]
+
+
 def multiply(left, right, datatype):
     """2x2 matrices modulo a prime: associative, but the order matters."""
     a = np.frombuffer(left, np.int64).reshape(-1, 2, 2)
@@ -92,7 +95,7 @@ def multiply(left, right, datatype):
     b[...] = a @ b % 10007
 
 
-@pytest.mark.parametrize("algorithm", [*(a.name for a in ALGORITHMS if a.keeps_order), "auto"])
+@pytest.mark.parametrize("algorithm", ["native", "auto", *ORDERED])
 def test_operations_that_do_not_commute(comm, algorithm):
     matrix = MPI.INT64_T.Create_contiguous(4).Commit()
     op = MPI.Op.Create(multiply, commute=False)
@@ -160,8 +163,9 @@ def test_reduce_scatter_in_every_form(comm):
     plan()
     assert (recvbuf == comm.rank + comm.size - 1).all()
     plan.Free()
-    with pytest.raises(InvalidBuffer, match="pass a send buffer"):
-        comm.Reduce_scatter_block(MPI.IN_PLACE, recvbuf, algorithm="ring")
+    both = np.repeat(np.arange(comm.size), 3) + comm.rank
+    comm.Reduce_scatter_block(MPI.IN_PLACE, both, algorithm="ring")
+    assert (both[:3] == wanted).all()
 
 
 @pytest.mark.parametrize("memory", ["numpy", "shared"])
@@ -257,7 +261,7 @@ def test_the_plan_says_what_ran_and_why(comm):
     assert comm.last_plan.reason == "asked for"
     comm.Allreduce(MPI.IN_PLACE, items)
     assert comm.last_plan.algorithm == "native"
-    assert "24 bytes" in comm.last_plan.reason
+    assert "fastest, as measured" in comm.last_plan.reason
 
 
 def test_the_rest_is_mpi4pys(comm):

@@ -99,7 +99,7 @@ def test_overlap_changes_no_bit(comm, algorithm):
 # order for an element depends on where its bucket begins.  Those of one chunk cannot tell.
 @pytest.mark.parametrize(
     "algorithm",
-    [a.name for a in ALGORITHMS if a.collective == "allreduce" and a.chunks(64) == 1],
+    [a.name for a in ALGORITHMS if a.collective == "allreduce" and a.schedule(64).chunks == 1],
 )
 def test_bucket_size_changes_no_bit_where_order_ignores_it(comm, algorithm):
     results = [

@@ -124,6 +124,53 @@ def test_reduce_scatters_are_half_an_all_reduce(p):
         assert 2 * half.sent == pytest.approx(whole.sent)
 
 
+@pytest.mark.parametrize("p", [2, 4, 8, 16, 32, 64])
+def test_swing_is_a_butterfly(p):
+    swing, butterfly = cost("allreduce", "swing", p), cost("allreduce", "halving_doubling", p)
+    assert swing == butterfly
+
+
+def test_swing_takes_shorter_ways_than_a_butterfly():
+    def hops(algorithm, p):
+        programme = build("allreduce", algorithm, p)
+        peers = [(r, steps[0].peer) for r in range(p) for steps in programme.rounds(r)]
+        return sum(min((a - b) % p, (b - a) % p) for a, b in peers)
+
+    for p in (8, 16, 32):
+        assert hops("swing", p) < hops("halving_doubling", p)
+
+
+def test_a_hierarchy_sends_one_shard_across():
+    schedule = build("allreduce", "hierarchical:local=4,inter=butterfly", 8)
+    across = [
+        step.chunk.stop - step.chunk.start
+        for rank in range(8)
+        for steps in schedule.rounds(rank)
+        for step in steps
+        if isinstance(step, Send) and step.peer // 4 != rank // 4
+    ]
+    assert across == [1] * 8  # each rank one chunk of four
+    assert schedule.chunks == 4
+    leaders = build("allreduce", "leaders:local=4", 8)
+    crossing = {
+        rank
+        for rank in range(8)
+        for steps in leaders.rounds(rank)
+        for step in steps
+        if isinstance(step, Send) and step.peer // 4 != rank // 4
+    }
+    assert crossing == {0, 4}
+
+
+@pytest.mark.parametrize("p", SIZES)
+def test_trees_and_chains_to_and_from_a_root(p):
+    for collective in ("reduce", "gather", "scatter"):
+        assert cost(collective, "binomial_tree", p).latency == ceil(log2(p))
+    assert cost("reduce", "chain", p).latency == p - 1
+    assert cost("scan", "recursive_doubling", p).latency == ceil(log2(p))
+    assert cost("barrier", "dissemination", p).latency == ceil(log2(p))
+
+
 def test_the_registry_names_each_once():
     keys = [(a.collective, a.name) for a in ALGORITHMS]
     assert len(set(keys)) == len(keys)
@@ -147,7 +194,11 @@ def test_options():
         ("ring:servers=2", "no option 'servers'; it has none"),
         ("parameter_server:server=2", "no option 'server'; it has servers"),
         ("parameter_server:servers=9", "must lie in 1..8"),
-        ("parameter_server:servers=two", "write name:option=number"),
+        ("parameter_server:servers=two", "servers=two must be a number"),
+        ("parameter_server:servers", "write name:option=value"),
+        ("hierarchical:local=3", "8 ranks are no whole number of nodes of 3"),
+        ("hierarchical:intra=rign", "did you mean 'ring'"),
+        ("hierarchical:intra=bruck", "no reduce_scatter algorithm 'bruck'"),
     ],
 )
 def test_unknown_algorithms_and_options(algorithm, hint):

@@ -12,7 +12,6 @@ from collectives.errors import CollectiveError, LaunchError
 from collectives.executor import Layout
 from collectives.launch import check_launch
 from collectives.schedule import Chunk, recvbuf
-from collectives.tuner import choose
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
@@ -20,12 +19,17 @@ GOLDEN = Path(__file__).parents[2] / "golden"
 @pytest.mark.parametrize("count", [0, 1, 3, 7, 8, 29])
 @pytest.mark.parametrize("chunks", [1, 2, 3, 8])
 def test_chunks_cover_a_block_and_differ_by_one_item(count, chunks):
-    layout = Layout(count, chunks)
+    layout = Layout.even(count, 2, chunks)
     bounds = [layout.offset(i) for i in range(2 * chunks + 1)]
     lengths = [b - a for a, b in pairwise(bounds)]
     assert (bounds[0], bounds[chunks], bounds[-1]) == (0, count, 2 * count)
     assert max(lengths) - min(lengths) <= 1
     assert layout.items(Chunk("recvbuf", 0, chunks)) == slice(0, count)
+
+
+def test_blocks_of_unequal_length():
+    layout = Layout.of([3, 0, 5], 2)
+    assert [layout.offset(i) for i in range(7)] == [0, 2, 3, 3, 3, 6, 8]
 
 
 def test_a_chunk_in_words():
@@ -56,19 +60,6 @@ def test_the_figure_is_a_png(tmp_path, collective, algorithm, size):
 def test_a_figure_of_too_many_ranks_is_refused(tmp_path):
     with pytest.raises(CollectiveError, match="at most 32 ranks, not 33"):
         figure(build("allreduce", "ring", 33), tmp_path / "a.png")
-
-
-def test_the_choice_says_why():
-    small = choose("allreduce", 8, 4, commutes=True, native=True)
-    assert small.algorithm == "native"
-    assert "8 bytes" in small.reason
-    large = choose("allreduce", 64 << 20, 4, commutes=True, native=True)
-    assert large.algorithm == "ring"
-    assert choose("allreduce", 64 << 20, 4, commutes=False, native=True).algorithm == "native"
-    assert choose("allreduce", 8, 4, commutes=True, native=False).algorithm == "butterfly"
-    shared = choose("allreduce", 1 << 20, 4, commutes=False, native=True, shared=True)
-    assert shared.algorithm == "direct"
-    assert choose("allreduce", 64 << 10, 2, commutes=False, native=True).algorithm == "butterfly"
 
 
 @pytest.mark.parametrize(

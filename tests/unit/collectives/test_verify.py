@@ -35,12 +35,35 @@ def test_proved_at_every_size(algorithm):
 def test_in_place_exactly_where_claimed(algorithm):
     assert algorithm.in_place <= (contract(algorithm.collective).in_place is not None)
     safe = [is_in_place_safe(algorithm.schedule(size)) for size in SIZES if size > 1]
-    assert all(safe) if algorithm.in_place else not any(safe)
+    assert all(safe) == algorithm.in_place
 
 
-@pytest.mark.parametrize("algorithm", [a for a in ALGORITHMS if a.collective == "allreduce"])
+@every_algorithm
+def test_every_root(algorithm):
+    if contract(algorithm.collective).rooted:
+        for size in (2, 3, 4, 5, 7, 8, 17):
+            for root in range(size):
+                verify(algorithm.schedule(size, root))
+
+
+@every_algorithm
+def test_unequal_blocks_exactly_where_claimed(algorithm):
+    proved = [verify(algorithm.schedule(size)).uneven for size in SIZES if size > 2]
+    assert all(proved) == algorithm.uneven
+
+
+REDUCTIONS = [a for a in ALGORITHMS if contract(a.collective).reduces]
+
+
+@pytest.mark.parametrize("algorithm", REDUCTIONS, ids=lambda a: f"{a.collective}-{a.name}")
 def test_order_is_kept_where_claimed(algorithm):
-    kept = [verify(algorithm.schedule(size)).keeps_order for size in SIZES]
+    roots = (0, 1) if contract(algorithm.collective).rooted else (0,)
+    kept = [
+        verify(algorithm.schedule(size, root)).keeps_order
+        for size in SIZES
+        for root in roots
+        if size > root
+    ]
     options = {"servers": 3} if "servers" in algorithm.options else {}
     kept += [verify(algorithm.schedule(size, **options)).keeps_order for size in SIZES if size > 3]
     assert all(kept) == algorithm.keeps_order

@@ -1,0 +1,121 @@
+"""Hierarchical: algorithms within the nodes and algorithms across them, composed.
+
+Ranks are numbered node by node, ``local`` of them on each.  With rings in both directions it is the
+all-reduce of a 2-D torus (Ying et al.: "Image classification at supercomputer scale", 2018).
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import chain
+
+from collectives.schedule import Chunk, Copy, RecvReduce, Round, Schedule, Send, Step
+
+Where = Callable[[Chunk], Chunk]
+
+
+def allreduce(scatter: Schedule, across: Schedule, gather: Schedule) -> Schedule:
+    """Reduce-scatter in each node, all-reduce of each shard across the nodes, all-gather in each.
+
+    All ranks of a node use the network at once, each for its shard.  Cost: those of the three, with
+    1/local of the buffer on the wire for each rank.
+
+    Args:
+        scatter, gather: a reduce-scatter and an all-gather of as many ranks as a node has.
+        across: an all-reduce of as many ranks as there are nodes.
+    """
+    local, nodes, shard = scatter.size, across.size, across.chunks
+
+    def generate(rank: int) -> Iterator[Round]:
+        node, place = divmod(rank, local)
+        inside, outside = node * local, place
+
+        def of_scatter(chunk: Chunk) -> Chunk:
+            return _spread(chunk, shard, place if chunk.buffer == "recvbuf" else 0)
+
+        def of_across(chunk: Chunk) -> Chunk:
+            first = place * shard
+            return Chunk("recvbuf", first + chunk.start, first + chunk.stop)
+
+        def of_gather(chunk: Chunk) -> Chunk:
+            if chunk.buffer == "sendbuf":
+                return Chunk("recvbuf", place * shard, (place + 1) * shard)
+            return _spread(chunk, shard)
+
+        yield from _moved(scatter.rounds(place), inside, 1, of_scatter)
+        yield from _moved(across.rounds(node), outside, local, of_across)
+        yield from _moved(gather.rounds(place), inside, 1, of_gather)
+
+    return Schedule(
+        "allreduce",
+        f"hierarchical:local={local},intra={scatter.algorithm},inter={across.algorithm}",
+        local * nodes,
+        local * shard,
+        scatter.workspace * shard,
+        True,
+        generate,
+    )
+
+
+def by_leaders(inside: Schedule, across: Schedule, broadcast: Schedule) -> Schedule:
+    """All-reduce in each node, all-reduce of the nodes' first ranks, broadcast in each node.
+
+    One rank of each node uses the network, for the whole buffer.
+
+    Args:
+        inside: an all-reduce of as many ranks as a node has.
+        across: an all-reduce of as many ranks as there are nodes.
+        broadcast: of as many ranks as a node has.
+    """
+    local, nodes = inside.size, across.size
+    chunks = inside.chunks * across.chunks * broadcast.chunks
+
+    def spread(schedule: Schedule, buffers: tuple[str, ...]) -> Where:
+        """Chunks of one phase as ranges of chunks of the whole."""
+
+        def where(chunk: Chunk) -> Chunk:
+            wide = _spread(chunk, chunks // schedule.chunks)
+            return wide._replace(buffer="recvbuf") if chunk.buffer in buffers else wide
+
+        return where
+
+    def generate(rank: int) -> Iterator[Round]:
+        node, place = divmod(rank, local)
+        yield from _moved(inside.rounds(place), node * local, 1, spread(inside, ()))
+        if place == 0:
+            yield from _moved(across.rounds(node), 0, local, spread(across, ("sendbuf",)))
+        else:
+            yield from [()] * sum(1 for _ in across.rounds(0))
+        yield from _moved(broadcast.rounds(place), node * local, 1, spread(broadcast, ("sendbuf",)))
+
+    return Schedule(
+        "allreduce",
+        f"leaders:local={local},intra={inside.algorithm},inter={across.algorithm}",
+        local * nodes,
+        chunks,
+        0,
+        inside.in_place,
+        generate,
+    )
+
+
+def _spread(chunk: Chunk, factor: int, block: int = 0) -> Chunk:
+    """Each chunk cut into ``factor``, counted from ``block``."""
+    return Chunk(chunk.buffer, (block + chunk.start) * factor, (block + chunk.stop) * factor)
+
+
+def _moved(rounds: Iterator[Round], first: int, stride: int, where: Where) -> Iterator[Round]:
+    """The rounds of ranks 0, 1, 2 ... done by ``first``, ``first + stride`` ... on other chunks."""
+
+    def moved(step: Step) -> Iterator[Step]:
+        match step:
+            case Copy(chunk, source):
+                if where(chunk) != where(source):
+                    yield Copy(where(chunk), where(source))
+            case RecvReduce(peer, chunk, operand):
+                target, other = where(chunk), where(operand or chunk)
+                yield RecvReduce(first + stride * peer, target, None if other == target else other)
+            case _:
+                kind = Send if isinstance(step, Send) else type(step)
+                yield kind(first + stride * step.peer, where(step.chunk))
+
+    for steps in rounds:
+        yield tuple(chain.from_iterable(map(moved, steps)))

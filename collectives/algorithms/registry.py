@@ -1,0 +1,102 @@
+"""What the registry knows of an algorithm."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from collectives.contracts import Member, contract
+from collectives.errors import UnknownAlgorithm
+from collectives.schedule import Copy, Round, Schedule, recvbuf, sendbuf
+
+Option = int | str
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """An entry of the registry.
+
+    Attributes:
+        collective, name: what it is asked for by.
+        rounds: the generator ``rounds(rank, size, **options)``; for a collective with a root,
+            ``rounds(rank, size, root, **options)``.
+        summary, reference: one line each, printed by ``python -m collectives list``.
+        chunks: pieces into which it cuts a block, as a function of the size (and options).
+        workspace: chunks of workspace, as a function of the size.
+        keeps_order: reduces in rank order at every size, as operations that do not commute need.
+        in_place: reads no chunk of ``sendbuf`` after its place in ``recvbuf`` has been written.
+        uneven: blocks may differ in length (v-variants).
+        uniform: every round moves equal messages over equal distances.
+        compose: instead of ``rounds``: the schedule, made of others.
+
+    The claims ``keeps_order`` to ``uniform`` are checked by the tests.
+    """
+
+    collective: str
+    name: str
+    rounds: Callable[..., Iterator[Round]] | None
+    summary: str
+    reference: str
+    chunks: Callable[..., int] = lambda size: 1
+    workspace: Callable[[int], int] = lambda size: 0
+    keeps_order: bool = False
+    in_place: bool = True
+    uneven: bool = False
+    uniform: bool = False
+    compose: Callable[..., Schedule] | None = None
+
+    @property
+    def options(self) -> dict[str, Option]:
+        """Names and defaults of the algorithm's own parameters."""
+        function = self.compose or self.rounds
+        assert function is not None, "an entry has one of them"
+        given = 1 if self.compose else 3 if contract(self.collective).rooted else 2
+        parameters = list(inspect.signature(function).parameters.values())[given:]
+        return {parameter.name: parameter.default for parameter in parameters}
+
+    def schedule(self, size: int, root: int = 0, **options: Option) -> Schedule:
+        """The algorithm at ``size`` ranks.
+
+        Raises:
+            UnknownAlgorithm: for an option that it does not have or a value that cannot be.
+        """
+        self._check(size, options)
+        if self.compose:
+            return self.compose(size, **options)
+        assert self.rounds is not None, "an entry has one of them"
+        chunks = self.chunks(size, **options)
+        generate = partial(self.rounds, size=size, **options)
+        if contract(self.collective).rooted:
+            generate = partial(generate, root=root)
+        if size == 1:
+            generate = partial(_alone, self.collective, chunks)
+        spelled = ",".join(f"{key}={value}" for key, value in options.items())
+        return Schedule(
+            self.collective,
+            f"{self.name}:{spelled}" if spelled else self.name,
+            size,
+            chunks,
+            self.workspace(size),
+            self.in_place,
+            generate,
+            root,
+        )
+
+    def _check(self, size: int, options: dict[str, Option]) -> None:
+        for key, value in options.items():
+            if key not in self.options:
+                known = ", ".join(self.options) or "none"
+                raise UnknownAlgorithm(f"{self.name} has no option {key!r}; it has {known}")
+            if type(value) is not type(self.options[key]):
+                kind = "a number" if isinstance(self.options[key], int) else "a name"
+                raise UnknownAlgorithm(f"{self.name}: {key}={value} must be {kind}")
+            if isinstance(value, int) and not 1 <= value <= size:
+                raise UnknownAlgorithm(
+                    f"{self.name}: {key}={value} must lie in 1..{size}, the number of ranks"
+                )
+
+
+def _alone(collective: str, chunks: int, rank: int) -> Iterator[Round]:
+    """On one rank every collective is a copy, or nothing."""
+    if contract(collective).result(Member(rank, 1), 0) is not None:
+        yield (Copy(recvbuf[0:chunks], sendbuf[0:chunks]),)

@@ -1,0 +1,145 @@
+"""``mpirun -n P python -m collectives tune``: measures what ``algorithm="auto"`` goes by."""
+
+import argparse
+import sys
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import msgspec
+import numpy as np
+from mpi4py import MPI
+
+from collectives.algorithms import names
+from collectives.bench import inputs, report
+from collectives.bench.measure import Case, Result, measure
+from collectives.communicator import Communicator
+from collectives.contracts import CONTRACTS
+from collectives.errors import CollectiveError
+from collectives.tuner import Entry, Rule, Table, load
+
+#: Ours has to be this much faster than native to be chosen, and another of ours than the one that
+#: was best at the size before: figures repeat no better.
+CLEARLY = 1.05
+#: With segments, these fill the links that they leave idle without.
+_PIPELINED = {
+    "broadcast": ["chain:segments=8", "double_binary_tree:segments=8"],
+    "reduce": ["chain:segments=8", "double_binary_tree:segments=8"],
+}
+
+
+#: In this order, where several are as fast: on two ranks, many algorithms are the same.
+_PREFERRED = ("native", "direct", "ring", "pairwise", "butterfly", "binomial_tree")
+
+
+def candidates(collective: str) -> list[str]:
+    """What is measured; native is always among them."""
+    return [*names(collective), *_PIPELINED.get(collective, []), "native"]
+
+
+def tune(comm: Communicator, options: argparse.Namespace) -> int:
+    """Measures, and merges the entries into the table in ``options.output``.  Collective."""
+    collectives = [options.collective] if options.collective else [*CONTRACTS]
+    collectives = [c for c in collectives if c != "barrier"]
+    memories = ["numpy", "shared"] if comm.nodes == 1 else ["numpy"]
+    entries = []
+    for collective in collectives:
+        for memory in memories:
+            measured = [
+                measure(comm, _case(collective, memory, nbytes, options.repeats))
+                for nbytes in inputs.sizes(options.minbytes, options.maxbytes, 4, None)
+            ]
+            entry = Entry(collective, memory, comm.size, comm.ranks_per_node, rules(measured))
+            entries.append(entry)
+            if comm.rank == 0:
+                told = "; ".join(_in_words(rule) for rule in entry.rules)
+                print(f"{collective}, {memory}: {told}", flush=True)
+    alpha_us, bandwidth = ping_pong(comm)
+    about = report.environment(comm)
+    if comm.rank == 0:
+        table = _merged(options.output, Table(1, about, alpha_us, bandwidth, entries))
+        options.output.write_bytes(msgspec.json.format(msgspec.json.encode(table), indent=1))
+        print(f"wrote {options.output}; COLLECTIVES_TUNING={options.output} uses it")
+    return 0
+
+
+def rules(measured: list[list[Result]]) -> list[Rule]:
+    """The fastest from each size on; native where nothing is clearly faster."""
+    found: list[Rule] = []
+    for results in measured:
+        times = {r.algorithm: r.time_us for r in results}
+        native = times["native"]
+        least = min(times.values())
+        equal = [name for name, time in times.items() if time < CLEARLY * least]
+        best = next((name for name in _PREFERRED if name in equal), equal[0])
+        last = found[-1].algorithm if found else None
+        if last in times and times[last] < CLEARLY * times[best] and last != "native" != best:
+            best = last
+        if best != last:
+            start = results[0].bytes if found else 0
+            found.append(Rule(start, best, round(native / times[best], 2)))
+    return found
+
+
+def ping_pong(comm: Communicator) -> tuple[float, float]:
+    """Microseconds of a message of 8 bytes and GB/s of large ones, first to last rank."""
+    if comm.size == 1:
+        return 1.0, 10.0
+    small, large = 8, 4 << 20
+    alpha = _half_round_trip(comm, small, turns=1000)
+    beta = max(_half_round_trip(comm, large, turns=20) - alpha, 1e-9) / large
+    return round(1e6 * alpha, 3), round(1e-9 / beta, 2)
+
+
+def _half_round_trip(comm: Communicator, nbytes: int, turns: int) -> float:
+    items, last = np.zeros(nbytes, np.uint8), comm.size - 1
+    comm.Barrier(algorithm="native")
+    begun = perf_counter()
+    for _ in range(turns):
+        if comm.rank == 0:
+            comm.Send([items, MPI.BYTE], last)
+            comm.Recv([items, MPI.BYTE], last)
+        elif comm.rank == last:
+            comm.Recv([items, MPI.BYTE], 0)
+            comm.Send([items, MPI.BYTE], 0)
+    return comm.bcast((perf_counter() - begun) / turns / 2)
+
+
+def _case(collective: str, memory: str, nbytes: int, repeats: int) -> Case:
+    return Case(
+        collective=collective,
+        nbytes=nbytes,
+        dtype=np.dtype(np.float32),
+        op="sum",
+        algorithms=candidates(collective),
+        in_place=False,
+        memory=memory,
+        iters=None,
+        warmup=2,
+        repeats=repeats,
+        check=False,
+        average=3,
+    )
+
+
+def _in_words(rule: Rule) -> str:
+    ratio = "" if rule.algorithm == "native" else f" ({rule.ratio:g}x)"
+    return f"from {rule.from_bytes} B {rule.algorithm}{ratio}"
+
+
+def _merged(path: Path, new: Table) -> Table:
+    """The table in ``path``, if there is one, with the new entries in place of the old."""
+    if not path.exists():
+        return new
+    try:
+        old = load(path)
+    except CollectiveError as error:
+        print(f"error: {error}; it is left as it was", file=sys.stderr)
+        raise
+
+    def key(entry: Entry) -> tuple[Any, ...]:
+        return entry.collective, entry.memory, entry.ranks, entry.ranks_per_node
+
+    fresh = {key(entry) for entry in new.entries}
+    kept = [entry for entry in old.entries if key(entry) not in fresh]
+    return msgspec.structs.replace(new, entries=[*kept, *new.entries])

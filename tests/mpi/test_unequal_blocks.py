@@ -1,0 +1,196 @@
+"""The v-variants beside the MPI library's own: lengths, gaps, in place, roots, every form."""
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from collectives import InvalidBuffer, UnknownAlgorithm
+from collectives.algorithms import ALGORITHMS
+
+pytestmark = pytest.mark.mpi
+
+
+def able(collective):
+    return [*(a.name for a in ALGORITHMS if a.collective == collective and a.uneven), "auto"]
+
+
+def spread(counts, gap):
+    """Displacements with ``gap`` items between blocks, in reverse order if that is 2."""
+    starts = np.cumsum([0, *counts[:-1]]) + gap * np.arange(len(counts))
+    return [int(s) for s in starts]
+
+
+def both(call, send, recv, algorithm):
+    """What ours and native receive, from the same input."""
+    results = []
+    for name in ("native", algorithm):
+        received = [None if r is None else r.copy() for r in [recv]]
+        call(send, received[0], name)
+        results.append(received[0])
+    return results
+
+
+@pytest.mark.parametrize("gap", [0, 2])
+@pytest.mark.parametrize("algorithm", able("allgather"))
+def test_allgatherv(comm, algorithm, gap):
+    for seed in range(8):
+        counts = np.random.default_rng(seed).integers(0, 9, comm.size).tolist()
+        starts = spread(counts, gap)
+        mine = np.random.default_rng([seed, comm.rank]).random(counts[comm.rank])
+        room = np.full(starts[-1] + counts[-1] + gap, -1.0)
+
+        def call(send, recv, name, counts=counts, starts=starts):
+            comm.Allgatherv(send, [recv, counts, starts, MPI.DOUBLE], algorithm=name)
+
+        expected, got = both(call, mine, room, algorithm)
+        assert np.array_equal(got, expected)
+        in_place = room.copy()
+        in_place[starts[comm.rank] :][: mine.size] = mine
+        comm.Allgatherv(MPI.IN_PLACE, [in_place, counts, starts, MPI.DOUBLE], algorithm=algorithm)
+        assert np.array_equal(in_place, expected)
+        plan = comm.Allgatherv_init(mine, [room, (counts, starts)], algorithm=algorithm)
+        for _ in range(2):
+            room[...] = -1
+            plan()
+            assert np.array_equal(room, expected)
+        plan.Free()
+
+
+@pytest.mark.parametrize("gap", [0, 2])
+@pytest.mark.parametrize("algorithm", able("alltoall"))
+def test_alltoallv(comm, algorithm, gap):
+    for seed in range(8):
+        table = np.random.default_rng(seed).integers(0, 9, (comm.size, comm.size))
+        sends, recvs = table[comm.rank].tolist(), table[:, comm.rank].tolist()
+        mine = np.random.default_rng([seed, comm.rank]).random(sum(sends) + gap * comm.size)
+        room = np.full(sum(recvs) + gap * comm.size, -1.0)
+        at, to = spread(sends, gap), spread(recvs, gap)
+
+        def call(send, recv, name, sends=sends, at=at, recvs=recvs, to=to):
+            comm.Alltoallv(
+                [send, sends, at, MPI.DOUBLE], [recv, (recvs, to), MPI.DOUBLE], algorithm=name
+            )
+
+        expected, got = both(call, mine, room, algorithm)
+        assert np.array_equal(got, expected)
+        comm.Ialltoallv([mine, (sends, at)], [room, (recvs, to)], algorithm=algorithm).Wait()
+        assert np.array_equal(room, expected)
+
+
+@pytest.mark.parametrize("gap", [0, 2])
+@pytest.mark.parametrize("algorithm", able("gather"))
+def test_gatherv_and_scatterv(comm, algorithm, gap):
+    for seed in range(8):
+        root = seed % comm.size
+        counts = np.random.default_rng(seed).integers(0, 9, comm.size).tolist()
+        starts = spread(counts, gap)
+        mine = np.random.default_rng([seed, comm.rank]).random(counts[comm.rank])
+        room = np.full(starts[-1] + counts[-1] + gap, -1.0)
+
+        def gather(send, recv, name, counts=counts, starts=starts, root=root):
+            recvbuf = [recv, counts, starts, MPI.DOUBLE] if comm.rank == root else None
+            comm.Gatherv(send, recvbuf, root, algorithm=name)
+
+        expected, got = both(gather, mine, room, algorithm)
+        assert np.array_equal(got, expected)
+        if comm.rank == root:
+            room[starts[root] :][: mine.size] = mine
+            comm.Gatherv(
+                MPI.IN_PLACE, [room, counts, starts, MPI.DOUBLE], root, algorithm=algorithm
+            )
+            assert np.array_equal(room, expected)
+        else:
+            comm.Gatherv(mine, None, root, algorithm=algorithm)
+
+        def scatter(send, recv, name, counts=counts, starts=starts, root=root):
+            sendbuf = [send, counts, starts, MPI.DOUBLE] if comm.rank == root else None
+            comm.Scatterv(sendbuf, recv, root, algorithm=name)
+
+        expected, got = both(scatter, room, np.zeros_like(mine), algorithm)
+        assert np.array_equal(got, expected)
+        assert np.array_equal(got, mine)
+        recvbuf = MPI.IN_PLACE if comm.rank == root else np.zeros_like(mine)
+        scatter(room, recvbuf, algorithm)
+        if comm.rank != root:
+            assert np.array_equal(recvbuf, mine)
+
+
+@pytest.mark.parametrize("algorithm", able("reduce_scatter"))
+def test_reduce_scatter_of_unequal_blocks(comm, algorithm):
+    for seed in range(8):
+        counts = np.random.default_rng(seed).integers(0, 9, comm.size).tolist()
+        mine = np.random.default_rng([seed, comm.rank]).integers(0, 99, sum(counts))
+
+        def call(send, recv, name, counts=counts):
+            comm.Reduce_scatter(send, recv, counts, algorithm=name)
+
+        expected, got = both(call, mine, np.zeros(counts[comm.rank], int), algorithm)
+        assert np.array_equal(got, expected)
+        results = []
+        for name in ("native", algorithm):
+            whole = mine.copy()
+            comm.Reduce_scatter(MPI.IN_PLACE, whole, counts, algorithm=name)
+            results.append(whole[: counts[comm.rank]])
+        assert np.array_equal(*results)
+
+
+def test_counts_that_do_not_fit(comm):
+    room, ones = np.zeros(3 * comm.size), [1] * comm.size
+    for specification, sentence in (
+        ([room, [1] * (comm.size + 1)], "counts, but there are"),
+        ([room, [9] * comm.size], "but block 0 is|but block . is 9 items"),
+        ([room, (ones, [-5] * comm.size)], "from item -5 on"),
+    ):
+        with pytest.raises(InvalidBuffer, match=sentence):
+            comm.Allgatherv(np.zeros(1), specification, algorithm="ring")
+    with pytest.raises(InvalidBuffer, match="but the counts say 1"):
+        comm.Allgatherv(np.zeros(2), [room, ones], algorithm="ring")
+    with pytest.raises(UnknownAlgorithm, match="needs blocks of equal length"):
+        comm.Allgatherv(np.zeros(1), [room, ones], algorithm="bruck")
+    with pytest.raises(InvalidBuffer, match="recvcounts, but there are"):
+        comm.Reduce_scatter(room, np.zeros(3), [3] * (comm.size + 1), algorithm="ring")
+
+
+@pytest.mark.parametrize("algorithm", ["dissemination", "native", "auto"])
+def test_barrier(comm, algorithm):
+    """Nobody is through before the last has come."""
+    flags = comm.empty(comm.size, np.int64)
+    everybody = np.zeros(comm.size, np.int64)
+    for turn in range(1, 20):
+        flags[comm.rank] = turn
+        arrived = comm.allgather(None)
+        assert len(arrived) == comm.size
+        comm.Barrier(algorithm=algorithm)
+        comm.Ibarrier(algorithm=algorithm).Wait()
+        plan = comm.Barrier_init(algorithm=algorithm)
+        plan()
+        plan.Free()
+        comm.Allreduce(flags, everybody, op=MPI.MAX, algorithm="ring")
+        assert (everybody == turn).all()
+
+
+def test_a_default_algorithm_is_for_the_collectives_that_have_it(comm):
+    other = type(comm)(comm, algorithm="ring")
+    with other:
+        items = np.full(3, float(comm.rank))
+        other.Allreduce(MPI.IN_PLACE, items)
+        assert other.last_plan.algorithm == "ring"
+        other.Bcast(items)
+        other.Barrier()
+        assert other.last_plan.algorithm == "native"
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+@pytest.mark.parametrize("algorithm", ["ring", "butterfly", "direct", "circulant", "hierarchical"])
+def test_sixteen_bits_are_rounded_once(comm, algorithm, kind):
+    """1 + p-1 times half of the distance to the next number: lost one by one, not together."""
+    dtype = (
+        np.dtype(kind) if kind == "float16" else np.dtype(pytest.importorskip("ml_dtypes").bfloat16)
+    )
+    half = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[kind]
+    for empty in (np.empty, comm.empty):
+        items = empty(40, dtype)
+        items[...] = 1 if comm.rank == 0 else half
+        comm.Allreduce(MPI.IN_PLACE, items, algorithm=algorithm)
+        exact = np.full(40, np.float32(1 + (comm.size - 1) * half)).astype(dtype)
+        assert np.array_equal(items.view(np.uint16), exact.view(np.uint16))

@@ -1,0 +1,131 @@
+"""The choice of an algorithm, the tables that it goes by, and what they become for Open MPI."""
+
+import msgspec
+import pytest
+
+from collectives.__main__ import main
+from collectives.algorithms import names
+from collectives.bench.openmpi_rules import rules_file
+from collectives.contracts import CONTRACTS, contract
+from collectives.errors import CollectiveError
+from collectives.tuner import DEFAULT, Entry, Rule, Situation, Table, choose, load
+
+TABLE = Table(
+    1,
+    {},
+    1.0,
+    10.0,
+    [
+        Entry("allreduce", "numpy", 2, 2, [Rule(0, "native", 1.0), Rule(8192, "butterfly", 1.8)]),
+        Entry("allreduce", "numpy", 8, 8, [Rule(0, "native", 1.0), Rule(1 << 20, "ring", 1.5)]),
+        Entry("allreduce", "numpy", 32, 8, [Rule(0, "hierarchical:local=8", 2.0)]),
+        Entry("allreduce", "shared", 2, 2, [Rule(0, "native", 1.0), Rule(4096, "direct", 6.0)]),
+    ],
+)
+
+
+def chosen(nbytes, size, per_node=None, **constraints):
+    return choose(TABLE, Situation("allreduce", nbytes, size, per_node or size, **constraints))
+
+
+def test_by_size_and_ranks():
+    assert chosen(8, 2).algorithm == "native"
+    assert chosen(8192, 2).algorithm == "butterfly"
+    assert chosen(8192, 3).algorithm == "butterfly"
+    assert chosen(8192, 6).algorithm == "native"
+    assert chosen(1 << 20, 16).algorithm == "ring"
+    assert chosen(4096, 2, shared=True) == (
+        "direct",
+        "4096 bytes in shared memory, 2 ranks: 6.0x native, measured on 2",
+    )
+
+
+def test_one_node_says_nothing_about_several():
+    assert chosen(1 << 20, 16, 8).algorithm == "hierarchical:local=8"
+    only_one = Table(1, {}, 1.0, 10.0, TABLE.entries[:2])
+    choice = choose(only_one, Situation("allreduce", 1 << 20, 16, 8))
+    assert choice == ("native", "1048576 bytes, 16 ranks: nothing measured is faster")
+
+
+def test_what_cannot_be_is_not_chosen():
+    assert chosen(1 << 20, 8, commutes=False).algorithm == "native"
+    assert chosen(1 << 20, 8, commutes=False, native=False).algorithm == "butterfly"
+    assert chosen(8, 2, native=False).reason == "this MPI has no such datatype or count"
+    assert chosen(1 << 20, 1).algorithm == "native"
+
+
+@pytest.mark.parametrize("collective", CONTRACTS)
+def test_every_call_gets_an_algorithm_that_can_serve_it(collective):
+    table = load(DEFAULT)
+    reduces = contract(collective).reduces
+    for nbytes in (0, 8, 1 << 14, 1 << 24):
+        for size in (1, 2, 3, 8):
+            for bits in range(16):
+                commutes, native, uneven, shared = (bool(bits >> k & 1) for k in range(4))
+                if collective not in (
+                    "allgather",
+                    "alltoall",
+                    "reduce_scatter",
+                    "gather",
+                    "scatter",
+                ):
+                    uneven = False
+                call = Situation(
+                    collective, nbytes, size, size, commutes or not reduces, native, uneven, shared
+                )
+                algorithm = choose(table, call).algorithm
+                assert call.allows(algorithm)
+                assert algorithm.split(":")[0] in ("native", *names(collective))
+
+
+def test_native_below():
+    assert TABLE.native_below("allreduce", 2, 2) == 4096
+    assert TABLE.native_below("allreduce", 8, 8) == 4096
+    assert TABLE.native_below("alltoall", 2, 2) == 0
+
+
+def test_the_built_in_table_is_whole():
+    table = load()
+    assert {e.collective for e in table.entries} == set(CONTRACTS) - {"barrier"}
+    for entry in table.entries:
+        starts = [rule.from_bytes for rule in entry.rules]
+        assert starts == sorted(set(starts))
+        assert starts[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (b"{", "cannot read the tuning table"),
+        (b'{"version": 1}', "missing required field `environment`"),
+        (None, "no allreduce algorithm 'rign'; did you mean 'ring'"),
+    ],
+)
+def test_tables_that_are_no_tables(tmp_path, change, sentence):
+    path = tmp_path / "t.json"
+    path.write_bytes(change or msgspec.json.encode(TABLE).replace(b"ring", b"rign"))
+    with pytest.raises(CollectiveError, match=sentence):
+        load(path)
+
+
+def test_rules_for_open_mpi(tmp_path, capsys):
+    wanted = """1 # collectives
+2 # allreduce
+3 # numbers of ranks
+2 # ranks
+2 # sizes
+0 0 0 0 # native
+8192 3 0 0 # butterfly
+8 # ranks
+2 # sizes
+0 0 0 0 # native
+1048576 4 0 0 # ring
+32 # ranks
+1 # sizes
+0 4 0 0 # hierarchical:local=8
+"""
+    assert rules_file(TABLE) == wanted
+    path = tmp_path / "t.json"
+    path.write_bytes(msgspec.json.encode(TABLE))
+    assert main(["export", str(path)]) == 0
+    assert capsys.readouterr().out == wanted
