@@ -8,7 +8,7 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from collectives.call import Arguments
-from collectives.engine import AnyPlan, Engine
+from collectives.engine import AnyPlan, Engine, Small
 from collectives.methods import Blocking, Nonblocking, Persistent
 
 
@@ -51,7 +51,7 @@ class Communicator(Blocking, Nonblocking, Persistent, MPI.Intracomm):  # type: i
         return self
 
     @property
-    def last_plan(self) -> AnyPlan | None:
+    def last_plan(self) -> AnyPlan | Small | None:
         """The plan of the last call: its ``algorithm`` and the ``reason`` for it."""
         return self._engine.last_plan
 

@@ -2,11 +2,12 @@
 
 import logging
 import os
+import struct
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,16 +15,16 @@ from mpi4py import MPI
 
 from collectives.algorithms import build, names, parse
 from collectives.call import Arguments, Call, read_call
-from collectives.contracts import contract
 from collectives.errors import CollectiveError, InvalidBuffer, MismatchError
 from collectives.executor import TAGS_PER_PLAN, bind
 from collectives.native import NativePlan
 from collectives.operands import Operands, is_widened
 from collectives.plan import Plan
+from collectives.recent import Recent
 from collectives.reduction import combiner
-from collectives.shared_executor import Places, bind_shared, runs_shared, shared_places
+from collectives.shared_executor import Places, bind_shared, runs_shared, shared_places, words
 from collectives.transport.mpi import MPITransport
-from collectives.transport.shared_memory import SLOTS, NodeMemory
+from collectives.transport.shared_memory import SLOTS, Meeting, NodeMemory
 from collectives.tuner import Table, load
 
 log = logging.getLogger("collectives")
@@ -36,6 +37,29 @@ CACHED_BYTES = 4 << 20
 _CALL_BYTES = 256
 
 AnyPlan = Plan | NativePlan
+
+
+class Small(NamedTuple):
+    """In the place of a plan, for calls that went straight to the MPI library."""
+
+    algorithm: str
+    reason: str
+
+
+_LEFT_TO_NATIVE = Small("native", "small: fastest, as measured")
+
+
+class _Limits(dict[str, int]):
+    """For each collective, the bytes below which a call without ``algorithm`` is native."""
+
+    def __init__(self, engine: "Engine") -> None:
+        self.engine = engine
+
+    def __missing__(self, collective: str) -> int:
+        engine = self.engine
+        auto = engine.algorithm == "auto" and not engine.check
+        self[collective] = engine.native_below(collective) if auto else 0
+        return self[collective]
 
 
 class Engine:
@@ -52,13 +76,14 @@ class Engine:
         self.algorithm = algorithm
         self.check = check
         self.tuning = tuning
-        self.last_plan: AnyPlan | None = None
+        self.last_plan: AnyPlan | Small | None = None
         self._transport: MPITransport | None = None
         self._node: NodeMemory | None = None
         self._shares_memory = True
         self._plans_made = 0
         self._active: list[Plan] = []
-        self._limits: dict[str, int] = {}
+        self._recent = Recent()
+        self._small = _Limits(self)
         self._cache: OrderedDict[tuple[object, Places | None], Plan] = OrderedDict()
 
     def empty(self, shape: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -68,6 +93,7 @@ class Engine:
         try:
             if self._node is None:
                 self._node = NodeMemory(self._mpi.channel)
+                self._recent.clear()  # from now on the ranks meet
             return self._node.empty(shape, dtype)
         except InvalidBuffer as error:  # on all ranks
             log.warning("ordinary memory instead of shared: %s", error)
@@ -79,6 +105,7 @@ class Engine:
         for plan in self._cache.values():
             plan.Free()
         self._cache.clear()
+        self._recent.clear()
         self._node = None
         if self._transport is not None:
             self._transport.channel.Free()
@@ -86,15 +113,24 @@ class Engine:
 
     def run(self, arguments: Arguments, algorithm: str | None = None) -> None:
         """A blocking call: look its plan up by the memory that it is about, or bind one."""
-        algorithm = algorithm or self._default(arguments.collective)
+        meeting = None
+        if not self.check:
+            recent = self._recent.find(arguments, algorithm)
+            if recent is not None:
+                if recent.meeting is not None:
+                    mine = recent.meeting[self.comm.rank]
+                    meeting = self._meet(struct.unpack("4q", mine))
+                if meeting == recent.meeting:  # nobody came with other arrays
+                    self._complete(recent.plan or NativePlan(self.comm, arguments, "as before"))
+                    return
+        wanted, algorithm = algorithm, algorithm or self._default(arguments.collective)
         if algorithm == "native" and not self.check:
             self._complete(NativePlan(self.comm, arguments, "asked for"))
             return
-        if algorithm == "auto" and self._is_small(arguments):
-            self._complete(NativePlan(self.comm, arguments, "small: fastest, as measured"))
-            return
         call = self._read(arguments, algorithm)
-        places = self._places(call)
+        if meeting is None and self._node is not None and self._meets(call):
+            meeting = self._meet(words(call, self._node))
+        places = None if meeting is None else shared_places(meeting)
         key = (call.key, places)
         plan: AnyPlan | None = self._cache.pop(key, None)
         if plan is None:
@@ -104,6 +140,9 @@ class Engine:
             self._cache[key] = plan
         if len(self._cache) > CACHED_PLANS:
             self._cache.popitem(last=False)[1].Free()
+        if isinstance(plan, NativePlan) or not plan.is_freed:
+            kept = None if isinstance(plan, NativePlan) else plan
+            self._recent.remember(arguments, wanted, kept, meeting)
         self._complete(plan)
 
     def _complete(self, plan: AnyPlan) -> None:
@@ -118,33 +157,28 @@ class Engine:
     def make(self, arguments: Arguments, algorithm: str | None = None) -> AnyPlan:
         """A persistent call: a plan of its own, with tags and counters of its own."""
         call = self._read(arguments, algorithm or self._default(arguments.collective))
-        places = self._places(call)
+        places = None
+        if self._node is not None and self._meets(call):
+            places = shared_places(self._meet(words(call, self._node)))
         self._plans_made += 1
         self.last_plan = self._plan(call, places, self._plans_made, borrow=False)
         return self.last_plan
 
-    def _is_small(self, arguments: Arguments) -> bool:
-        """Whether the table says native before any of the buffers is read.
+    def leaves_to_native(self, collective: str, items: Any) -> bool:
+        """Whether ``auto`` is native for an array of this size, before anything else is looked at.
 
-        Reading them costs as much as a small native collective takes.
+        Anything else costs more than a small native collective takes.
         """
-        items = arguments.recvbuf
-        if self.check or self._idle is not None or type(items) is not np.ndarray:
+        if type(items) is not np.ndarray or items.nbytes >= self._small[collective]:
             return False
-        nbytes = items.nbytes
-        if arguments.collective == "reduce_scatter":
-            nbytes *= self.comm.size
-        known = nbytes < self._native_below(arguments.collective)
-        return known and items.dtype.char in MPI._typedict
+        if self._active or items.dtype.char not in MPI._typedict:
+            return False
+        self.last_plan = _LEFT_TO_NATIVE
+        return True
 
-    def _native_below(self, collective: str) -> int:
-        limit = self._limits.get(collective)
-        if limit is None:
-            limit = self.table.native_below(collective, self.comm.size, self.ranks_per_node)
-            if contract(collective).rooted and collective != "broadcast":
-                limit = 0  # not every rank has a receive buffer
-            self._limits[collective] = limit
-        return limit
+    def native_below(self, collective: str) -> int:
+        """The bytes up to which ``auto`` is native."""
+        return self.table.native_below(collective, self.comm.size, self.ranks_per_node)
 
     @cached_property
     def ranks_per_node(self) -> int:
@@ -168,13 +202,15 @@ class Engine:
             raise told or CollectiveError("rank 0 has no tuning table")
         return told
 
-    def _places(self, call: Call) -> Places | None:
-        """Where all ranks' buffers lie in the node's memory, if it matters.  Collective."""
-        if self._node is None:
-            return None
-        if call.algorithm == "auto" and call.nbytes < self._native_below(call.collective):
-            return None
-        return shared_places(call, self._node, self._idle)
+    def _meets(self, call: Call) -> bool:
+        """Whether the ranks tell one another where their buffers lie: the same on all of them."""
+        if self._node is None or call.counts is not None:
+            return False
+        return call.algorithm != "auto" or call.nbytes >= self.native_below(call.collective)
+
+    def _meet(self, mine: Sequence[int]) -> Meeting:
+        assert self._node is not None, "ranks meet in its memory"
+        return self._node.meet(mine, self._idle)
 
     def _default(self, collective: str) -> str:
         """The communicator's algorithm, where this collective has it."""

@@ -113,6 +113,11 @@ class Plan:
             self._start_round()
 
     @property
+    def is_freed(self) -> bool:
+        """Whether it cannot be used any more."""
+        return self._freed
+
+    @property
     def progress(self) -> int:
         """Rounds completed since ``Start``."""
         return self._next

@@ -22,7 +22,7 @@ from collectives.executor import Combine, Items, Layout
 from collectives.plan import Action, BoundRound, Plan
 from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send
 from collectives.segments import segmented
-from collectives.transport.shared_memory import Flag, NodeMemory, Place
+from collectives.transport.shared_memory import Flag, Meeting, NodeMemory, Place
 
 #: Chunks are cut into segments of about this size: half of a level-2 cache, as they are read and
 #: stored in turn.
@@ -37,11 +37,8 @@ _NO_BUFFER = -1
 _ORDINARY = -2
 
 
-def shared_places(call: Call, node: NodeMemory, idle: Action | None) -> Places | None:
-    """Where all ranks' buffers lie, or ``None`` if some of them are ordinary memory.  Collective.
-
-    Cost: one meeting of the ranks in the node's memory, about a microsecond.
-    """
+def words(call: Call, node: NodeMemory) -> list[int]:
+    """What a rank says of where its buffers lie, when the ranks meet."""
     words: list[int] = []
     for buffer in (call.send, call.recv):
         if buffer is None:
@@ -50,7 +47,16 @@ def shared_places(call: Call, node: NodeMemory, idle: Action | None) -> Places |
             words += (_ORDINARY, 0)
         else:
             words += node.locate(buffer.items) or (_ORDINARY, 0)
-    found = [struct.unpack("4q", told) for told in node.meet(words, idle)]
+    return words
+
+
+def shared_places(meeting: Meeting) -> Places | None:
+    """Where all ranks' buffers lie, or ``None`` if some of them are ordinary memory.
+
+    Args:
+        meeting: where all ranks brought their :func:`words`.
+    """
+    found = [struct.unpack("4q", told) for told in meeting]
     if any(_ORDINARY in (send, recv) for send, _, recv, _ in found):
         return None
 

@@ -23,6 +23,8 @@ class Blocking:
         algorithm: str | None = None,
     ) -> None:
         """Reduces ``sendbuf`` over all ranks into every rank's ``recvbuf``."""
+        if algorithm is None and self._engine.leaves_to_native("allreduce", recvbuf):
+            return super().Allreduce(sendbuf, recvbuf, op)  # type: ignore[misc]
         self._engine.run(Arguments("allreduce", sendbuf, recvbuf, op), algorithm)
 
     def Reduce_scatter_block(
@@ -58,6 +60,8 @@ class Blocking:
         algorithm: str | None = None,
     ) -> None:
         """Gathers every rank's ``sendbuf`` into every rank's ``recvbuf``, in rank order."""
+        if algorithm is None and self._engine.leaves_to_native("allgather", recvbuf):
+            return super().Allgather(sendbuf, recvbuf)  # type: ignore[misc]
         self._engine.run(Arguments("allgather", sendbuf, recvbuf), algorithm)
 
     def Allgatherv(
@@ -78,6 +82,8 @@ class Blocking:
         algorithm: str | None = None,
     ) -> None:
         """Sends block j of ``sendbuf`` to rank j, and receives its block into place j."""
+        if algorithm is None and self._engine.leaves_to_native("alltoall", recvbuf):
+            return super().Alltoall(sendbuf, recvbuf)  # type: ignore[misc]
         self._engine.run(Arguments("alltoall", sendbuf, recvbuf), algorithm)
 
     def Alltoallv(
@@ -98,6 +104,8 @@ class Blocking:
         algorithm: str | None = None,
     ) -> None:
         """Copies ``buf`` of rank ``root`` to every rank's."""
+        if algorithm is None and self._engine.leaves_to_native("broadcast", buf):
+            return super().Bcast(buf, root)  # type: ignore[misc]
         self._engine.run(Arguments("broadcast", MPI.IN_PLACE, buf, root=root), algorithm)
 
     def Reduce(

@@ -37,6 +37,10 @@ class Place(NamedTuple):
     offset: int
 
 
+#: What each rank brought to a meeting.
+Meeting = list[bytes]
+
+
 class Window:
     """Memory with one segment a rank, as this process addresses it.
 
@@ -170,7 +174,7 @@ class NodeMemory:
         """The action that sets this rank's count."""
         return Tick(self._counters[self.rank], slot * _LINE, self._epochs[slot], value)
 
-    def meet(self, words: Sequence[int], idle: Action | None) -> list[bytes]:
+    def meet(self, words: Sequence[int], idle: Action | None) -> Meeting:
         """Waits for all ranks to call this, and returns what each of them brought.
 
         Args:
