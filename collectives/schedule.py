@@ -41,9 +41,10 @@ class Buffer:
     name: str
 
     def __getitem__(self, index: int | slice) -> Chunk:
+        # Half of the time of generating a schedule is spent here, so not by Chunk's own __new__.
         if isinstance(index, slice):
-            return Chunk(self.name, index.start, index.stop)
-        return Chunk(self.name, index, index + 1)
+            return tuple.__new__(Chunk, (self.name, index.start, index.stop))
+        return tuple.__new__(Chunk, (self.name, index, index + 1))
 
 
 #: The caller's send buffer, never written to.  In place, it is memory of ``recvbuf``.

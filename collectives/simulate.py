@@ -5,7 +5,9 @@ messages of a round share a link evenly.  It begins when both of its ranks have 
 before (rendezvous), and a round ends with the last of its messages and its reductions.
 """
 
+import gc
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -13,9 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from collectives.errors import CollectiveError
-from collectives.executor import Layout
-from collectives.schedule import Chunk, Copy, RecvReduce, Round, Schedule, Send
-from collectives.topology import Topology
+from collectives.schedule import Recv, Round, Schedule, Send
+from collectives.topology import Ranks, Topology
 
 #: Steps of all ranks together that are simulated one by one; more would take minutes.
 MOST_STEPS = 12_000_000
@@ -58,19 +59,44 @@ def simulate(schedule: Schedule, nbytes: int, machine: Machine, uniform: bool = 
         TooLarge: if there are too many rounds and they are not uniform.
     """
     size = schedule.size
-    blocks = schedule.contract.blocks(size)
-    room = max(blocks, -(-schedule.workspace // schedule.chunks))
-    layout = Layout.even(nbytes // blocks, room, schedule.chunks)
+    cut = Cut(nbytes // schedule.contract.blocks(size), schedule.chunks)
     clock = np.zeros(size)
     lengths = [len(steps) for steps in schedule.rounds(0)]
     sampled = size * sum(lengths) > MOST_STEPS
     if sampled and not uniform:
         raise TooLarge(f"{schedule} has too many steps to simulate: {size * sum(lengths)}")
-    for number, steps in enumerate(_together(schedule)):
-        if sampled and number == SAMPLE:
-            return float(clock.max()) * len(lengths) / SAMPLE
-        _advance(clock, steps, layout, machine)
+    with _no_garbage_collection():
+        for number, steps in enumerate(_together(schedule)):
+            if sampled and number == SAMPLE:
+                return float(clock.max()) * len(lengths) / SAMPLE
+            _advance(clock, steps, cut, machine)
     return float(clock.max())
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Millions of steps are made, and none of them is part of a cycle."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Blocks of ``count`` bytes cut into ``chunks``, as :class:`Layout` does it, for arrays."""
+
+    count: int
+    chunks: int
+
+    def offsets(self, i: Ranks) -> Ranks:
+        """Where chunks begin."""
+        block, piece = np.divmod(i, self.chunks)
+        length, longer = divmod(self.count, self.chunks)
+        return block * self.count + piece * length + np.minimum(piece, longer)
 
 
 def _together(schedule: Schedule) -> Iterator[tuple[Round, ...]]:
@@ -78,24 +104,28 @@ def _together(schedule: Schedule) -> Iterator[tuple[Round, ...]]:
     return zip_longest(*(schedule.rounds(r) for r in range(schedule.size)), fillvalue=())
 
 
-def _advance(clock: Seconds, rounds: tuple[Round, ...], layout: Layout, machine: Machine) -> None:
-    source, target, nbytes = [], [], []
-    local = np.zeros(len(clock))
+def _advance(clock: Seconds, rounds: tuple[Round, ...], cut: Cut, machine: Machine) -> None:
+    """One round of everybody; the loop is plain, as it sees every step of every rank."""
+    messages: list[tuple[int, int, int, int]] = []  # source, target, first and last chunk
+    local: list[tuple[int, int, int]] = []  # rank, first and last chunk
     for rank, steps in enumerate(rounds):
         for step in steps:
-            match step:
-                case Send(peer, chunk):
-                    source.append(rank)
-                    target.append(peer)
-                    nbytes.append(_length(layout, chunk))
-                case RecvReduce(_, chunk, _) | Copy(chunk, _):
-                    local[rank] += _length(layout, chunk) * machine.gamma
-    if source:
-        messages = np.array(source), np.array(target), np.array(nbytes, dtype=float)
-        ends = _ends(clock, *messages, machine)
-        np.maximum.at(clock, messages[0], ends)
-        np.maximum.at(clock, messages[1], ends)
-    clock += local
+            if isinstance(step, Send):
+                _, first, last = step.chunk
+                messages.append((rank, step.peer, first, last))
+            elif not isinstance(step, Recv):
+                _, first, last = step.chunk
+                local.append((rank, first, last))
+    if messages:
+        source, target, first, last = np.array(messages).T
+        nbytes = (cut.offsets(last) - cut.offsets(first)).astype(float)
+        ends = _ends(clock, source, target, nbytes, machine)
+        np.maximum.at(clock, source, ends)
+        np.maximum.at(clock, target, ends)
+    if local:
+        rank, first, last = np.array(local).T
+        work = (cut.offsets(last) - cut.offsets(first)) * machine.gamma
+        clock += np.bincount(rank, work, minlength=len(clock))
 
 
 def _ends(
@@ -122,7 +152,3 @@ def _ends(
         slowest = np.where(used, load[np.maximum(links, 0)], 0.0).max(axis=0)
         moving = np.maximum(moving, slowest)
     return np.maximum(clock[source], clock[target]) + latency + moving
-
-
-def _length(layout: Layout, chunk: Chunk) -> int:
-    return layout.offset(chunk.stop) - layout.offset(chunk.start)

@@ -91,6 +91,63 @@ class Cluster(Flat):
         yield np.where(leaves, down, -1)[None], self.port.beta / self.adapters
 
 
+#: NVLinks between the eight GPUs of a DGX-1 (V100), a hybrid cube mesh; pairs without go by PCIe.
+DGX1 = (
+    (0, 1, 1, 2, 2, 0, 0, 0),
+    (1, 0, 2, 1, 0, 2, 0, 0),
+    (1, 2, 0, 2, 0, 0, 1, 0),
+    (2, 1, 2, 0, 0, 0, 0, 1),
+    (2, 0, 0, 0, 0, 1, 1, 2),
+    (0, 2, 0, 0, 1, 0, 2, 1),
+    (0, 0, 1, 0, 1, 2, 0, 2),
+    (0, 0, 0, 1, 2, 1, 2, 0),
+)
+#: Seconds a byte of one NVLink 2, and of the PCIe bus that pairs without one share.
+NVLINK = 1 / 25e9
+PCIE = 1 / 10e9
+
+
+@dataclass(frozen=True)
+class Islands(Flat):
+    """Nodes whose ranks are joined by unequal links, with ``adapters`` network ports to leave by.
+
+    Attributes:
+        links: how many links join each two ranks of a node; none: the bus of the node.
+        link, bus: seconds a byte of each.
+    """
+
+    links: tuple[tuple[int, ...], ...] = DGX1
+    link: float = NVLINK
+    bus: float = PCIE
+    adapters: int = 4
+    inside: Link = NODE
+
+    @property
+    def per_node(self) -> int:
+        return len(self.links)
+
+    def alpha(self, source: Ranks, target: Ranks) -> Seconds:
+        within = source // self.per_node == target // self.per_node
+        return np.where(within, self.inside.alpha, self.port.alpha)
+
+    def beta(self, source: Ranks, target: Ranks) -> Seconds:
+        within, joined = self._joined(source, target)
+        direct = np.where(joined > 0, self.link / np.maximum(joined, 1), self.bus)
+        return np.where(within, direct, self.port.beta)
+
+    def shared(self, source: Ranks, target: Ranks) -> Iterator[tuple[Ranks, float]]:
+        within, joined = self._joined(source, target)
+        up, down = source // self.per_node, target // self.per_node
+        yield np.where(within, -1, up)[None], self.port.beta / self.adapters
+        yield np.where(within, -1, down)[None], self.port.beta / self.adapters
+        yield np.where(within & (joined == 0), up, -1)[None], self.bus
+
+    def _joined(self, source: Ranks, target: Ranks) -> tuple[npt.NDArray[np.bool_], Ranks]:
+        """Whether each message stays in its node, and the links that it has there."""
+        n = self.per_node
+        return source // n == target // n, np.array(self.links)[source % n, target % n]
+
+
 @dataclass(frozen=True)
 class Torus(Flat):
     """A grid closed in every dimension; messages go the short way, one axis after the other."""
@@ -127,6 +184,7 @@ TOPOLOGIES: dict[str, Callable[[int, Link], Topology]] = {
     "flat": lambda size, port: Flat(port),
     "fat-tree": lambda size, port: FatTree(port),
     "cluster": lambda size, port: Cluster(port),
+    "dgx1": lambda size, port: Islands(port),
     "ring": lambda size, port: Torus(port, shape=(size,)),
     "torus2d": lambda size, port: Torus(port, shape=grid(size, 2)),
     "torus3d": lambda size, port: Torus(port, shape=grid(size, 3)),

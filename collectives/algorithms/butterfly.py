@@ -10,6 +10,7 @@ of collective communication operations in MPICH", IJHPCA 2005.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Send, recvbuf, sendbuf
 
@@ -20,11 +21,11 @@ class Fold:
 
     size: int
 
-    @property
+    @cached_property
     def dimensions(self) -> int:
         return self.size.bit_length() - 1
 
-    @property
+    @cached_property
     def extra(self) -> int:
         return self.size - (1 << self.dimensions)
 

@@ -5,6 +5,7 @@ ranks at distances s_0 = 1 < s_1 < ... < s_q = p, each half of the next, rounded
 """
 
 from collections.abc import Iterator
+from functools import cache
 from itertools import pairwise
 
 from collectives.schedule import (
@@ -22,16 +23,17 @@ from collectives.schedule import (
 )
 
 
-def skips(size: int) -> list[int]:
+@cache
+def skips(size: int) -> tuple[int, ...]:
     """The distances s_0 .. s_q.
 
     >>> skips(7)
-    [1, 2, 4, 7]
+    (1, 2, 4, 7)
     """
     distances = [size]
     while distances[0] > 1:
         distances.insert(0, (distances[0] + 1) // 2)
-    return distances
+    return tuple(distances)
 
 
 def allreduce(rank: int, size: int) -> Iterator[Round]:
@@ -91,6 +93,8 @@ def _gather(rank: int, size: int) -> Iterator[Round]:
 
 def _behind(buffer: Buffer, rank: int, start: int, stop: int, size: int) -> list[Chunk]:
     """Blocks rank+start .. rank+stop-1, modulo the size: one range, or two round the end."""
-    first, last = (rank + start) % size, (rank + start) % size + stop - start
-    ranges = [(first, min(last, size)), (0, last - size)]
-    return [buffer[a:b] for a, b in ranges if a < b]
+    if start == stop:
+        return []
+    first = (rank + start) % size
+    last = first + stop - start
+    return [buffer[first:last]] if last <= size else [buffer[first:size], buffer[0 : last - size]]

@@ -102,9 +102,9 @@ def test_the_tree_is_a_tree(p):
 
 
 def test_skips_of_the_circulant():
-    assert skips(7) == [1, 2, 4, 7]
-    assert skips(16) == [1, 2, 4, 8, 16]
-    assert skips(1) == [1]
+    assert skips(7) == (1, 2, 4, 7)
+    assert skips(16) == (1, 2, 4, 8, 16)
+    assert skips(1) == (1,)
 
 
 @pytest.mark.parametrize("algorithm", [a for a in ALGORITHMS if a.uniform])

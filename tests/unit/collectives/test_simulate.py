@@ -8,7 +8,7 @@ import pytest
 from collectives.__main__ import main
 from collectives.algorithms import build
 from collectives.simulate import Machine, TooLarge, simulate
-from collectives.topology import Cluster, FatTree, Flat, Link, Torus, grid
+from collectives.topology import DGX1, Cluster, FatTree, Flat, Islands, Link, Torus, grid
 from collectives.topology import build as topology
 
 ALPHA, BETA, GAMMA = 2e-6, 1e-9, 3e-10
@@ -55,6 +55,25 @@ def test_a_node_is_faster_inside():
     nodes = Cluster(LINK, per_node=4)
     assert seconds("ring", 4, nodes) < seconds("ring", 4) / 2
     assert seconds("butterfly", 16, nodes) > seconds("butterfly", 16)
+
+
+def test_the_links_of_a_dgx1():
+    links = np.array(DGX1)
+    assert (links == links.T).all()
+    assert (links.sum(axis=0) == 6).all()
+
+
+def test_unequal_links_make_the_order_of_a_ring_matter():
+    """0-3-2-1-5-6-7-4-0 goes by double links all round; 3-4 and 7-0 are none."""
+    node = Islands(LINK)
+    order = np.array([0, 3, 2, 1, 5, 6, 7, 4])
+    following = np.roll(order, -1)
+    double = node.beta(order, following)
+    assert (double == double[0]).all()
+    assert node.beta(np.array([3]), np.array([4])) > 4 * double[0]
+    good = Islands(LINK, links=tuple(map(tuple, np.array(DGX1)[np.ix_(order, order)].tolist())))
+    assert seconds("ring", 8, good) < seconds("ring", 8, node) / 4
+    assert seconds("ring", 16, node) > seconds("ring", 8, node)
 
 
 def test_a_torus_shares_links_between_hops():
