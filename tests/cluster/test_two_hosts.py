@@ -1,0 +1,56 @@
+"""Two hosts with two ranks each, on one machine: what crosses a network, and what must not."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from hosts import NoHosts, environment, hosts
+
+PROGRAM = """
+import numpy as np
+from mpi4py import MPI
+from collectives import Communicator
+from collectives.algorithms import names
+
+comm = Communicator(MPI.COMM_WORLD)
+assert (comm.nodes, comm.ranks_per_node) == (2, 2)
+total = comm.size * (comm.size - 1) // 2
+algorithms = [*names("allreduce"), "auto", "native", "hierarchical:local=2,segments=4",
+              "hierarchical:local=2,intra=direct,inter=butterfly", "leaders:local=2"]
+for algorithm in algorithms:
+    for count in (0, 1, 1000, 100_000):
+        items = comm.empty(count, np.float64)  # ordinary memory: the hosts share none
+        items[...] = comm.rank
+        comm.Allreduce(MPI.IN_PLACE, items, algorithm=algorithm)
+        assert (items == total).all(), algorithm
+comm.Allreduce(MPI.IN_PLACE, np.zeros(1 << 20))
+assert "nothing measured" in comm.last_plan.reason, comm.last_plan.reason
+node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+items = node.empty(1000, np.float64)
+items[...] = comm.rank
+node.Allreduce(MPI.IN_PLACE, items, algorithm="direct")
+assert (items == (1 if comm.rank < 2 else 5)).all()
+everybody = comm.gather(MPI.Get_processor_name())
+if comm.rank == 0:
+    print("right on", *everybody, flush=True)
+"""
+
+
+def test_every_all_reduce_on_two_hosts(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    try:
+        with hosts(2) as up:
+            command = up.mpirun(2, [sys.executable, str(program)])
+            done = up.run(
+                0, command, env=environment(), capture_output=True, text=True, timeout=120
+            )
+    except NoHosts as reason:
+        pytest.skip(str(reason))
+    assert done.returncode == 0, done.stderr
+    assert "right on node0 node0 node1 node1" in done.stdout
+    left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True)
+    assert up.prefix not in left.stdout
