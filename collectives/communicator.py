@@ -33,6 +33,12 @@ class Communicator(Blocking, Nonblocking, Persistent, MPI.Intracomm):  # type: i
             call.  Default: whether ``COLLECTIVES_CHECK`` is set to other than ``0``.
         tuning: the table that ``auto`` goes by, as rank 0 finds it; a file of ``python -m
             collectives tune``.  Default: that of ``COLLECTIVES_TUNING``, or the one built in.
+        timeout: after so many seconds in one collective, one of the ranks that wait says who is
+            missing and where they are, and the job ends (:mod:`collectives.watchdog`); making the
+            communicator is then collective.  Default: that of ``COLLECTIVES_TIMEOUT``, or never.
+
+    Raises:
+        ValueError: for a timeout that is none.
     """
 
     _engine: Engine
@@ -43,17 +49,25 @@ class Communicator(Blocking, Nonblocking, Persistent, MPI.Intracomm):  # type: i
         algorithm: str = "auto",
         check: bool | None = None,
         tuning: str | Path | None = None,
+        timeout: float | None = None,
     ) -> Self:
         self = super().__new__(cls, comm)
         if check is None:
             check = os.environ.get("COLLECTIVES_CHECK", "0") != "0"
-        self._engine = Engine(self, algorithm, check, tuning)
+        if timeout is None:
+            timeout = _seconds(os.environ.get("COLLECTIVES_TIMEOUT", ""))
+        self._engine = Engine(self, algorithm, check, tuning, timeout)
         return self
 
     @property
     def last_plan(self) -> AnyPlan | Small | None:
         """The plan of the last call: its ``algorithm`` and the ``reason`` for it."""
         return self._engine.last_plan
+
+    def report_calls(self) -> str:
+        """The last calls of this rank, for people; empty without a ``timeout``."""
+        watchdog = self._engine.watchdog
+        return watchdog.report_calls() if watchdog else ""
 
     @property
     def ranks_per_node(self) -> int:
@@ -113,4 +127,17 @@ class Communicator(Blocking, Nonblocking, Persistent, MPI.Intracomm):  # type: i
         if comm == MPI.COMM_NULL:
             return comm  # type: ignore[return-value]  # as mpi4py: the rank is in no group
         engine = self._engine
-        return type(self)(comm, engine.algorithm, engine.check, engine.tuning)  # type: ignore[arg-type]
+        return type(self)(
+            comm,  # type: ignore[arg-type]
+            engine.algorithm,
+            engine.check,
+            engine.tuning,
+            engine.timeout,
+        )
+
+
+def _seconds(text: str) -> float | None:
+    try:
+        return float(text) if text else None
+    except ValueError:
+        raise ValueError(f"COLLECTIVES_TIMEOUT={text!r} is no number of seconds") from None

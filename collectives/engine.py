@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
+from collectives.agreement import Agreement
 from collectives.algorithms import build, names, parse
 from collectives.call import Arguments, Call, read_call
-from collectives.errors import CollectiveError, InvalidBuffer, MismatchError
+from collectives.errors import CollectiveError, InvalidBuffer
 from collectives.executor import TAGS_PER_PLAN, bind
 from collectives.native import NativePlan
 from collectives.operands import Operands, is_widened
@@ -26,6 +27,7 @@ from collectives.shared_executor import Places, bind_shared, runs_shared, shared
 from collectives.transport.mpi import MPITransport
 from collectives.transport.shared_memory import SLOTS, Meeting, NodeMemory
 from collectives.tuner import Table, load
+from collectives.watchdog import Watchdog, Watched
 
 log = logging.getLogger("collectives")
 
@@ -33,10 +35,8 @@ log = logging.getLogger("collectives")
 #: size each.  Above it, binding is cheap beside the transfer.
 CACHED_PLANS = 32
 CACHED_BYTES = 4 << 20
-#: Room for a call in words, when ranks compare them.
-_CALL_BYTES = 256
 
-AnyPlan = Plan | NativePlan
+AnyPlan = Plan | NativePlan | Watched
 
 
 class Small(NamedTuple):
@@ -57,7 +57,7 @@ class _Limits(dict[str, int]):
 
     def __missing__(self, collective: str) -> int:
         engine = self.engine
-        auto = engine.algorithm == "auto" and not engine.check
+        auto = engine.algorithm == "auto" and not engine.check and engine.watchdog is None
         self[collective] = engine.native_below(collective) if auto else 0
         return self[collective]
 
@@ -70,17 +70,25 @@ class Engine:
     """
 
     def __init__(
-        self, comm: MPI.Intracomm, algorithm: str, check: bool, tuning: str | Path | None
+        self,
+        comm: MPI.Intracomm,
+        algorithm: str,
+        check: bool,
+        tuning: str | Path | None,
+        timeout: float | None,
     ) -> None:
         self.comm = comm
         self.algorithm = algorithm
         self.check = check
         self.tuning = tuning
+        self.timeout = timeout
+        self.watchdog = Watchdog(MPI.Intracomm(comm), timeout) if timeout else None
         self.last_plan: AnyPlan | Small | None = None
         self._transport: MPITransport | None = None
         self._node: NodeMemory | None = None
         self._shares_memory = True
         self._plans_made = 0
+        self._agreement = Agreement(self._progress)
         self._active: list[Plan] = []
         self._recent = Recent()
         self._small = _Limits(self)
@@ -102,6 +110,9 @@ class Engine:
 
     def close(self) -> None:
         """Releases plans and the duplicate.  Collective."""
+        if self.watchdog is not None:
+            self.watchdog.close()
+            self.watchdog = None
         for plan in self._cache.values():
             plan.Free()
         self._cache.clear()
@@ -112,7 +123,18 @@ class Engine:
             self._transport = None
 
     def run(self, arguments: Arguments, algorithm: str | None = None) -> None:
-        """A blocking call: look its plan up by the memory that it is about, or bind one."""
+        """A blocking call."""
+        if self.watchdog is None:
+            self._run(arguments, algorithm)
+            return
+        call = self.watchdog.enter(arguments, algorithm or self.algorithm)
+        try:
+            self._run(arguments, algorithm)
+        finally:
+            self.watchdog.leave(call)
+
+    def _run(self, arguments: Arguments, algorithm: str | None) -> None:
+        """Looks the plan up by the memory that it is about, or binds one."""
         meeting = None
         if not self.check:
             recent = self._recent.find(arguments, algorithm)
@@ -132,7 +154,7 @@ class Engine:
             meeting = self._meet(words(call, self._node))
         places = None if meeting is None else shared_places(meeting)
         key = (call.key, places)
-        plan: AnyPlan | None = self._cache.pop(key, None)
+        plan: Plan | NativePlan | None = self._cache.pop(key, None)
         if plan is None:
             # Blocking calls follow one another, so they can all use the first tags and counters.
             plan = self._plan(call, places, number=0, borrow=True)
@@ -155,14 +177,26 @@ class Engine:
                 self._progress()
 
     def make(self, arguments: Arguments, algorithm: str | None = None) -> AnyPlan:
-        """A persistent call: a plan of its own, with tags and counters of its own."""
+        """A persistent call."""
+        if self.watchdog is None:
+            return self._make(arguments, algorithm)
+        call = self.watchdog.enter(arguments, algorithm or self.algorithm)
+        try:
+            plan = self._make(arguments, algorithm)
+        finally:
+            self.watchdog.leave(call)
+        return Watched(plan, arguments, self.watchdog)
+
+    def _make(self, arguments: Arguments, algorithm: str | None) -> Plan | NativePlan:
+        """A plan of its own, with tags and counters of its own."""
         call = self._read(arguments, algorithm or self._default(arguments.collective))
         places = None
         if self._node is not None and self._meets(call):
             places = shared_places(self._meet(words(call, self._node)))
         self._plans_made += 1
-        self.last_plan = self._plan(call, places, self._plans_made, borrow=False)
-        return self.last_plan
+        plan = self._plan(call, places, self._plans_made, borrow=False)
+        self.last_plan = plan
+        return plan
 
     def leaves_to_native(self, collective: str, items: Any) -> bool:
         """Whether ``auto`` is native for an array of this size, before anything else is looked at.
@@ -227,32 +261,14 @@ class Engine:
         except CollectiveError as error:
             refused = error
         if self.check:
-            self._agree(str(refused or call))
+            self._agreement.check(self._mpi.channel, str(refused or call))
         if refused:
             raise refused
         return call
 
-    def _agree(self, call: str) -> None:
-        """Raises :class:`MismatchError` on all ranks unless they all make the same call."""
-        mine = np.zeros(_CALL_BYTES, np.uint8)
-        encoded = call.encode()[:_CALL_BYTES]
-        mine[: len(encoded)] = list(encoded)
-        everybody = np.empty((self.comm.size, _CALL_BYTES), np.uint8)
-        request = self._mpi.channel.Iallgather(mine, everybody)
-        while not request.Test():
-            self._progress()
-        calls: dict[str, list[str]] = {}
-        for rank, told in enumerate(everybody):
-            text = told.tobytes().rstrip(b"\0").decode(errors="replace")
-            calls.setdefault(text, []).append(str(rank))
-        if len(calls) > 1:
-            listed = "; ".join(
-                f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}: {text}"
-                for text, ranks in calls.items()
-            )
-            raise MismatchError(f"the ranks' calls do not belong together: {listed}")
-
-    def _plan(self, call: Call, places: Places | None, number: int, borrow: bool) -> AnyPlan:
+    def _plan(
+        self, call: Call, places: Places | None, number: int, borrow: bool
+    ) -> Plan | NativePlan:
         """Binds ``call``; plans in flight together need different numbers."""
         if call.algorithm == "auto":
             algorithm, reason = call.choose(self.table, self.ranks_per_node, places is not None)

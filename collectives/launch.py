@@ -3,6 +3,7 @@
 import os
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +16,9 @@ from collectives.errors import LaunchError
 # What the launcher itself told this process, then what only the surrounding allocation says.
 _LAUNCHER = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 _ALLOCATION = ("SLURM_NTASKS",)
+#: What a launcher has not forwarded when it hears of an abort may be lost: MPICH's sometimes loses
+#: the traceback.
+_FORWARDING_S = 0.2
 
 
 def check_launch(size: int, environment: Mapping[str, str] = os.environ) -> None:
@@ -74,11 +78,15 @@ def abort_on_exception(comm: MPI.Comm) -> Iterator[None]:
             raise
         where = f"rank {comm.rank} of {comm.size} on {socket.gethostname()}"
         print(f"[{where}] {traceback.format_exc()}", file=sys.stderr, end="")
+        calls = getattr(comm, "report_calls", str)()
+        if calls:
+            print(calls, file=sys.stderr)
         _abort(comm, 1)
 
 
 def _abort(comm: MPI.Comm, status: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
+    time.sleep(_FORWARDING_S)
     comm.Abort(status)
     os._exit(status)  # some launchers kill only a moment later, and nothing may run until then

@@ -5,9 +5,11 @@ These tests start the ranks themselves, with the launcher named by ``MPIEXEC`` (
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -102,8 +104,10 @@ def test_checking_ends_in_an_error_on_all_ranks(tmp_path):
     assert ended.returncode == 0
     for rank in range(3):
         assert (
-            f"rank {rank} saw: the ranks' calls do not belong together: ranks 0, 1:" in ended.stdout
+            f"rank {rank} saw: the ranks' calls do not belong together (number 1 of this "
+            "communicator): ranks 0, 1:" in ended.stdout
         )
+    assert "(at program.py:10); rank 2: " in ended.stdout
 
 
 def shared_files():
@@ -127,3 +131,105 @@ def test_a_dead_rank_leaves_no_shared_memory(tmp_path, end):
     )
     assert ended.returncode != 0
     assert shared_files() <= before
+
+
+WATCHED = """
+comm = Communicator(MPI.COMM_WORLD, timeout=2)
+items = np.ones(100, np.float32)
+comm.Allreduce(MPI.IN_PLACE, items, algorithm="ring")
+window = comm.empty(9, float)
+
+def elsewhere():
+    if comm.rank == 1:
+        {trouble}
+
+elsewhere()
+{call}
+"""
+STALLS = {
+    "busy": ("time.sleep(50)", "has completed 1, is in none of them"),
+    "stopped": ("os.kill(os.getpid(), signal.SIGSTOP)", "does not answer: it is dead or stopped"),
+}
+WAITS = {
+    "blocking": 'comm.Allreduce(MPI.IN_PLACE, items, algorithm="ring")',
+    "native": 'comm.Allreduce(MPI.IN_PLACE, items, algorithm="native")',
+    "barrier": "comm.Barrier()",
+    "shared": "comm.Allreduce(MPI.IN_PLACE, window, algorithm='direct')",
+    "plan": 'comm.Iallreduce(MPI.IN_PLACE, items, algorithm="ring").Wait()',
+}
+
+
+@pytest.mark.parametrize("trouble", STALLS)
+@pytest.mark.parametrize("call", WAITS)
+def test_a_rank_that_does_not_come_is_named(tmp_path, trouble, call):
+    doing, told = STALLS[trouble]
+    begun = time.monotonic()
+    ended = job(tmp_path, WATCHED.format(trouble=doing, call=WAITS[call]))
+    assert time.monotonic() - begun < 30
+    assert ended.returncode != 0
+    assert ended.stderr.count("has not ended after 2 s") == 1
+    assert f"rank 1 {told}" in ended.stderr.replace(f" on {socket.gethostname()}", "")
+    assert "missing: rank 1\n" in ended.stderr
+    assert "program.py" in ended.stderr.partition("rank 0 is here:")[2]
+    assert ("in elsewhere" in ended.stderr) == (trouble == "busy")
+
+
+def test_the_last_calls_of_a_rank_that_is_stuck_in_mpi(tmp_path):
+    ended = job(
+        tmp_path,
+        """
+        comm = Communicator(MPI.COMM_WORLD, timeout=100)
+        items = np.ones(100, np.float32)
+        for _ in range(70):
+            comm.Allreduce(MPI.IN_PLACE, items, algorithm="ring")
+        pids = comm.allgather(os.getpid())
+        if comm.rank == 0:
+            time.sleep(1)
+            os.kill(pids[1], signal.SIGUSR2)
+            time.sleep(1)
+        comm.Allreduce(MPI.IN_PLACE, items, algorithm="native")
+        """,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "[rank 1 of 3] the last 64 collective calls, oldest first:" in ended.stderr
+    assert "#8 allreduce ring 400 bytes at " in ended.stderr
+    assert "#7 " not in ended.stderr
+    assert "#71 allreduce native 400 bytes" in ended.stderr
+    assert "under way for" in ended.stderr
+
+
+def test_the_last_calls_before_an_exception(tmp_path):
+    ended = job(
+        tmp_path,
+        """
+        comm = Communicator(MPI.COMM_WORLD, timeout=100)
+        with abort_on_exception(comm):
+            comm.Barrier()
+            if comm.rank == 2:
+                raise KeyError("the reason")
+            comm.Barrier()
+        """,
+    )
+    assert ended.returncode != 0
+    assert ended.stderr.index("the reason") < ended.stderr.index("[rank 2 of 3] the last 1 coll")
+    assert "#1 barrier" in ended.stderr
+
+
+def test_a_slow_rank_that_comes_in_time_disturbs_nobody(tmp_path):
+    ended = job(
+        tmp_path,
+        """
+        with Communicator(MPI.COMM_WORLD, timeout=3) as comm:
+            for turn in range(3):
+                if comm.rank == turn:
+                    time.sleep(1)
+                comm.Barrier()
+        """,
+    )
+    assert ended.returncode == 0
+    assert not ended.stderr.strip()
+
+
+def test_a_timeout_that_is_none(tmp_path):
+    ended = job(tmp_path, "", COLLECTIVES_TIMEOUT="soon", ranks=1)
+    assert "COLLECTIVES_TIMEOUT='soon' is no number of seconds" in ended.stderr

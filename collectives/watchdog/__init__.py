@@ -1,0 +1,5 @@
+"""Who waits for whom, when a job hangs: opt-in, and without a price where it is off."""
+
+from collectives.watchdog.monitor import Watchdog, Watched
+
+__all__ = ["Watchdog", "Watched"]

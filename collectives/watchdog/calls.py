@@ -1,0 +1,88 @@
+"""The last calls of a rank, kept cheaply and put into words only when somebody asks."""
+
+import sys
+from collections import deque
+from time import monotonic
+from types import CodeType
+from typing import Any
+
+#: As many are kept.
+KEPT = 64
+_PACKAGE = __name__.partition(".")[0]
+
+
+class Call:
+    """One call: what it was, where the user's code made it, and when it began and ended."""
+
+    __slots__ = ("begun", "code", "ended", "line", "number", "what")
+
+    def __init__(self, number: int, what: tuple[object, ...], code: CodeType | None, line: int):
+        self.number = number
+        self.what = what
+        self.code = code
+        self.line = line
+        self.begun = monotonic()
+        self.ended = 0.0
+
+    @property
+    def site(self) -> str:
+        """``file:line`` of the user's code."""
+        return f"{self.code.co_filename}:{self.line}" if self.code else "unknown place"
+
+    def __str__(self) -> str:
+        now = monotonic()
+        lasted = f"took {1e3 * (self.ended - self.begun):.3f} ms"
+        if not self.ended:
+            lasted = f"under way for {now - self.begun:.1f} s"
+        what = " ".join(str(part) for part in self.what if part is not None)
+        return f"#{self.number} {what} at {self.site}, {now - self.begun:.1f} s ago, {lasted}"
+
+
+class Calls:
+    """The ring buffer.
+
+    Attributes:
+        current: the call that this rank is in, if any.
+        completed: number of the last call that ended.
+    """
+
+    def __init__(self) -> None:
+        self.current: Call | None = None
+        self.completed = 0
+        self._made = 0
+        self._kept: deque[Call] = deque(maxlen=KEPT)
+
+    def enter(self, *what: object) -> Call:
+        """A call begins; ``what`` is put into words later, so it must not hold on to buffers."""
+        self._made += 1
+        call = Call(self._made, what, *call_site())
+        self._kept.append(call)
+        self.current = call
+        return call
+
+    def leave(self, call: Call) -> None:
+        """It has ended."""
+        call.ended = monotonic()
+        self.completed = call.number
+        self.current = None
+
+    def __str__(self) -> str:
+        lines = [f"the last {len(self._kept)} collective calls, oldest first:"]
+        return "\n  ".join([*lines, *map(str, self._kept)])
+
+
+def call_site() -> tuple[CodeType | None, int]:
+    """The innermost frame outside of this package, as its code and line."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] != _PACKAGE:
+            return frame.f_code, frame.f_lineno
+        frame = frame.f_back
+    return None, 0
+
+
+def size_of(buffer: object) -> str | None:
+    """``"400 bytes"``, as far as that can be told without reading the buffer's specification."""
+    array = buffer[0] if isinstance(buffer, list | tuple) and buffer else buffer
+    nbytes = getattr(array, "nbytes", None)
+    return None if nbytes is None else f"{nbytes} bytes"

@@ -1,0 +1,219 @@
+"""The thread that notices that a collective does not end, says who is missing, and ends the job."""
+
+import os
+import selectors
+import signal
+import socket
+import sys
+import threading
+import traceback
+from time import monotonic, sleep
+from typing import Any, Self
+
+from mpi4py import MPI
+
+from collectives.watchdog.calls import Call, Calls, size_of
+from collectives.watchdog.peers import MOST_BYTES, Peers
+
+#: The job's exit status after a stall, as of timeout(1).
+STATUS = 124
+#: How long the others may take to answer, and how long ranks wait for one to write the report.
+_ANSWER_S = 1.0
+_GRACE_S = 3.0
+
+
+class Watchdog:
+    """Watches one communicator's collectives.  Making it is collective.
+
+    After ``timeout`` seconds in one call, one of the ranks that wait reports which call that is,
+    how far every rank is, who is missing and where these are, and the job ends with status 124.
+    ``SIGUSR2`` makes a rank write its last calls to stderr, even while it is stuck inside MPI.
+
+    Args:
+        comm: a communicator; no messages are sent on it later.
+        timeout: seconds.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, timeout: float) -> None:
+        if timeout <= 0:
+            raise ValueError(f"the watchdog's timeout is {timeout} s; it must be above 0")
+        self.timeout = timeout
+        self.calls = Calls()
+        self._comm = comm
+        self._peers = Peers(comm)
+        self._stop = False
+        self._wakeup, self._signalled = socket.socketpair()
+        for end in (self._wakeup, self._signalled):
+            end.setblocking(False)
+        self._previous = self._listen_to_signals()
+        # A daemon: a thread that waits for a hang must not keep a job from ending.
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self._thread.start()
+
+    def enter(self, arguments: Any, algorithm: str | None) -> Call:
+        """A call begins.  Cost: about a microsecond, with :meth:`leave`."""
+        size = size_of(arguments.recvbuf) or size_of(arguments.sendbuf)
+        return self.calls.enter(arguments.collective, algorithm, size)
+
+    def leave(self, call: Call) -> None:
+        """It has ended."""
+        self.calls.leave(call)
+
+    def report_calls(self) -> str:
+        """The last calls of this rank, for people."""
+        return f"[rank {self._peers.rank} of {self._peers.size}] {self.calls}"
+
+    def close(self) -> None:
+        """Stops watching."""
+        self._stop = True
+        self._signalled.send(b"\0")
+        self._thread.join(_ANSWER_S + _GRACE_S)
+        if threading.current_thread() is threading.main_thread() and self._previous is not None:
+            signal.signal(signal.SIGUSR2, self._previous)
+            signal.set_wakeup_fd(-1)
+        for end in (self._wakeup, self._signalled):
+            end.close()
+        self._peers.close()
+
+    def _listen_to_signals(self) -> Any:
+        """Python's own handlers run only between byte codes, so not while a rank is inside MPI.
+
+        The file descriptor is written to at once, and the thread reads it.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            return None
+        other = signal.set_wakeup_fd(self._signalled.fileno(), warn_on_full_buffer=False)
+        if other != -1:  # an event loop's, which needs it more
+            signal.set_wakeup_fd(other)
+            return None
+        previous = signal.getsignal(signal.SIGUSR2)
+        signal.signal(signal.SIGUSR2, previous if callable(previous) else _nothing)
+        return previous
+
+    def _watch(self) -> None:
+        with selectors.DefaultSelector() as ready:
+            ready.register(self._peers.socket, selectors.EVENT_READ)
+            ready.register(self._wakeup, selectors.EVENT_READ)
+            while not self._stop:
+                for key, _ in ready.select(min(0.25, self.timeout / 4)):
+                    if key.fileobj is self._peers.socket:
+                        self._peers.answer(self._status())
+                    elif signal.SIGUSR2 in self._wakeup.recv(100):
+                        _say(self.report_calls())
+                call = self.calls.current
+                if call is not None and monotonic() - call.begun > self.timeout:
+                    self._stalled(call)
+
+    def _status(self) -> dict[str, Any]:
+        call = self.calls.current
+        waited = 0.0 if call is None else monotonic() - call.begun
+        return {
+            "rank": self._peers.rank,
+            "completed": self.calls.completed,
+            "call": None if call is None else str(call),
+            "number": None if call is None else call.number,
+            # Ranks enter one after the other, and the first to complain asks all at once.
+            "waits": waited > 0.5 * self.timeout,
+            "stack": _stacks()[-MOST_BYTES // 2 :],
+        }
+
+    def _stalled(self, call: Call) -> None:
+        answering = threading.Thread(target=self._keep_answering, daemon=True)
+        answering.start()
+        answers = self._peers.ask(_ANSWER_S)
+        if self.calls.current is not call:  # it went on after all
+            return
+        answers[self._peers.rank] = self._status()
+        waiting = [r for r, s in answers.items() if s["waits"] and s["number"] == call.number]
+        if self._peers.rank == min(waiting, default=self._peers.rank):
+            _say(self._report(call, answers))
+        else:
+            sleep(_GRACE_S)  # the other one writes it
+        sys.stdout.flush()
+        sys.stderr.flush()
+        sleep(0.2)  # for the launcher to forward it
+        if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+            self._comm.Abort(STATUS)
+        os._exit(STATUS)
+
+    def _keep_answering(self) -> None:
+        """The others ask at the same time."""
+        while True:
+            try:
+                self._peers.socket.settimeout(_GRACE_S)
+                self._peers.answer(self._status())
+            except OSError:
+                return
+
+    def _report(self, call: Call, answers: dict[int, dict[str, Any]]) -> str:
+        """What one of the waiting ranks says for all."""
+        lines = [
+            f"the ranks' collective number {call.number} has not ended after {self.timeout:g} s; "
+            f"rank {self._peers.rank}: {call}"
+        ]
+        missing = []
+        for rank in range(self._peers.size):
+            status = answers.get(rank)
+            if status is None:
+                where = f"on {self._peers.hosts[rank]}"
+                lines.append(f"  rank {rank} {where} does not answer: it is dead or stopped")
+                missing.append(rank)
+                continue
+            there = status["call"] or "none of them: it is busy elsewhere"
+            lines.append(f"  rank {rank} has completed {status['completed']}, is in {there}")
+            if status["number"] is None or status["number"] < call.number:
+                missing.append(rank)
+        who = ", ".join(map(str, missing)) or "none: the calls do not fit together (check=True)"
+        lines.append(f"missing: rank {who}")
+        for rank in [self._peers.rank, *(r for r in missing if r in answers)]:
+            lines.append(f"rank {rank} is here:\n{answers[rank]['stack']}")
+        return "\n".join(lines)
+
+
+class Watched:
+    """A plan whose calls and waits are watched."""
+
+    def __init__(self, plan: Any, arguments: Any, watchdog: Watchdog) -> None:
+        self._plan = plan
+        self._what = arguments._replace(sendbuf=None, recvbuf=None, op=None)
+        self._watchdog = watchdog
+
+    def __call__(self) -> None:
+        """Runs the collective to its end."""
+        call = self._watchdog.enter(self._what, self._plan.algorithm)
+        self._plan()
+        self._watchdog.leave(call)
+
+    def begin(self) -> Self:
+        """Starts it, for one run."""
+        self._plan.begin()
+        return self
+
+    def Wait(self) -> None:
+        """Completes it."""
+        call = self._watchdog.enter(self._what, self._plan.algorithm)
+        self._plan.Wait()
+        self._watchdog.leave(call)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._plan, name)
+
+
+def _stacks() -> str:
+    """Where all threads of this process are, but for the watchdog's own."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    parts = []
+    for ident, frame in sys._current_frames().items():
+        name = names.get(ident, "?")
+        if name == "watchdog" or ident == threading.get_ident():
+            continue
+        parts.append(f"thread {name}:\n{''.join(traceback.format_stack(frame))}")
+    return "\n".join(parts)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _nothing(*_: object) -> None:
+    """A handler that makes Python notice the signal."""

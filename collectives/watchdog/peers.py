@@ -1,0 +1,93 @@
+"""Asking the other ranks how far they are, while they and we are stuck in MPI.
+
+Each rank answers datagrams from a thread of its own, so it needs no MPI and no shared file, and
+what gives no answer is dead, stopped, or out of reach.
+"""
+
+import contextlib
+import json
+import secrets
+import socket
+from time import monotonic
+from typing import Any
+
+from mpi4py import MPI
+
+#: A datagram's worth of stacks.
+MOST_BYTES = 32_000
+#: A datagram may get lost, so a rank is asked this often.
+_TRIES = 3
+
+
+class Peers:
+    """The ranks' sockets; making it is collective.
+
+    Attributes:
+        socket: readable when another rank asks.
+    """
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self.rank, self.size = comm.rank, comm.size
+        self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.socket.bind(("", 0))
+        host, port = socket.gethostname(), self.socket.getsockname()[1]
+        #: Nobody outside of the job gets an answer.
+        self._token = comm.bcast(secrets.token_hex(16))
+        told = comm.allgather((host, _addresses(host), port))
+        self.hosts = [name for name, _, _ in told]
+        self._routes = [
+            [("127.0.0.1", port)] if name == host else [(address, port) for address in addresses]
+            for name, addresses, port in told
+        ]
+
+    def answer(self, status: dict[str, Any]) -> None:
+        """Answers one question that has come in; ``status`` must be short JSON."""
+        question, address = self.socket.recvfrom(100)
+        if question.decode(errors="replace") == self._token:
+            self.socket.sendto(json.dumps(status).encode()[:MOST_BYTES], address)
+
+    def ask(self, seconds: float) -> dict[int, dict[str, Any]]:
+        """The status of every other rank that answers in time."""
+        answers: dict[int, dict[str, Any]] = {}
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+            for _ in range(_TRIES):
+                for rank, routes in enumerate(self._routes):
+                    if rank != self.rank and rank not in answers:
+                        for route in routes:
+                            _send(asking, self._token, route)
+                deadline = monotonic() + seconds / _TRIES
+                while len(answers) < self.size - 1 and monotonic() < deadline:
+                    asking.settimeout(max(0.01, deadline - monotonic()))
+                    try:
+                        status = json.loads(asking.recv(MOST_BYTES + 1))
+                    except (OSError, ValueError):
+                        continue
+                    answers[status["rank"]] = status
+        return answers
+
+    def close(self) -> None:
+        """No more answers."""
+        self.socket.close()
+
+
+def _send(asking: socket.socket, token: str, route: tuple[str, int]) -> None:
+    try:
+        asking.sendto(token.encode(), route)
+    except OSError:  # no way there: the same as no answer
+        return
+
+
+def _addresses(host: str) -> list[str]:
+    """Addresses by which other hosts may reach this one."""
+    found: list[str] = []
+    with contextlib.suppress(OSError):  # a host may not know its own name
+        found += [str(info[4][0]) for info in socket.getaddrinfo(host, None, socket.AF_INET)]
+    for network in ("10.255.255.255", "192.168.255.255", "172.16.255.255"):
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+                probe.connect((network, 1))  # sends nothing; only asks for the way
+                found.append(str(probe.getsockname()[0]))
+            except OSError:
+                continue
+    return list(dict.fromkeys(address for address in found if not address.startswith("127.")))
