@@ -12,7 +12,7 @@ from itertools import zip_longest
 import numpy as np
 import numpy.typing as npt
 
-from collectives.errors import CollectiveError
+from collectives.errors import TooLarge
 from collectives.executor import Layout
 from collectives.schedule import Chunk, Copy, RecvReduce, Round, Schedule, Send
 from collectives.topology import Topology
@@ -23,10 +23,6 @@ MOST_STEPS = 12_000_000
 SAMPLE = 4
 
 Seconds = npt.NDArray[np.float64]
-
-
-class TooLarge(CollectiveError):
-    """A schedule of more steps than can be simulated in minutes."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Networks for the simulator: which shared links the messages of a round go through."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -120,6 +120,28 @@ class Torus(Flat):
             steps = np.where(steps > length // 2, steps - length, steps)
             yield axis, list(at), steps
             at[axis] = to[axis]
+
+
+@dataclass(frozen=True, eq=False)
+class Wired(Flat):
+    """Links between some pairs of ranks, of one lane or more; ``port`` is what a lane can do.
+
+    Attributes:
+        lanes: shape (ranks, ranks), as the patterns of :mod:`collectives.links` give it.
+        detour: how many times slower than a lane it goes where there is no link (PCIe and host).
+    """
+
+    lanes: npt.NDArray[np.int64] = field(default_factory=lambda: np.ones((2, 2), np.int64))
+    detour: float = 4.0
+
+    def beta(self, source: Ranks, target: Ranks) -> Seconds:
+        lanes = self.lanes[source, target]
+        return self.port.beta * np.where(lanes > 0, 1 / np.maximum(lanes, 1), self.detour)
+
+    def shared(self, source: Ranks, target: Ranks) -> Iterator[tuple[Ranks, float]]:
+        link, lanes = source * len(self.lanes) + target, self.lanes[source, target]
+        for many in range(1, int(lanes.max(initial=0)) + 1):
+            yield np.where(lanes == many, link, -1)[None], self.port.beta / many
 
 
 #: Topologies by their names on the command line, as functions of the number of ranks.

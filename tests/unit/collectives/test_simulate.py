@@ -7,7 +7,8 @@ import pytest
 
 from collectives.__main__ import main
 from collectives.algorithms import build
-from collectives.simulate import Machine, TooLarge, simulate
+from collectives.errors import TooLarge
+from collectives.simulate import Machine, simulate
 from collectives.topology import Cluster, FatTree, Flat, Link, Torus, grid
 from collectives.topology import build as topology
 
