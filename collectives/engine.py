@@ -238,9 +238,7 @@ class Engine:
         encoded = call.encode()[:_CALL_BYTES]
         mine[: len(encoded)] = list(encoded)
         everybody = np.empty((self.comm.size, _CALL_BYTES), np.uint8)
-        request = self._mpi.channel.Iallgather(mine, everybody)
-        while not request.Test():
-            self._progress()
+        self.complete(self.channel.Iallgather(mine, everybody))
         calls: dict[str, list[str]] = {}
         for rank, told in enumerate(everybody):
             text = told.tobytes().rstrip(b"\0").decode(errors="replace")
@@ -296,6 +294,16 @@ class Engine:
             reason=reason,
             active=self._active,
         )
+
+    @property
+    def channel(self) -> MPI.Intracomm:
+        """The duplicate.  No plan uses the last tag, ``MPI.TAG_UB``.  Collective at first use."""
+        return self._mpi.channel
+
+    def complete(self, *requests: MPI.Request) -> None:
+        """Waits for ``requests`` while the plans that are under way move along."""
+        while not MPI.Request.Testall(requests):
+            self._progress()
 
     def _progress(self) -> None:
         """Moves the plans that are under way along, lest a rank that waits for them wait for us."""
