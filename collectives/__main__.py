@@ -12,9 +12,9 @@ from collectives.algorithms import ALGORITHMS, build, find, names, parse
 from collectives.bench import compare
 from collectives.contracts import CONTRACTS
 from collectives.cost import count
-from collectives.errors import CollectiveError
+from collectives.errors import CollectiveError, TooLarge
 from collectives.mutate import survey
-from collectives.simulate import Machine, TooLarge, simulate
+from collectives.simulate import Machine, simulate
 from collectives.topology import TOPOLOGIES, Link
 from collectives.topology import build as topology
 from collectives.verify import verify
@@ -130,9 +130,13 @@ def _list(options: argparse.Namespace) -> int:
     for algorithm in ALGORITHMS:
         if options.collective not in (None, algorithm.collective):
             continue
-        cost = count(algorithm.schedule(options.size))
+        try:
+            cost = count(algorithm.schedule(options.size))
+            costs = f"{cost.latency:>8}{cost.sent:>7.2f}"
+        except TooLarge:
+            costs = f"{'-':>8}{'-':>7}"
         print(
-            f"{algorithm.collective:<11}{algorithm.name:<20}{cost.latency:>8}{cost.sent:>7.2f}  "
+            f"{algorithm.collective:<11}{algorithm.name:<20}{costs}  "
             f"{'kept' if algorithm.keeps_order else '-':<5}  "
             f"{'yes' if algorithm.in_place else 'by a copy':<9} "
             f"{algorithm.summary} [{algorithm.reference}]"

@@ -313,6 +313,16 @@ class Engine:
             active=self._active,
         )
 
+    @property
+    def channel(self) -> MPI.Intracomm:
+        """The duplicate.  No plan uses the last tag, ``MPI.TAG_UB``.  Collective at first use."""
+        return self._mpi.channel
+
+    def complete(self, *requests: MPI.Request) -> None:
+        """Waits for ``requests`` while the plans that are under way move along."""
+        while not MPI.Request.Testall(requests):
+            self._progress()
+
     def _progress(self) -> None:
         """Moves the plans that are under way along, lest a rank that waits for them wait for us."""
         for plan in tuple(self._active):

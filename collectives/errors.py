@@ -13,6 +13,10 @@ class ScheduleError(CollectiveError):
     """A schedule that is wrong: found by the verifier, or refused when it is bound."""
 
 
+class TooLarge(CollectiveError):
+    """A schedule over more ranks, or of more steps, than can be dealt with in minutes."""
+
+
 class InvalidBuffer(CollectiveError, ValueError):
     """A buffer that cannot be used as it was given: layout, type, size or writability."""
 

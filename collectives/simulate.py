@@ -14,7 +14,7 @@ from itertools import zip_longest
 import numpy as np
 import numpy.typing as npt
 
-from collectives.errors import CollectiveError
+from collectives.errors import TooLarge
 from collectives.schedule import Recv, Round, Schedule, Send
 from collectives.topology import Ranks, Topology
 
@@ -24,10 +24,6 @@ MOST_STEPS = 12_000_000
 SAMPLE = 4
 
 Seconds = npt.NDArray[np.float64]
-
-
-class TooLarge(CollectiveError):
-    """A schedule of more steps than can be simulated in minutes."""
 
 
 @dataclass(frozen=True)

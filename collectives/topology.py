@@ -1,11 +1,13 @@
 """Networks for the simulator: which shared links the messages of a round go through."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from collectives.links import Lanes, dgx1, grid
 
 Ranks = npt.NDArray[np.int64]
 Seconds = npt.NDArray[np.float64]
@@ -91,40 +93,30 @@ class Cluster(Flat):
         yield np.where(leaves, down, -1)[None], self.port.beta / self.adapters
 
 
-#: NVLinks between the eight GPUs of a DGX-1 (V100), a hybrid cube mesh; pairs without go by PCIe.
-DGX1 = (
-    (0, 1, 1, 2, 2, 0, 0, 0),
-    (1, 0, 2, 1, 0, 2, 0, 0),
-    (1, 2, 0, 2, 0, 0, 1, 0),
-    (2, 1, 2, 0, 0, 0, 0, 1),
-    (2, 0, 0, 0, 0, 1, 1, 2),
-    (0, 2, 0, 0, 1, 0, 2, 1),
-    (0, 0, 1, 0, 1, 2, 0, 2),
-    (0, 0, 0, 1, 2, 1, 2, 0),
-)
 #: Seconds a byte of one NVLink 2, and of the PCIe bus that pairs without one share.
 NVLINK = 1 / 25e9
 PCIE = 1 / 10e9
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Islands(Flat):
     """Nodes whose ranks are joined by unequal links, with ``adapters`` network ports to leave by.
 
     Attributes:
-        links: how many links join each two ranks of a node; none: the bus of the node.
-        link, bus: seconds a byte of each.
+        lanes: as the patterns of :mod:`collectives.links` give it, for one node; two ranks without
+            a link use the bus of the node.
+        lane, bus: seconds a byte of each.
     """
 
-    links: tuple[tuple[int, ...], ...] = DGX1
-    link: float = NVLINK
+    lanes: Lanes = field(default_factory=lambda: dgx1(8))
+    lane: float = NVLINK
     bus: float = PCIE
     adapters: int = 4
     inside: Link = NODE
 
     @property
     def per_node(self) -> int:
-        return len(self.links)
+        return len(self.lanes)
 
     def alpha(self, source: Ranks, target: Ranks) -> Seconds:
         within = source // self.per_node == target // self.per_node
@@ -132,7 +124,7 @@ class Islands(Flat):
 
     def beta(self, source: Ranks, target: Ranks) -> Seconds:
         within, joined = self._joined(source, target)
-        direct = np.where(joined > 0, self.link / np.maximum(joined, 1), self.bus)
+        direct = np.where(joined > 0, self.lane / np.maximum(joined, 1), self.bus)
         return np.where(within, direct, self.port.beta)
 
     def shared(self, source: Ranks, target: Ranks) -> Iterator[tuple[Ranks, float]]:
@@ -145,7 +137,7 @@ class Islands(Flat):
     def _joined(self, source: Ranks, target: Ranks) -> tuple[npt.NDArray[np.bool_], Ranks]:
         """Whether each message stays in its node, and the links that it has there."""
         n = self.per_node
-        return source // n == target // n, np.array(self.links)[source % n, target % n]
+        return source // n == target // n, self.lanes[source % n, target % n]
 
 
 @dataclass(frozen=True)
@@ -179,6 +171,28 @@ class Torus(Flat):
             at[axis] = to[axis]
 
 
+@dataclass(frozen=True, eq=False)
+class Wired(Flat):
+    """Links between some pairs of ranks, of one lane or more; ``port`` is what a lane can do.
+
+    Attributes:
+        lanes: shape (ranks, ranks), as the patterns of :mod:`collectives.links` give it.
+        detour: how many times slower than a lane it goes where there is no link (PCIe and host).
+    """
+
+    lanes: npt.NDArray[np.int64] = field(default_factory=lambda: np.ones((2, 2), np.int64))
+    detour: float = 4.0
+
+    def beta(self, source: Ranks, target: Ranks) -> Seconds:
+        lanes = self.lanes[source, target]
+        return self.port.beta * np.where(lanes > 0, 1 / np.maximum(lanes, 1), self.detour)
+
+    def shared(self, source: Ranks, target: Ranks) -> Iterator[tuple[Ranks, float]]:
+        link, lanes = source * len(self.lanes) + target, self.lanes[source, target]
+        for many in range(1, int(lanes.max(initial=0)) + 1):
+            yield np.where(lanes == many, link, -1)[None], self.port.beta / many
+
+
 #: Topologies by their names on the command line, as functions of the number of ranks.
 TOPOLOGIES: dict[str, Callable[[int, Link], Topology]] = {
     "flat": lambda size, port: Flat(port),
@@ -196,17 +210,3 @@ def build(name: str, size: int, port: Link = NETWORK) -> Topology:
     if name not in TOPOLOGIES:
         raise ValueError(f"no topology {name!r}; there are {', '.join(TOPOLOGIES)}")
     return TOPOLOGIES[name](size, port)
-
-
-def grid(size: int, dimensions: int) -> tuple[int, ...]:
-    """The most even shape of ``size`` places.
-
-    >>> grid(64, 3), grid(12, 2)
-    ((4, 4, 4), (3, 4))
-    """
-    if dimensions == 1:
-        return (size,)
-    side = round(size ** (1 / dimensions))
-    while side > 1 and size % side:
-        side -= 1
-    return (side, *grid(size // side, dimensions - 1))

@@ -18,6 +18,7 @@ from collectives.algorithms import (
     parameter_server,
     ring,
     scan,
+    spanning_trees,
     swing,
 )
 from collectives.algorithms.registry import Algorithm
@@ -114,6 +115,14 @@ ALGORITHMS = (
         "all-reduce in each node, of the nodes' first ranks, and broadcast in each node",
         "Jia et al. 2018",
         compose=composed.allreduce_by_leaders,
+    ),
+    Algorithm(
+        "allreduce",
+        "spanning_trees",
+        spanning_trees.named_allreduce,
+        "as many trees as links=complete, ring, torus or dgx1 can carry, each with its share",
+        "Wang et al. 2020",
+        chunks=spanning_trees.named_chunks,
     ),
     Algorithm(
         "reduce_scatter",
@@ -234,6 +243,14 @@ ALGORITHMS = (
         "half of the buffer down each of two complementary trees; with segments, full bandwidth",
         "Sanders, Speck & Traff 2009",
         chunks=lambda size: 2,
+    ),
+    Algorithm(
+        "broadcast",
+        "spanning_trees",
+        spanning_trees.named_broadcast,
+        "as many trees as links=complete, ring, torus or dgx1 can carry, each with its share",
+        "Wang et al. 2020",
+        chunks=spanning_trees.named_chunks,
     ),
     Algorithm(
         "reduce",

@@ -7,8 +7,10 @@ import pytest
 
 from collectives.__main__ import main
 from collectives.algorithms import build
-from collectives.simulate import Machine, TooLarge, simulate
-from collectives.topology import DGX1, Cluster, FatTree, Flat, Islands, Link, Torus, grid
+from collectives.errors import TooLarge
+from collectives.links import dgx1
+from collectives.simulate import Machine, simulate
+from collectives.topology import Cluster, FatTree, Flat, Islands, Link, Torus, grid
 from collectives.topology import build as topology
 
 ALPHA, BETA, GAMMA = 2e-6, 1e-9, 3e-10
@@ -58,7 +60,7 @@ def test_a_node_is_faster_inside():
 
 
 def test_the_links_of_a_dgx1():
-    links = np.array(DGX1)
+    links = dgx1(8)
     assert (links == links.T).all()
     assert (links.sum(axis=0) == 6).all()
 
@@ -71,7 +73,7 @@ def test_unequal_links_make_the_order_of_a_ring_matter():
     double = node.beta(order, following)
     assert (double == double[0]).all()
     assert node.beta(np.array([3]), np.array([4])) > 4 * double[0]
-    good = Islands(LINK, links=tuple(map(tuple, np.array(DGX1)[np.ix_(order, order)].tolist())))
+    good = Islands(LINK, dgx1(8)[np.ix_(order, order)])
     assert seconds("ring", 8, good) < seconds("ring", 8, node) / 2
     assert seconds("ring", 16, node) > seconds("ring", 8, node)
 

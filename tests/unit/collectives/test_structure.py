@@ -25,6 +25,8 @@ PURE = [
     "errors",
     "simulate",
     "topology",
+    "links",
+    "packing",
 ]
 PURE_FILES = [ROOT / "collectives" / f"{name}.py" for name in PURE]
 PURE_FILES += sorted((ROOT / "collectives" / "algorithms").glob("*.py"))

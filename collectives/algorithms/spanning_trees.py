@@ -1,0 +1,192 @@
+"""Spanning trees: as many as the links between the ranks can carry, each with its share.
+
+Where links differ, a ring is as slow as the slowest on its way.  Packed trees use all lanes of all
+links at once: a tree has as many chunks of the buffer as it has lanes of its links.
+
+Wang, Venkataraman, Phanishayee, Thelin, Devanur, Stoica: "Blink: fast and generic collectives for
+distributed ML", MLSys 2020.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache, partial
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from collectives.contracts import contract
+from collectives.errors import TooLarge, UnknownAlgorithm
+from collectives.links import Lanes, named
+from collectives.packing import Place, Tree, connectivity, pack
+from collectives.schedule import (
+    Copy,
+    Recv,
+    RecvReduce,
+    Round,
+    Schedule,
+    Send,
+    Step,
+    recvbuf,
+    sendbuf,
+)
+
+#: Trees over more ranks would take minutes to pack.
+MOST_RANKS = 512
+
+
+def allreduce(rank: int, size: int, trees: Sequence[Tree]) -> Iterator[Round]:
+    """Reduce each share up its tree to the root, then broadcast it down.
+
+    As in a double binary tree, a parent of height h hears from its children in round h-1, and
+    speaks to them in the h-th round from the end.  Cost: twice the height of the highest tree in
+    rounds; of the buffer, k chunks in all, each lane of a link carries at most one up and one down.
+    """
+    shares = _shares(rank, trees)
+    if size == 1:
+        yield (Copy(recvbuf[0], sendbuf[0]),)
+    heights = range(1, _height(trees) + 1)
+    for h in heights:
+        yield tuple(step for share in shares for step in _up(share, h))
+    for h in reversed(heights):
+        yield tuple(step for share in shares for step in _down(share, h))
+
+
+def broadcast(rank: int, size: int, root: int, trees: Sequence[Tree]) -> Iterator[Round]:
+    """Each share down its tree.
+
+    Cost: a copy at the root, and the height of the highest tree in rounds; each lane of a link
+    carries at most one of the k chunks.
+    """
+    shares = _shares(rank, trees)
+    everything = slice(0, _chunks(trees))
+    yield (Copy(recvbuf[everything], sendbuf[everything]),) if rank == root else ()
+    for h in reversed(range(1, _height(trees) + 1)):
+        yield tuple(step for share in shares for step in _down(share, h))
+
+
+def schedule(links: npt.ArrayLike, collective: str = "allreduce", root: int = 0) -> Schedule:
+    """An all-reduce or a broadcast over the ranks that ``links`` join.
+
+    >>> print(schedule([[0, 2, 1], [2, 0, 1], [1, 1, 0]]))
+    allreduce spanning_trees on 3 ranks
+
+    Args:
+        links: shape (ranks, ranks), whole numbers: the bandwidth between each two, in any unit.
+            Symmetric; 0 for ranks that are not joined.  The diagonal does not matter.
+        collective: ``"allreduce"`` or ``"broadcast"``.
+        root: of the trees, and of the broadcast.
+
+    Raises:
+        ValueError: for links that are not such a matrix, or that do not reach every rank.
+        UnknownAlgorithm: for another collective.
+        TooLarge: for more than ``MOST_RANKS`` ranks.
+    """
+    lanes = _lanes(links)
+    size = len(lanes)
+    if collective not in ("allreduce", "broadcast"):
+        raise UnknownAlgorithm(f"spanning trees do allreduce and broadcast, not {collective}")
+    if not 0 <= root < size:
+        raise ValueError(f"root {root} is not one of the {size} ranks that the links join")
+    trees = _trees(lanes, root)
+    if collective == "allreduce":
+        generate = partial(allreduce, size=size, trees=trees)
+    else:
+        generate = partial(broadcast, size=size, root=root, trees=trees)
+    at = root if contract(collective).rooted else 0
+    return Schedule(collective, "spanning_trees", size, _chunks(trees), 0, True, generate, at)
+
+
+def named_allreduce(rank: int, size: int, links: str = "complete") -> Iterator[Round]:
+    """:func:`allreduce` over the trees of a machine that has a name in :mod:`collectives.links`."""
+    return allreduce(rank, size, _named(links, size, 0))
+
+
+def named_broadcast(rank: int, size: int, root: int, links: str = "complete") -> Iterator[Round]:
+    """:func:`broadcast` over the trees of a machine that has a name."""
+    return broadcast(rank, size, root, _named(links, size, root))
+
+
+def named_chunks(size: int, links: str = "complete") -> int:
+    """Chunks of the buffer: Edmonds' bound, which is the same for every root."""
+    return _chunks(_named(links, size, 0))
+
+
+class _Share(NamedTuple):
+    """A rank's place in one tree, and the chunks that this tree carries."""
+
+    chunks: slice
+    place: Place
+
+
+def _shares(rank: int, trees: Sequence[Tree]) -> list[_Share]:
+    ends = accumulate(tree.weight for tree in trees)
+    return [
+        _Share(slice(end - tree.weight, end), tree.places[rank]) for tree, end in zip(trees, ends)
+    ]
+
+
+def _up(share: _Share, h: int) -> Iterator[Step]:
+    place, mine, total = share.place, sendbuf[share.chunks], recvbuf[share.chunks]
+    if place.parent is not None and place.parent_height == h:
+        yield Send(place.parent, total if place.children else mine)
+    if place.height == h:
+        for done, child in enumerate(place.children):
+            yield RecvReduce(child, total, total if done else mine)
+
+
+def _down(share: _Share, h: int) -> Iterator[Step]:
+    place, total = share.place, recvbuf[share.chunks]
+    if place.parent is not None and place.parent_height == h:
+        yield Recv(place.parent, total)
+    if place.height == h:
+        for child in place.children:
+            yield Send(child, total)
+
+
+def _chunks(trees: Sequence[Tree]) -> int:
+    return sum(tree.weight for tree in trees)
+
+
+def _height(trees: Sequence[Tree]) -> int:
+    return max(tree.height for tree in trees)
+
+
+@lru_cache(maxsize=256)
+def _named(links: str, size: int, root: int) -> list[Tree]:
+    _check_size(size)
+    return _trees(named(links, size), root)
+
+
+def _trees(lanes: Lanes, root: int) -> list[Tree]:
+    """Packed trees; on one rank, the tree that is the root alone."""
+    return pack(lanes // (np.gcd.reduce(lanes, None) or 1), root) or [Tree(1, (0,))]
+
+
+def _lanes(links: npt.ArrayLike) -> Lanes:
+    """Checks a caller's matrix of links."""
+    given = np.array(links)
+    if given.ndim != 2 or given.shape[0] != given.shape[1] or not given.size:
+        raise ValueError(f"links are a square matrix, not of shape {given.shape}")
+    _check_size(len(given))
+    lanes = given.astype(np.int64)
+    np.fill_diagonal(lanes, 0)
+    np.fill_diagonal(given, 0)
+    if (lanes != given).any() or (lanes < 0).any():
+        raise ValueError("links are whole numbers, 0 or more; choose a unit in which they are")
+    if (lanes != lanes.T).any():
+        a, b = np.argwhere(lanes != lanes.T)[0]
+        raise ValueError(
+            f"links are symmetric, but {lanes[a, b]} from rank {a} to {b} and {lanes[b, a]} back"
+        )
+    if len(lanes) > 1 and not connectivity(lanes):
+        raise ValueError("these links do not join all ranks; give each a way to every other")
+    return lanes
+
+
+def _check_size(size: int) -> None:
+    if size > MOST_RANKS:
+        raise TooLarge(
+            f"spanning trees are packed for at most {MOST_RANKS} ranks, not {size}; take them "
+            "within the nodes, as in leaders:intra=spanning_trees"
+        )

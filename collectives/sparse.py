@@ -1,0 +1,289 @@
+"""Sparse all-reduce: vectors of few non-zeros travel as pairs of index and value.
+
+Recursive doubling in which what travels grows: two lists of pairs are merged, and where the pairs
+come to take more bytes than the vector, the vector itself takes their place.
+
+Renggli, Ashkboos, Aghagolzadeh, Alistarh, Hoefler: "SparCML: high-performance sparse communication
+for machine learning", SC 2019 (their SSAR_Recursive_double, with the switch of their DSAR).
+"""
+
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from mpi4py import MPI
+
+from collectives.algorithms.butterfly import Fold
+from collectives.communicator import Communicator
+from collectives.engine import Engine
+from collectives.errors import CollectiveError, InvalidBuffer, MismatchError
+
+Array = npt.NDArray[Any]
+
+_INDEX_TYPES = (np.dtype(np.uint32), np.dtype(np.uint64))
+#: In the header of a message, where the number of pairs would be: the vector follows.
+_DENSE = -1
+#: Room for the reason why a rank refuses its arguments.
+_REASON_BYTES = 256
+_COMPARED = ("length", "dense_at", "type of the values", "type of the indices")
+
+
+@dataclass
+class Traffic:
+    """What a rank has sent; each call adds to it.
+
+    Attributes:
+        messages: headers left out.
+        sent: bytes, headers and all.
+        dense: bytes that vectors would have taken in the same messages.
+    """
+
+    messages: int = 0
+    sent: int = 0
+    dense: int = 0
+
+
+class Stream(NamedTuple):
+    """A vector as pairs, or, with ``indices`` ``None``, as it is.
+
+    Attributes:
+        indices: shape (pairs,), uint32 or uint64, rising.
+        values: shape (pairs,), or (length,).
+    """
+
+    indices: Array | None
+    values: Array
+
+
+def sparse_allreduce(
+    comm: MPI.Intracomm,
+    indices: npt.ArrayLike,
+    values: npt.ArrayLike,
+    length: int,
+    *,
+    dense_at: int | None = None,
+    traffic: Traffic | None = None,
+) -> tuple[Array, Array] | Array:
+    """The sum over all ranks of vectors of ``length`` numbers, each given by its pairs.
+
+    Bitwise the same on all ranks: partial sums are of neighbouring ranks, the lower ones on the
+    left.  A sum that comes to 0 keeps its pair.  Sums of 16-bit numbers are rounded in every round.
+
+    Cost: ceil(log2 p) rounds, two more where p is no power of two; in round k, the pairs of 2^k
+    ranks merged, or ``length`` values if they are fewer bytes; and one all-reduce of 72 bytes by
+    which the ranks agree that the calls belong together.
+
+    Args:
+        comm: a :class:`~collectives.Communicator`, or any other, which is duplicated for the call.
+        indices: shape (pairs,), uint32 or uint64, rising; how many is each rank's own affair.
+        values: shape (pairs,), floating point or complex, ml_dtypes' types too.
+        length: of the vectors; the same on all ranks, as are the types.
+        dense_at: pairs above which a vector travels, and is returned, as it is; the same on all
+            ranks.  Default: above as many bytes as the vector has.
+        traffic: what is sent is added to it.
+
+    Returns:
+        ``(indices, values)`` of the sum, or all its ``length`` values; the same form on all ranks.
+
+    Raises:
+        InvalidBuffer: on all ranks, if one has indices that are not rising or not below ``length``,
+            or arrays of other types or shapes.
+        MismatchError: on all ranks, if they differ in length, types or ``dense_at``.
+    """
+    with _engine(comm) as engine:
+        mine, limit = _agreed(engine, indices, values, length, dense_at)
+        exchange = _Exchange(engine, mine, length, limit, traffic or Traffic())
+        total = _recursive_doubling(exchange, mine)
+    return total.values if total.indices is None else (total.indices, total.values)
+
+
+def _recursive_doubling(exchange: "_Exchange", mine: Stream) -> Stream:
+    """As :func:`collectives.algorithms.butterfly.recursive_doubling`, on vectors that grow."""
+    rank, fold = exchange.rank, Fold(exchange.size)
+    held = exchange.form(mine)
+    if fold.sits_out(rank):
+        exchange.send(rank - 1, held)
+        return exchange.receive(rank - 1)
+    if fold.is_doubled(rank):
+        held = exchange.form(_sum(held, exchange.receive(rank + 1)))
+    for k in range(fold.dimensions):
+        peer = fold.rank(fold.vertex(rank) ^ (1 << k))
+        theirs = exchange.swap(peer, held)
+        held = exchange.form(_sum(held, theirs) if rank < peer else _sum(theirs, held))
+    if fold.is_doubled(rank):
+        exchange.send(rank + 1, held)
+    return held
+
+
+def _sum(left: Stream, right: Stream) -> Stream:
+    """The sum of two vectors; pairs only if both are."""
+    if left.indices is not None and right.indices is not None:
+        return _merged(left.indices, left.values, right.indices, right.values)
+    if left.indices is not None:
+        total = right.values.copy()
+        total[left.indices] = left.values + total[left.indices]
+        return Stream(None, total)
+    if right.indices is not None:
+        total = left.values.copy()
+        total[right.indices] += right.values
+        return Stream(None, total)
+    return Stream(None, left.values + right.values)
+
+
+def _merged(left: Array, left_values: Array, right: Array, right_values: Array) -> Stream:
+    """Two rising lists made one, with the values of an index that is in both added.
+
+    Cost: linear, as a stable sort of two runs is a merge.  Of two that are equal the left one
+    comes first, which keeps the order of the operands.
+    """
+    indices = np.concatenate([left, right])
+    order = np.argsort(indices, kind="stable")
+    indices = indices[order]
+    values = np.concatenate([left_values, right_values])[order]
+    again = np.zeros(len(indices), bool)
+    np.equal(indices[1:], indices[:-1], out=again[1:])
+    second = np.flatnonzero(again)
+    values[second - 1] += values[second]
+    kept = np.flatnonzero(~again)
+    return Stream(indices[kept], values[kept])
+
+
+class _Exchange:
+    """Vectors on the wire: a header of 8 bytes that says how many pairs follow, or the vector."""
+
+    def __init__(
+        self, engine: Engine, like: Stream, length: int, limit: int, traffic: Traffic
+    ) -> None:
+        assert like.indices is not None, "callers give pairs"
+        self.engine = engine
+        self.channel = engine.channel
+        self.rank, self.size = self.channel.rank, self.channel.size
+        self.tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767
+        self.index_type, self.value_type = like.indices.dtype, like.values.dtype
+        self.length, self.limit, self.traffic = length, limit, traffic
+
+    def form(self, stream: Stream) -> Stream:
+        """``stream``, as the vector that it is if there are too many pairs."""
+        if stream.indices is None or len(stream.indices) <= self.limit:
+            return stream
+        values = np.zeros(self.length, self.value_type)
+        values[stream.indices] = stream.values
+        return Stream(None, values)
+
+    def send(self, peer: int, stream: Stream) -> None:
+        self.engine.complete(*self._sending(peer, stream))
+
+    def receive(self, peer: int) -> Stream:
+        header = np.empty(1, np.int64)
+        self.engine.complete(self._receiving(peer, header))
+        pairs = int(header[0])
+        if pairs == _DENSE:
+            values = np.empty(self.length, self.value_type)
+            self.engine.complete(self._receiving(peer, values))
+            return Stream(None, values)
+        indices, values = np.empty(pairs, self.index_type), np.empty(pairs, self.value_type)
+        self.engine.complete(self._receiving(peer, indices), self._receiving(peer, values))
+        return Stream(indices, values)
+
+    def swap(self, peer: int, stream: Stream) -> Stream:
+        """Send and receive at once."""
+        sending = self._sending(peer, stream)
+        received = self.receive(peer)
+        self.engine.complete(*sending)
+        return received
+
+    def _sending(self, peer: int, stream: Stream) -> list[MPI.Request]:
+        pairs = _DENSE if stream.indices is None else len(stream.indices)
+        parts = [np.array([pairs]), stream.indices, stream.values]
+        messages = [part.view(np.uint8) for part in parts if part is not None]
+        self.traffic.messages += len(messages) - 1
+        self.traffic.sent += sum(message.nbytes for message in messages)
+        self.traffic.dense += self.length * self.value_type.itemsize
+        return [self.channel.Isend([m, m.nbytes, MPI.BYTE], peer, self.tag) for m in messages]
+
+    def _receiving(self, peer: int, items: Array) -> MPI.Request:
+        return self.channel.Irecv([items.view(np.uint8), items.nbytes, MPI.BYTE], peer, self.tag)
+
+
+@contextmanager
+def _engine(comm: MPI.Intracomm) -> Iterator[Engine]:
+    """What holds a duplicate of ``comm``: a communicator of ours has one, for others it is made."""
+    if isinstance(comm, Communicator):
+        yield comm._engine
+        return
+    ours = Communicator(comm)
+    try:
+        yield ours._engine
+    except CollectiveError:  # on all ranks, so that they can free it together
+        ours.close()
+        raise
+    ours.close()
+
+
+def _agreed(
+    engine: Engine, indices: object, values: object, length: int, dense_at: int | None
+) -> tuple[Stream, int]:
+    """This rank's pairs and the most that travel as such, once no rank refuses its arguments."""
+    refused = None
+    told = np.full(1 + 2 * len(_COMPARED), np.iinfo(np.int64).min)
+    try:
+        mine, limit = _read(indices, values, length, dense_at)
+        assert mine.indices is not None, "callers give pairs"
+        kinds = [zlib.crc32(array.dtype.name.encode()) for array in (mine.values, mine.indices)]
+        numbers = np.array([length, limit, *kinds])
+        told[:] = [0, *numbers, *-numbers]
+    except InvalidBuffer as error:
+        refused = error
+        told[0] = engine.channel.size - engine.channel.rank
+    engine.complete(engine.channel.Iallreduce(MPI.IN_PLACE, told, MPI.MAX))
+    if told[0]:
+        _raise_all(engine, engine.channel.size - int(told[0]), str(refused))
+    most, least = told[1 : 1 + len(_COMPARED)], -told[1 + len(_COMPARED) :]
+    for what, highest, lowest in zip(_COMPARED, most, least):
+        if highest != lowest:
+            numbers_differ = f": {lowest} to {highest}" if what in ("length", "dense_at") else ""
+            raise MismatchError(f"the ranks' sparse_allreduce differ in {what}{numbers_differ}")
+    return mine, limit
+
+
+def _raise_all(engine: Engine, rank: int, reason: str) -> None:
+    """Raises what ``rank`` has to say on all ranks."""
+    text = np.zeros(_REASON_BYTES, np.uint8)
+    encoded = reason.encode()[:_REASON_BYTES]
+    text[: len(encoded)] = list(encoded)
+    engine.complete(engine.channel.Ibcast(text, rank))
+    raise InvalidBuffer(f"rank {rank}: {text.tobytes().rstrip(bytes(1)).decode(errors='replace')}")
+
+
+def _read(indices: Any, values: Any, length: int, dense_at: int | None) -> tuple[Stream, int]:
+    """Understands one rank's arguments; raises :class:`InvalidBuffer`."""
+    at, given = np.array(indices), np.array(values)  # copies, so that no result is the caller's
+    if at.ndim != 1 or at.shape != given.shape:
+        raise InvalidBuffer(
+            f"indices and values are lists of the same length, not of shapes {at.shape} and "
+            f"{given.shape}"
+        )
+    if at.dtype not in _INDEX_TYPES:
+        raise InvalidBuffer(f"indices are of type {at.dtype}; convert them to uint32 or uint64")
+    number = given.dtype.kind in "fc" or (given.dtype.kind == "V" and given.dtype.type != np.void)
+    if not number or not given.dtype.isnative:
+        raise InvalidBuffer(f"values are of type {given.dtype}; convert them to floating point")
+    if not 0 <= length < 1 << 63:
+        raise InvalidBuffer(f"a vector cannot have the length {length}")
+    if dense_at is not None and dense_at < 0:
+        raise InvalidBuffer(f"dense_at is a number of pairs, not {dense_at}")
+    falling = np.flatnonzero(at[1:] <= at[:-1])
+    if falling.size:
+        k = int(falling[0])
+        if at[k] == at[k + 1]:
+            raise InvalidBuffer(f"index {at[k]} comes twice; add its values up first")
+        raise InvalidBuffer(f"index {at[k + 1]} comes after {at[k]}; sort the pairs by index")
+    if at.size and int(at[-1]) >= length:
+        raise InvalidBuffer(f"index {at[-1]} lies outside of a vector of {length} values")
+    pair = at.itemsize + given.itemsize
+    limit = length * given.itemsize // pair if dense_at is None else min(dense_at, length)
+    return Stream(at, given), limit

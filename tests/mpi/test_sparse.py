@@ -1,0 +1,228 @@
+"""The sparse all-reduce on real ranks, against dense sums in float64."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from collectives import InvalidBuffer, MismatchError
+from collectives.sparse import Traffic, sparse_allreduce
+
+pytestmark = pytest.mark.mpi
+
+TYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
+HEADER = 8
+
+
+def pairs(pattern, rank, size, length, dtype, index_type=np.uint32):
+    """What ``rank`` gives: small whole numbers, whose sums every type represents."""
+    rng = np.random.default_rng([7, rank])
+    where = {
+        "empty": lambda: np.empty(0),
+        "one rank only": lambda: np.arange(3) if rank == size - 1 else np.empty(0),
+        "disjoint": lambda: np.arange(rank, length, 3 * size),
+        "identical": lambda: np.arange(0, length, 10),
+        "drawn": lambda: rng.choice(length, length // 9, replace=False),
+        "filling up": lambda: rng.choice(length, length // 3, replace=False),
+        "full": lambda: np.arange(length),
+        "dense and empty": lambda: np.arange(length if rank % 2 else 0),
+    }
+    indices = np.sort(where[pattern]()).astype(index_type)
+    return indices, rng.integers(-3, 4, len(indices)).astype(dtype)
+
+
+PATTERNS = [
+    "empty",
+    "one rank only",
+    "disjoint",
+    "identical",
+    "drawn",
+    "filling up",
+    "full",
+    "dense and empty",
+]
+
+
+def dense(result, length):
+    """The vector that a result stands for, in float64."""
+    if isinstance(result, np.ndarray):
+        assert result.shape == (length,)
+        return result.astype(np.float64)
+    indices, values = result
+    assert (indices[1:] > indices[:-1]).all()
+    vector = np.zeros(length)
+    vector[indices] = values.astype(np.float64)
+    return vector
+
+
+def check_same(comm, result):
+    """All ranks have the same form, bit for bit."""
+    arrays = [result] if isinstance(result, np.ndarray) else list(result)
+    told = [(array.dtype.name, array.tobytes()) for array in arrays]
+    assert all(other == told for other in MPI.Intracomm(comm).allgather(told))
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=lambda t: np.dtype(t).name)
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_sum(comm, pattern, dtype):
+    for length in (3, 100, 1001):
+        for index_type in (np.uint32, np.uint64):
+            for dense_at in (None, 0, 5, length):
+                given = [
+                    pairs(pattern, rank, comm.size, length, dtype, index_type)
+                    for rank in range(comm.size)
+                ]
+                result = sparse_allreduce(comm, *given[comm.rank], length, dense_at=dense_at)
+                wanted = sum(dense(each, length) for each in given)
+                assert np.array_equal(dense(result, length), wanted)
+                check_same(comm, result)
+                different = len(set().union(*(indices.tolist() for indices, _ in given)))
+                if dense_at is not None and different <= dense_at:
+                    assert not isinstance(result, np.ndarray)
+                    assert result[0].dtype == index_type
+                if dense_at == 0 and different:
+                    assert isinstance(result, np.ndarray)
+                kept = result if isinstance(result, np.ndarray) else result[1]
+                assert kept.dtype == dtype
+
+
+def test_nothing_at_all(comm):
+    nothing = np.empty(0, np.uint32), np.empty(0, np.float32)
+    indices, values = sparse_allreduce(comm, *nothing, 0)
+    assert (indices.size, values.size) == (0, 0)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=lambda t: np.dtype(t).name)
+def test_rounding_is_the_same_everywhere(comm, dtype):
+    """Numbers whose sums do round: bitwise equal on all ranks, near the reference."""
+    length = 2000
+    given = []
+    for rank in range(comm.size):
+        rng = np.random.default_rng([11, rank])
+        indices = np.sort(rng.choice(length, length // 5, replace=False)).astype(np.uint32)
+        given.append((indices, rng.standard_normal(len(indices)).astype(dtype)))
+    result = sparse_allreduce(comm, *given[comm.rank], length)
+    check_same(comm, result)
+    wanted = sum(dense(each, length) for each in given)
+    largest = sum(np.abs(dense(each, length)) for each in given)
+    error = np.abs(dense(result, length) - wanted)
+    assert (error <= 4 * float(ml_dtypes.finfo(dtype).eps) * largest).all()
+
+
+def test_the_order_of_operands_is_that_of_the_ranks(comm):
+    """1e8 and -1e8 of the first two ranks cancel before a small number is lost in them."""
+    numbers = np.array([1e8, -1e8, 1, 1, 1, 1, 1, 1], np.float32)
+    given = numbers[[comm.rank % 8]]
+    indices, values = sparse_allreduce(comm, np.array([7], np.uint32), given, 100)
+    assert indices.tolist() == [7]
+    if 1 < comm.size <= 8:
+        assert values.tolist() == [comm.size - 2]
+
+
+def test_a_cancelled_sum_keeps_its_pair(comm):
+    values = np.array([1.0 if comm.rank % 2 else -1.0])
+    result = sparse_allreduce(comm, np.array([4], np.uint64), values, 50)
+    assert result[0].tolist() == [4]
+
+
+def test_the_arrays_are_the_callers(comm):
+    indices, values = np.array([1, 5], np.uint32), np.array([2.0, 3.0])
+    result = sparse_allreduce(comm, indices, values, 100)
+    result[0][:], result[1][:] = 0, 0
+    assert (indices.tolist(), values.tolist()) == ([1, 5], [2, 3])
+    strided = np.arange(20, dtype=np.uint32)[::2]
+    summed = sparse_allreduce(comm, strided, np.ones(10), 20, dense_at=0)
+    assert summed.tolist() == [comm.size, 0] * 10
+
+
+def test_bytes_on_the_wire(comm):
+    """One per cent of pairs: what is sent is what the pairs take, and far less than the vector."""
+    length, traffic = 100_000, Traffic()
+    indices = np.arange(0, length, 100, dtype=np.uint32)
+    values = np.ones(len(indices), np.float16)
+    result = sparse_allreduce(comm, indices, values, length, traffic=traffic)
+    assert (result[1] == comm.size).all()
+    sends = traffic.dense // (2 * length)
+    assert traffic.messages == 2 * sends
+    assert traffic.sent == sends * (HEADER + (4 + 2) * len(indices))
+    assert bool(sends) == (comm.size > 1)
+    assert traffic.dense == 0 or traffic.sent < traffic.dense / 30
+    before = traffic.sent
+    sparse_allreduce(comm, indices, values, length, dense_at=0, traffic=traffic)
+    assert traffic.sent - before == sends * (HEADER + 2 * length)
+
+
+def test_ranks_switch_one_by_one(comm):
+    """Full vectors travel as vectors while others are still pairs."""
+    length, traffic = 1000, Traffic()
+    full = comm.rank == 0
+    indices = np.arange(length if full else 1, dtype=np.uint32)
+    ones = np.ones(len(indices), np.float32)
+    result = sparse_allreduce(comm, indices, ones, length, traffic=traffic)
+    assert isinstance(result, np.ndarray)
+    assert result.tolist() == [comm.size] + [1] * (length - 1)
+    if comm.size == 2:
+        assert traffic.sent == HEADER + (4 * length if full else 8)
+        assert traffic.messages == (1 if full else 2)
+
+
+def test_any_communicator(comm):
+    plain = MPI.COMM_WORLD
+    indices, values = np.array([comm.rank], np.uint32), np.ones(1, np.float32)
+    result = sparse_allreduce(plain, indices, values, 1000)
+    assert result[0].tolist() == list(range(comm.size))
+    with pytest.raises(InvalidBuffer, match="outside"):
+        sparse_allreduce(plain, indices, values, 0)
+
+
+def test_beside_plans_that_are_under_way(comm):
+    """A nonblocking call moves along while ranks wait in a sparse one."""
+    sendbuf, recvbuf = np.ones(100_000), np.zeros(100_000)
+    plan = comm.Iallreduce(sendbuf, recvbuf, algorithm="ring")
+    if comm.rank == 0:
+        plan.Wait()
+    indices, values = np.array([3], np.uint32), np.ones(1)
+    result = sparse_allreduce(comm, indices, values, 10)
+    plan.Wait()
+    assert result[1].tolist() == [comm.size]
+    assert (recvbuf == comm.size).all()
+
+
+def good():
+    return np.array([1, 2], np.uint32), np.array([1.0, 2.0]), 10
+
+
+BAD = {
+    "comes after 5; sort": (np.array([5, 2], np.uint32), np.ones(2), 10),
+    "index 5 comes twice": (np.array([5, 5], np.uint32), np.ones(2), 10),
+    "index 10 lies outside of a vector of 10": (np.array([1, 10], np.uint32), np.ones(2), 10),
+    "convert them to uint32": (np.array([1, 2]), np.ones(2), 10),
+    "convert them to floating point": (np.array([1, 2], np.uint32), np.array(["a", "b"]), 10),
+    "of the same length": (np.array([1, 2], np.uint32), np.ones(3), 10),
+    "cannot have the length -1": (np.array([], np.uint32), np.ones(0), -1),
+}
+
+
+@pytest.mark.parametrize("reason", BAD)
+def test_one_ranks_mistake_is_raised_on_all(comm, reason):
+    bad = comm.size - 1
+    arguments = BAD[reason] if comm.rank == bad else good()
+    with pytest.raises(InvalidBuffer, match=f"rank {bad}: .*{reason}"):
+        sparse_allreduce(comm, *arguments)
+    indices, _ = sparse_allreduce(comm, *good(), dense_at=10)  # and it goes on
+    assert indices.tolist() == [1, 2]
+
+
+def test_calls_that_do_not_belong_together(comm):
+    if comm.size == 1:
+        pytest.skip("one rank agrees with itself")
+    indices, values, _ = good()
+    last = comm.rank == comm.size - 1
+    with pytest.raises(MismatchError, match="differ in length: 10 to 20"):
+        sparse_allreduce(comm, indices, values, 20 if last else 10)
+    with pytest.raises(MismatchError, match="differ in type of the values"):
+        sparse_allreduce(comm, indices, values.astype("f4" if last else "f8"), 10, dense_at=3)
+    with pytest.raises(MismatchError, match="differ in type of the indices"):
+        sparse_allreduce(comm, indices.astype("u8" if last else "u4"), values, 10, dense_at=3)
+    with pytest.raises(MismatchError, match="differ in dense_at: 3 to 4"):
+        sparse_allreduce(comm, indices, values, 10, dense_at=4 if last else 3)

@@ -1,0 +1,196 @@
+"""Packed spanning trees: Edmonds' bound, the load of every link, and what it is worth."""
+
+from itertools import permutations
+
+import numpy as np
+import pytest
+
+from collectives.algorithms import build, spanning_trees
+from collectives.errors import TooLarge, UnknownAlgorithm
+from collectives.links import PATTERNS, named
+from collectives.packing import connectivity, pack
+from collectives.schedule import Send
+from collectives.simulate import Machine, simulate
+from collectives.topology import Link, Wired
+from collectives.verify import verify
+
+LANE = Link(1e-6, 1 / 25e9)
+HBM = 3 / 900e9  # a V100 reads two numbers and writes one
+M = 96 << 20
+
+
+def drawn(seed, most=4):
+    """A connected graph of 2 to 8 ranks with links of 0 to ``most`` lanes."""
+    rng = np.random.default_rng(seed)
+    size = int(rng.integers(2, 9))
+    while True:
+        lanes = np.triu(rng.integers(0, most + 1, (size, size)), 1)
+        lanes = lanes + lanes.T
+        if connectivity(lanes):
+            return lanes
+
+
+def smallest_cut(lanes):
+    """Edmonds' bound from its definition: over all sets of ranks without rank 0."""
+    size = len(lanes)
+    sides = [[bool(s >> r & 1) for r in range(size)] for s in range(2, 1 << size, 2)]
+    return min(lanes[np.ix_(~np.array(side), side)].sum() for side in sides)
+
+
+def check(lanes, root=0):
+    """The trees span, fit into the links, and carry exactly the bound: the factor is 1."""
+    trees = pack(lanes, root)
+    used = np.zeros_like(lanes)
+    for tree in trees:
+        assert tree.weight >= 1
+        reached = {root}
+        for _ in lanes:
+            reached |= {r for r, parent in enumerate(tree.parents) if parent in reached}
+        assert len(reached) == len(lanes)
+        used[tree.links] += tree.weight
+    assert (used <= lanes).all()
+    assert sum(tree.weight for tree in trees) == connectivity(lanes, root)
+    return trees
+
+
+@pytest.mark.parametrize(
+    ("pattern", "sizes", "bound"),
+    [
+        ("complete", range(2, 20), lambda p: p - 1),
+        ("ring", range(2, 20), lambda p: 2),
+        ("torus", [4, 6, 9, 16, 30], lambda p: 4),
+        ("dgx1", [8], lambda p: 6),
+    ],
+)
+def test_named_links_meet_edmonds_bound(pattern, sizes, bound):
+    for size in sizes:
+        lanes = named(pattern, size)
+        assert sum(tree.weight for tree in check(lanes)) == bound(size)
+        assert (lanes == lanes.T).all()
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_drawn_links_meet_edmonds_bound(seed):
+    lanes = drawn(seed)
+    assert connectivity(lanes) == smallest_cut(lanes)
+    for root in range(len(lanes)):
+        trees = check(lanes, root)
+        assert len(trees) <= np.count_nonzero(lanes)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_schedules_on_drawn_links_are_proved(seed):
+    lanes = drawn(seed)
+    for root in (0, len(lanes) - 1):
+        for collective in ("allreduce", "broadcast"):
+            schedule = spanning_trees.schedule(lanes, collective, root)
+            assert schedule.root == (root if collective == "broadcast" else 0)
+            verify(schedule)
+            verify(schedule, in_place=True)
+
+
+def test_weights_are_shares_of_the_buffer():
+    """Wide links give one heavy tree each, not many light ones; the unit does not matter."""
+    lanes = np.array([[0, 200, 100], [200, 0, 100], [100, 100, 0]])
+    assert connectivity(lanes) == 200
+    assert len(check(lanes)) == 2
+    assert spanning_trees.schedule(lanes).chunks == 2
+    assert spanning_trees.schedule(lanes / 4.0).chunks == 2
+
+
+@pytest.mark.parametrize("pattern", ["ring", "torus", "dgx1"])
+def test_named_links_are_proved(pattern):
+    for size in {"ring": range(1, 18), "torus": [1, 4, 6, 9, 12, 16], "dgx1": [8]}[pattern]:
+        lanes = named(pattern, size)
+        for collective in ("allreduce", "broadcast"):
+            for root in {0, size - 1} if collective == "broadcast" else {0}:
+                schedule = build(collective, f"spanning_trees:links={pattern}", size, root)
+                verify(schedule)
+                verify(schedule, in_place=True)
+                for rank in range(size):
+                    steps = [step for steps in schedule.rounds(rank) for step in steps]
+                    assert all(lanes[rank, s.peer] for s in steps if isinstance(s, Send))
+
+
+def load(schedule, lanes):
+    """The busiest lane's share of the buffer: what bandwidth alone would take."""
+    carried = np.zeros(lanes.shape)
+    for rank in range(schedule.size):
+        for steps in schedule.rounds(rank):
+            for step in steps:
+                if isinstance(step, Send):
+                    carried[rank, step.peer] += step.chunk.stop - step.chunk.start
+    return (carried / np.maximum(lanes, 1)).max() / schedule.chunks
+
+
+def rings(lanes):
+    """All ways to put rank 0 and the others into a ring of links."""
+    for order in permutations(range(1, len(lanes))):
+        way = (0, *order)
+        if all(lanes[a, b] for a, b in zip(way, (*order, 0))):
+            yield way
+
+
+def test_trees_beat_every_ring_on_dgx1():
+    lanes = named("dgx1", 8)
+    trees = build("allreduce", "spanning_trees:links=dgx1", 8)
+    assert load(trees, lanes) <= 2 / 6 + 1e-9  # once up and once down, of six chunks
+    ring = build("allreduce", "ring", 8)
+    loads = [load(ring, lanes[np.ix_(way, way)]) for way in rings(lanes)]
+    assert min(loads) > 2 * load(trees, lanes)
+
+
+def test_trees_beat_every_ring_on_dgx1_in_time():
+    lanes = named("dgx1", 8)
+
+    def seconds(algorithm, order=range(8)):
+        wired = Wired(LANE, lanes[np.ix_(order, order)])
+        schedule = build("allreduce", algorithm, 8)
+        return simulate(schedule, M, Machine(wired, HBM, "multi"))
+
+    trees = seconds("spanning_trees:links=dgx1,segments=32")
+    assert 2 * trees < min(seconds("ring", way) for way in rings(lanes))
+    assert 4 * trees < seconds("ring")  # in the order of the ranks: two of its links do not exist
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "size", "hint"),
+    [
+        ("spanning_trees:links=mesh", 8, "there are complete, ring, torus, dgx1"),
+        ("spanning_trees:links=dgx1", 4, "dgx1 has 8 ranks, not 4; take links=complete"),
+        ("spanning_trees:links=torus", 7, "take links=ring"),
+        ("spanning_trees:links=2", 4, "must be a name"),
+    ],
+)
+def test_links_that_cannot_be(algorithm, size, hint):
+    with pytest.raises(UnknownAlgorithm, match=hint):
+        build("allreduce", algorithm, size)
+
+
+@pytest.mark.parametrize(
+    ("links", "hint"),
+    [
+        ([[0, 1, 1]], "square matrix"),
+        ([[0, 1], [2, 0]], "symmetric, but 1 from rank 0 to 1 and 2 back"),
+        ([[0, -1], [-1, 0]], "whole numbers"),
+        ([[0, 0.5], [0.5, 0]], "whole numbers"),
+        ([[0, 1, 0], [1, 0, 0], [0, 0, 0]], "do not join all ranks"),
+    ],
+)
+def test_matrices_that_cannot_be(links, hint):
+    with pytest.raises(ValueError, match=hint):
+        spanning_trees.schedule(links)
+
+
+def test_other_mistakes():
+    with pytest.raises(UnknownAlgorithm, match="do allreduce and broadcast, not gather"):
+        spanning_trees.schedule(PATTERNS["ring"](4), "gather")
+    with pytest.raises(ValueError, match="root 4 is not one of the 4 ranks"):
+        spanning_trees.schedule(PATTERNS["ring"](4), "broadcast", root=4)
+    with pytest.raises(TooLarge, match="at most 512 ranks, not 1000"):
+        build("allreduce", "spanning_trees", 1000)
+
+
+def test_one_rank():
+    verify(spanning_trees.schedule([[0]]))
+    verify(spanning_trees.schedule([[0]], "broadcast"))
