@@ -1,6 +1,7 @@
 """mpi4py's buffer specifications, read into flat NumPy arrays."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -10,14 +11,15 @@ from mpi4py import MPI
 from mpi4py.util import dtlib
 
 from collectives.errors import InvalidBuffer
+from collectives.memory import HOST, CudaMemory, Memory, is_on_device
 
 
 @dataclass(frozen=True)
-class HostBuffer:
-    """Host memory as MPI sees it: ``items.size`` items of one type.
+class Buffer:
+    """Memory as MPI sees it: ``items.size`` items of one type.
 
     Attributes:
-        items: contiguous 1-D view of the caller's memory, never a copy.
+        items: contiguous 1-D view of the caller's memory, never a copy; NumPy's or CuPy's.
         datatype: the MPI type that the caller named; ``None`` if it follows from ``items.dtype``.
         counts: lengths of the blocks of a v-variant; ``None`` if all are equal.
         displacements: where these blocks begin; ``None`` if they lie one behind the other.
@@ -30,7 +32,12 @@ class HostBuffer:
 
     @property
     def address(self) -> int:
-        return self.items.__array_interface__["data"][0]
+        return self.memory.address(self.items)
+
+    @cached_property
+    def memory(self) -> Memory:
+        """Where it lies."""
+        return CudaMemory() if is_on_device(self.items) else HOST
 
     def mpi_datatype(self) -> MPI.Datatype | None:
         """The MPI type, or ``None`` where this MPI has none (float16, bfloat16 on some)."""
@@ -43,20 +50,12 @@ class HostBuffer:
         pairs = zip(self.displacements or (), self.counts or ())
         return [self.items[start : start + count] for start, count in pairs]
 
-    def memory(self, borrow: bool) -> npt.NDArray[Any]:
+    def view(self, borrow: bool) -> npt.NDArray[Any]:
         """``items``, or the same memory without keeping it alive."""
-        return borrowed(self.items) if borrow else self.items
+        return self.memory.borrowed(self.items) if borrow else self.items
 
 
-def borrowed(items: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The same memory by address: whoever uses it must know that it is still there."""
-    if not items.nbytes:
-        return np.empty(0, items.dtype)
-    memory = MPI.buffer.fromaddress(items.__array_interface__["data"][0], items.nbytes)
-    return np.frombuffer(memory, items.dtype)  # type: ignore[call-overload]
-
-
-def vector_buffer(spec: object, role: str, blocks: int) -> HostBuffer:
+def vector_buffer(spec: object, role: str, blocks: int) -> Buffer:
     """Reads ``[array, counts]``, ``[array, (counts, displacements)]``, with a type behind, or
     ``[array, counts, displacements, type]``, as mpi4py's v-variants take them.
 
@@ -64,10 +63,10 @@ def vector_buffer(spec: object, role: str, blocks: int) -> HostBuffer:
     blocks are equal and one behind the other.
 
     Raises:
-        InvalidBuffer: as :func:`host_buffer`, and for lists that are not ``blocks`` long.
+        InvalidBuffer: as :func:`read_buffer`, and for lists that are not ``blocks`` long.
     """
     data, lengths, starts, datatype = _vector_parts(spec)
-    whole = host_buffer(data if datatype is None else [data, datatype], role)
+    whole = read_buffer(data if datatype is None else [data, datatype], role)
     if lengths is None:
         lengths, rest = divmod(whole.items.size, blocks)
         if rest:
@@ -119,7 +118,7 @@ def _vector_parts(spec: object) -> tuple[object, Any, Any, MPI.Datatype | str | 
     return data, lengths, starts, datatype
 
 
-def host_buffer(spec: object, role: str, blocks: int = 1) -> HostBuffer:
+def read_buffer(spec: object, role: str, blocks: int = 1) -> Buffer:
     """Reads ``array``, ``[array, type]``, ``[array, count]``, ``[array, count, type]``,
     ``[array, (count, displ), type]`` or ``[array, count, displ, type]``.
 
@@ -133,12 +132,7 @@ def host_buffer(spec: object, role: str, blocks: int = 1) -> HostBuffer:
             and for types with gaps.
     """
     data, count, displacement, datatype = _parts(spec)
-    if hasattr(data, "__cuda_array_interface__"):
-        raise InvalidBuffer(
-            f"the {role} buffer lies on a GPU; copy it to the host first (array.get()), or call "
-            "with algorithm='native' if this MPI is CUDA-aware"
-        )
-    array = _array(data, role)
+    array = _device_array(data, role) if is_on_device(data) else _array(data, role)
     if isinstance(datatype, str):
         datatype = MPI._typedict.get(datatype, MPI.DATATYPE_NULL)
     items = array if datatype is None else _as_type(array, datatype, role)
@@ -150,9 +144,9 @@ def host_buffer(spec: object, role: str, blocks: int = 1) -> HostBuffer:
                 f"the {role} buffer holds {items.size} items, but {count * blocks} were asked for"
             )
         items = items[: count * blocks]
-    if role == "receive" and not items.flags.writeable:
+    if role == "receive" and not getattr(items.flags, "writeable", True):
         raise InvalidBuffer("the receive buffer is read-only; pass a writable array")
-    return HostBuffer(items, datatype)
+    return Buffer(items, datatype)
 
 
 def _parts(spec: object) -> tuple[object, int | None, int, MPI.Datatype | str | None]:
@@ -194,6 +188,24 @@ def _array(data: object, role: str) -> npt.NDArray[Any]:
         )
     if array.dtype.hasobject:
         raise InvalidBuffer(f"the {role} buffer holds Python objects; use the lower-case method")
+    return array.reshape(-1, order="A")
+
+
+def _device_array(data: Any, role: str) -> npt.NDArray[Any]:
+    """CuPy's view of device memory, whoever allocated it."""
+    try:
+        import cupy
+    except ImportError:
+        raise InvalidBuffer(
+            f"the {role} buffer lies on a GPU, which needs CuPy: pip install 'mpitrain[cuda13]' "
+            "(or cuda12), or copy it to the host first"
+        ) from None
+    array = cupy.asarray(data)
+    if not (array.flags.c_contiguous or array.flags.f_contiguous):
+        raise InvalidBuffer(
+            f"the {role} buffer is not contiguous (shape {array.shape}, strides {array.strides}); "
+            "pass cupy.ascontiguousarray(array)"
+        )
     return array.reshape(-1, order="A")
 
 

@@ -9,10 +9,11 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.algorithms import find, parse
-from collectives.buffers import HostBuffer, host_buffer, vector_buffer
+from collectives.buffers import Buffer, read_buffer, vector_buffer
 from collectives.contracts import Contract, Member, contract
 from collectives.errors import InvalidBuffer, UnknownAlgorithm
 from collectives.executor import Counts
+from collectives.memory import is_on_device
 from collectives.tuner import Choice, Situation, Table, choose
 
 #: Of one block; above it the MPI library's own collectives cannot count the items.
@@ -57,8 +58,8 @@ class Call:
 
     arguments: Arguments
     member: Member
-    send: HostBuffer | None
-    recv: HostBuffer | None
+    send: Buffer | None
+    recv: Buffer | None
     counts: Counts | None
     aside: bool
     algorithm: str
@@ -80,7 +81,7 @@ class Call:
         return self.arguments.root
 
     @cached_property
-    def buffer(self) -> HostBuffer:
+    def buffer(self) -> Buffer:
         """One of the two buffers: both have the same type."""
         buffer = self.recv or self.send
         assert buffer is not None, "every rank of a collective has a buffer"
@@ -99,17 +100,23 @@ class Call:
         """Of the largest buffer of any rank."""
         return self.count * self.contract.blocks(self.member.size) * self.buffer.items.itemsize
 
+    @property
+    def is_on_device(self) -> bool:
+        """Whether the buffers lie on a GPU."""
+        return is_on_device(self.buffer.items)
+
     def choose(self, table: Table, per_node: int, shared: bool) -> Choice:
         """What ``auto`` comes to, and why; ``shared`` if the buffers lie in the node's memory."""
+        countable = self.count <= _MOST_NATIVE_ITEMS and not self.is_on_device
         situation = Situation(
             self.collective,
             0 if self.counts else self.nbytes,
             self.member.size,
             per_node,
             commutes=self.op is None or self.op.is_commutative,
-            native=self.buffer.mpi_datatype() is not None and self.count <= _MOST_NATIVE_ITEMS,
+            native=self.buffer.mpi_datatype() is not None and countable,
             uneven=self.counts is not None,
-            shared=shared,
+            memory="cupy" if self.is_on_device else "shared" if shared else "numpy",
         )
         return choose(table, situation)
 
@@ -154,8 +161,8 @@ def read_call(arguments: Arguments, algorithm: str, rank: int, size: int) -> Cal
     blocks = contract(collective)
     to_send, to_recv = blocks.send_blocks(member), blocks.recv_blocks(member)
     aside = collective == "reduce_scatter" and _is_in_place(arguments.sendbuf)
-    send: HostBuffer | None
-    recv: HostBuffer | None
+    send: Buffer | None
+    recv: Buffer | None
     if aside:
         send, recv = _input_where_the_result_goes(arguments, member)
     else:
@@ -165,6 +172,11 @@ def read_call(arguments: Arguments, algorithm: str, rank: int, size: int) -> Cal
         raise InvalidBuffer(f"{collective}: rank {rank} passes no buffer")
     if recv is None and to_recv and collective != "scatter":
         raise InvalidBuffer(f"{collective}: rank {rank} must pass a receive buffer")
+    places = {is_on_device(b.items) for b in (send, recv) if b is not None}
+    if len(places) > 1:
+        raise InvalidBuffer(
+            f"{collective}: one of the send and receive buffers lies on a GPU, the other does not"
+        )
     if send is not None and recv is not None and send.items.dtype != recv.items.dtype:
         raise InvalidBuffer(
             f"{collective}: the send buffer is {send.items.dtype}, the receive buffer "
@@ -205,16 +217,16 @@ _VECTORS = {
 }
 
 
-def _buffer(arguments: Arguments, spec: Any, role: str, blocks: int) -> HostBuffer | None:
+def _buffer(arguments: Arguments, spec: Any, role: str, blocks: int) -> Buffer | None:
     if not blocks or _is_in_place(spec):
         return None
     if arguments.vector and role in _VECTORS[arguments.collective]:
         return vector_buffer(spec, role, blocks)
-    return host_buffer(spec, role, blocks)
+    return read_buffer(spec, role, blocks)
 
 
 def _counts(
-    arguments: Arguments, member: Member, send: HostBuffer | None, recv: HostBuffer | None
+    arguments: Arguments, member: Member, send: Buffer | None, recv: Buffer | None
 ) -> Counts | None:
     """Lengths of the blocks of a v-variant."""
     if arguments.recvcounts is not None:
@@ -238,32 +250,30 @@ def _counts(
     return Counts(sent, received)
 
 
-def _lengths(buffer: HostBuffer | None) -> tuple[int, ...]:
+def _lengths(buffer: Buffer | None) -> tuple[int, ...]:
     if buffer is None:
         return ()
     return (buffer.items.size,) if buffer.counts is None else buffer.counts
 
 
-def _expect(role: str, buffer: HostBuffer | None, items: int) -> None:
+def _expect(role: str, buffer: Buffer | None, items: int) -> None:
     if buffer is not None and buffer.items.size != items:
         raise InvalidBuffer(
             f"the {role} buffer has {buffer.items.size} items, but the counts say {items}"
         )
 
 
-def _input_where_the_result_goes(
-    arguments: Arguments, member: Member
-) -> tuple[HostBuffer, HostBuffer]:
+def _input_where_the_result_goes(arguments: Arguments, member: Member) -> tuple[Buffer, Buffer]:
     """Reduce-scatter in place: the result goes to the beginning of the input."""
     if arguments.recvcounts is None:
-        whole = host_buffer(arguments.recvbuf, "receive")
+        whole = read_buffer(arguments.recvbuf, "receive")
         length, rest = divmod(whole.items.size, member.size)
         if rest:
             raise InvalidBuffer(
                 f"reduce_scatter: {whole.items.size} items are no {member.size} equal blocks"
             )
     else:
-        whole = host_buffer(arguments.recvbuf, "receive")
+        whole = read_buffer(arguments.recvbuf, "receive")
         length = int(arguments.recvcounts[member.rank])
     return whole, replace(whole, items=whole.items[:length])
 

@@ -37,8 +37,12 @@ class Communicator(Blocking, Nonblocking, Persistent, MPI.Intracomm):  # type: i
             missing and where they are, and the job ends (:mod:`collectives.watchdog`); making the
             communicator is then collective.  Default: that of ``COLLECTIVES_TIMEOUT``, or never.
 
+        device: how messages of CuPy arrays go: ``"direct"``, handed to a CUDA-aware MPI;
+            ``"staged"`` through pinned host memory; ``"auto"``: direct if a transfer in a child
+            process works.  Default: that of ``COLLECTIVES_DEVICE``, or auto.
+
     Raises:
-        ValueError: for a timeout that is none.
+        ValueError: for a timeout or a device that is none.
     """
 
     _engine: Engine
@@ -50,13 +54,17 @@ class Communicator(Blocking, Nonblocking, Persistent, MPI.Intracomm):  # type: i
         check: bool | None = None,
         tuning: str | Path | None = None,
         timeout: float | None = None,
+        device: str | None = None,
     ) -> Self:
         self = super().__new__(cls, comm)
         if check is None:
             check = os.environ.get("COLLECTIVES_CHECK", "0") != "0"
         if timeout is None:
             timeout = _seconds(os.environ.get("COLLECTIVES_TIMEOUT", ""))
-        self._engine = Engine(self, algorithm, check, tuning, timeout)
+        device = device or os.environ.get("COLLECTIVES_DEVICE", "auto")
+        if device not in ("auto", "direct", "staged"):
+            raise ValueError(f"device={device!r} is none of auto, direct and staged")
+        self._engine = Engine(self, algorithm, check, tuning, timeout, device)
         return self
 
     @property
@@ -133,6 +141,7 @@ class Communicator(Blocking, Nonblocking, Persistent, MPI.Intracomm):  # type: i
             engine.check,
             engine.tuning,
             engine.timeout,
+            engine.device,
         )
 
 

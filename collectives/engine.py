@@ -16,14 +16,17 @@ from mpi4py import MPI
 from collectives.agreement import Agreement
 from collectives.algorithms import build, names, parse
 from collectives.call import Arguments, Call, read_call
+from collectives.cuda_probe import probe
 from collectives.errors import CollectiveError, InvalidBuffer
 from collectives.executor import TAGS_PER_PLAN, bind
+from collectives.memory import CudaMemory
 from collectives.native import NativePlan
 from collectives.operands import Operands, is_widened
 from collectives.plan import Plan
 from collectives.recent import Recent
 from collectives.reduction import combiner
 from collectives.shared_executor import Places, bind_shared, runs_shared, shared_places, words
+from collectives.transport.device import DirectTransport, StagedTransport
 from collectives.transport.mpi import MPITransport
 from collectives.transport.shared_memory import SLOTS, Meeting, NodeMemory
 from collectives.tuner import Table, load
@@ -76,12 +79,14 @@ class Engine:
         check: bool,
         tuning: str | Path | None,
         timeout: float | None,
+        device: str,
     ) -> None:
         self.comm = comm
         self.algorithm = algorithm
         self.check = check
         self.tuning = tuning
         self.timeout = timeout
+        self.device = device
         self.watchdog = Watchdog(MPI.Intracomm(comm), timeout) if timeout else None
         self.last_plan: AnyPlan | Small | None = None
         self._transport: MPITransport | None = None
@@ -300,11 +305,12 @@ class Engine:
         operands = Operands(call, borrow)
         return bind(
             schedule,
-            self._mpi,
+            self._device_transport if call.is_on_device else self._mpi,
             operands.send,
             operands.recv,
             combine,
             counts=call.counts,
+            memory=buffer.memory,
             aside=call.aside,
             before=operands.before,
             after=operands.after,
@@ -328,6 +334,22 @@ class Engine:
         for plan in tuple(self._active):
             plan.Test()
         os.sched_yield()
+
+    @cached_property
+    def _device_transport(self) -> DirectTransport | StagedTransport:
+        """For device memory, as ``device`` says.  Collective at its first use."""
+        how = self.device
+        if how == "auto":
+            # One rank of each node tries, as loading CUDA takes seconds; all must be able to.
+            node = MPI.Intracomm(self.comm).Split_type(MPI.COMM_TYPE_SHARED)
+            works, seen = probe() if node.rank == 0 else (True, "")
+            node.Free()
+            how = "direct" if self.comm.allreduce(works, MPI.LAND) else "staged"
+            log.info("device memory is %s: %s", how, seen or "as the node's first rank found")
+        memory = CudaMemory()
+        if how == "direct":
+            return DirectTransport(self._mpi, memory)
+        return StagedTransport(self._mpi, memory)
 
     @property
     def _idle(self) -> Callable[[], None] | None:

@@ -4,30 +4,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import Any, NamedTuple, Protocol, Self
+from typing import NamedTuple, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from collectives.errors import InvalidBuffer, ScheduleError
+from collectives.memory import HOST, Combine, DeviceMemory, Items, Memory
 from collectives.plan import Action, BoundRound, Plan
 from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send
 from collectives.transport import Bytes, Request, Transport
 
-Items = npt.NDArray[Any]
-
-
-class Combine(Protocol):
-    """A reduction of two arrays, as NumPy's functions are."""
-
-    def __call__(self, left: Items, right: Items, /, *, out: Items) -> object:
-        """Puts ``left (op) right`` into ``out``, which may be either of them."""
-
-
 #: Tags of one plan; messages between two ranks cycle through them.
 TAGS_PER_PLAN = 64
-#: A longer message goes in parts: many MPI libraries count in 32 bits.
-LONGEST_MESSAGE = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -77,12 +65,14 @@ class _Binder:
         self,
         schedule: Schedule,
         transport: Transport,
-        memory: dict[str, Items],
+        buffers: dict[str, Items],
         layouts: dict[str, Layout],
         combine: Combine | None,
         tag: int,
+        memory: Memory,
     ) -> None:
         self.transport = transport
+        self.buffers = buffers
         self.memory = memory
         self.layouts = layouts
         self.combine = combine
@@ -91,13 +81,12 @@ class _Binder:
         self.messages: dict[tuple[type, int], int] = {}
 
     def view(self, chunk: Chunk) -> Items:
-        return self.memory[chunk.buffer][self.layouts[chunk.buffer].items(chunk)]
+        return self.buffers[chunk.buffer][self.layouts[chunk.buffer].items(chunk)]
 
     def rounds(self) -> list[BoundRound]:
         """The rounds that have something to do; chunks of no items move nothing."""
-        arrivals = np.empty(
-            max(map(self.arriving, self.programme), default=0), self.memory["recvbuf"].dtype
-        )
+        most = max(map(self.arriving, self.programme), default=0)
+        arrivals = self.memory.empty(most, self.buffers["recvbuf"].dtype)
         bound = (self.round(steps, arrivals) for steps in self.programme)
         return [r for r in bound if r.starts]
 
@@ -117,18 +106,19 @@ class _Binder:
                 continue
             if isinstance(step, Copy):
                 source = self.view(step.source)
-                if _address(source) != _address(target):  # in place, the block is there already
-                    copies.append(partial(np.copyto, target, source))
+                # In place, the block is there already.
+                if self.memory.address(source) != self.memory.address(target):
+                    copies.append(partial(self.memory.copy, target, source))
                 continue
             tag = self.next_tag(step)
             if isinstance(step, Send):
-                parts = _parts(target)
+                parts = self.parts(target)
                 sends += [self.transport.send_init(part, step.peer, tag) for part in parts]
                 continue
             arriving = target
             if isinstance(step, RecvReduce):
                 arriving, arrivals = arrivals[: target.size], arrivals[target.size :]
-            for part in _parts(arriving):
+            for part in self.parts(arriving):
                 request = self.transport.recv_init(part, step.peer, tag)
                 bound.requests.append(request)
                 bound.finish.append(request.Wait)
@@ -136,7 +126,7 @@ class _Binder:
                 reduction = self.reduction(step, arriving, target)
                 bound.reductions.append(reduction)
                 # A chunk that this round also sends must not change before it has left.
-                busy = any(np.may_share_memory(target, other) for other in sent)
+                busy = any(self.overlap(target, other) for other in sent)
                 (late if busy else bound.finish).append(reduction)
         # Receives first: a message that finds its receive posted is copied once.
         bound.starts = [*(request.Start for request in (*bound.requests, *sends)), *copies]
@@ -150,6 +140,15 @@ class _Binder:
         own = self.view(step.operand or step.chunk)
         operands = (arrived, own) if step.peer < self.transport.rank else (own, arrived)
         return partial(self.combine, *operands, out=target)
+
+    def overlap(self, one: Items, other: Items) -> bool:
+        first, second = self.memory.address(one), self.memory.address(other)
+        return first < second + other.nbytes and second < first + one.nbytes
+
+    def parts(self, items: Items) -> list[Bytes]:
+        """The memory of ``items``, in parts that the transport can send."""
+        memory, longest = items.view(np.uint8), self.transport.longest
+        return [memory[start : start + longest] for start in range(0, memory.size, longest)]
 
     def next_tag(self, step: Send | Recv | RecvReduce) -> int:
         """The k-th message from one rank to another has the same tag at both ends."""
@@ -170,6 +169,7 @@ def bind(
     aside: bool = False,
     before: Sequence[Action] = (),
     after: Sequence[Action] = (),
+    memory: Memory = HOST,
     tag: int = 0,
     reason: str = "asked for",
     active: list[Plan] | None = None,
@@ -184,6 +184,7 @@ def bind(
         combine: the reduction, for a collective that reduces.
         counts: lengths of the blocks of a v-variant; otherwise all are equal.
         aside: the input lies where the schedule writes; copy it aside first.
+        memory: where the buffers lie.
         before, after: done first and last in each run.
         tag: first of ``TAGS_PER_PLAN`` tags that no other plan under way uses.
         active: plans of the same communicator that are under way (kept up to date by the plans).
@@ -207,27 +208,31 @@ def bind(
         recv = send[layouts["sendbuf"].items(own)]
     prepare = list(before)
     if aside and send is not None:
-        copy = np.empty_like(send)
-        prepare.append(partial(np.copyto, copy, send))
+        copy = memory.empty(send.size, send.dtype)
+        prepare.append(partial(memory.copy, copy, send))
         send = copy
     dtype = next(items.dtype for items in (recv, send) if items is not None)
-    nothing = np.empty(0, dtype)
+    nothing = memory.empty(0, dtype)
     room = layouts["workspace"].offset(schedule.workspace) if schedule.workspace else 0
-    memory = {
+    buffers = {
         "sendbuf": nothing if send is None else send,
         "recvbuf": nothing if recv is None else recv,
-        "workspace": np.empty(room, dtype),
+        "workspace": memory.empty(room, dtype),
     }
-    rounds = _Binder(schedule, transport, memory, layouts, combine, tag).rounds()
+    if combine is not None:
+        combine = memory.combine(combine)
+    rounds = _Binder(schedule, transport, buffers, layouts, combine, tag, memory).rounds()
     if prepare:
         rounds.insert(0, BoundRound(starts=prepare))
     if after:
         rounds.append(BoundRound(starts=list(after)))
+    if isinstance(memory, DeviceMemory):  # the caller may go on with another stream
+        rounds.append(BoundRound(starts=[memory.synchronize]))
     return Plan(
         schedule.collective,
         schedule.algorithm,
         reason,
-        max(memory["sendbuf"].nbytes, memory["recvbuf"].nbytes),
+        max(buffers["sendbuf"].nbytes, buffers["recvbuf"].nbytes),
         rounds,
         transport.testall,
         [] if active is None else active,
@@ -266,15 +271,3 @@ def _layouts(
             )
     blocks["workspace"] = -(-schedule.workspace // n)
     return {name: Layout.even(count, number, n) for name, number in blocks.items()}
-
-
-def _address(items: Items) -> int:
-    address: int = items.__array_interface__["data"][0]
-    return address
-
-
-def _parts(items: Items) -> list[Bytes]:
-    """The memory of ``items``, in parts that any MPI can send."""
-    memory = items.view(np.uint8)
-    ends = range(LONGEST_MESSAGE, memory.size + LONGEST_MESSAGE, LONGEST_MESSAGE)
-    return [memory[end - LONGEST_MESSAGE : end] for end in ends]

@@ -5,14 +5,16 @@
 [array([ 9, 12]), array([ 9, 12]), array([ 9, 12])]
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from collectives.errors import ScheduleError
-from collectives.executor import Combine, Counts, Items, bind
+from collectives.executor import Counts, bind
+from collectives.memory import HOST, Combine, Items, Memory
 from collectives.plan import Plan
 from collectives.schedule import Schedule
+from collectives.transport import Transport
 from collectives.transport.local import connect
 
 
@@ -23,6 +25,8 @@ def run(
     *,
     in_place: bool = False,
     counts: Sequence[Counts] | None = None,
+    on: Callable[[Transport], tuple[Transport, Memory]] | None = None,
+    before: Callable[[int], object] = lambda rank: None,
 ) -> list[Items | None]:
     """Every rank's receive buffer, ``None`` for a rank that has none.
 
@@ -30,6 +34,8 @@ def run(
         inputs: one 1-D array for each rank, of equal dtype; empty where a rank has nothing to send.
         in_place: put each input where ``MPI.IN_PLACE`` expects it and pass no send buffer.
         counts: one for each rank, of a v-variant.
+        on: gives each rank another transport and memory than the host's.
+        before: called for each rank when all is bound, and nothing has started.
 
     Raises:
         ScheduleError: if the ranks wait for one another for ever.
@@ -38,7 +44,8 @@ def run(
     count = inputs[schedule.root].size // blocks.send_blocks(root)
     plans: list[Plan] = []
     outputs: list[Items | None] = []
-    for transport, items in zip(connect(schedule.size), inputs, strict=True):
+    for local, items in zip(connect(schedule.size), inputs, strict=True):
+        transport, memory = on(local) if on else (local, HOST)
         rank = transport.rank
         member = schedule.member(rank)._replace(chunks=1)
         length = sum(counts[rank].recv) if counts else count * blocks.recv_blocks(member)
@@ -50,14 +57,16 @@ def run(
             output[start : start + items.size] = items
             send = None
         shape = counts[rank] if counts else None
-        plans.append(bind(schedule, transport, send, output, combine, counts=shape))
+        plans.append(bind(schedule, transport, send, output, combine, counts=shape, memory=memory))
         outputs.append(output)
+    for rank in range(schedule.size):
+        before(rank)
     for plan in plans:
         plan.Start()
     waiting = list(plans)
     while waiting:
-        before = [plan.progress for plan in waiting]
+        reached = [plan.progress for plan in waiting]
         waiting = [plan for plan in waiting if not plan.Test()]
-        if waiting and [plan.progress for plan in waiting] == before:
+        if waiting and [plan.progress for plan in waiting] == reached:
             raise ScheduleError(f"{schedule}: the ranks wait for one another for ever")
     return outputs

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from collectives.errors import ScheduleError
-from collectives.executor import Combine, Items
 from collectives.local import run
+from collectives.memory import Combine, Items
 from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send, Step
 from collectives.verify import prove
 

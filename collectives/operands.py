@@ -6,14 +6,13 @@ that the result is rounded once and not with every rank.
 """
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from collectives.buffers import HostBuffer
+from collectives.buffers import Buffer
 from collectives.call import Call
-from collectives.executor import Items
+from collectives.memory import Items
 from collectives.plan import Action
 
 
@@ -27,6 +26,7 @@ class Operands:
 
     def __init__(self, call: Call, borrow: bool) -> None:
         """``borrow`` names the caller's memory by address, so that the plan does not keep it."""
+        self._memory = call.buffer.memory
         self.before: list[Action] = []
         self.after: list[Action] = []
         in_place = call.send is None
@@ -37,12 +37,12 @@ class Operands:
             self.recv = self._widened(self.recv, reads=in_place, writes=True)
 
     def _packed(
-        self, buffer: HostBuffer | None, borrow: bool, reads: bool, writes: bool
+        self, buffer: Buffer | None, borrow: bool, reads: bool, writes: bool
     ) -> Items | None:
         if buffer is None or buffer.displacements is None:
-            return None if buffer is None else buffer.memory(borrow)
+            return None if buffer is None else buffer.view(borrow)
         blocks = buffer.blocks()
-        packed = np.empty(sum(b.size for b in blocks), buffer.items.dtype)
+        packed = self._memory.empty(sum(b.size for b in blocks), buffer.items.dtype)
         ends = np.cumsum([b.size for b in blocks])
         for block, end in zip(blocks, ends.tolist()):
             self._stage(block, packed[end - block.size : end], reads, writes)
@@ -51,15 +51,15 @@ class Operands:
     def _widened(self, items: Items | None, reads: bool, writes: bool) -> Items | None:
         if items is None:
             return None
-        wide = np.empty(items.size, np.float32)
+        wide = self._memory.empty(items.size, np.dtype(np.float32))
         self._stage(items, wide, reads, writes)
         return wide
 
     def _stage(self, outside: Items, inside: Items, reads: bool, writes: bool) -> None:
         if reads:
-            self.before.append(partial(_copy, inside, outside))
+            self.before.append(partial(self._memory.copy, inside, outside))
         if writes:
-            self.after.insert(0, partial(_copy, outside, inside))
+            self.after.insert(0, partial(self._memory.copy, outside, inside))
 
 
 def is_widened(call: Call) -> bool:
@@ -67,7 +67,3 @@ def is_widened(call: Call) -> bool:
     dtype = call.buffer.items.dtype
     rounds = call.op in (MPI.SUM, MPI.PROD) and call.member.size > 2
     return rounds and dtype.itemsize == 2 and dtype.kind not in "iub"
-
-
-def _copy(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> None:
-    np.copyto(target, source, casting="unsafe")

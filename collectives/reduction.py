@@ -6,7 +6,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.errors import InvalidBuffer
-from collectives.executor import Combine, Items
+from collectives.memory import Combine, Items
 
 # Which kinds of number each operation takes (MPI 4.1, section 6.9.2), as NumPy's kind letters.
 _NUMBER = "iufcV"  # V: ml_dtypes' bfloat16 and its relatives

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from collectives.buffers import borrowed
 from collectives.call import Call
 from collectives.dataflow import Cell, Dataflow, End, entered, moved
 from collectives.errors import ScheduleError
-from collectives.executor import Combine, Items, Layout
+from collectives.executor import Layout
+from collectives.memory import HOST, Combine, Items, is_on_device
 from collectives.plan import Action, BoundRound, Plan
 from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send
 from collectives.segments import segmented
@@ -43,7 +43,7 @@ def words(call: Call, node: NodeMemory) -> list[int]:
     for buffer in (call.send, call.recv):
         if buffer is None:
             words += (_NO_BUFFER, 0)
-        elif call.counts or call.aside:
+        elif call.counts or call.aside or is_on_device(buffer.items):
             words += (_ORDINARY, 0)
         else:
             words += node.locate(buffer.items) or (_ORDINARY, 0)
@@ -105,7 +105,7 @@ def bind_shared(
     memory = []
     for rank in range(schedule.size):
         buffers = _buffers(schedule, rank, call, node, places)
-        memory.append({k: borrowed(v) if borrow else v for k, v in buffers.items()})
+        memory.append({k: HOST.borrowed(v) if borrow else v for k, v in buffers.items()})
     flow = Dataflow(schedule, _is_in_place(schedule, places))
     binder = SharedBinder(flow, node, slot, memory, layout, combine)
     return Plan(

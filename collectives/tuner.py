@@ -37,7 +37,7 @@ class Entry(msgspec.Struct, forbid_unknown_fields=True):
     """What was measured of one collective on one kind of memory and number of ranks.
 
     Attributes:
-        memory: ``"numpy"`` or ``"shared"``.
+        memory: ``"numpy"``, ``"shared"`` or ``"cupy"``.
         rules: by rising bytes.
     """
 
@@ -96,7 +96,7 @@ class Situation(NamedTuple):
         commutes: whether the operation commutes (true where there is none).
         native: whether this MPI has the datatype and can count the items.
         uneven: whether blocks differ in length.
-        shared: whether the buffers lie in memory that all ranks can address.
+        memory: of the buffers: ``"numpy"``, ``"shared"`` (all ranks can address it) or ``"cupy"``.
     """
 
     collective: str
@@ -106,7 +106,7 @@ class Situation(NamedTuple):
     commutes: bool = True
     native: bool = True
     uneven: bool = False
-    shared: bool = False
+    memory: str = "numpy"
 
     def allows(self, algorithm: str) -> bool:
         """Whether ``algorithm`` can serve the call."""
@@ -118,6 +118,8 @@ class Situation(NamedTuple):
         return ordered and (entry.uneven or not self.uneven)
 
 
+#: From here on, on a GPU, the ring's bandwidth is worth its rounds (as in NCCL).
+_RING_BYTES = 1 << 20
 #: Where the table's choice cannot be: these keep rank order, take unequal blocks, or both.
 _WITHOUT_TABLE = {
     "allreduce": "butterfly",
@@ -136,9 +138,9 @@ _WITHOUT_TABLE = {
 
 def choose(table: Table, call: Situation) -> Choice:
     """The algorithm for a call; a function of what all ranks agree on, so all choose the same."""
-    memory = "shared" if call.shared else "numpy"
-    where = f"{call.nbytes} bytes{' in shared memory' if call.shared else ''}, {call.size} ranks"
-    entry = table.entry(call.collective, memory, call.size, call.per_node)
+    kind = {"shared": " in shared memory", "cupy": " in device memory"}.get(call.memory, "")
+    where = f"{call.nbytes} bytes{kind}, {call.size} ranks"
+    entry = table.entry(call.collective, call.memory, call.size, call.per_node)
     if call.size > 1 and entry is not None:
         rules = [rule for rule in entry.rules if rule.from_bytes <= call.nbytes]
         if rules and call.allows(rules[-1].algorithm):
@@ -149,7 +151,12 @@ def choose(table: Table, call: Situation) -> Choice:
             return Choice(rule.algorithm, f"{where}: {rule.ratio:.1f}x native, {measured}")
     if call.native:
         return Choice("native", f"{where}: nothing measured is faster")
-    return Choice(_WITHOUT_TABLE[call.collective], "this MPI has no such datatype or count")
+    reason = "this MPI has no such datatype or count"
+    if call.memory == "cupy":
+        reason = f"{where}: MPI's own collectives on device memory stage badly or crash"
+    if call.memory == "cupy" and call.collective == "allreduce" and call.commutes:
+        return Choice("ring" if call.nbytes >= _RING_BYTES else "butterfly", reason)
+    return Choice(_WITHOUT_TABLE[call.collective], reason)
 
 
 def load(path: str | Path | None = None) -> Table:

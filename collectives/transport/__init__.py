@@ -27,6 +27,8 @@ class Transport(Protocol):
 
     rank: int
     size: int
+    #: Bytes of a message; a longer one goes in parts.
+    longest: int
 
     def send_init(self, data: Bytes, peer: int, tag: int) -> Request:
         """A send of the bytes that ``data`` holds whenever it is started."""

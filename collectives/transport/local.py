@@ -50,6 +50,8 @@ class LocalRequest:
 class LocalTransport:
     """The end of ``rank``; all ranks share ``posted``, one pair of queues for each route."""
 
+    longest = 1 << 62
+
     def __init__(self, rank: int, size: int, posted: tuple[Mailbox, Mailbox]) -> None:
         self.rank = rank
         self.size = size

@@ -16,6 +16,9 @@ class MPITransport:
     bfloat16) travel as well.
     """
 
+    #: Many MPI libraries count in 32 bits.
+    longest = 1 << 30
+
     def __init__(self, channel: MPI.Intracomm) -> None:
         self.channel = channel
         self.rank = channel.rank

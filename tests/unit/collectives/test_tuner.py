@@ -34,7 +34,7 @@ def test_by_size_and_ranks():
     assert chosen(8192, 3).algorithm == "butterfly"
     assert chosen(8192, 6).algorithm == "native"
     assert chosen(1 << 20, 16).algorithm == "ring"
-    assert chosen(4096, 2, shared=True) == (
+    assert chosen(4096, 2, memory="shared") == (
         "direct",
         "4096 bytes in shared memory, 2 ranks: 6.0x native, measured on 2",
     )
@@ -61,7 +61,8 @@ def test_every_call_gets_an_algorithm_that_can_serve_it(collective):
     for nbytes in (0, 8, 1 << 14, 1 << 24):
         for size in (1, 2, 3, 8):
             for bits in range(16):
-                commutes, native, uneven, shared = (bool(bits >> k & 1) for k in range(4))
+                commutes, native, uneven, far = (bool(bits >> k & 1) for k in range(4))
+                memory = "shared" if far else "cupy" if bits % 3 else "numpy"
                 if collective not in (
                     "allgather",
                     "alltoall",
@@ -71,7 +72,7 @@ def test_every_call_gets_an_algorithm_that_can_serve_it(collective):
                 ):
                     uneven = False
                 call = Situation(
-                    collective, nbytes, size, size, commutes or not reduces, native, uneven, shared
+                    collective, nbytes, size, size, commutes or not reduces, native, uneven, memory
                 )
                 algorithm = choose(table, call).algorithm
                 assert call.allows(algorithm)

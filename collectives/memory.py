@@ -1,0 +1,147 @@
+"""Where arrays live and how a plan works on them there: NumPy on the host, CuPy on a GPU.
+
+Work on a GPU is queued on a stream and done later, so MPI must not read or write device memory
+before the stream has come that far.  That is the transports' business
+(:mod:`collectives.transport.device`); here is what there is to queue.
+"""
+
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from collectives.errors import InvalidBuffer
+
+Items = npt.NDArray[Any]
+
+
+class Combine(Protocol):
+    """A reduction of two arrays, as NumPy's functions are."""
+
+    def __call__(self, left: Items, right: Items, /, *, out: Items) -> object:
+        """Puts ``left (op) right`` into ``out``, which may be either of them."""
+
+
+class Memory(Protocol):
+    """What a binder does with the arrays of one kind of memory."""
+
+    def empty(self, count: int, dtype: "np.dtype[Any]") -> Items:
+        """A new 1-D array."""
+
+    def copy(self, target: Items, source: Items) -> object:
+        """Copies between arrays of this memory, converting the type if they differ in it."""
+
+    def address(self, items: Items) -> int:
+        """Where an array begins."""
+
+    def combine(self, function: Combine) -> Combine:
+        """The same reduction for arrays of this memory."""
+
+    def borrowed(self, items: Items) -> Items:
+        """The same memory by address: whoever uses it must know that it is still there."""
+
+
+@runtime_checkable
+class DeviceMemory(Memory, Protocol):
+    """Memory whose work is queued."""
+
+    def synchronize(self) -> object:
+        """Returns when all that was queued is done."""
+
+    def pinned(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Host memory that copies to and from the device are fastest with."""
+
+    def download(self, host: Items, device: Items) -> None:
+        """Queues a copy to the host."""
+
+    def upload(self, device: Items, host: Items) -> None:
+        """Queues a copy from the host."""
+
+
+class HostMemory:
+    """NumPy."""
+
+    @staticmethod
+    def empty(count: int, dtype: "np.dtype[Any]") -> Items:
+        return np.empty(count, dtype)
+
+    @staticmethod
+    def copy(target: Items, source: Items) -> None:
+        np.copyto(target, source, casting="unsafe")
+
+    @staticmethod
+    def address(items: Items) -> int:
+        address: int = items.__array_interface__["data"][0]
+        return address
+
+    @staticmethod
+    def combine(function: Combine) -> Combine:
+        return function
+
+    @staticmethod
+    def borrowed(items: Items) -> Items:
+        from mpi4py import MPI
+
+        if not items.nbytes:
+            return np.empty(0, items.dtype)
+        memory = MPI.buffer.fromaddress(HostMemory.address(items), items.nbytes)
+        return np.frombuffer(memory, items.dtype)  # type: ignore[call-overload]
+
+
+class CudaMemory:
+    """CuPy, on the stream that is current when something is called."""
+
+    def __init__(self) -> None:
+        import cupy
+
+        self.cupy = cupy
+
+    def empty(self, count: int, dtype: "np.dtype[Any]") -> Items:
+        return self.cupy.empty(count, dtype)
+
+    def copy(self, target: Items, source: Items) -> None:
+        self.cupy.copyto(target, source, casting="unsafe")
+
+    def address(self, items: Items) -> int:
+        return items.data.ptr  # type: ignore[attr-defined]
+
+    def combine(self, function: Combine) -> Combine:
+        """CuPy's function of the same name, one kernel on the device."""
+        name = getattr(function, "__name__", "")
+        if not isinstance(function, np.ufunc) or not hasattr(self.cupy, name):
+            raise InvalidBuffer(
+                "this operation has no kernel for device memory; copy the arrays to the host "
+                "(array.get()), or use a built-in operation"
+            )
+        return getattr(self.cupy, name)
+
+    def borrowed(self, items: Items) -> Items:
+        cuda = self.cupy.cuda
+        memory = cuda.UnownedMemory(self.address(items), max(1, items.nbytes), owner=None)
+        return self.cupy.ndarray(items.size, items.dtype, cuda.MemoryPointer(memory, 0))
+
+    def synchronize(self) -> None:
+        self.cupy.cuda.get_current_stream().synchronize()
+
+    def pinned(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        memory = self.cupy.cuda.alloc_pinned_memory(max(1, nbytes))
+        return np.frombuffer(memory, np.uint8, nbytes)
+
+    def download(self, host: Items, device: Items) -> None:
+        self._queue(host.ctypes.data, self.address(device), device.nbytes)
+
+    def upload(self, device: Items, host: Items) -> None:
+        self._queue(self.address(device), host.ctypes.data, device.nbytes)
+
+    def _queue(self, target: int, source: int, nbytes: int) -> None:
+        runtime = self.cupy.cuda.runtime
+        stream = self.cupy.cuda.get_current_stream()
+        runtime.memcpyAsync(target, source, nbytes, runtime.memcpyDefault, stream.ptr)
+
+
+HOST = HostMemory()
+
+
+def is_on_device(array: object) -> bool:
+    """Whether an array says that it lies on a GPU."""
+    return hasattr(array, "__cuda_array_interface__")
