@@ -92,6 +92,9 @@ def main(arguments: list[str] | None = None) -> int:
 
     comparing = commands.add_parser("compare", help="several files of 'bench -J' in one table")
     comparing.add_argument("files", nargs="+", type=Path, metavar="JSON")
+    comparing.add_argument(
+        "--peers", action="store_true", help="one collective under several MPIs, ours and theirs"
+    )
     comparing.set_defaults(run=_compare)
 
     options = parser.parse_args(arguments)
@@ -187,7 +190,7 @@ def _draw(options: argparse.Namespace) -> int:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    print(compare.table(options.files))
+    print((compare.peers if options.peers else compare.table)(options.files))
     return 0
 
 

@@ -55,11 +55,20 @@ class Dataflow:
         self._written: list[dict[Cell, int]] = [{} for _ in self.programmes]
         for rank, programme in enumerate(self.programmes):
             for number, steps in enumerate(programme):
+                if not steps:
+                    continue
                 written = self.writes(rank, steps)
                 for cell in written:
                     self._written[rank].setdefault(cell, number)
                 for cell in written | self.reads(rank, steps):
                     self._touched[rank].setdefault(cell, number)
+
+        #: Counts of entering a round that some rank may wait for; the others need not be told.
+        self.awaited = {
+            (end.rank, count)
+            for end in self.ends
+            for count in (self.readable(end), self.writable(end))
+        }
 
     def step(self, end: End) -> Step:
         """The step at ``end``."""

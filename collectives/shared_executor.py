@@ -24,9 +24,9 @@ from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule,
 from collectives.segments import segmented
 from collectives.transport.shared_memory import Flag, Meeting, NodeMemory, Place
 
-#: Chunks are cut into segments of about this size: half of a level-2 cache, as they are read and
-#: stored in turn.
-SEGMENT_BYTES = 512 << 10
+#: Chunks are cut into segments of about this size, that of a level-2 cache: what is reduced is
+#: stored to the others while it is in there.
+SEGMENT_BYTES = 1 << 20
 
 
 #: For each rank, where its send and its receive buffer lie; ``None``: in place, or it has none.
@@ -199,7 +199,10 @@ class SharedBinder:
         touches = writes | self.flow.reads(self.rank, steps)
         due = [w for w in self.pending if w.cells & (writes if w.reading else touches)]
         self.pending = [w for w in self.pending if w not in due]
-        entering = self.wait(due, [self.node.tick(self.slot, entered(number))])
+        told: list[Action] = []
+        if (self.rank, entered(number)) in self.flow.awaited:
+            told = [self.node.tick(self.slot, entered(number))]
+        entering = [self.wait(due, told)] if due or told else []
 
         moving = BoundRound()
         lent: list[Pending] = []  # what peers read of our memory in this round
@@ -236,9 +239,9 @@ class SharedBinder:
                         self.add(moving, flags, self.reduction(step, memory, target))
         self.add(moving, [], self.node.tick(self.slot, moved(number)))
         if late:
-            return [entering, moving, self.wait(lent, late)]
+            return [*entering, moving, self.wait(lent, late)]
         self.pending += lent
-        return [entering, moving]
+        return [*entering, moving]
 
     def view(self, rank: int, chunk: Chunk) -> Items:
         return self.memory[rank][chunk.buffer][self.layout.items(chunk)]
@@ -251,7 +254,10 @@ class SharedBinder:
         return [self.node.flag(rank, self.slot, count)]
 
     def wait(self, pending: Iterable[Pending], then: list[Action]) -> BoundRound:
-        flags = [flag for wait in pending for flag in self.flags(wait.rank, wait.until)]
+        latest: dict[int, int] = {}
+        for one in pending:
+            latest[one.rank] = max(one.until, latest.get(one.rank, 0))
+        flags = [flag for rank, until in latest.items() for flag in self.flags(rank, until)]
         return BoundRound(
             requests=list(flags), finish=[*(flag.Wait for flag in flags), *then], reductions=then
         )

@@ -40,6 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-a", "--average", type=int, choices=(0, 1, 2, 3), default=3, help=average)
     add("--place", choices=("out", "in", "both"), default="out", help="out of place, in place")
     add("--memory", choices=("numpy", "shared", "both"), default="numpy", help="of the buffers")
+    cached = "cached: the same in every call; rotating: enough of them to be in no cache"
+    add("--buffers", choices=("cached", "rotating"), default="cached", help=cached)
+    add("--floor", action="store_true", help="all-reduce: share of what STREAM's add reaches")
+    add("--thread-level", choices=("single", "multiple"), help="that MPI is asked for (multiple)")
     add("-T", "--timeout", type=float, help="seconds after which the job is aborted")
     add("--format", choices=("table", "osu"), default="table")
     add("-J", "--output_file", type=Path, help="write JSON")
@@ -86,6 +90,10 @@ def tune(options: argparse.Namespace) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Measures and reports; the exit status is 1 for wrong results or too little bandwidth."""
+    if options.thread_level:
+        import mpi4py
+
+        mpi4py.rc.thread_level = options.thread_level
     from mpi4py import MPI
 
     from collectives.communicator import Communicator
@@ -143,6 +151,8 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
                     repeats=options.repeats,
                     check=bool(options.check),
                     average=options.average,
+                    rotating=report.beyond_caches() if options.buffers == "rotating" else 0,
+                    floor=options.floor and options.collective == "allreduce",
                 )
                 measured = measure(comm, case)
                 native = next((r for r in measured if r.algorithm == "native"), None)

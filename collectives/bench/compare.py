@@ -69,3 +69,45 @@ def _bytes(size: int) -> str:
 
 def _line(cells: list[str]) -> str:
     return f"| {' | '.join(cells)} |"
+
+
+def peers(paths: list[Path]) -> str:
+    """One collective: the library's own by several MPIs (and Gloo), and ours beside the fastest.
+
+    ``best`` and ``auto`` are ours on the memory and MPI where they are fastest; ``x`` is the time
+    of the fastest library over it.  ``auto/native`` is the least of its ratios to the library under
+    the same MPI and on the same memory.  ``floor`` is the share of the least memory traffic's time.
+    """
+    files = [_read(path) for path in paths]
+    names = [f"{told['environment']['mpi']}, {told['environment']['threads']}" for told in files]
+    heads = ["bytes", *names, "ours, best", "x", "by", "ours, auto", "x", "auto/native", "floor"]
+    lines = [_line(heads), _line(["---:"] * len(heads))]
+    records = [r for told in files for r in told["results"] if not r["in_place"]]
+    for size in sorted({r["bytes"] for r in records}):
+        natives, ratios, ours = [], [], []
+        for told in files:
+            here = [r for r in told["results"] if r["bytes"] == size and not r["in_place"]]
+            native = {r["memory"]: r["p50_us"] for r in here if r["algorithm"] == "native"}
+            natives.append(min(native.values()))
+            ours += [r for r in here if r["algorithm"] != "native"]
+            ratios += [native[r["memory"]] / r["p50_us"] for r in here if r["algorithm"] == "auto"]
+        fastest = min(natives)
+        best = min(ours, key=lambda r: r["p50_us"])
+        auto = min((r for r in ours if r["algorithm"] == "auto"), key=lambda r: r["p50_us"])
+        floor = f"{100 * best['floor_us'] / best['p50_us']:.0f}%" if best.get("floor_us") else "-"
+        lines.append(
+            _line(
+                [
+                    _bytes(size),
+                    *(f"{us:.1f}" for us in natives),
+                    f"{best['p50_us']:.1f}",
+                    f"{fastest / best['p50_us']:.2f}",
+                    f"{best['ran']}, {best['memory']}",
+                    f"{auto['p50_us']:.1f}",
+                    f"{fastest / auto['p50_us']:.2f}",
+                    f"{min(ratios):.2f}",
+                    floor,
+                ]
+            )
+        )
+    return "\n".join(lines)

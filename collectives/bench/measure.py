@@ -32,6 +32,7 @@ class Case:
         memory: ``"numpy"``, or ``"shared"`` for arrays of ``Communicator.empty``.
         rotating: use as many sets of buffers in turn as have this many bytes together, so that
             none of them stays in the caches.
+        floor: measure the time that the least memory traffic would take, too.
         average: how the ranks' times become one: 0 rank 0, 1 mean, 2 least, 3 largest.
     """
 
@@ -48,6 +49,7 @@ class Case:
     check: bool
     average: int
     rotating: int = 0
+    floor: bool = False
 
     def count(self, size: int) -> int:
         """Items of a block."""
@@ -71,6 +73,7 @@ class Result:
     ranks: int
     iters: int
     sets: int = 1
+    floor_us: float | None = None
     times_us: list[float] = field(default_factory=list)
     wrong: int | None = None
 
@@ -169,6 +172,10 @@ def measure(comm: Communicator, case: Case) -> list[Result]:
             each.quiet()
         result.iters = case.iters or _iterations(comm, rotated, case.warmup)
         results.append(result)
+    if case.floor:
+        floor_us = 1e6 * stream(comm, case, nbytes)
+        for result in results:
+            result.floor_us = floor_us
     for _ in range(case.repeats):
         for result in results:
             seconds = _timed(comm, plans[result.algorithm], result.iters)
@@ -179,6 +186,28 @@ def measure(comm: Communicator, case: Case) -> list[Result]:
         for plan in rotated:
             plan.Free()
     return results
+
+
+def stream(comm: Communicator, case: Case, nbytes: int) -> float:
+    """Seconds that all ranks together take for the loads and stores of an all-reduce.
+
+    Two for each byte of each rank's buffer: 2 p s bytes for p ranks of s bytes, less than which no
+    algorithm moves whose ranks all get the result.  They are moved as STREAM's add does, by each
+    rank in three arrays of its own of 2s/3 bytes, in the same kind of memory.  What the caches load
+    in order to be stored to is not counted, there and here.
+    """
+    count = max(1, 2 * nbytes // 3 // case.dtype.itemsize)
+    allocate: Callable[..., Any] = comm.empty if case.memory == "shared" else np.ones
+    left, right, total = (allocate(count, case.dtype) for _ in range(3))
+    turns = max(1, int(BUDGET_S * 20e9 / max(nbytes, 1)) // 10)
+    times = []
+    for _ in range(case.repeats):
+        comm.Barrier(algorithm="native")
+        begun = perf_counter()
+        for _ in range(turns):
+            np.add(left, right, out=total)
+        times.append(comm.allreduce((perf_counter() - begun) / turns, MPI.MAX))
+    return float(np.median(times))
 
 
 def _wrong(comm: Communicator, case: Case, plan: AnyPlan, buffers: Buffers) -> int:

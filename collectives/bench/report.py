@@ -49,6 +49,16 @@ def _processor() -> str:
     return next(models, platform.processor())
 
 
+def beyond_caches() -> int:
+    """Bytes of which little is left in any cache when their turn comes again."""
+    try:
+        text = Path("/sys/devices/system/cpu/cpu0/cache/index3/size").read_text().strip()
+        last_level = int(text.removesuffix("K")) << 10
+    except (OSError, ValueError):
+        last_level = 0
+    return max(4 * last_level, 256 << 20)
+
+
 def header(about: dict[str, Any], command: str) -> str:
     """The lines above the table."""
     return (
@@ -58,13 +68,15 @@ def header(about: dict[str, Any], command: str) -> str:
         f"{about['processor']}\n"
         f"# {command}\n"
         "# time: median over repeats, by default of the slowest rank; bandwidths in GB/s\n"
-        "# ratio: native's time on the same buffers over ours"
+        "# ratio: native's time on the same buffers over ours\n"
+        "# floor%: with --floor, the time that the least memory traffic takes, over ours"
     )
 
 
 _COLUMNS = (
     f"{'size(B)':>11} {'count':>10} {'type':>9} {'redop':>6} {'memory':>7} {'place':>5}  "
-    f"{'algorithm':<26}{'time(us)':>10} {'algbw':>8} {'busbw':>8} {'ratio':>7} {'#wrong':>7}"
+    f"{'algorithm':<26}{'time(us)':>10} {'algbw':>8} {'busbw':>8} {'ratio':>7} {'floor%':>7} "
+    f"{'#wrong':>7}"
 )
 
 
@@ -76,11 +88,13 @@ def columns() -> str:
 def row(result: Result, native: Result | None) -> str:
     """One line of the table."""
     ratio = f"{native.time_us / result.time_us:.2f}" if native else "-"
+    floor = f"{100 * result.floor_us / result.time_us:.0f}" if result.floor_us else "-"
     wrong = "N/A" if result.wrong is None else str(result.wrong)
     return (
         f"{result.bytes:>11} {result.count:>10} {result.dtype:>9} {result.op:>6} "
         f"{result.memory:>7} {'in' if result.in_place else 'out':>5}  {result.algorithm:<26}"
-        f"{result.time_us:>10.2f} {result.algbw:>8.2f} {result.busbw:>8.2f} {ratio:>7} {wrong:>7}"
+        f"{result.time_us:>10.2f} {result.algbw:>8.2f} {result.busbw:>8.2f} {ratio:>7} {floor:>7} "
+        f"{wrong:>7}"
     )
 
 
