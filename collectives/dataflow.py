@@ -63,12 +63,13 @@ class Dataflow:
                 for cell in written | self.reads(rank, steps):
                     self._touched[rank].setdefault(cell, number)
 
-        #: Counts of entering a round that some rank may wait for; the others need not be told.
-        self.awaited = {
-            (end.rank, count)
-            for end in self.ends
-            for count in (self.readable(end), self.writable(end))
-        }
+        self._awaited: list[set[int]] = [set() for _ in self.programmes]
+        for end in self.ends:
+            self._awaited[end.rank] |= {self.readable(end), self.writable(end)}
+
+    def is_awaited(self, rank: int, since: int, until: int) -> bool:
+        """Whether others may wait for a count of ``rank`` above ``since``, up to ``until``."""
+        return any(since < count <= until for count in self._awaited[rank])
 
     def step(self, end: End) -> Step:
         """The step at ``end``."""

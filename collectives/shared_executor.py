@@ -182,6 +182,7 @@ class SharedBinder:
         self.memory = memory
         self.layout = layout
         self.combine = combine
+        self.told = 0  # the count that this rank's last tick says
         self.reached = [0] * node.size
         self.pending: list[Pending] = []
 
@@ -200,8 +201,9 @@ class SharedBinder:
         due = [w for w in self.pending if w.cells & (writes if w.reading else touches)]
         self.pending = [w for w in self.pending if w not in due]
         told: list[Action] = []
-        if (self.rank, entered(number)) in self.flow.awaited:
+        if self.flow.is_awaited(self.rank, self.told, entered(number)):
             told = [self.node.tick(self.slot, entered(number))]
+        self.told = moved(number)
         entering = [self.wait(due, told)] if due or told else []
 
         moving = BoundRound()
