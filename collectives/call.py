@@ -109,6 +109,7 @@ class Call:
         """What ``auto`` comes to, and why; ``shared`` if the buffers lie in the node's memory."""
         countable = self.count <= _MOST_NATIVE_ITEMS and not self.is_on_device
         situation = Situation(
+            MPI.get_vendor()[0],
             self.collective,
             0 if self.counts else self.nbytes,
             self.member.size,

@@ -217,7 +217,8 @@ class Engine:
 
     def native_below(self, collective: str) -> int:
         """The bytes up to which ``auto`` is native."""
-        return self.table.native_below(collective, self.comm.size, self.ranks_per_node)
+        ranks = self.comm.size, self.ranks_per_node
+        return self.table.native_below(MPI.get_vendor()[0], collective, *ranks)
 
     @cached_property
     def ranks_per_node(self) -> int:

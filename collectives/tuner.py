@@ -37,10 +37,12 @@ class Entry(msgspec.Struct, forbid_unknown_fields=True):
     """What was measured of one collective on one kind of memory and number of ranks.
 
     Attributes:
+        mpi: the vendor of the library that native was.
         memory: ``"numpy"``, ``"shared"`` or ``"cupy"``.
         rules: by rising bytes.
     """
 
+    mpi: str
     collective: str
     memory: str
     ranks: int
@@ -62,25 +64,33 @@ class Table(msgspec.Struct, forbid_unknown_fields=True):
     bandwidth_GBs: float
     entries: list[Entry]
 
-    def entry(self, collective: str, memory: str, size: int, per_node: int) -> Entry | None:
-        """The nearest in factors of ranks; what one node is like says nothing about several."""
+    def entry(
+        self, mpi: str, collective: str, memory: str, size: int, per_node: int
+    ) -> Entry | None:
+        """The nearest in factors of ranks.
+
+        What one node is like says nothing about several, and one library's messages nothing about
+        another's; shared memory does not depend on the library, but native's time there does.
+        """
 
         def distance(entry: Entry) -> float:
-            return abs(log2(size / entry.ranks)) + abs(log2(per_node / entry.ranks_per_node))
+            ranks = abs(log2(size / entry.ranks)) + abs(log2(per_node / entry.ranks_per_node))
+            return ranks + 100 * (entry.mpi != mpi)
 
         fitting = (
             entry
             for entry in self.entries
             if (entry.collective, entry.memory) == (collective, memory)
             and (entry.ranks == entry.ranks_per_node) == (size == per_node)
+            and (entry.mpi == mpi or memory == "shared")
         )
         return min(fitting, key=distance, default=None)
 
-    def native_below(self, collective: str, size: int, per_node: int) -> int:
+    def native_below(self, mpi: str, collective: str, size: int, per_node: int) -> int:
         """Bytes up to which every kind of memory is served best by the MPI library."""
         limits = [0]
         for memory in ("numpy", "shared"):
-            entry = self.entry(collective, memory, size, per_node)
+            entry = self.entry(mpi, collective, memory, size, per_node)
             if entry is not None:
                 ours = [rule.from_bytes for rule in entry.rules if rule.algorithm != "native"]
                 limits.append(min(ours, default=1 << 62))
@@ -91,6 +101,7 @@ class Situation(NamedTuple):
     """What an algorithm is chosen by; all ranks see the same.
 
     Attributes:
+        mpi: the vendor of the MPI library.
         nbytes: size of the largest buffer; 0 where ranks do not know it (v-variants).
         per_node: ranks of a node.
         commutes: whether the operation commutes (true where there is none).
@@ -99,6 +110,7 @@ class Situation(NamedTuple):
         memory: of the buffers: ``"numpy"``, ``"shared"`` (all ranks can address it) or ``"cupy"``.
     """
 
+    mpi: str
     collective: str
     nbytes: int
     size: int
@@ -140,7 +152,7 @@ def choose(table: Table, call: Situation) -> Choice:
     """The algorithm for a call; a function of what all ranks agree on, so all choose the same."""
     kind = {"shared": " in shared memory", "cupy": " in device memory"}.get(call.memory, "")
     where = f"{call.nbytes} bytes{kind}, {call.size} ranks"
-    entry = table.entry(call.collective, call.memory, call.size, call.per_node)
+    entry = table.entry(call.mpi, call.collective, call.memory, call.size, call.per_node)
     if call.size > 1 and entry is not None:
         rules = [rule for rule in entry.rules if rule.from_bytes <= call.nbytes]
         if rules and call.allows(rules[-1].algorithm):

@@ -24,7 +24,9 @@ _OPERATIONS = ("sum", "prod", "max", "min", "land", "lor", "lxor", "band", "bor"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of ``bench``."""
     add = parser.add_argument
-    add("collective", choices=[*CONTRACTS, "round"], help="or the cost of one round, in parts")
+    tests = ("latency", "bandwidth", "bibandwidth", "multipair", "round")
+    told = "or messages between pairs of ranks, or the cost of one round, in parts"
+    add("collective", choices=[*CONTRACTS, *tests], help=told)
     add("--algorithm", default="all", metavar="A,B", help="names, auto, native, or all (default)")
     add("-b", "--minbytes", type=size, default=8, help="smallest buffer, as 8, 4K, 1M (8)")
     add("-e", "--maxbytes", type=size, default=1 << 20, help="largest buffer (1M)")
@@ -43,6 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     cached = "cached: the same in every call; rotating: enough of them to be in no cache"
     add("--buffers", choices=("cached", "rotating"), default="cached", help=cached)
     add("--floor", action="store_true", help="all-reduce: share of what STREAM's add reaches")
+    hidden = "how much a computation hides of a nonblocking call, with K calls of Test in it"
+    add("--overlap", type=int, metavar="K", help=hidden)
     add("--thread-level", choices=("single", "multiple"), help="that MPI is asked for (multiple)")
     add("-T", "--timeout", type=float, help="seconds after which the job is aborted")
     add("--format", choices=("table", "osu"), default="table")
@@ -113,9 +117,11 @@ def run(options: argparse.Namespace) -> int:
 def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
     from collectives.bench import inputs, report
     from collectives.bench.measure import Case, measure
+    from collectives.bench.point_to_point import measure_pairs
 
     try:
-        wanted = algorithms(options.collective, options.algorithm)
+        pairs = options.collective not in CONTRACTS
+        wanted = ["native"] if pairs else algorithms(options.collective, options.algorithm)
         dtype = inputs.parse_dtype(options.datatype)
         lengths = list(
             inputs.sizes(options.minbytes, options.maxbytes, options.stepfactor, options.stepbytes)
@@ -152,9 +158,10 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
                     check=bool(options.check),
                     average=options.average,
                     rotating=report.beyond_caches() if options.buffers == "rotating" else 0,
+                    tests=options.overlap,
                     floor=options.floor and options.collective == "allreduce",
                 )
-                measured = measure(comm, case)
+                measured = measure_pairs(comm, case) if pairs else measure(comm, case)
                 native = next((r for r in measured if r.algorithm == "native"), None)
                 for result in measured:
                     say(report.row(result, native))

@@ -11,9 +11,10 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.bench import inputs
+from collectives.bench.overlap import overlap
 from collectives.call import Arguments
 from collectives.communicator import Communicator
-from collectives.contracts import Member, contract
+from collectives.contracts import CONTRACTS, Member, contract
 from collectives.engine import AnyPlan
 
 #: Without ``--iters``, one repeat of one algorithm takes about this many seconds.
@@ -32,6 +33,7 @@ class Case:
         memory: ``"numpy"``, or ``"shared"`` for arrays of ``Communicator.empty``.
         rotating: use as many sets of buffers in turn as have this many bytes together, so that
             none of them stays in the caches.
+        tests: measure the overlap with computation, with as many calls of ``Test`` in it.
         floor: measure the time that the least memory traffic would take, too.
         average: how the ranks' times become one: 0 rank 0, 1 mean, 2 least, 3 largest.
     """
@@ -50,6 +52,7 @@ class Case:
     average: int
     rotating: int = 0
     floor: bool = False
+    tests: int | None = None
 
     def count(self, size: int) -> int:
         """Items of a block."""
@@ -74,6 +77,8 @@ class Result:
     iters: int
     sets: int = 1
     floor_us: float | None = None
+    overlap: float | None = None
+    streams: int = 1
     times_us: list[float] = field(default_factory=list)
     wrong: int | None = None
 
@@ -84,12 +89,14 @@ class Result:
 
     @property
     def algbw(self) -> float:
-        """GB/s: bytes over time."""
-        return self.bytes / self.time_us / 1e3
+        """GB/s: bytes over time, of all messages that are under way at once."""
+        return self.streams * self.bytes / self.time_us / 1e3
 
     @property
     def busbw(self) -> float:
         """GB/s on the busiest link of an ideal algorithm; comparable between numbers of ranks."""
+        if self.collective not in CONTRACTS:  # messages between pairs
+            return self.algbw
         return self.algbw * contract(self.collective).traffic(self.ranks)
 
 
@@ -182,6 +189,9 @@ def measure(comm: Communicator, case: Case) -> list[Result]:
             for each in buffers:
                 each.quiet()
             result.times_us.append(1e6 * _over_ranks(comm, seconds, case.average))
+    for result in results:
+        if case.tests is not None:
+            result.overlap = overlap(comm, plans[result.algorithm][0], case.tests)
     for rotated in plans.values():
         for plan in rotated:
             plan.Free()

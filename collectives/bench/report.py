@@ -76,7 +76,7 @@ def header(about: dict[str, Any], command: str) -> str:
 _COLUMNS = (
     f"{'size(B)':>11} {'count':>10} {'type':>9} {'redop':>6} {'memory':>7} {'place':>5}  "
     f"{'algorithm':<26}{'time(us)':>10} {'algbw':>8} {'busbw':>8} {'ratio':>7} {'floor%':>7} "
-    f"{'#wrong':>7}"
+    f"{'overlap%':>8} {'#wrong':>7}"
 )
 
 
@@ -89,12 +89,13 @@ def row(result: Result, native: Result | None) -> str:
     """One line of the table."""
     ratio = f"{native.time_us / result.time_us:.2f}" if native else "-"
     floor = f"{100 * result.floor_us / result.time_us:.0f}" if result.floor_us else "-"
+    overlap = "-" if result.overlap is None else f"{result.overlap:.0f}"
     wrong = "N/A" if result.wrong is None else str(result.wrong)
     return (
         f"{result.bytes:>11} {result.count:>10} {result.dtype:>9} {result.op:>6} "
         f"{result.memory:>7} {'in' if result.in_place else 'out':>5}  {result.algorithm:<26}"
         f"{result.time_us:>10.2f} {result.algbw:>8.2f} {result.busbw:>8.2f} {ratio:>7} {floor:>7} "
-        f"{wrong:>7}"
+        f"{overlap:>8} {wrong:>7}"
     )
 
 

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from mpi4py import MPI
 
-from collectives.algorithms import names
+from collectives.algorithms import build, names
 from collectives.bench import inputs, report
 from collectives.bench.measure import Case, Result, measure
 from collectives.communicator import Communicator
@@ -32,9 +32,17 @@ _PIPELINED = {
 _PREFERRED = ("native", "direct", "ring", "pairwise", "butterfly", "binomial_tree")
 
 
-def candidates(collective: str) -> list[str]:
-    """What is measured; native is always among them."""
-    return [*names(collective), *_PIPELINED.get(collective, []), "native"]
+def candidates(collective: str, size: int) -> list[str]:
+    """What is measured: native, and those of ours that are not the same at so few ranks."""
+    different: dict[object, str] = {}
+    ours = sorted(names(collective), key=lambda name: name not in _PREFERRED)
+    for name in [*ours, *_PIPELINED.get(collective, [])]:
+        schedule = build(collective, name, size)
+        rounds = tuple(
+            tuple(steps for steps in schedule.rounds(rank) if steps) for rank in range(size)
+        )
+        different.setdefault((schedule.chunks, rounds), name)
+    return [*different.values(), "native"]
 
 
 def tune(comm: Communicator, options: argparse.Namespace) -> int:
@@ -46,10 +54,11 @@ def tune(comm: Communicator, options: argparse.Namespace) -> int:
     for collective in collectives:
         for memory in memories:
             measured = [
-                measure(comm, _case(collective, memory, nbytes, options.repeats))
+                measure(comm, _case(collective, memory, nbytes, options.repeats, comm.size))
                 for nbytes in inputs.sizes(options.minbytes, options.maxbytes, 4, None)
             ]
-            entry = Entry(collective, memory, comm.size, comm.ranks_per_node, rules(measured))
+            ranks = comm.size, comm.ranks_per_node
+            entry = Entry(MPI.get_vendor()[0], collective, memory, *ranks, rules(measured))
             entries.append(entry)
             if comm.rank == 0:
                 told = "; ".join(_in_words(rule) for rule in entry.rules)
@@ -105,13 +114,13 @@ def _half_round_trip(comm: Communicator, nbytes: int, turns: int) -> float:
     return comm.bcast((perf_counter() - begun) / turns / 2)
 
 
-def _case(collective: str, memory: str, nbytes: int, repeats: int) -> Case:
+def _case(collective: str, memory: str, nbytes: int, repeats: int, size: int) -> Case:
     return Case(
         collective=collective,
         nbytes=nbytes,
         dtype=np.dtype(np.float32),
         op="sum",
-        algorithms=candidates(collective),
+        algorithms=candidates(collective, size),
         in_place=False,
         memory=memory,
         iters=None,
@@ -138,7 +147,7 @@ def _merged(path: Path, new: Table) -> Table:
         raise
 
     def key(entry: Entry) -> tuple[Any, ...]:
-        return entry.collective, entry.memory, entry.ranks, entry.ranks_per_node
+        return entry.mpi, entry.collective, entry.memory, entry.ranks, entry.ranks_per_node
 
     fresh = {key(entry) for entry in new.entries}
     kept = [entry for entry in old.entries if key(entry) not in fresh]

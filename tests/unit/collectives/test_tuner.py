@@ -16,16 +16,39 @@ TABLE = Table(
     1.0,
     10.0,
     [
-        Entry("allreduce", "numpy", 2, 2, [Rule(0, "native", 1.0), Rule(8192, "butterfly", 1.8)]),
-        Entry("allreduce", "numpy", 8, 8, [Rule(0, "native", 1.0), Rule(1 << 20, "ring", 1.5)]),
-        Entry("allreduce", "numpy", 32, 8, [Rule(0, "hierarchical:local=8", 2.0)]),
-        Entry("allreduce", "shared", 2, 2, [Rule(0, "native", 1.0), Rule(4096, "direct", 6.0)]),
+        Entry(
+            "Open MPI",
+            "allreduce",
+            "numpy",
+            2,
+            2,
+            [Rule(0, "native", 1.0), Rule(8192, "butterfly", 1.8)],
+        ),
+        Entry(
+            "Open MPI",
+            "allreduce",
+            "numpy",
+            8,
+            8,
+            [Rule(0, "native", 1.0), Rule(1 << 20, "ring", 1.5)],
+        ),
+        Entry("Open MPI", "allreduce", "numpy", 32, 8, [Rule(0, "hierarchical:local=8", 2.0)]),
+        Entry(
+            "Open MPI",
+            "allreduce",
+            "shared",
+            2,
+            2,
+            [Rule(0, "native", 1.0), Rule(4096, "direct", 6.0)],
+        ),
     ],
 )
 
 
 def chosen(nbytes, size, per_node=None, **constraints):
-    return choose(TABLE, Situation("allreduce", nbytes, size, per_node or size, **constraints))
+    return choose(
+        TABLE, Situation("Open MPI", "allreduce", nbytes, size, per_node or size, **constraints)
+    )
 
 
 def test_by_size_and_ranks():
@@ -43,7 +66,7 @@ def test_by_size_and_ranks():
 def test_one_node_says_nothing_about_several():
     assert chosen(1 << 20, 16, 8).algorithm == "hierarchical:local=8"
     only_one = Table(1, {}, 1.0, 10.0, TABLE.entries[:2])
-    choice = choose(only_one, Situation("allreduce", 1 << 20, 16, 8))
+    choice = choose(only_one, Situation("Open MPI", "allreduce", 1 << 20, 16, 8))
     assert choice == ("native", "1048576 bytes, 16 ranks: nothing measured is faster")
 
 
@@ -72,17 +95,31 @@ def test_every_call_gets_an_algorithm_that_can_serve_it(collective):
                 ):
                     uneven = False
                 call = Situation(
-                    collective, nbytes, size, size, commutes or not reduces, native, uneven, memory
+                    "MPICH",
+                    collective,
+                    nbytes,
+                    size,
+                    size,
+                    commutes or not reduces,
+                    native,
+                    uneven,
+                    memory,
                 )
                 algorithm = choose(table, call).algorithm
                 assert call.allows(algorithm)
                 assert algorithm.split(":")[0] in ("native", *names(collective))
 
 
+def test_one_library_says_nothing_about_another():
+    other = Situation("MPICH", "allreduce", 8192, 2, 2)
+    assert choose(TABLE, other).algorithm == "native"
+    assert choose(TABLE, other._replace(memory="shared")).algorithm == "direct"
+
+
 def test_native_below():
-    assert TABLE.native_below("allreduce", 2, 2) == 4096
-    assert TABLE.native_below("allreduce", 8, 8) == 4096
-    assert TABLE.native_below("alltoall", 2, 2) == 0
+    assert TABLE.native_below("Open MPI", "allreduce", 2, 2) == 4096
+    assert TABLE.native_below("Open MPI", "allreduce", 8, 8) == 4096
+    assert TABLE.native_below("Open MPI", "alltoall", 2, 2) == 0
 
 
 def test_the_built_in_table_is_whole():
