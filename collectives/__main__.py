@@ -7,16 +7,14 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from collectives import bench, draw
+from collectives import bench, draw, models
 from collectives.algorithms import ALGORITHMS, build, find, names, parse
 from collectives.bench import compare
 from collectives.contracts import CONTRACTS
 from collectives.cost import count
 from collectives.errors import CollectiveError, TooLarge
 from collectives.mutate import survey
-from collectives.simulate import Machine, simulate
-from collectives.topology import TOPOLOGIES, Link
-from collectives.topology import build as topology
+from collectives.topology import TOPOLOGIES
 from collectives.verify import verify
 
 
@@ -49,10 +47,10 @@ def main(arguments: list[str] | None = None) -> int:
     proving.set_defaults(run=_verify)
 
     drawing = commands.add_parser("draw", help="one algorithm: a grid in the terminal and a PNG")
-    drawing.add_argument("algorithm", help="its name, with options if it has any")
+    drawing.add_argument("algorithm", help="its name, with options if it has any, or all")
     drawing.add_argument("-c", "--collective", choices=CONTRACTS, default="allreduce")
     drawing.add_argument("-n", "--size", type=int, default=8, help="ranks (8)")
-    drawing.add_argument("-o", "--output", type=Path, help="the PNG (COLLECTIVE_ALGORITHM_N.png)")
+    drawing.add_argument("-o", "--output", type=Path, help="the PNG, or the folder for all")
     drawing.add_argument("--text", action="store_true", help="only the grid")
     drawing.set_defaults(run=_draw)
 
@@ -70,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
     timing.add_argument("--alpha", type=float, default=1.5, help="microseconds a message (1.5)")
     timing.add_argument("--bandwidth", type=float, default=25.0, help="GB/s of a port (25)")
     timing.add_argument("--plot", type=Path, help="write a PNG")
-    timing.set_defaults(run=_simulate)
+    timing.set_defaults(run=models.simulate_sizes)
 
     tuning = commands.add_parser(
         "tune", help="measure, under mpirun, what algorithm='auto' is to choose"
@@ -89,6 +87,23 @@ def main(arguments: list[str] | None = None) -> int:
     )
     exporting.add_argument("table", type=Path, nargs="?", help="default: the one in use")
     exporting.set_defaults(run=_export)
+
+    pricing = commands.add_parser(
+        "cost", help="closed forms, ours and the textbook's, beside the simulator"
+    )
+    pricing.add_argument("-n", "--ranks", type=int, default=8, help="(8)")
+    pricing.add_argument("--size", type=bench.size, default=1 << 20, help="bytes (1M)")
+    pricing.add_argument("--alpha", type=float, default=1.5, help="microseconds a message (1.5)")
+    pricing.add_argument("--bandwidth", type=float, default=25.0, help="GB/s of a port (25)")
+    pricing.add_argument("--reduction", type=float, default=100.0, help="GB/s reduced (100)")
+    pricing.set_defaults(run=models.cost)
+
+    fitting = commands.add_parser(
+        "fit", help="alpha, beta and gamma from files of 'bench -J', and how well they explain them"
+    )
+    fitting.add_argument("files", nargs="+", type=Path, metavar="JSON")
+    fitting.add_argument("--memory", choices=("numpy", "shared"), default="numpy")
+    fitting.set_defaults(run=models.fit_files)
 
     comparing = commands.add_parser("compare", help="several files of 'bench -J' in one table")
     comparing.add_argument("files", nargs="+", type=Path, metavar="JSON")
@@ -178,6 +193,8 @@ def _chosen(collective: str | None, algorithm: str | None) -> list[tuple[str, st
 
 
 def _draw(options: argparse.Namespace) -> int:
+    if options.algorithm == "all":
+        return _draw_all(options)
     schedule = build(options.collective, options.algorithm, options.size)
     plain = re.sub(r"\W+", "_", options.algorithm)
     path = options.output or Path(f"{options.collective}_{plain}_{options.size}.png")
@@ -185,6 +202,22 @@ def _draw(options: argparse.Namespace) -> int:
         draw.figure(schedule, path)
     print(draw.grid(schedule))
     if not options.text:
+        print(f"wrote {path}")
+    return 0
+
+
+def _draw_all(options: argparse.Namespace) -> int:
+    """One picture for every algorithm of the registry."""
+    folder = options.output or Path("pictures")
+    folder.mkdir(parents=True, exist_ok=True)
+    for algorithm in ALGORITHMS:
+        try:
+            schedule = algorithm.schedule(options.size)
+        except CollectiveError as reason:  # not of so many ranks
+            print(f"{algorithm.collective} {algorithm.name}: {reason}")
+            continue
+        path = folder / f"{algorithm.collective}_{algorithm.name}_{options.size}.png"
+        draw.figure(schedule, path)
         print(f"wrote {path}")
     return 0
 
@@ -199,38 +232,6 @@ def _export(options: argparse.Namespace) -> int:
     from collectives.tuner import load
 
     print(rules_file(load(options.table)), end="")
-    return 0
-
-
-def _simulate(options: argparse.Namespace) -> int:
-    link = Link(options.alpha * 1e-6, 1e-9 / options.bandwidth)
-    wanted = (
-        names(options.collective) if options.algorithm == "all" else bench.split(options.algorithm)
-    )
-    title = (
-        f"{options.collective} of {options.size} bytes, {options.topology}, {options.ports}-port"
-    )
-    print(f"{title}, {options.ports}-port, milliseconds")
-    print("  ranks" + "".join(f"{name:>{len(name) + 2}}" for name in wanted))
-    table: dict[str, list[tuple[int, float]]] = {name: [] for name in wanted}
-    for size in options.ranks:
-        machine = Machine(topology(options.topology, size, port=link), ports=options.ports)
-        line = f"{size:>7}"
-        for name in wanted:
-            uniform = find(options.collective, parse(name)[0]).uniform
-            try:
-                schedule = build(options.collective, name, size)
-                seconds = simulate(schedule, options.size, machine, uniform)
-            except TooLarge:
-                line += f"{'-':>{len(name) + 2}}"
-                continue
-            table[name].append((size, seconds))
-            line += f"{1e3 * seconds:>{len(name) + 2}.3f}"
-        times = {name: rows[-1][1] for name, rows in table.items() if rows and rows[-1][0] == size}
-        print(f"{line}  {min(times, key=times.__getitem__) if times else ''}", flush=True)
-    if options.plot:
-        draw.curves(table, title, options.plot)
-        print(f"wrote {options.plot}")
     return 0
 
 

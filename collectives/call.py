@@ -13,6 +13,7 @@ from collectives.buffers import Buffer, read_buffer, vector_buffer
 from collectives.contracts import Contract, Member, contract
 from collectives.errors import InvalidBuffer, UnknownAlgorithm
 from collectives.executor import Counts
+from collectives.library import library
 from collectives.memory import is_on_device
 from collectives.tuner import Choice, Situation, Table, choose
 
@@ -109,7 +110,7 @@ class Call:
         """What ``auto`` comes to, and why; ``shared`` if the buffers lie in the node's memory."""
         countable = self.count <= _MOST_NATIVE_ITEMS and not self.is_on_device
         situation = Situation(
-            MPI.get_vendor()[0],
+            library(),
             self.collective,
             0 if self.counts else self.nbytes,
             self.member.size,

@@ -14,11 +14,13 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from collectives.agreement import Agreement
-from collectives.algorithms import build, names, parse
+from collectives.algorithms import build, in_segments, names, parse
 from collectives.call import Arguments, Call, read_call
 from collectives.cuda_probe import probe
 from collectives.errors import CollectiveError, InvalidBuffer
 from collectives.executor import TAGS_PER_PLAN, bind
+from collectives.formulas import segments_for
+from collectives.library import library
 from collectives.memory import CudaMemory
 from collectives.native import NativePlan
 from collectives.operands import Operands, is_widened
@@ -218,7 +220,7 @@ class Engine:
     def native_below(self, collective: str) -> int:
         """The bytes up to which ``auto`` is native."""
         ranks = self.comm.size, self.ranks_per_node
-        return self.table.native_below(MPI.get_vendor()[0], collective, *ranks)
+        return self.table.native_below(library(), collective, *ranks)
 
     @cached_property
     def ranks_per_node(self) -> int:
@@ -280,6 +282,14 @@ class Engine:
             algorithm, reason = call.choose(self.table, self.ranks_per_node, places is not None)
         else:
             algorithm, reason = call.algorithm, "asked for"
+        algorithm = in_segments(
+            call.collective,
+            algorithm,
+            self.comm.size,
+            lambda schedule: segments_for(
+                schedule, call.nbytes, 1e-6 * self.table.alpha_us, 1e-9 / self.table.bandwidth_GBs
+            ),
+        )
         log.info("%s: %s (%s)", call, algorithm, reason)
         if algorithm == "native":
             return NativePlan(self.comm, call.arguments, reason)

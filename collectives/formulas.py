@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from math import ceil, floor, log2
 from typing import NamedTuple
 
+from collectives.cost import count
+from collectives.schedule import Schedule
+
 
 class Model(NamedTuple):
     """The alpha-beta-gamma model.
@@ -125,6 +128,12 @@ FORMULAS = (
 )
 #: Closed forms that are bounds and not equalities.
 BOUNDS = ("double_binary_tree", "circulant")
+
+
+def segments_for(schedule: Schedule, nbytes: int, alpha: float, beta: float) -> int:
+    """:func:`best_segments` of a schedule on buffers of ``nbytes``."""
+    messages = count(schedule).latency
+    return best_segments(messages, nbytes / schedule.chunks, Model(alpha, beta, 0.0))
 
 
 def best_segments(messages: int, nbytes: float, model: Model) -> int:

@@ -37,7 +37,7 @@ class Entry(msgspec.Struct, forbid_unknown_fields=True):
     """What was measured of one collective on one kind of memory and number of ranks.
 
     Attributes:
-        mpi: the vendor of the library that native was.
+        mpi: the library that native was (:func:`collectives.library.library`).
         memory: ``"numpy"``, ``"shared"`` or ``"cupy"``.
         rules: by rising bytes.
     """
@@ -101,7 +101,7 @@ class Situation(NamedTuple):
     """What an algorithm is chosen by; all ranks see the same.
 
     Attributes:
-        mpi: the vendor of the MPI library.
+        mpi: the library (:func:`collectives.library.library`).
         nbytes: size of the largest buffer; 0 where ranks do not know it (v-variants).
         per_node: ranks of a node.
         commutes: whether the operation commutes (true where there is none).

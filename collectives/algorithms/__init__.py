@@ -1,6 +1,7 @@
 """The algorithms: one file each, and what finds them by name in the table of all."""
 
 import difflib
+from collections.abc import Callable
 
 from collectives.algorithms.registry import Algorithm, Option
 from collectives.algorithms.table import ALGORITHMS
@@ -42,10 +43,21 @@ def parse(text: str) -> tuple[str, dict[str, Option]]:
     return name.strip(), options
 
 
+def in_segments(collective: str, algorithm: str, size: int, best: Callable[[Schedule], int]) -> str:
+    """``algorithm`` with ``segments=auto``, if it says so, replaced by the number of ``best``."""
+    name, options = parse(algorithm)
+    if options.get("segments") != "auto":
+        return algorithm
+    del options["segments"]
+    options["segments"] = best(find(collective, name).schedule(size, 0, **options))
+    return f"{name}:{','.join(f'{key}={value}' for key, value in options.items())}"
+
+
 def build(collective: str, algorithm: str, size: int, root: int = 0) -> Schedule:
     """The schedule for an algorithm as a user spells it, with its options.
 
-    Every algorithm has the option ``segments``: as many overlapping slices of the buffers.
+    Every algorithm has the option ``segments``: as many overlapping slices of the buffers; where
+    their size is known, ``segments=auto`` is as many as the cost model finds best.
 
     >>> build("allreduce", "parameter_server:servers=2", 8).chunks
     2
@@ -53,7 +65,9 @@ def build(collective: str, algorithm: str, size: int, root: int = 0) -> Schedule
     name, options = parse(algorithm)
     segments = options.pop("segments", 1)
     if not isinstance(segments, int) or segments < 1:
-        raise UnknownAlgorithm(f"{algorithm}: there is at least one segment")
+        raise UnknownAlgorithm(
+            f"{algorithm}: segments is a number from 1 on, or auto in a call whose size is known"
+        )
     schedule = find(collective, name).schedule(size, root, **options)
     return segmented(schedule, segments, overlap=True)
 

@@ -137,7 +137,8 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
             print(text, flush=True)
 
     say(report.header(about, report.command_line()))
-    say(report.columns())
+    width = max(26, 2 + max(map(len, wanted)))
+    say(report.columns(width))
     results: list[Result] = []
     both = {"numpy": ["numpy"], "shared": ["shared"], "both": ["numpy", "shared"]}
     places = {"out": [False], "in": [True], "both": [False, True]}
@@ -164,7 +165,7 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
                 measured = measure_pairs(comm, case) if pairs else measure(comm, case)
                 native = next((r for r in measured if r.algorithm == "native"), None)
                 for result in measured:
-                    say(report.row(result, native))
+                    say(report.row(result, native, width))
                 results += measured
     say(report.footer(results))
     if comm.rank == 0:

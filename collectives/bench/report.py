@@ -73,19 +73,16 @@ def header(about: dict[str, Any], command: str) -> str:
     )
 
 
-_COLUMNS = (
-    f"{'size(B)':>11} {'count':>10} {'type':>9} {'redop':>6} {'memory':>7} {'place':>5}  "
-    f"{'algorithm':<26}{'time(us)':>10} {'algbw':>8} {'busbw':>8} {'ratio':>7} {'floor%':>7} "
-    f"{'overlap%':>8} {'#wrong':>7}"
-)
+def columns(width: int = 26) -> str:
+    """The head of the table; ``width`` is that of the algorithms' names."""
+    return (
+        f"{'size(B)':>11} {'count':>10} {'type':>9} {'redop':>6} {'memory':>7} {'place':>5}  "
+        f"{'algorithm':<{width}}{'time(us)':>11} {'algbw':>8} {'busbw':>8} {'ratio':>7} "
+        f"{'floor%':>7} {'overlap%':>8} {'#wrong':>7}"
+    )
 
 
-def columns() -> str:
-    """The head of the table."""
-    return _COLUMNS
-
-
-def row(result: Result, native: Result | None) -> str:
+def row(result: Result, native: Result | None, width: int = 26) -> str:
     """One line of the table."""
     ratio = f"{native.time_us / result.time_us:.2f}" if native else "-"
     floor = f"{100 * result.floor_us / result.time_us:.0f}" if result.floor_us else "-"
@@ -93,8 +90,8 @@ def row(result: Result, native: Result | None) -> str:
     wrong = "N/A" if result.wrong is None else str(result.wrong)
     return (
         f"{result.bytes:>11} {result.count:>10} {result.dtype:>9} {result.op:>6} "
-        f"{result.memory:>7} {'in' if result.in_place else 'out':>5}  {result.algorithm:<26}"
-        f"{result.time_us:>10.2f} {result.algbw:>8.2f} {result.busbw:>8.2f} {ratio:>7} {floor:>7} "
+        f"{result.memory:>7} {'in' if result.in_place else 'out':>5}  {result.algorithm:<{width}}"
+        f"{result.time_us:>11.2f} {result.algbw:>8.2f} {result.busbw:>8.2f} {ratio:>7} {floor:>7} "
         f"{overlap:>8} {wrong:>7}"
     )
 

@@ -16,6 +16,7 @@ from collectives.bench.measure import Case, Result, measure
 from collectives.communicator import Communicator
 from collectives.contracts import CONTRACTS
 from collectives.errors import CollectiveError
+from collectives.library import library
 from collectives.tuner import Entry, Rule, Table, load
 
 #: Ours has to be this much faster than native to be chosen, and another of ours than the one that
@@ -35,7 +36,8 @@ _PREFERRED = ("native", "direct", "ring", "pairwise", "butterfly", "binomial_tre
 def candidates(collective: str, size: int) -> list[str]:
     """What is measured: native, and those of ours that are not the same at so few ranks."""
     different: dict[object, str] = {}
-    ours = sorted(names(collective), key=lambda name: name not in _PREFERRED)
+    preference = {name: place for place, name in enumerate(_PREFERRED)}
+    ours = sorted(names(collective), key=lambda name: preference.get(name, len(preference)))
     for name in [*ours, *_PIPELINED.get(collective, [])]:
         schedule = build(collective, name, size)
         rounds = tuple(
@@ -58,7 +60,7 @@ def tune(comm: Communicator, options: argparse.Namespace) -> int:
                 for nbytes in inputs.sizes(options.minbytes, options.maxbytes, 4, None)
             ]
             ranks = comm.size, comm.ranks_per_node
-            entry = Entry(MPI.get_vendor()[0], collective, memory, *ranks, rules(measured))
+            entry = Entry(library(), collective, memory, *ranks, rules(measured))
             entries.append(entry)
             if comm.rank == 0:
                 told = "; ".join(_in_words(rule) for rule in entry.rules)

@@ -1,0 +1,121 @@
+"""Closed forms against the simulator, fits of made-up machines, and the tables of both."""
+
+import json
+
+import numpy as np
+import pytest
+
+from collectives.__main__ import main
+from collectives.algorithms import build, in_segments
+from collectives.cost import count
+from collectives.errors import CollectiveError, UnknownAlgorithm
+from collectives.fit import fit, read
+from collectives.formulas import BOUNDS, FORMULAS, Model, best_segments, segments_for
+from collectives.simulate import Machine, simulate
+from collectives.topology import Flat, Link
+
+MODEL = Model(2e-6, 1e-9, 3e-10)
+MACHINE = Machine(Flat(Link(MODEL.alpha, MODEL.beta)), MODEL.gamma)
+M = 3 << 18  # a multiple of all numbers of ranks below
+
+
+@pytest.mark.parametrize("formula", FORMULAS, ids=lambda f: f.algorithm)
+@pytest.mark.parametrize("p", [2, 3, 4, 6, 8, 12, 16])
+def test_closed_forms_are_what_the_simulator_gives(formula, p):
+    if formula.powers_only and p & (p - 1):
+        return
+    simulated = simulate(build("allreduce", formula.algorithm, p), M, MACHINE)
+    closed = formula.seconds(MODEL, M, p)
+    if formula.algorithm == "double_binary_tree":
+        assert simulated <= closed * 1.001
+    elif formula.algorithm in BOUNDS:
+        assert closed <= simulated <= closed + 2 * p * MODEL.alpha
+    else:
+        assert simulated == pytest.approx(closed, rel=1e-3)
+
+
+def test_the_textbooks_forms_are_less_by_the_ports():
+    direct = next(f for f in FORMULAS if f.algorithm == "direct")
+    assert direct.book_seconds(MODEL, M, 8) == pytest.approx(2 * (MODEL.alpha + MODEL.beta * M / 8))
+    many = Machine(Flat(Link(MODEL.alpha, MODEL.beta)), gamma=0.0, ports="multi")
+    simulated = simulate(build("allreduce", "direct", 8), M, many)
+    assert simulated == pytest.approx(direct.book_seconds(MODEL, M, 8), rel=1e-3)
+
+
+def measured(path, model, noise=0.0, slow_from=1 << 62):
+    """A benchmark's file of a machine that is exactly the model, or two of them."""
+    rng = np.random.default_rng(0)
+    results = []
+    for algorithm in ("ring", "butterfly", "binomial_tree"):
+        cost = count(build("allreduce", algorithm, 4))
+        for nbytes in [8 << (2 * k) for k in range(12)]:
+            here = model if nbytes < slow_from else model._replace(alpha=1e-3)
+            seconds = np.dot((cost.latency, cost.sent * nbytes, cost.reduced * nbytes), here)
+            results.append(
+                {
+                    "collective": "allreduce",
+                    "algorithm": algorithm,
+                    "ran": algorithm,
+                    "memory": "numpy",
+                    "ranks": 4,
+                    "bytes": nbytes,
+                    "p50_us": 1e6 * seconds * (1 + noise * rng.standard_normal()),
+                }
+            )
+    path.write_text(json.dumps({"results": results}))
+    return path
+
+
+def test_a_machine_that_is_the_model_is_found_again(tmp_path):
+    (found,) = fit(read([measured(tmp_path / "b.json", MODEL)]))
+    assert found.model == pytest.approx(MODEL, rel=1e-6)
+    assert found.errors.max() < 1e-6
+    (noisy,) = fit(read([measured(tmp_path / "b.json", MODEL, noise=0.02)]))
+    assert noisy.model.alpha == pytest.approx(MODEL.alpha, rel=0.05)
+    assert noisy.model.beta == pytest.approx(MODEL.beta, rel=0.1)
+
+
+def test_two_machines_in_one_are_told_apart(tmp_path):
+    below, above = fit(read([measured(tmp_path / "b.json", MODEL, slow_from=1 << 15)]))
+    assert below.most < 1 << 15 <= above.least
+    assert above.model.alpha == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_files_that_cannot_be_fitted(tmp_path):
+    path = tmp_path / "b.json"
+    path.write_text("{}")
+    with pytest.raises(CollectiveError, match="cannot read"):
+        read([path])
+    path.write_text(json.dumps({"results": []}))
+    with pytest.raises(CollectiveError, match="0 times of our algorithms"):
+        read([path])
+
+
+def test_the_commands(tmp_path, capsys):
+    assert main(["cost", "-n", "6"]) == 0
+    told = capsys.readouterr().out
+    assert "T_PS = 2(L + T')" in told
+    assert all(formula.algorithm in told for formula in FORMULAS)
+    assert main(["fit", str(measured(tmp_path / "b.json", MODEL))]) == 0
+    told = capsys.readouterr().out
+    assert "alpha 2.00 us, 1/beta 1.0 GB/s, 1/gamma 3.3 GB/s; error: median 0%, largest 0%" in told
+
+
+def test_segments_by_the_cost_model():
+    assert best_segments(1, 1e6, MODEL) == 1
+    assert best_segments(9, 1e6, MODEL) == round((8 * MODEL.beta * 1e6 / MODEL.alpha) ** 0.5)
+    chain = build("broadcast", "chain", 9)
+    best = segments_for(chain, 1 << 24, MODEL.alpha, MODEL.beta)
+    times = {
+        k: simulate(build("broadcast", f"chain:segments={k}", 9), 1 << 24, MACHINE)
+        for k in (best // 3, best, best * 3)
+    }
+    assert min(times, key=times.__getitem__) == best
+
+    def always_five(schedule):
+        return 5
+
+    assert in_segments("broadcast", "chain:segments=auto", 9, always_five) == "chain:segments=5"
+    assert in_segments("broadcast", "chain", 9, always_five) == "chain"
+    with pytest.raises(UnknownAlgorithm, match="or auto in a call whose size is known"):
+        build("broadcast", "chain:segments=auto", 9)
