@@ -80,7 +80,7 @@ class Communicator(Blocking, Nonblocking, Persistent, MPI.Intracomm):  # type: i
     @property
     def ranks_per_node(self) -> int:
         """On the fullest node.  Collective at its first use."""
-        return self._engine.ranks_per_node
+        return self._engine.resources.ranks_per_node
 
     @property
     def nodes(self) -> int:
@@ -139,9 +139,9 @@ class Communicator(Blocking, Nonblocking, Persistent, MPI.Intracomm):  # type: i
             comm,  # type: ignore[arg-type]
             engine.algorithm,
             engine.check,
-            engine.tuning,
+            engine.resources.tuning,
             engine.timeout,
-            engine.device,
+            engine.resources.device,
         )
 
 

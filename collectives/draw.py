@@ -7,6 +7,7 @@ from collectives.cost import count
 from collectives.errors import CollectiveError
 from collectives.replay import Begin, Message, replay
 from collectives.schedule import Copy, RecvReduce, Round, Schedule
+from collectives.structure import draw_structure
 
 LEGEND = (
     "s sendbuf, r recvbuf, w workspace; r2>1 send r2 to rank 1, r2<1 receive it, "
@@ -38,7 +39,8 @@ def grid(schedule: Schedule, columns: int = 8) -> str:
 
 
 def figure(schedule: Schedule, path: Path) -> None:
-    """Messages as arrows from the sender to the receiver, rounds from left to right.
+    """Messages as arrows from the sender to the receiver, rounds from left to right; beside it,
+    the tree, or who talks to whom.
 
     Colours are chunks; an open circle is a receive, a filled one a receive and reduce, a square a
     copy within the rank.
@@ -55,8 +57,11 @@ def figure(schedule: Schedule, path: Path) -> None:
 
     programmes = [list(schedule.rounds(rank)) for rank in range(schedule.size)]
     rounds = max(map(len, programmes))
-    inches = (max(7.0, 1.6 + 1.15 * rounds), max(3.2, 1.4 + 0.5 * schedule.size))
-    canvas, axes = plt.subplots(figsize=inches, layout="constrained")
+    width, height = max(7.0, 1.6 + 1.15 * rounds), max(3.2, 1.4 + 0.5 * schedule.size)
+    canvas, (axes, beside) = plt.subplots(
+        1, 2, figsize=(width + 4, height), width_ratios=(width, 4), layout="constrained"
+    )
+    draw_structure(beside, schedule)
     for edge in range(rounds + 1):
         axes.axvline(edge, color="0.9", zorder=0)
     for rank in range(schedule.size):
@@ -119,7 +124,7 @@ def figure(schedule: Schedule, path: Path) -> None:
         marks.append(("s", "0.3", "copy"))
     for marker, face, label in marks:
         axes.plot([], [], marker, color="0.3", markerfacecolor=face, label=label)
-    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8, frameon=False)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=3, fontsize=8, frameon=False)
     canvas.savefig(path, dpi=110)
     plt.close(canvas)
 

@@ -5,7 +5,6 @@ import os
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,24 +13,17 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from collectives.agreement import Agreement
-from collectives.algorithms import build, in_segments, names, parse
+from collectives.algorithms import names, parse
+from collectives.binding import bind_call
 from collectives.call import Arguments, Call, read_call
-from collectives.cuda_probe import probe
-from collectives.errors import CollectiveError, InvalidBuffer
-from collectives.executor import TAGS_PER_PLAN, bind
-from collectives.formulas import segments_for
+from collectives.errors import CollectiveError
 from collectives.library import library
-from collectives.memory import CudaMemory
 from collectives.native import NativePlan
-from collectives.operands import Operands, is_widened
 from collectives.plan import Plan
 from collectives.recent import Recent
-from collectives.reduction import combiner
-from collectives.shared_executor import Places, bind_shared, runs_shared, shared_places, words
-from collectives.transport.device import DirectTransport, StagedTransport
-from collectives.transport.mpi import MPITransport
-from collectives.transport.shared_memory import SLOTS, Meeting, NodeMemory
-from collectives.tuner import Table, load
+from collectives.resources import Resources
+from collectives.shared_executor import Places, shared_places, words
+from collectives.transport.shared_memory import Meeting
 from collectives.watchdog import Watchdog, Watched
 
 log = logging.getLogger("collectives")
@@ -86,14 +78,10 @@ class Engine:
         self.comm = comm
         self.algorithm = algorithm
         self.check = check
-        self.tuning = tuning
         self.timeout = timeout
-        self.device = device
+        self.resources = Resources(comm, tuning, device)
         self.watchdog = Watchdog(MPI.Intracomm(comm), timeout) if timeout else None
         self.last_plan: AnyPlan | Small | None = None
-        self._transport: MPITransport | None = None
-        self._node: NodeMemory | None = None
-        self._shares_memory = True
         self._plans_made = 0
         self._agreement = Agreement(self._progress)
         self._active: list[Plan] = []
@@ -103,17 +91,20 @@ class Engine:
 
     def empty(self, shape: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """Zeros in the node's memory, or in ordinary memory where that cannot be."""
-        if self.ranks_per_node < self.comm.size or not self._shares_memory:
-            return np.zeros(shape, dtype)
+        if self.watchdog is None:
+            return self._empty(shape, dtype)
+        call = self.watchdog.enter(Arguments("empty", None, None), None)
         try:
-            if self._node is None:
-                self._node = NodeMemory(self._mpi.channel)
-                self._recent.clear()  # from now on the ranks meet
-            return self._node.empty(shape, dtype)
-        except InvalidBuffer as error:  # on all ranks
-            log.warning("ordinary memory instead of shared: %s", error)
-            self._shares_memory = False
-            return np.zeros(shape, dtype)
+            return self._empty(shape, dtype)
+        finally:
+            self.watchdog.leave(call)
+
+    def _empty(self, shape: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        before = self.resources.node
+        items = self.resources.empty(shape, dtype)
+        if self.resources.node is not before:
+            self._recent.clear()  # from now on the ranks meet
+        return items
 
     def close(self) -> None:
         """Releases plans and the duplicate.  Collective."""
@@ -124,10 +115,7 @@ class Engine:
             plan.Free()
         self._cache.clear()
         self._recent.clear()
-        self._node = None
-        if self._transport is not None:
-            self._transport.channel.Free()
-            self._transport = None
+        self.resources.close()
 
     def run(self, arguments: Arguments, algorithm: str | None = None) -> None:
         """A blocking call."""
@@ -157,8 +145,8 @@ class Engine:
             self._complete(NativePlan(self.comm, arguments, "asked for"))
             return
         call = self._read(arguments, algorithm)
-        if meeting is None and self._node is not None and self._meets(call):
-            meeting = self._meet(words(call, self._node))
+        if meeting is None and self.resources.node is not None and self._meets(call):
+            meeting = self._meet(words(call, self.resources.node))
         places = None if meeting is None else shared_places(meeting)
         key = (call.key, places)
         plan: Plan | NativePlan | None = self._cache.pop(key, None)
@@ -198,8 +186,8 @@ class Engine:
         """A plan of its own, with tags and counters of its own."""
         call = self._read(arguments, algorithm or self._default(arguments.collective))
         places = None
-        if self._node is not None and self._meets(call):
-            places = shared_places(self._meet(words(call, self._node)))
+        if self.resources.node is not None and self._meets(call):
+            places = shared_places(self._meet(words(call, self.resources.node)))
         self._plans_made += 1
         plan = self._plan(call, places, self._plans_made, borrow=False)
         self.last_plan = plan
@@ -219,40 +207,18 @@ class Engine:
 
     def native_below(self, collective: str) -> int:
         """The bytes up to which ``auto`` is native."""
-        ranks = self.comm.size, self.ranks_per_node
-        return self.table.native_below(library(), collective, *ranks)
-
-    @cached_property
-    def ranks_per_node(self) -> int:
-        """On the fullest node.  Collective at its first use."""
-        node = MPI.Intracomm(self.comm).Split_type(MPI.COMM_TYPE_SHARED)
-        most = MPI.Intracomm(self.comm).allreduce(node.size, MPI.MAX)
-        node.Free()
-        return most
-
-    @cached_property
-    def table(self) -> Table:
-        """The tuning table of rank 0.  Collective at its first use."""
-        told: Table | CollectiveError | None = None
-        if self.comm.rank == 0:
-            try:
-                told = load(self.tuning)
-            except CollectiveError as error:
-                told = error
-        told = MPI.Intracomm(self.comm).bcast(told)
-        if not isinstance(told, Table):
-            raise told or CollectiveError("rank 0 has no tuning table")
-        return told
+        ranks = self.comm.size, self.resources.ranks_per_node
+        return self.resources.table.native_below(library(), collective, *ranks)
 
     def _meets(self, call: Call) -> bool:
         """Whether the ranks tell one another where their buffers lie: the same on all of them."""
-        if self._node is None or call.counts is not None:
+        if self.resources.node is None or call.counts is not None:
             return False
         return call.algorithm != "auto" or call.nbytes >= self.native_below(call.collective)
 
     def _meet(self, mine: Sequence[int]) -> Meeting:
-        assert self._node is not None, "ranks meet in its memory"
-        return self._node.meet(mine, self._idle)
+        assert self.resources.node is not None, "ranks meet in its memory"
+        return self.resources.node.meet(mine, self._idle)
 
     def _default(self, collective: str) -> str:
         """The communicator's algorithm, where this collective has it."""
@@ -269,7 +235,7 @@ class Engine:
         except CollectiveError as error:
             refused = error
         if self.check:
-            self._agreement.check(self._mpi.channel, str(refused or call))
+            self._agreement.check(self.resources.channel, str(refused or call))
         if refused:
             raise refused
         return call
@@ -277,63 +243,12 @@ class Engine:
     def _plan(
         self, call: Call, places: Places | None, number: int, borrow: bool
     ) -> Plan | NativePlan:
-        """Binds ``call``; plans in flight together need different numbers."""
-        if call.algorithm == "auto":
-            algorithm, reason = call.choose(self.table, self.ranks_per_node, places is not None)
-        else:
-            algorithm, reason = call.algorithm, "asked for"
-        algorithm = in_segments(
-            call.collective,
-            algorithm,
-            self.comm.size,
-            lambda schedule: segments_for(
-                schedule, call.nbytes, 1e-6 * self.table.alpha_us, 1e-9 / self.table.bandwidth_GBs
-            ),
-        )
-        log.info("%s: %s (%s)", call, algorithm, reason)
-        if algorithm == "native":
-            return NativePlan(self.comm, call.arguments, reason)
-        schedule = build(call.collective, algorithm, self.comm.size, call.root)
-        buffer = call.buffer
-        combine = None
-        if call.op is not None:
-            combine = combiner(call.op, buffer.items.dtype, buffer.mpi_datatype())
-        shares = places is not None and runs_shared(schedule, places) and not is_widened(call)
-        if self._node is not None and places is not None and shares:
-            slot = 1 if number == 0 else 2 + number % (SLOTS - 2)
-            return bind_shared(
-                schedule,
-                self._node,
-                slot,
-                places,
-                call,
-                combine,
-                borrow=borrow,
-                reason=reason,
-                active=self._active,
-            )
-        slots = (MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767) // TAGS_PER_PLAN
-        operands = Operands(call, borrow)
-        return bind(
-            schedule,
-            self._device_transport if call.is_on_device else self._mpi,
-            operands.send,
-            operands.recv,
-            combine,
-            counts=call.counts,
-            memory=buffer.memory,
-            aside=call.aside,
-            before=operands.before,
-            after=operands.after,
-            tag=(0 if number == 0 else 1 + number % (slots - 1)) * TAGS_PER_PLAN,
-            reason=reason,
-            active=self._active,
-        )
+        return bind_call(call, self.resources, places, number, borrow, self._active)
 
     @property
     def channel(self) -> MPI.Intracomm:
         """The duplicate.  No plan uses the last tag, ``MPI.TAG_UB``.  Collective at first use."""
-        return self._mpi.channel
+        return self.resources.channel
 
     def complete(self, *requests: MPI.Request) -> None:
         """Waits for ``requests`` while the plans that are under way move along."""
@@ -346,28 +261,6 @@ class Engine:
             plan.Test()
         os.sched_yield()
 
-    @cached_property
-    def _device_transport(self) -> DirectTransport | StagedTransport:
-        """For device memory, as ``device`` says.  Collective at its first use."""
-        how = self.device
-        if how == "auto":
-            # One rank of each node tries, as loading CUDA takes seconds; all must be able to.
-            node = MPI.Intracomm(self.comm).Split_type(MPI.COMM_TYPE_SHARED)
-            works, seen = probe() if node.rank == 0 else (True, "")
-            node.Free()
-            how = "direct" if self.comm.allreduce(works, MPI.LAND) else "staged"
-            log.info("device memory is %s: %s", how, seen or "as the node's first rank found")
-        memory = CudaMemory()
-        if how == "direct":
-            return DirectTransport(self._mpi, memory)
-        return StagedTransport(self._mpi, memory)
-
     @property
     def _idle(self) -> Callable[[], None] | None:
         return self._progress if self._active else None
-
-    @property
-    def _mpi(self) -> MPITransport:
-        if self._transport is None:
-            self._transport = MPITransport(MPI.Intracomm(self.comm).Dup())
-        return self._transport

@@ -15,6 +15,8 @@ from collectives.plan import Plan
 from collectives.transport.shared_memory import Meeting
 
 _MOST = 256
+#: Type and bytes.
+Form = tuple["np.dtype[Any]", int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,7 @@ class Entry:
 
     Attributes:
         sendbuf, recvbuf: ``None`` for what is no array (``MPI.IN_PLACE``).
+        forms: their types and bytes, as an array can be given others in place.
         plan: ``None`` for the MPI library's own collective.
         meeting: what all ranks brought when they last met; ``None`` if they need not meet.
     """
@@ -30,23 +33,23 @@ class Entry:
     arguments: Arguments
     sendbuf: "weakref.ref[Any] | None"
     recvbuf: "weakref.ref[Any] | None"
-    dtype: "np.dtype[Any] | None"
+    forms: frozenset[Form]
     plan: Plan | None
     meeting: Meeting | None
 
     def serves(self, arguments: Arguments) -> bool:
-        """Whether the arrays are still those, with the type that they had."""
+        """Whether the arrays are still those, with the type and size that they had."""
         for buffer, known in (
             (arguments.sendbuf, self.sendbuf),
             (arguments.recvbuf, self.recvbuf),
         ):
-            if known is not None and (known() is not buffer or _dtype(buffer) is not self.dtype):
+            if known is not None and (known() is not buffer or _form(buffer) not in self.forms):
                 return False
         return self.plan is None or not self.plan.is_freed
 
 
-def _dtype(buffer: Any) -> "np.dtype[Any]":
-    return buffer.dtype
+def _form(buffer: Any) -> Form:
+    return buffer.dtype, buffer.nbytes
 
 
 class Recent:
@@ -81,7 +84,8 @@ class Recent:
         )
         # The operation is kept, lest another one comes to lie where it was.
         kept = arguments._replace(sendbuf=None, recvbuf=None)
-        entry = Entry(kept, sendbuf, recvbuf, arrays[0].dtype, plan, meeting)
+        forms = frozenset(map(_form, arrays))
+        entry = Entry(kept, sendbuf, recvbuf, forms, plan, meeting)
         self._entries[_key(arguments, algorithm)] = entry
 
     def clear(self) -> None:

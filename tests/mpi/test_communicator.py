@@ -351,3 +351,35 @@ def test_checking_finds_calls_that_do_not_belong_together(what):
         items = np.ones(3)
         comm.Allreduce(MPI.IN_PLACE, items, algorithm="ring")  # and nothing is left behind
         assert (items == comm.size).all()
+
+
+def test_arrays_that_change_in_place(comm):
+    """The same object is another buffer when its type or its size changes."""
+    items = np.zeros(6, np.int64)
+    for _ in range(2):
+        items[...] = comm.rank
+        comm.Allreduce(MPI.IN_PLACE, items, algorithm="ring")
+        assert (items == total(comm)).all()
+    items.dtype = np.int32
+    items[...] = comm.rank
+    comm.Allreduce(MPI.IN_PLACE, items, algorithm="ring")
+    assert (items == total(comm)).all()
+    items.resize(1000, refcheck=False)
+    items[...] = comm.rank
+    comm.Allreduce(MPI.IN_PLACE, items, algorithm="ring")
+    assert (items == total(comm)).all()
+
+
+def test_one_rank_comes_with_another_array(comm):
+    """A call that others find again and this one does not, on memory that they share."""
+    window = comm.empty(3000, float)
+    ordinary = np.empty(3000)
+    for turn in range(8):
+        items = ordinary if turn % 3 == 2 and comm.rank == 0 else window
+        items[...] = comm.rank + turn
+        comm.Allreduce(MPI.IN_PLACE, items, algorithm="direct")
+        assert (items == total(comm) + turn * comm.size).all()
+        view = window[:1500] if turn % 2 and comm.rank else window[1500:]
+        view[...] = comm.rank
+        comm.Allreduce(MPI.IN_PLACE, view, algorithm="direct")
+        assert (view == total(comm)).all()

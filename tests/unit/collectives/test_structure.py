@@ -27,6 +27,11 @@ PURE = [
     "topology",
     "links",
     "packing",
+    "formulas",
+    "fit",
+    "models",
+    "structure",
+    "rooted",
 ]
 PURE_FILES = [ROOT / "collectives" / f"{name}.py" for name in PURE]
 PURE_FILES += sorted((ROOT / "collectives" / "algorithms").glob("*.py"))
