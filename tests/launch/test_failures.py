@@ -147,7 +147,7 @@ elsewhere()
 {call}
 """
 STALLS = {
-    "busy": ("time.sleep(50)", "has completed 1, is in none of them"),
+    "busy": ("time.sleep(50)", "has completed 2, is in none of them"),
     "stopped": ("os.kill(os.getpid(), signal.SIGSTOP)", "does not answer: it is dead or stopped"),
 }
 WAITS = {
