@@ -12,9 +12,11 @@ from mpi4py import MPI
 from collectives import Communicator, LaunchError, UnknownAlgorithm
 from collectives.launch import abort_on_exception, check_launch
 from mpitrain.config import Config, ConfigError, load
+from mpitrain.data import DataError
 from mpitrain.parallel.replicas import ReplicaMismatch
 from mpitrain.threads import limit_blas_threads
-from mpitrain.trainer import NonFiniteLoss, Trainer
+from mpitrain.trainer import Trainer
+from mpitrain.update import NonFinite
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,9 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 config = load_once(comm, options)
                 with limit_blas_threads(comm), Trainer(comm, config) as trainer:
                     trainer.train()
-            except (ConfigError, LaunchError, UnknownAlgorithm) as error:
+            except (ConfigError, DataError, LaunchError, UnknownAlgorithm) as error:
                 return complain(comm, error, 2)
-            except (NonFiniteLoss, ReplicaMismatch) as error:
+            except (NonFinite, ReplicaMismatch) as error:
                 return complain(comm, error, 1)
     return 0
 

@@ -1,94 +1,196 @@
-"""All parameters in one array and all gradients in another, with a view for each tensor.
+"""Where the tensors of a rank lie: all of them one after another in flat arrays.
 
-The optimiser and the hash then see one array, and a bucket of gradients is a slice that never
-moves, so that its all-reduce is bound once.
+The optimiser and the hash then see one array, a bucket of gradients is a slice that never moves, so
+that its all-reduce is bound once, and a shard is a range of elements.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
-from mpitrain.nn import Array, Parameters, array_namespace
+from mpitrain.nn import Array, Layer, Parameters, Shape
+from mpitrain.parallel.tensor import TensorGroup
+
+#: Nobody's: what lies on one replica alone.
+OWN = "own"
+#: Whose gradients are summed with ours: the replicas' of this part of the model.
+DATA = "data"
+#: The same, for what all ranks of a tensor group have alike.
+COPIES = "copies"
+#: The replicas' and the tensor group's, for what each rank of it knows only a part of.
+SUMMED = "summed"
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A parameter of the model, and the part of it that this rank has.
+
+    Attributes:
+        name: in the model, as in ``block0.mlp.up.weight``.
+        whole: shape of all of it.
+        shape: of the own part.
+        axis, bounds: the part is ``bounds`` along ``axis``; None for all of it.
+        group: with whom its gradient is summed: :data:`DATA`, :data:`COPIES`, :data:`SUMMED`,
+            :data:`OWN` or the name of a group of pipeline stages that share it.
+        start: its first element in the flat arrays.
+    """
+
+    name: str
+    whole: Shape
+    shape: Shape
+    axis: int | None
+    bounds: slice | None
+    group: str
+    start: int
+
+    @property
+    def stop(self) -> int:
+        """One past its last element."""
+        return self.start + prod(self.shape)
+
+    @property
+    def part(self) -> tuple[slice, ...]:
+        """Index of the own part in the whole."""
+        every = [slice(None)] * len(self.whole)
+        if self.axis is not None and self.bounds is not None:
+            every[self.axis] = self.bounds
+        return tuple(every)
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Elements ``start <= i < stop`` of the gradients, those of some consecutive layers.
+    """Elements ``start <= i < stop``, those of some consecutive layers.
 
     Attributes:
         start, stop: element indices.
-        first_layer: the lowest of its layers; its gradients are the last to be written.
+        layers: whose gradients are in it.
+        group: as of its tensors.
     """
 
     start: int
     stop: int
-    first_layer: int
+    layers: frozenset[int]
+    group: str
 
 
 class Arena:
-    """Flat ``parameters`` and ``gradients`` of a chain of layers, in the order of the layers.
+    """The layout of the parameters of some layers.
 
     Attributes:
-        parameters: one-dimensional; updated in place, never replaced.
-        gradients: the same size and type; zero at first.
-        parameter_views: for each layer, its parameters by name, as views into ``parameters``.
-        gradient_views: the same for ``gradients``.
+        tensors: in the order of memory; one for tensors that are tied.
+        size: elements of all of them.
     """
 
     def __init__(
-        self, initial: Sequence[Parameters], empty: Callable[..., Array] | None = None
+        self,
+        layers: Mapping[str, Layer],
+        shapes: Mapping[str, Mapping[str, Shape]],
+        group: TensorGroup | None = None,
+        shared: Mapping[str, str] | None = None,
+        replicas: TensorGroup | None = None,
     ) -> None:
-        """Copy the initial values; ``ValueError`` if there is no parameter in any layer.
+        """Lay out ``layers``; ``ValueError`` if there is no parameter in any.
 
         Args:
-            empty: ``empty(size, dtype)`` makes the gradients' array; ``Communicator.empty`` puts it
-                where the ranks of a node reduce it without messages.
+            layers: by their names in the model, in order.
+            shapes: of each layer's parameters, whole.
+            group: the ranks that share each layer.
+            shared: the group of pipeline stages that has a tensor, by name, if several have it.
+            replicas: the ranks on which tensors are spread.
         """
-        tensors = [tensor.ravel() for layer in initial for tensor in layer.values()]
-        if not tensors:
+        group = group or TensorGroup()
+        found: dict[str, tuple[Shape, int | None, str]] = {}
+        shares = {OWN: replicas or TensorGroup()}
+        self._names: list[dict[str, str]] = []
+        users: dict[str, set[int]] = {}
+        for index, (name, layer) in enumerate(layers.items()):
+            self._names.append({})
+            for own, shape in shapes[name].items():
+                full = layer.tied.get(own, f"{name}.{own}")
+                self._names[-1][own] = full
+                users.setdefault(full, set()).add(index)
+                axis = layer.split.get(own) if group.size > 1 else None
+                kind = DATA if axis is not None or group.size == 1 else COPIES
+                kind = SUMMED if own in layer.summed and group.size > 1 else kind
+                if own in layer.spread:
+                    axis, kind = 0, OWN
+                found[full] = (shape, axis, (shared or {}).get(full, kind))
+        if not found:
             raise ValueError("a model without parameters cannot be trained")
-        xp = array_namespace(tensors[0])
-        self.parameters: Array = xp.concatenate(tensors)
-        self.gradients: Array = (empty or xp.empty)(self.parameters.size, self.parameters.dtype)
-        self.gradients[...] = 0
-        self._ends = _layer_ends(initial)
-        self.parameter_views = _views(self.parameters, initial)
-        self.gradient_views = _views(self.gradients, initial)
+        # Group after group, so that a bucket is contiguous; sort() keeps the order of layers.
+        order = sorted(found, key=lambda full: found[full][2])
+        tensors, start = [], 0
+        for full in order:
+            whole, axis, kind = found[full]
+            bounds = None if axis is None else shares.get(kind, group).share(whole[axis])
+            shape = whole
+            if axis is not None and bounds is not None:
+                shape = (*whole[:axis], bounds.stop - bounds.start, *whole[axis + 1 :])
+            tensors.append(Tensor(full, whole, shape, axis, bounds, kind, start))
+            start = tensors[-1].stop
+        self.tensors = tuple(tensors)
+        self.size = start
+        self._by_name = {tensor.name: tensor for tensor in tensors}
+        self._users = {name: frozenset(layers) for name, layers in users.items()}
 
-    def store(self, layer: int, gradients: Mapping[str, Array]) -> None:
-        """Copy the gradients of ``layer``, which must have those of all its parameters."""
-        for name, view in self.gradient_views[layer].items():
-            view[...] = gradients[name]
+    def __getitem__(self, name: str) -> Tensor:
+        return self._by_name[name]
 
-    def buckets(self, minimum_bytes: int) -> list[Bucket]:
+    @property
+    def groups(self) -> list[str]:
+        """The groups of the tensors, in the order of memory."""
+        return list(dict.fromkeys(tensor.group for tensor in self.tensors))
+
+    def views(self, flat: Array) -> list[dict[str, Array]]:
+        """For each layer its tensors by name, as views into ``flat``, of shape (size,)."""
+        return self.by_layer(lambda tensor: self._view(flat, tensor))
+
+    def by_layer(self, view: Callable[[Tensor], Array]) -> list[dict[str, Array]]:
+        """For each layer ``view`` of its tensors, by name."""
+        return [
+            {own: view(self._by_name[full]) for own, full in names.items()} for names in self._names
+        ]
+
+    def names(self, layer: int) -> dict[str, str]:
+        """The names in the model of a layer's parameters."""
+        return self._names[layer]
+
+    def within(self, layer: int, bucket: Bucket, flat: Array) -> dict[str, Array]:
+        """Those tensors of a layer that are in ``bucket``, as views into its elements ``flat``."""
+        tensors = {own: self._by_name[full] for own, full in self._names[layer].items()}
+        return {
+            own: flat[t.start - bucket.start : t.stop - bucket.start].reshape(t.shape)
+            for own, t in tensors.items()
+            if bucket.start <= t.start and t.stop <= bucket.stop
+        }
+
+    def fill(self, flat: Array, initial: Mapping[str, Parameters], layers: Sequence[str]) -> None:
+        """Write the own parts of initial values, which are whole, into ``flat``."""
+        for name, names in zip(layers, self._names, strict=True):
+            for own, full in names.items():
+                tensor = self._by_name[full]
+                self._view(flat, tensor)[...] = initial[name][own][tensor.part]
+
+    def buckets(self, minimum_bytes: int, itemsize: int) -> list[Bucket]:
         """Cut the gradients into buckets in the order in which a backward pass writes them.
 
-        Each holds whole layers and at least ``minimum_bytes`` bytes, but for the last one.
+        Each is of one group, holds whole layers, and has at least ``minimum_bytes`` bytes but for
+        a group's last one.  Group follows group in the order of the layers that end them.
         """
         buckets = []
-        stop = self.gradients.size
-        for layer in reversed(range(len(self._ends))):
-            start = self._ends[layer - 1] if layer else 0
-            size = (stop - start) * self.gradients.itemsize
-            if stop > start and (start == 0 or size >= minimum_bytes):
-                buckets.append(Bucket(start, stop, layer))
-                stop = start
-        return buckets
+        for group in self.groups:
+            tensors = [tensor for tensor in self.tensors if tensor.group == group]
+            stop, layers = tensors[-1].stop, frozenset[int]()
+            for position in reversed(range(len(tensors))):
+                tensor = tensors[position]
+                layers |= self._users[tensor.name]
+                first = position == 0
+                whole = first or self._users[tensors[position - 1].name] != self._users[tensor.name]
+                enough = (stop - tensor.start) * itemsize >= minimum_bytes
+                if first or (whole and enough):
+                    buckets.append(Bucket(tensor.start, stop, layers, group))
+                    stop, layers = tensor.start, frozenset()
+        return sorted(buckets, key=lambda bucket: (-min(bucket.layers), bucket.start))
 
-
-def _layer_ends(initial: Sequence[Parameters]) -> list[int]:
-    ends, end = [], 0
-    for layer in initial:
-        end += sum(tensor.size for tensor in layer.values())
-        ends.append(end)
-    return ends
-
-
-def _views(flat: Array, initial: Sequence[Parameters]) -> list[dict[str, Array]]:
-    views: list[dict[str, Array]] = []
-    start = 0
-    for layer in initial:
-        views.append({})
-        for name, tensor in layer.items():
-            views[-1][name] = flat[start : start + tensor.size].reshape(tensor.shape)
-            start += tensor.size
-    return views
+    def _view(self, flat: Array, tensor: Tensor) -> Array:
+        return flat[tensor.start : tensor.stop].reshape(tensor.shape)

@@ -7,7 +7,7 @@ Every field is documented in the class of its table.
 
 import difflib
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -34,27 +34,58 @@ class Run(Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         seed: of the initial parameters and of the order of samples.
-        dtype: of parameters, gradients and activations.
-        dir: folder for ``metrics.jsonl``; an earlier run's is replaced.  When left out, the job
-            file's name without its suffix, under ``runs/``.
+        dtype: of parameters, gradients and optimiser state.
+        compute: of activations and of the parameters that layers see; 16-bit types keep the
+            parameters themselves in ``dtype``.
+        loss_scale: at first, for ``compute = "float16"``; it is halved when a gradient overflows
+            and doubled after ``loss_scale_window`` steps without.
+        loss_scale_window: steps.
+        on_nonfinite: what all ranks do when a loss or a gradient is not finite: ``stop``, or
+            ``skip`` the update.
+        dir: folder for metrics and checkpoints; an earlier run's are replaced unless it is resumed.
+            When left out, the job file's name without its suffix, under ``runs/``.
         log_every: steps from one console line to the next.
+        check_every: steps from one comparison of the replicas to the next; 0: after epochs only.
+        trace: write ``trace.json``, what each rank did when, for Perfetto or chrome://tracing.
     """
 
     seed: Seed = 0
     dtype: Literal["float32", "float64"] = "float32"
+    compute: Literal["same", "float16", "bfloat16"] = "same"
+    loss_scale: Positive = 65536.0
+    loss_scale_window: Count = 2000
+    on_nonfinite: Literal["stop", "skip"] = "stop"
     dir: str = "runs/unnamed"
     log_every: Count = 10
+    check_every: Annotated[int, Meta(ge=0)] = 0
+    trace: bool = False
 
 
 class Data(Struct, frozen=True, forbid_unknown_fields=True):
     """[data]
 
     Attributes:
-        name: ``digits`` is scikit-learn's 1797 scans of handwritten digits, 8x8 points each.
-        test_fraction: part of the samples that is kept for the test accuracy.
+        name: ``digits`` is scikit-learn's 1797 scans of handwritten digits, 8x8 points each;
+            ``idx`` a folder of MNIST's files; ``arrays`` an ``.npz`` file of ``inputs`` and
+            ``labels``; ``text`` a text file, ``tokens`` a folder of ``train.bin`` and ``val.bin``
+            (uint16), both for language models; ``clicks`` drawn choices of users, for the
+            recommender.
+        path: the file or folder.
+        units: what a text is made of.
+        context: positions of a sample of text.
+        vocabulary: of ``tokens``; found in the data if 0.
+        samples, tables, rows: of ``clicks``: samples, features, and values of each.
+        test_fraction: part of the samples that is kept for the test.
     """
 
-    name: Literal["digits"] = "digits"
+    name: Literal["digits", "idx", "arrays", "text", "tokens", "clicks"] = "digits"
+    path: str = ""
+    units: Literal["characters", "bytes"] = "characters"
+    context: Count = 64
+    vocabulary: Annotated[int, Meta(ge=0)] = 0
+    samples: Count = 4096
+    tables: Count = 8
+    rows: Count = 1000
     test_fraction: Fraction = 0.2
 
 
@@ -63,44 +94,64 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         kind: ``mlp``: linear layers.  ``convnet``: blocks of 3x3 convolution, ReLU and 2x2 max
-            pooling, then linear layers.
+            pooling, then linear layers.  ``vgg``: the same with two convolutions a block.
+            ``resnet``: residual blocks with group norm, then a mean over the image.  ``gpt``: a
+            decoder-only transformer with tied embeddings.  ``recommender``: embedding tables,
+            spread over the data-parallel ranks, then linear layers.
         hidden: widths of the linear layers before the last one.
-        channels: output channels of each block of the convnet.
+        channels: output channels of each block of a convnet.
+        layers: blocks of the gpt.
+        heads: of its attention; they must divide ``width``.
+        width: of its positions, or of a row of an embedding table.
     """
 
-    kind: Literal["mlp", "convnet"] = "convnet"
+    kind: Literal["mlp", "convnet", "vgg", "resnet", "gpt", "recommender"] = "convnet"
     hidden: tuple[Count, ...] = (64,)
     channels: tuple[Count, ...] = (16, 32)
+    layers: Count = 4
+    heads: Count = 4
+    width: Count = 64
 
 
 class Optim(Struct, frozen=True, forbid_unknown_fields=True):
     """[optim]
 
     Attributes:
-        name: ``sgd``: stochastic gradient descent with momentum.
+        name: ``sgd`` with momentum, ``adam``, ``adamw``; ``lars`` and ``lamb`` give each tensor a
+            rate of its own, for large batches.
         lr: learning rate for a batch of ``reference_batch`` samples.
         reference_batch: samples; the rate in use is ``lr * train.batch_size / reference_batch``
-            (linear scaling rule, Goyal et al. 2017).
-        warmup_epochs: epochs in which the rate climbs from ``lr`` to the scaled one.
+            (linear scaling rule, Goyal et al. 2017).  0: ``lr`` as it is.
+        warmup_epochs: epochs in which the rate climbs from ``lr`` to the scaled one (from 0 if it
+            is not scaled).
         schedule: of the rate after that.  ``cosine`` falls to 0 at the end, ``step`` multiplies
             it by ``decay`` at each epoch of ``milestones``.
         milestones: epochs, counted from 0.
         decay: factor.
-        momentum: part of the velocity that a step keeps.
+        momentum: part of the velocity that a step of sgd or lars keeps.
         nesterov: look ahead along the velocity.
-        weight_decay: this times a parameter is added to its gradient.
+        beta1, beta2, epsilon: of adam, adamw and lamb.
+        trust: of lars.
+        weight_decay: this times a parameter is added to its gradient, or with adamw and lamb to
+            its change.
+        clip_norm: the gradient of the whole model is scaled down to this Euclidean norm; 0: never.
     """
 
-    name: Literal["sgd"] = "sgd"
+    name: Literal["sgd", "adam", "adamw", "lars", "lamb"] = "sgd"
     lr: Positive = 0.05
-    reference_batch: Count = 64
+    reference_batch: Annotated[int, Meta(ge=0)] = 64
     warmup_epochs: NonNegative = 0.0
     schedule: Literal["constant", "cosine", "step"] = "constant"
     milestones: tuple[Count, ...] = ()
     decay: Fraction = 0.1
     momentum: Momentum = 0.9
     nesterov: bool = False
+    beta1: Momentum = 0.9
+    beta2: Momentum = 0.999
+    epsilon: Positive = 1e-8
+    trust: Positive = 0.001
     weight_decay: NonNegative = 0.0
+    clip_norm: NonNegative = 0.0
 
 
 class Train(Struct, frozen=True, forbid_unknown_fields=True):
@@ -108,26 +159,77 @@ class Train(Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         epochs: passes over the training samples.
+        steps: end after so many steps, wherever in an epoch that is; 0: after the epochs.
         batch_size: samples in a step over all ranks; each takes its share of them.
+        micro_batches: parts of each replica's share of a batch, which a pipeline works on at the
+            same time; without a pipeline, gradients are accumulated over them.
     """
 
     epochs: Count = 10
+    steps: Annotated[int, Meta(ge=0)] = 0
     batch_size: Count = 64
+    micro_batches: Count = 1
 
 
 class Parallel(Struct, frozen=True, forbid_unknown_fields=True):
     """[parallel]
 
     Attributes:
+        pipe: stages of the pipeline.
+        tensor: ranks that share each layer (gpt and mlp).
+        data: replicas; 0: as many as the ranks are enough for.
+        replicas: of each stage, if they are not all as many: [2, 1, 1] is PipeDream's 2-1-1.
+        partition: how layers become stages: ``even`` in predicted time, ``auto`` with
+            ``profile``'s measured times, or how many layers each stage has, as in [3, 2].
+        profile: file of ``mpitrain profile``.
+        schedule: of the pipeline; ``python -m mpitrain schedules`` lists and draws them.
+        chunks: pieces of the model on each stage, for ``interleaved``.
+        weights: which weights a micro-batch sees under ``asynchronous``.
+        window: steps of ``asynchronous`` after which the pipeline drains.
+        sequence: tensor ranks share the positions of what lies between their layers too.
+        zero: what replicas share among them (ZeRO): 1 optimiser state, 2 gradients too, 3
+            parameters too.
+        node_shared: parameters and optimiser state once per node, in shared memory.
+        offload: folder for the optimiser state, which is then mapped from files there.
+        recompute: activations again in the backward pass rather than keeping them.
         algorithm: of the all-reduce of gradients, as ``python -m collectives list`` names them;
             ``native`` is the MPI library's, ``auto`` takes what was measured to be fastest.
         bucket_bytes: gradients are reduced in pieces of at least this many bytes.
         overlap: reduce a piece while the layers below it are still computing their gradients.
     """
 
+    pipe: Count = 1
+    tensor: Count = 1
+    data: Annotated[int, Meta(ge=0)] = 0
+    replicas: tuple[Count, ...] = ()
+    partition: Literal["even", "auto"] | tuple[Count, ...] = "even"
+    profile: str = ""
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "asynchronous"] = "1f1b"
+    chunks: Count = 1
+    weights: Literal["stash", "vertical", "two_buffers", "spectrain", "linear", "latest"] = "stash"
+    window: Count = 64
+    sequence: bool = False
+    zero: Annotated[int, Meta(ge=0, le=3)] = 0
+    node_shared: bool = False
+    offload: str = ""
+    recompute: bool = False
     algorithm: str = "auto"
     bucket_bytes: Count = 25 * 2**20
     overlap: bool = True
+
+
+class Checkpoint(Struct, frozen=True, forbid_unknown_fields=True):
+    """[checkpoint]
+
+    Attributes:
+        every: steps from one checkpoint to the next; 0: none but the last.
+        keep: newest ones that are kept.
+        background: write while training goes on.
+    """
+
+    every: Annotated[int, Meta(ge=0)] = 0
+    keep: Count = 2
+    background: bool = True
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
@@ -139,6 +241,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     optim: Optim = Optim()
     train: Train = Train()
     parallel: Parallel = Parallel()
+    checkpoint: Checkpoint = Checkpoint()
 
     def __post_init__(self) -> None:
         if self.optim.warmup_epochs >= self.train.epochs:
@@ -152,6 +255,52 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
                 algorithms.find("allreduce", name)
         except UnknownAlgorithm as error:
             raise ValueError(f"parallel.algorithm: {error}") from error
+        for place, why in _conflicts(self):
+            raise ValueError(f"{place}: {why}")
+
+
+def _conflicts(job: Config) -> Iterator[tuple[str, str]]:
+    """What does not go together, as (key, sentence)."""
+    p, m = job.parallel, job.model
+    stages = len(p.replicas) or p.pipe
+    if p.replicas and (p.pipe not in (1, len(p.replicas)) or p.data):
+        yield "parallel.replicas", "gives the stages and their replicas; leave out pipe and data"
+    if isinstance(p.partition, tuple) and len(p.partition) != stages * p.chunks:
+        yield (
+            "parallel.partition",
+            f"{len(p.partition)} numbers for {stages} stages of {p.chunks} chunks",
+        )
+    if p.partition == "auto" and not p.profile:
+        yield "parallel.partition", "auto needs parallel.profile, a file of mpitrain profile"
+    if p.chunks > 1 and p.schedule != "interleaved":
+        yield "parallel.chunks", f"{p.schedule} has one chunk a stage; set schedule = 'interleaved'"
+    if p.tensor > 1 and m.kind not in ("gpt", "mlp"):
+        yield "parallel.tensor", f"a {m.kind} is not shared by tensor ranks, only gpt and mlp are"
+    if p.sequence and m.kind != "gpt":
+        yield "parallel.sequence", f"a {m.kind} has no positions to share"
+    if m.kind == "gpt" and m.width % m.heads:
+        yield "model.heads", f"{m.heads} heads do not divide a width of {m.width}"
+    if m.kind == "gpt" and m.heads % p.tensor:
+        yield "parallel.tensor", f"{p.tensor} ranks cannot share {m.heads} heads equally"
+    if p.sequence and job.data.context % p.tensor:
+        yield "parallel.sequence", f"{p.tensor} ranks cannot share {job.data.context} positions"
+    if (m.kind == "gpt") != (job.data.name in ("text", "tokens")):
+        yield "model.kind", f"a {m.kind} cannot be trained on {job.data.name}"
+    if (m.kind == "recommender") != (job.data.name == "clicks"):
+        yield "model.kind", f"a {m.kind} cannot be trained on {job.data.name}"
+    if p.zero and p.node_shared:
+        yield "parallel.node_shared", "shards the optimiser by itself; set zero = 0"
+    if len(set(p.replicas)) > 1 and (p.zero or p.node_shared):
+        yield "parallel.replicas", "stages of unequal width keep whole replicas; set zero = 0"
+    if m.kind == "recommender" and (stages > 1 or p.zero or p.node_shared):
+        yield "model.kind", "the recommender's tables are spread over data-parallel ranks alone"
+    if p.schedule == "asynchronous":
+        if p.zero or p.node_shared or len(set(p.replicas)) > 1:
+            yield "parallel.schedule", "asynchronous keeps whole replicas of equal width"
+        if job.run.compute != "same" or job.optim.name in ("lars", "lamb"):
+            yield "parallel.schedule", "asynchronous has sgd and adam, and one type of number"
+        if p.weights in ("spectrain", "linear") and job.optim.name != "sgd":
+            yield "parallel.weights", f"{p.weights} looks ahead along the velocity of sgd"
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:

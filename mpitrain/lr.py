@@ -11,11 +11,12 @@ def learning_rate(optim: Optim, train: Train, epoch: float) -> float:
 
     The scaled rate ``k * lr``, ``k = batch_size / reference_batch``, belongs to a batch that is
     ``k`` times larger.  During warm-up the rate climbs to it from ``lr``, step by step (Goyal et
-    al. 2017, sections 2.1 and 2.2); for ``k <= 1`` there is nothing to climb.
+    al. 2017, sections 2.1 and 2.2); for ``k <= 1`` there is nothing to climb.  Without a
+    ``reference_batch`` the rate is not scaled, and climbs from 0.
     """
-    scaled = optim.lr * train.batch_size / optim.reference_batch
+    scaled = optim.lr * train.batch_size / (optim.reference_batch or train.batch_size)
     if epoch < optim.warmup_epochs:
-        base = min(optim.lr, scaled)
+        base = min(optim.lr, scaled) if optim.reference_batch else 0.0
         return base + (scaled - base) * epoch / optim.warmup_epochs
     match optim.schedule:
         case "constant":

@@ -22,6 +22,8 @@ class Start(Struct, frozen=True, tag="start", tag_field="event"):
 
     Attributes:
         ranks: processes.
+        layout: how they are arranged.
+        stages: the layers of each stage of the pipeline, chunk after chunk.
         algorithm: of the all-reduce of gradients.
         reason: why it was chosen.
         parameters: numbers that are trained.
@@ -29,6 +31,8 @@ class Start(Struct, frozen=True, tag="start", tag_field="event"):
     """
 
     ranks: int
+    layout: str
+    stages: list[list[str]]
     algorithm: str
     reason: str
     parameters: int
@@ -62,17 +66,67 @@ class Step(Struct, frozen=True, tag="step", tag_field="event"):
     comm_share: float
 
 
+class Skipped(Struct, frozen=True, tag="skipped", tag_field="event"):
+    """A step whose loss or gradient was not finite, and which changed nothing.
+
+    Attributes:
+        step: counted from 1.
+        culprits: ranks and parameters.
+        loss_scale: from now on.
+    """
+
+    step: int
+    culprits: str
+    loss_scale: float
+
+
+class Saved(Struct, frozen=True, tag="saved", tag_field="event"):
+    """A checkpoint was written.
+
+    Attributes:
+        step: after which it continues.
+        path: folder.
+        seconds: from the decision to the last byte on disk.
+    """
+
+    step: int
+    path: str
+    seconds: float
+
+
+class Resumed(Struct, frozen=True, tag="resumed", tag_field="event"):
+    """Training goes on from a checkpoint.
+
+    Attributes:
+        step: that was done last.
+        path: folder.
+        refused: newer checkpoints that could not be used, and why.
+    """
+
+    step: int
+    path: str
+    refused: list[str]
+
+
 class Epoch(Struct, frozen=True, tag="epoch", tag_field="event"):
-    """After a pass over the training samples: the part of the test samples that is right."""
+    """After a pass over the training samples: how the test samples fare.
+
+    Attributes:
+        epoch: counted from 0.
+        test_accuracy: part of their labels that is right.
+        test_loss: mean over their labels.
+    """
 
     epoch: int
     test_accuracy: float
+    test_loss: float
 
 
 class Summary(Struct, frozen=True, tag="summary", tag_field="event"):
     """The end of a run; rates and shares are over all its steps."""
 
     test_accuracy: float
+    test_loss: float
     ranks: int
     algorithm: str
     reason: str
@@ -82,12 +136,12 @@ class Summary(Struct, frozen=True, tag="summary", tag_field="event"):
     def __str__(self) -> str:
         return (
             f"test accuracy {self.test_accuracy:.2%}, {_ranks(self.ranks)}, "
-            f"all-reduce {self.algorithm} ({self.reason}), {self.samples_per_s:.0f} samples/s, "
+            f"gradients by {self.algorithm} ({self.reason}), {self.samples_per_s:.0f} samples/s, "
             f"communication {self.comm_share:.1%} of step time"
         )
 
 
-Record = Start | Step | Epoch | Summary
+Record = Start | Step | Skipped | Epoch | Saved | Resumed | Summary
 Write = Callable[[Record], None]
 
 
@@ -141,8 +195,8 @@ def console(steps: int, log_every: int) -> Iterator[Write]:
             match record:
                 case Start():
                     terminal.print(
-                        f"{_ranks(record.ranks)}, {record.parameters} parameters, "
-                        f"all-reduce {record.algorithm} ({record.reason})"
+                        f"{_ranks(record.ranks)} ({record.layout}), {record.parameters} "
+                        f"parameters, gradients by {record.algorithm} ({record.reason})"
                     )
                     terminal.print(_HEADER)
                 case Step():
@@ -151,8 +205,20 @@ def console(steps: int, log_every: int) -> Iterator[Write]:
                         terminal.print(_line(record))
                 case Epoch():
                     terminal.print(
-                        f"epoch {record.epoch}: test accuracy {record.test_accuracy:.2%}"
+                        f"epoch {record.epoch}: test accuracy {record.test_accuracy:.2%}, "
+                        f"loss {record.test_loss:.4f}"
                     )
+                case Skipped():
+                    terminal.print(
+                        f"step {record.step} skipped: not finite ({record.culprits}); loss scale "
+                        f"{record.loss_scale:g}"
+                    )
+                case Saved():
+                    terminal.print(f"checkpoint {record.path} ({record.seconds:.2f} s)")
+                case Resumed():
+                    for why in record.refused:
+                        terminal.print(f"checkpoint refused: {why}")
+                    terminal.print(f"resumed after step {record.step} from {record.path}")
                 case Summary():
                     terminal.print(str(record))
 

@@ -1,12 +1,54 @@
-"""Optimisers as pure functions over flat arrays: ``init`` makes the state, ``update`` a new one."""
+"""Optimisers over flat arrays: what a piece of the parameters becomes, given that of the gradients.
 
+They change parameters and state in place, element by element, so that any shard can be updated by
+itself.  LARS and LAMB also need the norms of whole tensors, which the caller adds up over shards.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
+from math import sqrt
+from typing import ClassVar, Protocol
 
 from mpitrain.nn import Array, array_namespace
 
+#: A piece's state by name, each array of the shape and type of the piece.
+State = Mapping[str, Array]
+
+
+class Optimizer(Protocol):
+    """How parameters follow gradients."""
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Names of the arrays of state, which are 0 at first."""
+
+    @property
+    def layerwise(self) -> bool:
+        """Whether :meth:`apply` needs trust ratios."""
+
+    def prepare(self, p: Array, g: Array, state: State, step: int) -> Array:
+        """The step's direction before the rate; may change state.  ``step`` counts from 1."""
+
+    def ratio(self, p_norm: float, g_norm: float, direction_norm: float) -> float:
+        """Trust ratio of a tensor by Euclidean norms of it, its gradient and its direction."""
+
+    def apply(self, p: Array, direction: Array, state: State, rate: float | Array) -> None:
+        """Move the parameters; ``rate`` is the learning rate, times the ratio of each element."""
+
+
+class _Plain:
+    layerwise: ClassVar[bool] = False
+
+    def ratio(self, p_norm: float, g_norm: float, direction_norm: float) -> float:
+        return 1.0
+
+    def apply(self, p: Array, direction: Array, state: State, rate: float | Array) -> None:
+        direction *= rate
+        p -= direction
+
 
 @dataclass(frozen=True)
-class SGD:
+class SGD(_Plain):
     """Stochastic gradient descent with momentum.
 
     ``g = gradient + weight_decay * parameter``, ``v = momentum * v + g``, and the parameter moves
@@ -17,18 +59,87 @@ class SGD:
     momentum: float = 0.0
     weight_decay: float = 0.0
     nesterov: bool = False
+    slots: ClassVar[tuple[str, ...]] = ("velocity",)
 
-    def init(self, parameters: Array) -> Array:
-        """The velocity at rest, of the shape and type of ``parameters``."""
-        velocity: Array = array_namespace(parameters).zeros_like(parameters)
-        return velocity
+    def prepare(self, p: Array, g: Array, state: State, step: int) -> Array:
+        direction = _decayed(p, g, self.weight_decay)
+        velocity = state["velocity"]
+        velocity *= self.momentum
+        velocity += direction
+        if self.nesterov:
+            return direction + self.momentum * velocity
+        direction[...] = velocity
+        return direction
 
-    def update(
-        self, gradients: Array, velocity: Array, parameters: Array, lr: float
-    ) -> tuple[Array, Array]:
-        """Return ``(what to add to the parameters, the new velocity)``; arguments are unchanged."""
-        if self.weight_decay:
-            gradients = gradients + self.weight_decay * parameters
-        velocity = self.momentum * velocity + gradients
-        direction = gradients + self.momentum * velocity if self.nesterov else velocity
-        return -lr * direction, velocity
+
+@dataclass(frozen=True)
+class Adam(_Plain):
+    """Adam (Kingma & Ba 2015); with ``decoupled``, AdamW (Loshchilov & Hutter 2019)."""
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    decoupled: bool = False
+    slots: ClassVar[tuple[str, ...]] = ("mean", "square")
+
+    def prepare(self, p: Array, g: Array, state: State, step: int) -> Array:
+        xp = array_namespace(p)
+        g = g if self.decoupled else _decayed(p, g, self.weight_decay)
+        mean, square = state["mean"], state["square"]
+        mean += (1.0 - self.beta1) * (g - mean)
+        square += (1.0 - self.beta2) * (g * g - square)
+        root = xp.sqrt(square)
+        root *= 1.0 / sqrt(1.0 - self.beta2**step)
+        root += self.epsilon
+        direction: Array = mean / root
+        direction *= 1.0 / (1.0 - self.beta1**step)
+        if self.decoupled and self.weight_decay:
+            direction += self.weight_decay * p
+        return direction
+
+
+@dataclass(frozen=True)
+class LARS:
+    """Momentum with a rate for each tensor, ``trust |p| / (|g| + weight_decay |p|)`` times lr.
+
+    For batches of thousands (You, Gitman & Ginsburg 2017).
+    """
+
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    trust: float = 0.001
+    slots: ClassVar[tuple[str, ...]] = ("velocity",)
+    layerwise: ClassVar[bool] = True
+
+    def prepare(self, p: Array, g: Array, state: State, step: int) -> Array:
+        return _decayed(p, g, self.weight_decay)
+
+    def ratio(self, p_norm: float, g_norm: float, direction_norm: float) -> float:
+        if p_norm == 0.0 or g_norm == 0.0:
+            return 1.0
+        return self.trust * p_norm / (g_norm + self.weight_decay * p_norm)
+
+    def apply(self, p: Array, direction: Array, state: State, rate: float | Array) -> None:
+        velocity = state["velocity"]
+        velocity *= self.momentum
+        velocity += rate * direction
+        p -= velocity
+
+
+@dataclass(frozen=True)
+class LAMB(Adam):
+    """AdamW's direction with a rate for each tensor, ``|p| / |direction|`` times lr (You 2020)."""
+
+    decoupled: bool = True
+    layerwise: ClassVar[bool] = True
+
+    def ratio(self, p_norm: float, g_norm: float, direction_norm: float) -> float:
+        if p_norm == 0.0 or direction_norm == 0.0:
+            return 1.0
+        return p_norm / direction_norm
+
+
+def _decayed(p: Array, g: Array, weight_decay: float) -> Array:
+    decayed: Array = g + weight_decay * p if weight_decay else g.copy()
+    return decayed

@@ -1,60 +1,69 @@
-"""Data-parallel training, readable from top to bottom."""
+"""Training on any layout of ranks, readable from top to bottom."""
 
-import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from itertools import islice
+from math import lcm
+from pathlib import Path
 from time import perf_counter
 from types import TracebackType
 from typing import Self
 
 import numpy as np
-from mpi4py import MPI
 
 from collectives import Communicator
-from mpitrain import data, models
+from mpitrain import build, data, models
 from mpitrain.arena import Arena
+from mpitrain.batches import MicroBatches
 from mpitrain.config import Config, ConfigError
+from mpitrain.data.dataset import Indexed
 from mpitrain.lr import learning_rate
-from mpitrain.metrics import Epoch, Start, Step, Summary, Write, recorder
-from mpitrain.nn import Array, softmax_cross_entropy
-from mpitrain.optim import SGD
-from mpitrain.parallel.data import GradientReducer
+from mpitrain.metrics import Epoch, Skipped, Start, Step, Summary, Write, recorder
+from mpitrain.nn import Array
+from mpitrain.parallel.grid import ProcessGrid, shared_name
 from mpitrain.parallel.replicas import check_replicas
-
-
-class NonFiniteLoss(ArithmeticError):
-    """The loss is infinite or not a number."""
+from mpitrain.parallel.replicated import Replicated
+from mpitrain.parallel.store import Reduction
+from mpitrain.parallel.tensor import TensorGroup
+from mpitrain.pipeline.messages import Spec
+from mpitrain.pipeline.runtime import Latest, Runner, Span, no_span
+from mpitrain.pipeline.window import Window
+from mpitrain.precision import CastWeights, LossScale, compute_type
+from mpitrain.stage import LayerStage, Stage
+from mpitrain.update import NonFinite, Updater
 
 
 class Trainer:
-    """Trains a job's model on the ranks of ``comm``, each with its share of every batch.
+    """Trains a job's model on the ranks of ``comm``, in the layout that the job asks for.
 
-    Any number of ranks computes the same global mean loss and gradient, up to rounding; replicas
-    stay the same bit by bit, which is checked before the first step and after every epoch.
+    Every layout computes the same global mean loss and gradient as one process, up to rounding;
+    what several ranks hold stays the same bit by bit, which is checked before the first step and
+    after every epoch.
 
     Use it in a ``with`` statement, or call :meth:`close`.  All methods are collective.
 
     Attributes:
-        comm: the ranks.
         config: the job.
-        data: what is trained and tested on; all of it on each rank.
+        grid: who does what.
+        data: what is trained and tested on.
         sampler: the order of samples.
-        model: a chain of layers.
-        arena: its parameters and gradients.
-        optimizer, optimizer_state: how parameters follow gradients.
-        reducer: how gradients are summed over ranks.
-        steps_done: steps since the beginning.
+        model: all of it, of which this rank has :attr:`layers`.
+        layers: names of the own layers.
+        store: their parameters and gradients.
+        updater: how parameters follow gradients.
+        steps_done: steps since the beginning, those that were skipped included.
     """
 
-    def __init__(self, comm: Communicator, config: Config) -> None:
+    def __init__(self, comm: Communicator, config: Config, span: Span = no_span) -> None:
         """Load the data, initialise the parameters from the seed, bind the communication.
 
         Raises:
-            ConfigError: a value of the job does not fit the data.
+            ConfigError: a value of the job does not fit the data or the ranks.
             collectives.UnknownAlgorithm: an option of the all-reduce does not fit the ranks.
         """
         self.comm = comm
         self.config = config
+        self._span = span
         self.data = data.load(config.data, config.run.dtype)
         samples = len(self.data.train)
         if config.train.batch_size > samples:
@@ -63,22 +72,63 @@ class Trainer:
                 "number of training samples"
             )
         self.sampler = data.Sampler(samples, config.train.batch_size, config.run.seed)
-        self.model = models.build(config.model, self.data.input_shape, self.data.classes)
-        rng = np.random.default_rng(config.run.seed)
-        self.arena = Arena(self.model.parameters(rng, np, config.run.dtype), comm.empty)
-        self.optimizer = SGD(
-            config.optim.momentum, config.optim.weight_decay, config.optim.nesterov
-        )
-        self.optimizer_state = self.optimizer.init(self.arena.parameters)
-        self.reducer = GradientReducer(
-            comm,
-            self.arena,
-            algorithm=config.parallel.algorithm,
-            bucket_bytes=config.parallel.bucket_bytes,
-            overlap=config.parallel.overlap,
+        self._open_grid()
+        self._place_parameters()
+        self._bind_pipeline()
+        self.scale = LossScale(
+            config.run.loss_scale,
+            config.run.loss_scale_window,
+            enabled=config.run.compute == "float16",
         )
         self.steps_done = 0
         self._lap = perf_counter()
+
+    def _open_grid(self) -> None:
+        layout = build.layout(self.config, self.comm.size)
+        outline = models.build(self.config, self.data)
+        self.partition = build.partition(self.config, outline, layout.stages)
+        self._shared = build.shared_stages(outline, self.partition)
+        self.grid = ProcessGrid(self.comm, layout, self._shared.values())
+        self.model = models.build(
+            self.config, self.data, self.grid.tensor, TensorGroup(self.grid.data)
+        )
+
+    def _place_parameters(self) -> None:
+        config, stage = self.config, self.grid.place.stage
+        chunks = self.partition.of_stage(stage)
+        self.layers = [name for chunk in chunks for name in chunk]
+        initial = self.model.initial(self.layers, config.run.seed, np, config.run.dtype)
+        self.arena = Arena(
+            {name: self.model.layers[name] for name in self.layers},
+            {n: {own: value.shape for own, value in ps.items()} for n, ps in initial.items()},
+            self.grid.tensor,
+            {n: shared_name(stages) for n, stages in self._shared.items() if stage in stages},
+            TensorGroup(self.grid.data),
+        )
+        flat = np.empty(self.arena.size, config.run.dtype)
+        self.arena.fill(flat, initial, self.layers)
+        p = config.parallel
+        reduction = Reduction(self.grid.groups, p.algorithm, p.bucket_bytes, p.overlap)
+        self.store = build.store(config, self.arena, flat, reduction, self.grid.data.empty)
+        offload = build.mapped(Path(p.offload), self.comm.rank) if p.offload else None
+        self.updater = Updater(self.grid, self.store, build.optimizer(config.optim), offload)
+
+    def _bind_pipeline(self) -> None:
+        config, grid = self.config, self.grid
+        self.parts = config.train.micro_batches * lcm(*grid.layout.replicas)
+        self._compute_type = compute_type(config.run.compute, config.run.dtype)
+        narrow = config.run.compute != "same"
+        self._cast = CastWeights(self.store, self._compute_type) if narrow else None
+        self.weights = self._cast or self.store
+        self._stages: list[Stage] = []
+        first = 0
+        for chunk in self.partition.of_stage(grid.place.stage):
+            self._stages.append(LayerStage([self.model.layers[name] for name in chunk], first))
+            first += len(chunk)
+        kind = self.data.input_dtype
+        self._inputs = Spec(self.data.input_shape, self._compute_type if kind.kind == "f" else kind)
+        self._runners: dict[int, Runner] = {}
+        self.runner()
 
     def __enter__(self) -> Self:
         return self
@@ -94,122 +144,258 @@ class Trainer:
             self.close()
 
     def train(self) -> Summary:
-        """Run all epochs; rank 0 reports to the console and to ``metrics.jsonl``.
+        """Run all steps that are left; rank 0 reports to the console and to ``metrics.jsonl``.
 
         Raises:
-            NonFiniteLoss: on all ranks; the parameters are those before that step.
+            NonFinite: on all ranks; the parameters are those before that step.
             mpitrain.parallel.replicas.ReplicaMismatch: on all ranks.
             OSError: on rank 0, when it cannot write its report.
         """
-        epochs = self.config.train.epochs
         seconds = comm_seconds = samples = 0.0
-        with self._recorder(epochs * self.sampler.steps_per_epoch) as write:
+        result = Epoch(0, 0.0, float("nan"))
+        with self._recorder() as write:
             write(self._start())
-            check_replicas(self.comm, self.arena.parameters, "before the first step")
-            for epoch in range(epochs):
+            self.check_replicas("before the first step")
+            while self.steps_done < self.total_steps:
+                epoch = self.steps_done // self.sampler.steps_per_epoch
                 for record in self.run_epoch(epoch):
                     write(record)
-                    samples += record.samples
-                    seconds += record.seconds
-                    comm_seconds += record.seconds * record.comm_share
-                accuracy = self.evaluate()
-                write(Epoch(epoch, accuracy))
+                    if isinstance(record, Step):
+                        samples += record.samples
+                        seconds += record.seconds
+                        comm_seconds += record.seconds * record.comm_share
+                result = self.evaluate(epoch)
+                write(result)
             summary = Summary(
-                test_accuracy=accuracy,
+                test_accuracy=result.test_accuracy,
+                test_loss=result.test_loss,
                 ranks=self.comm.size,
-                algorithm=self.reducer.algorithm,
-                reason=self.reducer.reason,
-                samples_per_s=samples / seconds,
-                comm_share=comm_seconds / seconds,
+                algorithm=self.store.algorithm,
+                reason=self.store.reason,
+                samples_per_s=samples / seconds if seconds else 0.0,
+                comm_share=comm_seconds / seconds if seconds else 0.0,
             )
             write(summary)
         return summary
 
-    def run_epoch(self, epoch: int) -> Iterator[Step]:
-        """One pass over the training samples, then the check of the replicas."""
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole run."""
+        train = self.config.train
+        every = train.epochs * self.sampler.steps_per_epoch
+        return min(train.steps, every) if train.steps else every
+
+    def run_epoch(self, epoch: int) -> Iterator[Step | Skipped]:
+        """The steps of a pass over the training samples that are not done yet."""
         self._lap = perf_counter()
-        for batch in self.sampler.batches(epoch):
-            yield self.step(epoch, batch)
-        check_replicas(self.comm, self.arena.parameters, f"after epoch {epoch}")
+        first = self.steps_done - epoch * self.sampler.steps_per_epoch
+        left = self.total_steps - self.steps_done
+        batches = islice(self.sampler.batches(epoch), first, first + left)
+        asynchronous = self.config.parallel.schedule == "asynchronous"
+        while some := list(islice(batches, self.config.parallel.window if asynchronous else 1)):
+            yield from self.window(epoch, some) if asynchronous else [self.step(epoch, some[0])]
+            every = self.config.run.check_every
+            if every and self.steps_done % every == 0:
+                self.check_replicas(f"after step {self.steps_done}")
+        self.check_replicas(f"after epoch {epoch}")
 
     # Overflow ends in a loss that is not finite, which all ranks report together.
     @np.errstate(over="ignore", invalid="ignore")
-    def step(self, epoch: int, batch: Array) -> Step:
-        """Train on the samples ``batch`` (indices; the same on all ranks): one update.
+    def step(self, epoch: int, batch: Array) -> Step | Skipped:
+        """Train on a batch (sample indices; the same on all ranks): one update.
 
         Raises:
-            NonFiniteLoss: on all ranks; the parameters are those before this step.
+            NonFinite: on all ranks; the parameters are those before this step.
         """
-        parameters = self.arena.parameter_views
-        own = self.data.train[batch[data.share(len(batch), self.comm.rank, self.comm.size)]]
+        records: list[Step | Skipped] = []
 
-        logits, saved = self.model.forward(parameters, own.inputs)
-        local_loss, dlogits = softmax_cross_entropy(logits, own.labels, divisor=len(batch))
-        for layer, gradients in self.model.backward(parameters, saved, dlogits):
-            self.arena.store(layer, gradients)
-            self.reducer.ready(layer)
-            self.reducer.progress()
-        comm_seconds = self.reducer.wait()
+        def update(number: int, loss: float) -> None:
+            with self._span("reduce", "communicate"):
+                comm_seconds = self.store.wait()
+            records.append(self._update(epoch, len(batch), loss, comm_seconds))
 
-        loss, seconds, comm_share = self._agree(local_loss, comm_seconds)
-        epochs_done = self.steps_done / self.sampler.steps_per_epoch
-        lr = learning_rate(self.config.optim, self.config.train, epochs_done)
-        self.steps_done += 1
-        change, self.optimizer_state = self.optimizer.update(
-            self.arena.gradients, self.optimizer_state, self.arena.parameters, lr
+        self.store.reset()
+        source = self._source(self.data.train, [batch])
+        self.runner().run(source, Latest(self.weights), self.store, update)
+        return records[0]
+
+    @np.errstate(over="ignore", invalid="ignore")
+    def window(self, epoch: int, batches: list[Array]) -> list[Step]:
+        """Train on batches in a pipeline that drains after the last; an update each.
+
+        Raises:
+            NonFinite: on all ranks, after the window.
+        """
+        runner = self.runner(len(batches))
+        done, start = self.steps_done, perf_counter()
+        window = Window(
+            self.grid, self.store, self.updater, runner, self.config.parallel.weights, self._rate
         )
-        self.arena.parameters += change
+        self.store.reset()
+        runner.run(
+            self._source(self.data.train, batches), window.weights, self.store, window.update
+        )
+        seconds = (perf_counter() - start) / len(batches)
+        self.steps_done += len(batches)
+        return [
+            Step(
+                step=done + 1 + index,
+                epoch=epoch,
+                samples=len(batch),
+                loss=loss,
+                grad_norm=grad_norm,
+                lr=self._rate(done + index),
+                seconds=seconds,
+                samples_per_s=len(batch) / seconds,
+                comm_share=min(1.0, comm_seconds / self.comm.size / seconds),
+            )
+            for index, (batch, (loss, grad_norm, comm_seconds)) in enumerate(
+                zip(batches, window.agree(done), strict=True)
+            )
+        ]
+
+    def runner(self, steps: int = 1) -> Runner:
+        """The pipeline for so many steps without draining."""
+        if steps not in self._runners:
+            pipeline, report = build.schedule(self.config, self.grid.layout, steps)
+            self._runners[steps] = Runner(
+                self.comm,
+                self.grid.layout,
+                pipeline,
+                report,
+                self._stages,
+                self.weights,
+                self._inputs,
+                span=self._span,
+            )
+        return self._runners[steps]
+
+    def _rate(self, steps_done: int) -> float:
+        epochs_done = steps_done / self.sampler.steps_per_epoch
+        return learning_rate(self.config.optim, self.config.train, epochs_done)
+
+    def _update(self, epoch: int, samples: int, loss: float, comm_seconds: float) -> Step | Skipped:
+        now = perf_counter()
+        # The loss is known to the tensor ranks of the last stage, each of which has all of it.
+        own = loss if self.grid.place.tensor == 0 else 0.0
+        agreed = self.updater.agree(own, now - self._lap, comm_seconds)
+        self._lap = now
+        seconds, comm_seconds = agreed.totals
+        grad_norm = agreed.grad_norm / self.scale.value
+        number = self.steps_done + 1
+        if not agreed.finite:
+            return self._skip(number, loss)
+        lr = self._rate(self.steps_done)
+        most = self.config.optim.clip_norm
+        clip = most / grad_norm if most and grad_norm > most else 1.0
+        with self._span("update", "update"):
+            self.updater.step(lr, clip / self.scale.value)
+        with self._span("publish", "communicate"):
+            comm_seconds += self.comm.size * self.store.publish()
+        if self._cast:
+            self._cast.forget()
+        self.scale.went_well()
+        self.steps_done = number
         return Step(
-            step=self.steps_done,
+            step=number,
             epoch=epoch,
-            samples=len(batch),
-            loss=loss,
-            grad_norm=float(np.linalg.norm(self.arena.gradients)),
+            samples=samples,
+            loss=agreed.loss,
+            grad_norm=grad_norm,
             lr=lr,
-            seconds=seconds,
-            samples_per_s=len(batch) / seconds,
-            comm_share=comm_share,
+            seconds=seconds / self.comm.size,
+            samples_per_s=samples * self.comm.size / seconds,
+            comm_share=min(1.0, comm_seconds / seconds),
         )
 
-    def evaluate(self) -> float:
-        """Part of the test samples whose label has the largest score."""
-        own = self.data.test[data.share(len(self.data.test), self.comm.rank, self.comm.size)]
-        right = 0
-        for start in range(0, len(own), self.config.train.batch_size):
-            some = own[start : start + self.config.train.batch_size]
-            scores, _ = self.model.forward(self.arena.parameter_views, some.inputs)
-            right += int((scores.argmax(axis=1) == some.labels).sum())
-        all_right: int = self.comm.allreduce(right)
-        return all_right / len(self.data.test)
+    def _skip(self, number: int, loss: float) -> Skipped:
+        culprits = self.updater.culprits(loss)
+        scaled = self.scale.enabled and self.scale.value > 1.0
+        if self.config.run.on_nonfinite == "stop" and not scaled:
+            raise NonFinite(
+                f"the loss or a gradient is not finite at step {number} ({culprits}); a smaller "
+                "optim.lr, a longer optim.warmup_epochs or optim.clip_norm may help"
+            )
+        self.scale.overflowed()
+        self.steps_done = number
+        return Skipped(number, culprits, self.scale.value)
+
+    def evaluate(self, epoch: int) -> Epoch:
+        """Accuracy and mean loss on the test samples."""
+        test, size = self.data.test, self.config.train.batch_size
+        # As many micro-batches for every replica; the last ones may be empty.
+        replicas = lcm(*self.grid.layout.replicas)
+        count = -(-len(test) // size)
+        count += -count % replicas
+        batches = [np.arange(i * size, min((i + 1) * size, len(test))) for i in range(count)]
+        labels = len(test) * self.data.labels_per_sample
+        source = MicroBatches(
+            test,
+            batches,
+            1,
+            self.model.loss,
+            dtype=self._compute_type,
+        )
+        totals = np.zeros(2)
+
+        def judge(micro_batch: int, outputs: Array) -> None:
+            found = source.labels(micro_batch)
+            loss, _ = self.model.loss(outputs, found, labels)
+            right = self.model.loss.right(outputs, found)
+            if self.grid.place.tensor == 0:
+                totals[:] += right, loss
+
+        self.runner().infer(source, count, self.weights, judge)
+        right, loss = self.comm.allreduce(totals).tolist()
+        return Epoch(epoch, right / labels, loss)
+
+    def check_replicas(self, when: str) -> None:
+        """Compare what several ranks hold, bit by bit."""
+        if isinstance(self.store, Replicated):
+            flat = self.store.parameters
+            for group in self.arena.groups:
+                parts = [t for t in self.arena.tensors if t.group == group]
+                part = flat[parts[0].start : parts[-1].stop]
+                check_replicas(self.grid.groups[group], part, when)
 
     def close(self) -> None:
-        """Free what was bound to the communicator."""
-        self.reducer.close()
+        """Free what was bound to communicators."""
+        self.store.close()
+        self.grid.close()
 
-    def _agree(self, local_loss: float, comm_seconds: float) -> tuple[float, float, float]:
-        """Global loss, mean seconds since the step before, and communication's share of them."""
-        now = perf_counter()
-        values = np.array([local_loss, now - self._lap, comm_seconds])
-        self._lap = now
-        self.comm.Allreduce(MPI.IN_PLACE, values, op=MPI.SUM, algorithm="native")
-        loss, seconds, comm_seconds = values.tolist()
-        if not math.isfinite(loss):
-            raise NonFiniteLoss(
-                f"the loss is {loss} at step {self.steps_done + 1}; a smaller optim.lr or a longer "
-                "optim.warmup_epochs may help"
-            )
-        return loss, seconds / self.comm.size, comm_seconds / seconds
+    def _source(self, samples: Indexed, batches: list[Array]) -> MicroBatches:
+        return MicroBatches(
+            samples,
+            batches,
+            self.parts,
+            self.model.loss,
+            labels_per_sample=self.data.labels_per_sample,
+            dtype=self._compute_type,
+            scale=self.scale.value,
+        )
+
+    def _recorder(self) -> AbstractContextManager[Write]:
+        if self.comm.rank == 0:
+            return recorder(self.config, self.total_steps)
+        return nullcontext(lambda record: None)
 
     def _start(self) -> Start:
         return Start(
             ranks=self.comm.size,
-            algorithm=self.reducer.algorithm,
-            reason=self.reducer.reason,
-            parameters=self.arena.parameters.size,
+            layout=str(self.grid.layout),
+            stages=[list(names) for names in self.partition.layers],
+            algorithm=self.store.algorithm,
+            reason=self.store.reason,
+            parameters=self._parameters(),
             config=self.config,
         )
 
-    def _recorder(self, steps: int) -> AbstractContextManager[Write]:
-        if self.comm.rank == 0:
-            return recorder(self.config, steps)
-        return nullcontext(lambda record: None)
+    def _parameters(self) -> int:
+        shapes = self.model.shapes(list(self.model.layers))
+        tied = {f"{name}.{own}" for name, layer in self.model.layers.items() for own in layer.tied}
+        return sum(
+            int(np.prod(shape))
+            for name, own in shapes.items()
+            for key, shape in own.items()
+            if f"{name}.{key}" not in tied
+        )

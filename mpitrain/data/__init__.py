@@ -1,14 +1,21 @@
 """Data sets by name, and the order in which ranks read them."""
 
+from pathlib import Path
 from typing import assert_never
 
 from numpy.typing import DTypeLike
 
 from mpitrain.config import Data
+from mpitrain.data import clicks
+from mpitrain.data.arrays import load_arrays
 from mpitrain.data.dataset import Dataset, Samples
+from mpitrain.data.errors import DataError
+from mpitrain.data.idx import load_idx
 from mpitrain.data.sampler import Sampler, share
+from mpitrain.data.text import load_text
+from mpitrain.data.tokens import load_tokens
 
-__all__ = ["Dataset", "Sampler", "Samples", "load", "share"]
+__all__ = ["DataError", "Dataset", "Sampler", "Samples", "load", "share"]
 
 
 def load(config: Data, dtype: DTypeLike) -> Dataset:
@@ -16,7 +23,9 @@ def load(config: Data, dtype: DTypeLike) -> Dataset:
 
     Raises:
         ImportError: the package that the data come with is not installed.
+        DataError: a file cannot be read or is not what it should be.
     """
+    path = Path(config.path)
     match config.name:
         case "digits":
             try:
@@ -26,5 +35,15 @@ def load(config: Data, dtype: DTypeLike) -> Dataset:
                     f"data.name = 'digits' needs scikit-learn ({error}); pip install scikit-learn"
                 ) from error
             return digits.load(config.test_fraction, dtype)
+        case "idx":
+            return load_idx(path, dtype)
+        case "arrays":
+            return load_arrays(path, config.test_fraction, dtype)
+        case "text":
+            return load_text(path, config.units, config.context, config.test_fraction)
+        case "tokens":
+            return load_tokens(path, config.context, config.vocabulary or None)
+        case "clicks":
+            return clicks.draw(config.samples, config.tables, config.rows, config.test_fraction)
         case _:
             assert_never(config.name)

@@ -1,14 +1,14 @@
 """What a data set is: labelled samples to train on, others to test on."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from mpitrain.nn import Array, Shape
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Inputs, shape (N, *input shape), and their labels, integers of shape (N,)."""
+    """Inputs, shape (N, *input shape), and their labels, integers of shape (N, ...)."""
 
     inputs: Array
     labels: Array
@@ -21,15 +21,39 @@ class Samples:
         return Samples(self.inputs[which], self.labels[which])
 
 
+class Indexed(Protocol):
+    """Samples that may be read only when they are asked for."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, which: Any) -> Samples:
+        """The samples at a slice or an array of indices."""
+
+
 @dataclass(frozen=True)
 class Dataset:
-    """Samples to train on and others to test on; labels lie in ``0 <= label < classes``."""
+    """Samples to train on and others to test on; labels lie in ``0 <= label < classes``.
 
-    train: Samples
-    test: Samples
+    Attributes:
+        train, test: the samples.
+        classes: kinds of labels.
+    """
+
+    train: Indexed
+    test: Indexed
     classes: int
 
     @property
     def input_shape(self) -> Shape:
         """Shape of one sample."""
-        return self.train.inputs.shape[1:]
+        return self.train[:1].inputs.shape[1:]
+
+    @property
+    def input_dtype(self) -> Any:
+        """Type of the inputs."""
+        return self.train[:1].inputs.dtype
+
+    @property
+    def labels_per_sample(self) -> int:
+        """1, or as many as a sample of text has positions."""
+        return self.train[:1].labels.size

@@ -1,33 +1,39 @@
 """Pure layers: parameters go in, gradients come out, nothing is remembered in between.
 
-Shape suffixes name the axes of arrays: N samples, H rows, W columns, C channels, I input features,
-O output features, K elements of a window.
+Shape suffixes name the axes of arrays: N samples, H rows (or heads), W columns, C channels, I input
+features, O output features, K elements of a window, T positions, D features of a position, E of a
+head, V tokens.
 """
 
 from mpitrain.nn.activation import GELU, ReLU
+from mpitrain.nn.attention import CausalAttention
+from mpitrain.nn.chain import Chain, Recomputed, Residual
 from mpitrain.nn.convolution import Conv2d
 from mpitrain.nn.flatten import Flatten
 from mpitrain.nn.layer import Array, Layer, Parameters, Shape, array_namespace
-from mpitrain.nn.linear import Linear
-from mpitrain.nn.loss import softmax_cross_entropy
-from mpitrain.nn.normalization import LayerNorm
-from mpitrain.nn.pooling import AveragePool2d, MaxPool2d
-from mpitrain.nn.sequential import Sequential
+from mpitrain.nn.linear import Bias, Linear
+from mpitrain.nn.normalization import GroupNorm, LayerNorm
+from mpitrain.nn.pooling import AveragePool2d, GlobalAveragePool, MaxPool2d
 
 __all__ = [
     "GELU",
     "Array",
     "AveragePool2d",
+    "Bias",
+    "CausalAttention",
+    "Chain",
     "Conv2d",
     "Flatten",
+    "GlobalAveragePool",
+    "GroupNorm",
     "Layer",
     "LayerNorm",
     "Linear",
     "MaxPool2d",
     "Parameters",
     "ReLU",
-    "Sequential",
+    "Recomputed",
+    "Residual",
     "Shape",
     "array_namespace",
-    "softmax_cross_entropy",
 ]

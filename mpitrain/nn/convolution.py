@@ -5,11 +5,22 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import DTypeLike
 
-from mpitrain.nn.layer import Array, Layer, Parameters, Shape, array_namespace, he_normal
+from mpitrain.nn.layer import (
+    Array,
+    Layer,
+    Parameters,
+    Shape,
+    array_namespace,
+    he_normal,
+    matmul,
+    total,
+)
 from mpitrain.nn.windows import window_counts, windows
 
 #: The patches of the padded input as a matrix, and the padded input's shape.
 _Saved = tuple[Array, Shape]
+#: The patches, and the gradient by the output as a matrix.
+_Kept = tuple[Array, Array]
 
 
 class Conv2d(Layer):
@@ -54,24 +65,27 @@ class Conv2d(Layer):
         patches_NHWKC = xp.stack(tuple(windows(padded_NHWC, self.size, self.stride)), axis=3)
         weight_KO = parameters["weight"].reshape(-1, self.outputs)
         patches = patches_NHWKC.reshape(-1, len(weight_KO))
-        y = patches @ weight_KO
+        y = matmul(patches, weight_KO)
         y += parameters["bias"]
         return y.reshape(*patches_NHWKC.shape[:3], self.outputs), (patches, padded_NHWC.shape)
 
-    def backward(
-        self, parameters: Parameters, saved: _Saved, dy: Array
-    ) -> tuple[Array, dict[str, Array]]:
+    def backward(self, parameters: Parameters, saved: _Saved, dy: Array) -> tuple[Array, _Kept]:
         patches, padded_shape = saved
         weight_KO = parameters["weight"].reshape(-1, self.outputs)
         dy_flat = dy.reshape(-1, self.outputs)
-        gradients = {
-            "weight": (patches.T @ dy_flat).reshape(parameters["weight"].shape),
-            "bias": dy_flat.sum(axis=0),
-        }
-        dpatches_NHWKC = (dy_flat @ weight_KO.T).reshape(*dy.shape[:3], self.size**2, self.channels)
+        dpatches_NHWKC = matmul(dy_flat, weight_KO.T).reshape(
+            *dy.shape[:3], self.size**2, self.channels
+        )
         dpadded_NHWC = array_namespace(dy).zeros(padded_shape, dy.dtype)
         for element, view in enumerate(windows(dpadded_NHWC, self.size, self.stride)):
             view += dpatches_NHWKC[:, :, :, element, :]
         _, rows, columns, _ = padded_shape
         p = self.padding
-        return dpadded_NHWC[:, p : rows - p, p : columns - p, :], gradients
+        return dpadded_NHWC[:, p : rows - p, p : columns - p, :], (patches, dy_flat)
+
+    def gradients(self, parameters: Parameters, kept: _Kept) -> dict[str, Array]:
+        patches, dy_flat = kept
+        return {
+            "weight": matmul(patches.T, dy_flat).reshape(parameters["weight"].shape),
+            "bias": total(dy_flat, axis=0),
+        }

@@ -1,4 +1,4 @@
-"""From images to feature vectors."""
+"""Layers that only move or forget axes."""
 
 import math
 
@@ -15,7 +15,5 @@ class Flatten(Layer):
         # Not reshape(n, -1): for a batch without samples -1 could be any length.
         return x.reshape(len(x), math.prod(x.shape[1:])), x.shape
 
-    def backward(
-        self, parameters: Parameters, saved: Shape, dy: Array
-    ) -> tuple[Array, dict[str, Array]]:
-        return dy.reshape(saved), {}
+    def backward(self, parameters: Parameters, saved: Shape, dy: Array) -> tuple[Array, None]:
+        return dy.reshape(saved), None

@@ -1,4 +1,4 @@
-"""What a layer is: three pure functions, and the namespace that its arrays come from."""
+"""What a layer is: pure functions, and the namespace that its arrays come from."""
 
 import math
 import sys
@@ -20,7 +20,10 @@ Shape = tuple[int, ...]
 
 def array_namespace(x: Array) -> ModuleType:
     """The module, ``numpy`` or ``cupy``, whose functions work on ``x``."""
-    return sys.modules[type(x).__module__.partition(".")[0]]
+    kind = type(x)
+    if kind is np.ndarray or issubclass(kind, np.ndarray):
+        return np
+    return sys.modules[kind.__module__.partition(".")[0]]
 
 
 class Layer(ABC):
@@ -28,13 +31,28 @@ class Layer(ABC):
 
     Whoever calls it owns the parameters and what the forward pass saved.  So training on stashed
     weights, recomputing activations or sharding parameters is calling it with other arguments.
+    The backward pass is in two: the gradient by the input, which the layer below waits for, and
+    the gradients by the parameters, for which nobody waits (zero-bubble pipelines, Qi et al. 2024).
     A batch may hold no sample at all; results then have a batch axis of length 0.
+
+    Attributes:
+        split: for each parameter that tensor parallelism cuts up, the axis along which it does.
+        summed: names of the parameters whose gradients each rank of a tensor group knows only a
+            part of: their sum over the group is the gradient.
+        spread: names of the parameters whose parts, along axis 0, lie on the data-parallel
+            replicas: a part's gradient is complete where it lies.
+        tied: for each parameter that is another layer's too, its name in the model.
     """
+
+    split: Mapping[str, int] = {}
+    summed: frozenset[str] = frozenset()
+    spread: frozenset[str] = frozenset()
+    tied: Mapping[str, str] = {}
 
     def parameters(
         self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike
     ) -> dict[str, Array]:
-        """Initial values; the same ``rng`` state gives the same values whatever ``xp`` is."""
+        """Initial values, whole; the same ``rng`` state gives the same values for any ``xp``."""
         return {}
 
     @abstractmethod
@@ -46,15 +64,55 @@ class Layer(ABC):
         """Return ``(y, saved)``; ``saved`` is for :meth:`backward` alone."""
 
     @abstractmethod
-    def backward(
-        self, parameters: Parameters, saved: Any, dy: Array
-    ) -> tuple[Array, dict[str, Array]]:
-        """Gradients of the loss by ``x`` and by each parameter, given ``dy``, the one by ``y``."""
+    def backward(self, parameters: Parameters, saved: Any, dy: Array) -> tuple[Array, Any]:
+        """Return ``(dx, kept)`` for ``dy``, the gradients of the loss by ``x`` and by ``y``.
+
+        ``kept`` is for :meth:`gradients` alone.
+        """
+
+    def gradients(self, parameters: Parameters, kept: Any) -> dict[str, Array]:
+        """The gradient of the loss by each parameter."""
+        return {}
+
+
+class Elementwise(Layer):
+    """A layer that leaves the shape as it is."""
+
+    def output_shape(self, shape: Shape) -> Shape:
+        return shape
 
 
 def he_normal(
     rng: np.random.Generator, shape: Shape, fan_in: int, xp: ModuleType, dtype: DTypeLike
 ) -> Array:
     """Normal values of variance ``2 / fan_in``, which suits ReLU (He et al. 2015)."""
-    values: Array = xp.asarray(rng.normal(0.0, math.sqrt(2.0 / fan_in), shape), dtype=dtype)
+    return normal(rng, shape, math.sqrt(2.0 / fan_in), xp, dtype)
+
+
+def normal(
+    rng: np.random.Generator, shape: Shape, deviation: float, xp: ModuleType, dtype: DTypeLike
+) -> Array:
+    """Normal values around 0."""
+    values: Array = xp.asarray(rng.normal(0.0, deviation, shape), dtype=dtype)
     return values
+
+
+def widened(x: Array) -> Array:
+    """x in float32 if it has 16 bits, and as it is otherwise."""
+    return x.astype(np.float32) if x.dtype.itemsize <= 2 else x
+
+
+def matmul(a: Array, b: Array) -> Array:
+    """``a @ b``; of 16-bit floats it adds up in float32, as tensor cores do, and rounds once."""
+    if a.dtype.itemsize > 2:
+        return a @ b
+    product: Array = (a.astype(np.float32) @ b.astype(np.float32)).astype(a.dtype)
+    return product
+
+
+def total(x: Array, axis: int | tuple[int, ...]) -> Array:
+    """Sum along axes; of 16-bit floats in float32, rounded once."""
+    if x.dtype.itemsize > 2:
+        return x.sum(axis=axis)
+    summed: Array = x.astype(np.float32).sum(axis=axis).astype(x.dtype)
+    return summed

@@ -29,7 +29,7 @@ class MaxPool2d(_Pool2d):
 
     def backward(
         self, parameters: Parameters, saved: tuple[Array, Array], dy: Array
-    ) -> tuple[Array, dict[str, Array]]:
+    ) -> tuple[Array, None]:
         x, y = saved
         xp = array_namespace(x)
         dx = xp.zeros_like(x)
@@ -40,7 +40,7 @@ class MaxPool2d(_Pool2d):
             largest = unclaimed & (value == y)
             gradient += dy * largest
             unclaimed &= ~largest
-        return dx, {}
+        return dx, None
 
 
 class AveragePool2d(_Pool2d):
@@ -50,10 +50,25 @@ class AveragePool2d(_Pool2d):
         total = reduce(array_namespace(x).add, windows(x, self.size, self.stride))
         return total / self.size**2, x.shape
 
-    def backward(
-        self, parameters: Parameters, saved: Shape, dy: Array
-    ) -> tuple[Array, dict[str, Array]]:
+    def backward(self, parameters: Parameters, saved: Shape, dy: Array) -> tuple[Array, None]:
         dx = array_namespace(dy).zeros(saved, dy.dtype)
         for gradient in windows(dx, self.size, self.stride):
             gradient += dy / self.size**2
-        return dx, {}
+        return dx, None
+
+
+class GlobalAveragePool(Layer):
+    """Mean of each channel over the image: x_NHWC to y_NC."""
+
+    def output_shape(self, shape: Shape) -> Shape:
+        if len(shape) != 3:
+            raise ValueError(f"an image of shape (rows, columns, channels) is needed, not {shape}")
+        return shape[2:]
+
+    def forward(self, parameters: Parameters, x: Array) -> tuple[Array, Shape]:
+        return x.mean(axis=(1, 2)), x.shape
+
+    def backward(self, parameters: Parameters, saved: Shape, dy: Array) -> tuple[Array, None]:
+        _, rows, columns, _ = saved
+        spread = (dy / (rows * columns))[:, None, None, :]
+        return array_namespace(dy).broadcast_to(spread, saved), None

@@ -6,12 +6,12 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pytest
 from mpi4py import MPI
+from mpitrain.parallel.data import GradientReducer
 
 from collectives import Communicator
 from collectives.algorithms import ALGORITHMS, names
 from mpitrain.arena import Arena
 from mpitrain.config import Config, Model, Optim, Parallel, Run, Train
-from mpitrain.parallel.data import GradientReducer
 from mpitrain.parallel.replicas import ReplicaMismatch
 from mpitrain.threads import limit_blas_threads
 from mpitrain.trainer import NonFiniteLoss, Trainer

@@ -1,70 +1,110 @@
-"""Views into the flat arrays, and the buckets."""
+"""Where tensors lie, and the buckets."""
 
 import numpy as np
 import pytest
 
-from mpitrain.arena import Arena, Bucket
+from mpitrain import nn
+from mpitrain.arena import COPIES, DATA, SUMMED, Arena, Bucket
+from mpitrain.parallel.tensor import TensorGroup
 
-INITIAL = [
-    {"weight": np.arange(6.0).reshape(2, 3), "bias": np.array([6.0, 7.0])},
-    {},
-    {"weight": np.array([8.0])},
-    {"weight": np.arange(9.0, 13.0).reshape(2, 2)},
-    {},
-]
+LAYERS = {
+    "a": nn.Linear(3, 2),
+    "relu": nn.ReLU(),
+    "b": nn.Linear(1, 1, bias=False),
+    "c": nn.Linear(2, 2, bias=False),
+    "end": nn.ReLU(),
+}
+INITIAL = {
+    "a": {"weight": np.arange(6.0).reshape(3, 2), "bias": np.array([6.0, 7.0])},
+    "relu": {},
+    "b": {"weight": np.array([[8.0]])},
+    "c": {"weight": np.arange(9.0, 13.0).reshape(2, 2)},
+    "end": {},
+}
+
+
+class Ranks(TensorGroup):
+    """The second of two tensor ranks, without the other."""
+
+    def __init__(self):
+        super().__init__()
+        self.rank, self.size = 1, 2
+
+
+def shapes(initial):
+    return {name: {own: v.shape for own, v in layer.items()} for name, layer in initial.items()}
 
 
 @pytest.fixture
 def arena():
-    return Arena(INITIAL)
+    return Arena(LAYERS, shapes(INITIAL))
 
 
 def test_flat_parameters_are_the_layers_in_order(arena):
-    np.testing.assert_array_equal(arena.parameters, np.arange(13.0))
-    for views, layer in zip(arena.parameter_views, INITIAL, strict=True):
+    flat = np.empty(arena.size)
+    arena.fill(flat, INITIAL, list(LAYERS))
+    np.testing.assert_array_equal(flat, np.arange(13.0))
+    for views, layer in zip(arena.views(flat), INITIAL.values(), strict=True):
         assert views.keys() == layer.keys()
         for name, tensor in layer.items():
             np.testing.assert_array_equal(views[name], tensor)
 
 
-def test_views_alias_the_flat_arrays(arena):
-    arena.parameters += 100
-    assert arena.parameter_views[2]["weight"][0] == 108
-    arena.parameter_views[0]["bias"][1] = -1
-    assert arena.parameters[7] == -1
-    assert INITIAL[0]["bias"][1] == 7
-
-
-def test_store_writes_gradients_in_place(arena):
-    assert not arena.gradients.any()
-    arena.store(3, {"weight": np.full((2, 2), 5.0)})
-    arena.store(4, {})
-    np.testing.assert_array_equal(arena.gradients, [0] * 9 + [5] * 4)
-
-
-def test_store_refuses_missing_gradients(arena):
-    with pytest.raises(KeyError, match="bias"):
-        arena.store(0, {"weight": np.zeros((2, 3))})
+def test_views_alias_the_flat_array(arena):
+    flat = np.zeros(arena.size)
+    arena.views(flat)[0]["bias"][1] = -1
+    assert flat[7] == -1
 
 
 @pytest.mark.parametrize(
     ("minimum_bytes", "expected"),
     [
-        (1, [Bucket(9, 13, 3), Bucket(8, 9, 2), Bucket(0, 8, 0)]),
-        (32, [Bucket(9, 13, 3), Bucket(0, 9, 0)]),
-        (40, [Bucket(8, 13, 2), Bucket(0, 8, 0)]),
-        (1000, [Bucket(0, 13, 0)]),
+        (1, [(9, 13, {3}), (8, 9, {2}), (0, 8, {0})]),
+        (32, [(9, 13, {3}), (0, 9, {0, 2})]),
+        (40, [(8, 13, {2, 3}), (0, 8, {0})]),
+        (1000, [(0, 13, {0, 2, 3})]),
     ],
 )
 def test_buckets_follow_the_backward_pass(arena, minimum_bytes, expected):
-    assert arena.buckets(minimum_bytes) == expected
+    buckets = [Bucket(start, stop, frozenset(of), DATA) for start, stop, of in expected]
+    assert arena.buckets(minimum_bytes, 8) == buckets
 
 
-def test_buckets_hold_every_gradient_when_lower_layers_have_none():
-    arena = Arena([{}, {"weight": np.zeros(3)}, {}, {"weight": np.zeros(2)}])
-    assert arena.buckets(1) == [Bucket(3, 5, 3), Bucket(0, 3, 1)]
+def test_tied_tensors_lie_once_and_their_bucket_waits_for_both():
+    last = nn.Linear(3, 2, bias=False)
+    last.tied = {"weight": "a.weight"}
+    layers = {"a": nn.Linear(3, 2, bias=False), "b": nn.Linear(2, 3), "last": last}
+    initial = {
+        n: layer.parameters(np.random.default_rng(0), np, float) for n, layer in layers.items()
+    }
+    arena = Arena(layers, shapes(initial))
+    assert [tensor.name for tensor in arena.tensors] == ["a.weight", "b.weight", "b.bias"]
+    views = arena.views(np.zeros(arena.size))
+    views[0]["weight"][0, 0] = 5
+    assert views[2]["weight"][0, 0] == 5
+    assert {frozenset({0, 2}), frozenset({1})} == {b.layers for b in arena.buckets(1, 8)}
+
+
+def test_a_tensor_rank_has_its_part_and_groups_lie_apart():
+    norm = nn.LayerNorm(4)
+    norm.summed = frozenset({"weight", "bias"})
+    layers = {"up": nn.Linear(3, 5, split="outputs"), "norm": norm, "bias": nn.Bias(2)}
+    initial = {
+        n: layer.parameters(np.random.default_rng(0), np, float) for n, layer in layers.items()
+    }
+    arena = Arena(layers, shapes(initial), Ranks())
+    weight = arena["up.weight"]
+    assert (weight.whole, weight.shape, weight.part) == ((3, 5), (3, 3), np.s_[:, 2:5])
+    assert (arena["up.bias"].group, arena["bias.bias"].group) == (DATA, COPIES)
+    assert arena["norm.weight"].group == SUMMED
+    flat = np.empty(arena.size)
+    arena.fill(flat, initial, list(layers))
+    np.testing.assert_array_equal(arena.views(flat)[0]["weight"], initial["up"]["weight"][:, 2:])
+    for bucket in arena.buckets(1000, 8):
+        inside = [t.group for t in arena.tensors if bucket.start <= t.start < bucket.stop]
+        assert set(inside) == {bucket.group}
 
 
 def test_without_parameters_there_is_nothing_to_train():
     with pytest.raises(ValueError, match="without parameters"):
-        Arena([{}, {}])
+        Arena({"relu": nn.ReLU()}, {"relu": {}})

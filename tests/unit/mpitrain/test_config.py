@@ -60,7 +60,7 @@ def test_options_of_an_algorithm_are_allowed(job):
         ("[train]\nbatchsize = 1\n", "train.batchsize: unknown key; did you mean 'batch_size'?"),
         ("[data]\nname = 'digit'\n", "data.name = 'digit': unknown value; did you mean 'digits'?"),
         ("[model]\nkind = 'convent'\n", "model.kind = 'convent': unknown value; did you mean 'con"),
-        ("[optim]\nname = 'zzz'\n", "optim.name = 'zzz': unknown value; expected one of sgd"),
+        ("[optim]\nname = 'zzz'\n", "optim.name = 'zzz': unknown value; expected one of adam"),
         ("[optim]\nlr = 'fast'\n", "optim.lr: Expected `float`, got `str`"),
         ("[optim]\nlr = -1.0\n", "optim.lr: Expected `float` > 0.0"),
         ("[model]\nhidden = [4, 0]\n", "model.hidden[1]: Expected `int` >= 1"),
@@ -98,3 +98,44 @@ def test_mistakes_in_overrides(job, override, message):
 def test_missing_file(tmp_path):
     with pytest.raises(ConfigError, match=r"cannot read the job file .*none\.toml: No such file"):
         load(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["parallel.replicas=[2,1]", "parallel.pipe=3"], "parallel.replicas: gives the stages"),
+        (["parallel.pipe=2", "parallel.partition=[1,1,1]"], "parallel.partition: 3 numbers for 2"),
+        (["parallel.partition=auto"], "parallel.partition: auto needs parallel.profile"),
+        (["parallel.chunks=2"], "parallel.chunks: 1f1b has one chunk a stage"),
+        (["parallel.tensor=2"], "parallel.tensor: a convnet is not shared"),
+        (["parallel.sequence=true"], "parallel.sequence: a convnet has no positions"),
+        (["model.kind=gpt"], "model.kind: a gpt cannot be trained on digits"),
+        (["model.kind=mlp", "data.name=clicks"], "model.kind: a mlp cannot be trained on clicks"),
+        (["parallel.zero=1", "parallel.node_shared=true"], "parallel.node_shared: shards"),
+        (["parallel.replicas=[2,1]", "parallel.zero=1"], "parallel.replicas: stages of unequal"),
+        (["parallel.schedule=asynchronous", "parallel.zero=1"], "parallel.schedule: asynchronous"),
+        (["parallel.schedule=1f1", "parallel.pipe=2"], "did you mean '1f1b'?"),
+        (["parallel.zero=4"], "parallel.zero: Expected `int` <= 3"),
+    ],
+)
+def test_what_does_not_go_together(job, overrides, message):
+    with pytest.raises(ConfigError) as caught:
+        load(job(""), overrides)
+    assert message in str(caught.value)
+
+
+GPT = ["model.kind=gpt", "data.name=text", "data.path=x", "model.width=8"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model.heads=3"], "model.heads: 3 heads do not divide a width of 8"),
+        (["model.heads=2", "parallel.tensor=4"], "parallel.tensor: 4 ranks cannot share 2 heads"),
+        (["parallel.tensor=4", "parallel.sequence=true", "data.context=6"], "cannot share 6 pos"),
+    ],
+)
+def test_what_does_not_go_together_in_a_gpt(job, overrides, message):
+    with pytest.raises(ConfigError) as caught:
+        load(job(""), [*GPT, *overrides])
+    assert message in str(caught.value)

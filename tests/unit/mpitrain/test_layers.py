@@ -1,11 +1,15 @@
 """Every layer's forward against another formula, its backward against finite differences."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 from scipy.signal import correlate
 from scipy.special import ndtr
 
 from mpitrain import nn
+from mpitrain.models.recommender import SpreadTables
+from mpitrain.nn.embedding import PositionEmbedding, TokenEmbedding, Unembedding
+from mpitrain.parallel.tensor import TensorGroup
 
 LAYERS = {
     "linear": (nn.Linear(5, 3), (4, 5)),
@@ -26,6 +30,26 @@ LAYERS = {
     "relu": (nn.ReLU(), (4, 5)),
     "gelu": (nn.GELU(), (4, 5)),
     "flatten": (nn.Flatten(), (2, 3, 4, 2)),
+    "linear without bias": (nn.Linear(3, 2, bias=False), (4, 3)),
+    "bias": (nn.Bias(4), (2, 3, 4)),
+    "group norm": (nn.GroupNorm(2, 6), (3, 2, 4, 6)),
+    "global average": (nn.GlobalAveragePool(), (2, 3, 4, 5)),
+    "attention, one head": (nn.CausalAttention(4), (2, 5, 12)),
+    "attention, three heads": (nn.CausalAttention(2), (2, 4, 18)),
+    "chain": (
+        nn.Chain({"up": nn.Linear(3, 4), "gelu": nn.GELU(), "down": nn.Linear(4, 2)}),
+        (5, 3),
+    ),
+    "residual": (nn.Residual({"norm": nn.LayerNorm(4), "mix": nn.Linear(4, 4)}), (3, 4)),
+    "residual with a shortcut": (
+        nn.Residual(
+            {"a": nn.Conv2d(2, 3, 3, stride=2, padding=1)}, {"b": nn.Conv2d(2, 3, 1, stride=2)}
+        ),
+        (2, 4, 6, 2),
+    ),
+    "recomputed": (nn.Recomputed(nn.Chain({"a": nn.Linear(3, 3), "b": nn.GELU()})), (4, 3)),
+    "positions": (PositionEmbedding(6, 3, TensorGroup(), sequence=False), (2, 4, 3)),
+    "scores": (Unembedding(5, 3, "there"), (2, 4, 3)),
 }
 
 
@@ -37,6 +61,12 @@ def case(request):
     initial = layer.parameters(rng, np, np.float64)
     parameters = {k: v + 0.3 * rng.normal(size=v.shape) for k, v in initial.items()}
     return layer, parameters, rng.normal(size=shape)
+
+
+def backward(layer, parameters, saved, dy):
+    """The gradients by the input and by the parameters."""
+    dx, kept = layer.backward(parameters, saved, dy)
+    return dx, layer.gradients(parameters, kept)
 
 
 def finite_differences(function, x, step=1e-6):
@@ -56,7 +86,7 @@ def test_backward_is_the_derivative_of_forward(case):
     layer, parameters, x = case
     y, saved = layer.forward(parameters, x)
     dy = np.random.default_rng(8).normal(size=y.shape)
-    dx, gradients = layer.backward(parameters, saved, dy)
+    dx, gradients = backward(layer, parameters, saved, dy)
 
     def scalar():
         return float((layer.forward(parameters, x)[0] * dy).sum())
@@ -73,15 +103,16 @@ def test_output_shape_is_what_forward_returns(case):
     assert layer.output_shape(x.shape[1:]) == layer.forward(parameters, x)[0].shape[1:]
 
 
-def test_types_stay_and_arguments_are_left_alone(case):
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_types_stay_and_arguments_are_left_alone(case, dtype):
     layer, parameters, x = case
-    parameters = {name: value.astype(np.float32) for name, value in parameters.items()}
-    x = x.astype(np.float32)
+    parameters = {name: value.astype(dtype) for name, value in parameters.items()}
+    x = x.astype(dtype)
     x_before = x.copy()
     y, saved = layer.forward(parameters, x)
     dy = np.ones_like(y)
-    dx, gradients = layer.backward(parameters, saved, dy)
-    assert {a.dtype for a in (y, dx, *gradients.values())} == {np.dtype(np.float32)}
+    dx, gradients = backward(layer, parameters, saved, dy)
+    assert {a.dtype for a in (y, dx, *gradients.values())} == {np.dtype(dtype)}
     assert {k: v.shape for k, v in gradients.items()} == {k: v.shape for k, v in parameters.items()}
     np.testing.assert_array_equal(x, x_before)
     np.testing.assert_array_equal(dy, 1)
@@ -90,7 +121,7 @@ def test_types_stay_and_arguments_are_left_alone(case):
 def test_batch_without_samples(case):
     layer, parameters, x = case
     y, saved = layer.forward(parameters, x[:0])
-    dx, gradients = layer.backward(parameters, saved, y)
+    dx, gradients = backward(layer, parameters, saved, y)
     assert y.shape == (0, *layer.output_shape(x.shape[1:]))
     assert dx.shape == (0, *x.shape[1:])
     assert all(not gradient.any() for gradient in gradients.values())
@@ -156,10 +187,13 @@ def test_layer_norm_normalises():
         (nn.Conv2d(1, 4, 3), (8, 2, 1)),
         (nn.MaxPool2d(2), (1, 8, 1)),
         (nn.MaxPool2d(2), (8, 8)),
+        (nn.CausalAttention(4), (3, 16)),
+        (nn.GlobalAveragePool(), (8, 8)),
+        (nn.Residual({"wider": nn.Linear(3, 4)}), (3,)),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused(layer, shape):
-    with pytest.raises(ValueError, match=r"needed|needs|fit"):
+    with pytest.raises(ValueError, match=r"needed|needs|fit|cannot"):
         layer.output_shape(shape)
 
 
@@ -171,23 +205,58 @@ def test_initial_values_follow_he_and_the_generator():
     assert not one["bias"].any()
 
 
-def test_sequential_differentiates_the_whole_chain():
-    rng = np.random.default_rng(1)
-    chain = nn.Sequential(
-        [nn.Conv2d(1, 2, 3, padding=1), nn.GELU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 3)]
-    )
-    parameters = chain.parameters(rng, np, np.float64)
-    x = rng.normal(size=(3, 4, 4, 1))
-    y, saved = chain.forward(parameters, x)
-    assert y.shape == (3, *chain.output_shape((4, 4, 1)))
+@pytest.mark.parametrize(
+    "layer", [TokenEmbedding(7, 3, TensorGroup()), SpreadTables(4, 7, 3, TensorGroup())], ids=str
+)
+def test_tables_take_gradients_of_every_time_a_row_is_asked_for(layer):
+    rng = np.random.default_rng(2)
+    parameters = layer.parameters(rng, np, np.float64)
+    x = rng.integers(0, 7, (5, 4))
+    y, saved = layer.forward(parameters, x)
+    assert y.shape == (5, *layer.output_shape((4,)))
     dy = rng.normal(size=y.shape)
-    gradients = dict(chain.backward(parameters, saved, dy))
-    assert list(gradients) == [4, 3, 2, 1, 0]
+    _, gradients = backward(layer, parameters, saved, dy)
+    for name, gradient in gradients.items():
+        numeric = finite_differences(
+            lambda: float((layer.forward(parameters, x)[0] * dy).sum()), parameters[name]
+        )
+        np.testing.assert_allclose(gradient, numeric, rtol=1e-6, atol=1e-8)
 
-    def scalar():
-        return float((chain.forward(parameters, x)[0] * dy).sum())
 
-    for layer, own in enumerate(parameters):
-        for name, value in own.items():
-            numeric = finite_differences(scalar, value)
-            np.testing.assert_allclose(gradients[layer][name], numeric, rtol=1e-6, atol=1e-8)
+def test_attention_sees_nothing_that_comes_later():
+    layer = nn.CausalAttention(2)
+    x = np.random.default_rng(0).normal(size=(1, 6, 12))
+    before, _ = layer.forward({}, x)
+    x[:, 4:] += 1
+    after, _ = layer.forward({}, x)
+    np.testing.assert_array_equal(after[:, :4], before[:, :4])
+    assert (after[:, 4:] != before[:, 4:]).all()
+
+
+def test_a_recomputed_layer_keeps_its_input_alone():
+    layer = nn.Recomputed(nn.Chain({"a": nn.Linear(3, 300), "b": nn.GELU()}))
+    x = np.ones((2, 3))
+    _, saved = layer.forward(layer.parameters(np.random.default_rng(0), np, np.float64), x)
+    assert saved is x
+
+
+def test_names_of_a_chain_are_those_of_its_layers():
+    split = nn.Linear(4, 6, split="outputs")
+    layer = nn.Chain({"in": nn.Chain({"up": split}), "norm": nn.LayerNorm(6)})
+    parameters = layer.parameters(np.random.default_rng(0), np, np.float32)
+    assert list(parameters) == ["in.up.weight", "in.up.bias", "norm.weight", "norm.bias"]
+    assert layer.split == {"in.up.weight": 1, "in.up.bias": 0}
+
+
+def test_a_bias_with_split_inputs_would_be_added_once_a_rank():
+    with pytest.raises(ValueError, match=r"nn\.Bias"):
+        nn.Linear(3, 4, split="inputs")
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_sixteen_bits_add_up_in_thirty_two(dtype):
+    layer = nn.Linear(4096, 1)
+    parameters = {"weight": np.ones((4096, 1), dtype), "bias": np.zeros(1, dtype)}
+    y, _ = layer.forward(parameters, np.ones((1, 4096), dtype))
+    assert y.dtype == dtype
+    assert float(y[0, 0]) == 4096

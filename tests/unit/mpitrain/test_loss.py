@@ -5,7 +5,11 @@ import pytest
 from scipy.optimize import approx_fprime
 from scipy.special import log_softmax
 
-from mpitrain.nn import softmax_cross_entropy
+from mpitrain.parallel.tensor import TensorGroup, VocabularyLoss
+
+
+def softmax_cross_entropy(scores, labels, divisor):
+    return VocabularyLoss(TensorGroup(), scores.shape[-1])(scores, labels, divisor)
 
 
 @pytest.fixture
@@ -45,3 +49,25 @@ def test_large_scores_do_not_overflow():
     assert loss == pytest.approx(5e3)
     np.testing.assert_array_equal(gradient, [[0, 0], [-0.5, 0.5]])
     assert gradient.dtype == np.float32
+
+
+def test_labels_of_every_position(batch):
+    logits, labels = batch
+    whole, gradient = softmax_cross_entropy(logits[:6], labels[:6], 6)
+    shaped = softmax_cross_entropy(logits[:6].reshape(2, 3, 4), labels[:6].reshape(2, 3), 6)
+    assert shaped[0] == whole
+    np.testing.assert_array_equal(shaped[1], gradient.reshape(2, 3, 4))
+
+
+def test_right_answers_and_ties():
+    loss = VocabularyLoss(TensorGroup(), 3)
+    scores = np.array([[1.0, 2.0, 0.0], [5.0, 5.0, 0.0], [0.0, 1.0, 3.0]])
+    assert loss.right(scores, np.array([1, 0, 0])) == 2
+    assert loss.right(scores[:0], np.array([], int)) == 0
+
+
+def test_sixteen_bit_scores_are_computed_with_in_thirty_two():
+    scores = np.full((1, 5000), 8, np.float16)
+    loss, gradient = softmax_cross_entropy(scores, np.array([3]), 1)
+    assert loss == pytest.approx(np.log(5000), rel=1e-6)
+    assert gradient.dtype == np.float16

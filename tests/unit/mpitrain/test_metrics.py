@@ -6,7 +6,16 @@ import pytest
 from msgspec.structs import replace
 
 from mpitrain.config import Config, Run
-from mpitrain.metrics import Epoch, Start, Step, Summary, recorder
+from mpitrain.metrics import (
+    Epoch,
+    Resumed,
+    Saved,
+    Skipped,
+    Start,
+    Step,
+    Summary,
+    recorder,
+)
 
 STEP = Step(
     step=1,
@@ -28,18 +37,29 @@ def job(tmp_path):
 
 def write_all(job):
     with recorder(job, steps=4) as write:
-        write(Start(ranks=2, algorithm="ring", reason="asked [for]", parameters=7, config=job))
+        write(Start(2, "data 2 x pipe 1", [["a"]], "ring", "asked [for]", 7, job))
         for step in range(1, 5):
             write(replace(STEP, step=step))
-        write(Epoch(epoch=0, test_accuracy=0.5))
-        write(Summary(0.975, 2, "ring", "asked [for]", 1000.4, 0.25))
+        write(Skipped(5, "rank 1: b.weight", 512.0))
+        write(Epoch(epoch=0, test_accuracy=0.5, test_loss=0.25))
+        write(Saved(4, "there", 0.5))
+        write(Resumed(4, "there", ["newer: torn"]))
+        write(Summary(0.975, 0.5, 2, "ring", "asked [for]", 1000.4, 0.25))
 
 
 def test_each_record_is_a_line_of_json(job, tmp_path):
     write_all(job)
     lines = (tmp_path / "deep" / "run" / "metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
-    assert [r["event"] for r in records] == ["start", *["step"] * 4, "epoch", "summary"]
+    assert [r["event"] for r in records] == [
+        "start",
+        *["step"] * 4,
+        "skipped",
+        "epoch",
+        "saved",
+        "resumed",
+        "summary",
+    ]
     assert records[0]["config"]["run"]["log_every"] == 2
     assert records[1] == {
         "event": "step",
@@ -64,13 +84,19 @@ def test_lines_are_in_the_file_at_once(job, tmp_path):
 def test_console_shows_every_so_many_steps(job, capsys):
     write_all(job)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "2 ranks, 7 parameters, all-reduce ring (asked [for])"
+    assert lines[0] == ("2 ranks (data 2 x pipe 1), 7 parameters, gradients by ring (asked [for])")
     assert lines[1].split() == ["step", "loss", "grad_norm", "lr", "samples/s", "comm%"]
     assert [line.split()[0] for line in lines[2:5]] == ["1", "2", "4"]
     assert lines[2].split() == ["1", "2.5000", "1.2500", "0.1", "128", "25.0"]
-    assert lines[5] == "epoch 0: test accuracy 50.00%"
-    assert lines[6] == (
-        "test accuracy 97.50%, 2 ranks, all-reduce ring (asked [for]), 1000 samples/s, "
+    assert lines[5] == "step 5 skipped: not finite (rank 1: b.weight); loss scale 512"
+    assert lines[6] == "epoch 0: test accuracy 50.00%, loss 0.2500"
+    assert lines[7:10] == [
+        "checkpoint there (0.50 s)",
+        "checkpoint refused: newer: torn",
+        "resumed after step 4 from there",
+    ]
+    assert lines[10] == (
+        "test accuracy 97.50%, 2 ranks, gradients by ring (asked [for]), 1000 samples/s, "
         "communication 25.0% of step time"
     )
     assert "\x1b" not in "".join(lines)

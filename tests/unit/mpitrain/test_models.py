@@ -4,28 +4,68 @@ import numpy as np
 import pytest
 
 from mpitrain import data, models
-from mpitrain.config import ConfigError, Data, Model
+from mpitrain.config import Config, ConfigError, Data, Model, Parallel
+from mpitrain.data.dataset import Dataset, Samples
+
+IMAGES = Dataset(Samples(np.ones((2, 8, 8, 1), np.float32), np.zeros(2, int)), None, 10)
+TEXT = Dataset(Samples(np.ones((2, 6), int), np.zeros((2, 6), int)), None, 11)
 
 
-@pytest.mark.parametrize("kind", ["mlp", "convnet"])
+def scores(config, dataset, dtype=np.float32):
+    model = models.build(config, dataset)
+    initial = model.initial(list(model.layers), 0, np, dtype)
+    x = dataset.train[:2].inputs
+    for name, layer in model.layers.items():
+        x, _ = layer.forward(initial[name], x)
+    return model, initial, x
+
+
+@pytest.mark.parametrize("kind", ["mlp", "convnet", "vgg", "resnet"])
 @pytest.mark.parametrize("hidden", [(), (7,), (9, 5)])
 def test_scores_for_each_class(kind, hidden):
-    model = models.build(Model(kind=kind, hidden=hidden, channels=(3, 4)), (8, 8, 1), classes=10)
-    parameters = model.parameters(np.random.default_rng(0), np, np.float32)
-    scores, _ = model.forward(parameters, np.ones((2, 8, 8, 1), np.float32))
-    assert scores.shape == (2, 10)
-    assert scores.dtype == np.float32
-    assert sum(layer["weight"].ndim == 2 for layer in parameters if layer) == len(hidden) + 1
-    assert (scores < 0).any() and (scores > 0).any()  # no ReLU after the last layer
+    _, _, found = scores(Config(model=Model(kind=kind, hidden=hidden, channels=(3, 4))), IMAGES)
+    assert found.shape == (2, 10)
+    assert found.dtype == np.float32
+    assert (found < 0).any() and (found > 0).any()  # no ReLU after the last layer
+
+
+def test_a_gpt_has_one_table_for_both_ends():
+    config = Config(
+        data=Data(name="text", context=6), model=Model(kind="gpt", width=8, heads=2, layers=3)
+    )
+    model, initial, found = scores(config, TEXT)
+    assert found.shape == (2, 6, 11)
+    assert list(model.layers) == ["embedding", "block0", "block1", "block2", "head"]
+    assert model.ties() == {"embedding.tokens.token": {"embedding", "head"}}
+    table = initial["embedding"]["tokens.token"]
+    np.testing.assert_array_equal(initial["head"]["scores.token"], table)
+
+
+def test_a_layer_begins_the_same_whoever_makes_it():
+    model = models.build(Config(model=Model(kind="vgg", channels=(3,), hidden=(4,))), IMAGES)
+    alone = model.initial(["linear1"], 5, np, np.float64)["linear1"]
+    among = model.initial(list(model.layers), 5, np, np.float64)["linear1"]
+    np.testing.assert_array_equal(alone["linear.weight"], among["linear.weight"])
+    other = model.initial(["linear1"], 6, np, np.float64)["linear1"]
+    assert (alone["linear.weight"] != other["linear.weight"]).any()
+
+
+def test_recomputation_changes_no_name_and_no_score():
+    plain = Config(model=Model(kind="resnet", channels=(4, 8)))
+    again = Config(model=plain.model, parallel=Parallel(recompute=True))
+    _, one, straight = scores(plain, IMAGES)
+    _, two, recomputed = scores(again, IMAGES)
+    assert {n: list(p) for n, p in one.items()} == {n: list(p) for n, p in two.items()}
+    np.testing.assert_array_equal(straight, recomputed)
 
 
 def test_too_many_blocks_for_the_image():
     with pytest.raises(ConfigError, match=r"model\.channels: 4 blocks are too many .*\(8, 8, 1\)"):
-        models.build(Model(kind="convnet", channels=(2, 2, 2, 2)), (8, 8, 1), classes=10)
+        models.build(Config(model=Model(kind="convnet", channels=(2, 2, 2, 2))), IMAGES)
 
 
 def test_digits_are_split_without_overlap_and_in_proportion():
-    digits = data.load(Data("digits", 0.2), np.float32)
+    digits = data.load(Data("digits", test_fraction=0.2), np.float32)
     assert (len(digits.train), len(digits.test)) == (1437, 360)
     assert digits.input_shape == (8, 8, 1)
     assert digits.train.inputs.dtype == np.float32
@@ -37,6 +77,14 @@ def test_digits_are_split_without_overlap_and_in_proportion():
 
 
 def test_digits_are_the_same_every_time():
-    one, two = (data.load(Data("digits", 0.3), np.float64) for _ in range(2))
+    one, two = (data.load(Data("digits", test_fraction=0.3), np.float64) for _ in range(2))
     np.testing.assert_array_equal(one.train.inputs, two.train.inputs)
     np.testing.assert_array_equal(one.test.labels, two.test.labels)
+
+
+def test_clicks_are_the_same_every_time_and_can_be_learnt():
+    one, two = (data.load(Data("clicks", samples=500, tables=3, rows=20), np.float32) for _ in "ab")
+    np.testing.assert_array_equal(one.train.inputs, two.train.inputs)
+    assert one.train.inputs.shape == (400, 3)
+    assert one.train.inputs.max() < 20
+    assert 0.3 < one.train.labels.mean() < 0.7

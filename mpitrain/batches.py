@@ -1,0 +1,79 @@
+"""The micro-batches of one or several steps, read by the stages that need them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mpitrain.data.dataset import Indexed
+from mpitrain.data.sampler import share
+from mpitrain.nn import Array
+from mpitrain.parallel.tensor import VocabularyLoss
+
+
+class MicroBatches:
+    """Micro-batch m is part ``m % parts`` of batch ``m // parts``; parts differ by one sample.
+
+    The batches are global: which rank takes which micro-batch has no part in what they hold.
+    """
+
+    def __init__(
+        self,
+        samples: Indexed,
+        batches: Sequence[Array],
+        parts: int,
+        loss: VocabularyLoss,
+        *,
+        labels_per_sample: int = 1,
+        dtype: Any = None,
+        scale: float = 1.0,
+        xp: Any = np,
+    ) -> None:
+        """Describe them; nothing is read yet.
+
+        Args:
+            samples: where they come from.
+            batches: sample indices of each.
+            parts: micro-batches of each.
+            loss: of the last stage.
+            labels_per_sample: over which the loss is a mean, too.
+            dtype: of inputs of floating point.
+            scale: of the loss whose gradient is taken.
+            xp: where arrays are to be.
+        """
+        self._samples = samples
+        self._batches = batches
+        self._parts = parts
+        self._loss = loss
+        self._labels_per_sample = labels_per_sample
+        self._dtype = dtype
+        self._scale = scale
+        self._xp = xp
+
+    def samples(self, micro_batch: int) -> int:
+        """How many it has."""
+        return len(self._indices(micro_batch))
+
+    def inputs(self, micro_batch: int) -> Array:
+        """What the first stage reads."""
+        inputs = self._samples[self._indices(micro_batch)].inputs
+        if self._dtype is not None and inputs.dtype.kind == "f":
+            inputs = inputs.astype(self._dtype, copy=False)
+        return inputs if self._xp is np else self._xp.asarray(inputs)
+
+    def labels(self, micro_batch: int) -> Array:
+        """What the last stage compares with."""
+        labels = self._samples[self._indices(micro_batch)].labels
+        return labels if self._xp is np else self._xp.asarray(labels)
+
+    def loss(self, micro_batch: int, outputs: Array) -> tuple[float, Array]:
+        """Its part of the batch's mean loss, and the gradient of ``scale`` times that."""
+        batch = self._batches[micro_batch // self._parts]
+        divisor = len(batch) * self._labels_per_sample / self._scale
+        scaled, gradient = self._loss(outputs, self.labels(micro_batch), divisor)
+        return scaled / self._scale, gradient
+
+    def _indices(self, micro_batch: int) -> Array:
+        batch, part = divmod(micro_batch, self._parts)
+        whole = self._batches[batch]
+        return whole[share(len(whole), part, self._parts)]

@@ -1,0 +1,191 @@
+"""From a job to its parts: layout, partition, store, schedule."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from math import lcm
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mpitrain.arena import Arena
+from mpitrain.config import Config, ConfigError, Optim
+from mpitrain.data.sampler import share
+from mpitrain.models import Model
+from mpitrain.nn import Array
+from mpitrain.optim import LAMB, LARS, SGD, Adam, Optimizer
+from mpitrain.parallel.grid import Layout
+from mpitrain.parallel.node_shared import NodeShared
+from mpitrain.parallel.replicated import Replicated
+from mpitrain.parallel.sharded import ShardedGradients, ShardedOptimizer, ShardedParameters
+from mpitrain.parallel.store import Allocate, Reduction, Store
+from mpitrain.pipeline.actions import Pipeline
+from mpitrain.pipeline.replay import Report, ScheduleError, replay
+from mpitrain.pipeline.schedules import SCHEDULES
+
+
+def layout(config: Config, ranks: int) -> Layout:
+    """The grid of a job on so many ranks.
+
+    Raises:
+        ConfigError: the ranks cannot be arranged like this; the message says what would do.
+    """
+    p = config.parallel
+    if p.replicas:
+        found = Layout(p.replicas, p.tensor)
+    else:
+        found = Layout((p.data or max(1, ranks // (p.pipe * p.tensor)),) * p.pipe, p.tensor)
+    if found.ranks != ranks:
+        raise ConfigError(
+            f"parallel: {found} needs {found.ranks} ranks, but there are {ranks}; start as many, "
+            "or change data, pipe or tensor"
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Which layers each virtual stage has.
+
+    Attributes:
+        layers: names, for each virtual stage.
+        stages: ranks in a row.
+    """
+
+    layers: tuple[tuple[str, ...], ...]
+    stages: int
+
+    def of_stage(self, stage: int) -> list[tuple[str, ...]]:
+        """The layers of each chunk of a stage."""
+        return list(self.layers[stage :: self.stages])
+
+    def stage_of(self, layer: str) -> int:
+        """The stage that has a layer."""
+        virtual = next(v for v, names in enumerate(self.layers) if layer in names)
+        return virtual % self.stages
+
+
+def partition(config: Config, model: Model, stages: int) -> Partition:
+    """Cut the layers into virtual stages.
+
+    Raises:
+        ConfigError: there are fewer layers than virtual stages, or other numbers than asked for.
+    """
+    names = list(model.layers)
+    parts = stages * config.parallel.chunks
+    if len(names) < parts:
+        raise ConfigError(
+            f"parallel.pipe: a model of {len(names)} layers cannot be cut into {parts} stages"
+        )
+    wanted = config.parallel.partition
+    if isinstance(wanted, tuple):
+        if sum(wanted) != len(names):
+            raise ConfigError(
+                f"parallel.partition: {list(wanted)} is {sum(wanted)} layers, and the model has "
+                f"{len(names)}: {', '.join(names)}"
+            )
+        sizes = list(wanted)
+    elif wanted == "auto":
+        sizes = _profiled(config, names, parts)
+    else:
+        bounds = [share(len(names), part, parts) for part in range(parts)]
+        sizes = [bound.stop - bound.start for bound in bounds]
+    ends = np.cumsum([0, *sizes]).tolist()
+    return Partition(tuple(tuple(names[a:b]) for a, b in pairwise(ends)), stages)
+
+
+def shared_stages(model: Model, cut: Partition) -> dict[str, frozenset[int]]:
+    """The stages that hold a tensor together, for each that lies on several."""
+    stages = {
+        name: frozenset(cut.stage_of(layer) for layer in layers)
+        for name, layers in model.ties().items()
+    }
+    return {name: found for name, found in stages.items() if len(found) > 1}
+
+
+def schedule(config: Config, grid: Layout, steps: int = 1) -> tuple[Pipeline, Report]:
+    """The schedule of a step, or of several where it does not drain between them, proved.
+
+    Raises:
+        ConfigError: it does not work for this layout.
+    """
+    p, train = config.parallel, config.train
+    parts = train.micro_batches * lcm(*grid.replicas)
+    found = SCHEDULES[p.schedule]
+    if found.synchronous:
+        pipeline = Pipeline(grid.replicas, parts, p.chunks)
+    else:
+        pipeline = Pipeline(grid.replicas, parts * steps, p.chunks, train.micro_batches)
+        if p.weights == "two_buffers" and train.micro_batches < grid.stages - 1:
+            raise ConfigError(
+                f"train.micro_batches: two_buffers on {grid.stages} stages needs at least "
+                f"{grid.stages - 1}, not {train.micro_batches}"
+            )
+    try:
+        return pipeline, replay(found.generate, pipeline)
+    except ValueError as error:
+        hint = "; set train.micro_batches" if not isinstance(error, ScheduleError) else ""
+        raise ConfigError(f"parallel.schedule: {error}{hint}") from error
+
+
+def optimizer(config: Optim) -> Optimizer:
+    """The optimiser of the [optim] table."""
+    betas = (config.beta1, config.beta2, config.epsilon, config.weight_decay)
+    match config.name:
+        case "sgd":
+            return SGD(config.momentum, config.weight_decay, config.nesterov)
+        case "adam":
+            return Adam(*betas)
+        case "adamw":
+            return Adam(*betas, decoupled=True)
+        case "lars":
+            return LARS(config.momentum, config.weight_decay, config.trust)
+        case "lamb":
+            return LAMB(*betas)
+
+
+def store(
+    config: Config, arena: Arena, initial: Array, reduction: Reduction, allocate: Allocate
+) -> Store:
+    """What holds the parameters; arguments as those of ``Replicated``."""
+    kinds: Mapping[int, Any] = {
+        0: Replicated,
+        1: ShardedOptimizer,
+        2: ShardedGradients,
+        3: ShardedParameters,
+    }
+    kind = NodeShared if config.parallel.node_shared else kinds[config.parallel.zero]
+    found: Store = kind(arena, initial, reduction, allocate)
+    return found
+
+
+def mapped(folder: Path, rank: int) -> Allocate:
+    """Allocates arrays in files of ``folder``, which the system may write back at any time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    numbers = iter(range(1 << 30))
+
+    def allocate(size: int, dtype: Any) -> Array:
+        if not size:
+            return np.empty(0, dtype)
+        path = folder / f"rank{rank}.{next(numbers)}.state"
+        return np.memmap(path, dtype, mode="w+", shape=(size,))
+
+    return allocate
+
+
+def _profiled(config: Config, names: list[str], parts: int) -> list[int]:
+    from mpitrain.pipeline.partition import even_partition
+    from mpitrain.profiles import ProfileError, read_profile
+
+    try:
+        profile = read_profile(Path(config.parallel.profile))
+    except ProfileError as error:
+        raise ConfigError(f"parallel.profile: {error}") from error
+    found = [layer.name for layer in profile]
+    if found != names:
+        raise ConfigError(
+            f"parallel.profile: {config.parallel.profile} has the layers {', '.join(found)}, and "
+            f"the model {', '.join(names)}; run mpitrain profile again"
+        )
+    return [stage.stop - stage.first for stage in even_partition(profile, parts)]

@@ -1,0 +1,81 @@
+"""Text as a language model reads it: pieces of so many tokens, each labelled by the one after."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from mpitrain.data.dataset import Dataset, Samples
+from mpitrain.data.errors import DataError
+from mpitrain.nn import Array
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Samples of ``context`` tokens out of a flat array, which may be a mapped file.
+
+    Sample i begins at token ``i * context``: an epoch predicts every token once, but for the first
+    and what remains at the end.
+
+    Attributes:
+        tokens: integers of shape (T,).
+        context: tokens of a sample.
+    """
+
+    tokens: Array
+    context: int
+
+    def __len__(self) -> int:
+        return (len(self.tokens) - 1) // self.context
+
+    def __getitem__(self, which: Any) -> Samples:
+        """The samples at a slice or an array of indices: inputs and labels (N, context)."""
+        first = np.arange(len(self))[which] * self.context
+        at = first[:, None] + np.arange(self.context + 1)
+        pieces = self.tokens[at].astype(np.int64)
+        return Samples(pieces[:, :-1], pieces[:, 1:])
+
+
+def load_text(
+    path: Path, units: Literal["characters", "bytes"], context: int, test_fraction: float
+) -> Dataset:
+    """The first part of a UTF-8 text to train on, the last to test on.
+
+    Raises:
+        DataError: the file cannot be read, is not UTF-8, or is too short for one sample of each.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"data.path = {str(path)!r} cannot be read: {error.strerror}") from error
+    if units == "bytes":
+        tokens, vocabulary = np.frombuffer(data, np.uint8), 256
+    else:
+        tokens, vocabulary = characters(data, str(path))
+    return split(tokens, vocabulary, context, test_fraction, str(path))
+
+
+def characters(data: bytes, name: str) -> tuple[Array, int]:
+    """Each character as its number among those of the text, sorted; and how many there are."""
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{name} is not UTF-8 at byte {error.start}; data.units = 'bytes' reads anything"
+        ) from error
+    points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    known, tokens = np.unique(points, return_inverse=True)
+    return tokens.astype(np.uint32), len(known)
+
+
+def split(tokens: Array, vocabulary: int, context: int, test_fraction: float, name: str) -> Dataset:
+    """Train on the first tokens, test on the last."""
+    middle = len(tokens) - int(len(tokens) * test_fraction)
+    train, test = Tokens(tokens[:middle], context), Tokens(tokens[middle:], context)
+    if len(train) < 1 or len(test) < 1:
+        raise DataError(
+            f"{name} has {len(tokens)} tokens: too few for samples of data.context = {context} "
+            "to train and to test on"
+        )
+    return Dataset(train, test, vocabulary)

@@ -1,0 +1,44 @@
+"""Folders of tokens as nanoGPT prepares them: ``train.bin`` and ``val.bin``, of uint16."""
+
+from pathlib import Path
+
+import numpy as np
+
+from mpitrain.data.dataset import Dataset
+from mpitrain.data.errors import DataError
+from mpitrain.data.text import Tokens
+from mpitrain.nn import Array
+
+
+def load_tokens(folder: Path, context: int, vocabulary: int | None = None) -> Dataset:
+    """Both files, mapped.  Without ``vocabulary`` it is one more than the largest token.
+
+    A ``meta.pkl`` is not read: unpickling runs what is in it.
+
+    Raises:
+        DataError: a file is missing, has half a token, is too short, or has too large a token.
+    """
+    train, test = (_map(folder / f"{part}.bin") for part in ("train", "val"))
+    largest = int(max(train.max(initial=0), test.max(initial=0)))
+    if vocabulary is not None and largest >= vocabulary:
+        raise DataError(f"{folder} has token {largest}, and data.vocabulary is {vocabulary}")
+    parts = Tokens(train, context), Tokens(test, context)
+    for part, name in zip(parts, ("train.bin", "val.bin")):
+        if len(part) < 1:
+            raise DataError(
+                f"{folder / name} has {len(part.tokens)} tokens, too few for a sample of "
+                f"data.context = {context}"
+            )
+    return Dataset(*parts, vocabulary or largest + 1)
+
+
+def _map(path: Path) -> Array:
+    try:
+        size = path.stat().st_size
+        if size % 2:
+            raise DataError(f"{path} has {size} bytes, which is no whole number of uint16 tokens")
+        if size == 0:
+            raise DataError(f"{path} is empty")
+        return np.memmap(path, "<u2", mode="r")
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error

@@ -1,0 +1,63 @@
+"""A model: named layers in a row, the loss at their end, and the values that they begin with."""
+
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from mpitrain.nn import Array, Layer, Shape
+from mpitrain.parallel.tensor import TensorGroup, VocabularyLoss
+
+
+class Model:
+    """Layers one after the other.
+
+    Attributes:
+        layers: by name, in order; a pipeline is cut between them.
+        loss: softmax cross-entropy of the last layer's scores.
+    """
+
+    def __init__(self, layers: Mapping[str, Layer], classes: int, group: TensorGroup) -> None:
+        """``group``: the ranks that share the columns of the scores."""
+        self.layers = dict(layers)
+        self.loss = VocabularyLoss(group, classes)
+
+    def initial(
+        self, names: Sequence[str], seed: int, xp: ModuleType, dtype: DTypeLike
+    ) -> dict[str, dict[str, Array]]:
+        """Initial values of some layers, whole; each layer's depend on its position and the seed.
+
+        So a stage makes its own, and they are those of the model in one process.
+        """
+        return {name: self._initial(name, seed, xp, dtype) for name in names}
+
+    def shapes(self, names: Sequence[str]) -> dict[str, dict[str, Shape]]:
+        """Shapes of some layers' parameters, whole."""
+        initial = self.initial(names, 0, np, np.float32)
+        return {
+            name: {own: values.shape for own, values in parameters.items()}
+            for name, parameters in initial.items()
+        }
+
+    def ties(self) -> dict[str, frozenset[str]]:
+        """The layers that have a tensor together, for each that several have."""
+        users: dict[str, set[str]] = {}
+        for name, layer in self.layers.items():
+            for full in layer.tied.values():
+                owner = max(
+                    (other for other in self.layers if full.startswith(f"{other}.")), key=len
+                )
+                users.setdefault(full, {owner}).add(name)
+        return {full: frozenset(names) for full, names in users.items()}
+
+    def _initial(self, name: str, seed: int, xp: ModuleType, dtype: DTypeLike) -> dict[str, Array]:
+        layer = self.layers[name]
+        # Two words of spawn key: the sampler's streams have one.
+        position = list(self.layers).index(name)
+        stream = np.random.SeedSequence(seed, spawn_key=(0, position))
+        values = layer.parameters(np.random.default_rng(stream), xp, dtype)
+        for own, full in layer.tied.items():
+            owner = next(other for other in self.layers if full.startswith(f"{other}."))
+            values[own] = self._initial(owner, seed, xp, dtype)[full.removeprefix(f"{owner}.")]
+        return values

@@ -1,0 +1,124 @@
+"""Embedding tables spread over ranks, and linear layers on what they give (Naumov et al. 2019)."""
+
+from itertools import pairwise
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from mpitrain import nn
+from mpitrain.data.sampler import share
+from mpitrain.nn import Array, Parameters, Shape, array_namespace
+from mpitrain.nn.embedding import scatter_add
+from mpitrain.nn.layer import normal
+from mpitrain.parallel.tensor import TensorGroup
+
+
+def layers(
+    tables: int,
+    rows: int,
+    width: int,
+    hidden: tuple[int, ...],
+    classes: int,
+    group: TensorGroup,
+) -> dict[str, nn.Layer]:
+    """Tables of ``rows`` vectors of ``width`` numbers, then a perceptron."""
+    found: dict[str, nn.Layer] = {
+        "tables": nn.Chain({"rows": SpreadTables(tables, rows, width, group)})
+    }
+    for index, (before, after) in enumerate(pairwise([tables * width, *hidden, classes])):
+        first: dict[str, nn.Layer] = {"relu": nn.ReLU()} if index else {"flatten": nn.Flatten()}
+        found[f"linear{index}"] = nn.Chain({**first, "linear": nn.Linear(before, after)})
+    return found
+
+
+class SpreadTables(nn.Layer):
+    """One row of each table: integers x_NK to y_NKD, with whole tables on the ranks of a group.
+
+    Each rank has samples of its own.  Two all-to-alls forward, of indices to the tables and of
+    vectors back, and one backward; a table's gradient is complete where the table is.
+    """
+
+    spread = frozenset({"table"})
+
+    def __init__(self, tables: int, rows: int, width: int, group: TensorGroup) -> None:
+        self.tables = tables
+        self.rows = rows
+        self.width = width
+        self.group = group
+
+    def parameters(
+        self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike
+    ) -> dict[str, Array]:
+        return {"table": normal(rng, (self.tables, self.rows, self.width), 0.1, xp, dtype)}
+
+    def output_shape(self, shape: Shape) -> Shape:
+        return self.tables, self.width
+
+    def forward(self, parameters: Parameters, x: Array) -> tuple[Array, tuple[Array, Array, Array]]:
+        table = parameters["table"]
+        xp = array_namespace(table)
+        samples = self._samples(len(x))
+        asked = self._to_tables(x.T, samples)  # (own tables, all samples)
+        found = table[xp.arange(len(table))[:, None], asked]
+        y = self._to_samples(found, samples)
+        return xp.moveaxis(y, 0, 1), (asked, samples, xp.arange(len(table)))
+
+    def backward(self, parameters: Parameters, saved: Any, dy: Array) -> tuple[Array, Any]:
+        asked, samples, which = saved
+        xp = array_namespace(dy)
+        arrived = self._to_tables(xp.moveaxis(dy, 1, 0), samples)
+        return xp.zeros(dy.shape[:2], dy.dtype), (asked, which, arrived)
+
+    def gradients(self, parameters: Parameters, kept: Any) -> dict[str, Array]:
+        asked, which, arrived = kept
+        gradient = array_namespace(arrived).zeros_like(parameters["table"])
+        for index in which:
+            scatter_add(gradient[index], asked[index], arrived[index])
+        return {"table": gradient}
+
+    def _samples(self, own: int) -> Array:
+        comm = self.group.comm
+        return np.array(comm.allgather(own) if comm else [own])
+
+    def _owners(self) -> list[int]:
+        parts = [share(self.tables, rank, self.group.size) for rank in range(self.group.size)]
+        return [part.stop - part.start for part in parts]
+
+    def _to_tables(self, x: Array, samples: Array) -> Array:
+        """From (all tables, own samples, ...) to (own tables, all samples, ...)."""
+        comm = self.group.comm
+        if comm is None:
+            return x
+        xp = array_namespace(x)
+        own, rest = self._owners()[self.group.rank], x.shape[2:]
+        unit = int(np.prod(rest))
+        arrived = xp.empty(own * int(samples.sum()) * unit, x.dtype)
+        comm.Alltoallv(
+            [xp.ascontiguousarray(x), [n * x.shape[1] * unit for n in self._owners()]],
+            [arrived, [own * int(n) * unit for n in samples]],
+        )
+        parts = xp.split(arrived, np.cumsum(own * samples * unit)[:-1].tolist())
+        return xp.concatenate(
+            [part.reshape(own, int(n), *rest) for part, n in zip(parts, samples)], axis=1
+        )
+
+    def _to_samples(self, x: Array, samples: Array) -> Array:
+        """From (own tables, all samples, ...) to (all tables, own samples, ...)."""
+        comm = self.group.comm
+        if comm is None:
+            return x
+        xp = array_namespace(x)
+        own, rest = self._owners()[self.group.rank], x.shape[2:]
+        unit, mine = int(np.prod(rest)), int(samples[self.group.rank])
+        parts = xp.split(x, np.cumsum(samples)[:-1].tolist(), axis=1)
+        arrived = xp.empty((self.tables, mine, *rest), x.dtype)
+        comm.Alltoallv(
+            [
+                xp.concatenate([part.reshape(-1) for part in parts]),
+                [own * int(n) * unit for n in samples],
+            ],
+            [arrived, [n * mine * unit for n in self._owners()]],
+        )
+        return arrived

@@ -1,0 +1,153 @@
+"""Layers made of layers."""
+
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from mpitrain.nn.layer import Array, Layer, Parameters, Shape
+
+
+class Chain(Layer):
+    """Named layers one after the other; parameter ``weight`` of layer ``up`` is ``up.weight``."""
+
+    def __init__(self, layers: Mapping[str, Layer]) -> None:
+        self.layers = dict(layers)
+        self.split = {
+            f"{name}.{own}": axis
+            for name, layer in self.layers.items()
+            for own, axis in layer.split.items()
+        }
+        self.summed = frozenset(
+            f"{name}.{own}" for name, layer in self.layers.items() for own in layer.summed
+        )
+        self.spread = frozenset(
+            f"{name}.{own}" for name, layer in self.layers.items() for own in layer.spread
+        )
+        self.tied = {
+            f"{name}.{own}": other
+            for name, layer in self.layers.items()
+            for own, other in layer.tied.items()
+        }
+
+    def parameters(
+        self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike
+    ) -> dict[str, Array]:
+        return {
+            f"{name}.{own}": values
+            for name, layer in self.layers.items()
+            for own, values in layer.parameters(rng, xp, dtype).items()
+        }
+
+    def output_shape(self, shape: Shape) -> Shape:
+        for layer in self.layers.values():
+            shape = layer.output_shape(shape)
+        return shape
+
+    def forward(self, parameters: Parameters, x: Array) -> tuple[Array, list[Any]]:
+        saved = []
+        for name, layer in self.layers.items():
+            x, memory = layer.forward(_own(parameters, name), x)
+            saved.append(memory)
+        return x, saved
+
+    def backward(
+        self, parameters: Parameters, saved: list[Any], dy: Array
+    ) -> tuple[Array, list[Any]]:
+        kept: list[Any] = []
+        for (name, layer), memory in zip(reversed(self.layers.items()), reversed(saved)):
+            dy, rest = layer.backward(_own(parameters, name), memory, dy)
+            kept.append(rest)
+        return dy, kept[::-1]
+
+    def gradients(self, parameters: Parameters, kept: list[Any]) -> dict[str, Array]:
+        return {
+            f"{name}.{own}": gradient
+            for (name, layer), rest in zip(self.layers.items(), kept, strict=True)
+            for own, gradient in layer.gradients(_own(parameters, name), rest).items()
+        }
+
+
+class Residual(Layer):
+    """``y = shortcut(x) + body(x)`` (He et al. 2016); without a shortcut, ``x + body(x)``."""
+
+    def __init__(self, body: Mapping[str, Layer], shortcut: Mapping[str, Layer] | None = None):
+        branches = {"body": Chain(body)} | ({"shortcut": Chain(shortcut)} if shortcut else {})
+        self.branches = branches
+        self._names = Chain(branches)
+        self.split, self.summed = self._names.split, self._names.summed
+
+    def parameters(
+        self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike
+    ) -> dict[str, Array]:
+        return self._names.parameters(rng, xp, dtype)
+
+    def output_shape(self, shape: Shape) -> Shape:
+        shapes = {name: branch.output_shape(shape) for name, branch in self.branches.items()}
+        straight = shapes.get("shortcut", shape)
+        if shapes["body"] != straight:
+            raise ValueError(
+                f"a residual cannot add {shapes['body']} to {straight}; it needs a shortcut"
+            )
+        return straight
+
+    def forward(self, parameters: Parameters, x: Array) -> tuple[Array, dict[str, Any]]:
+        y, saved = x, {}
+        for name, branch in reversed(self.branches.items()):
+            out, saved[name] = branch.forward(_own(parameters, name), x)
+            y = out if name == "shortcut" else y + out
+        return y, saved
+
+    def backward(
+        self, parameters: Parameters, saved: dict[str, Any], dy: Array
+    ) -> tuple[Array, dict[str, Any]]:
+        dx, kept = dy, {}
+        for name, branch in reversed(self.branches.items()):
+            along, kept[name] = branch.backward(_own(parameters, name), saved[name], dy)
+            dx = along if name == "shortcut" else dx + along
+        return dx, kept
+
+    def gradients(self, parameters: Parameters, kept: dict[str, Any]) -> dict[str, Array]:
+        return self._names.gradients(parameters, [kept[name] for name in self.branches])
+
+
+class Recomputed(Layer):
+    """The same layer, which saves its input alone and goes forward again before it goes backward.
+
+    Memory for one input a layer instead of all its activations, for a third more computation
+    (Chen et al. 2016).
+    """
+
+    def __init__(self, layer: Layer) -> None:
+        self.layer = layer
+        self.split, self.summed = layer.split, layer.summed
+        self.spread, self.tied = layer.spread, layer.tied
+
+    def parameters(
+        self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike
+    ) -> dict[str, Array]:
+        return self.layer.parameters(rng, xp, dtype)
+
+    def output_shape(self, shape: Shape) -> Shape:
+        return self.layer.output_shape(shape)
+
+    def forward(self, parameters: Parameters, x: Array) -> tuple[Array, Array]:
+        return self.layer.forward(parameters, x)[0], x
+
+    def backward(self, parameters: Parameters, saved: Array, dy: Array) -> tuple[Array, Any]:
+        _, activations = self.layer.forward(parameters, saved)
+        return self.layer.backward(parameters, activations, dy)
+
+    def gradients(self, parameters: Parameters, kept: Any) -> dict[str, Array]:
+        return self.layer.gradients(parameters, kept)
+
+
+def _own(parameters: Parameters, name: str) -> Parameters:
+    prefix = f"{name}."
+    return {
+        key.removeprefix(prefix): value
+        for key, value in parameters.items()
+        if key.startswith(prefix)
+    }

@@ -1,0 +1,146 @@
+"""From integers to vectors and back: token and position embeddings, and scores of tokens."""
+
+from types import ModuleType
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from mpitrain.nn.layer import (
+    Array,
+    Elementwise,
+    Layer,
+    Parameters,
+    Shape,
+    array_namespace,
+    matmul,
+    normal,
+)
+from mpitrain.parallel.tensor import TensorGroup
+
+#: Row numbers of the own part of a table, and which of them are in it.
+_Rows = tuple[Array, Array]
+
+
+class TokenEmbedding(Layer):
+    """Row ``x`` of a table: integers x_NT to y_NTD.
+
+    Each rank of a tensor group has some rows of the table and gives 0 for the others: the sum over
+    the group, which :class:`mpitrain.parallel.tensor.Leave` makes, is y.
+    """
+
+    split = {"token": 0}  # noqa: RUF012
+
+    def __init__(self, vocabulary: int, width: int, group: TensorGroup) -> None:
+        self.vocabulary = vocabulary
+        self.width = width
+        self.group = group
+
+    def parameters(
+        self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike
+    ) -> dict[str, Array]:
+        return {"token": normal(rng, (self.vocabulary, self.width), 0.02, xp, dtype)}
+
+    def output_shape(self, shape: Shape) -> Shape:
+        return *shape, self.width
+
+    def forward(self, parameters: Parameters, x: Array) -> tuple[Array, _Rows]:
+        first = self.group.share(self.vocabulary).start
+        rows = x - first
+        own = (rows >= 0) & (rows < len(parameters["token"]))
+        rows = array_namespace(x).where(own, rows, 0)
+        y = parameters["token"][rows]
+        if self.group.size > 1:
+            y *= own[..., None]
+        return y, (rows, own)
+
+    def backward(
+        self, parameters: Parameters, saved: _Rows, dy: Array
+    ) -> tuple[Array, tuple[_Rows, Array]]:
+        # Nothing is differentiated by a token's number.
+        return array_namespace(dy).zeros(dy.shape[:-1], dy.dtype), (saved, dy)
+
+    def gradients(self, parameters: Parameters, kept: tuple[_Rows, Array]) -> dict[str, Array]:
+        (rows, own), dy = kept
+        table = array_namespace(dy).zeros_like(parameters["token"])
+        scatter_add(table, rows[own], dy[own])
+        return {"token": table}
+
+
+class PositionEmbedding(Elementwise):
+    """``y_NTD = x_NTD + position_TD``; of a part of the positions where the ranks share them."""
+
+    def __init__(self, context: int, width: int, group: TensorGroup, *, sequence: bool) -> None:
+        """``sequence``: each rank of ``group`` has a slice of the positions of x."""
+        self.context = context
+        self.width = width
+        self.group = group
+        self.sequence = sequence
+        if sequence:
+            self.summed = frozenset({"position"})
+
+    def parameters(
+        self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike
+    ) -> dict[str, Array]:
+        return {"position": normal(rng, (self.context, self.width), 0.02, xp, dtype)}
+
+    def forward(self, parameters: Parameters, x: Array) -> tuple[Array, None]:
+        return x + parameters["position"][self._positions(x)], None
+
+    def backward(self, parameters: Parameters, saved: None, dy: Array) -> tuple[Array, Array]:
+        return dy, dy
+
+    def gradients(self, parameters: Parameters, kept: Array) -> dict[str, Array]:
+        gradient = array_namespace(kept).zeros_like(parameters["position"])
+        gradient[self._positions(kept)] = kept.sum(axis=0)
+        return {"position": gradient}
+
+    def _positions(self, x: Array) -> slice:
+        first = self.group.rank * x.shape[1] if self.sequence else 0
+        return slice(first, first + x.shape[1])
+
+
+class Unembedding(Layer):
+    """Scores of tokens by the table that embeds them: x_NTD to y_NTV (Press & Wolf 2017).
+
+    Each rank of a tensor group gives the scores of its rows of the table.
+    """
+
+    split = {"token": 0}  # noqa: RUF012
+
+    def __init__(self, vocabulary: int, width: int, tied: str) -> None:
+        """``tied`` is the table's name in the model."""
+        self.vocabulary = vocabulary
+        self.width = width
+        self.tied = {"token": tied}
+
+    def parameters(
+        self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike
+    ) -> dict[str, Array]:
+        return {"token": normal(rng, (self.vocabulary, self.width), 0.02, xp, dtype)}
+
+    def output_shape(self, shape: Shape) -> Shape:
+        return *shape[:-1], self.vocabulary
+
+    def forward(self, parameters: Parameters, x: Array) -> tuple[Array, Array]:
+        return matmul(x, parameters["token"].T), x
+
+    def backward(
+        self, parameters: Parameters, saved: Array, dy: Array
+    ) -> tuple[Array, tuple[Array, Array]]:
+        return matmul(dy, parameters["token"]), (saved, dy)
+
+    def gradients(self, parameters: Parameters, kept: tuple[Array, Array]) -> dict[str, Array]:
+        x, dy = kept
+        rows = dy.reshape(-1, dy.shape[-1])
+        return {"token": matmul(rows.T, x.reshape(-1, x.shape[-1]))}
+
+
+def scatter_add(table: Array, rows: Array, values: Array) -> None:
+    """``table[rows[i]] += values[i]`` for each i, also where rows repeat."""
+    xp = array_namespace(table)
+    if xp is np:
+        np.add.at(table, rows, values)
+    else:
+        import cupyx
+
+        cupyx.scatter_add(table, rows, values)

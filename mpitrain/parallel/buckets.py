@@ -1,0 +1,81 @@
+"""Buckets of gradients on their way: started as soon as they are written, in the same order."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from os import sched_yield
+from time import perf_counter
+
+from collectives.communicator import AnyPlan
+from mpitrain.arena import Bucket
+
+#: Starts what reduces a bucket, and returns it; None if there is nothing to do.
+Begin = Callable[[Bucket], AnyPlan | None]
+
+
+class BucketsInFlight:
+    """Reduces each bucket once the gradients of all its layers are there.
+
+    In a step, call :meth:`ready` after each layer of the last backward pass, :meth:`progress` as
+    often as is cheap (MPI moves long messages only inside its calls), and :meth:`wait` before the
+    gradients are read.  Buckets start in the order given, which must be the same on all ranks.
+    """
+
+    def __init__(self, buckets: Sequence[Bucket], begin: Begin, *, overlap: bool = True) -> None:
+        """``overlap``: start buckets as they become ready rather than all of them at the end."""
+        self._buckets = buckets
+        self._begin = begin
+        self._overlap = overlap
+        self._ready: set[int] = set()
+        self._started = 0
+        self._in_flight: list[AnyPlan] = []
+        self._seconds = 0.0
+
+    def ready(self, layer: int) -> None:
+        """The gradients of ``layer`` are written."""
+        self._ready.add(layer)
+        if self._overlap:
+            self._start()
+
+    def progress(self) -> None:
+        """Move every bucket in flight along, without waiting for any."""
+        if self._in_flight:
+            with self._timed():
+                self._in_flight = [plan for plan in self._in_flight if not plan.Test()]
+
+    def wait(self) -> float:
+        """Finish the step: all buckets are reduced now.
+
+        Returns:
+            Seconds that this rank spent in communication in this step, here and in the methods
+            above.
+        """
+        self._ready |= {layer for bucket in self._buckets for layer in bucket.layers}
+        self._start()
+        with self._timed():
+            # In turns: buckets may be on different communicators, whose ranks wait for one another.
+            while self._in_flight:
+                self._in_flight = [plan for plan in self._in_flight if not plan.Test()]
+                if self._in_flight:
+                    sched_yield()
+        seconds = self._seconds
+        self._ready.clear()
+        self._started = 0
+        self._seconds = 0.0
+        return seconds
+
+    def _start(self) -> None:
+        with self._timed():
+            while self._started < len(self._buckets):
+                bucket = self._buckets[self._started]
+                if not bucket.layers <= self._ready:
+                    return
+                plan = self._begin(bucket)
+                if plan is not None:
+                    self._in_flight.append(plan)
+                self._started += 1
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        start = perf_counter()
+        yield
+        self._seconds += perf_counter() - start

@@ -1,0 +1,161 @@
+"""Which rank does what: pipeline stages, their replicas, and the ranks that share each layer."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives import Communicator
+from mpitrain.arena import COPIES, DATA, OWN, SUMMED
+from mpitrain.parallel.tensor import TensorGroup
+
+
+class Place(NamedTuple):
+    """Coordinates of a rank: its stage, which replica of the stage, which part of its layers."""
+
+    stage: int
+    replica: int
+    tensor: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Stages of a pipeline, replicas of each, and tensor ranks of each replica.
+
+    Tensor ranks, which talk most, are neighbours; then the replicas of a stage; then the stages.
+
+    Attributes:
+        replicas: of each stage; (2, 2) is two pipelines of two stages, (2, 1, 1) PipeDream's
+            "2-1-1".
+        tensor: ranks that share each layer.
+    """
+
+    replicas: tuple[int, ...] = (1,)
+    tensor: int = 1
+
+    @property
+    def stages(self) -> int:
+        """Length of the pipeline."""
+        return len(self.replicas)
+
+    @property
+    def ranks(self) -> int:
+        """All of them."""
+        return sum(self.replicas) * self.tensor
+
+    def rank(self, place: Place) -> int:
+        """The rank at these coordinates."""
+        before = sum(self.replicas[: place.stage]) + place.replica
+        return before * self.tensor + place.tensor
+
+    def place(self, rank: int) -> Place:
+        """The coordinates of a rank."""
+        column, tensor = divmod(rank, self.tensor)
+        for stage, count in enumerate(self.replicas):
+            if column < count:
+                return Place(stage, column, tensor)
+            column -= count
+        raise ValueError(f"rank {rank} is not one of the {self.ranks} of this layout")
+
+    def __str__(self) -> str:
+        even = len(set(self.replicas)) == 1
+        shape = f"{self.replicas[0]}" if even else "-".join(map(str, self.replicas))
+        return f"data {shape} x pipe {self.stages} x tensor {self.tensor}"
+
+
+class ProcessGrid:
+    """The communicators of a layout.
+
+    Attributes:
+        layout: as given.
+        comm: of all ranks, as given.
+        place: the own coordinates.
+        tensor: the ranks that share our layers.
+        groups: for each group of an arena (see :mod:`mpitrain.arena`), those whose gradients are
+            summed with ours.
+    """
+
+    def __init__(
+        self, comm: Communicator, layout: Layout, shared: Iterable[frozenset[int]] = ()
+    ) -> None:
+        """Split ``comm``; collective.
+
+        Args:
+            comm: as many ranks as the layout has.
+            layout: the grid.
+            shared: sets of stages that hold a tensor together.
+
+        Raises:
+            ValueError: the communicator has another size.
+        """
+        if comm.size != layout.ranks:
+            raise ValueError(f"{layout} is {layout.ranks} ranks, but there are {comm.size}")
+        self.comm = comm
+        self.layout = layout
+        self.place = stage, replica, tensor = layout.place(comm.rank)
+        data = comm.Split(stage * layout.tensor + tensor, replica)
+        alone = comm.Split(comm.rank)
+        self._comms = [data, alone]
+        self.groups = {DATA: data, COPIES: data, OWN: alone}
+        if layout.tensor > 1:
+            sharers = comm.Split(layout.rank(Place(stage, replica, 0)), tensor)
+            together = comm.Split(stage, comm.rank)
+            self._comms += [sharers, together]
+            self.groups[SUMMED] = together
+            self.tensor = TensorGroup(sharers)
+        else:
+            self.tensor = TensorGroup()
+        for stages in sorted(set(shared), key=sorted):
+            color = tensor if stage in stages else MPI.UNDEFINED
+            holders = comm.Split(color, comm.rank)
+            if stage in stages:
+                self.groups[shared_name(stages)] = holders
+                self._comms.append(holders)
+        for own in self._comms:
+            _use_once(own)
+
+    @property
+    def data(self) -> Communicator:
+        """The replicas of our stage."""
+        return self.groups[DATA]
+
+    def counts(self, group: str) -> bool:
+        """Whether this rank's part in a norm over the model is one that nobody else counts."""
+        return group != COPIES or self.place.tensor == 0
+
+    def close(self) -> None:
+        """Free the communicators; collective."""
+        while self._comms:
+            self._comms.pop().Free()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # Freeing is collective, and after an error the other ranks may be elsewhere.
+        if error is None:
+            self.close()
+
+
+def _use_once(comm: Communicator) -> None:
+    """Make here what the first collective of a communicator makes.
+
+    Later, ranks would do that for different communicators at the same time, which Open MPI's
+    allocation of communicators does not survive.
+    """
+    nothing = np.zeros(1)
+    for algorithm in ("auto", "ring"):
+        comm.Allreduce(MPI.IN_PLACE, nothing, algorithm=algorithm)
+
+
+def shared_name(stages: frozenset[int]) -> str:
+    """Name of the group of the stages that hold a tensor together."""
+    return f"stages {', '.join(map(str, sorted(stages)))}"

@@ -1,0 +1,153 @@
+"""Parameters once per node: its ranks update a shard each of the one copy that all of them read.
+
+The gradients of a node are reduced and scattered, each shard is summed over the nodes with one
+message stream a rank, and the update writes it where everybody reads it.  So there is no gathering
+of parameters within a node at all, and parameters and optimiser state take the memory of one rank.
+"""
+
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives import Communicator
+from mpitrain.arena import Arena, Bucket, Tensor
+from mpitrain.data.sampler import share
+from mpitrain.nn import Array, Parameters
+from mpitrain.parallel.store import Allocate, Piece, Reduction, Store
+
+
+class NodeShared(Store):
+    """One copy of the parameters on each node, in a shared window of MPI.
+
+    Cost a step, of s bytes on nodes of k ranks: reduce-scatter s in the node, all-reduce s/k across
+    nodes, and a barrier.
+    """
+
+    def __init__(
+        self, arena: Arena, initial: Array, reduction: Reduction, allocate: Allocate
+    ) -> None:
+        """Allocate and bind; collective.  Arguments as those of ``Replicated``.
+
+        Raises:
+            ValueError: nodes have different numbers of ranks.
+        """
+        super().__init__(arena, reduction, reduction.bucket_bytes, initial.itemsize)
+        self.gradients = allocate(arena.size, initial.dtype)
+        self.gradients[...] = 0
+        self._sums = arena.views(self.gradients)
+        self._shared = {
+            group: _NodeCopy(comm, arena, group, initial)
+            for group, comm in reduction.groups.items()
+            if group in arena.groups
+        }
+        self._views = arena.by_layer(lambda t: self._shared[t.group].view(t.start, t.stop, t.shape))
+        self.pieces = []
+        self._plans = {}
+        for bucket in self.buckets:
+            copy = self._shared[bucket.group]
+            part = copy.own(bucket)
+            parameters = copy.view(part.start, part.stop, (part.stop - part.start,))
+            piece = Piece(part.start, parameters, np.zeros_like(parameters), bucket.group)
+            self.pieces.append(piece)
+            self._plans[bucket] = copy.node.Reduce_scatter_init(
+                self.gradients[bucket.start : bucket.stop], piece.gradients, copy.counts(bucket)
+            )
+        self.describe(self._plans)
+
+    def take(self, layer: int) -> Parameters:
+        return self._views[layer]
+
+    def reset(self) -> None:
+        self.gradients[...] = 0
+
+    def accumulate(self, layer: int, gradients: Parameters) -> None:
+        for name, total in self._sums[layer].items():
+            total += gradients[name]
+
+    def wait(self) -> float:
+        seconds = super().wait()
+        start = perf_counter()
+        for piece in self.pieces:
+            across = self._shared[piece.group].across
+            if across.size > 1:
+                across.Allreduce(MPI.IN_PLACE, piece.gradients)
+        return seconds + perf_counter() - start
+
+    def publish(self) -> float:
+        start = perf_counter()
+        for copy in self._shared.values():
+            copy.settle()
+        return perf_counter() - start
+
+    def counted(self, piece: Piece) -> slice:
+        # Nodes hold the same sums: each takes its share of the work.
+        across = self._shared[piece.group].across
+        return share(piece.parameters.size, across.rank, across.size)
+
+    def close(self) -> None:
+        while self._plans:
+            self._plans.popitem()[1].Free()
+        # The window's memory goes with it.
+        self._views, self.pieces = [], []
+        while self._shared:
+            self._shared.popitem()[1].close()
+
+    def _start(self, bucket: Bucket) -> Any:
+        plan = self._plans[bucket]
+        plan.Start()
+        return plan
+
+
+class _NodeCopy:
+    """A group's parameters in a window of each node."""
+
+    def __init__(self, comm: Communicator, arena: Arena, group: str, initial: Array) -> None:
+        tensors: list[Tensor] = [tensor for tensor in arena.tensors if tensor.group == group]
+        self.start, stop = tensors[0].start, tensors[-1].stop
+        self.node = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank)
+        self.across = comm.Split(self.node.rank, comm.rank)
+        sizes = comm.allgather(self.node.size)
+        if len(set(sizes)) > 1:
+            raise ValueError(
+                f"parallel.node_shared needs as many ranks on every node, not {sorted(set(sizes))}"
+            )
+        nbytes = (stop - self.start) * initial.itemsize
+        self.window = MPI.Win.Allocate_shared(
+            nbytes if self.node.rank == 0 else 0, initial.itemsize, comm=self.node
+        )
+        memory, _ = self.window.Shared_query(0)
+        bytes_of_node = np.frombuffer(memory, np.uint8)
+        self.flat = bytes_of_node[:nbytes].view(initial.dtype)
+        self.window.Lock_all()
+        if self.node.rank == 0:
+            self.flat[...] = initial[self.start : stop]
+        self.settle()
+
+    def view(self, start: int, stop: int, shape: tuple[int, ...]) -> Array:
+        return self.flat[start - self.start : stop - self.start].reshape(shape)
+
+    def own(self, bucket: Bucket) -> slice:
+        part = share(bucket.stop - bucket.start, self.node.rank, self.node.size)
+        return slice(bucket.start + part.start, bucket.start + part.stop)
+
+    def counts(self, bucket: Bucket) -> list[int]:
+        parts = [
+            share(bucket.stop - bucket.start, rank, self.node.size)
+            for rank in range(self.node.size)
+        ]
+        return [part.stop - part.start for part in parts]
+
+    def settle(self) -> None:
+        """What each rank of the node has stored, all of them see."""
+        self.window.Sync()
+        self.node.Barrier()
+        self.window.Sync()
+
+    def close(self) -> None:
+        self.flat = np.empty(0)
+        self.window.Unlock_all()
+        self.window.Free()
+        self.across.Free()
+        self.node.Free()

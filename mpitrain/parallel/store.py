@@ -1,0 +1,157 @@
+"""What holds a stage's parameters and gradients: a common face for every degree of sharding."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from collectives import Communicator
+from mpitrain.arena import Arena, Bucket
+from mpitrain.data.sampler import share
+from mpitrain.nn import Array, Parameters
+from mpitrain.parallel.buckets import BucketsInFlight
+
+#: Makes an array: ``allocate(size, dtype)``.
+Allocate = Callable[..., Array]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Elements ``start <= i < start + size`` of the arena, which this rank updates.
+
+    Attributes:
+        start: element index.
+        parameters, gradients: one-dimensional; both are updated in place.
+        group: as of the arena's tensors.
+    """
+
+    start: int
+    parameters: Array
+    gradients: Array
+    group: str
+
+    @property
+    def stop(self) -> int:
+        """One past its last element."""
+        return self.start + self.parameters.size
+
+
+class Weights(Protocol):
+    """What a forward or backward pass asks for a layer's parameters."""
+
+    def take(self, layer: int) -> Parameters:
+        """The parameters of a layer, until they are released."""
+
+    def release(self, layer: int) -> None:
+        """They are not used any more."""
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How gradients are summed.
+
+    Attributes:
+        groups: the ranks, for each group of the arena.
+        algorithm: as ``Communicator.Allreduce`` takes it.
+        bucket_bytes: least size of a bucket.
+        overlap: start while layers below are still to be computed.
+    """
+
+    groups: Mapping[str, Communicator]
+    algorithm: str = "auto"
+    bucket_bytes: int = 25 * 2**20
+    overlap: bool = True
+
+
+class Store(ABC):
+    """Parameters and gradients of a stage, and the sum of the gradients over its replicas.
+
+    A step is: :meth:`reset`; for each micro-batch :meth:`take` and :meth:`release` around each
+    layer's forward and backward pass, and :meth:`accumulate`; :meth:`ready` after a layer's last;
+    :meth:`wait`; the update of :attr:`pieces`; :meth:`publish`.
+
+    Attributes:
+        arena: the layout.
+        pieces: what this rank updates; all ranks of a group together have each element once, or,
+            if it is replicated, all of them.
+        algorithm, reason: of the reduction of the largest bucket.
+    """
+
+    pieces: Sequence[Piece]
+
+    def __init__(self, arena: Arena, reduction: Reduction, bucket_bytes: int, itemsize: int):
+        self.arena = arena
+        self.reduction = reduction
+        self.buckets = arena.buckets(bucket_bytes, itemsize)
+        self.algorithm = "none"
+        self.reason = "a single rank"
+        self._in_flight = BucketsInFlight(self.buckets, self._start, overlap=reduction.overlap)
+
+    @abstractmethod
+    def _start(self, bucket: Bucket) -> Any:
+        """Start to sum the gradients of a bucket; returns the plan, or None if there is none."""
+
+    @abstractmethod
+    def take(self, layer: int) -> Parameters:
+        """The parameters of a layer, until they are released."""
+
+    def release(self, layer: int) -> None:  # noqa: B027
+        """They are not used any more."""
+
+    def reset(self) -> None:
+        """Gradients are 0."""
+        for piece in self.pieces:
+            piece.gradients[...] = 0
+
+    @abstractmethod
+    def accumulate(self, layer: int, gradients: Parameters) -> None:
+        """Add the gradients of a layer, all of its parameters'."""
+
+    def ready(self, layer: int) -> None:
+        """The last gradients of the layer in this step have been accumulated."""
+        self._in_flight.ready(layer)
+
+    def progress(self) -> None:
+        """Move communication along."""
+        self._in_flight.progress()
+
+    def wait(self) -> float:
+        """Gradients of the pieces are complete; returns seconds spent in communication."""
+        return self._in_flight.wait()
+
+    def publish(self) -> float:
+        """The pieces' parameters have changed; returns seconds spent in communication."""
+        return 0.0
+
+    def counted(self, piece: Piece) -> slice:
+        """The part of a piece that this rank answers for; a group's ranks have each element once.
+
+        Norms and checkpoints take it from here.
+        """
+        return slice(0, piece.parameters.size)
+
+    def close(self) -> None:  # noqa: B027
+        """Free what is bound to communicators; collective."""
+
+    def comm(self, bucket: Bucket) -> Communicator:
+        """The ranks over which the bucket is reduced."""
+        return self.reduction.groups[bucket.group]
+
+    def counts(self, bucket: Bucket) -> list[int]:
+        """Elements of the bucket in the shard of each of these ranks."""
+        size = self.comm(bucket).size
+        length = bucket.stop - bucket.start
+        parts = [share(length, rank, size) for rank in range(size)]
+        return [part.stop - part.start for part in parts]
+
+    def own(self, bucket: Bucket) -> slice:
+        """The own shard, as indices of the arena."""
+        comm = self.comm(bucket)
+        part = share(bucket.stop - bucket.start, comm.rank, comm.size)
+        return slice(bucket.start + part.start, bucket.start + part.stop)
+
+    def describe(self, plans: Mapping[Bucket, Any]) -> None:
+        """Say how the largest bucket is reduced."""
+        if plans:
+            largest = max(plans, key=lambda bucket: bucket.stop - bucket.start)
+            self.algorithm, self.reason = plans[largest].algorithm, plans[largest].reason

@@ -1,0 +1,209 @@
+"""Proof of a schedule before it runs: all ranks at once, with no data.
+
+    report = replay(SCHEDULES["1f1b"].generate, Pipeline((1, 1, 1, 1), micro_batches=8))
+
+finds what waits for ever, what comes twice or not at all, messages that would arrive in another
+order than they are awaited, and says what is held and how old the weights are.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mpitrain.pipeline.actions import (
+    Action,
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    Forward,
+    Pipeline,
+    Update,
+)
+from mpitrain.pipeline.schedules import Generator
+
+Place = tuple[int, int]
+
+
+class ScheduleError(ValueError):
+    """A schedule that cannot run, or would not train what it should."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a schedule does, found by replaying it.
+
+    Attributes:
+        order: the actions of all ranks as (place, action), each after what it depends on.
+        actions: of each (stage, replica).
+        held: most micro-batches of which a (stage, replica) holds activations, or what of them the
+            weight gradients need, at a time; chunks count one each.
+        staleness: for each (stage, micro-batch), the updates that come between its forward pass and
+            the one that it belongs to: 0 in synchronous training.
+        versions: for each (stage, micro-batch), updates before its forward pass.
+    """
+
+    order: Sequence[tuple[Place, Action]]
+    actions: dict[Place, tuple[Action, ...]]
+    held: dict[Place, int]
+    staleness: dict[tuple[int, int], int]
+    versions: dict[tuple[int, int], int]
+
+
+def replay(generate: Generator, pipeline: Pipeline) -> Report:
+    """Run all ranks' actions against one another.
+
+    Raises:
+        ScheduleError: naming the stage, the replica, the action and what is wrong with it.
+    """
+    actions = {place: tuple(generate(pipeline, *place)) for place in pipeline.places()}
+    for place, own in actions.items():
+        _check_complete(pipeline, place, own)
+    order = _order(pipeline, actions)
+    _check_fifo(pipeline, actions)
+    versions, staleness = _ages(pipeline, actions)
+    return Report(
+        order=order,
+        actions=actions,
+        held={place: _most_held(own) for place, own in actions.items()},
+        staleness=staleness,
+        versions=versions,
+    )
+
+
+def needs(pipeline: Pipeline, place: Place, action: Action) -> list[tuple[Place, Action]]:
+    """What ranks must have done before ``action``: alternatives are listed one after another.
+
+    A gradient comes from a Backward or a BackwardInput, whichever the schedule uses.
+    """
+    if isinstance(action, (Update, BackwardWeight)):
+        return []
+    stage, m = place[0], action.micro_batch
+    virtual = action.chunk * pipeline.stages + stage
+    forward = isinstance(action, Forward)
+    other = virtual - 1 if forward else virtual + 1
+    if not 0 <= other < pipeline.virtual_stages:
+        return []
+    chunk, there = divmod(other, pipeline.stages)
+    peer = (there, pipeline.replica(there, m))
+    if forward:
+        return [(peer, Forward(m, chunk))]
+    return [(peer, Backward(m, chunk)), (peer, BackwardInput(m, chunk))]
+
+
+def _check_complete(pipeline: Pipeline, place: Place, own: tuple[Action, ...]) -> None:
+    who = f"stage {place[0]} replica {place[1]}"
+    wanted = {(m, chunk) for m in pipeline.own(*place) for chunk in range(pipeline.chunks)}
+    done: dict[str, Counter[tuple[int, int]]] = defaultdict(Counter)
+    for action in own:
+        if isinstance(action, Update):
+            continue
+        item = (action.micro_batch, action.chunk)
+        kinds = {
+            Forward: ("forward",),
+            Backward: ("input", "weight"),
+            BackwardInput: ("input",),
+            BackwardWeight: ("weight",),
+        }[type(action)]
+        before = {"forward": None, "input": "forward", "weight": "input"}
+        for kind in kinds:
+            earlier = before[kind]
+            if earlier and not done[earlier][item]:
+                raise ScheduleError(f"{who}: {action} comes before the {earlier} pass it needs")
+            done[kind][item] += 1
+    for kind in ("forward", "input", "weight"):
+        if done[kind] != Counter(dict.fromkeys(wanted, 1)):
+            wrong = sorted(set(done[kind]) ^ wanted) or [
+                item for item, count in done[kind].items() if count > 1
+            ]
+            raise ScheduleError(
+                f"{who}: the {kind} pass of micro-batch {wrong[0][0]} in chunk {wrong[0][1]} "
+                f"must come once, not {done[kind][wrong[0]]} times"
+            )
+    numbers = [action.number for action in own if isinstance(action, Update)]
+    if numbers != list(range(len(numbers))) or not isinstance(own[-1] if own else None, Update):
+        raise ScheduleError(f"{who}: updates must be counted from 0 and come last, not {numbers}")
+
+
+def _order(
+    pipeline: Pipeline, actions: dict[Place, tuple[Action, ...]]
+) -> list[tuple[Place, Action]]:
+    position = dict.fromkeys(actions, 0)
+    done: set[tuple[Place, Action]] = set()
+    order: list[tuple[Place, Action]] = []
+    total = sum(map(len, actions.values()))
+    while len(order) < total:
+        moved = False
+        for place, own in actions.items():
+            while position[place] < len(own):
+                action = own[position[place]]
+                sources = needs(pipeline, place, action)
+                if sources and done.isdisjoint(sources):
+                    break
+                done.add((place, action))
+                order.append((place, action))
+                position[place] += 1
+                moved = True
+        if not moved:
+            place = next(p for p, own in actions.items() if position[p] < len(own))
+            action = actions[place][position[place]]
+            peer, missing = needs(pipeline, place, action)[0]
+            raise ScheduleError(
+                f"deadlock: stage {place[0]} replica {place[1]} waits in {action} for {missing} of "
+                f"stage {peer[0]} replica {peer[1]}"
+            )
+    return order
+
+
+def _check_fifo(pipeline: Pipeline, actions: dict[Place, tuple[Action, ...]]) -> None:
+    """Messages of one kind between two ranks are awaited in the order in which they are sent."""
+    sent: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    awaited: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for place, own in actions.items():
+        for action in own:
+            if isinstance(action, Update):
+                continue
+            kind = "activation" if isinstance(action, Forward) else "gradient"
+            virtual = action.chunk * pipeline.stages + place[0]
+            for peer, source in needs(pipeline, place, action)[:1]:
+                awaited[peer, place, kind, virtual].append(source.micro_batch)  # type: ignore[union-attr]
+            step = 1 if kind == "activation" else -1
+            target = virtual + step
+            if not isinstance(action, BackwardWeight) and 0 <= target < pipeline.virtual_stages:
+                there = target % pipeline.stages
+                peer = (there, pipeline.replica(there, action.micro_batch))
+                sent[place, peer, kind, target].append(action.micro_batch)
+    for edge in sent.keys() | awaited.keys():
+        if sent[edge] != awaited[edge]:
+            raise ScheduleError(
+                f"stage {edge[0][0]} sends {edge[2]}s {sent[edge]} to stage {edge[1][0]}, "  # type: ignore[index]
+                f"which awaits {awaited[edge]}"
+            )
+
+
+def _most_held(own: tuple[Action, ...]) -> int:
+    held = most = 0
+    for action in own:
+        if isinstance(action, Forward):
+            held += 1
+            most = max(most, held)
+        elif isinstance(action, (Backward, BackwardWeight)):
+            held -= 1
+    return most
+
+
+def _ages(
+    pipeline: Pipeline, actions: dict[Place, tuple[Action, ...]]
+) -> tuple[dict[tuple[int, int], int], dict[tuple[int, int], int]]:
+    versions: dict[tuple[int, int], int] = {}
+    staleness: dict[tuple[int, int], int] = {}
+    for (stage, _), own in actions.items():
+        updates = 0
+        for action in own:
+            if isinstance(action, Update):
+                updates += 1
+            elif isinstance(action, Forward):
+                versions.setdefault((stage, action.micro_batch), updates)
+            elif isinstance(action, (Backward, BackwardWeight)):
+                item = (stage, action.micro_batch)
+                staleness[item] = updates - versions[item]
+    return versions, staleness

@@ -1,0 +1,302 @@
+"""A rank's actions carried out: computation, and the messages that follow from it."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from collectives import Communicator
+from mpitrain.nn import Array, Parameters
+from mpitrain.parallel.grid import Layout, Place
+from mpitrain.parallel.store import Weights
+from mpitrain.pipeline.actions import (
+    Action,
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    Compute,
+    Forward,
+    Pipeline,
+    Update,
+)
+from mpitrain.pipeline.draw import letter
+from mpitrain.pipeline.messages import Expected, Mailbox, Spec
+from mpitrain.pipeline.replay import Report
+from mpitrain.stage import Stage
+
+
+class Source(Protocol):
+    """The micro-batches of a run, by number."""
+
+    def samples(self, micro_batch: int) -> int:
+        """How many it has."""
+
+    def inputs(self, micro_batch: int) -> Array:
+        """What the first stage reads."""
+
+    def loss(self, micro_batch: int, outputs: Array) -> tuple[float, Array]:
+        """The loss of the last stage's outputs, and its gradient by them."""
+
+
+class Sink(Protocol):
+    """What takes gradients: a store."""
+
+    def accumulate(self, layer: int, gradients: Parameters) -> None: ...
+    def ready(self, layer: int) -> None: ...
+    def progress(self) -> None: ...
+
+
+class WeightsInTime(Protocol):
+    """Which weights a micro-batch sees, in schedules that update as they go."""
+
+    def forward(self, micro_batch: int) -> Weights: ...
+    def backward(self, micro_batch: int) -> Weights: ...
+    def done(self, micro_batch: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class Latest:
+    """The same weights for all, as in synchronous training."""
+
+    weights: Weights
+
+    def forward(self, micro_batch: int) -> Weights:
+        """For the forward pass."""
+        return self.weights
+
+    def backward(self, micro_batch: int) -> Weights:
+        """For the backward pass."""
+        return self.weights
+
+    def done(self, micro_batch: int) -> None:
+        """Its backward pass is over."""
+
+
+#: ``span(name, category, **arguments)``, as ``mpitrain.trace.Trace.span``.
+Span = Callable[..., AbstractContextManager[Any]]
+
+
+def no_span(name: str, category: str, **arguments: Any) -> AbstractContextManager[Any]:
+    """Records nothing."""
+    return nullcontext()
+
+
+class Runner:
+    """Carries out the actions of one rank, again and again.
+
+    Attributes:
+        pipeline, report: as given.
+        specs: of what goes into each virtual stage.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        layout: Layout,
+        pipeline: Pipeline,
+        report: Report,
+        chunks: Sequence[Stage],
+        probe: Weights,
+        inputs: Spec,
+        *,
+        span: Span = no_span,
+        xp: Any = np,
+    ) -> None:
+        """Agree on the shapes of messages; collective over ``comm``.
+
+        Args:
+            comm: all ranks of the layout.
+            layout: which rank is where.
+            pipeline: what the actions are for.
+            report: of the replay of its schedule.
+            chunks: our parts of the model.
+            probe: weights for one forward pass of a sample of zeros, which shows the shapes.
+            inputs: of one sample of the data.
+            span: records what is done when.
+            xp: where arrays are.
+        """
+        self.comm = comm
+        self.layout = layout
+        self.place = layout.place(comm.rank)
+        self.pipeline = pipeline
+        self.report = report
+        self.actions = report.actions[self.place[:2]]
+        self.chunks = chunks
+        self._span = span
+        self._xp = xp
+        self.specs = self._agree(probe, inputs)
+        self._last = _last_before_updates(self.actions)
+
+    def run(
+        self,
+        source: Source,
+        weights: WeightsInTime,
+        sink: Sink,
+        update: Callable[[int, float], None],
+    ) -> None:
+        """Take all micro-batches of ``source`` forward and backward.
+
+        Args:
+            source: the micro-batches.
+            weights: what each of them sees.
+            sink: takes the gradients.
+            update: called at each Update with its number and the own part of the loss since the
+                one before.
+        """
+        expected = [
+            Expected(rank, tag, source.samples(micro_batch), spec)
+            for micro_batch, rank, tag, spec in self._arrivals()
+        ]
+        mailbox = Mailbox(self.comm, expected, self._xp)
+        saved: dict[tuple[int, int], tuple[Any, Array]] = {}
+        kept: dict[tuple[int, int], Any] = {}
+        loss = 0.0
+        for index, action in enumerate(self.actions):
+            if isinstance(action, Update):
+                update(action.number, loss)
+                loss = 0.0
+                continue
+            m, chunk = action.micro_batch, action.chunk
+            stage, key = self.chunks[chunk], (m, chunk)
+            virtual = chunk * self.pipeline.stages + self.place.stage
+
+            def emit(layer: int, gradients: Parameters, final: bool = index in self._last) -> None:
+                sink.accumulate(layer, gradients)
+                if final:
+                    sink.ready(layer)
+                sink.progress()
+
+            match action:
+                case Forward():
+                    x = self._take(mailbox, source, virtual, m)
+                    with self._compute(action):
+                        y, memory = stage.forward(weights.forward(m), x)
+                        if virtual + 1 == self.pipeline.virtual_stages:
+                            part, y = source.loss(m, y)
+                            loss += part
+                    # The last stage keeps the gradient of the loss; others send an activation.
+                    saved[key] = memory, y
+                    if virtual + 1 < self.pipeline.virtual_stages:
+                        saved[key] = memory, y[:0]
+                        self._send(mailbox, y, virtual + 1, m, activation=True)
+                case Backward() | BackwardInput():
+                    memory, dy = saved.pop(key)
+                    if virtual + 1 < self.pipeline.virtual_stages:
+                        dy = self._receive(mailbox, action)
+                    whole = isinstance(action, Backward)
+                    with self._compute(action):
+                        dx, rest = stage.backward(
+                            weights.backward(m), memory, dy, emit if whole else None
+                        )
+                    if virtual > 0:
+                        self._send(mailbox, dx, virtual - 1, m, activation=False)
+                    if whole:
+                        weights.done(m)
+                    else:
+                        kept[key] = rest
+                case BackwardWeight():
+                    with self._compute(action):
+                        stage.gradients(weights.backward(m), kept.pop(key), emit)
+                    weights.done(m)
+        with self._span("sends", "wait"):
+            mailbox.finish()
+
+    def infer(
+        self,
+        source: Source,
+        micro_batches: int,
+        weights: Weights,
+        judge: Callable[[int, Array], None],
+    ) -> None:
+        """Forward alone, each micro-batch in turn; the last stage gives outputs to ``judge``."""
+        pipeline, stage = self.pipeline, self.place.stage
+        virtual_stages = [c * pipeline.stages + stage for c in range(pipeline.chunks)]
+        own = range(self.place.replica, micro_batches, pipeline.replicas[stage])
+        expected = [
+            Expected(self._rank(v - 1, m), _tag(v, True), source.samples(m), self.specs[v])
+            for m in own
+            for v in virtual_stages
+            if v > 0
+        ]
+        mailbox = Mailbox(self.comm, expected, self._xp)
+        for m in own:
+            for chunk, v in enumerate(virtual_stages):
+                x = source.inputs(m) if v == 0 else mailbox.receive()
+                y, _ = self.chunks[chunk].forward(weights, x)
+                if v + 1 == pipeline.virtual_stages:
+                    judge(m, y)
+                else:
+                    self._send(mailbox, y, v + 1, m, activation=True)
+        mailbox.finish()
+
+    def _take(self, mailbox: Mailbox, source: Source, virtual: int, micro_batch: int) -> Array:
+        if virtual == 0:
+            return source.inputs(micro_batch)
+        return self._receive(mailbox, Forward(micro_batch))
+
+    def _receive(self, mailbox: Mailbox, action: Compute) -> Array:
+        with self._span(f"receive for {letter(action)}{action.micro_batch}", "wait"):
+            return mailbox.receive()
+
+    def _send(
+        self, mailbox: Mailbox, array: Array, virtual: int, micro_batch: int, *, activation: bool
+    ) -> None:
+        with self._span(f"send {micro_batch}", "communicate"):
+            mailbox.send(array, self._rank(virtual, micro_batch), _tag(virtual, activation))
+
+    def _compute(self, action: Compute) -> AbstractContextManager[Any]:
+        name = f"{letter(action)}{action.micro_batch}"
+        return self._span(name, "compute", micro_batch=action.micro_batch, chunk=action.chunk)
+
+    def _rank(self, virtual: int, micro_batch: int) -> int:
+        """Who has a micro-batch in a virtual stage, among those with our part of the layers."""
+        stage = virtual % self.pipeline.stages
+        replica = self.pipeline.replica(stage, micro_batch)
+        return self.layout.rank(Place(stage, replica, self.place.tensor))
+
+    def _arrivals(self) -> list[tuple[int, int, int, Spec]]:
+        """(micro-batch, rank, tag, spec) of the messages that our actions need, in order."""
+        arrivals = []
+        for action in self.actions:
+            if isinstance(action, (Update, BackwardWeight)):
+                continue
+            virtual = action.chunk * self.pipeline.stages + self.place.stage
+            m, forward = action.micro_batch, isinstance(action, Forward)
+            other = virtual - 1 if forward else virtual + 1
+            if 0 <= other < self.pipeline.virtual_stages:
+                spec = self.specs[virtual if forward else other]
+                arrivals.append((m, self._rank(other, m), _tag(virtual, forward), spec))
+        return arrivals
+
+    def _agree(self, probe: Weights, inputs: Spec) -> list[Spec]:
+        specs = [inputs]
+        for virtual in range(self.pipeline.virtual_stages - 1):
+            chunk, stage = divmod(virtual, self.pipeline.stages)
+            found = None
+            if stage == self.place.stage:
+                sample = self._xp.zeros((1, *specs[-1].shape), specs[-1].dtype)
+                y, _ = self.chunks[chunk].forward(probe, sample)
+                found = Spec(y.shape[1:], y.dtype)
+            specs.append(self.comm.bcast(found, self.layout.rank(Place(stage, 0, 0))))
+        return specs
+
+
+def _tag(virtual: int, activation: bool) -> int:
+    """Of messages to a virtual stage; the replay has proved that their order is enough."""
+    return 2 * virtual + activation
+
+
+def _last_before_updates(actions: Sequence[Action]) -> frozenset[int]:
+    """Which actions give the last gradients of their chunk before an Update."""
+    last: set[int] = set()
+    seen: set[int] = set()
+    for index in reversed(range(len(actions))):
+        action = actions[index]
+        if isinstance(action, Update):
+            seen.clear()
+        elif isinstance(action, (Backward, BackwardWeight)) and action.chunk not in seen:
+            seen.add(action.chunk)
+            last.add(index)
+    return frozenset(last)

@@ -1,0 +1,109 @@
+"""A schedule in time, on stages whose passes take given times."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mpitrain.pipeline.actions import (
+    Action,
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    Forward,
+    Pipeline,
+    Update,
+)
+from mpitrain.pipeline.replay import Place, needs, replay
+from mpitrain.pipeline.schedules import Generator
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of a micro-batch in a whole stage; chunks take an equal part each.
+
+    Attributes:
+        forward: F.
+        backward_input, backward_weight: B and W, whose sum a Backward takes.
+        message: from one stage to the next.
+        update: of the reduction and the step.
+    """
+
+    forward: float = 1.0
+    backward_input: float = 1.0
+    backward_weight: float = 1.0
+    message: float = 0.0
+    update: float = 0.0
+
+    def of(self, action: Action, chunks: int) -> float:
+        """Seconds that an action takes."""
+        match action:
+            case Forward():
+                return self.forward / chunks
+            case Backward():
+                return (self.backward_input + self.backward_weight) / chunks
+            case BackwardInput():
+                return self.backward_input / chunks
+            case BackwardWeight():
+                return self.backward_weight / chunks
+            case Update():
+                return self.update
+
+
+@dataclass(frozen=True)
+class Block:
+    """An action in time, in seconds."""
+
+    place: Place
+    action: Action
+    start: float
+    stop: float
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A schedule in time.
+
+    Attributes:
+        blocks: in order of dependency.
+        seconds: of the whole run.
+        bubble: part of the time in which ranks are idle, mean over the ranks.
+    """
+
+    blocks: Sequence[Block]
+    seconds: float
+    bubble: float
+
+
+def simulate(
+    generate: Generator, pipeline: Pipeline, times: Times | Sequence[Times] = Times()
+) -> Simulation:
+    """Start each action as early as its rank and what it depends on allow.
+
+    Args:
+        generate: the schedule.
+        pipeline: what it is for.
+        times: of all stages, or of each.
+
+    Raises:
+        ScheduleError: the schedule cannot run.
+    """
+    by_stage = [times] * pipeline.stages if isinstance(times, Times) else times
+    free: dict[Place, float] = dict.fromkeys(pipeline.places(), 0.0)
+    ended: dict[tuple[Place, Action], float] = {}
+    blocks = []
+    for place, action in replay(generate, pipeline).order:
+        sources = [s for s in needs(pipeline, place, action) if s in ended]
+        ready = max((ended[s] + _message(s[0], place, by_stage) for s in sources), default=0.0)
+        start = max(free[place], ready)
+        stop = start + by_stage[place[0]].of(action, pipeline.chunks)
+        free[place] = ended[place, action] = stop
+        blocks.append(Block(place, action, start, stop))
+    seconds = max(free.values())
+    busy: Mapping[Place, float] = {
+        place: sum(b.stop - b.start for b in blocks if b.place == place) for place in free
+    }
+    bubble = 1 - sum(busy.values()) / (len(busy) * seconds) if seconds else 0.0
+    return Simulation(blocks, seconds, bubble)
+
+
+def _message(source: Place, target: Place, times: Sequence[Times]) -> float:
+    return 0.0 if source == target else times[source[0]].message

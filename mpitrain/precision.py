@@ -1,0 +1,80 @@
+"""Layers in 16 bits, parameters in 32: the cast, and the scale that keeps small gradients."""
+
+from typing import Any
+
+import numpy as np
+
+from mpitrain.nn import Parameters
+from mpitrain.parallel.store import Weights
+
+
+class CastWeights:
+    """A store's parameters as layers see them, rounded to another type (Micikevicius et al. 2018).
+
+    Each layer's are rounded once a step: call :meth:`forget` when they have changed.
+    """
+
+    def __init__(self, weights: Weights, dtype: Any) -> None:
+        self._weights = weights
+        self._dtype = dtype
+        self._cast: dict[int, Parameters] = {}
+
+    def take(self, layer: int) -> Parameters:
+        if layer not in self._cast:
+            wide = self._weights.take(layer)
+            self._cast[layer] = {name: value.astype(self._dtype) for name, value in wide.items()}
+            self._weights.release(layer)
+        return self._cast[layer]
+
+    def release(self, layer: int) -> None:
+        pass
+
+    def forget(self) -> None:
+        """The parameters have changed."""
+        self._cast.clear()
+
+
+class LossScale:
+    """Halved when a gradient overflows, doubled after a while without.
+
+    The ranks agree on whether one does, so that the scale is the same on all of them.
+
+    Attributes:
+        value: in use; 1 means that nothing is scaled.
+    """
+
+    def __init__(self, value: float, window: int, *, enabled: bool) -> None:
+        self.value = value if enabled else 1.0
+        self.good_steps = 0
+        self.enabled = enabled
+        self._window = window
+
+    def overflowed(self) -> None:
+        """A step was skipped."""
+        self.value = max(1.0, self.value / 2)
+        self.good_steps = 0
+
+    def went_well(self) -> None:
+        """A step was taken."""
+        self.good_steps += 1
+        if self.enabled and self.good_steps % self._window == 0:
+            self.value *= 2
+
+
+def compute_type(name: str, dtype: Any) -> Any:
+    """The type of activations: ``same`` as ``dtype``, or a 16-bit one.
+
+    Raises:
+        ImportError: bfloat16 without ml_dtypes.
+    """
+    if name == "same":
+        return np.dtype(dtype)
+    if name == "float16":
+        return np.dtype(np.float16)
+    try:
+        import ml_dtypes
+    except ImportError as error:
+        raise ImportError(
+            "run.compute = 'bfloat16' needs ml_dtypes; pip install ml_dtypes"
+        ) from error
+    return np.dtype(ml_dtypes.bfloat16)

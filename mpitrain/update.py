@@ -1,0 +1,172 @@
+"""The update of the parameters: norms over all ranks, clipping, and each rank's pieces."""
+
+from dataclasses import dataclass
+from math import isfinite, sqrt
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives import Communicator
+from mpitrain.arena import Tensor
+from mpitrain.nn import Array, array_namespace
+from mpitrain.optim import Optimizer
+from mpitrain.parallel.grid import ProcessGrid
+from mpitrain.parallel.store import Allocate, Piece, Store
+
+
+class NonFinite(ArithmeticError):
+    """A loss or gradient is infinite or not a number; the message says whose."""
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What all ranks know of a step.
+
+    Attributes:
+        loss: mean over the global batch.
+        grad_norm: Euclidean norm of the global gradient, before clipping.
+        totals: sums over the ranks of what each of them gave.
+    """
+
+    loss: float
+    grad_norm: float
+    totals: tuple[float, ...]
+
+    @property
+    def finite(self) -> bool:
+        """Whether the loss and all gradients are."""
+        return isfinite(self.loss) and isfinite(self.grad_norm)
+
+
+class Updater:
+    """Optimiser state of a store's pieces, and the step.
+
+    Attributes:
+        state: arrays by slot, for each piece.
+        steps: that were taken.
+    """
+
+    def __init__(
+        self,
+        grid: ProcessGrid,
+        store: Store,
+        optimizer: Optimizer,
+        allocate: Allocate | None = None,
+    ) -> None:
+        """Make the state; ``allocate(size, dtype)`` makes each array, zeros if left out."""
+        self._grid = grid
+        self._store = store
+        self.optimizer = optimizer
+        self.steps = 0
+        self.state: list[dict[str, Array]] = [
+            {slot: _zeros(piece.parameters, allocate) for slot in optimizer.slots}
+            for piece in store.pieces
+        ]
+
+    def agree(self, loss: float, *others: float) -> Agreed:
+        """Sum the ranks' parts of the loss, of the squared norm and of others; collective."""
+        values = np.array([loss, self.own_squares(), *others])
+        self._grid.comm.Allreduce(MPI.IN_PLACE, values, op=MPI.SUM, algorithm="native")
+        total, squared, *rest = values.tolist()
+        return Agreed(total, sqrt(squared) if squared >= 0 else squared, tuple(rest))
+
+    def own_squares(self) -> float:
+        """The own part of the squared norm of the gradient."""
+        return sum(
+            _square(piece.gradients[self._store.counted(piece)])
+            for piece in self._store.pieces
+            if self._grid.counts(piece.group)
+        )
+
+    def culprits(self, loss: float) -> str:
+        """Which ranks have a loss or gradients that are not finite, and where; collective."""
+        comm = self._grid.comm
+        own = [] if isfinite(loss) else ["the loss"]
+        own += [
+            tensor.name
+            for piece in self._store.pieces
+            for tensor, part in overlaps(self._store.arena.tensors, piece)
+            if not isfinite(_square(piece.gradients[part]))
+        ]
+        found = comm.allgather(own)
+        named = [
+            f"rank {rank}: {', '.join(names[:3])}" for rank, names in enumerate(found) if names
+        ]
+        return "; ".join(named[:4]) or "their sum is too large"
+
+    def step(self, lr: float, gradient_scale: float = 1.0) -> None:
+        """Update the own pieces; ``gradient_scale`` multiplies the gradients first."""
+        self.steps += 1
+        directions = []
+        for piece, state in zip(self._store.pieces, self.state, strict=True):
+            if gradient_scale != 1.0:
+                piece.gradients[...] *= gradient_scale
+            directions.append(
+                self.optimizer.prepare(piece.parameters, piece.gradients, state, self.steps)
+            )
+        rates = self._rates(lr, directions) if self.optimizer.layerwise else None
+        for index, (piece, state) in enumerate(zip(self._store.pieces, self.state, strict=True)):
+            rate = lr if rates is None else rates[index]
+            self.optimizer.apply(piece.parameters, directions[index], state, rate)
+
+    def _rates(self, lr: float, directions: list[Array]) -> list[Array]:
+        """lr times the trust ratio of each element's tensor, from norms of whole tensors."""
+        comm: Communicator = self._grid.comm
+        names = sorted(
+            {
+                name
+                for own in comm.allgather(sorted(t.name for t in self._store.arena.tensors))
+                for name in own
+            }
+        )
+        row = {name: index for index, name in enumerate(names)}
+        squares = np.zeros((len(names), 3))
+        for piece, direction in zip(self._store.pieces, directions):
+            if not self._grid.counts(piece.group):
+                continue
+            counted = self._store.counted(piece)
+            for tensor, part in overlaps(self._store.arena.tensors, piece, counted):
+                arrays = (piece.parameters, piece.gradients, direction)
+                squares[row[tensor.name]] += [_square(array[part]) for array in arrays]
+        comm.Allreduce(MPI.IN_PLACE, squares, algorithm="native")
+        rates = []
+        for piece in self._store.pieces:
+            rate = np.empty(piece.parameters.size, piece.parameters.dtype)
+            for tensor, part in overlaps(self._store.arena.tensors, piece):
+                norms = np.sqrt(squares[row[tensor.name]])
+                rate[part] = lr * self.optimizer.ratio(*norms.tolist())
+            rates.append(array_namespace(piece.parameters).asarray(rate))
+        return rates
+
+
+def overlaps(
+    tensors: tuple[Tensor, ...], piece: Piece, within: slice | None = None
+) -> list[tuple[Tensor, slice]]:
+    """The tensors that lie in a piece, or in ``within`` of it, and where in the piece they do."""
+    low = piece.start + (within.start if within else 0)
+    high = piece.start + (within.stop if within else piece.parameters.size)
+    return [
+        (
+            tensor,
+            slice(max(tensor.start, low) - piece.start, min(tensor.stop, high) - piece.start),
+        )
+        for tensor in tensors
+        if max(tensor.start, low) < min(tensor.stop, high)
+    ]
+
+
+def _square(x: Array) -> float:
+    """Sum of squares, in float64."""
+    total = 0.0
+    for start in range(0, x.size, 1 << 20):
+        part = x[start : start + (1 << 20)].astype(np.float64, copy=False)
+        total += float(part @ part)
+    return total
+
+
+def _zeros(like: Array, allocate: Allocate | None) -> Array:
+    if allocate is None:
+        return array_namespace(like).zeros_like(like)
+    zeros = allocate(like.size, like.dtype)
+    zeros[...] = 0
+    return zeros

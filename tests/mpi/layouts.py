@@ -1,0 +1,165 @@
+"""Layouts of the trainer for every number of ranks, and short runs on them."""
+
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives import Communicator
+from mpitrain.config import Config, Data, Model, Optim, Parallel, Run, Train
+from mpitrain.metrics import Step
+from mpitrain.trainer import Trainer
+
+TEXT = Path(__file__).parents[2] / "README.md"
+
+MODELS = {
+    "gpt": (
+        Data(name="text", path=str(TEXT), context=8),
+        Model(kind="gpt", layers=6, heads=4, width=16),
+        Optim(name="adamw", lr=1e-3, reference_batch=0, weight_decay=0.1, clip_norm=1.0),
+    ),
+    "convnet": (
+        Data(name="digits"),
+        Model(kind="convnet", channels=(4, 8), hidden=(16, 12)),
+        Optim(lr=0.05, weight_decay=1e-4),
+    ),
+    "resnet": (
+        Data(name="digits"),
+        Model(kind="resnet", channels=(4, 8)),
+        Optim(name="lamb", lr=1e-3, reference_batch=0, weight_decay=0.01),
+    ),
+    "vgg": (
+        Data(name="digits"),
+        Model(kind="vgg", channels=(4, 8), hidden=(16,)),
+        Optim(name="lars", lr=1.0, reference_batch=0, weight_decay=1e-4, trust=0.01),
+    ),
+    "mlp": (
+        Data(name="digits"),
+        Model(kind="mlp", hidden=(32, 16)),
+        Optim(lr=0.05, nesterov=True),
+    ),
+    "recommender": (
+        Data(name="clicks", samples=600, tables=5, rows=30),
+        Model(kind="recommender", width=4, hidden=(8,)),
+        Optim(name="adam", lr=1e-2, reference_batch=0),
+    ),
+}
+
+
+def job(model, dtype="float64", batch_size=24, micro_batches=4, **parallel):
+    data, shape, optim = MODELS[model]
+    return Config(
+        run=Run(seed=3, dtype=dtype),
+        data=data,
+        model=shape,
+        optim=optim,
+        train=Train(epochs=2, batch_size=batch_size, micro_batches=micro_batches),
+        parallel=Parallel(bucket_bytes=2048, **parallel),
+    )
+
+
+def curve(comm, config, steps=20):
+    """(loss and gradient norm of each step, the parameters after the last by name)."""
+    with Trainer(comm, config) as trainer:
+        records = list(islice(trainer.run_epoch(0), steps))
+        assert all(isinstance(record, Step) for record in records)
+        found = np.array([(record.loss, record.grad_norm) for record in records])
+        return found, whole(comm, trainer)
+
+
+def whole(comm, trainer):
+    """The model's parameters on every rank, put together from all ranks' pieces."""
+    parts = []
+    for piece in trainer.store.pieces:
+        for tensor in trainer.arena.tensors:
+            low, high = max(tensor.start, piece.start), min(tensor.stop, piece.stop)
+            if low < high:
+                values = piece.parameters[low - piece.start : high - piece.start].copy()
+                parts.append((tensor, low - tensor.start, values))
+    found = {}
+    for tensor, offset, values in [part for own in comm.allgather(parts) for part in own]:
+        into = found.setdefault(tensor.name, np.full(tensor.whole, np.nan, values.dtype))
+        index = np.arange(into.size).reshape(into.shape)[tensor.part].ravel()
+        into.flat[index[offset : offset + values.size]] = values
+    return found
+
+
+def alone(config, steps=20):
+    """The same in one process, without micro-batches or any layout."""
+    plain = Config(
+        run=config.run,
+        data=config.data,
+        model=config.model,
+        optim=config.optim,
+        train=Train(epochs=config.train.epochs, batch_size=config.train.batch_size),
+    )
+    with Communicator(MPI.COMM_SELF) as one:
+        return curve(one, plain, steps)
+
+
+ZERO_BUBBLE = dict(schedule="zero_bubble")
+INTERLEAVED = dict(schedule="interleaved", chunks=2)
+
+#: Layouts that any number of ranks n has.
+ANY = {
+    "data": lambda n: {},
+    "pipe, gpipe": lambda n: dict(pipe=n, schedule="gpipe"),
+    "pipe, 1f1b": lambda n: dict(pipe=n),
+    "pipe, zero bubble": lambda n: dict(pipe=n, **ZERO_BUBBLE),
+    "zero 1": lambda n: dict(zero=1),
+    "zero 2": lambda n: dict(zero=2),
+    "zero 3": lambda n: dict(zero=3),
+    "node shared": lambda n: dict(node_shared=True),
+    "recomputed": lambda n: dict(recompute=True),
+}
+#: Layouts of some numbers of ranks.
+SOME = {
+    2: {
+        "interleaved": dict(pipe=2, **INTERLEAVED),
+        "tensor": dict(tensor=2),
+        "sequence": dict(tensor=2, sequence=True),
+        "sequence, zero 3": dict(tensor=2, sequence=True, zero=3),
+    },
+    3: {"unequal 2-1": dict(replicas=(2, 1)), "unequal 1-2": dict(replicas=(1, 2))},
+    4: {
+        "tensor": dict(tensor=4),
+        "sequence": dict(tensor=4, sequence=True),
+        "data x pipe": dict(pipe=2),
+        "data x pipe, interleaved": dict(pipe=2, **INTERLEAVED),
+        "data x pipe, zero bubble, zero 1": dict(pipe=2, zero=1, **ZERO_BUBBLE),
+        "data x pipe, zero 2": dict(pipe=2, zero=2),
+        "data x pipe, interleaved, zero 3": dict(pipe=2, zero=3, **INTERLEAVED),
+        "data x pipe, node shared": dict(pipe=2, node_shared=True),
+        "data x tensor": dict(tensor=2),
+        "data x tensor, zero 3": dict(tensor=2, zero=3),
+        "data x tensor, node shared": dict(tensor=2, node_shared=True),
+        "pipe x tensor": dict(pipe=2, tensor=2),
+        "pipe x sequence": dict(pipe=2, tensor=2, sequence=True, **ZERO_BUBBLE),
+        "unequal 2-1-1": dict(replicas=(2, 1, 1)),
+        "unequal 1-2-1": dict(replicas=(1, 2, 1), **ZERO_BUBBLE),
+        "partition 1-6-1": dict(replicas=(1, 2, 1), partition=(1, 6, 1)),
+    },
+    5: {"unequal 3-1-1": dict(replicas=(3, 1, 1))},
+    8: {
+        "data x pipe x tensor": dict(pipe=2, tensor=2),
+        "data x pipe x sequence, zero 3": dict(pipe=2, tensor=2, sequence=True, zero=3),
+        "data x pipe x tensor, interleaved, zero 1": dict(pipe=2, tensor=2, zero=1, **INTERLEAVED),
+    },
+}
+
+
+def layouts(model, ranks):
+    """The layouts that a model has on so many ranks, by name."""
+    found = {name: make(ranks) for name, make in ANY.items()} | SOME.get(ranks, {})
+    has_pipe = lambda p: p.get("pipe", 1) * p.get("chunks", 1)  # noqa: E731
+    layers = {"gpt": 8, "convnet": 5, "resnet": 4, "vgg": 4, "mlp": 3, "recommender": 3}[model]
+    return {
+        name: parallel
+        for name, parallel in found.items()
+        if has_pipe(parallel) <= layers
+        and (model in ("gpt", "mlp") or "tensor" not in parallel)
+        and (model == "gpt" or not {"sequence", "partition"} & parallel.keys())
+        and (model != "recommender" or not parallel.keys() - {"recompute"})
+        and not (model == "mlp" and len(parallel.get("replicas", ())) > layers)
+    }

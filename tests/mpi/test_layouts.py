@@ -1,0 +1,142 @@
+"""Every layout of ranks against the same training in one process."""
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from collectives import Communicator
+from mpitrain.config import ConfigError
+from mpitrain.threads import limit_blas_threads
+from mpitrain.trainer import Trainer
+from tests.mpi.layouts import MODELS, alone, curve, job, layouts
+
+pytestmark = pytest.mark.mpi
+
+RANKS = MPI.COMM_WORLD.size
+CASES = [(model, name) for model in ("gpt", "convnet") for name in layouts(model, RANKS)]
+MORE = [(m, n) for m in MODELS if m not in ("gpt", "convnet") for n in layouts(m, RANKS)]
+
+
+@pytest.fixture(scope="module")
+def comm():
+    with Communicator(MPI.COMM_WORLD) as world, limit_blas_threads(world):
+        yield world
+
+
+@pytest.fixture(scope="module")
+def expected():
+    known = {}
+
+    def run(config, steps=20):
+        key = (config.model.kind, config.run.dtype, config.train.batch_size, steps)
+        if key not in known:
+            known[key] = alone(config, steps)
+        return known[key]
+
+    return run
+
+
+def same(found, expected, rtol):
+    curve, parameters = found
+    expected_curve, expected_parameters = expected
+    np.testing.assert_allclose(curve, expected_curve, rtol=rtol)
+    assert parameters.keys() == expected_parameters.keys()
+    for name, values in parameters.items():
+        np.testing.assert_allclose(values, expected_parameters[name], rtol=0, atol=rtol)
+
+
+@pytest.mark.parametrize(("model", "layout"), CASES)
+def test_losses_are_those_of_one_process(comm, expected, model, layout):
+    config = job(model, **layouts(model, RANKS)[layout])
+    same(curve(comm, config), expected(config), 1e-10)
+
+
+@pytest.mark.parametrize(("model", "layout"), CASES)
+def test_in_single_precision_too(comm, expected, model, layout):
+    config = job(model, "float32", **layouts(model, RANKS)[layout])
+    found, _ = curve(comm, config, steps=20)
+    np.testing.assert_allclose(found[:, 0], expected(config, 20)[0][:, 0], rtol=1e-4)
+
+
+@pytest.mark.parametrize(("model", "layout"), MORE)
+def test_other_models_and_optimisers(comm, expected, model, layout):
+    config = job(model, **layouts(model, RANKS)[layout])
+    same(curve(comm, config, steps=5), expected(config, 5), 1e-9)
+
+
+# More ranks than samples, so that some micro-batches are empty.
+@pytest.mark.parametrize("layout", layouts("gpt", RANKS))
+def test_micro_batches_without_samples(comm, expected, layout):
+    config = job("gpt", batch_size=3, **layouts("gpt", RANKS)[layout])
+    same(curve(comm, config, steps=3), expected(config, 3), 1e-10)
+
+
+@pytest.mark.parametrize("layout", layouts("gpt", RANKS))
+def test_the_test_is_the_same_on_every_layout(comm, layout):
+    config = job("gpt", batch_size=50, **layouts("gpt", RANKS)[layout])
+    with Trainer(comm, config) as trainer:
+        found = trainer.evaluate(0)
+    with Communicator(MPI.COMM_SELF) as one, Trainer(one, job("gpt", batch_size=50)) as trainer:
+        expected = trainer.evaluate(0)
+    assert found.test_accuracy == expected.test_accuracy
+    assert found.test_loss == pytest.approx(expected.test_loss, rel=1e-12)
+
+
+@pytest.mark.parametrize("layout", layouts("gpt", RANKS))
+def test_the_same_run_gives_the_same_bits(comm, layout):
+    config = job("gpt", "float32", **layouts("gpt", RANKS)[layout])
+    (one, first), (two, second) = (curve(comm, config, steps=3) for _ in range(2))
+    np.testing.assert_array_equal(one, two)
+    for name, values in first.items():
+        np.testing.assert_array_equal(values, second[name])
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_state_is_sharded(comm, zero):
+    with Trainer(comm, job("gpt", zero=zero)) as trainer:
+        own = sum(piece.gradients.size for piece in trainer.store.pieces)
+        most = trainer.arena.size / RANKS + len(trainer.store.pieces)
+        assert own <= most
+        state = sum(array.size for slots in trainer.updater.state for array in slots.values())
+        assert state == 2 * own
+        assert comm.allreduce(own) == trainer.arena.size
+        if zero == 3:
+            assert sum(piece.parameters.size for piece in trainer.store.pieces) == own
+            assert not trainer.store._whole
+
+
+def test_a_node_has_its_parameters_once(comm):
+    with Trainer(comm, job("gpt", node_shared=True)) as trainer:
+        views = [trainer.store.take(layer) for layer in range(len(trainer.layers))]
+        before = views[0]["tokens.token"][0, 0]
+        comm.Barrier()
+        if comm.rank == comm.size - 1:
+            views[0]["tokens.token"][0, 0] = before + 1
+        trainer.store.publish()
+        assert views[0]["tokens.token"][0, 0] == before + 1
+        del views
+
+
+@pytest.mark.parametrize("compute", ["bfloat16", "float16"])
+@pytest.mark.parametrize("layout", layouts("gpt", RANKS))
+def test_sixteen_bits_train_nearly_as_well(comm, expected, compute, layout):
+    from msgspec.structs import replace
+
+    config = job("gpt", "float32", **layouts("gpt", RANKS)[layout])
+    narrow = replace(config, run=replace(config.run, compute=compute))
+    found, _ = curve(comm, narrow, steps=4)
+    np.testing.assert_allclose(found[:, 0], expected(config, 20)[0][:4, 0], rtol=5e-3)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize(
+    ("parallel", "message"),
+    [
+        (dict(pipe=RANKS + 1), "needs"),
+        (dict(replicas=(RANKS, 1)), "needs"),
+        (dict(pipe=RANKS, partition=(100,) * RANKS), "layers, and the model has"),
+    ],
+)
+def test_layouts_that_cannot_be(comm, parallel, message):
+    with pytest.raises(ConfigError, match=message):
+        Trainer(comm, job("gpt", **parallel))

@@ -1,0 +1,184 @@
+"""Pipeline schedules: proved, timed against their formulas, and broken on purpose."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpitrain.pipeline import draw
+from mpitrain.pipeline.actions import Backward, BackwardWeight, Forward, Pipeline, Update
+from mpitrain.pipeline.replay import ScheduleError, replay
+from mpitrain.pipeline.schedules import SCHEDULES
+from mpitrain.pipeline.simulate import Times, simulate
+
+SYNCHRONOUS = [s for s in SCHEDULES.values() if s.synchronous]
+NAMES = list(SCHEDULES)
+
+
+def pipeline(name, p, m, v=2):
+    return Pipeline((1,) * p, m, chunks=v if name == "interleaved" else 1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("p", [1, 2, 3, 4, 7, 8])
+@pytest.mark.parametrize("rounds", [1, 2, 5])
+def test_what_is_held_is_what_was_published(name, p, rounds):
+    schedule, m = SCHEDULES[name], p * rounds
+    shape = pipeline(name, p, m)
+    report = replay(schedule.generate, shape)
+    for (stage, _), held in report.held.items():
+        assert held <= schedule.held(p, m, shape.chunks, stage)
+    if name != "zero_bubble":
+        assert report.held[0, 0] == schedule.held(p, m, shape.chunks, 0)
+
+
+# Interleaved 1F1B reaches its formula when a backward pass takes as long as two forward passes.
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("p", [1, 2, 4, 8])
+@pytest.mark.parametrize("rounds", [1, 2, 4])
+def test_bubbles_are_those_of_the_formulas(name, p, rounds):
+    schedule, m = SCHEDULES[name], p * rounds
+    for v in (1, 2, 3) if name == "interleaved" else (1,):
+        shape = Pipeline((1,) * p, m, chunks=v)
+        found = simulate(schedule.generate, shape, Times(1, 1, 1)).bubble
+        assert found == pytest.approx(schedule.bubble(p, m, v, 1, 1, 1), abs=1e-12)
+
+
+@given(
+    name=st.sampled_from([n for n in NAMES if n != "interleaved"]),
+    replicas=st.lists(st.integers(1, 4), min_size=1, max_size=5),
+    rounds=st.integers(1, 3),
+)
+@settings(max_examples=150, deadline=None)
+def test_stages_of_unequal_width_work(name, replicas, rounds):
+    shape = Pipeline(tuple(replicas), rounds * math.lcm(*replicas))
+    report = replay(SCHEDULES[name].generate, shape)
+    done = [a for _, a in report.order if isinstance(a, (Backward, BackwardWeight))]
+    assert len(done) == shape.micro_batches * shape.stages
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_broken_schedule_is_refused(name):
+    """Every action left out, and every two neighbours swapped, on every rank."""
+    shape = pipeline(name, 3, 6)
+    generate = SCHEDULES[name].generate
+    harmless = 0
+    for place in shape.places():
+        actions = list(generate(shape, *place))
+        for index in range(len(actions)):
+            dropped = actions[:index] + actions[index + 1 :]
+            with pytest.raises(ScheduleError):
+                replay(altered(generate, place, dropped), shape)
+        for index in range(len(actions) - 1):
+            a, b = actions[index : index + 2]
+            swapped = [*actions[:index], b, a, *actions[index + 2 :]]
+            try:
+                replay(altered(generate, place, swapped), shape)
+                harmless += 1
+                assert may_swap(a, b), (place, a, b)
+            except ScheduleError:
+                pass
+    assert (
+        harmless > 0
+    )  # a forward and a backward pass of different micro-batches may change places
+
+
+def altered(generate, place, actions):
+    def other(shape, stage, replica):
+        return iter(actions) if (stage, replica) == place else generate(shape, stage, replica)
+
+    return other
+
+
+def may_swap(a, b):
+    """Whether two neighbours touch different things, so that their order says nothing."""
+    if isinstance(a, Update) or isinstance(b, Update):
+        return True  # it is another schedule, on weights of another age
+    same_kind = type(a) is type(b) and a.chunk == b.chunk and not isinstance(a, BackwardWeight)
+    return (a.micro_batch, a.chunk) != (b.micro_batch, b.chunk) and not same_kind
+
+
+def test_swapped_updates_and_repeated_passes_are_named():
+    shape = Pipeline((1, 1), 2)
+
+    def twice(p, stage, replica):
+        yield from [Forward(0), Forward(0), Forward(1), Backward(0), Backward(1), Update(0)]
+
+    with pytest.raises(ScheduleError, match=r"forward pass of micro-batch 0 .* not 2 times"):
+        replay(twice, shape)
+
+    def waits(p, stage, replica):
+        if stage == 0:
+            yield from [Forward(0), Backward(0), Forward(1), Backward(1), Update(0)]
+        else:
+            yield from [Forward(1), Forward(0), Backward(0), Backward(1), Update(0)]
+
+    with pytest.raises(ScheduleError, match=r"deadlock: stage 0 .* waits in Backward\(.*stage 1"):
+        replay(waits, shape)
+
+
+def test_messages_that_overtake_are_refused():
+    shape = Pipeline((1, 1), 2)
+
+    def crossed(p, stage, replica):
+        order = [0, 1] if stage == 0 else [1, 0]
+        yield from map(Forward, order)
+        yield from map(Backward, [0, 1])
+        yield Update(0)
+
+    with pytest.raises(ScheduleError, match=r"stage 0 sends activations \[0, 1\].*awaits \[1, 0\]"):
+        replay(crossed, shape)
+
+
+def test_the_age_of_weights_without_draining():
+    report = replay(SCHEDULES["asynchronous"].generate, Pipeline((1,) * 4, 12))
+    for stage in range(4):
+        ages = [report.staleness[stage, m] for m in range(12)]
+        assert ages[4:] == [3 - stage] * 8  # PipeDream: p - 1 - s in the steady state
+        assert max(ages) == 3 - stage
+    assert [report.versions[0, m] for m in range(8)] == [0, 0, 0, 0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("schedule", SYNCHRONOUS, ids=lambda s: s.name)
+def test_weights_have_no_age_where_the_pipeline_drains(schedule):
+    report = replay(schedule.generate, pipeline(schedule.name, 4, 8))
+    assert set(report.staleness.values()) == {0}
+
+
+def test_interleaved_refuses_what_does_not_fill_its_groups():
+    with pytest.raises(ValueError, match="multiples of the 4 stages, not 6"):
+        replay(SCHEDULES["interleaved"].generate, Pipeline((1,) * 4, 6, chunks=2))
+
+
+def test_slow_messages_and_slow_stages_take_their_time():
+    shape = Pipeline((1, 1), 1)
+    generate = SCHEDULES["gpipe"].generate
+    assert simulate(generate, shape, Times(1, 1, 1, message=5)).seconds == 1 + 5 + 1 + 2 + 5 + 2
+    slow = simulate(generate, shape, [Times(1, 1, 1), Times(10, 1, 1)])
+    assert slow.seconds == 1 + 10 + 2 + 2
+    assert slow.bubble == pytest.approx(1 - (3 + 12) / 30)
+
+
+def test_text_and_picture(tmp_path):
+    shape = Pipeline((1, 1), 3)
+    found = simulate(SCHEDULES["1f1b"].generate, shape, Times(1, 1, 1))
+    assert draw.text(found, shape, 1.0).splitlines() == [
+        "   stage 0 F0 F1 .. .. B0 B0 F2 B1 B1 .. B2 B2".replace(".. .. B0", ".. .. B0"),
+        "   stage 1 .. F0 B0 B0 F1 B1 B1 F2 B2 B2 .. ..",
+    ]
+    rows = [
+        (f"stage {stage}", [b for b in found.blocks if b.place[0] == stage]) for stage in (0, 1)
+    ]
+    draw.picture(rows, tmp_path / "gantt.png", "1F1B")
+    assert (tmp_path / "gantt.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_every_micro_batch_is_somebodys():
+    shape = Pipeline((3, 2, 1), 12)
+    for stage in range(3):
+        own = [m for replica in range(shape.replicas[stage]) for m in shape.own(stage, replica)]
+        assert sorted(own) == list(range(12))
+        assert all(m in shape.own(stage, shape.replica(stage, m)) for m in range(12))
+    assert np.prod(shape.replicas) == 6
