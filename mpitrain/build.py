@@ -188,4 +188,4 @@ def _profiled(config: Config, names: list[str], parts: int) -> list[int]:
             f"parallel.profile: {config.parallel.profile} has the layers {', '.join(found)}, and "
             f"the model {', '.join(names)}; run mpitrain profile again"
         )
-    return [stage.stop - stage.first for stage in even_partition(profile, parts)]
+    return even_partition(profile, parts)

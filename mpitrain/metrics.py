@@ -146,14 +146,19 @@ Write = Callable[[Record], None]
 
 
 @contextmanager
-def recorder(config: Config, steps: int) -> Iterator[Write]:
+def recorder(config: Config, steps: int, done: int = 0) -> Iterator[Write]:
     """Open the reports of a run of ``steps`` steps: a function to call with each record.
+
+    Args:
+        config: the job.
+        steps: of the whole run.
+        done: steps of an earlier run that this one continues; what it reported up to there stays.
 
     Raises:
         OSError: ``config.run.dir`` cannot be made or written.
     """
     with (
-        json_lines(Path(config.run.dir) / "metrics.jsonl") as write_file,
+        json_lines(Path(config.run.dir) / "metrics.jsonl", done) as write_file,
         console(steps, config.run.log_every) as write_console,
     ):
 
@@ -165,16 +170,35 @@ def recorder(config: Config, steps: int) -> Iterator[Write]:
 
 
 @contextmanager
-def json_lines(path: Path) -> Iterator[Write]:
-    """A new file at ``path`` with a line a record, complete up to the last record at any time."""
+def json_lines(path: Path, done: int = 0) -> Iterator[Write]:
+    """A file at ``path`` with a line a record, complete up to the last record at any time.
+
+    What is there already is replaced, but for the records up to step ``done``.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as file:
+    kept = list(_until(path, done)) if done and path.exists() else []
+    beside = path.with_suffix(".unfinished")
+    beside.write_bytes(b"".join(kept))
+    beside.rename(path)
+    with path.open("ab") as file:
 
         def write(record: Record) -> None:
             file.write(msgspec.json.encode(record) + b"\n")
             file.flush()
 
         yield write
+
+
+def _until(path: Path, done: int) -> Iterator[bytes]:
+    """The lines of a file before the first of a later step, or one that was cut off."""
+    for line in path.read_bytes().splitlines(keepends=True):
+        try:
+            step = msgspec.json.decode(line).get("step", 0)
+        except (msgspec.DecodeError, AttributeError):
+            return
+        if step > done:
+            return
+        yield line
 
 
 @contextmanager

@@ -10,15 +10,28 @@ from types import TracebackType
 from typing import Self
 
 import numpy as np
+from mpi4py import MPI
 
 from collectives import Communicator
 from mpitrain import build, data, models
 from mpitrain.arena import Arena
 from mpitrain.batches import MicroBatches
+from mpitrain.checkpoint import CheckpointError, Writer, newest
+from mpitrain.checkpoint.state import collect, restore
 from mpitrain.config import Config, ConfigError
 from mpitrain.data.dataset import Indexed
 from mpitrain.lr import learning_rate
-from mpitrain.metrics import Epoch, Skipped, Start, Step, Summary, Write, recorder
+from mpitrain.metrics import (
+    Epoch,
+    Resumed,
+    Saved,
+    Skipped,
+    Start,
+    Step,
+    Summary,
+    Write,
+    recorder,
+)
 from mpitrain.nn import Array
 from mpitrain.parallel.grid import ProcessGrid, shared_name
 from mpitrain.parallel.replicas import check_replicas
@@ -30,6 +43,7 @@ from mpitrain.pipeline.runtime import Latest, Runner, Span, no_span
 from mpitrain.pipeline.window import Window
 from mpitrain.precision import CastWeights, LossScale, compute_type
 from mpitrain.stage import LayerStage, Stage
+from mpitrain.stop import StopFlag, Stopped
 from mpitrain.update import NonFinite, Updater
 
 
@@ -54,8 +68,21 @@ class Trainer:
         steps_done: steps since the beginning, those that were skipped included.
     """
 
-    def __init__(self, comm: Communicator, config: Config, span: Span = no_span) -> None:
+    def __init__(
+        self,
+        comm: Communicator,
+        config: Config,
+        *,
+        span: Span = no_span,
+        stop: StopFlag | None = None,
+    ) -> None:
         """Load the data, initialise the parameters from the seed, bind the communication.
+
+        Args:
+            comm: as many ranks as the job's layout has.
+            config: the job.
+            span: records what is done when.
+            stop: asks to stop after a step.
 
         Raises:
             ConfigError: a value of the job does not fit the data or the ranks.
@@ -64,6 +91,8 @@ class Trainer:
         self.comm = comm
         self.config = config
         self._span = span
+        self._stop = stop or StopFlag()
+        self._stopping = False
         self.data = data.load(config.data, config.run.dtype)
         samples = len(self.data.train)
         if config.train.batch_size > samples:
@@ -143,18 +172,34 @@ class Trainer:
         if error is None:
             self.close()
 
-    def train(self) -> Summary:
+    def train(self, *, resume: bool = False) -> Summary:
         """Run all steps that are left; rank 0 reports to the console and to ``metrics.jsonl``.
+
+        Args:
+            resume: go on from the newest checkpoint in ``run.dir`` that is whole, if there is one.
 
         Raises:
             NonFinite: on all ranks; the parameters are those before that step.
             mpitrain.parallel.replicas.ReplicaMismatch: on all ranks.
+            mpitrain.checkpoint.CheckpointError: on all ranks, when one cannot be written.
+            Stopped: on all ranks, after a checkpoint, if a rank was asked to stop.
             OSError: on rank 0, when it cannot write its report.
         """
         seconds = comm_seconds = samples = 0.0
-        result = Epoch(0, 0.0, float("nan"))
+        resumed = self.resume() if resume else None
+        result: Epoch | None = None
+        writer = Writer(
+            self.comm,
+            self.checkpoints,
+            keep=self.config.checkpoint.keep,
+            background=self.config.checkpoint.background,
+        )
+        if not resumed:
+            writer.set_aside()
         with self._recorder() as write:
             write(self._start())
+            if resumed:
+                write(resumed)
             self.check_replicas("before the first step")
             while self.steps_done < self.total_steps:
                 epoch = self.steps_done // self.sampler.steps_per_epoch
@@ -164,8 +209,24 @@ class Trainer:
                         samples += record.samples
                         seconds += record.seconds
                         comm_seconds += record.seconds * record.comm_share
+                    self._tell(write, writer.poll())
+                    every = self.config.checkpoint.every
+                    if every and self.steps_done % every == 0 and not self._stopping:
+                        self._tell(write, self.save(writer))
+                if self._stopping:
+                    self._tell(write, self.save(writer))
+                    self._tell(write, writer.finish())
+                    why = next(filter(None, self.comm.allgather(self._stop.reason)))
+                    raise Stopped(
+                        f"stopped after step {self.steps_done} of {self.total_steps} ({why}); "
+                        "train --resume goes on from there"
+                    )
                 result = self.evaluate(epoch)
                 write(result)
+            if writer.last != self.steps_done and (not resumed or resumed.step < self.steps_done):
+                self._tell(write, self.save(writer))
+            self._tell(write, writer.finish())
+            result = result or self.evaluate(self.config.train.epochs - 1)
             summary = Summary(
                 test_accuracy=result.test_accuracy,
                 test_loss=result.test_loss,
@@ -185,6 +246,38 @@ class Trainer:
         every = train.epochs * self.sampler.steps_per_epoch
         return min(train.steps, every) if train.steps else every
 
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the run's checkpoints."""
+        return Path(self.config.run.dir) / "checkpoints"
+
+    def save(self, writer: Writer) -> tuple[Path, float] | None:
+        """Begin a checkpoint; returns the one before, if it was not complete until now."""
+        before = writer.finish()
+        with self._span("checkpoint", "checkpoint"):
+            writer.begin(self.steps_done, *collect(self))
+        return before
+
+    def resume(self) -> Resumed | None:
+        """Take everything from the newest checkpoint in ``run.dir`` that is whole, if any.
+
+        Raises:
+            mpitrain.checkpoint.CheckpointError: on all ranks; it is another job's.
+        """
+        checkpoint, refused = newest(self.comm, self.checkpoints)
+        if checkpoint is None:
+            if refused:
+                raise CheckpointError(f"no checkpoint can be used: {'; '.join(refused)}")
+            return None
+        restore(self, checkpoint)
+        return Resumed(self.steps_done, str(checkpoint.folder), refused)
+
+    def refresh(self) -> None:
+        """The pieces' parameters were replaced: all ranks see them now."""
+        self.store.publish()
+        if self._cast:
+            self._cast.forget()
+
     def run_epoch(self, epoch: int) -> Iterator[Step | Skipped]:
         """The steps of a pass over the training samples that are not done yet."""
         self._lap = perf_counter()
@@ -194,6 +287,8 @@ class Trainer:
         asynchronous = self.config.parallel.schedule == "asynchronous"
         while some := list(islice(batches, self.config.parallel.window if asynchronous else 1)):
             yield from self.window(epoch, some) if asynchronous else [self.step(epoch, some[0])]
+            if self._stopping:
+                return
             every = self.config.run.check_every
             if every and self.steps_done % every == 0:
                 self.check_replicas(f"after step {self.steps_done}")
@@ -237,6 +332,7 @@ class Trainer:
         )
         seconds = (perf_counter() - start) / len(batches)
         self.steps_done += len(batches)
+        self._stopping = self.comm.allreduce(self._stop.raised(), op=MPI.LOR)
         return [
             Step(
                 step=done + 1 + index,
@@ -278,9 +374,10 @@ class Trainer:
         now = perf_counter()
         # The loss is known to the tensor ranks of the last stage, each of which has all of it.
         own = loss if self.grid.place.tensor == 0 else 0.0
-        agreed = self.updater.agree(own, now - self._lap, comm_seconds)
+        agreed = self.updater.agree(own, now - self._lap, comm_seconds, float(self._stop.raised()))
         self._lap = now
-        seconds, comm_seconds = agreed.totals
+        seconds, comm_seconds, stopping = agreed.totals
+        self._stopping = stopping > 0
         grad_norm = agreed.grad_norm / self.scale.value
         number = self.steps_done + 1
         if not agreed.finite:
@@ -374,9 +471,14 @@ class Trainer:
             scale=self.scale.value,
         )
 
+    def _tell(self, write: Write, saved: tuple[Path, float] | None) -> None:
+        if saved:
+            folder, seconds = saved
+            write(Saved(int(folder.name.removeprefix("step-")), str(folder), seconds))
+
     def _recorder(self) -> AbstractContextManager[Write]:
         if self.comm.rank == 0:
-            return recorder(self.config, self.total_steps)
+            return recorder(self.config, self.total_steps, self.steps_done)
         return nullcontext(lambda record: None)
 
     def _start(self) -> Start:

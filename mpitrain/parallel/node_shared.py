@@ -118,7 +118,7 @@ class _NodeCopy:
             nbytes if self.node.rank == 0 else 0, initial.itemsize, comm=self.node
         )
         memory, _ = self.window.Shared_query(0)
-        bytes_of_node = np.frombuffer(memory, np.uint8)
+        bytes_of_node: Array = np.frombuffer(memory, np.uint8)  # type: ignore[call-overload]
         self.flat = bytes_of_node[:nbytes].view(initial.dtype)
         self.window.Lock_all()
         if self.node.rank == 0:

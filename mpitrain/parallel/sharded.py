@@ -133,6 +133,8 @@ class ShardedParameters(ShardedGradients):
     ) -> None:
         """Bind the collectives; collective.  Arguments as those of ``Replicated``."""
         Store.__init__(self, arena, reduction, 1, initial.itemsize)
+        self.algorithm = "reduce_scatter and allgather"
+        self.reason = "of a layer at a time"
         self._sums = _Sums(self)
         self._whole: dict[Bucket, tuple[Array, int]] = {}
         self.pieces = []

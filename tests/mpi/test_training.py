@@ -1,28 +1,33 @@
-"""Data-parallel training on all ranks against the same training on one."""
+"""The trainer on all ranks: replicas, errors that all share, checkpoints."""
 
 from itertools import islice
-from tempfile import TemporaryDirectory
+from pathlib import Path
 
 import numpy as np
 import pytest
 from mpi4py import MPI
-from mpitrain.parallel.data import GradientReducer
+from msgspec.structs import replace
 
 from collectives import Communicator
 from collectives.algorithms import ALGORITHMS, names
-from mpitrain.arena import Arena
-from mpitrain.config import Config, Model, Optim, Parallel, Run, Train
+from mpitrain import nn
+from mpitrain.arena import DATA, Arena
+from mpitrain.checkpoint import Checkpoint, CheckpointError, Writer
+from mpitrain.config import Checkpoint as CheckpointTable
+from mpitrain.metrics import Skipped
 from mpitrain.parallel.replicas import ReplicaMismatch
+from mpitrain.parallel.replicated import Replicated
+from mpitrain.parallel.store import Reduction
+from mpitrain.stop import StopFlag, Stopped
 from mpitrain.threads import limit_blas_threads
-from mpitrain.trainer import NonFiniteLoss, Trainer
+from mpitrain.trainer import Trainer
+from mpitrain.update import NonFinite
+from tests.mpi.layouts import curve, job, layouts, whole
 
 pytestmark = pytest.mark.mpi
 
-MODELS = {
-    "mlp": Model(kind="mlp", hidden=(32, 16)),
-    "convnet": Model(kind="convnet", hidden=(16,), channels=(4, 8)),
-}
 EVERY_ALLREDUCE = ["native", *names("allreduce")]
+RANKS = MPI.COMM_WORLD.size
 
 
 @pytest.fixture(scope="module")
@@ -31,68 +36,33 @@ def comm():
         yield world
 
 
-def job(kind="mlp", dtype="float32", batch_size=64, algorithm="ring", **parallel):
-    return Config(
-        run=Run(seed=3, dtype=dtype),
-        model=MODELS[kind],
-        optim=Optim(lr=0.05, weight_decay=1e-4),
-        train=Train(epochs=2, batch_size=batch_size),
-        parallel=Parallel(algorithm, **{"bucket_bytes": 2048, **parallel}),
-    )
+@pytest.fixture
+def folder(comm, tmp_path):
+    """One folder for all ranks."""
+    return Path(comm.bcast(str(tmp_path)))
 
 
-def train(comm, config, steps=None):
-    """(loss and gradient norm of each step of an epoch, parameters after it)"""
-    with Trainer(comm, config) as trainer:
-        records = islice(trainer.run_epoch(0), steps)
-        curve = [(record.loss, record.grad_norm) for record in records]
-        return np.array(curve), trainer.arena.parameters
-
-
-def one_rank(config, steps=None):
-    with Communicator(MPI.COMM_SELF) as alone:
-        return train(alone, config, steps)
-
-
-# An epoch is 23 batches of 64 samples, of which 3, 5 and 8 ranks get uneven or few ones, and the
-# last batch has 29.
-@pytest.mark.parametrize(("dtype", "rtol"), [("float32", 1e-5), ("float64", 1e-12)])
-@pytest.mark.parametrize("kind", MODELS)
-def test_any_number_of_ranks_gives_the_curve_of_one(comm, kind, dtype, rtol):
-    config = job(kind, dtype)
-    curve, parameters = train(comm, config)
-    expected, expected_parameters = one_rank(config)
-    assert len(curve) == 23
-    np.testing.assert_allclose(curve, expected, rtol=rtol)
-    np.testing.assert_allclose(parameters, expected_parameters, rtol=rtol, atol=rtol)
-    assert curve[-5:, 0].mean() < 0.9 * curve[:5, 0].mean()
-
-
-@pytest.mark.parametrize("kind", MODELS)
-def test_ranks_without_a_sample(comm, kind):
-    config = job(kind, "float64", batch_size=2)
-    curve, _ = train(comm, config, steps=20)
-    expected, _ = one_rank(config, steps=20)
-    np.testing.assert_allclose(curve, expected, rtol=1e-11)
+def mlp(dtype="float32", **parallel):
+    return job("mlp", dtype, batch_size=100, micro_batches=1, **parallel)
 
 
 @pytest.mark.parametrize("algorithm", EVERY_ALLREDUCE)
-def test_replicas_are_bitwise_equal_after_every_epoch(comm, algorithm):
-    with Trainer(comm, job(algorithm=algorithm, batch_size=100)) as trainer:
-        for epoch in (0, 1):
-            before = trainer.arena.parameters.copy()
-            list(trainer.run_epoch(epoch))
-            assert (trainer.arena.parameters != before).any()
-            replicas = comm.allgather(trainer.arena.parameters.tobytes())
-            assert len(set(replicas)) == 1
+def test_replicas_are_bitwise_equal_after_an_epoch(comm, algorithm):
+    with Trainer(comm, mlp(algorithm=algorithm)) as trainer:
+        before = trainer.store.parameters.copy()
+        list(trainer.run_epoch(0))
+        assert (trainer.store.parameters != before).any()
+        replicas = comm.allgather(trainer.store.parameters.tobytes())
+        assert len(set(replicas)) == 1
 
 
 @pytest.mark.parametrize("algorithm", names("allreduce"))
 def test_overlap_changes_no_bit(comm, algorithm):
     (_, overlapped), (_, at_the_end) = (
-        train(comm, job(algorithm=algorithm, overlap=overlap)) for overlap in (True, False)
+        curve(comm, mlp(algorithm=algorithm, overlap=overlap), steps=5) for overlap in (True, False)
     )
-    np.testing.assert_array_equal(overlapped, at_the_end)
+    for name, values in overlapped.items():
+        np.testing.assert_array_equal(values, at_the_end[name])
 
 
 # Algorithms that cut a buffer into chunks reduce each in another order of the ranks, so that the
@@ -102,61 +72,299 @@ def test_overlap_changes_no_bit(comm, algorithm):
     [a.name for a in ALGORITHMS if a.collective == "allreduce" and a.schedule(64).chunks == 1],
 )
 def test_bucket_size_changes_no_bit_where_order_ignores_it(comm, algorithm):
-    results = [
-        train(comm, job("convnet", algorithm=algorithm, bucket_bytes=size))[1]
-        for size in (1, 1000, 2**20)
-    ]
-    np.testing.assert_array_equal(results[0], results[1])
-    np.testing.assert_array_equal(results[0], results[2])
+    results = []
+    for size in (1, 1000, 2**20):
+        config = mlp(algorithm=algorithm)
+        config = replace(config, parallel=replace(config.parallel, bucket_bytes=size))
+        results.append(curve(comm, config, steps=5)[1])
+    for other in results[1:]:
+        for name, values in results[0].items():
+            np.testing.assert_array_equal(values, other[name])
 
 
 @pytest.mark.mpi(min_size=2)
 def test_a_replica_that_diverges_is_caught_on_all_ranks(comm):
-    with Communicator(MPI.COMM_WORLD) as world:
-        trainer = Trainer(world, job(batch_size=500))
-        list(trainer.run_epoch(0))
-        if comm.rank == comm.size - 1:
-            parameters = trainer.arena.parameters
-            parameters[7] = np.nextafter(parameters[7], np.float32(np.inf))
-        with pytest.raises(ReplicaMismatch, match=rf"after epoch 1: rank {comm.size - 1} against"):
-            list(trainer.run_epoch(1))
-        trainer.close()
+    trainer = Trainer(comm, mlp())
+    list(trainer.run_epoch(0))
+    if comm.rank == comm.size - 1:
+        flat = trainer.store.parameters
+        flat[7] = np.nextafter(flat[7], np.float32(np.inf))
+    with pytest.raises(ReplicaMismatch, match=rf"after epoch 1: rank {comm.size - 1} against"):
+        list(trainer.run_epoch(1))
+    trainer.close()
 
 
 @pytest.mark.mpi(min_size=2)
-def test_initial_values_that_differ_are_caught_before_the_first_step(comm):
-    with TemporaryDirectory() as folder:
-        trainer = Trainer(comm, Config(run=Run(seed=comm.rank, dir=folder), model=MODELS["mlp"]))
-        with pytest.raises(ReplicaMismatch, match="before the first step"):
-            trainer.train()
-        assert trainer.steps_done == 0
-        trainer.close()
+def test_initial_values_that_differ_are_caught_before_the_first_step(comm, folder):
+    config = mlp()
+    own = replace(config.run, seed=comm.rank, dir=str(folder))
+    trainer = Trainer(comm, replace(config, run=own))
+    with pytest.raises(ReplicaMismatch, match="before the first step"):
+        trainer.train()
+    assert trainer.steps_done == 0
+    trainer.close()
+
+
+def spoil(trainer):
+    """A weight of the last rank of all is not a number, in one tensor."""
+    if trainer.comm.rank == RANKS - 1:
+        trainer.data.train.inputs[...] = np.nan
 
 
 def test_all_ranks_agree_that_the_loss_is_not_finite(comm):
-    with Trainer(comm, job()) as trainer:
-        before = trainer.arena.parameters.copy()
-        if comm.rank == comm.size - 1:
-            trainer.data.train.inputs[...] = np.nan
-        with pytest.raises(NonFiniteLoss, match="the loss is nan at step 1;"):
+    with Trainer(comm, mlp()) as trainer:
+        before = trainer.store.parameters.copy()
+        spoil(trainer)
+        with pytest.raises(NonFinite, match=rf"at step 1 \(.*rank {RANKS - 1}: the loss"):
             list(trainer.run_epoch(0))
-        np.testing.assert_array_equal(trainer.arena.parameters, before)
+        np.testing.assert_array_equal(trainer.store.parameters, before)
 
 
-def test_every_test_sample_is_judged_once(comm):
-    with Trainer(comm, job(batch_size=50)) as trainer:
-        list(trainer.run_epoch(0))
-        logits, _ = trainer.model.forward(trainer.arena.parameter_views, trainer.data.test.inputs)
-        expected = np.mean(logits.argmax(axis=1) == trainer.data.test.labels)
-        assert trainer.evaluate() == pytest.approx(expected, rel=1e-12)
+def test_all_ranks_skip_together_where_the_job_says_so(comm):
+    config = mlp()
+    config = replace(config, run=replace(config.run, on_nonfinite="skip"))
+    with Trainer(comm, config) as trainer:
+        before = trainer.store.parameters.copy()
+        spoil(trainer)
+        records = list(islice(trainer.run_epoch(0), 3))
+        assert [type(record) for record in records] == [Skipped] * 3
+        assert (trainer.steps_done, trainer.updater.steps) == (3, 0)
+        np.testing.assert_array_equal(trainer.store.parameters, before)
+
+
+def test_the_loss_scale_falls_when_a_gradient_overflows_and_rises_again(comm):
+    config = mlp()
+    run = replace(config.run, compute="float16", loss_scale=2.0**40, loss_scale_window=4)
+    with Trainer(comm, replace(config, run=run)) as trainer:
+        records = list(islice(trainer.run_epoch(0), 14)) + list(trainer.run_epoch(1))
+        skipped = [isinstance(record, Skipped) for record in records]
+        assert skipped[0] and not all(skipped)
+        scales = [record.loss_scale for record in records if isinstance(record, Skipped)]
+        assert scales[:3] == [2.0**39, 2.0**38, 2.0**37]
+        assert trainer.updater.steps == skipped.count(False)
+
+
+@pytest.mark.parametrize("layout", layouts("gpt", RANKS))
+def test_a_run_that_was_interrupted_goes_on_bit_by_bit(comm, folder, layout):
+    config = job("gpt", "float32", **layouts("gpt", RANKS)[layout])
+    config = replace(config, run=replace(config.run, dir=str(folder)))
+    expected_curve, expected = curve(comm, config, steps=6)
+    with Trainer(comm, config) as trainer:
+        list(islice(trainer.run_epoch(0), 3))
+        writer = Writer(comm, trainer.checkpoints, keep=2)
+        trainer.save(writer)
+        list(islice(trainer.run_epoch(0), 2))  # after the snapshot, while it is being written
+        writer.finish()
+    with Trainer(comm, config) as trainer:
+        resumed = trainer.resume()
+        assert (resumed.step, resumed.refused) == (3, [])
+        records = list(islice(trainer.run_epoch(0), 3))
+        found = [(record.loss, record.grad_norm) for record in records]
+        np.testing.assert_array_equal(found, expected_curve[3:])
+        for name, values in whole(comm, trainer).items():
+            np.testing.assert_array_equal(values, expected[name])
+
+
+@pytest.mark.parametrize("layout", layouts("gpt", RANKS))
+def test_a_run_goes_on_in_another_layout(comm, folder, layout):
+    config = job("gpt", **layouts("gpt", RANKS)[layout])
+    config = replace(config, run=replace(config.run, dir=str(folder)))
+    plain = replace(job("gpt", micro_batches=1), run=config.run)
+    with Communicator(MPI.COMM_SELF) as one:
+        expected, _ = curve(one, plain, steps=6)
+        if comm.rank == 0:
+            with Trainer(one, plain) as trainer:
+                list(islice(trainer.run_epoch(0), 2))
+                writer = Writer(one, trainer.checkpoints, keep=9, background=False)
+                trainer.save(writer)
+    comm.Barrier()
+    with Trainer(comm, config) as trainer:
+        assert trainer.resume().step == 2
+        records = list(islice(trainer.run_epoch(0), 2))
+        writer = Writer(comm, trainer.checkpoints, keep=9, background=False)
+        trainer.save(writer)
+    with Communicator(MPI.COMM_SELF) as one, Trainer(one, plain) as trainer:
+        assert trainer.resume().step == 4
+        records += list(islice(trainer.run_epoch(0), 2))
+    np.testing.assert_allclose([r.loss for r in records], expected[2:, 0], rtol=1e-10)
+
+
+def saved(comm, folder, steps=(1, 2, 3)):
+    """A run in ``folder`` with checkpoints after these steps; its job."""
+    config = mlp()
+    config = replace(config, run=replace(config.run, dir=str(folder)))
+    with Trainer(comm, config) as trainer:
+        writer = Writer(comm, trainer.checkpoints, keep=len(steps), background=False)
+        for step, _ in enumerate(trainer.run_epoch(0), 1):
+            if step in steps:
+                trainer.save(writer)
+            if step == max(steps):
+                break
+    return config
+
+
+def spoil_newest(folder, how):
+    newest = sorted((folder / "checkpoints").glob("step-*"))[-1]
+    file = newest / f"rank-{RANKS - 1:05d}.safetensors"
+    data = file.read_bytes()
+    match how:
+        case "truncated":
+            file.write_bytes(data[: len(data) // 2])
+        case "empty":
+            file.write_bytes(b"")
+        case "one bit":
+            file.write_bytes(data[:-9] + bytes([data[-9] ^ 1]) + data[-8:])
+        case "missing":
+            file.unlink()
+        case "of another step":
+            file.write_bytes((newest.with_name("step-00000002") / file.name).read_bytes())
+        case "manifest cut off":
+            manifest = newest / "manifest.json"
+            manifest.write_bytes(manifest.read_bytes()[:-20])
+        case "no manifest":
+            (newest / "manifest.json").unlink()
+
+
+SPOILT = [
+    "truncated",
+    "empty",
+    "one bit",
+    "missing",
+    "of another step",
+    "manifest cut off",
+    "no manifest",
+]
+
+
+@pytest.mark.parametrize("how", SPOILT)
+def test_a_spoilt_checkpoint_is_refused_and_the_one_before_used(comm, folder, how):
+    config = saved(comm, folder)
+    if comm.rank == 0:
+        spoil_newest(folder, how)
+    comm.Barrier()
+    with Trainer(comm, config) as trainer:
+        resumed = trainer.resume()
+        assert resumed.step == 2
+        assert len(resumed.refused) == 1
+        assert "step-00000003" in resumed.refused[0]
+
+
+def test_what_was_not_completed_is_no_checkpoint(comm, folder):
+    config = saved(comm, folder, steps=(1,))
+    if comm.rank == 0:
+        unfinished = folder / "checkpoints" / ".step-00000009.unfinished"
+        unfinished.mkdir()
+        (unfinished / "rank-00000.safetensors").write_bytes(b"half of it")
+    comm.Barrier()
+    with Trainer(comm, config) as trainer:
+        assert trainer.resume().step == 1
+
+
+def test_when_all_are_spoilt_nothing_is_made_up(comm, folder):
+    config = saved(comm, folder, steps=(1,))
+    if comm.rank == 0:
+        spoil_newest(folder, "one bit")
+    comm.Barrier()
+    with Trainer(comm, config) as trainer, pytest.raises(CheckpointError, match="digest differs"):
+        trainer.resume()
+
+
+def test_another_jobs_checkpoint_is_refused(comm, folder):
+    config = saved(comm, folder, steps=(1,))
+    other = replace(config, train=replace(config.train, batch_size=50))
+    with (
+        Trainer(comm, other) as trainer,
+        pytest.raises(CheckpointError, match=r"train\.batch_size was 100, and is 50"),
+    ):
+        trainer.resume()
+
+
+def test_the_oldest_ones_go(comm, folder):
+    config = saved(comm, folder)
+    with Trainer(comm, config) as trainer:
+        trainer.resume()
+        list(islice(trainer.run_epoch(0), 1))
+        trainer.save(Writer(comm, trainer.checkpoints, keep=2, background=False))
+    comm.Barrier()
+    left = sorted(path.name for path in (folder / "checkpoints").iterdir())
+    assert left == ["step-00000003", "step-00000004"]
+
+
+def test_a_folder_that_cannot_be_written_fails_on_all_ranks(comm, folder):
+    (folder / "file").touch()
+    config = mlp()
+    with Trainer(comm, config) as trainer:
+        writer = Writer(comm, folder / "file" / "checkpoints", keep=1)
+        with pytest.raises(CheckpointError, match=r"cannot write a checkpoint to .*intact"):
+            trainer.save(writer)
+
+
+def test_a_rank_that_is_asked_to_stop_stops_all_of_them(comm, folder):
+    config = mlp()
+    config = replace(
+        config,
+        run=replace(config.run, dir=str(folder), log_every=1000),
+        checkpoint=CheckpointTable(every=3),
+    )
+    stop = StopFlag()
+    with Trainer(comm, config, stop=stop) as trainer:
+        steps = trainer.step
+
+        def counting(epoch, batch):
+            if trainer.steps_done == 6 and comm.rank == RANKS // 2:
+                stop.reason = "a test"
+            return steps(epoch, batch)
+
+        trainer.step = counting
+        with pytest.raises(Stopped, match=r"stopped after step 7 of 30 \(a test\)"):
+            trainer.train()
+    with Trainer(comm, config) as trainer:
+        trainer.train(resume=True)
+        found = whole(comm, trainer)
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    numbers = [int(line.split('"step":')[1].split(",")[0]) for line in lines if '"step","' in line]
+    assert numbers == list(range(1, 31))
+    with Trainer(comm, config) as trainer:
+        for epoch in (0, 1):
+            list(trainer.run_epoch(epoch))
+        expected = whole(comm, trainer)
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values)
+
+
+def test_a_checkpoint_has_every_tensor_whole(comm, folder):
+    config = saved(comm, folder, steps=(2,))
+    checkpoint = Checkpoint(folder / "checkpoints" / "step-00000002")
+    checkpoint.verify()
+    assert checkpoint.sections == {"parameters", "velocity"}
+    with Trainer(comm, config) as trainer:
+        trainer.resume()
+        for name, values in whole(comm, trainer).items():
+            np.testing.assert_array_equal(checkpoint.tensor("parameters", name), values)
+    with pytest.raises(CheckpointError, match="has no parameters of nobody"):
+        checkpoint.tensor("parameters", "nobody")
 
 
 @pytest.fixture
-def arena(comm):
-    """Gradients of rank r are r + 1 times 0, 1, 2 ...: two layers of 3 and 5."""
-    arena = Arena([{"weight": np.zeros(3)}, {"weight": np.zeros(5)}])
-    arena.gradients[:] = (comm.rank + 1) * np.arange(8)
-    return arena
+def store(comm):
+    """Builds a store of two layers, of 3 and 5 numbers."""
+
+    def make(**options):
+        layers = {"a": nn.Linear(3, 1, bias=False), "b": nn.Linear(5, 1, bias=False)}
+        arena = Arena(layers, {"a": {"weight": (3, 1)}, "b": {"weight": (5, 1)}})
+        reduction = Reduction({DATA: comm}, bucket_bytes=1, **options)
+        return Replicated(arena, np.zeros(8), reduction, np.empty)
+
+    return make
+
+
+def backward(store, rank):
+    """Gradients of rank r are r + 1 times 0, 1, 2 ..., the last layer's first."""
+    store.reset()
+    for layer, values in ((1, np.arange(3.0, 8)), (0, np.arange(3.0))):
+        store.accumulate(layer, {"weight": (rank + 1) * values.reshape(-1, 1)})
+        store.ready(layer)
+        store.progress()
 
 
 def summed(comm):
@@ -165,43 +373,38 @@ def summed(comm):
 
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("algorithm", ["auto", *EVERY_ALLREDUCE])
-def test_gradients_are_summed_in_every_step(comm, arena, algorithm, overlap):
-    reducer = GradientReducer(comm, arena, algorithm=algorithm, bucket_bytes=1, overlap=overlap)
+def test_gradients_are_summed_in_every_step(comm, store, algorithm, overlap):
+    own = store(algorithm=algorithm, overlap=overlap)
     for _ in range(3):
-        arena.gradients[:] = (comm.rank + 1) * np.arange(8)
-        for layer in (1, 0):
-            reducer.ready(layer)
-            reducer.progress()
-        assert reducer.wait() >= 0
-        np.testing.assert_array_equal(arena.gradients, summed(comm))
-    reducer.close()
+        backward(own, comm.rank)
+        assert own.wait() >= 0
+        np.testing.assert_array_equal(own.gradients, summed(comm))
+    own.close()
 
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("algorithm", EVERY_ALLREDUCE)
-def test_a_bucket_is_reduced_before_the_layers_below_are_ready(comm, arena, algorithm):
-    reducer = GradientReducer(comm, arena, algorithm=algorithm, bucket_bytes=1)
-    reducer.ready(1)
+def test_a_bucket_is_reduced_before_the_layers_below_are_ready(comm, store, algorithm):
+    own = store(algorithm=algorithm)
+    own.accumulate(1, {"weight": (comm.rank + 1) * np.arange(3.0, 8).reshape(-1, 1)})
+    own.ready(1)
     for _ in range(100_000):
-        reducer.progress()
-        complete = np.array_equal(arena.gradients[3:], summed(comm)[3:])
+        own.progress()
+        complete = np.array_equal(own.gradients[3:], summed(comm)[3:])
         if comm.allreduce(complete, op=MPI.LAND):
             break
-    np.testing.assert_array_equal(arena.gradients[3:], summed(comm)[3:])
-    np.testing.assert_array_equal(arena.gradients[:3], (comm.rank + 1) * np.arange(3))
-    reducer.wait()
-    np.testing.assert_array_equal(arena.gradients, summed(comm))
-    reducer.close()
+    np.testing.assert_array_equal(own.gradients[3:], summed(comm)[3:])
+    np.testing.assert_array_equal(own.gradients[:3], 0)
+    own.wait()
+    own.close()
 
 
-def test_without_overlap_nothing_moves_until_the_end(comm, arena):
-    reducer = GradientReducer(comm, arena, algorithm="ring", bucket_bytes=1, overlap=False)
-    for layer in (1, 0):
-        reducer.ready(layer)
-        reducer.progress()
+def test_without_overlap_nothing_moves_until_the_end(comm, store):
+    own = store(algorithm="ring", overlap=False)
+    backward(own, comm.rank)
     comm.Barrier()
-    reducer.progress()
-    np.testing.assert_array_equal(arena.gradients, (comm.rank + 1) * np.arange(8))
-    reducer.wait()
-    np.testing.assert_array_equal(arena.gradients, summed(comm))
-    reducer.close()
+    own.progress()
+    np.testing.assert_array_equal(own.gradients, (comm.rank + 1) * np.arange(8))
+    own.wait()
+    np.testing.assert_array_equal(own.gradients, summed(comm))
+    own.close()

@@ -1,0 +1,143 @@
+"""What a checkpoint says of itself: which file has which part of which tensor, and how far it is.
+
+A checkpoint is a folder ``step-00001200`` of one safetensors file a rank and ``manifest.json``.
+It is written under another name and renamed when everything in it is on disk, so that a folder of
+that name is whole.  Reading it runs nothing that is in it.
+"""
+
+import hashlib
+import re
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+MANIFEST = "manifest.json"
+#: Nothing but such names may stand in a manifest: they cannot leave their folder.
+_FILE = re.compile(r"rank-\d{5}\.safetensors")
+_LARGEST_MANIFEST = 1 << 30
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint cannot be written or read; the message names the file."""
+
+
+class Piece(Struct, frozen=True, forbid_unknown_fields=True):
+    """A run of elements of one tensor.
+
+    Attributes:
+        tensor: its name in the model.
+        section: ``parameters`` or a slot of the optimiser.
+        file, key: where it is.
+        axis, low, high: the rank had ``low <= i < high`` along ``axis`` of the tensor; axis -1 for
+            all of it.
+        start: the first element within that part, counted in C order.
+        size: elements.
+    """
+
+    tensor: str
+    section: str
+    file: str
+    key: str
+    axis: int
+    low: int
+    high: int
+    start: int
+    size: int
+
+
+class Progress(Struct, frozen=True, forbid_unknown_fields=True):
+    """How far training was.
+
+    Attributes:
+        step: steps that were done, those that were skipped included.
+        updates: steps that changed the parameters.
+        loss_scale, good_steps: of 16-bit training.
+    """
+
+    step: int
+    updates: int
+    loss_scale: float = 1.0
+    good_steps: int = 0
+
+
+class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
+    """All of it.
+
+    Attributes:
+        format: of this file.
+        progress: how far training was.
+        job: the configuration, as JSON.
+        layout: of the ranks that wrote it, for people.
+        shapes: of each tensor, whole.
+        dtypes: of each tensor.
+        digests: SHA-256 of each file, hexadecimal.
+        pieces: where everything is.
+    """
+
+    format: int
+    progress: Progress
+    job: str
+    layout: str
+    shapes: dict[str, list[int]]
+    dtypes: dict[str, str]
+    digests: dict[str, str]
+    pieces: list[Piece]
+
+
+def parse(data: bytes, name: str) -> Manifest:
+    """A manifest from the bytes of its file.
+
+    Raises:
+        CheckpointError: it is not one, or names files outside of its folder.
+    """
+    try:
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise CheckpointError(f"{name} is not a manifest: {error}") from error
+    if manifest.format != 1:
+        raise CheckpointError(f"{name} has format {manifest.format}; this program reads format 1")
+    for piece in manifest.pieces:
+        _check(piece, manifest, name)
+    for file in manifest.digests:
+        if not _FILE.fullmatch(file):
+            raise CheckpointError(f"{name} names {file!r}, which is no file of a checkpoint")
+    return manifest
+
+
+def read(folder: Path) -> Manifest:
+    """The manifest of a checkpoint; ``CheckpointError`` if it has none that can be read."""
+    path = folder / MANIFEST
+    try:
+        if path.stat().st_size > _LARGEST_MANIFEST:
+            raise CheckpointError(f"{path} has more than {_LARGEST_MANIFEST} bytes")
+        return parse(path.read_bytes(), str(path))
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file, hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _check(piece: Piece, manifest: Manifest, name: str) -> None:
+    shape = manifest.shapes.get(piece.tensor)
+    what = f"{name}: a piece of {piece.tensor!r}"
+    if shape is None or piece.tensor not in manifest.dtypes:
+        raise CheckpointError(f"{what} has no shape or no type")
+    if piece.file not in manifest.digests:
+        raise CheckpointError(f"{what} is in {piece.file!r}, which has no digest")
+    part = list(shape)
+    if piece.axis >= 0:
+        if piece.axis >= len(shape) or not 0 <= piece.low <= piece.high <= shape[piece.axis]:
+            raise CheckpointError(f"{what} lies outside of its shape {shape}")
+        part[piece.axis] = piece.high - piece.low
+    elements = 1
+    for length in part:
+        if length < 0:
+            raise CheckpointError(f"{what} has the shape {shape}")
+        elements *= length
+    if piece.start < 0 or piece.size < 0 or piece.start + piece.size > elements:
+        raise CheckpointError(f"{what} lies outside of its shape {shape}")

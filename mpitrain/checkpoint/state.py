@@ -1,0 +1,121 @@
+"""A trainer's parameters and optimiser state as pieces of tensors, and back."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from mpitrain.arena import Tensor
+from mpitrain.checkpoint.manifest import CheckpointError, Manifest, Piece, Progress
+from mpitrain.checkpoint.reader import Checkpoint
+from mpitrain.config import Config
+from mpitrain.nn import Array
+from mpitrain.update import overlaps
+
+if TYPE_CHECKING:
+    from mpitrain.trainer import Trainer
+
+
+def collect(trainer: "Trainer") -> tuple[dict[str, Array], list[Piece], Manifest]:
+    """The part that this rank writes, so that all ranks together write everything once."""
+    arrays: dict[str, Array] = {}
+    pieces: list[Piece] = []
+    tensors: list[Tensor] = []
+    for index, piece in enumerate(trainer.store.pieces):
+        if not trainer.grid.counts(piece.group):
+            continue
+        counted = trainer.store.counted(piece)
+        for tensor, part in overlaps(trainer.arena.tensors, piece, counted):
+            tensors.append(tensor)
+            for section, flat in _sections(trainer, index):
+                key = f"{section}.{tensor.name}"
+                arrays[key] = flat[part]
+                pieces.append(_piece(tensor, section, key, piece.start + part.start, part))
+    manifest = Manifest(
+        format=1,
+        progress=Progress(
+            trainer.steps_done,
+            trainer.updater.steps,
+            trainer.scale.value,
+            trainer.scale.good_steps,
+        ),
+        job=msgspec.json.encode(trainer.config).decode(),
+        layout=str(trainer.grid.layout),
+        shapes={tensor.name: list(tensor.whole) for tensor in tensors},
+        dtypes={tensor.name: trainer.config.run.dtype for tensor in tensors},
+        digests={},
+        pieces=[],
+    )
+    return arrays, pieces, manifest
+
+
+def restore(trainer: "Trainer", checkpoint: Checkpoint) -> None:
+    """Take everything from a checkpoint that some layout of the same job wrote.
+
+    Raises:
+        CheckpointError: it is another model's, or another order of samples.
+    """
+    _check_job(trainer, checkpoint)
+    for index, piece in enumerate(trainer.store.pieces):
+        for tensor, part in overlaps(trainer.arena.tensors, piece):
+            start = piece.start + part.start - tensor.start
+            for section, flat in _sections(trainer, index):
+                whole = checkpoint.tensor(section, tensor.name)
+                if whole.shape != tensor.whole:
+                    raise CheckpointError(
+                        f"{checkpoint.folder}: {tensor.name} has shape {whole.shape}, and the "
+                        f"model's is {tensor.whole}"
+                    )
+                own = whole[tensor.part].ravel()
+                flat[part] = own[start : start + part.stop - part.start]
+    progress = checkpoint.manifest.progress
+    trainer.steps_done = progress.step
+    trainer.updater.steps = progress.updates
+    if trainer.scale.enabled:
+        trainer.scale.value = progress.loss_scale
+        trainer.scale.good_steps = progress.good_steps
+    trainer.refresh()
+
+
+def _sections(trainer: "Trainer", index: int) -> Iterator[tuple[str, Array]]:
+    yield "parameters", trainer.store.pieces[index].parameters
+    yield from trainer.updater.state[index].items()
+
+
+def _piece(tensor: Tensor, section: str, key: str, start: int, part: slice) -> Piece:
+    axis = -1 if tensor.axis is None else tensor.axis
+    bounds = tensor.bounds or slice(0, 0)
+    return Piece(
+        tensor=tensor.name,
+        section=section,
+        file="",
+        key=key,
+        axis=axis,
+        low=bounds.start,
+        high=bounds.stop,
+        start=start - tensor.start,
+        size=part.stop - part.start,
+    )
+
+
+def _check_job(trainer: "Trainer", checkpoint: Checkpoint) -> None:
+    """What would make it another training must be the same; how it is computed need not be."""
+    try:
+        then = msgspec.json.decode(checkpoint.manifest.job, type=Config)
+    except msgspec.MsgspecError as error:
+        raise CheckpointError(
+            f"{checkpoint.folder} has no job that can be read: {error}"
+        ) from error
+    now = trainer.config
+    for place, before, after in (
+        ("model", then.model, now.model),
+        ("data", then.data, now.data),
+        ("optim.name", then.optim.name, now.optim.name),
+        ("run.seed", then.run.seed, now.run.seed),
+        ("train.batch_size", then.train.batch_size, now.train.batch_size),
+    ):
+        if before != after:
+            raise CheckpointError(
+                f"{checkpoint.folder} is of another job: {place} was {before}, and is {after}; "
+                "train in another run.dir or without --resume"
+            )

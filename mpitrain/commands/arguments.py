@@ -1,0 +1,132 @@
+"""What the command line may say."""
+
+import argparse
+import io
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+from mpitrain.pipeline.schedules import SCHEDULES
+
+#: These start MPI; the others run anywhere.
+RANKS = ("train", "eval", "profile", "doctor")
+
+
+def needs_ranks(argv: Sequence[str]) -> bool:
+    """Whether a command runs on the ranks of an MPI launcher."""
+    return bool(argv) and argv[0] in RANKS
+
+
+def parse(argv: Sequence[str], *, speak: bool = True) -> argparse.Namespace:
+    """The options; only the rank that may ``speak`` prints help and complaints."""
+    unheard = io.StringIO()
+    with (
+        redirect_stdout(sys.stdout if speak else unheard),
+        redirect_stderr(sys.stderr if speak else unheard),
+    ):
+        return _parser().parse_args(argv)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="mpitrain",
+        description="Distributed training on MPI.  Start train, eval, profile and doctor with "
+        "mpirun or srun, one process a rank; without a launcher they run as a single rank.  The "
+        "other commands need no ranks.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    train = commands.add_parser(
+        "train",
+        help="train the model of a job file",
+        description="Train the model of a job file (TOML) on all ranks, in the layout of its "
+        "[parallel] table.  Each step is written to metrics.jsonl in the job's run.dir, "
+        "checkpoints to checkpoints/ in it.  SIGTERM and SIGUSR1 stop training after a step, with "
+        "a checkpoint and exit code 75.",
+        epilog="example: mpirun -n 4 python -m mpitrain train jobs/examples/digits.toml "
+        "--set parallel.algorithm=ring",
+    )
+    _job(train)
+    train.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on from the newest checkpoint that is whole, on this or another layout; start "
+        "anew if there is none",
+    )
+    train.add_argument(
+        "--grace",
+        type=float,
+        default=120.0,
+        metavar="SECONDS",
+        help="stop so long before SLURM's time limit (120)",
+    )
+
+    evaluate = commands.add_parser(
+        "eval", help="test the model of a run's newest checkpoint, on any number of ranks"
+    )
+    _job(evaluate)
+
+    profile = commands.add_parser(
+        "profile", help="measure each layer of a job's model: times, activations, parameters"
+    )
+    _job(profile)
+    profile.add_argument("-o", "--output", type=Path, default=Path("profile.json"))
+
+    doctor = commands.add_parser("doctor", help="check this machine or allocation for training")
+    doctor.add_argument(
+        "folder", type=Path, nargs="?", default=Path("runs"), help="for checkpoints"
+    )
+
+    plan = commands.add_parser(
+        "plan",
+        help="print ranks, groups, stages, memory and predicted time before anything runs",
+    )
+    _job(plan)
+    plan.add_argument("-n", "--ranks", type=int, required=True)
+
+    schedules = commands.add_parser("schedules", help="prove, time and draw pipeline schedules")
+    schedules.add_argument("names", nargs="*", metavar="NAME", help=", ".join(SCHEDULES))
+    schedules.add_argument("-p", "--stages", type=int, default=4)
+    schedules.add_argument("-m", "--micro-batches", type=int, default=8, help="of each replica")
+    schedules.add_argument("-v", "--chunks", type=int, default=2, help="of interleaved")
+    schedules.add_argument(
+        "--times",
+        type=float,
+        nargs=3,
+        default=(1.0, 1.0, 1.0),
+        metavar="T",
+        help="of a forward pass and the halves of a backward pass",
+    )
+    schedules.add_argument("-o", "--output", type=Path, help="folder for pictures")
+
+    cut = commands.add_parser(
+        "partition", help="cut a profile into replicated stages (PipeDream's dynamic programme)"
+    )
+    cut.add_argument("profile", type=Path, help="of mpitrain profile, or PipeDream's text format")
+    cut.add_argument("-n", "--workers", type=int, required=True)
+    cut.add_argument("--bandwidth", type=float, default=1.25e9, help="bytes/s of a link (1.25e9)")
+    cut.add_argument("--memory", type=float, help="bytes of a worker")
+
+    report = commands.add_parser("report", help="one HTML file of a run: curves, time, layout")
+    report.add_argument("run", type=Path, help="its folder")
+
+    export = commands.add_parser("export", help="a checkpoint's parameters as one safetensors file")
+    export.add_argument("checkpoint", type=Path, help="folder of a checkpoint, or of a run")
+    export.add_argument("output", type=Path)
+    export.add_argument(
+        "--torch", action="store_true", help="axes as in torch: (out, in), (out, in, rows, columns)"
+    )
+    return parser
+
+
+def _job(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", type=Path, metavar="CONFIG", help="the job file")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="TABLE.KEY=VALUE",
+        help="replace a value of the job file, as in optim.lr=0.1 or model.hidden=[128,64]; may "
+        "be given several times",
+    )

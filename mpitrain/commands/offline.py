@@ -1,0 +1,100 @@
+"""Commands that need no ranks."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from mpitrain.config import ConfigError
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run one command; returns the exit code."""
+    try:
+        return _COMMANDS[options.command](options)
+    except (ConfigError, ValueError, RuntimeError, OSError, ImportError) as error:
+        print(f"mpitrain: {error}", file=sys.stderr)
+        return 2
+
+
+def schedules(options: argparse.Namespace) -> int:
+    """Prove, time and draw schedules."""
+    from mpitrain.pipeline import draw
+    from mpitrain.pipeline.actions import Pipeline
+    from mpitrain.pipeline.replay import replay
+    from mpitrain.pipeline.schedules import SCHEDULES
+    from mpitrain.pipeline.simulate import Times, simulate
+
+    unknown = set(options.names) - set(SCHEDULES)
+    if unknown:
+        raise ConfigError(f"no schedule {sorted(unknown)[0]!r}; there are {', '.join(SCHEDULES)}")
+    times = Times(*options.times)
+    for name in options.names or SCHEDULES:
+        schedule = SCHEDULES[name]
+        p, m = options.stages, options.micro_batches
+        pipeline = Pipeline((1,) * p, m, options.chunks if name == "interleaved" else 1)
+        report = replay(schedule.generate, pipeline)
+        found = simulate(schedule.generate, pipeline, times)
+        formula = schedule.bubble(p, m, pipeline.chunks, *options.times)
+        print(f"{name}: {schedule.description}")
+        print(
+            f"  bubble {found.bubble:.1%} (formula {formula:.1%}), activations held "
+            f"{[report.held[place] for place in pipeline.places()]}, oldest weights "
+            f"{max(report.staleness.values())} updates"
+        )
+        print(draw.text(found, pipeline, min(options.times) / pipeline.chunks))
+        if options.output:
+            options.output.mkdir(parents=True, exist_ok=True)
+            rows = [
+                (f"stage {place[0]}", [b for b in found.blocks if b.place == place])
+                for place in pipeline.places()
+            ]
+            path = options.output / f"{name}.png"
+            draw.picture(rows, path, f"{name}, {p} stages, {m} micro-batches")
+            print(f"  drawn in {path}")
+    return 0
+
+
+def plan(options: argparse.Namespace) -> int:
+    """Print a layout before it runs."""
+    from mpitrain.commands.plan import explain
+    from mpitrain.config import load
+
+    print(explain(load(options.config, options.set), options.ranks))
+    return 0
+
+
+def cut(options: argparse.Namespace) -> int:
+    """Partition a profile."""
+    from mpitrain.pipeline.partition import Costs, Links, describe, partition
+    from mpitrain.profiles import read_profile
+
+    costs = Costs(read_profile(options.profile), Links(options.bandwidth), options.memory)
+    print(describe(costs, partition(costs, options.workers)))
+    return 0
+
+
+def report(options: argparse.Namespace) -> int:
+    """Write a run's report."""
+    from mpitrain.report import write_report
+
+    print(write_report(options.run))
+    return 0
+
+
+def export(options: argparse.Namespace) -> int:
+    """Write a checkpoint's parameters."""
+    from mpitrain.checkpoint.export import export as write
+
+    folder: Path = options.checkpoint
+    count = write(folder, options.output, torch=options.torch)
+    print(f"{count} tensors written to {options.output}")
+    return 0
+
+
+_COMMANDS = {
+    "schedules": schedules,
+    "plan": plan,
+    "partition": cut,
+    "report": report,
+    "export": export,
+}

@@ -1,0 +1,92 @@
+"""A layout explained before it runs: who does what, memory, predicted time."""
+
+from math import lcm, prod
+
+import numpy as np
+
+from mpitrain import build, data, models
+from mpitrain.config import Config
+from mpitrain.parallel.grid import Layout, Place
+from mpitrain.pipeline.schedules import SCHEDULES
+from mpitrain.pipeline.simulate import Times, simulate
+from mpitrain.profiles import LayerProfile, measure
+
+
+def explain(config: Config, ranks: int) -> str:
+    """Ranks, groups, stages, memory and predicted step time of a job on so many ranks.
+
+    Raises:
+        ConfigError: the layout cannot be.
+    """
+    layout = build.layout(config, ranks)
+    dataset = data.load(config.data, config.run.dtype)
+    model = models.build(config, dataset)
+    cut = build.partition(config, model, layout.stages)
+    pipeline, report = build.schedule(config, layout)
+    profile = {layer.name: layer for layer in measure(config)}
+    shapes = model.shapes(list(model.layers))
+    times = []
+    lines = [
+        f"{ranks} ranks: {layout}; {config.parallel.schedule}, {pipeline.micro_batches} "
+        f"micro-batches of {config.train.batch_size / pipeline.micro_batches:g} samples"
+    ]
+    for stage in range(layout.stages):
+        names = [name for chunk in cut.of_stage(stage) for name in chunk]
+        own = [profile[name] for name in names]
+        chunks = " | ".join(map(", ".join, cut.of_stage(stage)))
+        count = sum(prod(shape) for name in names for shape in shapes[name].values())
+        held = report.held[stage, 0]
+        times.append(_times(own, layout, config))
+        lines += [
+            f"stage {stage}: ranks {_ranks(layout, stage)}; {chunks}",
+            f"  {count} parameters, {_megabytes(_state(config, layout, stage, count))} MB of them "
+            f"and their state a rank, at most {held} micro-batches' activations "
+            f"({_megabytes(held / pipeline.chunks * _activations(own, layout, config))} MB)",
+            f"  {1e3 * (times[-1].forward):.2f} ms forward and "
+            f"{1e3 * (times[-1].backward_input + times[-1].backward_weight):.2f} ms backward a "
+            "micro-batch",
+        ]
+    found = simulate(SCHEDULES[config.parallel.schedule].generate, pipeline, times)
+    samples = config.train.batch_size
+    lines.append(
+        f"predicted: {1e3 * found.seconds:.1f} ms a step without communication, "
+        f"{samples / found.seconds:.0f} samples/s, bubble {found.bubble:.1%}"
+    )
+    return "\n".join(lines)
+
+
+def _times(own: list[LayerProfile], layout: Layout, config: Config) -> Times:
+    """Of a micro-batch: the profile's is that of one replica."""
+    part = 1 / lcm(*layout.replicas) / layout.tensor
+    forward = part * sum(layer.forward_s for layer in own)
+    backward = part * sum(layer.backward_s for layer in own)
+    return Times(forward, backward / 2, backward / 2)
+
+
+def _activations(own: list[LayerProfile], layout: Layout, config: Config) -> float:
+    kept = own[:1] if config.parallel.recompute else own
+    return sum(layer.activation_bytes for layer in kept) / lcm(*layout.replicas)
+
+
+def _state(config: Config, layout: Layout, stage: int, count: int) -> float:
+    """Bytes of parameters, gradients and optimiser state of a rank."""
+    item = np.dtype(config.run.dtype).itemsize
+    slots = len(build.optimizer(config.optim).slots)
+    replicas = layout.replicas[stage]
+    zero = 1 if config.parallel.node_shared else config.parallel.zero
+    parameters = 1 / replicas if zero == 3 or config.parallel.node_shared else 1
+    gradients = 1 / replicas if zero >= 2 else 1
+    state = slots / replicas if zero >= 1 else slots
+    return item * count / layout.tensor * (parameters + gradients + state)
+
+
+def _ranks(layout: Layout, stage: int) -> str:
+    groups = [
+        [layout.rank(Place(stage, replica, tensor)) for tensor in range(layout.tensor)]
+        for replica in range(layout.replicas[stage])
+    ]
+    return " ".join("+".join(map(str, group)) for group in groups)
+
+
+def _megabytes(count: float) -> str:
+    return f"{count / 1e6:.2f}"

@@ -1,0 +1,122 @@
+"""Commands that run on all ranks."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from mpi4py import MPI
+
+from collectives import Communicator, LaunchError, UnknownAlgorithm
+from collectives.launch import abort_on_exception, check_launch
+from mpitrain.checkpoint import CheckpointError
+from mpitrain.commands.arguments import parse
+from mpitrain.config import Config, ConfigError, load
+from mpitrain.data import DataError
+from mpitrain.parallel.replicas import ReplicaMismatch
+from mpitrain.stop import Stopped, stop_flag
+from mpitrain.threads import limit_blas_threads
+from mpitrain.trace import Trace
+from mpitrain.trainer import Trainer
+from mpitrain.update import NonFinite
+
+#: EX_TEMPFAIL: run it again, and it goes on.
+_GO_ON = 75
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run one command on all ranks; returns the exit code, of errors that they share.
+
+    Any other error aborts all ranks, with the traceback of the one that had it.
+    """
+    with Communicator(MPI.COMM_WORLD) as comm:
+        options = parse(argv, speak=comm.rank == 0)
+        with abort_on_exception(comm):
+            try:
+                check_launch(comm.size)
+                with limit_blas_threads(comm):
+                    return _COMMANDS[options.command](comm, options)
+            except (ConfigError, DataError, LaunchError, UnknownAlgorithm) as error:
+                return complain(comm, error, 2)
+            except (NonFinite, ReplicaMismatch, CheckpointError) as error:
+                return complain(comm, error, 1)
+            except Stopped as error:
+                return complain(comm, error, _GO_ON)
+
+
+def train(comm: Communicator, options: argparse.Namespace) -> int:
+    """Train a job."""
+    config = load_once(comm, options)
+    trace = Trace(comm.rank, enabled=config.run.trace)
+    with stop_flag(options.grace) as stop, Trainer(comm, config, span=trace.span, stop=stop) as it:
+        trace.align(comm)
+        stopped = None
+        try:
+            it.train(resume=options.resume)
+        except Stopped as error:
+            stopped = error
+        if config.run.trace:
+            trace.write(comm, it.checkpoints.parent / "trace.json")
+        if stopped:
+            raise stopped
+    return 0
+
+
+def evaluate(comm: Communicator, options: argparse.Namespace) -> int:
+    """Test the newest checkpoint of a job."""
+    config = load_once(comm, options)
+    with Trainer(comm, config) as trainer:
+        found = trainer.resume()
+        if found is None:
+            raise CheckpointError(f"{trainer.checkpoints} has no checkpoint; train first")
+        result = trainer.evaluate(0)
+        if comm.rank == 0:
+            print(
+                f"{found.path}: test accuracy {result.test_accuracy:.2%}, loss "
+                f"{result.test_loss:.6f}"
+            )
+    return 0
+
+
+def profile(comm: Communicator, options: argparse.Namespace) -> int:
+    """Measure a job's layers, on rank 0."""
+    from mpitrain.profiles import measure, table, write_profile
+
+    config = load_once(comm, options)
+    if comm.rank == 0:
+        found = measure(config)
+        write_profile(options.output, found)
+        print(table(found))
+        print(f"written to {options.output}; parallel.partition = 'auto' uses it")
+    comm.Barrier()
+    return 0
+
+
+def doctor(comm: Communicator, options: argparse.Namespace) -> int:
+    """Check the machine."""
+    from mpitrain.doctor import doctor as examine
+
+    return examine(comm, options.folder)
+
+
+_COMMANDS = {"train": train, "eval": evaluate, "profile": profile, "doctor": doctor}
+
+
+def complain(comm: MPI.Intracomm, error: Exception, status: int) -> int:
+    """Print an error that all ranks have raised, once; returns ``status``."""
+    if comm.rank == 0:
+        print(f"mpitrain: {error}", file=sys.stderr)
+    return status
+
+
+def load_once(comm: MPI.Intracomm, options: argparse.Namespace) -> Config:
+    """Read the job on rank 0 alone, so that all ranks have the same job or the same error."""
+    outcome: Config | ConfigError | None = None
+    if comm.rank == 0:
+        try:
+            outcome = load(options.config, options.set)
+        except ConfigError as error:
+            outcome = error
+    agreed: Config | ConfigError = comm.bcast(outcome)
+    if isinstance(agreed, ConfigError):
+        raise agreed
+    return agreed

@@ -1,0 +1,193 @@
+"""What each layer of a model costs: measured here, or read from PipeDream's text profiles."""
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from graphlib import CycleError, TopologicalSorter
+from math import isfinite
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from mpitrain.config import Config
+
+
+class LayerProfile(Struct, frozen=True, forbid_unknown_fields=True):
+    """A layer with one micro-batch.
+
+    Attributes:
+        name: of the layer.
+        forward_s, backward_s: seconds.
+        activation_bytes: that it passes on.
+        parameter_bytes: that it is trained on.
+    """
+
+    name: str
+    forward_s: float
+    backward_s: float
+    activation_bytes: float
+    parameter_bytes: float
+
+    @property
+    def seconds(self) -> float:
+        """Forward and backward."""
+        return self.forward_s + self.backward_s
+
+
+class ProfileError(ValueError):
+    """A file is no profile; the message has the line."""
+
+
+def measure(config: "Config", repeats: int = 5) -> list[LayerProfile]:
+    """Time the layers of a job's model on one micro-batch, in this process: the best of repeats."""
+    from mpitrain import data, models
+    from mpitrain.precision import compute_type
+
+    found = data.load(config.data, config.run.dtype)
+    model = models.build(config, found)
+    dtype = compute_type(config.run.compute, config.run.dtype)
+    samples = max(1, config.train.batch_size // config.train.micro_batches)
+    x = found.train[:samples].inputs
+    x = x.astype(dtype) if x.dtype.kind == "f" else x
+    profile = []
+    for name, layer in model.layers.items():
+        initial = model.initial([name], config.run.seed, np, config.run.dtype)[name]
+        parameters = {own: value.astype(dtype) for own, value in initial.items()}
+        forward, backward = [], []
+        for _ in range(repeats):
+            start = perf_counter()
+            y, saved = layer.forward(parameters, x)
+            middle = perf_counter()
+            _, kept = layer.backward(parameters, saved, np.ones_like(y))
+            layer.gradients(parameters, kept)
+            forward.append(middle - start)
+            backward.append(perf_counter() - middle)
+        size = sum(value.nbytes for value in initial.values())
+        profile.append(LayerProfile(name, min(forward), min(backward), y.nbytes, size))
+        x = y
+    return profile
+
+
+def write_profile(path: Path, profile: Sequence[LayerProfile]) -> None:
+    """As JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(list(profile))))
+
+
+def read_profile(path: Path) -> list[LayerProfile]:
+    """A profile from a file of either format; ``ProfileError`` if it is none."""
+    try:
+        return parse_profile(path.read_bytes(), str(path))
+    except OSError as error:
+        raise ProfileError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def parse_profile(data: bytes, name: str) -> list[LayerProfile]:
+    """A profile from the bytes of its file: JSON, or lines of PipeDream's.
+
+    Raises:
+        ProfileError: it is none.
+    """
+    if data.lstrip()[:1] == b"[":
+        try:
+            profile = msgspec.json.decode(data, type=list[LayerProfile])
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise ProfileError(f"{name}: {error}") from error
+    else:
+        try:
+            profile = _pipedream(data.decode("utf-8"), name)
+        except UnicodeDecodeError as error:
+            raise ProfileError(f"{name} is not text at byte {error.start}") from error
+    if not profile:
+        raise ProfileError(f"{name} has no layers")
+    for layer in profile:
+        numbers = (layer.forward_s, layer.backward_s, layer.activation_bytes, layer.parameter_bytes)
+        if not all(isfinite(number) and number >= 0 for number in numbers):
+            raise ProfileError(f"{name}: {layer.name} has a number below 0 or not finite")
+    return profile
+
+
+def table(profile: Sequence[LayerProfile]) -> str:
+    """For people."""
+    lines = [
+        f"{'layer':<16} {'forward ms':>10} {'backward ms':>11} {'out bytes':>12} {'weights':>12}"
+    ]
+    lines += [
+        f"{layer.name:<16} {1e3 * layer.forward_s:10.3f} {1e3 * layer.backward_s:11.3f} "
+        f"{layer.activation_bytes:12.0f} {layer.parameter_bytes:12.0f}"
+        for layer in profile
+    ]
+    return "\n".join(lines)
+
+
+_NODE = re.compile(
+    r"(\S+) -- (.*) -- forward_compute_time=([\d.eE+-]+), backward_compute_time=([\d.eE+-]+), "
+    r"activation_size=(\[.*\]|[\d.eE+-]+), parameter_size=([\d.eE+-]+)\s*"
+)
+_EDGE = re.compile(r"\t(\S+) -- (\S+)\s*")
+
+
+def _pipedream(text: str, name: str) -> list[LayerProfile]:
+    """Nodes and edges (Narayanan et al. 2019), in milliseconds and bytes; parameters in bytes."""
+    nodes: dict[str, LayerProfile] = {}
+    after: dict[str, set[str]] = defaultdict(set)
+    for number, line in enumerate(text.splitlines(), 1):
+        if node := _NODE.fullmatch(line):
+            key, what, forward, backward, activation, parameters = node.groups()
+            try:
+                sizes = [float(s) for s in activation.strip("[]").split(";")]
+                nodes[key] = LayerProfile(
+                    f"{key} {what}",
+                    float(forward) / 1e3,
+                    float(backward) / 1e3,
+                    sum(sizes),
+                    float(parameters),
+                )
+            except ValueError as error:
+                raise ProfileError(f"{name}, line {number}: {error}") from error
+        elif edge := _EDGE.fullmatch(line):
+            before, key = edge.groups()
+            after[key].add(before)
+        elif line.strip():
+            raise ProfileError(f"{name}, line {number}: neither a layer nor an edge: {line[:60]!r}")
+    unknown = ({k for ks in after.values() for k in ks} | set(after)) - set(nodes)
+    if unknown:
+        raise ProfileError(f"{name}: an edge leads to {sorted(unknown)[0]}, which is no layer")
+    try:
+        order = list(TopologicalSorter({key: sorted(after[key]) for key in nodes}).static_order())
+    except CycleError as error:
+        raise ProfileError(f"{name}: the layers follow one another in a circle") from error
+    return _chain(nodes, {key: frozenset(after[key]) for key in nodes}, order)
+
+
+def _chain(
+    nodes: dict[str, LayerProfile], after: dict[str, frozenset[str]], order: list[str]
+) -> list[LayerProfile]:
+    """Parallel branches made one layer, so that every layer is passed by everything."""
+    last_use = {key: order.index(key) for key in order}
+    for key, sources in after.items():
+        for source in sources:
+            last_use[source] = max(last_use[source], order.index(key))
+    chain, group, reach = [], [], 0
+    for index, key in enumerate(order):
+        group.append(key)
+        reach = max([reach, *(last_use[k] for k in group if k != key)])
+        # Cut here if only this node's output goes on.
+        if reach <= index:
+            layers = [nodes[k] for k in group]
+            chain.append(
+                LayerProfile(
+                    layers[-1].name if len(layers) == 1 else f"{layers[0].name} ... {key}",
+                    sum(layer.forward_s for layer in layers),
+                    sum(layer.backward_s for layer in layers),
+                    layers[-1].activation_bytes,
+                    sum(layer.parameter_bytes for layer in layers),
+                )
+            )
+            group, reach = [], 0
+    return chain

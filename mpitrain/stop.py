@@ -1,0 +1,55 @@
+"""Requests to stop: a signal or the end of the allotted time, heard by any rank, obeyed by all."""
+
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from time import time
+from types import FrameType
+
+
+class Stopped(RuntimeError):
+    """Training was asked to stop, and has: what it did is in a checkpoint."""
+
+
+class StopFlag:
+    """Whether this rank has been asked to stop; ranks agree on it at the end of a step.
+
+    Attributes:
+        reason: why, or empty.
+    """
+
+    def __init__(self, deadline: float | None = None) -> None:
+        """``deadline``: seconds since the epoch after which to stop."""
+        self.reason = ""
+        self._deadline = deadline
+
+    def raised(self) -> bool:
+        """Whether to stop."""
+        if not self.reason and self._deadline is not None and time() >= self._deadline:
+            self.reason = "the time limit is near"
+        return bool(self.reason)
+
+    def hear(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal: nothing happens in here but this note."""
+        self.reason = f"signal {signal.Signals(number).name}"
+
+
+@contextmanager
+def stop_flag(grace_s: float, environment: Mapping[str, str] | None = None) -> Iterator[StopFlag]:
+    """A flag that SIGTERM and SIGUSR1 raise, and the end of a SLURM job ``grace_s`` before it.
+
+    ``SLURM_JOB_END_TIME``, where SLURM sets it, is when the job is killed.
+    """
+    environment = os.environ if environment is None else environment
+    end = environment.get("SLURM_JOB_END_TIME", "")
+    flag = StopFlag(float(end) - grace_s if end.isdigit() else None)
+    former = {number: signal.signal(number, flag.hear) for number in _HEARD}
+    try:
+        yield flag
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+_HEARD = (signal.SIGTERM, signal.SIGUSR1)

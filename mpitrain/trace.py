@@ -1,0 +1,141 @@
+"""What each rank did when, on one clock, for Perfetto or chrome://tracing."""
+
+import json
+from collections import deque
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple
+
+from mpi4py import MPI
+
+
+class Span(NamedTuple):
+    """Something a rank did.
+
+    Attributes:
+        rank: who.
+        name: what, as in ``F3``.
+        category: ``compute``, ``communicate``, ``wait``, ``update`` or ``checkpoint``.
+        start, stop: seconds since the trace began, on rank 0's clock.
+        arguments: micro-batch, chunk and the like.
+    """
+
+    rank: int
+    name: str
+    category: str
+    start: float
+    stop: float
+    arguments: dict[str, Any]
+
+
+class Trace:
+    """Records spans of one rank; one that is not enabled costs next to nothing."""
+
+    def __init__(self, rank: int, *, enabled: bool = True, most: int = 200_000) -> None:
+        """``most``: spans that are kept, the last ones."""
+        self._rank = rank
+        self._enabled = enabled
+        self._spans: deque[Span] = deque(maxlen=most)
+        self._zero = perf_counter()
+
+    def span(self, name: str, category: str, **arguments: Any) -> AbstractContextManager[Any]:
+        """Record what happens in a ``with`` statement."""
+        return self._span(name, category, arguments) if self._enabled else nullcontext()
+
+    @contextmanager
+    def _span(self, name: str, category: str, arguments: dict[str, Any]) -> Iterator[None]:
+        start = perf_counter()
+        try:
+            yield
+        finally:
+            stop = perf_counter()
+            self._spans.append(
+                Span(self._rank, name, category, start - self._zero, stop - self._zero, arguments)
+            )
+
+    def align(self, comm: MPI.Intracomm) -> None:
+        """Set the clocks of all ranks to rank 0's: the shortest of some round trips; collective."""
+        own = perf_counter()
+        for rank in range(1, comm.size):
+            if comm.rank == 0:
+                for _ in range(_TRIPS):
+                    comm.recv(source=rank)
+                    comm.send(perf_counter(), rank)
+            elif comm.rank == rank:
+                self._zero = min(self._trip(comm) for _ in range(_TRIPS))[1]
+        zero = comm.bcast(own if comm.rank == 0 else None)
+        if comm.rank == 0:
+            self._zero = own
+        else:
+            self._zero += zero
+
+    def _trip(self, comm: MPI.Intracomm) -> tuple[float, float]:
+        """(seconds there and back, our clock minus rank 0's)"""
+        there = perf_counter()
+        comm.send(None, 0)
+        theirs = comm.recv(source=0)
+        back = perf_counter()
+        return back - there, (there + back) / 2 - theirs
+
+    def write(self, comm: MPI.Intracomm, path: Path) -> None:
+        """All ranks' spans as one Chrome trace, a thread for each rank; collective."""
+        gathered = comm.gather(list(self._spans))
+        if gathered is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(chrome([s for own in gathered for s in own])))
+
+
+def chrome(spans: list[Span]) -> dict[str, Any]:
+    """The Chrome trace of spans, in microseconds."""
+    names = [
+        {
+            "name": "thread_name",
+            "ph": "M",
+            "pid": 0,
+            "tid": rank,
+            "args": {"name": f"rank {rank}"},
+        }
+        for rank in sorted({span.rank for span in spans})
+    ]
+    events = [
+        {
+            "name": span.name,
+            "cat": span.category,
+            "ph": "X",
+            "pid": 0,
+            "tid": span.rank,
+            "ts": round(1e6 * span.start, 3),
+            "dur": round(1e6 * (span.stop - span.start), 3),
+            "args": span.arguments,
+        }
+        for span in spans
+    ]
+    return {"traceEvents": names + events, "displayTimeUnit": "ms"}
+
+
+def read_trace(path: Path) -> list[Span]:
+    """The spans of a file that :meth:`Trace.write` wrote.
+
+    Raises:
+        ValueError: it is not one.
+    """
+    try:
+        return [
+            Span(
+                event["tid"],
+                event["name"],
+                event["cat"],
+                event["ts"] / 1e6,
+                (event["ts"] + event["dur"]) / 1e6,
+                event["args"],
+            )
+            for event in json.loads(path.read_text())["traceEvents"]
+            if event["ph"] == "X"
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is not a trace of mpitrain: {error}") from error
+
+
+_TRIPS = 8
