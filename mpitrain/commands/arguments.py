@@ -10,7 +10,7 @@ from pathlib import Path
 from mpitrain.pipeline.schedules import SCHEDULES
 
 #: These start MPI; the others run anywhere.
-RANKS = ("train", "eval", "profile", "doctor")
+RANKS = ("train", "eval", "profile", "doctor", "rehearse")
 
 
 def needs_ranks(argv: Sequence[str]) -> bool:
@@ -76,6 +76,19 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="check this machine or allocation for training")
     doctor.add_argument(
         "folder", type=Path, nargs="?", default=Path("runs"), help="for checkpoints"
+    )
+
+    rehearse = commands.add_parser(
+        "rehearse",
+        help="run the pipeline schedules, a stage a rank, with stages that sleep",
+        description="Run each pipeline schedule with stages that sleep instead of computing, and "
+        "print the idle share of the ranks beside the simulated one and the published formula.",
+        epilog="example: mpirun -n 4 python -m mpitrain rehearse -m 8",
+    )
+    rehearse.add_argument("-m", "--micro-batches", type=int, default=8)
+    rehearse.add_argument("-v", "--chunks", type=int, default=2, help="of interleaved (2)")
+    rehearse.add_argument(
+        "--milliseconds", type=float, default=30.0, help="of a forward pass; a backward takes two"
     )
 
     plan = commands.add_parser(

@@ -136,7 +136,7 @@ def test_the_loss_scale_falls_when_a_gradient_overflows_and_rises_again(comm):
     config = mlp()
     run = replace(config.run, compute="float16", loss_scale=2.0**40, loss_scale_window=4)
     with Trainer(comm, replace(config, run=run)) as trainer:
-        records = list(islice(trainer.run_epoch(0), 14)) + list(trainer.run_epoch(1))
+        records = list(trainer.run_epoch(0)) + list(trainer.run_epoch(1))
         skipped = [isinstance(record, Skipped) for record in records]
         assert skipped[0] and not all(skipped)
         scales = [record.loss_scale for record in records if isinstance(record, Skipped)]

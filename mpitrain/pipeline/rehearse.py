@@ -1,0 +1,140 @@
+"""Schedules carried out with stages that sleep: the idle time that ranks, messages and all have."""
+
+from dataclasses import dataclass
+from time import perf_counter, sleep
+from typing import Any
+
+import numpy as np
+
+from collectives import Communicator
+from mpitrain.nn import Array, Parameters
+from mpitrain.parallel.grid import Layout
+from mpitrain.pipeline.actions import Pipeline
+from mpitrain.pipeline.messages import Spec
+from mpitrain.pipeline.replay import replay
+from mpitrain.pipeline.runtime import Latest, Runner
+from mpitrain.pipeline.schedules import SCHEDULES
+from mpitrain.pipeline.simulate import Times, simulate
+from mpitrain.stage import Emit
+
+
+class SleepingStage:
+    """Chunks that take as long as they are told to, and count what they hold together.
+
+    Attributes:
+        busy: seconds that they slept.
+        held, most_held: activations, or what weight gradients need of them.
+    """
+
+    def __init__(self, times: Times, chunks: int) -> None:
+        self._times = Times(
+            times.forward / chunks, times.backward_input / chunks, times.backward_weight / chunks
+        )
+        self.busy = 0.0
+        self.held = self.most_held = 0
+
+    def forward(self, weights: Any, x: Array) -> tuple[Array, None]:
+        self._sleep(self._times.forward)
+        self.held += 1
+        self.most_held = max(self.most_held, self.held)
+        return x, None
+
+    def backward(
+        self, weights: Any, saved: None, dy: Array, emit: Emit | None
+    ) -> tuple[Array, None]:
+        self._sleep(self._times.backward_input)
+        if emit is not None:
+            self.gradients(weights, None, emit)
+        return dy, None
+
+    def gradients(self, weights: Any, kept: None, emit: Emit) -> None:
+        self._sleep(self._times.backward_weight)
+        self.held -= 1
+
+    def _sleep(self, seconds: float) -> None:
+        start = perf_counter()
+        sleep(seconds)
+        self.busy += perf_counter() - start
+
+
+class _NoData:
+    def samples(self, micro_batch: int) -> int:
+        return 1
+
+    def inputs(self, micro_batch: int) -> Array:
+        return np.zeros((1, 1))
+
+    def loss(self, micro_batch: int, outputs: Array) -> tuple[float, Array]:
+        return 0.0, outputs
+
+
+class _NoWeights:
+    def take(self, layer: int) -> Parameters:
+        return {}
+
+    def release(self, layer: int) -> None:
+        pass
+
+    def accumulate(self, layer: int, gradients: Parameters) -> None:
+        pass
+
+    def ready(self, layer: int) -> None:
+        pass
+
+    def progress(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """A schedule's idle share as a formula, a simulation and the run have it.
+
+    Attributes:
+        name: of the schedule.
+        formula, simulated, measured: idle share of the ranks, 0 to 1.
+        promised, held: most activations of the first stage, as published and as counted.
+    """
+
+    name: str
+    formula: float
+    simulated: float
+    measured: float
+    promised: int
+    held: int
+
+
+def rehearse(
+    comm: Communicator, name: str, micro_batches: int, times: Times, chunks: int = 1
+) -> Rehearsal:
+    """Run a schedule once, a stage a rank; collective."""
+    schedule = SCHEDULES[name]
+    layout = Layout((1,) * comm.size)
+    pipeline = Pipeline(layout.replicas, micro_batches, chunks)
+    stage = SleepingStage(times, chunks)
+    nothing = _NoWeights()
+    runner = Runner(
+        comm,
+        layout,
+        pipeline,
+        replay(schedule.generate, pipeline),
+        [stage] * chunks,
+        nothing,
+        Spec((1,), np.dtype(float)),
+    )
+    stage.busy, stage.held, stage.most_held = 0.0, 0, 0  # without the sample that showed shapes
+    comm.Barrier()
+    start = perf_counter()
+    runner.run(_NoData(), Latest(nothing), nothing, lambda number, loss: None)
+    ends = comm.allgather((perf_counter() - start, stage.busy))
+    seconds = max(end for end, _ in ends)
+    idle = 1 - sum(busy for _, busy in ends) / (comm.size * seconds)
+    held = comm.bcast(stage.most_held)
+    b, w = times.backward_input, times.backward_weight
+    return Rehearsal(
+        name,
+        schedule.bubble(comm.size, micro_batches, chunks, times.forward, b, w),
+        simulate(schedule.generate, pipeline, times).bubble,
+        idle,
+        schedule.held(comm.size, micro_batches, chunks, 0),
+        held,
+    )

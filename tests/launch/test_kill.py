@@ -1,0 +1,182 @@
+"""Runs that are killed, and go on as if they had not been."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mpitrain.checkpoint import Checkpoint
+
+ROOT = Path(__file__).parents[2]
+MPIEXEC = os.environ.get("MPIEXEC") or str(Path(sys.executable).with_name("mpiexec"))
+
+JOB = """
+[run]
+seed = 5
+log_every = 1000
+[data]
+name = "text"
+path = "README.md"
+context = 16
+[model]
+kind = "gpt"
+layers = 4
+heads = 2
+width = 32
+[optim]
+name = "adamw"
+lr = 1e-3
+reference_batch = 0
+[train]
+epochs = 3
+steps = 60
+batch_size = 16
+micro_batches = 2
+[checkpoint]
+every = 3
+"""
+LAYOUTS = {
+    "data": [],
+    "pipe": ["parallel.pipe=2"],
+    "tensor, zero 2": ["parallel.tensor=2", "parallel.zero=2"],
+    "data x pipe, zero 3": ["parallel.pipe=2", "parallel.zero=3"],
+}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """The final parameters of a layout's run that nobody killed."""
+    known = {}
+
+    def run(layout):
+        if layout not in known:
+            folder = tmp_path_factory.mktemp("whole")
+            process = start(folder, layout)
+            _, errors = process.communicate(timeout=120)
+            assert process.returncode == 0, errors
+            known[layout] = parameters(folder)
+        return known[layout]
+
+    return run
+
+
+def start(folder, layout, *options, ranks=4):
+    job = folder / "job.toml"
+    job.write_text(JOB)
+    overrides = [f"run.dir={folder}/run", *LAYOUTS[layout]]
+    command = [MPIEXEC, "-n", str(ranks), sys.executable, "-m", "mpitrain", "train", str(job)]
+    command += [part for override in overrides for part in ("--set", override)]
+    return subprocess.Popen(
+        [*command, *options],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def ranks_of(process):
+    """Process numbers of the ranks that a launcher has started, by reading /proc."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            session = int((entry / "stat").read_text().rpartition(")")[2].split()[3])
+        except (OSError, ValueError, IndexError):
+            continue
+        if session == process.pid and b"mpitrain" in words and b"python" in words[0]:
+            found.append(int(entry.name))
+    return sorted(found)
+
+
+def parameters(folder):
+    newest = sorted((folder / "run" / "checkpoints").glob("step-*"))[-1]
+    checkpoint = Checkpoint(newest)
+    checkpoint.verify()
+    assert checkpoint.manifest.progress.step == 60
+    return {name: checkpoint.tensor("parameters", name) for name in checkpoint.manifest.shapes}
+
+
+def kill_somewhere(folder, layout, rng):
+    """Start, kill one rank at a random time, and wait for the end; False if it was too late."""
+    process = start(folder, layout)
+    metrics = folder / "run" / "metrics.jsonl"
+    target = rng.randrange(1, 55)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        if metrics.exists() and metrics.read_text().count('"event":"step"') >= target:
+            break
+        time.sleep(0.002)
+    time.sleep(rng.random() * 0.01)
+    ranks = ranks_of(process)
+    if not ranks:
+        process.communicate(timeout=60)
+        return False
+    os.kill(rng.choice(ranks), signal.SIGKILL)
+    process.communicate(timeout=60)
+    assert process.returncode != 0
+    return True
+
+
+def interrupted(folder, layout, seed):
+    rng = random.Random(seed)
+    kill_somewhere(folder, layout, rng)
+    process = start(folder, layout, "--resume")
+    out, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    return parameters(folder), out
+
+
+def check(tmp_path, uninterrupted, layout, seed):
+    found, _ = interrupted(tmp_path, layout, seed)
+    expected = uninterrupted(layout)
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_killed_run_ends_with_the_weights_of_one_that_was_not(tmp_path, uninterrupted, seed):
+    check(tmp_path, uninterrupted, list(LAYOUTS)[seed], seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_wherever_it_is_killed(tmp_path, uninterrupted, layout, seed):
+    check(tmp_path, uninterrupted, layout, seed)
+
+
+def test_it_goes_on_in_another_layout_with_fewer_ranks(tmp_path, uninterrupted):
+    kill_somewhere(tmp_path, "data x pipe, zero 3", random.Random(3))
+    process = start(tmp_path, "pipe", "--resume", ranks=2)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    found, expected = parameters(tmp_path), uninterrupted("pipe")
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=0, atol=2e-3)
+
+
+def test_a_signal_to_one_rank_stops_all_with_a_checkpoint(tmp_path, uninterrupted):
+    process = start(tmp_path, "data")
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    while not metrics.exists() or '"step":5,' not in metrics.read_text():
+        assert process.poll() is None
+        time.sleep(0.005)
+    os.kill(ranks_of(process)[2], signal.SIGUSR1)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 75, errors
+    assert "stopped after step" in errors and "signal SIGUSR1" in errors
+    process = start(tmp_path, "data", "--resume")
+    out, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert "resumed after step" in out
+    for name, values in uninterrupted("data").items():
+        np.testing.assert_array_equal(parameters(tmp_path)[name], values)

@@ -1,0 +1,226 @@
+"""Pipelines that do not drain, against a simulation of their stale weights in one process."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+from msgspec.structs import replace
+
+from collectives import Communicator
+from mpitrain.batches import MicroBatches
+from mpitrain.config import ConfigError, Train
+from mpitrain.threads import limit_blas_threads
+from mpitrain.trainer import Trainer
+from tests.mpi.layouts import job, whole
+
+pytestmark = pytest.mark.mpi
+
+RANKS = MPI.COMM_WORLD.size
+STEPS = 11
+
+
+@pytest.fixture(scope="module")
+def comm():
+    with Communicator(MPI.COMM_WORLD) as world, limit_blas_threads(world):
+        yield world
+
+
+def asynchronous(weights, micro_batches=1, **parallel):
+    config = job("convnet", weights=weights, schedule="asynchronous", window=7, **parallel)
+    return replace(
+        config,
+        train=Train(epochs=1, batch_size=24, micro_batches=micro_batches),
+        optim=replace(config.optim, momentum=0.5),
+    )
+
+
+def found(comm, config):
+    with Trainer(comm, config) as trainer:
+        records = [record for _, record in zip(range(STEPS), trainer.run_epoch(0))]
+        # The window under way is run to its end.
+        return [record.loss for record in records], whole(comm, trainer), trainer.steps_done
+
+
+class Simulation:
+    """All stages in one process; every version of the weights is kept."""
+
+    def __init__(self, config, stages, policy, accumulate, parts):
+        self.stages, self.policy = stages, policy
+        self.accumulate, self.parts = accumulate, parts
+        self.config = config
+        with Communicator(MPI.COMM_SELF) as one:
+            plain = replace(config, parallel=replace(config.parallel, pipe=1, schedule="1f1b"))
+            with Trainer(one, plain) as trainer:
+                self.model, self.sampler = trainer.model, trainer.sampler
+                self.data = trainer.data
+        names = list(self.model.layers)
+        bounds = [len(names) * s // stages for s in range(stages + 1)]
+        self.names = [names[a:b] for a, b in pairwise(bounds)]
+        initial = self.model.initial(names, config.run.seed, np, config.run.dtype)
+        self.weights = [[{n: initial[n] for n in own}] for own in self.names]
+        self.speed = [
+            {n: {k: np.zeros_like(v) for k, v in initial[n].items()} for n in own}
+            for own in self.names
+        ]
+
+    def version(self, stage, micro_batch):
+        """Updates of a stage before its forward pass, where nothing is replicated."""
+        ahead = self.stages - 1 - stage
+        return max(0, micro_batch - ahead) // self.accumulate
+
+    def due(self, stage, micro_batch):
+        match self.policy:
+            case "vertical":
+                return self.version(0, micro_batch)
+            case "two_buffers":
+                return max(0, micro_batch // self.accumulate - 1)
+            case _:
+                return self.version(stage, micro_batch)
+
+    def forward_weights(self, stage, micro_batch, lr):
+        # What was known at that time: later versions do not exist yet.
+        at = self.due(stage, micro_batch)
+        latest = self.weights[stage][at]
+        if self.policy not in ("spectrain", "linear"):
+            return latest
+        ahead = micro_batch // self.accumulate - at
+        moved = {}
+        for name, layer in latest.items():
+            moved[name] = {}
+            for key, value in layer.items():
+                if self.policy == "spectrain":
+                    motion = -lr * self.history[stage][at][name][key]
+                else:
+                    before = self.weights[stage][max(at - 1, 0)][name][key]
+                    motion = value - before
+                moved[name][key] = value + ahead * motion
+        return moved
+
+    def run(self, batches, lr):
+        """Losses of the batches; the pipeline drains after them."""
+        for stage in range(self.stages):
+            self.weights[stage] = self.weights[stage][-1:]
+        self.history = [[speed] for speed in self.speed]
+        source = MicroBatches(
+            self.data.train, batches, self.parts, self.model.loss, dtype=self.config.run.dtype
+        )
+        losses = []
+        sums = [{} for _ in range(self.stages)]
+        for m in range(len(batches) * self.parts):
+            x, saved = source.inputs(m), []
+            for stage, own in enumerate(self.names):
+                weights = self.forward_weights(stage, m, lr)
+                for name in own:
+                    x, memory = self.model.layers[name].forward(weights[name], x)
+                    saved.append((stage, name, weights, memory))
+            loss, dy = source.loss(m, x)
+            losses.append(loss)
+            for stage, name, weights, memory in reversed(saved):
+                if self.policy in ("spectrain", "linear", "latest"):
+                    weights = self.weights[stage][-1]
+                layer = self.model.layers[name]
+                dy, kept = layer.backward(weights[name], memory, dy)
+                for key, gradient in layer.gradients(weights[name], kept).items():
+                    sums[stage][name, key] = sums[stage].get((name, key), 0) + gradient
+            if (m + 1) % self.accumulate == 0:
+                for stage in range(self.stages):
+                    self.update(stage, sums[stage], lr)
+                sums = [{} for _ in range(self.stages)]
+        return [sum(losses[i : i + self.parts]) for i in range(0, len(losses), self.parts)]
+
+    def update(self, stage, sums, lr):
+        optim = self.config.optim
+        after, speed = {}, {}
+        for name, layer in self.weights[stage][-1].items():
+            after[name], speed[name] = {}, {}
+            for key, value in layer.items():
+                direction = sums[name, key] + optim.weight_decay * value
+                speed[name][key] = optim.momentum * self.speed[stage][name][key] + direction
+                after[name][key] = value - speed[name][key] * lr
+        self.weights[stage].append(after)
+        self.speed[stage] = speed
+        self.history[stage].append(speed)
+
+
+def simulated(config, stages, policy, steps):
+    parts = config.train.micro_batches
+    simulation = Simulation(config, stages, policy, parts, parts)
+    lr = config.optim.lr * config.train.batch_size / config.optim.reference_batch
+    batches = list(simulation.sampler.batches(0))[:steps]
+    losses = []
+    for start in range(0, steps, config.parallel.window):
+        losses += simulation.run(batches[start : start + config.parallel.window], lr)
+    last = {
+        f"{name}.{key}": value
+        for own in simulation.weights
+        for name, layer in own[-1].items()
+        for key, value in layer.items()
+    }
+    return losses, last
+
+
+@pytest.mark.parametrize("policy", ["stash", "vertical", "spectrain", "linear", "latest"])
+def test_every_stage_sees_the_weights_it_should(comm, policy):
+    if RANKS > 5:
+        pytest.skip("the model has 5 layers")
+    config = asynchronous(policy, pipe=RANKS)
+    losses, weights, steps = found(comm, config)
+    expected, expected_weights = simulated(config, RANKS, policy, steps)
+    assert losses == expected[:STEPS]
+    for name, values in expected_weights.items():
+        np.testing.assert_array_equal(weights[name], values)
+
+
+def test_two_buffers_see_the_batch_before(comm):
+    if RANKS > 5:
+        pytest.skip("the model has 5 layers")
+    config = asynchronous("two_buffers", micro_batches=4, pipe=RANKS)
+    losses, weights, steps = found(comm, config)
+    expected, expected_weights = simulated(config, RANKS, "two_buffers", steps)
+    np.testing.assert_allclose(losses, expected[:STEPS], rtol=1e-14)
+    for name, values in expected_weights.items():
+        np.testing.assert_array_equal(weights[name], values)
+
+
+def test_replicas_of_stages_meet_in_their_sums(comm):
+    if RANKS not in (4, 8):
+        pytest.skip("needs replicas of 2 or 4 stages")
+    config = asynchronous("stash", pipe=RANKS // 2)
+    losses, weights, steps = found(comm, config)
+    # A micro-batch of both replicas is one of the simulation.
+    whole_batches = replace(config, train=replace(config.train, micro_batches=1))
+    expected, expected_weights = simulated(whole_batches, RANKS // 2, "stash", steps)
+    np.testing.assert_allclose(losses, expected[:STEPS], rtol=1e-10)
+    for name, values in expected_weights.items():
+        np.testing.assert_allclose(weights[name], values, rtol=1e-9, atol=1e-12)
+
+
+def test_old_weights_are_kept_no_longer_than_they_are_needed(comm):
+    if RANKS > 5:
+        pytest.skip("the model has 5 layers")
+    from mpitrain.pipeline.window import Window
+
+    most = []
+    original = Window.update
+
+    def watched(self, number, loss):
+        original(self, number, loss)
+        most.append(self.weights.versions_held)
+
+    config = asynchronous("stash", pipe=RANKS)
+    with Trainer(comm, config) as trainer:
+        stage = trainer.grid.place.stage
+        Window.update = watched
+        try:
+            list(trainer.run_epoch(0))
+        finally:
+            Window.update = original
+    assert max(most) <= RANKS - stage
+
+
+def test_two_buffers_need_enough_micro_batches(comm):
+    if RANKS not in (3, 4, 5):
+        pytest.skip("needs 3 to 5 stages")
+    with pytest.raises(ConfigError, match=r"two_buffers on \d stages needs at least"):
+        Trainer(comm, asynchronous("two_buffers", micro_batches=1, pipe=RANKS))
