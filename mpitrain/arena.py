@@ -89,7 +89,7 @@ class Arena:
         shared: Mapping[str, str] | None = None,
         replicas: TensorGroup | None = None,
     ) -> None:
-        """Lay out ``layers``; ``ValueError`` if there is no parameter in any.
+        """Lay out ``layers``, which may have no parameters at all.
 
         Args:
             layers: by their names in the model, in order.
@@ -115,8 +115,6 @@ class Arena:
                 if own in layer.spread:
                     axis, kind = 0, OWN
                 found[full] = (shape, axis, (shared or {}).get(full, kind))
-        if not found:
-            raise ValueError("a model without parameters cannot be trained")
         # Group after group, so that a bucket is contiguous; sort() keeps the order of layers.
         order = sorted(found, key=lambda full: found[full][2])
         tensors, start = [], 0

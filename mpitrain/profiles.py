@@ -96,7 +96,7 @@ def parse_profile(data: bytes, name: str) -> list[LayerProfile]:
     if data.lstrip()[:1] == b"[":
         try:
             profile = msgspec.json.decode(data, type=list[LayerProfile])
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise ProfileError(f"{name}: {error}") from error
     else:
         try:
@@ -173,21 +173,24 @@ def _chain(
     for key, sources in after.items():
         for source in sources:
             last_use[source] = max(last_use[source], order.index(key))
-    chain, group, reach = [], [], 0
+    chain: list[LayerProfile] = []
+    group: list[str] = []
+    reach = 0
     for index, key in enumerate(order):
         group.append(key)
-        reach = max([reach, *(last_use[k] for k in group if k != key)])
-        # Cut here if only this node's output goes on.
+        # Cut here if the output of this layer alone goes on.
         if reach <= index:
             layers = [nodes[k] for k in group]
+            name = nodes[key].name if len(layers) == 1 else f"{layers[0].name} ... {key}"
             chain.append(
                 LayerProfile(
-                    layers[-1].name if len(layers) == 1 else f"{layers[0].name} ... {key}",
+                    name,
                     sum(layer.forward_s for layer in layers),
                     sum(layer.backward_s for layer in layers),
-                    layers[-1].activation_bytes,
+                    nodes[key].activation_bytes,
                     sum(layer.parameter_bytes for layer in layers),
                 )
             )
-            group, reach = [], 0
+            group = []
+        reach = max(reach, last_use[key])
     return chain

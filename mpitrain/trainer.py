@@ -1,6 +1,6 @@
 """Training on any layout of ranks, readable from top to bottom."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from math import lcm
@@ -13,7 +13,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator
-from mpitrain import build, data, models
+from mpitrain import build, data, models, nn
 from mpitrain.arena import Arena
 from mpitrain.batches import MicroBatches
 from mpitrain.checkpoint import CheckpointError, Writer, newest
@@ -75,6 +75,7 @@ class Trainer:
         *,
         span: Span = no_span,
         stop: StopFlag | None = None,
+        layers: Mapping[str, nn.Layer] | None = None,
     ) -> None:
         """Load the data, initialise the parameters from the seed, bind the communication.
 
@@ -83,6 +84,8 @@ class Trainer:
             config: the job.
             span: records what is done when.
             stop: asks to stop after a step.
+            layers: a model of one's own, in the place of the [model] table's; its last layer gives
+                a score for each class.
 
         Raises:
             ConfigError: a value of the job does not fit the data or the ranks.
@@ -93,6 +96,7 @@ class Trainer:
         self._span = span
         self._stop = stop or StopFlag()
         self._stopping = False
+        self._layers = layers
         self.data = data.load(config.data, config.run.dtype)
         samples = len(self.data.train)
         if config.train.batch_size > samples:
@@ -114,12 +118,12 @@ class Trainer:
 
     def _open_grid(self) -> None:
         layout = build.layout(self.config, self.comm.size)
-        outline = models.build(self.config, self.data)
+        outline = models.build(self.config, self.data, layers=self._layers)
         self.partition = build.partition(self.config, outline, layout.stages)
         self._shared = build.shared_stages(outline, self.partition)
         self.grid = ProcessGrid(self.comm, layout, self._shared.values())
         self.model = models.build(
-            self.config, self.data, self.grid.tensor, TensorGroup(self.grid.data)
+            self.config, self.data, self.grid.tensor, TensorGroup(self.grid.data), self._layers
         )
 
     def _place_parameters(self) -> None:

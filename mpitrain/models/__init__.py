@@ -1,5 +1,6 @@
 """Models by name: chains of named layers, cut between them into stages."""
 
+from collections.abc import Callable, Mapping
 from typing import assert_never
 
 from mpitrain import nn
@@ -17,6 +18,7 @@ def build(
     data: Dataset,
     group: TensorGroup | None = None,
     replicas: TensorGroup | None = None,
+    layers: Mapping[str, nn.Layer] | None = None,
 ) -> Model:
     """The model of a job for its data.
 
@@ -25,18 +27,28 @@ def build(
         data: what it is trained on.
         group: the ranks that share each layer.
         replicas: the data-parallel ranks, among which a recommender's tables are spread.
+        layers: what to take in the place of the [model] table's.
 
     Raises:
         ConfigError: the images are too small for that many blocks of a convnet.
     """
-    own, shape, classes = config.model, data.input_shape, data.classes
     group = group or TensorGroup()
-    layers: dict[str, nn.Layer]
+    layers = layers or _layers(config, data, group, replicas or TensorGroup())
+    if config.parallel.recompute:
+        layers = {name: nn.Recomputed(layer) for name, layer in layers.items()}
+    # The ranks of a group share the columns of a gpt's scores; an mlp's are summed before the loss.
+    return Model(layers, data.classes, group if config.model.kind == "gpt" else TensorGroup())
+
+
+def _layers(
+    config: Config, data: Dataset, group: TensorGroup, replicas: TensorGroup
+) -> dict[str, nn.Layer]:
+    own, shape, classes = config.model, data.input_shape, data.classes
     match own.kind:
         case "mlp":
-            layers = perceptron.layers(shape, own.hidden, classes, group)
+            return perceptron.layers(shape, own.hidden, classes, group)
         case "convnet" | "vgg":
-            layers = _fitting(
+            return _fitting(
                 lambda: convnets.vgg(
                     shape, own.channels, own.hidden, classes, 1 if own.kind == "convnet" else 2
                 ),
@@ -44,11 +56,11 @@ def build(
                 shape,
             )
         case "resnet":
-            layers = _fitting(
+            return _fitting(
                 lambda: convnets.resnet(shape, own.channels, classes), own.channels, shape
             )
         case "gpt":
-            layers = gpt.layers(
+            return gpt.layers(
                 vocabulary=classes,
                 context=config.data.context,
                 width=own.width,
@@ -58,27 +70,25 @@ def build(
                 sequence=config.parallel.sequence and group.size > 1,
             )
         case "recommender":
-            layers = recommender.layers(
+            return recommender.layers(
                 config.data.tables,
                 config.data.rows,
                 own.width,
                 own.hidden,
                 classes,
-                replicas or TensorGroup(),
+                replicas,
             )
         case _:
             assert_never(own.kind)
-    if config.parallel.recompute:
-        layers = {name: nn.Recomputed(layer) for name, layer in layers.items()}
-    return Model(layers, classes, group if own.kind == "gpt" else TensorGroup())
 
 
-def _fitting(make, channels: tuple[int, ...], shape: nn.Shape) -> dict[str, nn.Layer]:  # type: ignore[no-untyped-def]
+def _fitting(
+    make: Callable[[], dict[str, nn.Layer]], channels: tuple[int, ...], shape: nn.Shape
+) -> dict[str, nn.Layer]:
     try:
-        layers: dict[str, nn.Layer] = make()
+        return make()
     except ValueError as error:
         raise ConfigError(
             f"model.channels: {len(channels)} blocks are too many for images of shape "
             f"{shape} ({error})"
         ) from error
-    return layers

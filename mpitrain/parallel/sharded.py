@@ -160,7 +160,7 @@ class ShardedParameters(ShardedGradients):
         ]
         self._by_layer = [
             [(b, p) for b, p in zip(self.buckets, self.pieces) if layer in b.layers]
-            for layer in range(1 + max(max(b.layers) for b in self.buckets))
+            for layer in range(1 + max((max(b.layers) for b in self.buckets), default=-1))
         ]
 
     def take(self, layer: int) -> Parameters:

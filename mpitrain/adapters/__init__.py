@@ -1,0 +1,1 @@
+"""Stages made of other libraries' modules."""

@@ -1,0 +1,144 @@
+"""The partitioner against a brute force, and what plans print."""
+
+from itertools import combinations, product
+
+import numpy as np
+import pytest
+
+from mpitrain import build
+from mpitrain.commands.plan import explain
+from mpitrain.config import Config, ConfigError, Data, Model, Parallel, Train
+from mpitrain.parallel.grid import Layout, Place
+from mpitrain.pipeline.partition import (
+    Costs,
+    Links,
+    NoPartition,
+    even_partition,
+    partition,
+)
+from mpitrain.profiles import LayerProfile, write_profile
+
+
+def drawn(rng, layers):
+    return [
+        LayerProfile(
+            f"l{i}",
+            *rng.uniform(0.1, 1, 2).tolist(),
+            *rng.choice([0, 1e3, 1e5, 1e6], 2).tolist(),
+        )
+        for i in range(layers)
+    ]
+
+
+def every(costs, layers, workers):
+    """Seconds of every partition into contiguous stages with every number of replicas."""
+    for stages in range(1, min(layers, workers) + 1):
+        for cuts in combinations(range(1, layers), stages - 1):
+            bounds = [0, *cuts, layers]
+            for replicas in product(range(1, workers + 1), repeat=stages):
+                if sum(replicas) != workers:
+                    continue
+                seconds = 0.0
+                for i, count in enumerate(replicas):
+                    first, stop = bounds[i], bounds[i + 1]
+                    after = sum(replicas[i:])
+                    if not costs.fits(first, stop, -(-after // count)):
+                        seconds = np.inf
+                    seconds = max(seconds, costs.stage(first, stop, count))
+                    if stop < layers:
+                        seconds = max(seconds, costs.message(stop - 1, after))
+                yield seconds
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_the_optimum_is_that_of_a_brute_force(seed):
+    rng = np.random.default_rng(seed)
+    layers, workers = rng.integers(1, 7), rng.integers(1, 6)
+    links = Links(1e6) if seed % 2 else Links(1e7, group=2, across=1e5)
+    memory = None if seed % 3 else 6e6
+    costs = Costs(drawn(rng, layers), links, memory)
+    best = min(every(costs, layers, workers))
+    if best == np.inf:
+        with pytest.raises(NoPartition, match="do not fit"):
+            partition(costs, workers)
+        return
+    found = partition(costs, workers)
+    assert found.seconds == pytest.approx(best, rel=1e-12)
+    assert sum(stage.replicas for stage in found.stages) == workers
+    assert [s.first for s in found.stages[1:]] == [s.stop for s in found.stages[:-1]]
+    assert (found.stages[0].first, found.stages[-1].stop) == (0, layers)
+
+
+def test_light_layers_are_replicated_and_heavy_weights_are_not():
+    light = [LayerProfile(f"c{i}", 1, 2, 1e3, 1e2) for i in range(6)]
+    heavy = [LayerProfile("fc", 0.5, 1, 1e2, 1e10)]
+    found = partition(Costs(light + heavy, Links(1e8)), 8)
+    assert found.configuration == "7-1"
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_even_partitions_have_the_fastest_slowest_stage(seed):
+    rng = np.random.default_rng(seed)
+    profile = drawn(rng, 7)
+    stages = int(rng.integers(1, 8))
+    sizes = even_partition(profile, stages)
+    assert sum(sizes) == 7 and len(sizes) == stages and min(sizes) > 0
+
+    def slowest(cuts):
+        bounds = [0, *cuts, 7]
+        return max(
+            sum(layer.seconds for layer in profile[a:b])
+            for a, b in zip(bounds, bounds[1:])  # noqa: RUF007
+        )
+
+    ends = np.cumsum(sizes)[:-1].tolist()
+    best = min(slowest(cuts) for cuts in combinations(range(1, 7), stages - 1))
+    assert slowest(ends) == pytest.approx(best)
+
+
+def test_more_stages_than_layers():
+    with pytest.raises(NoPartition, match="2 layers cannot be cut into 3"):
+        even_partition(drawn(np.random.default_rng(0), 2), 3)
+
+
+@pytest.mark.parametrize("layout", [Layout((2, 2), 2), Layout((2, 1, 1)), Layout((3,), 4)])
+def test_every_rank_has_a_place_of_its_own(layout):
+    places = [layout.place(rank) for rank in range(layout.ranks)]
+    assert [layout.rank(place) for place in places] == list(range(layout.ranks))
+    assert len(set(places)) == layout.ranks
+    assert places[0] == Place(0, 0, 0)
+    with pytest.raises(ValueError, match="is not one of"):
+        layout.place(layout.ranks)
+
+
+MLP = Config(
+    data=Data("digits"),
+    model=Model(kind="mlp", hidden=(30, 20, 10)),
+    train=Train(batch_size=32, micro_batches=4),
+    parallel=Parallel(pipe=2, tensor=2),
+)
+
+
+def test_a_plan_says_who_does_what():
+    text = explain(MLP, 8)
+    assert "8 ranks: data 2 x pipe 2 x tensor 2; 1f1b, 8 micro-batches of 4 samples" in text
+    assert "stage 0: ranks 0+1 2+3; layer0, layer1" in text
+    assert "stage 1: ranks 4+5 6+7; layer2, layer3" in text
+    assert f"  {64 * 30 + 30 + 30 * 20 + 20} parameters" in text
+    assert "predicted:" in text
+
+
+def test_a_plan_that_cannot_be():
+    with pytest.raises(ConfigError, match="needs 4 ranks, but there are 6"):
+        explain(MLP, 6)
+
+
+def test_a_profile_of_another_model_is_refused(tmp_path):
+    write_profile(tmp_path / "p.json", drawn(np.random.default_rng(0), 4))
+    job = Config(parallel=Parallel(pipe=2, partition="auto", profile=str(tmp_path / "p.json")))
+
+    class Outline:
+        layers = dict.fromkeys(("a", "b"))
+
+    with pytest.raises(ConfigError, match=r"has the layers l0, l1, .*run mpitrain profile again"):
+        build.partition(job, Outline(), 2)
