@@ -89,6 +89,9 @@ class Updater:
             if not isfinite(_square(piece.gradients[part]))
         ]
         found = comm.allgather(own)
+        # Where a loss is not finite, every gradient follows from it.
+        if any("the loss" in names for names in found):
+            found = [["the loss"] if "the loss" in names else [] for names in found]
         named = [
             f"rank {rank}: {', '.join(names[:3])}" for rank, names in enumerate(found) if names
         ]

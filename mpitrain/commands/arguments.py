@@ -124,6 +124,9 @@ def _parser() -> argparse.ArgumentParser:
     report = commands.add_parser("report", help="one HTML file of a run: curves, time, layout")
     report.add_argument("run", type=Path, help="its folder")
 
+    compare = commands.add_parser("compare", help="runs of a folder in one table, best first")
+    compare.add_argument("runs", type=Path, help="a folder of runs, as jobs/sweep.sbatch leaves")
+
     export = commands.add_parser("export", help="a checkpoint's parameters as one safetensors file")
     export.add_argument("checkpoint", type=Path, help="folder of a checkpoint, or of a run")
     export.add_argument("output", type=Path)

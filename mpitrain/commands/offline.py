@@ -91,7 +91,16 @@ def export(options: argparse.Namespace) -> int:
     return 0
 
 
+def compare(options: argparse.Namespace) -> int:
+    """Print a table of runs."""
+    from mpitrain.commands.compare import compare as table
+
+    print(table(options.runs), end="")
+    return 0
+
+
 _COMMANDS = {
+    "compare": compare,
     "schedules": schedules,
     "plan": plan,
     "partition": cut,

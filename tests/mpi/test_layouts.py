@@ -15,6 +15,8 @@ pytestmark = pytest.mark.mpi
 RANKS = MPI.COMM_WORLD.size
 CASES = [(model, name) for model in ("gpt", "convnet") for name in layouts(model, RANKS)]
 MORE = [(m, n) for m in MODELS if m not in ("gpt", "convnet") for n in layouts(m, RANKS)]
+# What does not depend on how many ranks there are is tried on few: the others take long enough.
+FEW = layouts("gpt", RANKS) if RANKS in (2, 4) else {"data": {}}
 
 
 @pytest.fixture(scope="module")
@@ -51,27 +53,39 @@ def test_losses_are_those_of_one_process(comm, expected, model, layout):
     same(curve(comm, config), expected(config), 1e-10)
 
 
-@pytest.mark.parametrize(("model", "layout"), CASES)
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [
+        pytest.param(model, name, marks=() if name in FEW else pytest.mark.slow)
+        for model, name in CASES
+    ],
+)
 def test_in_single_precision_too(comm, expected, model, layout):
     config = job(model, "float32", **layouts(model, RANKS)[layout])
     found, _ = curve(comm, config, steps=20)
     np.testing.assert_allclose(found[:, 0], expected(config, 20)[0][:, 0], rtol=1e-4)
 
 
-@pytest.mark.parametrize(("model", "layout"), MORE)
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [
+        pytest.param(model, name, marks=() if name in FEW else pytest.mark.slow)
+        for model, name in MORE
+    ],
+)
 def test_other_models_and_optimisers(comm, expected, model, layout):
     config = job(model, **layouts(model, RANKS)[layout])
     same(curve(comm, config, steps=5), expected(config, 5), 1e-9)
 
 
 # More ranks than samples, so that some micro-batches are empty.
-@pytest.mark.parametrize("layout", layouts("gpt", RANKS))
+@pytest.mark.parametrize("layout", FEW)
 def test_micro_batches_without_samples(comm, expected, layout):
     config = job("gpt", batch_size=3, **layouts("gpt", RANKS)[layout])
     same(curve(comm, config, steps=3), expected(config, 3), 1e-10)
 
 
-@pytest.mark.parametrize("layout", layouts("gpt", RANKS))
+@pytest.mark.parametrize("layout", FEW)
 def test_the_test_is_the_same_on_every_layout(comm, layout):
     config = job("gpt", batch_size=50, **layouts("gpt", RANKS)[layout])
     with Trainer(comm, config) as trainer:
@@ -82,7 +96,7 @@ def test_the_test_is_the_same_on_every_layout(comm, layout):
     assert found.test_loss == pytest.approx(expected.test_loss, rel=1e-12)
 
 
-@pytest.mark.parametrize("layout", layouts("gpt", RANKS))
+@pytest.mark.parametrize("layout", FEW)
 def test_the_same_run_gives_the_same_bits(comm, layout):
     config = job("gpt", "float32", **layouts("gpt", RANKS)[layout])
     (one, first), (two, second) = (curve(comm, config, steps=3) for _ in range(2))
@@ -117,8 +131,8 @@ def test_a_node_has_its_parameters_once(comm):
         del views
 
 
-@pytest.mark.parametrize("compute", ["bfloat16", "float16"])
-@pytest.mark.parametrize("layout", layouts("gpt", RANKS))
+@pytest.mark.parametrize("compute", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("layout", FEW)
 def test_sixteen_bits_train_nearly_as_well(comm, expected, compute, layout):
     from msgspec.structs import replace
 

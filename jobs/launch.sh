@@ -1,0 +1,39 @@
+# shellcheck shell=bash
+# How ranks are started, in one place: the job scripts source this and call `launch` with the
+# arguments of Python.
+#
+#   MPITRAIN_PYTHON    the interpreter of the environment (default: python)
+#   MPITRAIN_LAUNCHER  pmix    srun --mpi=pmix: Open MPI where SLURM has that plugin
+#                      pmi2    srun --mpi=pmi2: MPICH
+#                      mpirun  the environment's mpiexec within the allocation (the default)
+#   MPITRAIN_SITE      a file of jobs/sites/ to source first, as in infiniband_openmpi
+
+python=${MPITRAIN_PYTHON:-python}
+if [ -n "${MPITRAIN_SITE:-}" ]; then
+    # shellcheck source=/dev/null
+    . "${MPITRAIN_HOME:-$SLURM_SUBMIT_DIR}/jobs/sites/$MPITRAIN_SITE.sh"
+fi
+
+launch() {
+    local kind=${MPITRAIN_LAUNCHER:-mpirun}
+    # An array: options stay apart whatever is in them.
+    local -a command
+    case $kind in
+        pmix | pmi2)
+            command=(srun "--mpi=$kind" --kill-on-bad-exit=1)
+            ;;
+        mpirun)
+            local mpiexec
+            mpiexec=$(dirname "$(command -v "$python")")/mpiexec
+            [ -x "$mpiexec" ] || mpiexec=mpiexec
+            command=("$mpiexec" -n "${SLURM_NTASKS:-$((SLURM_NNODES * SLURM_NTASKS_PER_NODE))}")
+            ;;
+        *)
+            echo "jobs: MPITRAIN_LAUNCHER=$kind: expected pmix, pmi2 or mpirun" >&2
+            return 2
+            ;;
+    esac
+    echo "jobs: ${command[*]} $python $*"
+    # exec: signals to this process are the launcher's, which passes them on to the ranks.
+    exec "${command[@]}" "$python" "$@"
+}

@@ -1,0 +1,12 @@
+# shellcheck shell=bash
+# InfiniBand with Open MPI over UCX.
+export OMPI_MCA_pml=ucx                 # all messages through UCX, or an error: never TCP silently
+export OMPI_MCA_osc=^ucx                # windows of one node need none of it, and it is noisy
+export UCX_TLS=rc,sm,self               # reliable connections between nodes, memory within them
+export UCX_NET_DEVICES=${UCX_NET_DEVICES:-mlx5_0:1}  # the adapter and port; ibstat lists them
+export UCX_RNDV_THRESH=8192             # from here on, zero-copy
+if [ -e /dev/nvidiactl ]; then
+    export UCX_TLS=$UCX_TLS,cuda_copy,gdr_copy,cuda_ipc  # device memory, and GPU to GPU in a node
+    export UCX_MEMTYPE_CACHE=n          # CuPy's pool reuses addresses, which the cache gets wrong
+fi
+export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}  # BLAS threads; the trainer limits its own, too

@@ -1,0 +1,246 @@
+"""The job scripts on a real SLURM of two nodes."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mpitrain.checkpoint import Checkpoint
+from tests.cluster.slurm import NoSlurm, missing, slurm
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+
+#: How each MPI's ranks are started.
+LAUNCHERS = {"Open MPI": ("pmix", "mpirun"), "MPICH": ("pmi2",)}
+
+
+def vendor():
+    told = subprocess.run(
+        [sys.executable, "-c", "from mpi4py import MPI; print(MPI.get_vendor()[0])"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return told.stdout.strip()
+
+
+KINDS = LAUNCHERS.get(vendor(), ()) if missing() is None else ("none",)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    try:
+        with slurm(nodes=2) as up:
+            yield up
+    except NoSlurm as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def submit(cluster, tmp_path):
+    """Submits a script of jobs/, with its output in the test's folder."""
+
+    def run(script, *arguments, options=(), kind=KINDS[0], **env):
+        output = str(tmp_path / "%x-%A.out")
+        environment = {"MPITRAIN_PYTHON": sys.executable, "MPITRAIN_LAUNCHER": kind, **env}
+        return cluster.sbatch(
+            "--output", output, *options, f"jobs/{script}", *arguments, env=environment
+        )
+
+    return run
+
+
+def told(folder):
+    return "\n".join(path.read_text(errors="replace") for path in sorted(folder.glob("*.out")))
+
+
+JOB = """
+[run]
+seed = 5
+log_every = 1000
+[data]
+name = "digits"
+[model]
+kind = "mlp"
+hidden = [256]
+[train]
+epochs = 50
+steps = {steps}
+batch_size = 48
+[checkpoint]
+every = 10
+"""
+STEPS = 400
+
+
+@pytest.fixture
+def job(tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text(JOB.format(steps=STEPS).replace("epochs = 50", "epochs = 100"))
+    return str(path)
+
+
+def options(folder, name="run"):
+    return ["--set", f"run.dir={folder}/{name}"]
+
+
+def parameters(folder, steps=STEPS):
+    newest = sorted((folder / "checkpoints").glob("step-*"))[-1]
+    checkpoint = Checkpoint(newest)
+    checkpoint.verify()
+    assert checkpoint.manifest.progress.step == steps
+    return {name: checkpoint.tensor("parameters", name) for name in checkpoint.manifest.shapes}
+
+
+def steps_done(folder):
+    path = folder / "metrics.jsonl"
+    return path.read_text().count('"event":"step"') if path.exists() else 0
+
+
+def reach(folder, steps, seconds=60):
+    deadline = time.monotonic() + seconds
+    while steps_done(folder) < steps:
+        assert time.monotonic() < deadline, "the job does not get anywhere"
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cluster, tmp_path_factory):
+    """The parameters that a job ends with when nothing happens to it."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    path = folder / "job.toml"
+    path.write_text(JOB.format(steps=STEPS).replace("epochs = 50", "epochs = 100"))
+    number = cluster.sbatch(
+        "--output", str(folder / "job.out"), "jobs/train.sbatch", str(path), *options(folder),
+        env={"MPITRAIN_PYTHON": sys.executable, "MPITRAIN_LAUNCHER": KINDS[0]},
+    )  # fmt: skip
+    assert cluster.wait(number, 120) == "COMPLETED", (folder / "job.out").read_text()
+    return parameters(folder / "run")
+
+
+def same(found, expected):
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_are_on_both_nodes(cluster, submit, tmp_path, job, kind):
+    number = submit("train.sbatch", job, *options(tmp_path), "--set", "train.steps=3", kind=kind)
+    assert cluster.wait(number, 60) == "COMPLETED", told(tmp_path)
+    start = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
+    assert start["ranks"] == 4
+    assert "on n[0-1], restart 0" in told(tmp_path)
+
+
+def test_a_preempted_job_comes_back(cluster, submit, tmp_path, job, undisturbed):
+    number = submit("train.sbatch", job, *options(tmp_path), options=["--partition=low"])
+    reach(tmp_path / "run", 100)
+    other = cluster.sbatch(
+        "--partition=high", "--nodes=2", "--ntasks-per-node=4", "--output=/dev/null",
+        "--wrap", "sleep 1",
+    )  # fmt: skip
+    assert cluster.wait(other, 60) == "COMPLETED"
+    assert cluster.wait(number, 120) == "COMPLETED", told(tmp_path)
+    text = told(tmp_path)
+    assert "stopped after step" in text and "resumed after step" in text
+    same(parameters(tmp_path / "run"), undisturbed)
+
+
+def test_a_job_that_reaches_its_limit_comes_back(cluster, submit, tmp_path, job, undisturbed):
+    # A signal 55 s before the limit of a minute is one after 5 s.
+    limits = ["--time=00:01:00", "--signal=B:USR1@55"]
+    number = submit("train.sbatch", job, *options(tmp_path), "--grace", "1", options=limits)
+    assert cluster.wait(number, 180) == "COMPLETED", told(tmp_path)
+    text = told(tmp_path)
+    if "told to stop" in text:  # a fast machine is ready before
+        assert "resumed after step" in text
+    same(parameters(tmp_path / "run"), undisturbed)
+
+
+def test_a_killed_rank_ends_the_job_and_the_next_goes_on(
+    cluster, submit, tmp_path, job, undisturbed
+):
+    number = submit("train.sbatch", job, *options(tmp_path))
+    reach(tmp_path / "run", 100)
+    ranks = [
+        int(entry.name)
+        for entry in Path("/proc").iterdir()
+        if entry.name.isdigit() and _is_rank(entry, str(tmp_path))
+    ]
+    os.kill(ranks[-1], 9)
+    assert cluster.wait(number, 60) == "FAILED"
+    again = submit("train.sbatch", job, *options(tmp_path))
+    assert cluster.wait(again, 120) == "COMPLETED", told(tmp_path)
+    assert "resumed after step" in told(tmp_path)
+    same(parameters(tmp_path / "run"), undisturbed)
+
+
+def _is_rank(entry, folder):
+    try:
+        words = (entry / "cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return b"mpitrain" in words and b"python" in words[0] and folder.encode() in b" ".join(words)
+
+
+def test_a_job_whose_node_fails_comes_back(cluster, submit, tmp_path, job, undisturbed):
+    number = submit("train.sbatch", job, *options(tmp_path))
+    reach(tmp_path / "run", 100)
+    cluster.kill_node("n1")
+    cluster.wait(number, 60, until={"PENDING", "REQUEUED"})
+    cluster.revive_node("n1")
+    assert cluster.wait(number, 180) == "COMPLETED", told(tmp_path) + cluster.logs()
+    assert "resumed after step" in told(tmp_path)
+    same(parameters(tmp_path / "run"), undisturbed)
+
+
+def test_a_job_comes_back_only_so_often(cluster, submit, tmp_path, job):
+    limit = {"MPITRAIN_MAX_RESTARTS": "0"}
+    number = submit("train.sbatch", job, *options(tmp_path), **limit)
+    reach(tmp_path / "run", 100)
+    cluster.run(["scancel", "--batch", "--signal=USR1", number])
+    assert cluster.wait(number, 60) == "FAILED"
+    assert "restarted 0 times, which is the limit" in told(tmp_path)
+
+
+def test_bench_leaves_figures_and_plots(cluster, submit, tmp_path):
+    small = ["-b", "8", "-e", "4K", "-f", "8", "-n", "5", "-w", "1", "--repeats", "1"]
+    number = submit("bench.sbatch", *small, BENCH_COLLECTIVES="allreduce allgather")
+    out = ROOT / "runs" / f"bench-{number}"
+    try:
+        assert cluster.wait(number, 90) == "COMPLETED", told(tmp_path)
+        for collective in ("allreduce", "allgather"):
+            assert json.loads((out / f"{collective}.json").read_text())["results"]
+            assert (out / f"{collective}.png").stat().st_size > 1000
+    finally:
+        shutil.rmtree(out, ignore_errors=True)
+
+
+def test_a_sweep_leaves_a_run_for_each_line(cluster, submit, tmp_path, job):
+    settings = tmp_path / "settings.txt"
+    settings.write_text(
+        "".join(f"optim.lr={rate} train.steps=30\n" for rate in (0.3, 0.1, 0.03, 0.01))
+    )
+    number = submit("sweep.sbatch", str(settings), job, options=["--array=1-4"])
+    runs = ROOT / "runs" / f"sweep-{number}"
+    try:
+        deadline = time.monotonic() + 90
+        while cluster.run(["squeue", "-h", "-j", number], check=False).strip():
+            assert time.monotonic() < deadline, told(tmp_path)
+            time.sleep(0.3)
+        assert [steps_done(runs / str(task)) for task in (1, 2, 3, 4)] == [30] * 4
+        table = subprocess.run(
+            [sys.executable, "-m", "mpitrain", "compare", str(runs)],
+            capture_output=True, text=True, cwd=ROOT, check=True,
+        ).stdout  # fmt: skip
+        assert table.count("\n") >= 5 and "optim.lr" in table
+    finally:
+        shutil.rmtree(runs, ignore_errors=True)
