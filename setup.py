@@ -44,6 +44,7 @@ setup(
         "numpy>=1.26",
         "msgspec>=0.18",
         "rich>=13",
+        "safetensors>=0.4",
         "threadpoolctl>=3",
     ],
     extras_require=EXTRAS,
