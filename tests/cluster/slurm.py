@@ -148,7 +148,10 @@ class Cluster:
                     os.kill(int(pid), signal.SIGKILL)
 
     def revive_node(self, name: str) -> None:
-        """The daemon starts again."""
+        """The daemon starts again, as after a reboot: without what its former steps left."""
+        for folder in (self.folder / f"spool-{name}", self.folder / f"tmp-{name}"):
+            shutil.rmtree(folder)
+            folder.mkdir()
         self._start(name, ["slurmd", "-D", "-N", name])
 
     def logs(self) -> str:
