@@ -124,6 +124,23 @@ def _parser() -> argparse.ArgumentParser:
     report = commands.add_parser("report", help="one HTML file of a run: curves, time, layout")
     report.add_argument("run", type=Path, help="its folder")
 
+    submit = commands.add_parser(
+        "submit",
+        help="submit a job to SLURM, or print its script",
+        epilog="example: python -m mpitrain submit jobs/examples/digits.toml --nodes 4 "
+        "--ranks-per-node 4 --time 2:00:00 --dry-run",
+    )
+    _job(submit)
+    submit.add_argument("--nodes", type=int, default=2)
+    submit.add_argument("--ranks-per-node", type=int, default=2)
+    submit.add_argument("--gpus-per-node", type=int, default=0)
+    submit.add_argument("--time", default="01:00:00", help="limit, as SLURM has it (01:00:00)")
+    submit.add_argument("--partition")
+    submit.add_argument("--account")
+    submit.add_argument("--name", help="of the job")
+    submit.add_argument("--jobs", type=Path, default=Path("jobs"), help="folder of the scripts")
+    submit.add_argument("--dry-run", action="store_true", help="print the script")
+
     compare = commands.add_parser("compare", help="runs of a folder in one table, best first")
     compare.add_argument("runs", type=Path, help="a folder of runs, as jobs/sweep.sbatch leaves")
 

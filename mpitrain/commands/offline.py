@@ -91,6 +91,27 @@ def export(options: argparse.Namespace) -> int:
     return 0
 
 
+def submit(options: argparse.Namespace) -> int:
+    """Submit a job, or print its script."""
+    from mpitrain import submit as slurm
+    from mpitrain.config import load
+
+    load(options.config, options.set)  # what cannot be need not wait in a queue
+    lines = slurm.directives(
+        nodes=options.nodes,
+        ranks_per_node=options.ranks_per_node,
+        time=options.time,
+        partition=options.partition,
+        account=options.account,
+        gpus_per_node=options.gpus_per_node,
+        name=options.name,
+    )
+    given = [str(options.config), *(part for pair in options.set for part in ("--set", pair))]
+    script = slurm.render(slurm.read_script(options.jobs), lines, given)
+    print(script if options.dry_run else slurm.submit(script), end="" if options.dry_run else "\n")
+    return 0
+
+
 def compare(options: argparse.Namespace) -> int:
     """Print a table of runs."""
     from mpitrain.commands.compare import compare as table
@@ -100,6 +121,7 @@ def compare(options: argparse.Namespace) -> int:
 
 
 _COMMANDS = {
+    "submit": submit,
     "compare": compare,
     "schedules": schedules,
     "plan": plan,

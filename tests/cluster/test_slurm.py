@@ -169,6 +169,7 @@ def test_a_job_that_reaches_its_limit_comes_back(cluster, submit, tmp_path, job,
     assert "told to stop" in told(tmp_path) and "stopped as told" in told(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_job_with_a_killed_rank_comes_back(cluster, submit, tmp_path, job, undisturbed):
     number = submit("train.sbatch", job, *options(tmp_path))
     reach(tmp_path / "run", 100)
@@ -192,6 +193,7 @@ def _is_rank(entry, folder):
     return b"mpitrain" in words and b"python" in words[0] and folder.encode() in b" ".join(words)
 
 
+@pytest.mark.slow
 def test_a_job_whose_node_fails_comes_back(cluster, submit, tmp_path, job, undisturbed):
     number = submit("train.sbatch", job, *options(tmp_path))
     reach(tmp_path / "run", 100)
@@ -203,6 +205,7 @@ def test_a_job_whose_node_fails_comes_back(cluster, submit, tmp_path, job, undis
     same(parameters(tmp_path / "run"), undisturbed)
 
 
+@pytest.mark.slow
 def test_a_job_comes_back_only_so_often(cluster, submit, tmp_path, job):
     limit = {"MPITRAIN_MAX_RESTARTS": "0"}
     number = submit("train.sbatch", job, *options(tmp_path), **limit)
@@ -212,6 +215,7 @@ def test_a_job_comes_back_only_so_often(cluster, submit, tmp_path, job):
     assert "restarted 0 times, which is the limit" in told(tmp_path)
 
 
+@pytest.mark.slow
 def test_bench_leaves_figures_and_plots(cluster, submit, tmp_path):
     small = ["-b", "8", "-e", "4K", "-f", "8", "-n", "5", "-w", "1", "--repeats", "1"]
     number = submit("bench.sbatch", *small, BENCH_COLLECTIVES="allreduce allgather")

@@ -1,0 +1,99 @@
+"""Job scripts as they are rendered."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from mpitrain.commands.arguments import parse
+from mpitrain.commands.offline import run
+from mpitrain.config import ConfigError
+from mpitrain.submit import directives, read_script, render
+
+ROOT = Path(__file__).parents[3]
+SCRIPT = """#!/bin/bash
+# A comment.
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=2
+#SBATCH --time=01:00:00
+#SBATCH --requeue
+set -euo pipefail
+launch "$@"
+"""
+
+
+def test_the_script_that_is_submitted():
+    lines = directives(nodes=4, ranks_per_node=8, time="2:00:00", partition="gpu", gpus_per_node=8)
+    assert render(SCRIPT, lines, ["a job.toml", "--set", "run.dir=$(rm -rf /)'; x"]) == (
+        "#!/bin/bash\n"
+        "# A comment.\n"
+        "#SBATCH --nodes=4\n"
+        "#SBATCH --ntasks-per-node=8\n"
+        "#SBATCH --time=2:00:00\n"
+        "#SBATCH --requeue\n"
+        "#SBATCH --gpus-per-node=8\n"
+        "#SBATCH --partition=gpu\n"
+        "set -- 'a job.toml' --set 'run.dir=$(rm -rf /)'\"'\"'; x'\n"
+        "set -euo pipefail\n"
+        'launch "$@"\n'
+    )
+
+
+def test_arguments_arrive_as_they_were(tmp_path):
+    words = ["a b", "$(touch hurt)", "`touch hurt`", "'", '"', "\\", "*", "--set", "ü"]
+    script = render(SCRIPT.replace("launch", "printf '%s\\n'"), {}, words)
+    done = subprocess.run(
+        ["bash"], input=script, capture_output=True, text=True, cwd=tmp_path, check=True
+    )
+    assert done.stdout.splitlines() == words
+    assert not (tmp_path / "hurt").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"nodes": 0}, "--nodes 0: at least 1"),
+        ({"time": "two hours"}, "--time 'two hours': expected minutes"),
+        ({"partition": "a b"}, "--partition 'a b': a name without spaces"),
+        ({"name": "x\n#SBATCH --uid=0"}, "--job-name"),
+    ],
+)
+def test_options_that_are_none(options, message):
+    with pytest.raises(ConfigError) as caught:
+        directives(**{"nodes": 1, "ranks_per_node": 1, "time": "10", **options})
+    assert message in str(caught.value)
+
+
+def test_a_dry_run_prints_the_real_script(capsys):
+    job = str(ROOT / "jobs" / "examples" / "digits.toml")
+    argv = ["submit", job, "--nodes", "3", "--ranks-per-node", "2", "--time", "30", "--dry-run"]
+    argv += ["--jobs", str(ROOT / "jobs"), "--set", "train.epochs=3"]
+    assert run(parse(argv)) == 0
+    out = capsys.readouterr().out
+    assert "#SBATCH --nodes=3\n#SBATCH --ntasks-per-node=2\n#SBATCH --time=30\n" in out
+    assert f"set -- {job} --set train.epochs=3\n" in out
+    if shutil.which("shellcheck"):
+        subprocess.run(
+            ["shellcheck", "-x", "-P", str(ROOT / "jobs"), "-"], input=out, text=True, check=True
+        )
+
+
+def test_a_job_that_cannot_be_is_not_submitted(capsys):
+    job = str(ROOT / "jobs" / "examples" / "digits.toml")
+    argv = ["submit", job, "--dry-run", "--set", "optim.learning=1"]
+    assert run(parse(argv)) == 2
+    assert "optim.learning: unknown key" in capsys.readouterr().err
+
+
+def test_scripts_elsewhere(tmp_path):
+    with pytest.raises(ConfigError, match="No such file or directory; run in the repository"):
+        read_script(tmp_path)
+
+
+@pytest.mark.skipif(not shutil.which("shellcheck"), reason="shellcheck is not installed")
+def test_the_scripts_pass_shellcheck():
+    jobs = ROOT / "jobs"
+    scripts = [*jobs.glob("*.sh"), *jobs.glob("*.sbatch"), *(jobs / "sites").glob("*.sh")]
+    assert len(scripts) >= 9
+    subprocess.run(["shellcheck", "-x", "-P", str(jobs), *map(str, scripts)], check=True)
