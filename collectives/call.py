@@ -112,7 +112,7 @@ class Call:
         situation = Situation(
             library(),
             self.collective,
-            0 if self.counts else self.nbytes,
+            self._known_bytes,
             self.member.size,
             per_node,
             commutes=self.op is None or self.op.is_commutative,
@@ -121,6 +121,15 @@ class Call:
             memory="cupy" if self.is_on_device else "shared" if shared else "numpy",
         )
         return choose(table, situation)
+
+    @property
+    def _known_bytes(self) -> int:
+        """Of the largest buffer, if all ranks know it."""
+        if self.counts is None:
+            return self.nbytes
+        if self.collective in ("reduce_scatter", "allgather"):
+            return max(map(sum, self.counts)) * self.buffer.items.itemsize
+        return 0  # the others' counts differ from rank to rank
 
     @property
     def key(self) -> tuple[object, ...]:
