@@ -164,6 +164,11 @@ class Engine:
 
     def _complete(self, plan: AnyPlan) -> None:
         self.last_plan = plan
+        if isinstance(plan, NativePlan):
+            # MPI's blocking collectives match none of its nonblocking ones, and no rank knows who
+            # else has plans under way: whoever has, ends them first.  All ranks have started them.
+            while self._active:
+                self._progress()
         if self._idle is None:
             plan()
         else:

@@ -379,3 +379,17 @@ def test_one_rank_comes_with_another_array(comm):
         view[...] = comm.rank
         comm.Allreduce(MPI.IN_PLACE, view, algorithm="direct")
         assert (view == total(comm)).all()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_blocking_native_call_while_only_some_ranks_have_a_plan_under_way(comm):
+    """It must be MPI's blocking collective on all of them: a nonblocking one would not match it."""
+    for turn in range(30):
+        items, other = np.full(5000, comm.rank + turn), np.full(100, comm.rank)
+        request = comm.Iallreduce(MPI.IN_PLACE, items, algorithm="ring")
+        if comm.rank % 2:
+            request.Wait()
+        comm.Allreduce(MPI.IN_PLACE, other, algorithm="native")
+        request.Wait()
+        assert (items == total(comm) + turn * comm.size).all()
+        assert (other == total(comm)).all()
