@@ -1,7 +1,6 @@
 """Training on any layout of ranks, readable from top to bottom."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from math import lcm
 from pathlib import Path
@@ -16,21 +15,13 @@ from collectives import Communicator
 from mpitrain import build, data, models, nn
 from mpitrain.arena import Arena
 from mpitrain.batches import MicroBatches
-from mpitrain.checkpoint import CheckpointError, Writer, newest
-from mpitrain.checkpoint.state import collect, restore
 from mpitrain.config import Config, ConfigError
 from mpitrain.data.dataset import Indexed
 from mpitrain.lr import learning_rate
 from mpitrain.metrics import (
     Epoch,
-    Resumed,
-    Saved,
     Skipped,
-    Start,
     Step,
-    Summary,
-    Write,
-    recorder,
 )
 from mpitrain.nn import Array
 from mpitrain.parallel.grid import ProcessGrid, shared_name
@@ -43,7 +34,7 @@ from mpitrain.pipeline.runtime import Latest, Runner, Span, no_span
 from mpitrain.pipeline.window import Window
 from mpitrain.precision import CastWeights, LossScale, compute_type
 from mpitrain.stage import LayerStage, Stage
-from mpitrain.stop import StopFlag, Stopped
+from mpitrain.stop import StopFlag
 from mpitrain.update import NonFinite, Updater
 
 
@@ -65,7 +56,10 @@ class Trainer:
         layers: names of the own layers.
         store: their parameters and gradients.
         updater: how parameters follow gradients.
+        partition: which layers each stage has.
+        span: records what is done when.
         steps_done: steps since the beginning, those that were skipped included.
+        stopping: whether a rank was asked to stop; all ranks know.
     """
 
     def __init__(
@@ -93,9 +87,9 @@ class Trainer:
         """
         self.comm = comm
         self.config = config
-        self._span = span
+        self.span = span
         self._stop = stop or StopFlag()
-        self._stopping = False
+        self.stopping = False
         self._layers = layers
         self.data = data.load(config.data, config.run.dtype)
         samples = len(self.data.train)
@@ -176,73 +170,6 @@ class Trainer:
         if error is None:
             self.close()
 
-    def train(self, *, resume: bool = False) -> Summary:
-        """Run all steps that are left; rank 0 reports to the console and to ``metrics.jsonl``.
-
-        Args:
-            resume: go on from the newest checkpoint in ``run.dir`` that is whole, if there is one.
-
-        Raises:
-            NonFinite: on all ranks; the parameters are those before that step.
-            mpitrain.parallel.replicas.ReplicaMismatch: on all ranks.
-            mpitrain.checkpoint.CheckpointError: on all ranks, when one cannot be written.
-            Stopped: on all ranks, after a checkpoint, if a rank was asked to stop.
-            OSError: on rank 0, when it cannot write its report.
-        """
-        seconds = comm_seconds = samples = 0.0
-        resumed = self.resume() if resume else None
-        result: Epoch | None = None
-        writer = Writer(
-            self.comm,
-            self.checkpoints,
-            keep=self.config.checkpoint.keep,
-            background=self.config.checkpoint.background,
-        )
-        if not resumed:
-            writer.set_aside()
-        with self._recorder() as write:
-            write(self._start())
-            if resumed:
-                write(resumed)
-            self.check_replicas("before the first step")
-            while self.steps_done < self.total_steps:
-                epoch = self.steps_done // self.sampler.steps_per_epoch
-                for record in self.run_epoch(epoch):
-                    write(record)
-                    if isinstance(record, Step):
-                        samples += record.samples
-                        seconds += record.seconds
-                        comm_seconds += record.seconds * record.comm_share
-                    self._tell(write, writer.poll())
-                    every = self.config.checkpoint.every
-                    if every and self.steps_done % every == 0 and not self._stopping:
-                        self._tell(write, self.save(writer))
-                if self._stopping:
-                    self._tell(write, self.save(writer))
-                    self._tell(write, writer.finish())
-                    why = next(filter(None, self.comm.allgather(self._stop.reason)))
-                    raise Stopped(
-                        f"stopped after step {self.steps_done} of {self.total_steps} ({why}); "
-                        "train --resume goes on from there"
-                    )
-                result = self.evaluate(epoch)
-                write(result)
-            if writer.last != self.steps_done and (not resumed or resumed.step < self.steps_done):
-                self._tell(write, self.save(writer))
-            self._tell(write, writer.finish())
-            result = result or self.evaluate(self.config.train.epochs - 1)
-            summary = Summary(
-                test_accuracy=result.test_accuracy,
-                test_loss=result.test_loss,
-                ranks=self.comm.size,
-                algorithm=self.store.algorithm,
-                reason=self.store.reason,
-                samples_per_s=samples / seconds if seconds else 0.0,
-                comm_share=comm_seconds / seconds if seconds else 0.0,
-            )
-            write(summary)
-        return summary
-
     @property
     def total_steps(self) -> int:
         """Steps of the whole run."""
@@ -250,31 +177,9 @@ class Trainer:
         every = train.epochs * self.sampler.steps_per_epoch
         return min(train.steps, every) if train.steps else every
 
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of the run's checkpoints."""
-        return Path(self.config.run.dir) / "checkpoints"
-
-    def save(self, writer: Writer) -> tuple[Path, float] | None:
-        """Begin a checkpoint; returns the one before, if it was not complete until now."""
-        before = writer.finish()
-        with self._span("checkpoint", "checkpoint"):
-            writer.begin(self.steps_done, *collect(self))
-        return before
-
-    def resume(self) -> Resumed | None:
-        """Take everything from the newest checkpoint in ``run.dir`` that is whole, if any.
-
-        Raises:
-            mpitrain.checkpoint.CheckpointError: on all ranks; it is another job's.
-        """
-        checkpoint, refused = newest(self.comm, self.checkpoints)
-        if checkpoint is None:
-            if refused:
-                raise CheckpointError(f"no checkpoint can be used: {'; '.join(refused)}")
-            return None
-        restore(self, checkpoint)
-        return Resumed(self.steps_done, str(checkpoint.folder), refused)
+    def stop_reason(self) -> str:
+        """Why a rank was asked to stop."""
+        return next(filter(None, self.comm.allgather(self._stop.reason)), "no reason")
 
     def refresh(self) -> None:
         """The pieces' parameters were replaced: all ranks see them now."""
@@ -291,7 +196,7 @@ class Trainer:
         asynchronous = self.config.parallel.schedule == "asynchronous"
         while some := list(islice(batches, self.config.parallel.window if asynchronous else 1)):
             yield from self.window(epoch, some) if asynchronous else [self.step(epoch, some[0])]
-            if self._stopping:
+            if self.stopping:
                 return
             every = self.config.run.check_every
             if every and self.steps_done % every == 0:
@@ -309,7 +214,7 @@ class Trainer:
         records: list[Step | Skipped] = []
 
         def update(number: int, loss: float) -> None:
-            with self._span("reduce", "communicate"):
+            with self.span("reduce", "communicate"):
                 comm_seconds = self.store.wait()
             records.append(self._update(epoch, len(batch), loss, comm_seconds))
 
@@ -336,7 +241,7 @@ class Trainer:
         )
         seconds = (perf_counter() - start) / len(batches)
         self.steps_done += len(batches)
-        self._stopping = self.comm.allreduce(self._stop.raised(), op=MPI.LOR)
+        self.stopping = self.comm.allreduce(self._stop.raised(), op=MPI.LOR)
         return [
             Step(
                 step=done + 1 + index,
@@ -366,7 +271,7 @@ class Trainer:
                 self._stages,
                 self.weights,
                 self._inputs,
-                span=self._span,
+                span=self.span,
             )
         return self._runners[steps]
 
@@ -381,7 +286,7 @@ class Trainer:
         agreed = self.updater.agree(own, now - self._lap, comm_seconds, float(self._stop.raised()))
         self._lap = now
         seconds, comm_seconds, stopping = agreed.totals
-        self._stopping = stopping > 0
+        self.stopping = stopping > 0
         grad_norm = agreed.grad_norm / self.scale.value
         number = self.steps_done + 1
         if not agreed.finite:
@@ -389,9 +294,9 @@ class Trainer:
         lr = self._rate(self.steps_done)
         most = self.config.optim.clip_norm
         clip = most / grad_norm if most and grad_norm > most else 1.0
-        with self._span("update", "update"):
+        with self.span("update", "update"):
             self.updater.step(lr, clip / self.scale.value)
-        with self._span("publish", "communicate"):
+        with self.span("publish", "communicate"):
             comm_seconds += self.comm.size * self.store.publish()
         if self._cast:
             self._cast.forget()
@@ -473,35 +378,4 @@ class Trainer:
             labels_per_sample=self.data.labels_per_sample,
             dtype=self._compute_type,
             scale=self.scale.value,
-        )
-
-    def _tell(self, write: Write, saved: tuple[Path, float] | None) -> None:
-        if saved:
-            folder, seconds = saved
-            write(Saved(int(folder.name.removeprefix("step-")), str(folder), seconds))
-
-    def _recorder(self) -> AbstractContextManager[Write]:
-        if self.comm.rank == 0:
-            return recorder(self.config, self.total_steps, self.steps_done)
-        return nullcontext(lambda record: None)
-
-    def _start(self) -> Start:
-        return Start(
-            ranks=self.comm.size,
-            layout=str(self.grid.layout),
-            stages=[list(names) for names in self.partition.layers],
-            algorithm=self.store.algorithm,
-            reason=self.store.reason,
-            parameters=self._parameters(),
-            config=self.config,
-        )
-
-    def _parameters(self) -> int:
-        shapes = self.model.shapes(list(self.model.layers))
-        tied = {f"{name}.{own}" for name, layer in self.model.layers.items() for own in layer.tied}
-        return sum(
-            int(np.prod(shape))
-            for name, own in shapes.items()
-            for key, shape in own.items()
-            if f"{name}.{key}" not in tied
         )

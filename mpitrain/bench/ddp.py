@@ -120,7 +120,7 @@ def main() -> int:
     comm = Communicator(MPI.COMM_WORLD)
     with limit_blas_threads(comm):
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // comm.size))
-        _join_gloo(comm)
+        _join_gloo(comm, options.address)
         rows = _measure(comm, options)
         if comm.rank == 0:
             _report(comm, options, rows)
@@ -133,9 +133,14 @@ def _measure(comm: Communicator, options: argparse.Namespace) -> dict[str, list[
     torch.manual_seed(0)
     gloo = nn.parallel.DistributedDataParallel(TorchGPT(*shape))
     torch.manual_seed(0)
-    ours = DataParallel(comm, TorchGPT(*shape), bucket_bytes=options.bucket_bytes)
+    ours = DataParallel(
+        comm,
+        TorchGPT(*shape),
+        bucket_bytes=options.bucket_bytes,
+        algorithm=options.algorithm,
+    )
     torch.manual_seed(0)
-    late = DataParallel(comm, TorchGPT(*shape), overlap=False)
+    late = DataParallel(comm, TorchGPT(*shape), overlap=False, algorithm=options.algorithm)
     layers = gpt.layers(
         vocabulary=options.vocabulary,
         context=options.context,
@@ -208,13 +213,13 @@ def _loss(scores: torch.Tensor, labels: np.ndarray) -> torch.Tensor:
     return nn.functional.cross_entropy(flat, torch.from_numpy(labels).reshape(-1))
 
 
-def _join_gloo(comm: Communicator) -> None:
+def _join_gloo(comm: Communicator, address: str) -> None:
     port = None
     if comm.rank == 0:
         with socket.socket() as free:
             free.bind(("", 0))
             port = free.getsockname()[1]
-    host, port = comm.bcast((socket.gethostname(), port))
+    host, port = comm.bcast((address or socket.gethostname(), port))
     torch.distributed.init_process_group(
         "gloo", f"tcp://{host}:{port}", rank=comm.rank, world_size=comm.size
     )
@@ -257,6 +262,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=8, help="samples a rank")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--warmup", type=int, default=5)
+    parser.add_argument("--address", default="", help="of rank 0, if its name cannot be resolved")
+    parser.add_argument("--algorithm", default="auto", help="of our all-reduce")
     parser.add_argument("--bucket-bytes", type=int, default=2**20)
     parser.add_argument("-J", "--json", type=Path, help="write all times there")
     return parser.parse_args()

@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from mpi4py import MPI
 
@@ -13,6 +14,8 @@ from mpitrain.commands.arguments import parse
 from mpitrain.config import Config, ConfigError, load
 from mpitrain.data import DataError
 from mpitrain.parallel.replicas import ReplicaMismatch
+from mpitrain.run import checkpoints, resume
+from mpitrain.run import train as run_training
 from mpitrain.stop import Stopped, stop_flag
 from mpitrain.threads import limit_blas_threads
 from mpitrain.trace import Trace
@@ -52,11 +55,11 @@ def train(comm: Communicator, options: argparse.Namespace) -> int:
         trace.align(comm)
         stopped = None
         try:
-            it.train(resume=options.resume)
+            run_training(it, go_on=options.resume)
         except Stopped as error:
             stopped = error
         if config.run.trace:
-            trace.write(comm, it.checkpoints.parent / "trace.json")
+            trace.write(comm, Path(config.run.dir) / "trace.json")
         if stopped:
             raise stopped
     return 0
@@ -66,9 +69,9 @@ def evaluate(comm: Communicator, options: argparse.Namespace) -> int:
     """Test the newest checkpoint of a job."""
     config = load_once(comm, options)
     with Trainer(comm, config) as trainer:
-        found = trainer.resume()
+        found = resume(trainer)
         if found is None:
-            raise CheckpointError(f"{trainer.checkpoints} has no checkpoint; train first")
+            raise CheckpointError(f"{checkpoints(config)} has no checkpoint; train first")
         result = trainer.evaluate(0)
         if comm.rank == 0:
             print(

@@ -18,8 +18,10 @@ from mpitrain.metrics import Skipped
 from mpitrain.parallel.replicas import ReplicaMismatch
 from mpitrain.parallel.replicated import Replicated
 from mpitrain.parallel.store import Reduction
+from mpitrain.run import checkpoints, resume, save, train
 from mpitrain.stop import StopFlag, Stopped
 from mpitrain.threads import limit_blas_threads
+from mpitrain.trace import Trace, read_trace
 from mpitrain.trainer import Trainer
 from mpitrain.update import NonFinite
 from tests.mpi.layouts import curve, job, layouts, whole
@@ -102,7 +104,7 @@ def test_initial_values_that_differ_are_caught_before_the_first_step(comm, folde
     own = replace(config.run, seed=comm.rank, dir=str(folder))
     trainer = Trainer(comm, replace(config, run=own))
     with pytest.raises(ReplicaMismatch, match="before the first step"):
-        trainer.train()
+        train(trainer)
     assert trainer.steps_done == 0
     trainer.close()
 
@@ -153,12 +155,12 @@ def test_a_run_that_was_interrupted_goes_on_bit_by_bit(comm, folder, layout):
     expected_curve, expected = curve(comm, config, steps=6)
     with Trainer(comm, config) as trainer:
         list(islice(trainer.run_epoch(0), 3))
-        writer = Writer(comm, trainer.checkpoints, keep=2)
-        trainer.save(writer)
+        writer = Writer(comm, checkpoints(trainer.config), keep=2)
+        save(trainer, writer)
         list(islice(trainer.run_epoch(0), 2))  # after the snapshot, while it is being written
         writer.finish()
     with Trainer(comm, config) as trainer:
-        resumed = trainer.resume()
+        resumed = resume(trainer)
         assert (resumed.step, resumed.refused) == (3, [])
         records = list(islice(trainer.run_epoch(0), 3))
         found = [(record.loss, record.grad_norm) for record in records]
@@ -177,16 +179,16 @@ def test_a_run_goes_on_in_another_layout(comm, folder, layout):
         if comm.rank == 0:
             with Trainer(one, plain) as trainer:
                 list(islice(trainer.run_epoch(0), 2))
-                writer = Writer(one, trainer.checkpoints, keep=9, background=False)
-                trainer.save(writer)
+                writer = Writer(one, checkpoints(trainer.config), keep=9, background=False)
+                save(trainer, writer)
     comm.Barrier()
     with Trainer(comm, config) as trainer:
-        assert trainer.resume().step == 2
+        assert resume(trainer).step == 2
         records = list(islice(trainer.run_epoch(0), 2))
-        writer = Writer(comm, trainer.checkpoints, keep=9, background=False)
-        trainer.save(writer)
+        writer = Writer(comm, checkpoints(trainer.config), keep=9, background=False)
+        save(trainer, writer)
     with Communicator(MPI.COMM_SELF) as one, Trainer(one, plain) as trainer:
-        assert trainer.resume().step == 4
+        assert resume(trainer).step == 4
         records += list(islice(trainer.run_epoch(0), 2))
     np.testing.assert_allclose([r.loss for r in records], expected[2:, 0], rtol=1e-10)
 
@@ -196,10 +198,10 @@ def saved(comm, folder, steps=(1, 2, 3)):
     config = mlp()
     config = replace(config, run=replace(config.run, dir=str(folder)))
     with Trainer(comm, config) as trainer:
-        writer = Writer(comm, trainer.checkpoints, keep=len(steps), background=False)
+        writer = Writer(comm, checkpoints(trainer.config), keep=len(steps), background=False)
         for step, _ in enumerate(trainer.run_epoch(0), 1):
             if step in steps:
-                trainer.save(writer)
+                save(trainer, writer)
             if step == max(steps):
                 break
     return config
@@ -245,7 +247,7 @@ def test_a_spoilt_checkpoint_is_refused_and_the_one_before_used(comm, folder, ho
         spoil_newest(folder, how)
     comm.Barrier()
     with Trainer(comm, config) as trainer:
-        resumed = trainer.resume()
+        resumed = resume(trainer)
         assert resumed.step == 2
         assert len(resumed.refused) == 1
         assert "step-00000003" in resumed.refused[0]
@@ -259,7 +261,7 @@ def test_what_was_not_completed_is_no_checkpoint(comm, folder):
         (unfinished / "rank-00000.safetensors").write_bytes(b"half of it")
     comm.Barrier()
     with Trainer(comm, config) as trainer:
-        assert trainer.resume().step == 1
+        assert resume(trainer).step == 1
 
 
 def test_when_all_are_spoilt_nothing_is_made_up(comm, folder):
@@ -268,7 +270,7 @@ def test_when_all_are_spoilt_nothing_is_made_up(comm, folder):
         spoil_newest(folder, "one bit")
     comm.Barrier()
     with Trainer(comm, config) as trainer, pytest.raises(CheckpointError, match="digest differs"):
-        trainer.resume()
+        resume(trainer)
 
 
 def test_another_jobs_checkpoint_is_refused(comm, folder):
@@ -278,15 +280,15 @@ def test_another_jobs_checkpoint_is_refused(comm, folder):
         Trainer(comm, other) as trainer,
         pytest.raises(CheckpointError, match=r"train\.batch_size was 100, and is 50"),
     ):
-        trainer.resume()
+        resume(trainer)
 
 
 def test_the_oldest_ones_go(comm, folder):
     config = saved(comm, folder)
     with Trainer(comm, config) as trainer:
-        trainer.resume()
+        resume(trainer)
         list(islice(trainer.run_epoch(0), 1))
-        trainer.save(Writer(comm, trainer.checkpoints, keep=2, background=False))
+        save(trainer, Writer(comm, checkpoints(trainer.config), keep=2, background=False))
     comm.Barrier()
     left = sorted(path.name for path in (folder / "checkpoints").iterdir())
     assert left == ["step-00000003", "step-00000004"]
@@ -298,7 +300,7 @@ def test_a_folder_that_cannot_be_written_fails_on_all_ranks(comm, folder):
     with Trainer(comm, config) as trainer:
         writer = Writer(comm, folder / "file" / "checkpoints", keep=1)
         with pytest.raises(CheckpointError, match=r"cannot write a checkpoint to .*intact"):
-            trainer.save(writer)
+            save(trainer, writer)
 
 
 def test_a_rank_that_is_asked_to_stop_stops_all_of_them(comm, folder):
@@ -319,9 +321,9 @@ def test_a_rank_that_is_asked_to_stop_stops_all_of_them(comm, folder):
 
         trainer.step = counting
         with pytest.raises(Stopped, match=r"stopped after step 7 of 30 \(a test\)"):
-            trainer.train()
+            train(trainer)
     with Trainer(comm, config) as trainer:
-        trainer.train(resume=True)
+        train(trainer, go_on=True)
         found = whole(comm, trainer)
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     numbers = [int(line.split('"step":')[1].split(",")[0]) for line in lines if '"step","' in line]
@@ -340,7 +342,7 @@ def test_a_checkpoint_has_every_tensor_whole(comm, folder):
     checkpoint.verify()
     assert checkpoint.sections == {"parameters", "velocity"}
     with Trainer(comm, config) as trainer:
-        trainer.resume()
+        resume(trainer)
         for name, values in whole(comm, trainer).items():
             np.testing.assert_array_equal(checkpoint.tensor("parameters", name), values)
     with pytest.raises(CheckpointError, match="has no parameters of nobody"):
@@ -410,3 +412,43 @@ def test_without_overlap_nothing_moves_until_the_end(comm, store):
     own.wait()
     np.testing.assert_array_equal(own.gradients, summed(comm))
     own.close()
+
+
+def test_state_in_mapped_files_changes_no_bit(comm, folder):
+    plain = job("gpt", "float32", zero=1)
+    mapped = replace(plain, parallel=replace(plain.parallel, offload=str(folder / "state")))
+    (one, first), (two, second) = (curve(comm, config, steps=3) for config in (plain, mapped))
+    np.testing.assert_array_equal(one, two)
+    for name, values in first.items():
+        np.testing.assert_array_equal(values, second[name])
+    assert len(list((folder / "state").glob(f"rank{comm.rank}.*"))) >= 2
+
+
+def test_a_trace_of_all_ranks_on_one_clock(comm, folder):
+    trace = Trace(comm.rank)
+    trace.align(comm)
+    config = job("gpt", pipe=RANKS)
+    with Trainer(comm, config, span=trace.span) as trainer:
+        list(islice(trainer.run_epoch(0), 2))
+    trace.write(comm, folder / "trace.json")
+    comm.Barrier()
+    spans = read_trace(folder / "trace.json")
+    assert {span.rank for span in spans} == set(range(RANKS))
+    parts = trainer.parts
+    for rank in range(RANKS):
+        own = [span.name for span in spans if span.rank == rank and span.category == "compute"]
+        assert own.count("F0") == own.count("B0") == 2
+        assert len(own) == 2 * 2 * parts
+    # A stage computes what the one before has sent.
+    first = {(s.rank, s.name): s.start for s in reversed(spans) if s.category == "compute"}
+    for rank in range(1, RANKS):
+        assert first[rank, "F0"] > first[rank - 1, "F0"]
+
+
+def test_a_trace_that_is_off_records_nothing(comm, folder):
+    trace = Trace(comm.rank, enabled=False)
+    with trace.span("F0", "compute"):
+        pass
+    trace.write(comm, folder / "trace.json")
+    comm.Barrier()
+    assert read_trace(folder / "trace.json") == []

@@ -1,0 +1,173 @@
+"""A run of training: steps, checkpoints and reports until it ends or is asked to stop."""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from math import prod
+from pathlib import Path
+
+from mpitrain.checkpoint import CheckpointError, Writer, newest
+from mpitrain.checkpoint.state import collect, restore
+from mpitrain.config import Config
+from mpitrain.metrics import (
+    Epoch,
+    Resumed,
+    Saved,
+    Start,
+    Step,
+    Summary,
+    Write,
+    recorder,
+)
+from mpitrain.models import Model
+from mpitrain.stop import Stopped
+from mpitrain.trainer import Trainer
+
+
+def train(trainer: Trainer, *, go_on: bool = False) -> Summary:
+    """Run all steps that are left; rank 0 reports to the console and to ``metrics.jsonl``.
+
+    Collective.
+
+    Args:
+        trainer: of the job.
+        go_on: from the newest checkpoint in ``run.dir`` that is whole, if there is one.
+
+    Raises:
+        mpitrain.update.NonFinite: on all ranks; the parameters are those before that step.
+        mpitrain.parallel.replicas.ReplicaMismatch: on all ranks.
+        mpitrain.checkpoint.CheckpointError: on all ranks, when one cannot be written.
+        Stopped: on all ranks, after a checkpoint, if a rank was asked to stop.
+        OSError: on rank 0, when it cannot write its report.
+    """
+    config = trainer.config
+    resumed = resume(trainer) if go_on else None
+    writer = Writer(
+        trainer.comm,
+        checkpoints(config),
+        keep=config.checkpoint.keep,
+        background=config.checkpoint.background,
+    )
+    if not resumed:
+        writer.set_aside()
+    totals = _Totals()
+    result: Epoch | None = None
+    with _recorder(trainer) as write:
+        write(_start(trainer))
+        if resumed:
+            write(resumed)
+        trainer.check_replicas("before the first step")
+        while trainer.steps_done < trainer.total_steps:
+            epoch = trainer.steps_done // trainer.sampler.steps_per_epoch
+            for record in trainer.run_epoch(epoch):
+                write(record)
+                if isinstance(record, Step):
+                    totals.add(record)
+                _tell(write, writer.poll())
+                every = config.checkpoint.every
+                if every and trainer.steps_done % every == 0 and not trainer.stopping:
+                    _tell(write, save(trainer, writer))
+            if trainer.stopping:
+                _tell(write, save(trainer, writer))
+                _tell(write, writer.finish())
+                raise Stopped(
+                    f"stopped after step {trainer.steps_done} of {trainer.total_steps} "
+                    f"({trainer.stop_reason()}); train --resume goes on from there"
+                )
+            result = trainer.evaluate(epoch)
+            write(result)
+        if writer.last != trainer.steps_done and not (
+            resumed and resumed.step == trainer.steps_done
+        ):
+            _tell(write, save(trainer, writer))
+        _tell(write, writer.finish())
+        result = result or trainer.evaluate(config.train.epochs - 1)
+        summary = totals.summary(trainer, result)
+        write(summary)
+    return summary
+
+
+def checkpoints(config: Config) -> Path:
+    """The folder of a run's checkpoints."""
+    return Path(config.run.dir) / "checkpoints"
+
+
+def save(trainer: Trainer, writer: Writer) -> tuple[Path, float] | None:
+    """Begin a checkpoint; returns the one before, if it was not complete until now."""
+    before = writer.finish()
+    with trainer.span("checkpoint", "checkpoint"):
+        writer.begin(trainer.steps_done, *collect(trainer))
+    return before
+
+
+def resume(trainer: Trainer) -> Resumed | None:
+    """Take everything from the newest checkpoint in ``run.dir`` that is whole, if any.
+
+    Raises:
+        CheckpointError: on all ranks; it is another job's, or none of several can be used.
+    """
+    checkpoint, refused = newest(trainer.comm, checkpoints(trainer.config))
+    if checkpoint is None:
+        if refused:
+            raise CheckpointError(f"no checkpoint can be used: {'; '.join(refused)}")
+        return None
+    restore(trainer, checkpoint)
+    return Resumed(trainer.steps_done, str(checkpoint.folder), refused)
+
+
+class _Totals:
+    """Over all steps of a run."""
+
+    def __init__(self) -> None:
+        self.samples = self.seconds = self.comm_seconds = 0.0
+
+    def add(self, step: Step) -> None:
+        self.samples += step.samples
+        self.seconds += step.seconds
+        self.comm_seconds += step.seconds * step.comm_share
+
+    def summary(self, trainer: Trainer, result: Epoch) -> Summary:
+        return Summary(
+            test_accuracy=result.test_accuracy,
+            test_loss=result.test_loss,
+            ranks=trainer.comm.size,
+            algorithm=trainer.store.algorithm,
+            reason=trainer.store.reason,
+            samples_per_s=self.samples / self.seconds if self.seconds else 0.0,
+            comm_share=self.comm_seconds / self.seconds if self.seconds else 0.0,
+        )
+
+
+def _tell(write: Write, saved: tuple[Path, float] | None) -> None:
+    if saved:
+        folder, seconds = saved
+        write(Saved(int(folder.name.removeprefix("step-")), str(folder), seconds))
+
+
+def _recorder(trainer: Trainer) -> AbstractContextManager[Write]:
+    if trainer.comm.rank == 0:
+        return recorder(trainer.config, trainer.total_steps, trainer.steps_done)
+    return nullcontext(lambda record: None)
+
+
+def _start(trainer: Trainer) -> Start:
+    return Start(
+        ranks=trainer.comm.size,
+        layout=str(trainer.grid.layout),
+        stages=[list(names) for names in trainer.partition.layers],
+        algorithm=trainer.store.algorithm,
+        reason=trainer.store.reason,
+        parameters=_parameters(trainer.model),
+        config=trainer.config,
+    )
+
+
+def _parameters(model: Model) -> int:
+    """Numbers that are trained; those of tied tensors once."""
+    tied = {f"{name}.{own}" for name, layer in model.layers.items() for own in layer.tied}
+    shapes: Mapping[str, Mapping[str, tuple[int, ...]]] = model.shapes(list(model.layers))
+    return sum(
+        prod(shape)
+        for name, own in shapes.items()
+        for key, shape in own.items()
+        if f"{name}.{key}" not in tied
+    )
