@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -97,3 +98,10 @@ def test_the_scripts_pass_shellcheck():
     scripts = [*jobs.glob("*.sh"), *jobs.glob("*.sbatch"), *(jobs / "sites").glob("*.sh")]
     assert len(scripts) >= 9
     subprocess.run(["shellcheck", "-x", "-P", str(jobs), *map(str, scripts)], check=True)
+
+
+@pytest.mark.parametrize("module", ["mpitrain", "mpitrain.commands.offline", "mpitrain.submit"])
+def test_what_needs_no_ranks_starts_no_mpi(module):
+    code = f"import {module}, sys; print('mpi4py.MPI' in sys.modules)"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert told.stdout == "False\n", told.stderr
