@@ -76,7 +76,7 @@ class TorchGPT(nn.Module):
 class Ours:
     """The same model in our layers."""
 
-    def __init__(self, comm: Communicator, model: Model) -> None:
+    def __init__(self, comm: Communicator, model: Model, reduction: Reduction) -> None:
         names = list(model.layers)
         initial = model.initial(names, 0, np, np.float32)
         shapes = {n: {k: v.shape for k, v in ps.items()} for n, ps in initial.items()}
@@ -84,7 +84,7 @@ class Ours:
         flat = np.empty(arena.size, np.float32)
         arena.fill(flat, initial, names)
         self.model = model
-        self.store = Replicated(arena, flat, Reduction({DATA: comm}), comm.empty)
+        self.store = Replicated(arena, flat, reduction, comm.empty)
         self.stage = LayerStage(list(model.layers.values()))
         self.optimizer = Adam(decoupled=True)
         self.state = [
@@ -150,7 +150,11 @@ def _measure(comm: Communicator, options: argparse.Namespace) -> dict[str, list[
         group=TensorGroup(),
         sequence=False,
     )
-    native = Ours(comm, Model(layers, options.vocabulary, TensorGroup()))
+    native = Ours(
+        comm,
+        Model(layers, options.vocabulary, TensorGroup()),
+        Reduction({DATA: comm}, options.algorithm, options.bucket_bytes),
+    )
     optimizers = [
         torch.optim.AdamW(m.parameters(), 1e-3, fused=True)
         for m in (gloo, ours.module, late.module)
