@@ -8,6 +8,7 @@ its own clear error.  Prints how often which; exits 1 at anything else.
 
 import argparse
 import gzip
+import io
 import os
 import random
 import struct
@@ -22,9 +23,10 @@ import numpy as np
 
 from mpitrain.checkpoint.manifest import CheckpointError, Manifest, Piece, Progress, parse
 from mpitrain.config import ConfigError, load
+from mpitrain.data.arrays import load_arrays
 from mpitrain.data.errors import DataError
 from mpitrain.data.idx import parse_idx
-from mpitrain.data.text import characters
+from mpitrain.data.text import characters, load_text
 from mpitrain.data.tokens import load_tokens
 from mpitrain.profiles import ProfileError, parse_profile
 
@@ -52,7 +54,8 @@ class _Files:
 
     def __init__(self) -> None:
         where = "/dev/shm" if os.path.isdir("/dev/shm") else None
-        self.folder = Path(tempfile.mkdtemp(dir=where))
+        self._temporary = tempfile.TemporaryDirectory(dir=where)
+        self.folder = Path(self._temporary.name)
         (self.folder / "val.bin").write_bytes(np.arange(40, dtype="<u2").tobytes())
 
     def config(self, data: bytes) -> object:
@@ -64,11 +67,36 @@ class _Files:
         (self.folder / "train.bin").write_bytes(data)
         return load_tokens(self.folder, 8)
 
+    def arrays(self, data: bytes) -> object:
+        path = self.folder / "all.npz"
+        path.write_bytes(data)
+        return load_arrays(path, 0.25, np.float32)
+
+    def mapped(self, data: bytes) -> object:
+        folder = self.folder / "arrays"
+        folder.mkdir(exist_ok=True)
+        np.save(folder / "labels.npy", np.arange(4))
+        (folder / "inputs.npy").write_bytes(data)
+        return load_arrays(folder, 0.25, np.float32)
+
+    def pieces(self, data: bytes) -> object:
+        path = self.folder / "text"
+        path.write_bytes(data)
+        return load_text(path, "bytes", 2, 0.3)
+
+
+def _saved(save: Callable[..., None], *arrays: np.ndarray, **named: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    save(file, *arrays, **named)
+    return file.getvalue()
+
 
 def seeds() -> dict[str, tuple[Reader, list[bytes], type[Exception]]]:
     """For each reader: itself, valid files, and the error that it may raise."""
     files = _Files()
     plain = b"\0\0\x08\x03" + struct.pack(">3I", 2, 3, 4) + bytes(range(24))
+    empty = b"\0\0\x08\x04" + struct.pack(">4I", 0, 2, 3, 1)
+    inputs, labels = np.arange(8.0).reshape(4, 2), np.arange(4)
     piece = Piece("a", "parameters", "rank-00000.safetensors", "k", 0, 0, 2, 0, 4)
     whole = Manifest(
         1, Progress(3, 3), "{}", "", {"a": [3, 2]}, {"a": "float32"},
@@ -81,7 +109,17 @@ def seeds() -> dict[str, tuple[Reader, list[bytes], type[Exception]]]:
         b"parameter_size=128.0\n\tnode1 -- node2\n"
     )
     return {
-        "idx": (idx, [plain, gzip.compress(plain)], DataError),
+        "idx": (idx, [plain, empty, gzip.compress(plain)], DataError),
+        "arrays": (
+            files.arrays,
+            [
+                _saved(np.savez, inputs=inputs, labels=labels),
+                _saved(np.savez_compressed, inputs=inputs, labels=labels),
+            ],
+            DataError,
+        ),
+        "mapped": (files.mapped, [_saved(np.save, inputs), _saved(np.save, labels)], DataError),
+        "pieces": (files.pieces, [b"so many tokens", b""], DataError),
         "manifest": (manifest, [msgspec.json.encode(whole)], CheckpointError),
         "profile": (
             profile,

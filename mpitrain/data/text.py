@@ -27,7 +27,7 @@ class Tokens:
     context: int
 
     def __len__(self) -> int:
-        return (len(self.tokens) - 1) // self.context
+        return max(0, len(self.tokens) - 1) // self.context
 
     def __getitem__(self, which: Any) -> Samples:
         """The samples at a slice or an array of indices: inputs and labels (N, context)."""
@@ -40,19 +40,22 @@ class Tokens:
 def load_text(
     path: Path, units: Literal["characters", "bytes"], context: int, test_fraction: float
 ) -> Dataset:
-    """The first part of a UTF-8 text to train on, the last to test on.
+    """The first part of a UTF-8 text to train on, the last to test on; bytes are mapped.
 
     Raises:
         DataError: the file cannot be read, is not UTF-8, or is too short for one sample of each.
     """
+    tokens: Array
     try:
-        data = path.read_bytes()
+        if units == "characters":
+            tokens, vocabulary = characters(path.read_bytes(), str(path))
+        else:
+            # Nothing cannot be mapped.
+            empty = path.stat().st_size == 0
+            tokens = np.empty(0, np.uint8) if empty else np.memmap(path, np.uint8, mode="r")
+            vocabulary = 256
     except OSError as error:
         raise DataError(f"data.path = {str(path)!r} cannot be read: {error.strerror}") from error
-    if units == "bytes":
-        tokens, vocabulary = np.frombuffer(data, np.uint8), 256
-    else:
-        tokens, vocabulary = characters(data, str(path))
     return split(tokens, vocabulary, context, test_fraction, str(path))
 
 
@@ -76,6 +79,6 @@ def split(tokens: Array, vocabulary: int, context: int, test_fraction: float, na
     if len(train) < 1 or len(test) < 1:
         raise DataError(
             f"{name} has {len(tokens)} tokens: too few for samples of data.context = {context} "
-            "to train and to test on"
+            f"to train and, with data.test_fraction = {test_fraction}, to test on"
         )
     return Dataset(train, test, vocabulary)
