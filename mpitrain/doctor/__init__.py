@@ -4,17 +4,27 @@ from pathlib import Path
 
 from mpi4py import MPI
 
-from mpitrain.doctor.checks import CHECKS
-from mpitrain.doctor.finding import Finding, Status
+from mpitrain.doctor.finding import Check, Finding, Status
+from mpitrain.doctor.memory import node_memory, windows
+from mpitrain.doctor.network import clocks, gpus, messages, network, tuning
+from mpitrain.doctor.placement import cores, ranks
+from mpitrain.doctor.software import launcher, library, packages, threads
+from mpitrain.doctor.storage import checkpoints
 
-__all__ = ["Finding", "Status", "doctor", "render"]
+__all__ = ["CHECKS", "Finding", "Status", "doctor", "render"]
+
+#: In the order in which a beginner needs them.
+CHECKS: tuple[Check, ...] = (
+    packages, library, threads, launcher, ranks, cores, node_memory, windows, gpus, network,
+    messages, checkpoints, clocks, tuning,
+)  # fmt: skip
 
 
 def doctor(comm: MPI.Intracomm, folder: Path) -> int:
     """Run all checks, each on all ranks; rank 0 prints a line each.
 
     A check that fails with an exception on any rank is a finding, too; none is left waiting, as the
-    ranks agree on each check's local part before the part that communicates.
+    ranks agree on each part of a check before the next one begins.
 
     Returns:
         1 if a check failed, else 0; the same on all ranks.

@@ -1,6 +1,6 @@
-"""What a check finds."""
+"""What a check finds, and how all ranks come to the same finding."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -13,7 +13,7 @@ class Status(Enum):
     """How it is."""
 
     OK = "ok"
-    WARN = "look"
+    WARN = "warn"
     FAIL = "FAIL"
 
 
@@ -35,24 +35,78 @@ class Finding:
 
 
 Check = Callable[[MPI.Intracomm, Path], Finding]
+#: From what all ranks found, in rank order, to the finding; a pure function.
+Judge = Callable[[list[Any]], Finding]
+#: A part of a check: from what the part before it returned on this rank.
+Part = Callable[[Any], Any]
+
+_FIX = "see the message; the check itself failed"
 
 
 def gathered(
-    comm: MPI.Intracomm, name: str, local: Callable[[], Any], judge: Callable[[list[Any]], Finding]
+    comm: MPI.Intracomm,
+    name: str,
+    local: Callable[[], Any],
+    judge: Judge,
+    fix: str = _FIX,
 ) -> Finding:
-    """Run ``local`` on each rank and ``judge`` what all of them found, on every rank.
+    """Run ``local``, which must not communicate, on each rank and judge what all of them found.
 
-    An exception in either is a failed check, and no rank is left waiting for it.
+    An exception in either is a failed check on all ranks; collective.
     """
-    try:
-        own: Any = (True, local())
-    except Exception as error:
-        own = (False, f"rank {comm.rank}: {type(error).__name__}: {error}")
+    return in_parts(comm, name, [lambda _: local()], judge, fix)
+
+
+def in_parts(
+    comm: MPI.Intracomm, name: str, parts: Sequence[Part], judge: Judge, fix: str = _FIX
+) -> Finding:
+    """Run a check of several parts, each on all ranks or on none; collective.
+
+    A part begins when the one before it has ended well everywhere.  So put what can go wrong on one
+    rank and what communicates into different parts: no rank then waits for one that has given up.
+
+    Args:
+        parts: the first gets ``None``; what the last returns goes to all ranks and must be plain.
+        judge: gets that of all ranks.
+        fix: what to do about an exception in a part.
+    """
+    own: Any = None
+    for part in parts:
+        problem = None
+        try:
+            own = part(own)
+        except Exception as error:
+            problem = f"rank {comm.rank}: {described(error)}"
+        problems = [told for told in comm.allgather(problem) if told]
+        if problems:
+            others = f" (and {len(problems) - 1} more ranks)" if problems[1:] else ""
+            return Finding(name, Status.FAIL, problems[0] + others, fix)
     found = comm.allgather(own)
-    broken = [what for good, what in found if not good]
-    if broken:
-        return Finding(name, Status.FAIL, broken[0], "see the message; the check itself failed")
     try:
-        return judge([what for _, what in found])
+        return judge(found)
     except Exception as error:
-        return Finding(name, Status.FAIL, f"{type(error).__name__}: {error}", "see the message")
+        return Finding(name, Status.FAIL, described(error), _FIX)
+
+
+def described(error: Exception) -> str:
+    """An exception in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def runs_of(numbers: Sequence[int]) -> str:
+    """Rising numbers in short: ``0-3, 8``."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ", ".join(f"{p[0]}-{p[-1]}" if len(p) > 1 else f"{p[0]}" for p in parts)
+
+
+def leader(comm: MPI.Intracomm) -> int:
+    """The lowest rank on this rank's node; collective."""
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    lowest: int = node.bcast(comm.rank)
+    node.Free()
+    return lowest

@@ -1,0 +1,228 @@
+"""Checks of what lies between the ranks: devices, transports, messages, clocks, tuning."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+from time import perf_counter, time
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives import Communicator
+from collectives.cuda_probe import probe
+from mpitrain.doctor.finding import Finding, Status, gathered, in_parts, leader
+
+#: What users set to choose a transport, by library.
+_CHOICES = (
+    "UCX_", "FI_", "MPIR_CVAR_", "MPICH_", "I_MPI_", "PSM2_", "OMPI_MCA_pml", "OMPI_MCA_mtl",
+    "OMPI_MCA_btl", "OMPI_MCA_osc", "OMPI_MCA_coll_",
+)  # fmt: skip
+_VARIABLES_SHOWN = 6
+_SMALL, _LARGE = 1, 4 << 20
+_WARM_UP, _SMALL_TURNS, _LARGE_TURNS = 20, 200, 8
+_CLOCK_TURNS = 10
+#: Time stamps of traces and logs of one run are compared across nodes.
+_APART_S = 1.0
+
+
+class Links(NamedTuple):
+    """A node's network.
+
+    Attributes:
+        infiniband: devices, ``name (state, rate)``.
+        ethernet: interfaces that are up and lead elsewhere.
+        variables: ``NAME=value`` of what chooses transports.
+    """
+
+    infiniband: tuple[str, ...]
+    ethernet: tuple[str, ...]
+    variables: tuple[str, ...]
+
+
+def gpus(comm: MPI.Intracomm, folder: Path) -> Finding:
+    """A transfer of device memory, once a node, in a child process that may crash."""
+
+    def transfer(first: int) -> tuple[bool, str] | None:
+        if comm.rank != first or not Path("/dev/nvidiactl").exists():
+            return None
+        return probe()
+
+    return in_parts(comm, "GPU", [lambda _: leader(comm), transfer], judge_gpus)
+
+
+def judge_gpus(found: list[tuple[bool, str] | None]) -> Finding:
+    """MPI takes device memory on all nodes that have GPUs."""
+    told = [(rank, one) for rank, one in enumerate(found) if one is not None]
+    if not told:
+        return Finding("GPU", Status.OK, "no GPU")
+    for rank, (works, text) in told:
+        if not works:
+            return Finding(
+                "GPU", Status.WARN, f"MPI does not take device memory, rank {rank}: {text}",
+                "messages go through the host; a CUDA-aware MPI with UCX would send them directly",
+            )  # fmt: skip
+    return Finding("GPU", Status.OK, "MPI takes device memory")
+
+
+def network(comm: MPI.Intracomm, folder: Path) -> Finding:
+    """InfiniBand devices, interfaces, and the variables that choose transports."""
+    return gathered(comm, "network", lambda: links(Path("/sys/class"), os.environ), judge_network)
+
+
+def links(classes: Path, environment: Mapping[str, str]) -> Links:
+    """A node's network, from ``/sys/class`` and the environment."""
+    infiniband = []
+    for device in sorted((classes / "infiniband").glob("*")):
+        states = [_first_line(port / "state") for port in sorted((device / "ports").glob("*"))]
+        rates = [_first_line(port / "rate") for port in sorted((device / "ports").glob("*"))]
+        infiniband.append(f"{device.name} ({', '.join(states + rates)})")
+    ethernet = [
+        interface.name
+        for interface in sorted((classes / "net").glob("*"))
+        if interface.name != "lo" and _first_line(interface / "operstate") in ("up", "unknown")
+    ]
+    variables = sorted(f"{k}={v}" for k, v in environment.items() if k.startswith(_CHOICES))
+    return Links(tuple(infiniband), tuple(ethernet), tuple(variables))
+
+
+def _first_line(path: Path) -> str:
+    try:
+        return path.read_text().partition("\n")[0].strip()
+    except OSError:
+        return "unknown"
+
+
+def judge_network(found: list[Links]) -> Finding:
+    """Nodes of one kind, devices that are up, variables that are the same."""
+    first = found[0]
+    text = "; ".join(first.infiniband) or "no InfiniBand"
+    text += f"; interfaces {' '.join(first.ethernet) or 'none'}"
+    text += f"; {' '.join(first.variables[:_VARIABLES_SHOWN]) or 'no transport variables set'}"
+    if len(first.variables) > _VARIABLES_SHOWN:
+        text += f" and {len(first.variables) - _VARIABLES_SHOWN} more"
+    for rank, other in enumerate(found):
+        if other.variables != first.variables:
+            differing = sorted({*other.variables} ^ {*first.variables})
+            return Finding(
+                "network", Status.WARN,
+                f"ranks 0 and {rank} have different transport variables: {' '.join(differing)}",
+                "set them in the job script, which passes them to all (srun --export=ALL, "
+                "mpirun -x NAME)",
+            )  # fmt: skip
+        if len(other.infiniband) != len(first.infiniband):
+            return Finding(
+                "network", Status.WARN,
+                f"rank 0 has {len(first.infiniband)} InfiniBand devices, rank {rank} has "
+                f"{len(other.infiniband)}",
+                "ask for nodes of one kind (--constraint)",
+            )  # fmt: skip
+        down = [device for device in other.infiniband if "ACTIVE" not in device]
+        if down:
+            return Finding(
+                "network", Status.WARN, f"rank {rank}: {down[0]} is not active",
+                "choose an active one (UCX_NET_DEVICES), or tell your administrators",
+            )  # fmt: skip
+    return Finding("network", Status.OK, text)
+
+
+def messages(comm: MPI.Intracomm, folder: Path) -> Finding:
+    """Latency and bandwidth from rank 0 to the last one."""
+
+    def local() -> tuple[float, float]:
+        return _ping_pong(comm, _SMALL, _SMALL_TURNS), _ping_pong(comm, _LARGE, _LARGE_TURNS)
+
+    return gathered(comm, "messages", local, judge_messages)
+
+
+def _ping_pong(comm: MPI.Intracomm, count: int, turns: int) -> float:
+    """Median seconds of one way."""
+    last = comm.size - 1
+    buffer = np.zeros(count, np.uint8)
+    times = []
+    for _ in range(_WARM_UP + turns):
+        start = perf_counter()
+        if comm.rank == 0 and last:
+            comm.Send(buffer, last)
+            comm.Recv(buffer, last)
+        elif comm.rank == last and last:
+            comm.Recv(buffer, 0)
+            comm.Send(buffer, 0)
+        times.append(perf_counter() - start)
+    return median(times[_WARM_UP:]) / 2
+
+
+def judge_messages(found: list[tuple[float, float]]) -> Finding:
+    """What rank 0 measured, when it is not far below what a gigabit link does."""
+    if len(found) == 1:
+        return Finding("messages", Status.OK, "a single rank sends none")
+    latency, per_large = found[0]
+    bandwidth = _LARGE / per_large
+    text = f"rank 0 to {len(found) - 1}: {1e6 * latency:.1f} us, {bandwidth / 1e9:.2f} GB/s"
+    if latency > 1e-3 or bandwidth < 0.1e9:
+        return Finding(
+            "messages", Status.WARN, text,
+            "too slow for a cluster's network: see 'cores' for ranks that share a core, and "
+            "'network' for the interface (UCX_NET_DEVICES, OMPI_MCA_btl_tcp_if_include)",
+        )  # fmt: skip
+    return Finding("messages", Status.OK, text)
+
+
+def clocks(comm: MPI.Intracomm, folder: Path) -> Finding:
+    """How far the ranks' clocks are from rank 0's."""
+
+    def local() -> float:
+        """Seconds that rank 0's clock is ahead.
+
+        The round trip that was fastest bounds the error by half of itself (Cristian, 1989).
+        """
+        best = (float("inf"), 0.0)
+        for peer in range(1, comm.size):
+            for _ in range(_CLOCK_TURNS):
+                if comm.rank == 0:
+                    comm.recv(source=peer)
+                    comm.send(time(), peer)
+                elif comm.rank == peer:
+                    asked = time()
+                    comm.send(None, 0)
+                    there = comm.recv(source=0)
+                    answered = time()
+                    best = min(best, (answered - asked, there - (asked + answered) / 2))
+        return best[1]
+
+    return gathered(comm, "clocks", local, judge_clocks)
+
+
+def judge_clocks(found: list[float]) -> Finding:
+    """All clocks agree."""
+    apart = max(found) - min(found)
+    if apart > _APART_S:
+        worst = max(range(len(found)), key=lambda rank: abs(found[rank]))
+        return Finding(
+            "clocks", Status.WARN, f"{apart:.2f} s apart; rank {worst}'s is furthest from rank 0's",
+            "run NTP or chrony on the nodes",
+        )  # fmt: skip
+    return Finding("clocks", Status.OK, f"within {1e3 * apart:.1f} ms")
+
+
+def tuning(comm: MPI.Intracomm, folder: Path) -> Finding:
+    """Whether ``auto`` knows this allocation."""
+
+    def reduce(own: Communicator) -> Any:
+        own.Allreduce(MPI.IN_PLACE, np.zeros(1 << 16))
+        reason = str(own.last_plan.reason) if own.last_plan else ""
+        own.close()
+        return reason
+
+    return in_parts(comm, "tuning", [lambda _: Communicator(comm), reduce], judge_tuning)
+
+
+def judge_tuning(found: list[str]) -> Finding:
+    """It was measured, here or on a machine like this."""
+    if len(found) > 1 and "measured on" not in found[0] and "tuned" not in found[0]:
+        return Finding(
+            "tuning", Status.WARN, f"auto: {found[0]}",
+            "measure this allocation: python -m collectives tune -o tuned.json",
+        )  # fmt: skip
+    return Finding("tuning", Status.OK, f"auto, 512 KiB: {found[0]}")

@@ -1,0 +1,73 @@
+"""Check of the folder that checkpoints go to."""
+
+import os
+import shutil
+from pathlib import Path
+from time import sleep
+from typing import Any
+from uuid import uuid4
+
+from mpi4py import MPI
+
+from mpitrain.doctor.finding import Finding, Status, in_parts, runs_of
+
+_LEAST_BYTES = 1 << 30
+#: A network file system may show a new file late.
+_PATIENCE_S = 5.0
+_POLL_S = 0.1
+
+
+def checkpoints(comm: MPI.Intracomm, folder: Path) -> Finding:
+    """What rank 0 writes and renames in the folder, as a checkpoint is written, all ranks read."""
+    token = comm.bcast(uuid4().hex)
+    target = folder / f".doctor-{token}"
+    beside = target.with_suffix(".unfinished")
+
+    def write(_: Any) -> int:
+        if comm.rank:
+            return 0
+        folder.mkdir(parents=True, exist_ok=True)
+        with beside.open("w") as file:
+            file.write(token)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.rename(target)
+        return shutil.disk_usage(folder).free
+
+    def read(free: int) -> tuple[bool, int]:
+        for _ in range(round(_PATIENCE_S / _POLL_S)):
+            if target.exists() and target.read_text() == token:
+                return True, free
+            sleep(_POLL_S)
+        return False, free
+
+    finding = in_parts(
+        comm, "checkpoints", [write, read], lambda found: judge_checkpoints(folder, found),
+        "choose a folder that can be written, on a file system that all nodes mount",
+    )  # fmt: skip
+    if comm.rank == 0:
+        for path in (target, beside):
+            try:
+                path.unlink()
+            except OSError:
+                continue  # it was never made, and why is in the finding
+    return finding
+
+
+def judge_checkpoints(folder: Path, found: list[tuple[bool, int]]) -> Finding:
+    """All see it, and there is room for more; ``found[0][1]`` is rank 0's free bytes."""
+    blind = [rank for rank, (seen, _) in enumerate(found) if not seen]
+    if blind:
+        return Finding(
+            "checkpoints", Status.FAIL,
+            f"{folder}: what rank 0 writes, ranks {runs_of(blind)} do not see",
+            "put run.dir on a file system that all nodes mount",
+        )  # fmt: skip
+    free = found[0][1]
+    if free < _LEAST_BYTES:
+        return Finding(
+            "checkpoints", Status.WARN, f"{folder}: {free >> 20} MiB free",
+            "make room, or choose a run.dir with more: a checkpoint takes 8 to 16 bytes a "
+            "parameter",
+        )  # fmt: skip
+    return Finding("checkpoints", Status.OK, f"{folder}: {free >> 30} GiB free")
