@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from collectives.errors import (
     CollectiveError,
+    CorruptMessage,
     InvalidBuffer,
     LaunchError,
     MismatchError,
@@ -34,6 +35,7 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "CollectiveError",
     "Communicator",
+    "CorruptMessage",
     "InvalidBuffer",
     "LaunchError",
     "MismatchError",

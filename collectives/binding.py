@@ -82,7 +82,9 @@ def _choice(call: Call, resources: Resources, shared: bool) -> Choice:
     """The algorithm with all its options, and why."""
     choice = Choice(call.algorithm, "asked for")
     if call.algorithm == "auto":
-        choice = call.choose(resources.table, resources.ranks_per_node, shared)
+        choice = call.choose(
+            resources.table, resources.ranks_per_node, shared, resources.kind.sealed
+        )
     if "segments=auto" not in choice.algorithm:
         return choice
     alpha, beta = 1e-6 * resources.table.alpha_us, 1e-9 / resources.table.bandwidth_GBs

@@ -106,8 +106,15 @@ class Call:
         """Whether the buffers lie on a GPU."""
         return is_on_device(self.buffer.items)
 
-    def choose(self, table: Table, per_node: int, shared: bool) -> Choice:
-        """What ``auto`` comes to, and why; ``shared`` if the buffers lie in the node's memory."""
+    def choose(self, table: Table, per_node: int, shared: bool, sealed: bool) -> Choice:
+        """What ``auto`` comes to, and why.
+
+        Args:
+            table: what was measured.
+            per_node: ranks of a node.
+            shared: the buffers lie in the node's memory.
+            sealed: messages must carry checksums.
+        """
         countable = self.count <= _MOST_NATIVE_ITEMS and not self.is_on_device
         situation = Situation(
             library(),
@@ -116,7 +123,8 @@ class Call:
             self.member.size,
             per_node,
             commutes=self.op is None or self.op.is_commutative,
-            native=self.buffer.mpi_datatype() is not None and countable,
+            native=self.buffer.mpi_datatype() is not None and countable and not sealed,
+            sealed=sealed,
             uneven=self.counts is not None,
             memory="cupy" if self.is_on_device else "shared" if shared else "numpy",
         )

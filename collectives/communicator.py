@@ -10,6 +10,8 @@ from mpi4py import MPI
 from collectives.call import Arguments
 from collectives.engine import AnyPlan, Engine, Small
 from collectives.methods import Blocking, Nonblocking, Persistent
+from collectives.transport.checked import CheckedTransport
+from collectives.transport.mpi import MPITransport
 
 
 class Communicator(Blocking, Nonblocking, Persistent, MPI.Intracomm):  # type: ignore[misc]
@@ -36,7 +38,9 @@ class Communicator(Blocking, Nonblocking, Persistent, MPI.Intracomm):  # type: i
         timeout: after so many seconds in one collective, one of the ranks that wait says who is
             missing and where they are, and the job ends (:mod:`collectives.watchdog`); making the
             communicator is then collective.  Default: that of ``COLLECTIVES_TIMEOUT``, or never.
-
+        transport: of messages: :class:`MPITransport`, or :class:`CheckedTransport`, whose messages
+            each carry a checksum; ``auto`` then is never native, and ``empty`` gives ordinary
+            memory.  Default: the latter if ``COLLECTIVES_CHECKSUMS`` is set to other than ``0``.
         device: how messages of CuPy arrays go: ``"direct"``, handed to a CUDA-aware MPI;
             ``"staged"`` through pinned host memory; ``"auto"``: direct if a transfer in a child
             process works.  Default: that of ``COLLECTIVES_DEVICE``, or auto.
@@ -55,6 +59,7 @@ class Communicator(Blocking, Nonblocking, Persistent, MPI.Intracomm):  # type: i
         tuning: str | Path | None = None,
         timeout: float | None = None,
         device: str | None = None,
+        transport: type[MPITransport] | None = None,
     ) -> Self:
         self = super().__new__(cls, comm)
         if check is None:
@@ -64,7 +69,10 @@ class Communicator(Blocking, Nonblocking, Persistent, MPI.Intracomm):  # type: i
         device = device or os.environ.get("COLLECTIVES_DEVICE", "auto")
         if device not in ("auto", "direct", "staged"):
             raise ValueError(f"device={device!r} is none of auto, direct and staged")
-        self._engine = Engine(self, algorithm, check, tuning, timeout, device)
+        if transport is None:
+            sealed = os.environ.get("COLLECTIVES_CHECKSUMS", "0") != "0"
+            transport = CheckedTransport if sealed else MPITransport
+        self._engine = Engine(self, algorithm, check, tuning, timeout, device, transport)
         return self
 
     @property
@@ -76,6 +84,11 @@ class Communicator(Blocking, Nonblocking, Persistent, MPI.Intracomm):  # type: i
         """The last calls of this rank, for people; empty without a ``timeout``."""
         watchdog = self._engine.watchdog
         return watchdog.report_calls() if watchdog else ""
+
+    @property
+    def checks_messages(self) -> bool:
+        """Whether its messages carry checksums."""
+        return self._engine.resources.kind.sealed
 
     @property
     def ranks_per_node(self) -> int:
@@ -142,6 +155,7 @@ class Communicator(Blocking, Nonblocking, Persistent, MPI.Intracomm):  # type: i
             engine.resources.tuning,
             engine.timeout,
             engine.resources.device,
+            engine.resources.kind,
         )
 
 

@@ -23,6 +23,7 @@ from collectives.plan import Plan
 from collectives.recent import Recent
 from collectives.resources import Resources
 from collectives.shared_executor import Places, shared_places, words
+from collectives.transport.mpi import MPITransport
 from collectives.transport.shared_memory import Meeting
 from collectives.watchdog import Watchdog, Watched
 
@@ -55,6 +56,7 @@ class _Limits(dict[str, int]):
     def __missing__(self, collective: str) -> int:
         engine = self.engine
         auto = engine.algorithm == "auto" and not engine.check and engine.watchdog is None
+        auto = auto and not engine.resources.kind.sealed
         self[collective] = engine.native_below(collective) if auto else 0
         return self[collective]
 
@@ -74,12 +76,13 @@ class Engine:
         tuning: str | Path | None,
         timeout: float | None,
         device: str,
+        transport: type[MPITransport],
     ) -> None:
         self.comm = comm
         self.algorithm = algorithm
         self.check = check
         self.timeout = timeout
-        self.resources = Resources(comm, tuning, device)
+        self.resources = Resources(comm, tuning, device, transport)
         self.watchdog = Watchdog(MPI.Intracomm(comm), timeout) if timeout else None
         self.last_plan: AnyPlan | Small | None = None
         self._plans_made = 0

@@ -25,5 +25,9 @@ class MismatchError(CollectiveError):
     """Ranks called collectives that do not belong together (found with checking on)."""
 
 
+class CorruptMessage(CollectiveError):
+    """A message arrived changed (found where messages carry checksums)."""
+
+
 class LaunchError(CollectiveError, RuntimeError):
     """The processes were started in a way that cannot work."""

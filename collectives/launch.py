@@ -1,12 +1,13 @@
-"""Guards for MPI's two first-day failures: a wrong launcher, and a rank that dies alone."""
+"""Guards for a wrong launcher, a rank that dies alone, and a launcher that dies first."""
 
 import os
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 from mpi4py import MPI
@@ -19,6 +20,10 @@ _ALLOCATION = ("SLURM_NTASKS",)
 #: What a launcher has not forwarded when it hears of an abort may be lost: MPICH's sometimes loses
 #: the traceback.
 _FORWARDING_S = 0.2
+#: How often a rank looks whether it still has the parent that it began with.
+_PARENT_S = 1.0
+#: The exit status of one that has not: 128 + SIGHUP.
+ORPHANED = 129
 
 
 def check_launch(size: int, environment: Mapping[str, str] = os.environ) -> None:
@@ -63,8 +68,14 @@ def abort_on_exception(comm: MPI.Comm) -> Iterator[None]:
     """Ends the whole job when this rank fails, its traceback first.
 
     Without it the other ranks wait for this one for ever.  ``SystemExit`` with status 0 or none
-    passes; any other ends the job with that status.
+    passes; any other ends the job with that status.  A rank whose parent dies ends too: MPICH's
+    ranks otherwise go on for ever when the daemon of their node is killed, and ``mpiexec`` waits.
     """
+    over = threading.Event()
+    if comm.size > 1:
+        threading.Thread(
+            target=_end_with, args=(os.getppid(), comm.rank, over), daemon=True
+        ).start()
     try:
         yield
     except SystemExit as stop:
@@ -82,6 +93,22 @@ def abort_on_exception(comm: MPI.Comm) -> Iterator[None]:
         if calls:
             print(calls, file=sys.stderr)
         _abort(comm, 1)
+    finally:
+        over.set()
+
+
+def _end_with(parent: int, rank: int, over: threading.Event) -> None:
+    """Ends this process soon after its parent, unless it is ``over`` before."""
+    while not over.wait(_PARENT_S):
+        if os.getppid() != parent:
+            with suppress(OSError):  # the launcher may have been who reads it
+                print(
+                    f"[rank {rank} on {socket.gethostname()}] process {parent}, the launcher's on "
+                    "this node, is gone, and this rank ends with it",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            os._exit(ORPHANED)
 
 
 def _abort(comm: MPI.Comm, status: int) -> NoReturn:

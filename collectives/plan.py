@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from collectives.errors import CorruptMessage
 from collectives.transport import Request
 
 Action = Callable[[], object]
@@ -75,8 +76,12 @@ class Plan:
             self.Start()
             self.Wait()
             return
-        for call in self._program:
-            call()
+        try:
+            for call in self._program:
+                call()
+        except CorruptMessage as error:
+            number = [call in (*r.starts, *r.finish) for r in self._rounds].index(True)
+            raise self._placed(error, number) from error
 
     def Start(self) -> None:
         """Starts the first round; the buffers are not the caller's until the plan has completed."""
@@ -90,14 +95,17 @@ class Plan:
 
     def Test(self) -> bool:
         """Goes on as far as the messages allow; returns whether the collective has completed."""
-        while self._next < len(self._rounds):
-            current = self._rounds[self._next]
-            if current.requests and not self._testall(current.requests):
-                return False
-            for call in current.reductions:
-                call()
-            self._next += 1
-            self._start_round()
+        try:
+            while self._next < len(self._rounds):
+                current = self._rounds[self._next]
+                if current.requests and not self._testall(current.requests):
+                    return False
+                for call in current.reductions:
+                    call()
+                self._next += 1
+                self._start_round()
+        except CorruptMessage as error:
+            raise self._placed(error, self._next) from error
         return True
 
     def Wait(self) -> None:
@@ -106,11 +114,14 @@ class Plan:
             for plan in tuple(self._active):
                 plan.Test()
             os.sched_yield()  # a rank that we wait for may need this core
-        while self._next < len(self._rounds):
-            for call in self._rounds[self._next].finish:
-                call()
-            self._next += 1
-            self._start_round()
+        try:
+            while self._next < len(self._rounds):
+                for call in self._rounds[self._next].finish:
+                    call()
+                self._next += 1
+                self._start_round()
+        except CorruptMessage as error:
+            raise self._placed(error, self._next) from error
 
     @property
     def is_freed(self) -> bool:
@@ -129,6 +140,11 @@ class Plan:
                 request.Free()
         self._rounds, self._program, self._next = [], [self.Start], 0
         self._freed = True
+
+    def _placed(self, error: CorruptMessage, number: int) -> CorruptMessage:
+        """With the collective and the round, counted from 0."""
+        where = f"{self.collective} by {self.algorithm} of {self.nbytes} bytes, round {number}"
+        return CorruptMessage(f"{where}: {error}")
 
     def _start_round(self) -> None:
         if self._next == len(self._rounds):

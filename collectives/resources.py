@@ -27,10 +27,17 @@ class Resources:
         node: memory that all ranks can address, once some was asked for and can be had.
     """
 
-    def __init__(self, comm: MPI.Intracomm, tuning: str | Path | None, device: str) -> None:
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        tuning: str | Path | None,
+        device: str,
+        transport: type[MPITransport],
+    ) -> None:
         self.comm = MPI.Intracomm(comm)
         self.tuning = tuning
         self.device = device
+        self.kind = transport
         self.node: NodeMemory | None = None
         self._transport: MPITransport | None = None
         self._shares_memory = True
@@ -39,7 +46,7 @@ class Resources:
     def transport(self) -> MPITransport:
         """Messages on a duplicate of the communicator, where they cannot meet the caller's."""
         if self._transport is None:
-            self._transport = MPITransport(self.comm.Dup())
+            self._transport = self.kind(self.comm.Dup())
         return self._transport
 
     @property
@@ -72,7 +79,8 @@ class Resources:
     @cached_property
     def device_transport(self) -> DirectTransport | StagedTransport:
         """For device memory, as ``device`` says."""
-        how = self.device
+        # Checksums are computed by the host.
+        how = "staged" if self.kind.sealed else self.device
         if how == "auto":
             # One rank of each node tries, as loading CUDA takes seconds; all must be able to.
             node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
@@ -87,7 +95,8 @@ class Resources:
 
     def empty(self, shape: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """Zeros in the node's memory, or in ordinary memory where that cannot be."""
-        if self.ranks_per_node < self.comm.size or not self._shares_memory:
+        alone = self.ranks_per_node < self.comm.size or self.kind.sealed
+        if alone or not self._shares_memory:
             return np.zeros(shape, dtype)
         try:
             if self.node is None:

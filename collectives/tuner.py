@@ -105,7 +105,8 @@ class Situation(NamedTuple):
         nbytes: size of the largest buffer; 0 where ranks do not know it (v-variants).
         per_node: ranks of a node.
         commutes: whether the operation commutes (true where there is none).
-        native: whether this MPI has the datatype and can count the items.
+        native: whether this MPI can do it: has the datatype, and can count the items.
+        sealed: whether messages must carry checksums.
         uneven: whether blocks differ in length.
         memory: of the buffers: ``"numpy"``, ``"shared"`` (all ranks can address it) or ``"cupy"``.
     """
@@ -117,6 +118,7 @@ class Situation(NamedTuple):
     per_node: int
     commutes: bool = True
     native: bool = True
+    sealed: bool = False
     uneven: bool = False
     memory: str = "numpy"
 
@@ -164,6 +166,8 @@ def choose(table: Table, call: Situation) -> Choice:
     if call.native:
         return Choice("native", f"{where}: nothing measured is faster")
     reason = "this MPI has no such datatype or count"
+    if call.sealed:
+        reason = f"{where}: native's messages carry no checksums"
     if call.memory == "cupy":
         reason = f"{where}: MPI's own collectives on device memory stage badly or crash"
     if call.memory == "cupy" and call.collective == "allreduce" and call.commutes:

@@ -196,6 +196,8 @@ class Parallel(Struct, frozen=True, forbid_unknown_fields=True):
             ``native`` is the MPI library's, ``auto`` takes what was measured to be fastest.
         bucket_bytes: gradients are reduced in pieces of at least this many bytes.
         overlap: reduce a piece while the layers below it are still computing their gradients.
+        checksums: on every message of gradients, parameters and activations, so that one that
+            arrives changed stops all ranks and is named; a pass over each message at both ends.
     """
 
     pipe: Count = 1
@@ -216,6 +218,7 @@ class Parallel(Struct, frozen=True, forbid_unknown_fields=True):
     algorithm: str = "auto"
     bucket_bytes: Count = 25 * 2**20
     overlap: bool = True
+    checksums: bool = False
 
 
 class Checkpoint(Struct, frozen=True, forbid_unknown_fields=True):

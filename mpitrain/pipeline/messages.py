@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
+from collectives import Communicator
+from collectives.transport import Bytes
+from collectives.transport.checked import Sealed
 from mpitrain.nn import Array, Shape, array_namespace
 
 
@@ -42,19 +45,27 @@ class Mailbox:
 
     _AHEAD = 2
 
-    def __init__(self, comm: MPI.Intracomm, expected: Sequence[Expected], xp: Any = np) -> None:
+    def __init__(self, comm: Communicator, expected: Sequence[Expected], xp: Any = np) -> None:
         """``xp``: where received arrays are to be; others than NumPy's pass through the host."""
         self._comm = comm
+        self._seals = comm.checks_messages
         self._xp = xp
         self._expected = deque(expected)
-        self._posted: deque[tuple[MPI.Request, Array]] = deque()
-        self._sent: list[tuple[MPI.Request, Array]] = []
+        self._posted: deque[tuple[MPI.Request, Array, int, Sealed | None]] = deque()
+        self._sent: list[tuple[MPI.Request, Array, Sealed | None]] = []
         self._post()
 
     def receive(self) -> Array:
-        """The next of the expected messages."""
-        request, array = self._posted.popleft()
+        """The next of the expected messages.
+
+        Raises:
+            CorruptMessage: it arrived changed, where messages carry checksums.
+        """
+        request, array, source, sealed = self._posted.popleft()
         request.Wait()
+        if sealed:
+            sealed.check(self._comm.rank, source)
+            sealed.free()
         self._post()
         return array if self._xp is np else self._xp.asarray(array)
 
@@ -62,21 +73,40 @@ class Mailbox:
         """Send without waiting; the array must not change afterwards."""
         host = array if array_namespace(array) is np else array.get()  # type: ignore[attr-defined]
         host = np.ascontiguousarray(host)
-        request = self._comm.Isend(_bytes(host), target, tag)
-        self._sent = [(r, a) for r, a in self._sent if not r.Test()]
-        self._sent.append((request, host))
+        sealed = Sealed(_bytes(host)) if self._seals else None
+        if sealed:
+            sealed.seal()
+        message = sealed.message if sealed else [_bytes(host), MPI.BYTE]
+        request = self._comm.Isend(message, target, tag)
+        self._sent = [entry for entry in self._sent if not _gone(*entry)]
+        self._sent.append((request, host, sealed))
 
     def finish(self) -> None:
         """Wait for what was sent."""
-        MPI.Request.Waitall([request for request, _ in self._sent])
+        MPI.Request.Waitall([request for request, _, _ in self._sent])
+        for _, _, sealed in self._sent:
+            if sealed:
+                sealed.free()
         self._sent.clear()
 
     def _post(self) -> None:
         while self._expected and len(self._posted) < self._AHEAD:
             source, tag, samples, spec = self._expected.popleft()
             array = np.empty((samples, *spec.shape), spec.dtype)
-            self._posted.append((self._comm.Irecv(_bytes(array), source, tag), array))
+            sealed = Sealed(_bytes(array)) if self._seals else None
+            message = sealed.message if sealed else [_bytes(array), MPI.BYTE]
+            request = self._comm.Irecv(message, source, tag)
+            self._posted.append((request, array, source, sealed))
 
 
-def _bytes(array: Array) -> list[Any]:
-    return [array.reshape(-1).view(np.uint8), MPI.BYTE]
+def _gone(request: MPI.Request, array: Array, sealed: Sealed | None) -> bool:
+    """Whether a message has been sent; what belongs to it is released then."""
+    if not request.Test():
+        return False
+    if sealed:
+        sealed.free()
+    return True
+
+
+def _bytes(array: Array) -> Bytes:
+    return array.reshape(-1).view(np.uint8)

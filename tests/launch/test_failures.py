@@ -233,3 +233,37 @@ def test_a_slow_rank_that_comes_in_time_disturbs_nobody(tmp_path):
 def test_a_timeout_that_is_none(tmp_path):
     ended = job(tmp_path, "", COLLECTIVES_TIMEOUT="soon", ranks=1)
     assert "COLLECTIVES_TIMEOUT='soon' is no number of seconds" in ended.stderr
+
+
+def test_ranks_end_with_the_launcher_of_their_node(tmp_path):
+    """MPICH's go on for ever otherwise, and mpiexec waits for them."""
+    ended = job(
+        tmp_path,
+        """
+        ones = np.ones(10_000)
+        with abort_on_exception(comm):
+            comm.Allreduce(MPI.IN_PLACE, ones, algorithm="ring")
+            if comm.rank == 1:
+                os.kill(os.getppid(), signal.SIGKILL)
+            while True:
+                comm.Allreduce(MPI.IN_PLACE, ones, algorithm="ring")
+        """,
+    )
+    assert ended.returncode != 0
+    deadline = time.monotonic() + 10
+    while left := _running(tmp_path / "program.py"):
+        assert time.monotonic() < deadline, f"processes {left} are still there"
+        time.sleep(0.1)
+
+
+def _running(program):
+    """Processes that run this program."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if str(program).encode() in words:
+            found.append(int(entry.name))
+    return found

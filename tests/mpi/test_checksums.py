@@ -1,0 +1,116 @@
+"""Messages with checksums: all collectives as ever, and a byte that changes on its way is named."""
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from collectives import Communicator, CorruptMessage
+from collectives.algorithms import names
+from collectives.transport.checked import CheckedTransport, Sealed, SealedSend
+
+pytestmark = pytest.mark.mpi
+
+
+class OneByteWrong(CheckedTransport):
+    """Rank 0's first message has another byte than was sealed."""
+
+    def send_init(self, data, peer, tag):
+        if self.rank:
+            return super().send_init(data, peer, tag)
+        return _WrongSend(self.channel, data, peer, tag)
+
+
+class _WrongSend(SealedSend):
+    def Start(self):
+        self.sealed.seal()
+        self.sealed.data[len(self.sealed.data) // 2] ^= 4
+        self.request.Start()
+
+
+@pytest.fixture(scope="module")
+def checked():
+    with Communicator(MPI.COMM_WORLD, transport=CheckedTransport) as comm:
+        yield comm
+
+
+@pytest.mark.parametrize("algorithm", [*names("allreduce"), "auto"])
+@pytest.mark.parametrize("count", [0, 1, 1000])
+def test_allreduce(checked, algorithm, count):
+    mine = np.arange(count, dtype=np.float64) + checked.rank
+    out = np.empty_like(mine)
+    p = checked.size
+    checked.Allreduce(mine, out, algorithm=algorithm)
+    np.testing.assert_array_equal(out, p * np.arange(count) + p * (p - 1) / 2)
+    request = checked.Iallreduce(MPI.IN_PLACE, mine, algorithm=algorithm)
+    while not request.Test():
+        pass
+    np.testing.assert_array_equal(mine, out)
+
+
+def test_other_collectives_and_subcommunicators(checked):
+    p, rank = checked.size, checked.rank
+    found = np.empty(p, np.int32)
+    checked.Allgather(np.array([rank], np.int32), found)
+    assert found.tolist() == list(range(p))
+    checked.Alltoall(np.arange(p, dtype=np.int32) + 10 * rank, found)
+    assert found.tolist() == [10 * r + rank for r in range(p)]
+    with checked.Split(rank % 2) as half:
+        assert half.checks_messages
+        total = np.array([1.0])
+        half.Allreduce(MPI.IN_PLACE, total)
+        assert total[0] == half.size
+        assert half.last_plan.algorithm != "native"
+        half.close()
+
+
+def test_nothing_but_messages_with_checksums_is_chosen(checked):
+    array = checked.empty(1 << 18, np.float32)
+    checked.Allreduce(MPI.IN_PLACE, array)
+    assert checked.last_plan.algorithm != "native"
+    if checked.size > 1:
+        assert "native's messages carry no checksums" in checked.last_plan.reason or (
+            "x native" in checked.last_plan.reason
+        )
+
+
+@pytest.mark.parametrize("how", ["blocking", "nonblocking", "persistent"])
+def test_a_byte_that_changes_on_its_way(how):
+    comm = MPI.COMM_WORLD
+    if comm.size == 1:
+        pytest.skip("a single rank sends nothing")
+    with Communicator(comm, transport=OneByteWrong) as wrong:
+        data = np.ones(100)
+        plan = wrong.Allreduce_init(MPI.IN_PLACE, data, algorithm="parameter_server")
+        message = None
+        try:
+            if how == "blocking":
+                wrong.Allreduce(MPI.IN_PLACE, data, algorithm="parameter_server")
+            elif how == "nonblocking":
+                plan.Start()
+                while not plan.Test():
+                    pass
+            else:
+                plan.Start()
+                plan.Wait()
+        except CorruptMessage as error:
+            message = str(error)
+        messages = comm.allgather(message)
+        comm.Barrier()
+    assert messages[0] is None  # the server got only good messages
+    for rank in range(1, comm.size):
+        assert messages[rank].startswith("allreduce by parameter_server of 800 bytes, round ")
+        assert f"rank {rank}: a message of" in messages[rank]
+        assert "from rank 0 arrived changed: checksum " in messages[rank]
+
+
+def test_a_seal_sees_every_single_bit():
+    data = np.arange(64, dtype=np.uint8)
+    sealed = Sealed(data)
+    sealed.seal()
+    sealed.check(0, 1)
+    for bit in range(8 * data.size):
+        data[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(CorruptMessage, match="rank 0: a message of 64 bytes from rank 1"):
+            sealed.check(0, 1)
+        data[bit // 8] ^= 1 << bit % 8
+    sealed.free()
