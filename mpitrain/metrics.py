@@ -80,6 +80,23 @@ class Skipped(Struct, frozen=True, tag="skipped", tag_field="event"):
     loss_scale: float
 
 
+class Straggler(Struct, frozen=True, tag="straggler", tag_field="event"):
+    """A rank that kept its peers waiting since the last look, ``run.log_every`` steps ago.
+
+    Attributes:
+        step: that was done last.
+        rank: who.
+        host: where.
+        factor: its time outside of communication over the median of its peers', which have the
+            same stage of the pipeline.
+    """
+
+    step: int
+    rank: int
+    host: str
+    factor: float
+
+
 class Saved(Struct, frozen=True, tag="saved", tag_field="event"):
     """A checkpoint was written.
 
@@ -141,7 +158,7 @@ class Summary(Struct, frozen=True, tag="summary", tag_field="event"):
         )
 
 
-Record = Start | Step | Skipped | Epoch | Saved | Resumed | Summary
+Record = Start | Step | Skipped | Straggler | Epoch | Saved | Resumed | Summary
 Write = Callable[[Record], None]
 
 
@@ -236,6 +253,11 @@ def console(steps: int, log_every: int) -> Iterator[Write]:
                     terminal.print(
                         f"step {record.step} skipped: not finite ({record.culprits}); loss scale "
                         f"{record.loss_scale:g}"
+                    )
+                case Straggler():
+                    terminal.print(
+                        f"rank {record.rank} on {record.host} keeps the others waiting: "
+                        f"{record.factor:.1f} times their time up to step {record.step}"
                     )
                 case Saved():
                     terminal.print(f"checkpoint {record.path} ({record.seconds:.2f} s)")

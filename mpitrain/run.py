@@ -14,6 +14,7 @@ from mpitrain.metrics import (
     Saved,
     Start,
     Step,
+    Straggler,
     Summary,
     Write,
     recorder,
@@ -60,6 +61,8 @@ def train(trainer: Trainer, *, go_on: bool = False) -> Summary:
             epoch = trainer.steps_done // trainer.sampler.steps_per_epoch
             for record in trainer.run_epoch(epoch):
                 write(record)
+                if isinstance(record, Straggler):
+                    continue
                 if isinstance(record, Step):
                     totals.add(record)
                 _tell(write, writer.poll())
@@ -94,6 +97,8 @@ def checkpoints(config: Config) -> Path:
 def save(trainer: Trainer, writer: Writer) -> tuple[Path, float] | None:
     """Begin a checkpoint; returns the one before, if it was not complete until now."""
     before = writer.finish()
+    # What differs between replicas is wrong on one of them, and must not outlive the run.
+    trainer.check_replicas(f"before the checkpoint after step {trainer.steps_done}")
     with trainer.span("checkpoint", "checkpoint"):
         writer.begin(trainer.steps_done, *collect(trainer))
     return before

@@ -1,6 +1,6 @@
 """Training on any layout of ranks, readable from top to bottom."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from math import lcm
 from pathlib import Path
@@ -11,18 +11,15 @@ from typing import Self
 import numpy as np
 from mpi4py import MPI
 
-from collectives import Communicator
+from collectives import Communicator, CorruptMessage
+from collectives.transport.checked import CheckedTransport
 from mpitrain import build, data, models, nn
 from mpitrain.arena import Arena
 from mpitrain.batches import MicroBatches
 from mpitrain.config import Config, ConfigError
 from mpitrain.data.dataset import Indexed
 from mpitrain.lr import learning_rate
-from mpitrain.metrics import (
-    Epoch,
-    Skipped,
-    Step,
-)
+from mpitrain.metrics import Epoch, Skipped, Step, Straggler
 from mpitrain.nn import Array
 from mpitrain.parallel.grid import ProcessGrid, shared_name
 from mpitrain.parallel.replicas import check_replicas
@@ -35,7 +32,8 @@ from mpitrain.pipeline.window import Window
 from mpitrain.precision import CastWeights, LossScale, compute_type
 from mpitrain.stage import LayerStage, Stage
 from mpitrain.stop import StopFlag
-from mpitrain.update import NonFinite, Updater
+from mpitrain.stragglers import Busy
+from mpitrain.update import NonFinite, Updater, overlaps
 
 
 class Trainer:
@@ -70,6 +68,7 @@ class Trainer:
         span: Span = no_span,
         stop: StopFlag | None = None,
         layers: Mapping[str, nn.Layer] | None = None,
+        before_step: Callable[["Trainer"], None] | None = None,
     ) -> None:
         """Load the data, initialise the parameters from the seed, bind the communication.
 
@@ -80,17 +79,22 @@ class Trainer:
             stop: asks to stop after a step.
             layers: a model of one's own, in the place of the [model] table's; its last layer gives
                 a score for each class.
+            before_step: called before each step, on each rank.
 
         Raises:
             ConfigError: a value of the job does not fit the data or the ranks.
             collectives.UnknownAlgorithm: an option of the all-reduce does not fit the ranks.
         """
         self.comm = comm
+        if config.parallel.checksums and not comm.checks_messages:
+            self.comm = Communicator(comm, transport=CheckedTransport)
         self.config = config
         self.span = span
         self._stop = stop or StopFlag()
         self.stopping = False
         self._layers = layers
+        self._before_step = before_step
+        self._busy = Busy()
         self.data = data.load(config.data, config.run.dtype)
         samples = len(self.data.train)
         if config.train.batch_size > samples:
@@ -187,15 +191,27 @@ class Trainer:
         if self._cast:
             self._cast.forget()
 
-    def run_epoch(self, epoch: int) -> Iterator[Step | Skipped]:
-        """The steps of a pass over the training samples that are not done yet."""
+    def run_epoch(self, epoch: int) -> Iterator[Step | Skipped | Straggler]:
+        """The steps of a pass over the training samples that are not done yet.
+
+        Raises:
+            CorruptMessage: on one rank, naming the step, where messages carry checksums.
+        """
         self._lap = perf_counter()
         first = self.steps_done - epoch * self.sampler.steps_per_epoch
         left = self.total_steps - self.steps_done
         batches = islice(self.sampler.batches(epoch), first, first + left)
         asynchronous = self.config.parallel.schedule == "asynchronous"
         while some := list(islice(batches, self.config.parallel.window if asynchronous else 1)):
-            yield from self.window(epoch, some) if asynchronous else [self.step(epoch, some[0])]
+            if self._before_step:
+                self._before_step(self)
+            try:
+                yield from self.window(epoch, some) if asynchronous else [self.step(epoch, some[0])]
+            except CorruptMessage as error:
+                raise CorruptMessage(f"step {self.steps_done + 1}: {error}") from error
+            if self.steps_done % self.config.run.log_every == 0:
+                slowest = self._busy.slowest(self.comm, self.grid.place.stage, self.steps_done)
+                yield from [slowest] if slowest else []
             if self.stopping:
                 return
             every = self.config.run.check_every
@@ -283,6 +299,7 @@ class Trainer:
         now = perf_counter()
         # The loss is known to the tensor ranks of the last stage, each of which has all of it.
         own = loss if self.grid.place.tensor == 0 else 0.0
+        self._busy.add(now - self._lap - comm_seconds - self.runner().waited)
         agreed = self.updater.agree(own, now - self._lap, comm_seconds, float(self._stop.raised()))
         self._lap = now
         seconds, comm_seconds, stopping = agreed.totals
@@ -356,13 +373,21 @@ class Trainer:
         return Epoch(epoch, right / labels, loss)
 
     def check_replicas(self, when: str) -> None:
-        """Compare what several ranks hold, bit by bit."""
-        if isinstance(self.store, Replicated):
-            flat = self.store.parameters
-            for group in self.arena.groups:
-                parts = [t for t in self.arena.tensors if t.group == group]
-                part = flat[parts[0].start : parts[-1].stop]
-                check_replicas(self.grid.groups[group], part, when)
+        """Compare what several ranks hold, bit by bit: parameters and optimiser state.
+
+        Raises:
+            ReplicaMismatch: on all ranks.
+        """
+        if not isinstance(self.store, Replicated):
+            return
+        groups = []
+        for piece, state in zip(self.store.pieces, self.updater.state, strict=True):
+            arrays = {}
+            for tensor, part in overlaps(self.arena.tensors, piece):
+                arrays[tensor.name] = piece.parameters[part]
+                arrays |= {f"{s} of {tensor.name}": own[part] for s, own in state.items()}
+            groups.append((self.grid.groups[piece.group], arrays))
+        check_replicas(self.comm, groups, when)
 
     def close(self) -> None:
         """Free what was bound to communicators."""

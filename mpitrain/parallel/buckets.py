@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from os import sched_yield
 from time import perf_counter
 
+from collectives import CorruptMessage
 from collectives.communicator import AnyPlan
 from mpitrain.arena import Bucket
 
@@ -27,7 +28,7 @@ class BucketsInFlight:
         self._overlap = overlap
         self._ready: set[int] = set()
         self._started = 0
-        self._in_flight: list[AnyPlan] = []
+        self._in_flight: list[tuple[Bucket, AnyPlan]] = []
         self._seconds = 0.0
 
     def ready(self, layer: int) -> None:
@@ -40,7 +41,7 @@ class BucketsInFlight:
         """Move every bucket in flight along, without waiting for any."""
         if self._in_flight:
             with self._timed():
-                self._in_flight = [plan for plan in self._in_flight if not plan.Test()]
+                self._test()
 
     def wait(self) -> float:
         """Finish the step: all buckets are reduced now.
@@ -48,13 +49,16 @@ class BucketsInFlight:
         Returns:
             Seconds that this rank spent in communication in this step, here and in the methods
             above.
+
+        Raises:
+            CorruptMessage: naming the bucket, where messages carry checksums.
         """
         self._ready |= {layer for bucket in self._buckets for layer in bucket.layers}
         self._start()
         with self._timed():
             # In turns: buckets may be on different communicators, whose ranks wait for one another.
             while self._in_flight:
-                self._in_flight = [plan for plan in self._in_flight if not plan.Test()]
+                self._test()
                 if self._in_flight:
                     sched_yield()
         seconds = self._seconds
@@ -62,6 +66,18 @@ class BucketsInFlight:
         self._started = 0
         self._seconds = 0.0
         return seconds
+
+    def _test(self) -> None:
+        left = []
+        for bucket, plan in self._in_flight:
+            try:
+                if not plan.Test():
+                    left.append((bucket, plan))
+            except CorruptMessage as error:
+                number = self._buckets.index(bucket)
+                layers = f"layers {min(bucket.layers)} to {max(bucket.layers)}"
+                raise CorruptMessage(f"bucket {number}, {layers}: {error}") from error
+        self._in_flight = left
 
     def _start(self) -> None:
         with self._timed():
@@ -71,7 +87,7 @@ class BucketsInFlight:
                     return
                 plan = self._begin(bucket)
                 if plan is not None:
-                    self._in_flight.append(plan)
+                    self._in_flight.append((bucket, plan))
                 self._started += 1
 
     @contextmanager

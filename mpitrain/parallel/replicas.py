@@ -1,40 +1,68 @@
-"""Proof that ranks which should hold the same parameters do."""
+"""Proof that ranks which should hold the same numbers do."""
 
 import hashlib
 from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from mpi4py import MPI
 
 from mpitrain.nn import Array
 
+#: So many arrays are named.
+_SHOWN = 3
+
 
 class ReplicaMismatch(RuntimeError):
-    """Ranks that should hold the same parameters hold different ones."""
+    """Ranks that should hold the same numbers hold different ones."""
 
 
-def check_replicas(comm: MPI.Intracomm, parameters: Array, when: str) -> None:
-    """Compare ``parameters`` bit by bit over the ranks of ``comm``, through 16-byte digests.
+def check_replicas(
+    world: MPI.Intracomm,
+    groups: Sequence[tuple[MPI.Intracomm, Mapping[str, Array]]],
+    when: str,
+) -> None:
+    """Compare arrays bit by bit, through 16-byte digests.
 
-    Collective; costs one pass over the memory and an all-gather of 16 bytes.
+    Collective; costs one pass over the memory and an all-gather of 16 bytes in each group.
 
     Args:
-        comm: the ranks.
-        parameters: an array of the same size everywhere.
+        world: all ranks.
+        groups: ranks that should hold the same, and what they hold, by name; each rank gives the
+            groups that it is in.
         when: for the message, as in ``"after epoch 3"``.
 
     Raises:
-        ReplicaMismatch: on every rank, naming those that differ from the majority.
+        ReplicaMismatch: on every rank of ``world``, naming ranks that differ from the majority of
+            their group, and the arrays in which they do.
     """
-    digest = hashlib.blake2b(parameters.tobytes(), digest_size=16).digest()
-    digests = comm.allgather(digest)
-    usual, _ = Counter(digests).most_common(1)[0]
-    outliers = [rank for rank, found in enumerate(digests) if found != usual]
-    if outliers:
-        agreeing = [rank for rank, found in enumerate(digests) if found == usual]
+    own = [text for comm, arrays in groups if (text := _difference(world.rank, comm, arrays))]
+    found = [text for texts in world.allgather(own) for text in texts]
+    if found:
         raise ReplicaMismatch(
-            f"parameters differ between ranks {when}: {_ranks(outliers)} against "
-            f"{_ranks(agreeing)}; look for state or random numbers that depend on the rank"
+            f"replicas differ {when}: {found[0]}; look for state or random numbers that depend on "
+            "the rank, or for faulty memory on its node"
         )
+
+
+def _difference(rank: int, comm: MPI.Intracomm, arrays: Mapping[str, Array]) -> str:
+    """Who differs in what, or nothing; collective over ``comm``."""
+    digests = {name: _digest(array.tobytes()) for name, array in arrays.items()}
+    whole = _digest(b"".join(digests.values()))
+    told = comm.allgather((rank, whole))
+    usual, _ = Counter(digest for _, digest in told).most_common(1)[0]
+    outliers = [other for other, digest in told if digest != usual]
+    if not outliers:
+        return ""
+    agreeing = [other for other, digest in told if digest == usual]
+    every = comm.allgather(digests)
+    right = every[[digest for _, digest in told].index(usual)]
+    wrong = [name for name in right if any(theirs[name] != right[name] for theirs in every)]
+    more = f" and {len(wrong) - _SHOWN} more" if wrong[_SHOWN:] else ""
+    return f"{_ranks(outliers)} against {_ranks(agreeing)} in {', '.join(wrong[:_SHOWN])}{more}"
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()
 
 
 def _ranks(ranks: list[int]) -> str:

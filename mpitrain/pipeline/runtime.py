@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, Protocol
 
 import numpy as np
@@ -88,6 +89,7 @@ class Runner:
 
     Attributes:
         pipeline, report: as given.
+        waited: seconds spent waiting for other stages in the last run.
         specs: of what goes into each virtual stage.
     """
 
@@ -126,6 +128,7 @@ class Runner:
         self.chunks = chunks
         self._span = span
         self._xp = xp
+        self.waited = 0.0
         self.specs = self._agree(probe, inputs)
         self._last = _last_before_updates(self.actions)
 
@@ -152,7 +155,7 @@ class Runner:
         mailbox = Mailbox(self.comm, expected, self._xp)
         saved: dict[tuple[int, int], tuple[Any, Array]] = {}
         kept: dict[tuple[int, int], Any] = {}
-        loss = 0.0
+        loss = self.waited = 0.0
         for index, action in enumerate(self.actions):
             if isinstance(action, Update):
                 update(action.number, loss)
@@ -237,8 +240,11 @@ class Runner:
         return self._receive(mailbox, Forward(micro_batch))
 
     def _receive(self, mailbox: Mailbox, action: Compute) -> Array:
+        start = perf_counter()
         with self._span(f"receive for {letter(action)}{action.micro_batch}", "wait"):
-            return mailbox.receive()
+            found = mailbox.receive()
+        self.waited += perf_counter() - start
+        return found
 
     def _send(
         self, mailbox: Mailbox, array: Array, virtual: int, micro_batch: int, *, activation: bool
