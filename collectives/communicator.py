@@ -1,6 +1,7 @@
 """A drop-in for mpi4py's communicator whose collectives are ours."""
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Self
 
@@ -84,6 +85,32 @@ class Communicator(Blocking, Nonblocking, Persistent, MPI.Intracomm):  # type: i
         """The last calls of this rank, for people; empty without a ``timeout``."""
         watchdog = self._engine.watchdog
         return watchdog.report_calls() if watchdog else ""
+
+    def waiting(self, what: str, *, by_all: bool = True) -> AbstractContextManager[None]:
+        """What happens in a ``with`` statement waits for other ranks: the watchdog watches it, too.
+
+        Args:
+            what: it is, for the report.
+            by_all: all ranks do it, in the same order of their collectives.
+        """
+        watchdog = self._engine.watchdog
+        return watchdog.waiting(what, numbered=by_all) if watchdog else nullcontext()
+
+    def allgather(self, sendobj: Any) -> list[Any]:
+        with self.waiting("allgather of objects"):
+            return super().allgather(sendobj)
+
+    def allreduce(self, sendobj: Any, op: Any = MPI.SUM) -> Any:
+        with self.waiting("allreduce of objects"):
+            return super().allreduce(sendobj, op)
+
+    def bcast(self, obj: Any, root: int = 0) -> Any:
+        with self.waiting("bcast of an object"):
+            return super().bcast(obj, root)
+
+    def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
+        with self.waiting("gather of objects"):
+            return super().gather(sendobj, root)
 
     @property
     def checks_messages(self) -> bool:

@@ -230,7 +230,7 @@ class Trainer:
         records: list[Step | Skipped] = []
 
         def update(number: int, loss: float) -> None:
-            with self.span("reduce", "communicate"):
+            with self.span("reduce", "communicate"), self.comm.waiting("the sum of gradients"):
                 comm_seconds = self.store.wait()
             records.append(self._update(epoch, len(batch), loss, comm_seconds))
 

@@ -109,10 +109,10 @@ class CheckedTransport(MPITransport):
 
     sealed = True
 
-    def send_init(self, data: Bytes, peer: int, tag: int) -> Any:
+    def send_init(self, data: Bytes, peer: int, tag: int) -> SealedSend:
         return SealedSend(self.channel, data, peer, tag)
 
-    def recv_init(self, data: Bytes, peer: int, tag: int) -> Any:
+    def recv_init(self, data: Bytes, peer: int, tag: int) -> SealedReceive:
         return SealedReceive(self.channel, data, peer, tag)
 
     @staticmethod

@@ -5,7 +5,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from collectives.transport import Bytes
+from collectives.transport import Bytes, Request
 
 
 class MPITransport:
@@ -26,10 +26,10 @@ class MPITransport:
         self.rank = channel.rank
         self.size = channel.size
 
-    def send_init(self, data: Bytes, peer: int, tag: int) -> MPI.Prequest:
+    def send_init(self, data: Bytes, peer: int, tag: int) -> Request:
         return self.channel.Send_init([data, data.nbytes, MPI.BYTE], peer, tag)
 
-    def recv_init(self, data: Bytes, peer: int, tag: int) -> MPI.Prequest:
+    def recv_init(self, data: Bytes, peer: int, tag: int) -> Request:
         return self.channel.Recv_init([data, data.nbytes, MPI.BYTE], peer, tag)
 
     @staticmethod

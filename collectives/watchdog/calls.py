@@ -14,11 +14,19 @@ _PACKAGE = __name__.partition(".")[0]
 class Call:
     """One call: what it was, where the user's code made it, and when it began and ended."""
 
-    __slots__ = ("begun", "code", "ended", "line", "number", "what")
+    __slots__ = ("begun", "code", "ended", "line", "number", "outer", "what")
 
-    def __init__(self, number: int, what: tuple[object, ...], code: CodeType | None, line: int):
+    def __init__(
+        self,
+        number: int,
+        what: tuple[object, ...],
+        outer: "Call | None",
+        code: CodeType | None,
+        line: int,
+    ) -> None:
         self.number = number
         self.what = what
+        self.outer = outer
         self.code = code
         self.line = line
         self.begun = monotonic()
@@ -52,10 +60,15 @@ class Calls:
         self._made = 0
         self._kept: deque[Call] = deque(maxlen=KEPT)
 
-    def enter(self, *what: object) -> Call:
-        """A call begins; ``what`` is put into words later, so it must not hold on to buffers."""
-        self._made += 1
-        call = Call(self._made, what, *call_site())
+    def enter(self, *what: object, numbered: bool = True) -> Call:
+        """A call begins; ``what`` is put into words later, so it must not hold on to buffers.
+
+        Args:
+            what: it is.
+            numbered: all ranks make it, so that its number says how far each of them is.
+        """
+        self._made += numbered
+        call = Call(self._made, what, self.current, *call_site())
         self._kept.append(call)
         self.current = call
         return call
@@ -64,7 +77,8 @@ class Calls:
         """It has ended."""
         call.ended = monotonic()
         self.completed = call.number
-        self.current = None
+        self.current = call.outer
+        call.outer = None
 
     def __str__(self) -> str:
         lines = [f"the last {len(self._kept)} collective calls, oldest first:"]

@@ -7,6 +7,8 @@ import socket
 import sys
 import threading
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import monotonic, sleep
 from typing import Any, Self
 
@@ -58,6 +60,15 @@ class Watchdog:
     def leave(self, call: Call) -> None:
         """It has ended."""
         self.calls.leave(call)
+
+    @contextmanager
+    def waiting(self, what: str, *, numbered: bool) -> Iterator[None]:
+        """Something else that waits for other ranks."""
+        call = self.calls.enter(what, numbered=numbered)
+        try:
+            yield
+        finally:
+            self.calls.leave(call)
 
     def report_calls(self) -> str:
         """The last calls of this rank, for people."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
+from mpitrain.chaos import KINDS
 from mpitrain.pipeline.schedules import SCHEDULES
 
 #: These start MPI; the others run anywhere.
@@ -60,6 +61,13 @@ def _parser() -> argparse.ArgumentParser:
         default=120.0,
         metavar="SECONDS",
         help="stop so long before SLURM's time limit (120)",
+    )
+
+    train.add_argument(
+        "--fault",
+        metavar="FAULT",
+        help="do to a rank what may happen to it, as in 'kill rank=1 step=20'; kinds: "
+        + ", ".join(name for name, kind in KINDS.items() if kind.inside),
     )
 
     evaluate = commands.add_parser(
@@ -143,6 +151,23 @@ def _parser() -> argparse.ArgumentParser:
 
     compare = commands.add_parser("compare", help="runs of a folder in one table, best first")
     compare.add_argument("runs", type=Path, help="a folder of runs, as jobs/sweep.sbatch leaves")
+
+    chaos = commands.add_parser(
+        "chaos",
+        help="try out what a job does when ranks, messages, memory or disks fail",
+        description="Run a job once for each fault and seed, on ranks that it starts itself; "
+        "resume each run that fails, and compare the weights with those of a run without a fault. "
+        "Kinds: " + "; ".join(f"{name}: {kind.text}" for name, kind in KINDS.items()) + ".",
+        epilog="example: python -m mpitrain chaos jobs/examples/drill.toml -n 4 --seeds 3",
+    )
+    _job(chaos)
+    chaos.add_argument("-n", "--ranks", type=int, default=4)
+    chaos.add_argument("--seeds", type=int, default=3, help="of each kind (3)")
+    chaos.add_argument("--faults", metavar="KIND,...", help="these kinds only")
+    chaos.add_argument(
+        "--launcher", default=None, help="the words before python; {n} are the ranks"
+    )
+    chaos.add_argument("-o", "--output", type=Path, default=Path("runs/chaos"), help="folder")
 
     export = commands.add_parser("export", help="a checkpoint's parameters as one safetensors file")
     export.add_argument("checkpoint", type=Path, help="folder of a checkpoint, or of a run")

@@ -120,7 +120,15 @@ def compare(options: argparse.Namespace) -> int:
     return 0
 
 
+def chaos(options: argparse.Namespace) -> int:
+    """Try out faults."""
+    from mpitrain.commands.chaos import chaos as try_faults
+
+    return try_faults(options)
+
+
 _COMMANDS = {
+    "chaos": chaos,
     "submit": submit,
     "compare": compare,
     "schedules": schedules,

@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mpi4py import MPI
@@ -51,7 +51,13 @@ def train(comm: Communicator, options: argparse.Namespace) -> int:
     """Train a job."""
     config = load_once(comm, options)
     trace = Trace(comm.rank, enabled=config.run.trace)
-    with stop_flag(options.grace) as stop, Trainer(comm, config, span=trace.span, stop=stop) as it:
+    injector = None
+    if options.fault:
+        comm, injector = with_fault(comm, options.fault, config)
+    with (
+        stop_flag(options.grace) as stop,
+        Trainer(comm, config, span=trace.span, stop=stop, before_step=injector) as it,
+    ):
         trace.align(comm)
         stopped = None
         try:
@@ -63,6 +69,22 @@ def train(comm: Communicator, options: argparse.Namespace) -> int:
         if stopped:
             raise stopped
     return 0
+
+
+def with_fault(
+    comm: Communicator, text: str, config: Config
+) -> tuple[Communicator, Callable[[Trainer], None]]:
+    """The communicator to train on, and what is to be called before each step."""
+    from mpitrain.chaos.faults import parse as parse_fault
+    from mpitrain.chaos.inject import Injector
+
+    try:
+        injector = Injector(parse_fault(text), comm)
+    except ValueError as error:
+        raise ConfigError(f"--fault: {error}") from error
+    if config.parallel.checksums:
+        comm = Communicator(comm, transport=injector.transport())
+    return comm, injector
 
 
 def evaluate(comm: Communicator, options: argparse.Namespace) -> int:

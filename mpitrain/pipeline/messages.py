@@ -62,7 +62,8 @@ class Mailbox:
             CorruptMessage: it arrived changed, where messages carry checksums.
         """
         request, array, source, sealed = self._posted.popleft()
-        request.Wait()
+        with self._comm.waiting(f"activation from rank {source}", by_all=False):
+            request.Wait()
         if sealed:
             sealed.check(self._comm.rank, source)
             sealed.free()
@@ -83,7 +84,8 @@ class Mailbox:
 
     def finish(self) -> None:
         """Wait for what was sent."""
-        MPI.Request.Waitall([request for request, _, _ in self._sent])
+        with self._comm.waiting("activations to leave", by_all=False):
+            MPI.Request.Waitall([request for request, _, _ in self._sent])
         for _, _, sealed in self._sent:
             if sealed:
                 sealed.free()

@@ -51,7 +51,8 @@ class Window:
 
     def update(self, number: int, loss: float) -> None:
         """Sum the gradients over the replicas, and step."""
-        comm_seconds = self._store.wait()
+        with self._grid.comm.waiting("the sum of gradients"):
+            comm_seconds = self._store.wait()
         self.weights.before_update()
         squares = self._updater.own_squares()
         own = loss if self._grid.place.tensor == 0 else 0.0

@@ -1,0 +1,67 @@
+"""Real jobs with real faults: each goes on, or fails with the culprit's name and is resumed."""
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mpitrain.chaos import KINDS, draw
+from mpitrain.chaos.drill import Drills
+from mpitrain.chaos.outside import Disk
+
+ROOT = Path(__file__).parents[2]
+MPIEXEC = os.environ.get("MPIEXEC") or str(Path(sys.executable).with_name("mpiexec"))
+#: The others need hosts: tests/cluster.
+HERE = [kind for kind in KINDS if kind not in ("cut", "slow")]
+RANKS = 4
+
+
+@pytest.fixture(scope="module")
+def drills(tmp_path_factory):
+    return Drills(
+        [MPIEXEC, "-n", str(RANKS)],
+        ROOT / "jobs/examples/drill.toml",
+        tmp_path_factory.mktemp("chaos"),
+        [f"data.path={ROOT}/README.md"],
+        {kind: Disk(kind) for kind in ("full", "readonly")},
+        {**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+
+
+@pytest.fixture(scope="module")
+def reference(drills):
+    return drills.reference()
+
+
+def check(drills, reference, kind, seed):
+    weights, steps = reference
+    fault = draw(kind, seed, RANKS, steps)
+    outcome = drills.drill(fault, weights)
+    if outcome.verdict == "skipped":
+        pytest.skip(outcome.words)
+    assert outcome.good, f"{fault} {outcome.verdict}: {outcome.words}"
+    assert outcome.verdict == ("went on" if KINDS[kind].survives else "named")
+    if kind == "pause":
+        assert outcome.words.startswith(f"rank {fault.rank} took ")
+
+
+@pytest.mark.parametrize("kind", HERE)
+def test_a_fault(drills, reference, kind):
+    check(drills, reference, kind, 100)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("kind", HERE)
+def test_wherever_it_strikes(drills, reference, kind, seed):
+    check(drills, reference, kind, seed)
+
+
+def test_a_drill_tells_one_bit_of_difference(drills, reference):
+    weights, steps = reference
+    other = {name: values.copy() for name, values in weights.items()}
+    next(iter(other.values())).view(np.uint8).flat[-1] ^= 1
+    outcome = drills.drill(draw("pause", 200, RANKS, steps), other)
+    assert (outcome.verdict, outcome.good) == ("ends with other weights", False)
