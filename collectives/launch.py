@@ -2,12 +2,14 @@
 
 import os
 import socket
+import subprocess
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import NoReturn
 
 from mpi4py import MPI
@@ -20,6 +22,8 @@ _ALLOCATION = ("SLURM_NTASKS",)
 #: What a launcher has not forwarded when it hears of an abort may be lost: MPICH's sometimes loses
 #: the traceback.
 _FORWARDING_S = 0.2
+#: A launcher that cannot reach another node waits for TCP to give up: 15 minutes.
+_LAUNCHER_S = 30
 #: How often a rank looks whether it still has the parent that it began with.
 _PARENT_S = 1.0
 #: The exit status of one that has not: 128 + SIGHUP.
@@ -111,9 +115,36 @@ def _end_with(parent: int, rank: int, over: threading.Event) -> None:
             os._exit(ORPHANED)
 
 
+def expect_end() -> None:
+    """The job is about to be aborted: kill the launcher's process here if it does not manage to.
+
+    Open MPI's ``mpirun`` waits for the daemon of a node that cannot be reached any more.
+    """
+    parent = os.getppid()
+    try:
+        began = _start_time(Path(f"/proc/{parent}/stat").read_text())
+    except OSError:
+        return
+    # By then the number may be another process's.
+    same = f'[ "$(sed "s/.*) //" /proc/{parent}/stat 2>/dev/null | cut -d" " -f20)" = {began} ]'
+    subprocess.Popen(
+        ["sh", "-c", f"sleep {_LAUNCHER_S}; {same} && kill -KILL {parent}"],
+        start_new_session=True,  # it outlives this process
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def _start_time(stat: str) -> str:
+    """Field 22 of ``/proc/PID/stat``; the second may hold spaces, in parentheses."""
+    return stat.rpartition(")")[2].split()[19]
+
+
 def _abort(comm: MPI.Comm, status: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     time.sleep(_FORWARDING_S)
+    expect_end()
     comm.Abort(status)
     os._exit(status)  # some launchers kill only a moment later, and nothing may run until then

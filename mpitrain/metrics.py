@@ -22,6 +22,7 @@ class Start(Struct, frozen=True, tag="start", tag_field="event"):
 
     Attributes:
         ranks: processes.
+        processes: ``host:number`` of each, as launchers name those that die.
         layout: how they are arranged.
         stages: the layers of each stage of the pipeline, chunk after chunk.
         algorithm: of the all-reduce of gradients.
@@ -31,6 +32,7 @@ class Start(Struct, frozen=True, tag="start", tag_field="event"):
     """
 
     ranks: int
+    processes: list[str]
     layout: str
     stages: list[list[str]]
     algorithm: str

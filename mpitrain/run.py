@@ -1,5 +1,7 @@
 """A run of training: steps, checkpoints and reports until it ends or is asked to stop."""
 
+import os
+import socket
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from math import prod
@@ -157,6 +159,7 @@ def _recorder(trainer: Trainer) -> AbstractContextManager[Write]:
 def _start(trainer: Trainer) -> Start:
     return Start(
         ranks=trainer.comm.size,
+        processes=trainer.comm.allgather(f"{socket.gethostname()}:{os.getpid()}"),
         layout=str(trainer.grid.layout),
         stages=[list(names) for names in trainer.partition.layers],
         algorithm=trainer.store.algorithm,

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from mpi4py import MPI
 
+from collectives.launch import expect_end
 from collectives.watchdog.calls import Call, Calls, size_of
 from collectives.watchdog.peers import MOST_BYTES, Peers
 
@@ -143,6 +144,7 @@ class Watchdog:
         sys.stdout.flush()
         sys.stderr.flush()
         sleep(0.2)  # for the launcher to forward it
+        expect_end()
         if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
             self._comm.Abort(STATUS)
         os._exit(STATUS)

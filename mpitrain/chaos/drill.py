@@ -1,6 +1,7 @@
 """A job with a fault: run, resumed, and judged by the weights of a run without."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic, sleep
+from typing import Any
 
 from msgspec import Struct, json
 
@@ -109,15 +111,16 @@ class Drills:
             )
 
         status, said = process.returncode, _said(run)
+        if outside:
+            outside.mend(run)
         if status is None:
             _end(process)
+            _left(run)
             return outcome("hangs", said)
         if status < 0:  # on one host, Open MPI's daemon is the launcher itself
             said += f"\nthe launcher was killed by signal {-status}\n"
         if _left(run):
             return outcome("leaves processes behind", said)
-        if outside:
-            outside.mend(run)
         if status == 0:
             if not _same(_newest(run), weights):
                 return outcome("ends with other weights", said)
@@ -185,7 +188,24 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def _said(run: Path) -> str:
-    return (run / "output").read_text(errors="replace")
+    """The output; MPICH's launcher names processes, and the run's report says whose they were."""
+    said = (run / "output").read_text(errors="replace")
+    dead = re.search(r"PID (\d+) RUNNING AT (\S+)", said)
+    starts = [record for record in _records(run) if record["event"] == "start"]
+    if dead and starts:
+        places = starts[-1]["processes"]
+        place = f"{dead[2]}:{dead[1]}"
+        said += f"\nrank {places.index(place)} was process {place}\n" if place in places else ""
+    return said
+
+
+def _records(run: Path) -> list[dict[str, Any]]:
+    path = run / "metrics.jsonl"
+    if not path.exists():
+        return []
+    # The last line may be cut off.
+    whole = path.read_bytes().rpartition(b"\n")[0]
+    return [json.decode(line) for line in whole.splitlines()]
 
 
 def _steps(run: Path) -> int:
@@ -195,8 +215,7 @@ def _steps(run: Path) -> int:
 
 def _straggler(run: Path) -> str:
     """Who was said to keep the others waiting, furthest."""
-    lines = [json.decode(line) for line in (run / "metrics.jsonl").read_bytes().splitlines()]
-    found = [line for line in lines if line["event"] == "straggler"]
+    found = [record for record in _records(run) if record["event"] == "straggler"]
     if not found:
         return ""
     worst = max(found, key=lambda line: line["factor"])

@@ -48,9 +48,12 @@ class Hosts:
 
     def run(self, host: int, command: list[str], **options: object) -> subprocess.CompletedProcess:
         """Runs a command on one host; options as those of ``subprocess.run``."""
+        return subprocess.run([*self.inside(host), *command], **options)  # type: ignore[call-overload]
+
+    def inside(self, host: int) -> list[str]:
+        """The words before a command that make it run on one host."""
         inside = ["ip", "netns", "exec", f"{self.prefix}{host}", "unshare", "--uts", "sh", "-c"]
-        named = [*inside, 'hostname "$0"; exec "$@"', f"node{host}", *command]
-        return subprocess.run(named, **options)  # type: ignore[call-overload]
+        return [*inside, 'hostname "$0"; exec "$@"', f"node{host}"]
 
     def mpirun(self, ranks: int, program: list[str]) -> list[str]:
         """The command that starts ``program`` with ``ranks`` on each host, to be run on host 0."""

@@ -37,7 +37,7 @@ def job(tmp_path):
 
 def write_all(job):
     with recorder(job, steps=4) as write:
-        write(Start(2, "data 2 x pipe 1", [["a"]], "ring", "asked [for]", 7, job))
+        write(Start(2, ["a:1", "b:2"], "data 2 x pipe 1", [["a"]], "ring", "asked [for]", 7, job))
         for step in range(1, 5):
             write(replace(STEP, step=step))
         write(Skipped(5, "rank 1: b.weight", 512.0))

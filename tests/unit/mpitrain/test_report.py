@@ -14,7 +14,11 @@ from mpitrain.trace import Span, chrome, read_trace
 def folder(tmp_path):
     job = Config(run=Run(dir=str(tmp_path), log_every=1000))
     with recorder(job, steps=3) as write:
-        write(Start(2, "data 1 x pipe 2", [["a", "<b>"], ["c"]], "ring", "asked", 7, job))
+        write(
+            Start(
+                2, ["a:1", "b:2"], "data 1 x pipe 2", [["a", "<b>"], ["c"]], "ring", "asked", 7, job
+            )
+        )
         for step in range(1, 4):
             write(Step(step, 0, 8, 1.0 / step, 0.5, 0.1, 0.25, 32.0, 0.2))
         write(Skipped(4, "rank 1: <script>", 2.0))

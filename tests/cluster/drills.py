@@ -1,0 +1,85 @@
+"""Faults that need several hosts: links that are cut or slow, and the daemon of another host.
+
+As root:
+
+    python tests/cluster/drills.py jobs/examples/drill.toml --seeds 20
+
+Two hosts in network namespaces, two ranks each, a link of 1 Gb/s; otherwise as ``mpitrain chaos``.
+"""
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mpitrain.chaos.drill import Drills
+from mpitrain.chaos.outside import Outside
+from mpitrain.commands.chaos import chaos
+from tests.cluster.hosts import Hosts, environment, hosts
+
+KINDS = "kill,daemon,freeze,cut,slow"
+#: The last host's link; mpirun runs on the first.
+HOST = 1
+
+
+class Link:
+    """The link of one host, cut or slowed down to a hundredth."""
+
+    def __init__(self, up: Hosts, kind: str) -> None:
+        self.namespace = f"{up.prefix}{HOST}"
+        self.cuts = kind == "cut"
+
+    def missing(self) -> str:
+        return ""
+
+    @contextmanager
+    def around(self, run: Path) -> Iterator[None]:
+        yield
+
+    def strike(self, run: Path) -> None:
+        if self.cuts:
+            _call("ip", "-n", self.namespace, "link", "set", "eth0", "down")
+        else:
+            self._rate("10mbit")
+
+    def mend(self, run: Path) -> None:
+        if self.cuts:
+            _call("ip", "-n", self.namespace, "link", "set", "eth0", "up")
+        else:
+            self._rate("1000mbit")
+
+    def _rate(self, rate: str) -> None:
+        shape = ("rate", rate, "burst", "1mb", "latency", "100ms")
+        device = ("dev", "eth0", "root", "tbf")
+        _call("tc", "-n", self.namespace, "qdisc", "change", *device, *shape)
+
+
+def _call(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def drills(up: Hosts, job: Path, folder: Path, settings: list[str]) -> Drills:
+    """Drills of a job on the hosts."""
+    outside: dict[str, Outside] = {kind: Link(up, kind) for kind in ("cut", "slow")}
+    launcher = [*up.inside(0), *up.mpirun(2, [])]
+    return Drills(launcher, job, folder.absolute(), settings, outside, environment())
+
+
+def main() -> int:
+    """Run them."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("config", type=Path)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--faults", default=KINDS)
+    parser.add_argument("--set", action="append", default=[])
+    parser.add_argument("-o", "--output", type=Path, default=Path("runs/drills"))
+    options = parser.parse_args()
+    options.ranks = 4
+    with hosts(2, rate_mbit=1000) as up:
+        return chaos(options, drills(up, options.config, options.output, options.set))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
