@@ -16,6 +16,7 @@ from mpi4py import MPI
 
 from collectives.launch import expect_end
 from collectives.watchdog.calls import Call, Calls, size_of
+from collectives.watchdog.neighbours import Neighbour, Neighbours
 from collectives.watchdog.peers import MOST_BYTES, Peers
 
 #: The job's exit status after a stall, as of timeout(1).
@@ -44,6 +45,10 @@ class Watchdog:
         self.calls = Calls()
         self._comm = comm
         self._peers = Peers(comm)
+        self._neighbours = None
+        if MPI.Comm.Compare(comm, MPI.COMM_WORLD) in (MPI.IDENT, MPI.CONGRUENT):
+            hosts, addresses = self._peers.hosts, self._peers.addresses
+            self._neighbours = Neighbours(comm, hosts, addresses, self._peers.token)
         self._stop = False
         self._wakeup, self._signalled = socket.socketpair()
         for end in (self._wakeup, self._signalled):
@@ -80,6 +85,8 @@ class Watchdog:
         self._stop = True
         self._signalled.send(b"\0")
         self._thread.join(_ANSWER_S + _GRACE_S)
+        if self._neighbours:
+            self._neighbours.close()
         if threading.current_thread() is threading.main_thread() and self._previous is not None:
             signal.signal(signal.SIGUSR2, self._previous)
             signal.set_wakeup_fd(-1)
@@ -106,9 +113,15 @@ class Watchdog:
         with selectors.DefaultSelector() as ready:
             ready.register(self._peers.socket, selectors.EVENT_READ)
             ready.register(self._wakeup, selectors.EVENT_READ)
+            for neighbour in self._neighbours.alive if self._neighbours else ():
+                ready.register(neighbour.connection, selectors.EVENT_READ, neighbour)
             while not self._stop:
                 for key, _ in ready.select(min(0.25, self.timeout / 4)):
-                    if key.fileobj is self._peers.socket:
+                    if self._neighbours and isinstance(key.data, Neighbour):
+                        ready.unregister(key.fileobj)
+                        if text := self._neighbours.listen(key.data):
+                            _say(text)
+                    elif key.fileobj is self._peers.socket:
                         self._peers.answer(self._status())
                     elif signal.SIGUSR2 in self._wakeup.recv(100):
                         _say(self.report_calls())
@@ -225,7 +238,7 @@ def _stacks() -> str:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    print(f"{text}\n", file=sys.stderr, end="", flush=True)  # as one piece
 
 
 def _nothing(*_: object) -> None:

@@ -32,18 +32,17 @@ class Peers:
         self.socket.bind(("", 0))
         host, port = socket.gethostname(), self.socket.getsockname()[1]
         #: Nobody outside of the job gets an answer.
-        self._token = comm.bcast(secrets.token_hex(16))
+        self.token = comm.bcast(secrets.token_hex(16))
         told = comm.allgather((host, _addresses(host), port))
         self.hosts = [name for name, _, _ in told]
-        self._routes = [
-            [("127.0.0.1", port)] if name == host else [(address, port) for address in addresses]
-            for name, addresses, port in told
-        ]
+        #: By which each of them can be reached.
+        self.addresses = [["127.0.0.1"] if name == host else found for name, found, _ in told]
+        self._ports = [port for _, _, port in told]
 
     def answer(self, status: dict[str, Any]) -> None:
         """Answers one question that has come in; ``status`` must be short JSON."""
         question, address = self.socket.recvfrom(100)
-        if question.decode(errors="replace") == self._token:
+        if question.decode(errors="replace") == self.token:
             self.socket.sendto(json.dumps(status).encode()[:MOST_BYTES], address)
 
     def ask(self, seconds: float) -> dict[int, dict[str, Any]]:
@@ -51,10 +50,10 @@ class Peers:
         answers: dict[int, dict[str, Any]] = {}
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
             for _ in range(_TRIES):
-                for rank, routes in enumerate(self._routes):
+                for rank, addresses in enumerate(self.addresses):
                     if rank != self.rank and rank not in answers:
-                        for route in routes:
-                            _send(asking, self._token, route)
+                        for address in addresses:
+                            _send(asking, self.token, (address, self._ports[rank]))
                 deadline = monotonic() + seconds / _TRIES
                 while len(answers) < self.size - 1 and monotonic() < deadline:
                     asking.settimeout(max(0.01, deadline - monotonic()))

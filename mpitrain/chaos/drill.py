@@ -121,7 +121,7 @@ class Drills:
             said += f"\nthe launcher was killed by signal {-status}\n"
         if _left(run):
             return outcome("leaves processes behind", said)
-        if status == 0:
+        if status == 0 and any(record["event"] == "summary" for record in _records(run)):
             if not _same(_newest(run), weights):
                 return outcome("ends with other weights", said)
             return outcome("went on", _straggler(run), good=True)
@@ -190,12 +190,12 @@ def _end(process: subprocess.Popen[str]) -> None:
 def _said(run: Path) -> str:
     """The output; MPICH's launcher names processes, and the run's report says whose they were."""
     said = (run / "output").read_text(errors="replace")
-    dead = re.search(r"PID (\d+) RUNNING AT (\S+)", said)
+    dead = re.search(r"PID (\d+) RUNNING AT", said)
     starts = [record for record in _records(run) if record["event"] == "start"]
     if dead and starts:
-        places = starts[-1]["processes"]
-        place = f"{dead[2]}:{dead[1]}"
-        said += f"\nrank {places.index(place)} was process {place}\n" if place in places else ""
+        for rank, place in enumerate(starts[-1]["processes"]):
+            if place.endswith(f":{dead[1]}"):
+                said += f"\nrank {rank} was process {place}\n"
     return said
 
 

@@ -64,6 +64,13 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     train.add_argument(
+        "--ended",
+        type=Path,
+        metavar="FILE",
+        help="make this file when training has ended as it should; some launchers return 0 for "
+        "jobs that died",
+    )
+    train.add_argument(
         "--fault",
         metavar="FAULT",
         help="do to a rank what may happen to it, as in 'kill rank=1 step=20'; kinds: "

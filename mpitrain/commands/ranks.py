@@ -68,6 +68,8 @@ def train(comm: Communicator, options: argparse.Namespace) -> int:
             trace.write(comm, Path(config.run.dir) / "trace.json")
         if stopped:
             raise stopped
+    if options.ended and comm.rank == 0:
+        options.ended.touch()
     return 0
 
 

@@ -192,9 +192,10 @@ def test_the_last_calls_of_a_rank_that_is_stuck_in_mpi(tmp_path):
     )
     assert ended.returncode == 0, ended.stderr
     assert "[rank 1 of 3] the last 64 collective calls, oldest first:" in ended.stderr
-    assert "#8 allreduce ring 400 bytes at " in ended.stderr
-    assert "#7 " not in ended.stderr
-    assert "#71 allreduce native 400 bytes" in ended.stderr
+    assert "#9 allreduce ring 400 bytes at " in ended.stderr
+    assert "#8 " not in ended.stderr
+    assert "#71 allgather of objects at " in ended.stderr
+    assert "#72 allreduce native 400 bytes" in ended.stderr
     assert "under way for" in ended.stderr
 
 
@@ -233,6 +234,37 @@ def test_a_slow_rank_that_comes_in_time_disturbs_nobody(tmp_path):
 def test_a_timeout_that_is_none(tmp_path):
     ended = job(tmp_path, "", COLLECTIVES_TIMEOUT="soon", ranks=1)
     assert "COLLECTIVES_TIMEOUT='soon' is no number of seconds" in ended.stderr
+
+
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(0)"])
+def test_a_rank_that_dies_is_seen_by_its_neighbours(tmp_path, end):
+    ended = job(
+        tmp_path,
+        f"""
+        comm = Communicator(MPI.COMM_WORLD, timeout=20)
+        ones = np.ones(10)
+        comm.Allreduce(MPI.IN_PLACE, ones, algorithm="ring")
+        if comm.rank == 1:
+            {end}
+        while True:
+            comm.Allreduce(MPI.IN_PLACE, ones, algorithm="ring")
+        """,
+    )
+    # MPICH's launcher returns 0 if the dead rank did.
+    assert ended.returncode != 0 or "_exit(0)" in end
+    assert f"rank 1 on {socket.gethostname()} has died" in ended.stderr
+
+
+def test_ranks_that_leave_without_closing_worry_nobody(tmp_path):
+    ended = job(
+        tmp_path,
+        """
+        comm = Communicator(MPI.COMM_WORLD, timeout=20)
+        comm.Allreduce(MPI.IN_PLACE, np.ones(10), algorithm="ring")
+        """,
+    )
+    assert ended.returncode == 0
+    assert "died" not in ended.stderr
 
 
 def test_ranks_end_with_the_launcher_of_their_node(tmp_path):

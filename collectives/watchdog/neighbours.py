@@ -1,0 +1,94 @@
+"""Seeing another rank's process die, at once and whatever MPI makes of it.
+
+Ranks hold hands in a ring of connections, which the system closes when a process ends, however that
+comes about.  MPI libraries often report the rank that noticed in the place of the one that died.
+"""
+
+import atexit
+import contextlib
+import socket
+from collections.abc import Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from mpi4py import MPI
+
+_CONNECT_S = 2.0
+_FAREWELL = b"b"
+
+
+class Neighbour(NamedTuple):
+    """A rank that we are connected to."""
+
+    rank: int
+    host: str
+    connection: socket.socket
+
+
+class Neighbours:
+    """The two ranks beside this one; making it is collective.
+
+    Attributes:
+        alive: those whose connections are open.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        hosts: Sequence[str],
+        addresses: Sequence[Sequence[str]],
+        token: str,
+    ) -> None:
+        """``hosts`` and ``addresses`` are those of each rank; ``token`` is the job's secret."""
+        self.alive: list[Neighbour] = []
+        rank, size = comm.rank, comm.size
+        following, before = (rank + 1) % size, (rank - 1) % size
+        with socket.create_server(("", 0)) as listening:
+            ports = comm.allgather(listening.getsockname()[1])
+            found = None if size == 1 else _connect(addresses[following], ports[following], token)
+            if found:
+                self.alive.append(Neighbour(following, hosts[following], found))
+            if comm.allgather(found is not None)[before]:
+                listening.settimeout(_CONNECT_S)
+                with contextlib.suppress(OSError):
+                    self.alive.append(Neighbour(before, hosts[before], _accept(listening, token)))
+        atexit.register(self.close)
+
+    def listen(self, neighbour: Neighbour) -> str:
+        """Its connection is readable: what to say of it, if anything."""
+        try:
+            died = neighbour.connection.recv(1) != _FAREWELL
+        except OSError:
+            died = True
+        neighbour.connection.close()
+        self.alive.remove(neighbour)
+        now = datetime.now().isoformat(timespec="milliseconds")
+        return f"{now} rank {neighbour.rank} on {neighbour.host} has died" if died else ""
+
+    def close(self) -> None:
+        """Take leave, so that the end of this process worries nobody."""
+        atexit.unregister(self.close)
+        for neighbour in self.alive:
+            with contextlib.suppress(OSError):
+                neighbour.connection.send(_FAREWELL)
+            neighbour.connection.close()
+        self.alive.clear()
+
+
+def _connect(addresses: Sequence[str], port: int, token: str) -> socket.socket | None:
+    for address in addresses:
+        with contextlib.suppress(OSError):
+            connection = socket.create_connection((address, port), _CONNECT_S)
+            connection.sendall(token.encode())
+            return connection
+    return None
+
+
+def _accept(listening: socket.socket, token: str) -> socket.socket:
+    """The next connection that knows the job's secret."""
+    while True:
+        connection, _ = listening.accept()
+        connection.settimeout(_CONNECT_S)
+        if connection.recv(len(token), socket.MSG_WAITALL).decode(errors="replace") == token:
+            return connection
+        connection.close()
