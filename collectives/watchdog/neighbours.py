@@ -41,6 +41,7 @@ class Neighbours:
     ) -> None:
         """``hosts`` and ``addresses`` are those of each rank; ``token`` is the job's secret."""
         self.alive: list[Neighbour] = []
+        self._leaving = False
         rank, size = comm.rank, comm.size
         following, before = (rank + 1) % size, (rank - 1) % size
         with socket.create_server(("", 0)) as listening:
@@ -60,6 +61,8 @@ class Neighbours:
             died = neighbour.connection.recv(1) != _FAREWELL
         except OSError:
             died = True
+        if self._leaving:  # what we send to one that has left cuts its farewell off
+            return ""
         neighbour.connection.close()
         self.alive.remove(neighbour)
         now = datetime.now().isoformat(timespec="milliseconds")
@@ -68,6 +71,7 @@ class Neighbours:
     def close(self) -> None:
         """Take leave, so that the end of this process worries nobody."""
         atexit.unregister(self.close)
+        self._leaving = True
         for neighbour in self.alive:
             with contextlib.suppress(OSError):
                 neighbour.connection.send(_FAREWELL)
