@@ -154,6 +154,14 @@ class Communicator(Blocking, Nonblocking, Persistent, MPI.Intracomm):  # type: i
     def Create_group(self, group: MPI.Group, tag: int = 0) -> Self:
         return self._like(super().Create_group(group, tag))
 
+    def Revoke(self) -> None:
+        """After a rank has died (ULFM): nobody waits in this communicator any more."""
+        self._engine.revoke()
+        super().Revoke()
+
+    def Shrink(self) -> Self:
+        return self._like(super().Shrink())
+
     def Free(self) -> None:
         """Frees this handle's communicator, with everything that :meth:`close` releases."""
         self.close()

@@ -120,6 +120,16 @@ class Engine:
         self._recent.clear()
         self.resources.close()
 
+    def revoke(self) -> None:
+        """Lets go of everything without asking the other ranks, some of which may be dead."""
+        if self.watchdog is not None:
+            self.watchdog.close()
+            self.watchdog = None
+        self._cache.clear()
+        self._recent.clear()
+        self._active.clear()
+        self.resources.revoke()
+
     def run(self, arguments: Arguments, algorithm: str | None = None) -> None:
         """A blocking call."""
         if self.watchdog is None:

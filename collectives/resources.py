@@ -107,6 +107,13 @@ class Resources:
             self._shares_memory = False
             return np.zeros(shape, dtype)
 
+    def revoke(self) -> None:
+        """Ends all waits in the duplicate, and lets go of it."""
+        self.node = None
+        if self._transport is not None:
+            self._transport.channel.Revoke()
+            self._transport = None
+
     def close(self) -> None:
         """Releases the duplicate; arrays in the node's memory stay.  Collective."""
         self.node = None

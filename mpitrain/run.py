@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 from math import prod
 from pathlib import Path
 
+from mpi4py import MPI
+
 from mpitrain.checkpoint import CheckpointError, Writer, newest
 from mpitrain.checkpoint.state import collect, restore
 from mpitrain.config import Config
@@ -41,6 +43,7 @@ def train(trainer: Trainer, *, go_on: bool = False) -> Summary:
         mpitrain.checkpoint.CheckpointError: on all ranks, when one cannot be written.
         Stopped: on all ranks, after a checkpoint, if a rank was asked to stop.
         OSError: on rank 0, when it cannot write its report.
+        MPI.Exception: with MPIs that survive the death of a rank.
     """
     config = trainer.config
     resumed = resume(trainer) if go_on else None
@@ -52,6 +55,15 @@ def train(trainer: Trainer, *, go_on: bool = False) -> Summary:
     )
     if not resumed:
         writer.set_aside()
+    try:
+        return _train(trainer, writer, resumed)
+    except MPI.Exception:
+        writer.abandon()
+        raise
+
+
+def _train(trainer: Trainer, writer: Writer, resumed: Resumed | None) -> Summary:
+    config = trainer.config
     totals = _Totals()
     result: Epoch | None = None
     with _recorder(trainer) as write:

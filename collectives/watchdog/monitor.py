@@ -207,8 +207,10 @@ class Watched:
     def __call__(self) -> None:
         """Runs the collective to its end."""
         call = self._watchdog.enter(self._what, self._plan.algorithm)
-        self._plan()
-        self._watchdog.leave(call)
+        try:
+            self._plan()
+        finally:
+            self._watchdog.leave(call)
 
     def begin(self) -> Self:
         """Starts it, for one run."""
@@ -218,8 +220,10 @@ class Watched:
     def Wait(self) -> None:
         """Completes it."""
         call = self._watchdog.enter(self._what, self._plan.algorithm)
-        self._plan.Wait()
-        self._watchdog.leave(call)
+        try:
+            self._plan.Wait()
+        finally:
+            self._watchdog.leave(call)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._plan, name)

@@ -42,6 +42,7 @@ class Neighbours:
         """``hosts`` and ``addresses`` are those of each rank; ``token`` is the job's secret."""
         self.alive: list[Neighbour] = []
         self._leaving = False
+        self._rank = comm.rank
         rank, size = comm.rank, comm.size
         following, before = (rank + 1) % size, (rank - 1) % size
         with socket.create_server(("", 0)) as listening:
@@ -66,7 +67,8 @@ class Neighbours:
         neighbour.connection.close()
         self.alive.remove(neighbour)
         now = datetime.now().isoformat(timespec="milliseconds")
-        return f"{now} rank {neighbour.rank} on {neighbour.host} has died" if died else ""
+        text = f"{now} rank {neighbour.rank} on {neighbour.host} has died, sees rank {self._rank}"
+        return text if died else ""
 
     def close(self) -> None:
         """Take leave, so that the end of this process worries nobody."""

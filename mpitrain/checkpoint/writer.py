@@ -95,6 +95,11 @@ class Writer:
         self._together(lambda: self._complete(found, target))
         return target, perf_counter() - start
 
+    def abandon(self) -> None:
+        """Leave the checkpoint that is being written, as a rank has died; not collective."""
+        if self._thread is not None:
+            self._thread.join()
+
     def _write(self, arrays: dict[str, Array], path: Path) -> None:
         try:
             save_file(arrays, path)

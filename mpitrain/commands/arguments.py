@@ -71,6 +71,12 @@ def _parser() -> argparse.ArgumentParser:
         "jobs that died",
     )
     train.add_argument(
+        "--shrink",
+        action="store_true",
+        help="experimental: go on without ranks that die, from the newest checkpoint, if the "
+        "others can be arranged as the job says; with Open MPI's mpirun --with-ft ulfm",
+    )
+    train.add_argument(
         "--fault",
         metavar="FAULT",
         help="do to a rank what may happen to it, as in 'kill rank=1 step=20'; kinds: "

@@ -9,6 +9,8 @@ from mpi4py import MPI
 
 from collectives import Communicator, LaunchError, UnknownAlgorithm
 from collectives.launch import abort_on_exception, check_launch
+from collectives.transport.checked import CheckedTransport
+from mpitrain import shrink
 from mpitrain.checkpoint import CheckpointError
 from mpitrain.commands.arguments import parse
 from mpitrain.config import Config, ConfigError, load
@@ -50,27 +52,52 @@ def run(argv: Sequence[str]) -> int:
 def train(comm: Communicator, options: argparse.Namespace) -> int:
     """Train a job."""
     config = load_once(comm, options)
-    trace = Trace(comm.rank, enabled=config.run.trace)
+    if options.shrink:
+        shrink.check(config)
+        # In memory of the node, nobody would see a rank die.
+        comm = Communicator(comm, transport=CheckedTransport)
     injector = None
     if options.fault:
         comm, injector = with_fault(comm, options.fault, config)
-    with (
-        stop_flag(options.grace) as stop,
-        Trainer(comm, config, span=trace.span, stop=stop, before_step=injector) as it,
-    ):
-        trace.align(comm)
-        stopped = None
-        try:
-            run_training(it, go_on=options.resume)
-        except Stopped as error:
-            stopped = error
-        if config.run.trace:
-            trace.write(comm, Path(config.run.dir) / "trace.json")
-        if stopped:
-            raise stopped
+    ranks, go_on = comm.size, options.resume
+    while True:
+        with stop_flag(options.grace) as stop:
+            trace = Trace(comm.rank, enabled=config.run.trace)
+            try:
+                trainer = Trainer(comm, config, span=trace.span, stop=stop, before_step=injector)
+            except ConfigError as error:
+                if comm.size == ranks:
+                    raise
+                raise Stopped(f"{ranks - comm.size} of {ranks} ranks died; {error}") from error
+            try:
+                train_on(trainer, trace, go_on=go_on)
+                break
+            except MPI.Exception as error:
+                if not (options.shrink and shrink.is_death(error)):
+                    raise
+                comm = shrink.survivors(comm, trainer.grid.comms)
+        if comm.rank == 0:
+            text = f"{ranks - comm.size} of {ranks} ranks died; {comm.size} go on"
+            print(f"mpitrain: {text} from the newest checkpoint", file=sys.stderr, flush=True)
+        go_on = True
     if options.ended and comm.rank == 0:
         options.ended.touch()
     return 0
+
+
+def train_on(trainer: Trainer, trace: Trace, *, go_on: bool) -> None:
+    """Train to the end, or until it is asked to stop; the trace is written in both cases."""
+    with trainer:
+        trace.align(trainer.comm)
+        stopped = None
+        try:
+            run_training(trainer, go_on=go_on)
+        except Stopped as error:
+            stopped = error
+        if trainer.config.run.trace:
+            trace.write(trainer.comm, Path(trainer.config.run.dir) / "trace.json")
+        if stopped:
+            raise stopped
 
 
 def with_fault(

@@ -126,6 +126,11 @@ class ProcessGrid:
         """Whether this rank's part in a norm over the model is one that nobody else counts."""
         return group != COPIES or self.place.tensor == 0
 
+    @property
+    def comms(self) -> list[Communicator]:
+        """All that were split off."""
+        return list(self._comms)
+
     def close(self) -> None:
         """Free the communicators; collective."""
         while self._comms:

@@ -74,7 +74,9 @@ def missing() -> str | None:
     if os.geteuid() != 0:
         return "a SLURM cluster needs root"
     gone = [name for name in _PROGRAMS if not shutil.which(name)]
-    return f"a SLURM cluster needs {', '.join(gone)}: apt install slurm-wlm munge" if gone else None
+    if not gone:
+        return None
+    return f"a SLURM cluster needs {', '.join(gone)}: apt install slurm-wlm munge libpmix-dev"
 
 
 class Cluster:
