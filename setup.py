@@ -17,6 +17,7 @@ EXTRAS = {
     "cuda13": ["cupy-cuda13x>=13"],
     "data": ["scikit-learn>=1.4"],
     "plot": ["matplotlib>=3.8"],
+    "tensorboard": ["tensorboardX>=2.6"],
     "torch": ["torch>=2.2"],
 }
 EXTRAS["test"] = [
@@ -26,6 +27,7 @@ EXTRAS["test"] = [
     "ml_dtypes>=0.4",
     *EXTRAS["data"],
     *EXTRAS["plot"],
+    *EXTRAS["tensorboard"],
 ]
 EXTRAS["dev"] = ["ruff>=0.6", "mypy>=1.11", *EXTRAS["test"]]
 

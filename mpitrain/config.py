@@ -46,6 +46,7 @@ class Run(Struct, frozen=True, forbid_unknown_fields=True):
             When left out, the job file's name without its suffix, under ``runs/``.
         log_every: steps from one console line to the next.
         check_every: steps from one comparison of the replicas to the next; 0: after epochs only.
+        tensorboard: write curves to ``tensorboard/``, too; needs tensorboardX.
         trace: write ``trace.json``, what each rank did when, for Perfetto or chrome://tracing.
     """
 
@@ -58,6 +59,7 @@ class Run(Struct, frozen=True, forbid_unknown_fields=True):
     dir: str = "runs/unnamed"
     log_every: Count = 10
     check_every: Annotated[int, Meta(ge=0)] = 0
+    tensorboard: bool = False
     trace: bool = False
 
 

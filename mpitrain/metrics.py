@@ -6,7 +6,7 @@ whose ``event`` says which record it is.
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -176,14 +176,18 @@ def recorder(config: Config, steps: int, done: int = 0) -> Iterator[Write]:
     Raises:
         OSError: ``config.run.dir`` cannot be made or written.
     """
-    with (
-        json_lines(Path(config.run.dir) / "metrics.jsonl", done) as write_file,
-        console(steps, config.run.log_every) as write_console,
-    ):
+    folder = Path(config.run.dir)
+    with ExitStack() as stack:
+        sinks = [stack.enter_context(json_lines(folder / "metrics.jsonl", done))]
+        sinks.append(stack.enter_context(console(steps, config.run.log_every)))
+        if config.run.tensorboard:
+            from mpitrain.tensorboard import curves
+
+            sinks.append(stack.enter_context(curves(folder / "tensorboard", done)))
 
         def write(record: Record) -> None:
-            write_file(record)
-            write_console(record)
+            for sink in sinks:
+                sink(record)
 
         yield write
 
@@ -194,7 +198,8 @@ def json_lines(path: Path, done: int = 0) -> Iterator[Write]:
 
     What is there already is replaced, but for the records up to step ``done``.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    # What is new is the user's own; one that is there already keeps its permissions.
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     kept = list(_until(path, done)) if done and path.exists() else []
     beside = path.with_suffix(".unfinished")
     beside.write_bytes(b"".join(kept))

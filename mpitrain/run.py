@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mpi4py import MPI
 
+from mpitrain import tensorboard
 from mpitrain.checkpoint import CheckpointError, Writer, newest
 from mpitrain.checkpoint.state import collect, restore
 from mpitrain.config import Config
@@ -42,10 +43,13 @@ def train(trainer: Trainer, *, go_on: bool = False) -> Summary:
         mpitrain.parallel.replicas.ReplicaMismatch: on all ranks.
         mpitrain.checkpoint.CheckpointError: on all ranks, when one cannot be written.
         Stopped: on all ranks, after a checkpoint, if a rank was asked to stop.
+        ConfigError: on all ranks, for a report that cannot be written here.
         OSError: on rank 0, when it cannot write its report.
         MPI.Exception: with MPIs that survive the death of a rank.
     """
     config = trainer.config
+    if config.run.tensorboard:
+        tensorboard.check()
     resumed = resume(trainer) if go_on else None
     writer = Writer(
         trainer.comm,

@@ -1,0 +1,43 @@
+"""Curves of a run for TensorBoard, written by tensorboardX."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+from mpitrain.config import ConfigError
+from mpitrain.metrics import Epoch, Record, Step, Write
+
+_OF_A_STEP = ("loss", "grad_norm", "lr", "samples_per_s", "comm_share")
+_OF_AN_EPOCH = ("test_accuracy", "test_loss")
+
+
+def check() -> None:
+    """Whether it can be written.
+
+    Raises:
+        ConfigError: the package is not installed.
+    """
+    if find_spec("tensorboardX") is None:
+        raise ConfigError("run.tensorboard needs tensorboardX; pip install tensorboardX")
+
+
+@contextmanager
+def curves(folder: Path, done: int = 0) -> Iterator[Write]:
+    """Event files in a folder; what an earlier run wrote of steps after ``done`` is hidden."""
+    from tensorboardX import SummaryWriter  # type: ignore[import-untyped]
+
+    with SummaryWriter(str(folder), purge_step=done + 1 if done else None) as writer:
+        last = done
+
+        def write(record: Record) -> None:
+            nonlocal last
+            names: tuple[str, ...] = ()
+            if isinstance(record, Step):
+                names, last = _OF_A_STEP, record.step
+            elif isinstance(record, Epoch):
+                names = _OF_AN_EPOCH
+            for name in names:
+                writer.add_scalar(name, getattr(record, name), last)
+
+        yield write
