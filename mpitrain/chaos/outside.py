@@ -6,9 +6,11 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Protocol
 
 _DISK_BYTES = 64 << 20
+_BUSY_S = 10.0
 
 
 class Outside(Protocol):
@@ -54,7 +56,7 @@ class Disk:
 
     def strike(self, run: Path) -> None:
         if not self._full:
-            _call("mount", "-o", "remount,ro", str(_folder(run)))
+            self._close(run)
             return
         with (_folder(run) / "filler").open("wb", buffering=0) as file:
             try:
@@ -62,6 +64,18 @@ class Disk:
                     file.write(bytes(1 << 16))
             except OSError:
                 return
+
+    def _close(self, run: Path) -> None:
+        """The system refuses while a checkpoint is being written."""
+        deadline = monotonic() + _BUSY_S
+        while True:
+            try:
+                _call("mount", "-o", "remount,ro", str(_folder(run)))
+                return
+            except subprocess.CalledProcessError:
+                if monotonic() > deadline:
+                    raise
+                sleep(0.001)
 
     def mend(self, run: Path) -> None:
         if self._full:
