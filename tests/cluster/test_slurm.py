@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
 #: SLURM's plugin loads the system's PMIx by this name.
-PMIX = ("pmix",) if glob.glob("/usr/lib*/**/libpmix.so", recursive=True) else ()
+PMIX = ("pmix",) if glob.glob("/usr/lib*/libpmix.so") + glob.glob("/usr/lib/*/libpmix.so") else ()
 #: How each MPI's ranks are started.
 LAUNCHERS = {"Open MPI": (*PMIX, "mpirun"), "MPICH": ("pmi2",)}
 
