@@ -7,6 +7,7 @@ from mpi4py import MPI
 from collectives import Communicator, CorruptMessage
 from collectives.algorithms import names
 from collectives.transport.checked import CheckedTransport, Sealed, SealedSend
+from mpitrain.pipeline.messages import Expected, Mailbox, Spec
 
 pytestmark = pytest.mark.mpi
 
@@ -114,3 +115,32 @@ def test_a_seal_sees_every_single_bit():
             sealed.check(0, 1)
         data[bit // 8] ^= 1 << bit % 8
     sealed.free()
+
+
+def test_activations_of_a_pipeline(checked):
+    if checked.size == 1:
+        pytest.skip("a single rank sends nothing")
+    after, before = (checked.rank + 1) % checked.size, (checked.rank - 1) % checked.size
+    spec = Spec((3, 2), np.dtype(np.float32))
+    mailbox = Mailbox(checked, [Expected(before, 7, count, spec) for count in (4, 0, 1)])
+    sent = [np.full((count, 3, 2), 10.0 * checked.rank + count, np.float32) for count in (4, 0, 1)]
+    for array in sent:
+        mailbox.send(array, after, 7)
+    for count in (4, 0, 1):
+        np.testing.assert_array_equal(
+            mailbox.receive(), np.full((count, 3, 2), 10.0 * before + count, np.float32)
+        )
+    mailbox.finish()
+
+
+def test_an_activation_that_changes_on_its_way(checked, monkeypatch):
+    if checked.size == 1:
+        pytest.skip("a single rank sends nothing")
+    after, before = (checked.rank + 1) % checked.size, (checked.rank - 1) % checked.size
+    mailbox = Mailbox(checked, [Expected(before, 7, 1, Spec((5,), np.dtype(np.float32)))])
+    with monkeypatch.context() as patch:
+        patch.setattr(Sealed, "seal", lambda sealed: None)  # the checksum is another message's
+        mailbox.send(np.ones((1, 5), np.float32), after, 7)
+    with pytest.raises(CorruptMessage, match=f"a message of 20 bytes from rank {before} arrived"):
+        mailbox.receive()
+    mailbox.finish()
