@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -42,7 +43,13 @@ class Disk:
     def missing(self) -> str:
         if os.geteuid() != 0:
             return "mounting a disk needs root"
-        return "" if shutil.which("mount") else "there is no mount"
+        if not shutil.which("mount"):
+            return "there is no mount"
+        try:
+            with tempfile.TemporaryDirectory() as folder, self.around(Path(folder)):
+                return ""
+        except subprocess.CalledProcessError as error:  # root of a container may not
+            return f"no disk can be mounted: {error.stderr.decode(errors='replace').strip()}"
 
     @contextmanager
     def around(self, run: Path) -> Iterator[None]:
