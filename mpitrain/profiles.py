@@ -97,7 +97,8 @@ def parse_profile(data: bytes, name: str) -> list[LayerProfile]:
         try:
             profile = msgspec.json.decode(data, type=list[LayerProfile])
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise ProfileError(f"{name}: {error}") from error
+            reason = " ".join(str(error).split())  # it may quote what is in the file
+            raise ProfileError(f"{name}: {reason}") from error
     else:
         try:
             profile = _pipedream(data.decode("utf-8"), name)

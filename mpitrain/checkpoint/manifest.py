@@ -94,7 +94,8 @@ def parse(data: bytes, name: str) -> Manifest:
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise CheckpointError(f"{name} is not a manifest: {error}") from error
+        reason = " ".join(str(error).split())  # it may quote what is in the file
+        raise CheckpointError(f"{name} is not a manifest: {reason}") from error
     if manifest.format != 1:
         raise CheckpointError(f"{name} has format {manifest.format}; this program reads format 1")
     for piece in manifest.pieces:
