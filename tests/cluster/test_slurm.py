@@ -219,6 +219,25 @@ def test_a_job_comes_back_only_so_often(cluster, submit, tmp_path, job):
 
 
 @pytest.mark.slow
+def test_a_task_of_an_array_comes_back_alone(cluster, submit, tmp_path, job):
+    settings = tmp_path / "settings.txt"
+    settings.write_text("optim.lr=0.1\noptim.lr=0.1\n")
+    number = submit("sweep.sbatch", str(settings), job, options=["--array=1-2"])
+    runs = ROOT / "runs" / f"sweep-{number}"
+    try:
+        reach(runs / "2", 100)
+        cluster.run(["scancel", "--batch", "--signal=USR1", f"{number}_2"])
+        deadline = time.monotonic() + 120
+        while cluster.run(["squeue", "-h", "-j", number], check=False).strip():
+            assert time.monotonic() < deadline, told(tmp_path)
+            time.sleep(0.3)
+        assert "resumed after step" in (tmp_path / f"mpitrain-sweep-{number}.out").read_text()
+        same(parameters(runs / "2"), parameters(runs / "1"))
+    finally:
+        shutil.rmtree(runs, ignore_errors=True)
+
+
+@pytest.mark.slow
 def test_bench_leaves_figures_and_plots(cluster, submit, tmp_path):
     small = ["-b", "8", "-e", "4K", "-f", "8", "-n", "5", "-w", "1", "--repeats", "1"]
     number = submit("bench.sbatch", *small, BENCH_COLLECTIVES="allreduce allgather")
