@@ -19,7 +19,6 @@ from mpitrain.metrics import (
     Saved,
     Start,
     Step,
-    Straggler,
     Summary,
     Write,
     recorder,
@@ -68,6 +67,7 @@ def train(trainer: Trainer, *, go_on: bool = False) -> Summary:
 
 def _train(trainer: Trainer, writer: Writer, resumed: Resumed | None) -> Summary:
     config = trainer.config
+    log_every = config.run.log_every
     totals = _Totals()
     result: Epoch | None = None
     with _recorder(trainer) as write:
@@ -79,10 +79,11 @@ def _train(trainer: Trainer, writer: Writer, resumed: Resumed | None) -> Summary
             epoch = trainer.steps_done // trainer.sampler.steps_per_epoch
             for record in trainer.run_epoch(epoch):
                 write(record)
-                if isinstance(record, Straggler):
-                    continue
                 if isinstance(record, Step):
                     totals.add(record)
+                slow = trainer.straggler() if trainer.steps_done % log_every == 0 else None
+                if slow:
+                    write(slow)
                 _tell(write, writer.poll())
                 every = config.checkpoint.every
                 if every and trainer.steps_done % every == 0 and not trainer.stopping:

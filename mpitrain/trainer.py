@@ -191,7 +191,7 @@ class Trainer:
         if self._cast:
             self._cast.forget()
 
-    def run_epoch(self, epoch: int) -> Iterator[Step | Skipped | Straggler]:
+    def run_epoch(self, epoch: int) -> Iterator[Step | Skipped]:
         """The steps of a pass over the training samples that are not done yet.
 
         Raises:
@@ -209,9 +209,6 @@ class Trainer:
                 yield from self.window(epoch, some) if asynchronous else [self.step(epoch, some[0])]
             except CorruptMessage as error:
                 raise CorruptMessage(f"step {self.steps_done + 1}: {error}") from error
-            if self.steps_done % self.config.run.log_every == 0:
-                slowest = self._busy.slowest(self.comm, self.grid.place.stage, self.steps_done)
-                yield from [slowest] if slowest else []
             if self.stopping:
                 return
             every = self.config.run.check_every
@@ -388,6 +385,10 @@ class Trainer:
                 arrays |= {f"{s} of {tensor.name}": own[part] for s, own in state.items()}
             groups.append((self.grid.groups[piece.group], arrays))
         check_replicas(self.comm, groups, when)
+
+    def straggler(self) -> Straggler | None:
+        """Who kept the others waiting since the last call, if anybody did."""
+        return self._busy.slowest(self.comm, self.grid.place.stage, self.steps_done)
 
     def close(self) -> None:
         """Free what was bound to communicators."""
