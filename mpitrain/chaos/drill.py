@@ -71,7 +71,7 @@ class Drills:
     outside: Mapping[str, Outside] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     hang_s: float = 60.0
-    watchdog_s: float = 5.0
+    watchdog_s: float = 8.0
 
     def reference(self) -> tuple[dict[str, Array], int]:
         """The weights that a run ends with when nothing happens to it, and its steps.
