@@ -38,14 +38,15 @@ class Sealed:
         """Before it is sent."""
         self._sum[0] = crc32(self.data.data)
 
-    def check(self, rank: int, peer: int) -> None:
-        """After it has arrived.
+    def check(self, comm: MPI.Intracomm, peer: int) -> None:
+        """After it has arrived from a rank of ``comm``.
 
         Raises:
-            CorruptMessage: the bytes are not those that were sealed.
+            CorruptMessage: the bytes are not those that were sealed; ranks are those of the job.
         """
         found = crc32(self.data.data)
         if found != self._sum[0]:
+            rank, peer = comm.group.Translate_ranks([comm.rank, peer], MPI.COMM_WORLD.group)
             raise CorruptMessage(
                 f"rank {rank}: a message of {self.data.nbytes} bytes from rank {peer} arrived "
                 f"changed: checksum {found:08x} instead of {self._sum[0]:08x}; look at memory and "
@@ -82,7 +83,7 @@ class SealedReceive:
     def __init__(self, channel: MPI.Intracomm, data: Bytes, peer: int, tag: int) -> None:
         self.sealed = Sealed(data)
         self.request = channel.Recv_init(self.sealed.message, peer, tag)
-        self._ranks = channel.rank, peer
+        self._route = channel, peer
         self._checked = True
 
     def Start(self) -> None:
@@ -97,7 +98,7 @@ class SealedReceive:
         """Once: afterwards the bytes are the caller's, who may change them."""
         if not self._checked:
             self._checked = True
-            self.sealed.check(*self._ranks)
+            self.sealed.check(*self._route)
 
     def Free(self) -> None:
         self.request.Free()

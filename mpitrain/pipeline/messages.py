@@ -65,7 +65,7 @@ class Mailbox:
         with self._comm.waiting(f"activation from rank {source}", by_all=False):
             request.Wait()
         if sealed:
-            sealed.check(self._comm.rank, source)
+            sealed.check(self._comm, source)
             sealed.free()
         self._post()
         return array if self._xp is np else self._xp.asarray(array)
