@@ -106,9 +106,9 @@ class Situation(NamedTuple):
         per_node: ranks of a node.
         commutes: whether the operation commutes (true where there is none).
         native: whether this MPI can do it: has the datatype, and can count the items.
-        sealed: whether messages must carry checksums.
         uneven: whether blocks differ in length.
         memory: of the buffers: ``"numpy"``, ``"shared"`` (all ranks can address it) or ``"cupy"``.
+        sealed: whether messages must carry checksums.
     """
 
     mpi: str
@@ -118,9 +118,9 @@ class Situation(NamedTuple):
     per_node: int
     commutes: bool = True
     native: bool = True
-    sealed: bool = False
     uneven: bool = False
     memory: str = "numpy"
+    sealed: bool = False
 
     def allows(self, algorithm: str) -> bool:
         """Whether ``algorithm`` can serve the call."""

@@ -85,7 +85,8 @@ def _samples(name: str, inputs: Array | None, labels: Array | None, dtype: DType
     if labels.size and labels.min() < 0:
         raise DataError(f"{name}: labels must be 0 or more, not {labels.min()}")
     if inputs.dtype.kind == "f":
-        inputs = inputs.astype(dtype, copy=False)
+        with np.errstate(over="ignore"):  # infinite inputs end in a loss that is named
+            inputs = inputs.astype(dtype, copy=False)
     elif inputs.dtype.kind not in "iu":
         raise DataError(f"{name}: inputs must be numbers, not {inputs.dtype}")
     return Samples(inputs, labels)
