@@ -7,7 +7,9 @@ checkpoint.
 """
 
 import os
+import sys
 from collections.abc import Iterable, Mapping
+from typing import NoReturn
 
 from mpi4py import MPI
 
@@ -37,6 +39,17 @@ def is_death(error: MPI.Exception) -> bool:
         MPI.ERR_PROC_FAILED_PENDING,
         MPI.ERR_REVOKED,
     )
+
+
+def leave(comm: MPI.Intracomm, status: int) -> NoReturn:
+    """End the survivors' processes, once all of them are here.
+
+    They do not finalise MPI, which now and then waits for the dead for ever.
+    """
+    comm.Barrier()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def survivors(comm: Communicator, others: Iterable[Communicator]) -> Communicator:

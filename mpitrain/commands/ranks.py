@@ -65,23 +65,25 @@ def train(comm: Communicator, options: argparse.Namespace) -> int:
             trace = Trace(comm.rank, enabled=config.run.trace)
             try:
                 trainer = Trainer(comm, config, span=trace.span, stop=stop, before_step=injector)
-            except ConfigError as error:
-                if comm.size == ranks:
-                    raise
-                raise Stopped(f"{ranks - comm.size} of {ranks} ranks died; {error}") from error
-            try:
                 train_on(trainer, trace, go_on=go_on)
                 break
             except MPI.Exception as error:
                 if not (options.shrink and shrink.is_death(error)):
                     raise
                 comm = shrink.survivors(comm, trainer.grid.comms)
+            except (ConfigError, Stopped) as error:
+                if comm.size == ranks:
+                    raise
+                why = Stopped(f"{ranks - comm.size} of {ranks} ranks died; {error}")
+                shrink.leave(comm, complain(comm, why, _GO_ON))
         if comm.rank == 0:
             text = f"{ranks - comm.size} of {ranks} ranks died; {comm.size} go on"
             print(f"mpitrain: {text} from the newest checkpoint", file=sys.stderr, flush=True)
         go_on = True
     if options.ended and comm.rank == 0:
         options.ended.touch()
+    if comm.size < ranks:
+        shrink.leave(comm, 0)
     return 0
 
 

@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 MPIEXEC = os.environ.get("MPIEXEC") or str(Path(sys.executable).with_name("mpiexec"))
 ULFM = MPI.get_vendor()[0] == "Open MPI"
 needs_ulfm = pytest.mark.skipif(not ULFM, reason="ULFM is Open MPI's")
+# Experimental, so that no other work waits for it: make test-full runs these.
 
 
 def train(folder, ranks, *words, launch=("--with-ft", "ulfm"), settings=()):
@@ -36,6 +37,7 @@ def parameters(folder):
 
 
 @needs_ulfm
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 2])
 @pytest.mark.parametrize("zero", [0, 3])
 def test_the_others_go_on_as_if_they_had_been_started_again(tmp_path, rank, zero):
@@ -59,6 +61,7 @@ SEALED = "parallel.checksums=true"
 
 
 @needs_ulfm
+@pytest.mark.slow
 def test_ranks_that_are_too_few_stop_and_can_be_resumed(tmp_path):
     few = train(tmp_path, 4, "--shrink", "--fault", "kill rank=3 step=18")
     assert few.returncode == 75, few.stderr
