@@ -65,12 +65,14 @@ def train(comm: Communicator, options: argparse.Namespace) -> int:
             trace = Trace(comm.rank, enabled=config.run.trace)
             try:
                 trainer = Trainer(comm, config, span=trace.span, stop=stop, before_step=injector)
-                train_on(trainer, trace, go_on=go_on)
-                break
-            except MPI.Exception as error:
-                if not (options.shrink and shrink.is_death(error)):
-                    raise
-                comm = shrink.survivors(comm, trainer.grid.comms)
+                try:
+                    train_on(trainer, trace, go_on=go_on)
+                    break
+                except MPI.Exception as error:
+                    if not (options.shrink and shrink.is_death(error)):
+                        raise
+                    # Not of a trainer that was never made: its communicators are unknown.
+                    comm = shrink.survivors(comm, trainer.grid.comms)
             except (ConfigError, Stopped) as error:
                 if comm.size == ranks:
                     raise
