@@ -16,6 +16,7 @@ from msgspec import Struct, json
 
 from mpitrain.chaos.faults import KINDS, Fault
 from mpitrain.chaos.outside import Outside
+from mpitrain.chaos.processes import running
 from mpitrain.checkpoint import Checkpoint, CheckpointError
 from mpitrain.nn import Array
 
@@ -227,17 +228,7 @@ def _straggler(run: Path) -> str:
 def _left(run: Path) -> list[int]:
     """Processes of this machine that still work on a run, some time after its end."""
     deadline = monotonic() + _LEFT_S
-    while True:
-        found = []
-        for entry in Path("/proc").glob("[0-9]*"):
-            try:
-                words = (entry / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if f"run.dir={run}".encode() in words:
-                found.append(int(entry.name))
-        if not found or monotonic() > deadline:
-            break
+    while (found := list(running(f"run.dir={run}"))) and monotonic() < deadline:
         sleep(0.1)
     for number in found:
         os.kill(number, signal.SIGKILL)

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from mpitrain.chaos.processes import running
+
 ROOT = Path(__file__).parents[2]
 LAUNCHER = os.environ.get("MPIEXEC", "mpirun")
 pytestmark = pytest.mark.skipif(
@@ -283,19 +285,6 @@ def test_ranks_end_with_the_launcher_of_their_node(tmp_path):
     )
     assert ended.returncode != 0
     deadline = time.monotonic() + 10
-    while left := _running(tmp_path / "program.py"):
+    while left := running(str(tmp_path / "program.py")):
         assert time.monotonic() < deadline, f"processes {left} are still there"
         time.sleep(0.1)
-
-
-def _running(program):
-    """Processes that run this program."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if str(program).encode() in words:
-            found.append(int(entry.name))
-    return found

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mpitrain.chaos.processes import running
 from mpitrain.checkpoint import Checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -87,16 +88,12 @@ def ranks_of(folder):
 
     Neither session nor parent tells: MPICH's launcher puts its ranks into sessions of their own.
     """
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        # The launcher has the same words behind its own, or in a script's place.
-        if words[1:3] == [b"-m", b"mpitrain"] and str(folder / "job.toml").encode() in words:
-            found.append(int(entry.name))
-    return sorted(found)
+    # The launcher has the same words behind its own, or in a script's place.
+    return sorted(
+        number
+        for number, words in running(str(folder / "job.toml")).items()
+        if words[1:3] == ["-m", "mpitrain"]
+    )
 
 
 def parameters(folder):

@@ -1,0 +1,16 @@
+"""Processes of this machine, by the words that they were started with."""
+
+from pathlib import Path
+
+
+def running(word: str) -> dict[int, list[str]]:
+    """Numbers and words of the processes that have ``word`` among theirs."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_text(errors="replace").split("\0")
+        except OSError:  # it has ended
+            continue
+        if word in words:
+            found[int(entry.name)] = words
+    return found
