@@ -5,10 +5,11 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import monotonic, sleep
 from typing import Any
 
@@ -81,8 +82,9 @@ class Drills:
             RuntimeError: the job does not run at all.
         """
         run = self.folder / "undisturbed"
-        process = self._start(run)
-        if _wait(process) != 0:
+        with self._aside() as aside:
+            status = _wait(aside._start(run))
+        if status != 0:
             raise RuntimeError(f"the job fails even when nothing happens to it:\n{_said(run)}")
         checkpoint = _newest(run)
         return _weights(checkpoint), checkpoint.manifest.progress.step
@@ -96,8 +98,18 @@ class Drills:
         if outside and (why := outside.missing()):
             return Outcome(str(fault), fault.kind, "skipped", good=True, words=why)
         run = self.folder / f"{fault.kind}-{fault.seed}"
-        with outside.around(run) if outside else nullcontext():
-            return self._drill(fault, run, outside, weights)
+        with self._aside() as aside, outside.around(run) if outside else nullcontext():
+            return aside._drill(fault, run, outside, weights)
+
+    @contextmanager
+    def _aside(self) -> Iterator["Drills"]:
+        """The same with a TMPDIR of its own.
+
+        A launcher that is killed leaves its session folder there, named by its process number, and
+        Open MPI's next launcher of that number refuses to start.
+        """
+        with TemporaryDirectory(prefix="mpitrain-", ignore_cleanup_errors=True) as folder:
+            yield replace(self, environment={**self.environment, "TMPDIR": folder})
 
     def _drill(
         self, fault: Fault, run: Path, outside: Outside | None, weights: Mapping[str, Array]

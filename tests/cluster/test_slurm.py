@@ -16,7 +16,10 @@ from mpitrain.checkpoint import Checkpoint
 from tests.cluster.slurm import NoSlurm, missing, slurm
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+pytestmark = [
+    pytest.mark.usefixtures("scratch"),
+    pytest.mark.skipif(missing() is not None, reason=str(missing())),
+]
 
 #: SLURM's plugin loads the system's PMIx by this name.
 PMIX = ("pmix",) if glob.glob("/usr/lib*/libpmix.so") + glob.glob("/usr/lib/*/libpmix.so") else ()

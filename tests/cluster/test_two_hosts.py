@@ -9,6 +9,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from hosts import NoHosts, environment, hosts
 
+pytestmark = pytest.mark.usefixtures("scratch")
+
 PROGRAM = """
 import numpy as np
 from mpi4py import MPI

@@ -18,9 +18,12 @@ from mpitrain.chaos.processes import running
 
 ROOT = Path(__file__).parents[2]
 LAUNCHER = os.environ.get("MPIEXEC", "mpirun")
-pytestmark = pytest.mark.skipif(
-    shutil.which(LAUNCHER) is None, reason=f"no MPI launcher {LAUNCHER!r}; set MPIEXEC to one"
-)
+pytestmark = [
+    pytest.mark.usefixtures("scratch"),
+    pytest.mark.skipif(
+        shutil.which(LAUNCHER) is None, reason=f"no MPI launcher {LAUNCHER!r}; set MPIEXEC to one"
+    ),
+]
 PREAMBLE = """
     import os, signal, sys, time
     import numpy as np

@@ -16,6 +16,7 @@ from mpitrain.checkpoint import Checkpoint
 
 ROOT = Path(__file__).parents[2]
 MPIEXEC = os.environ.get("MPIEXEC") or str(Path(sys.executable).with_name("mpiexec"))
+pytestmark = pytest.mark.usefixtures("scratch")
 
 JOB = """
 [run]

@@ -16,6 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "jobs" / "examples"
 LAUNCHER = os.environ.get("MPIEXEC", "mpirun")
+pytestmark = pytest.mark.usefixtures("scratch")
 
 needs_launcher = pytest.mark.skipif(
     shutil.which(LAUNCHER) is None, reason=f"no MPI launcher {LAUNCHER!r}; set MPIEXEC to one"

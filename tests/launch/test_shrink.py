@@ -16,6 +16,7 @@ from mpi4py import MPI  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 MPIEXEC = os.environ.get("MPIEXEC") or str(Path(sys.executable).with_name("mpiexec"))
+pytestmark = pytest.mark.usefixtures("scratch")
 ULFM = MPI.get_vendor()[0] == "Open MPI"
 needs_ulfm = pytest.mark.skipif(not ULFM, reason="ULFM is Open MPI's")
 # Experimental, so that no other work waits for it: make test-full runs these.

@@ -1,0 +1,17 @@
+"""What the tests share that start launchers themselves."""
+
+from tempfile import TemporaryDirectory
+
+import pytest
+
+
+@pytest.fixture
+def scratch(monkeypatch):
+    """A TMPDIR of the test's own.
+
+    A launcher that is killed leaves its session folder there, named by its process number, and Open
+    MPI's next launcher of that number refuses to start.
+    """
+    with TemporaryDirectory(prefix="mpitrain-", ignore_cleanup_errors=True) as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        yield folder
