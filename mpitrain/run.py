@@ -13,6 +13,7 @@ from mpitrain import tensorboard
 from mpitrain.checkpoint import CheckpointError, Writer, newest
 from mpitrain.checkpoint.state import collect, restore
 from mpitrain.config import Config
+from mpitrain.evaluation import evaluate
 from mpitrain.metrics import (
     Epoch,
     Resumed,
@@ -95,14 +96,14 @@ def _train(trainer: Trainer, writer: Writer, resumed: Resumed | None) -> Summary
                     f"stopped after step {trainer.steps_done} of {trainer.total_steps} "
                     f"({trainer.stop_reason()}); train --resume goes on from there"
                 )
-            result = trainer.evaluate(epoch)
+            result = evaluate(trainer, epoch)
             write(result)
         if writer.last != trainer.steps_done and not (
             resumed and resumed.step == trainer.steps_done
         ):
             _tell(write, save(trainer, writer))
         _tell(write, writer.finish())
-        result = result or trainer.evaluate(config.train.epochs - 1)
+        result = result or evaluate(trainer, config.train.epochs - 1)
         summary = totals.summary(trainer, result)
         write(summary)
     return summary

@@ -19,11 +19,10 @@ from mpitrain.batches import MicroBatches
 from mpitrain.config import Config, ConfigError
 from mpitrain.data.dataset import Indexed
 from mpitrain.lr import learning_rate
-from mpitrain.metrics import Epoch, Skipped, Step, Straggler
+from mpitrain.metrics import Skipped, Step, Straggler
 from mpitrain.nn import Array
 from mpitrain.parallel.grid import ProcessGrid, shared_name
 from mpitrain.parallel.replicas import check_replicas
-from mpitrain.parallel.replicated import Replicated
 from mpitrain.parallel.store import Reduction
 from mpitrain.parallel.tensor import TensorGroup
 from mpitrain.pipeline.messages import Spec
@@ -33,7 +32,7 @@ from mpitrain.precision import CastWeights, LossScale, compute_type
 from mpitrain.stage import LayerStage, Stage
 from mpitrain.stop import StopFlag
 from mpitrain.stragglers import Busy
-from mpitrain.update import NonFinite, Updater, overlaps
+from mpitrain.update import NonFinite, Updater
 
 
 class Trainer:
@@ -56,6 +55,7 @@ class Trainer:
         updater: how parameters follow gradients.
         partition: which layers each stage has.
         span: records what is done when.
+        compute_type: of activations.
         steps_done: steps since the beginning, those that were skipped included.
         stopping: whether a rank was asked to stop; all ranks know.
     """
@@ -147,9 +147,9 @@ class Trainer:
     def _bind_pipeline(self) -> None:
         config, grid = self.config, self.grid
         self.parts = config.train.micro_batches * lcm(*grid.layout.replicas)
-        self._compute_type = compute_type(config.run.compute, config.run.dtype)
+        self.compute_type = compute_type(config.run.compute, config.run.dtype)
         narrow = config.run.compute != "same"
-        self._cast = CastWeights(self.store, self._compute_type) if narrow else None
+        self._cast = CastWeights(self.store, self.compute_type) if narrow else None
         self.weights = self._cast or self.store
         self._stages: list[Stage] = []
         first = 0
@@ -157,7 +157,7 @@ class Trainer:
             self._stages.append(LayerStage([self.model.layers[name] for name in chunk], first))
             first += len(chunk)
         kind = self.data.input_dtype
-        self._inputs = Spec(self.data.input_shape, self._compute_type if kind.kind == "f" else kind)
+        self._inputs = Spec(self.data.input_shape, self.compute_type if kind.kind == "f" else kind)
         self._runners: dict[int, Runner] = {}
         self.runner()
 
@@ -340,51 +340,13 @@ class Trainer:
         self.steps_done = number
         return Skipped(number, culprits, self.scale.value)
 
-    def evaluate(self, epoch: int) -> Epoch:
-        """Accuracy and mean loss on the test samples."""
-        test, size = self.data.test, self.config.train.batch_size
-        # As many micro-batches for every replica; the last ones may be empty.
-        replicas = lcm(*self.grid.layout.replicas)
-        count = -(-len(test) // size)
-        count += -count % replicas
-        batches = [np.arange(i * size, min((i + 1) * size, len(test))) for i in range(count)]
-        labels = len(test) * self.data.labels_per_sample
-        source = MicroBatches(
-            test,
-            batches,
-            1,
-            self.model.loss,
-            dtype=self._compute_type,
-        )
-        totals = np.zeros(2)
-
-        def judge(micro_batch: int, outputs: Array) -> None:
-            found = source.labels(micro_batch)
-            loss, _ = self.model.loss(outputs, found, labels)
-            right = self.model.loss.right(outputs, found)
-            if self.grid.place.tensor == 0:
-                totals[:] += right, loss
-
-        self.runner().infer(source, count, self.weights, judge)
-        right, loss = self.comm.allreduce(totals).tolist()
-        return Epoch(epoch, right / labels, loss)
-
     def check_replicas(self, when: str) -> None:
         """Compare what several ranks hold, bit by bit: parameters and optimiser state.
 
         Raises:
             ReplicaMismatch: on all ranks.
         """
-        if not isinstance(self.store, Replicated):
-            return
-        groups = []
-        for piece, state in zip(self.store.pieces, self.updater.state, strict=True):
-            arrays = {}
-            for tensor, part in overlaps(self.arena.tensors, piece):
-                arrays[tensor.name] = piece.parameters[part]
-                arrays |= {f"{s} of {tensor.name}": own[part] for s, own in state.items()}
-            groups.append((self.grid.groups[piece.group], arrays))
-        check_replicas(self.comm, groups, when)
+        check_replicas(self.comm, self.updater.replicas(), when)
 
     def straggler(self) -> Straggler | None:
         """Who kept the others waiting since the last call, if anybody did."""
@@ -402,6 +364,6 @@ class Trainer:
             self.parts,
             self.model.loss,
             labels_per_sample=self.data.labels_per_sample,
-            dtype=self._compute_type,
+            dtype=self.compute_type,
             scale=self.scale.value,
         )

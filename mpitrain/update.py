@@ -11,6 +11,7 @@ from mpitrain.arena import Tensor
 from mpitrain.nn import Array, array_namespace
 from mpitrain.optim import Optimizer
 from mpitrain.parallel.grid import ProcessGrid
+from mpitrain.parallel.replicated import Replicated
 from mpitrain.parallel.store import Allocate, Piece, Store
 
 
@@ -96,6 +97,19 @@ class Updater:
             f"rank {rank}: {', '.join(names[:3])}" for rank, names in enumerate(found) if names
         ]
         return "; ".join(named[:4]) or "their sum is too large"
+
+    def replicas(self) -> list[tuple[Communicator, dict[str, Array]]]:
+        """What other ranks hold, too, by name: parameters and optimiser state, for each group."""
+        if not isinstance(self._store, Replicated):
+            return []
+        found = []
+        for piece, state in zip(self._store.pieces, self.state, strict=True):
+            arrays = {}
+            for tensor, part in overlaps(self._store.arena.tensors, piece):
+                arrays[tensor.name] = piece.parameters[part]
+                arrays |= {f"{slot} of {tensor.name}": own[part] for slot, own in state.items()}
+            found.append((self._grid.groups[piece.group], arrays))
+        return found
 
     def step(self, lr: float, gradient_scale: float = 1.0) -> None:
         """Update the own pieces; ``gradient_scale`` multiplies the gradients first."""

@@ -10,7 +10,7 @@ from mpi4py import MPI
 from collectives import Communicator, LaunchError, UnknownAlgorithm
 from collectives.launch import abort_on_exception, check_launch
 from collectives.transport.checked import CheckedTransport
-from mpitrain import shrink
+from mpitrain import evaluation, shrink
 from mpitrain.checkpoint import CheckpointError
 from mpitrain.commands.arguments import parse
 from mpitrain.config import Config, ConfigError, load
@@ -127,7 +127,7 @@ def evaluate(comm: Communicator, options: argparse.Namespace) -> int:
         found = resume(trainer)
         if found is None:
             raise CheckpointError(f"{checkpoints(config)} has no checkpoint; train first")
-        result = trainer.evaluate(0)
+        result = evaluation.evaluate(trainer, 0)
         if comm.rank == 0:
             print(
                 f"{found.path}: test accuracy {result.test_accuracy:.2%}, loss "
