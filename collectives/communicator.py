@@ -13,6 +13,7 @@ from collectives.engine import AnyPlan, Engine, Small
 from collectives.methods import Blocking, Nonblocking, Persistent
 from collectives.transport.checked import CheckedTransport
 from collectives.transport.mpi import MPITransport
+from collectives.watchdog import report_calls
 
 
 class Communicator(Blocking, Nonblocking, Persistent, MPI.Intracomm):  # type: ignore[misc]
@@ -82,9 +83,8 @@ class Communicator(Blocking, Nonblocking, Persistent, MPI.Intracomm):  # type: i
         return self._engine.last_plan
 
     def report_calls(self) -> str:
-        """The last calls of this rank, for people; empty without a ``timeout``."""
-        watchdog = self._engine.watchdog
-        return watchdog.report_calls() if watchdog else ""
+        """The last calls of this rank, for people, on all communicators with a ``timeout``."""
+        return report_calls()
 
     def waiting(self, what: str, *, by_all: bool = True) -> AbstractContextManager[None]:
         """What happens in a ``with`` statement waits for other ranks: the watchdog watches it, too.

@@ -80,6 +80,9 @@ class Calls:
         self.current = call.outer
         call.outer = None
 
+    def __bool__(self) -> bool:
+        return bool(self._kept)
+
     def __str__(self) -> str:
         lines = [f"the last {len(self._kept)} collective calls, oldest first:"]
         return "\n  ".join([*lines, *map(str, self._kept)])

@@ -54,8 +54,7 @@ class Watchdog:
         for end in (self._wakeup, self._signalled):
             end.setblocking(False)
         self._previous = self._listen_to_signals()
-        # A daemon: a thread that waits for a hang must not keep a job from ending.
-        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self._thread = _Thread(self)
         self._thread.start()
 
     def enter(self, arguments: Any, algorithm: str | None) -> Call:
@@ -76,9 +75,12 @@ class Watchdog:
         finally:
             self.calls.leave(call)
 
-    def report_calls(self) -> str:
+    def __str__(self) -> str:
         """The last calls of this rank, for people."""
-        return f"[rank {self._peers.rank} of {self._peers.size}] {self.calls}"
+        peers = self._peers
+        among = f", among {peers.group}" if peers.group else ""
+        place = f"rank {peers.job[peers.rank]} of {MPI.COMM_WORLD.size}{among}"
+        return f"[{place}] {self.calls}"
 
     def close(self) -> None:
         """Stops watching."""
@@ -124,7 +126,7 @@ class Watchdog:
                     elif key.fileobj is self._peers.socket:
                         self._peers.answer(self._status())
                     elif signal.SIGUSR2 in self._wakeup.recv(100):
-                        _say(self.report_calls())
+                        _say(report_calls())
                 call = self.calls.current
                 if call is not None and monotonic() - call.begun > self.timeout:
                     self._stalled(call)
@@ -173,27 +175,44 @@ class Watchdog:
 
     def _report(self, call: Call, answers: dict[int, dict[str, Any]]) -> str:
         """What one of the waiting ranks says for all."""
+        peers = self._peers
+        collective = f"collective number {call.number}"
+        which = f"{collective} of {peers.group}" if peers.group else f"the ranks' {collective}"
         lines = [
-            f"the ranks' collective number {call.number} has not ended after {self.timeout:g} s; "
-            f"rank {self._peers.rank}: {call}"
+            f"{which} has not ended after {self.timeout:g} s; rank {peers.job[peers.rank]}: {call}"
         ]
         missing = []
-        for rank in range(self._peers.size):
+        for rank, number in enumerate(peers.job):
             status = answers.get(rank)
             if status is None:
-                where = f"on {self._peers.hosts[rank]}"
-                lines.append(f"  rank {rank} {where} does not answer: it is dead or stopped")
+                where = f"on {peers.hosts[rank]}"
+                lines.append(f"  rank {number} {where} does not answer: it is dead or stopped")
                 missing.append(rank)
                 continue
             there = status["call"] or "none of them: it is busy elsewhere"
-            lines.append(f"  rank {rank} has completed {status['completed']}, is in {there}")
+            lines.append(f"  rank {number} has completed {status['completed']}, is in {there}")
             if status["number"] is None or status["number"] < call.number:
                 missing.append(rank)
-        who = ", ".join(map(str, missing)) or "none: the calls do not fit together (check=True)"
-        lines.append(f"missing: rank {who}")
-        for rank in [self._peers.rank, *(r for r in missing if r in answers)]:
-            lines.append(f"rank {rank} is here:\n{answers[rank]['stack']}")
+        who = ", ".join(str(peers.job[rank]) for rank in missing)
+        lines.append(f"missing: rank {who or 'none: the calls do not fit together (check=True)'}")
+        for rank in [peers.rank, *(r for r in missing if r in answers)]:
+            lines.append(f"rank {peers.job[rank]} is here:\n{answers[rank]['stack']}")
         return "\n".join(lines)
+
+
+class _Thread(threading.Thread):
+    """What a watchdog does in the background."""
+
+    def __init__(self, watchdog: Watchdog) -> None:
+        # A daemon: a thread that waits for a hang must not keep a job from ending.
+        super().__init__(target=watchdog._watch, name="watchdog", daemon=True)
+        self.watchdog = watchdog
+
+
+def report_calls() -> str:
+    """The last calls of this process on each communicator that is watched, for people."""
+    watchdogs = [t.watchdog for t in threading.enumerate() if isinstance(t, _Thread)]
+    return "\n".join(str(watchdog) for watchdog in watchdogs if watchdog.calls)
 
 
 class Watched:

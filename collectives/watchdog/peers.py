@@ -17,6 +17,8 @@ from mpi4py import MPI
 MOST_BYTES = 32_000
 #: A datagram may get lost, so a rank is asked this often.
 _TRIES = 3
+#: So many ranks of a group are named.
+_SHOWN = 8
 
 
 class Peers:
@@ -24,10 +26,14 @@ class Peers:
 
     Attributes:
         socket: readable when another rank asks.
+        job: the ranks' numbers in the job, by which people know them.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self.rank, self.size = comm.rank, comm.size
+        self.job = comm.group.Translate_ranks(None, MPI.COMM_WORLD.group)
+        if MPI.UNDEFINED in self.job:  # spawned
+            self.job = list(range(self.size))
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.socket.bind(("", 0))
         host, port = socket.gethostname(), self.socket.getsockname()[1]
@@ -63,6 +69,14 @@ class Peers:
                         continue
                     answers[status["rank"]] = status
         return answers
+
+    @property
+    def group(self) -> str:
+        """Which ranks of the job these are, or nothing if all."""
+        if len(self.job) == MPI.COMM_WORLD.size:
+            return ""
+        more = f" and {self.size - _SHOWN} more" if self.size > _SHOWN else ""
+        return f"ranks {', '.join(map(str, self.job[:_SHOWN]))}{more}"
 
     def close(self) -> None:
         """No more answers."""

@@ -179,6 +179,47 @@ def test_a_rank_that_does_not_come_is_named(tmp_path, trouble, call):
     assert ("in elsewhere" in ended.stderr) == (trouble == "busy")
 
 
+def test_ranks_of_a_group_are_named_as_the_job_numbers_them(tmp_path):
+    ended = job(
+        tmp_path,
+        """
+        half = Communicator(MPI.COMM_WORLD.Split(MPI.COMM_WORLD.rank % 2), timeout=2)
+        half.Barrier()
+        if MPI.COMM_WORLD.rank == 3:
+            time.sleep(50)
+        half.Barrier()
+        """,
+        ranks=4,
+    )
+    assert ended.returncode != 0
+    said = "collective number 2 of ranks 1, 3 has not ended after 2 s; rank 1: #2 barrier"
+    assert said in ended.stderr
+    assert "rank 3 has completed 1, is in none of them" in ended.stderr
+    assert "missing: rank 3\n" in ended.stderr
+    assert "rank 3 is here:" in ended.stderr
+
+
+def test_the_last_calls_on_every_communicator(tmp_path):
+    ended = job(
+        tmp_path,
+        """
+        world = Communicator(MPI.COMM_WORLD, timeout=100)
+        pair = Communicator(MPI.COMM_WORLD.Split(MPI.COMM_WORLD.rank == 0), timeout=100)
+        alone = Communicator(MPI.COMM_SELF, timeout=100)
+        world.Barrier()
+        pair.Barrier()
+        if world.rank == 2:
+            os.kill(os.getpid(), signal.SIGUSR2)
+            time.sleep(1)
+        world.Barrier()
+        """,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "[rank 2 of 3] the last 1 collective calls" in ended.stderr
+    assert "[rank 2 of 3, among ranks 1, 2] the last 1 collective calls" in ended.stderr
+    assert "among ranks 2]" not in ended.stderr
+
+
 def test_the_last_calls_of_a_rank_that_is_stuck_in_mpi(tmp_path):
     ended = job(
         tmp_path,

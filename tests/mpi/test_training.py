@@ -1,5 +1,6 @@
 """The trainer on all ranks: replicas, errors that all share, checkpoints."""
 
+import time
 from itertools import islice
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from msgspec.structs import replace
 from collectives import Communicator
 from collectives.algorithms import ALGORITHMS, names
 from mpitrain import nn
+from mpitrain import trace as trace_module
 from mpitrain.arena import DATA, Arena
 from mpitrain.checkpoint import Checkpoint, CheckpointError, Writer
 from mpitrain.config import Checkpoint as CheckpointTable
@@ -422,6 +424,20 @@ def test_state_in_mapped_files_changes_no_bit(comm, folder):
     for name, values in first.items():
         np.testing.assert_array_equal(values, second[name])
     assert len(list((folder / "state").glob(f"rank{comm.rank}.*"))) >= 2
+
+
+def test_clocks_of_other_machines_are_set_by_round_trips(comm, monkeypatch):
+    ahead = 1000.0 * comm.rank
+    monkeypatch.setattr(trace_module, "_clock", lambda: str(comm.rank))
+    monkeypatch.setattr(trace_module, "perf_counter", lambda: time.perf_counter() + ahead)
+    trace = Trace(comm.rank)
+    trace.align(comm)
+    comm.Barrier()
+    with trace.span("now", "compute"):
+        pass
+    (span,) = trace._spans
+    # So long may a rank be kept from the processor.
+    assert max(abs(span.start - other) for other in comm.allgather(span.start)) < 100
 
 
 def test_a_trace_of_all_ranks_on_one_clock(comm, folder):
