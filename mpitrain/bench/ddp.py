@@ -21,6 +21,7 @@ import numpy as np
 import torch
 import torch.distributed
 from mpi4py import MPI
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import nn
 
 from collectives import Communicator
@@ -34,7 +35,6 @@ from mpitrain.parallel.replicated import Replicated
 from mpitrain.parallel.store import Reduction
 from mpitrain.parallel.tensor import TensorGroup
 from mpitrain.stage import LayerStage
-from mpitrain.threads import limit_blas_threads
 
 
 class Block(nn.Module):
@@ -118,8 +118,9 @@ def main() -> int:
     """Run the comparison; rank 0 prints."""
     options = _parse()
     comm = Communicator(MPI.COMM_WORLD)
-    with limit_blas_threads(comm):
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // comm.size))
+    threads = options.threads or max(1, len(os.sched_getaffinity(0)) // comm.ranks_per_node)
+    with threadpool_limits(threads, user_api="blas"):
+        torch.set_num_threads(threads)
         _join_gloo(comm, options.address)
         rows = _measure(comm, options)
         if comm.rank == 0:
@@ -266,6 +267,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=8, help="samples a rank")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--warmup", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=0, help="a rank; its share of the cores")
     parser.add_argument("--address", default="", help="of rank 0, if its name cannot be resolved")
     parser.add_argument("--algorithm", default="auto", help="of our all-reduce")
     parser.add_argument("--bucket-bytes", type=int, default=2**20)

@@ -1,5 +1,6 @@
 """The trainer on all ranks: replicas, errors that all share, checkpoints."""
 
+import os
 import time
 from itertools import islice
 from pathlib import Path
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 from msgspec.structs import replace
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from collectives import Communicator
 from collectives.algorithms import ALGORITHMS, names
@@ -424,6 +426,19 @@ def test_state_in_mapped_files_changes_no_bit(comm, folder):
     for name, values in first.items():
         np.testing.assert_array_equal(values, second[name])
     assert len(list((folder / "state").glob(f"rank{comm.rank}.*"))) >= 2
+
+
+def test_blas_threads_share_a_node_and_stay_below_what_was_asked_for(comm):
+    def most():
+        return max(
+            (p["num_threads"] for p in threadpool_info() if p["user_api"] == "blas"), default=1
+        )
+
+    cores = len(os.sched_getaffinity(0))
+    with threadpool_limits(2 * cores, user_api="blas"), limit_blas_threads(comm):
+        assert most() == max(1, cores // comm.size)
+    with threadpool_limits(1, user_api="blas"), limit_blas_threads(comm):
+        assert most() == 1
 
 
 def test_clocks_of_other_machines_are_set_by_round_trips(comm, monkeypatch):
