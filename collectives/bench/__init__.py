@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--memory", choices=("numpy", "shared", "both"), default="numpy", help="of the buffers")
     cached = "cached: the same in every call; rotating: enough of them to be in no cache"
     add("--buffers", choices=("cached", "rotating"), default="cached", help=cached)
-    add("--floor", action="store_true", help="all-reduce: share of what STREAM's add reaches")
+    add("--floor", action="store_true", help="share of what STREAM reaches of it")
     hidden = "how much a computation hides of a nonblocking call, with K calls of Test in it"
     add("--overlap", type=int, metavar="K", help=hidden)
     add("--thread-level", choices=("single", "multiple"), help="that MPI is asked for (multiple)")
@@ -116,7 +116,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
     from collectives.bench import inputs, report
-    from collectives.bench.measure import Case, measure
+    from collectives.bench.measure import FLOORS, Case, measure
     from collectives.bench.point_to_point import measure_pairs
 
     try:
@@ -160,7 +160,7 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
                     average=options.average,
                     rotating=report.beyond_caches() if options.buffers == "rotating" else 0,
                     tests=options.overlap,
-                    floor=options.floor and options.collective == "allreduce",
+                    floor=options.floor and options.collective in FLOORS,
                 )
                 measured = measure_pairs(comm, case) if pairs else measure(comm, case)
                 native = next((r for r in measured if r.algorithm == "native"), None)

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import cycle, islice
 from time import perf_counter
 from typing import Any
@@ -20,6 +21,8 @@ from collectives.engine import AnyPlan
 #: Without ``--iters``, one repeat of one algorithm takes about this many seconds.
 BUDGET_S = 0.02
 MOST_ITERS = 2000
+#: Whose least memory traffic is known.
+FLOORS = ("allreduce", "allgather", "alltoall")
 #: Of buffers that take turns.
 MOST_SETS = 64
 
@@ -199,23 +202,27 @@ def measure(comm: Communicator, case: Case) -> list[Result]:
 
 
 def stream(comm: Communicator, case: Case, nbytes: int) -> float:
-    """Seconds that all ranks together take for the loads and stores of an all-reduce.
+    """Seconds that all ranks together take for the loads and stores that nothing can do without.
 
-    Two for each byte of each rank's buffer: 2 p s bytes for p ranks of s bytes, less than which no
-    algorithm moves whose ranks all get the result.  They are moved as STREAM's add does, by each
-    rank in three arrays of its own of 2s/3 bytes, in the same kind of memory.  What the caches load
-    in order to be stored to is not counted, there and here.
+    With p ranks and s bytes in the larger buffer of each, an all-reduce moves 2 p s bytes, as every
+    byte is loaded and one is stored; an all-to-all as many; an all-gather p s + s, as a block is
+    loaded once and stored p times.  Each rank moves its share in arrays of its own, in the same
+    kind of memory: as STREAM's add does where the collective reduces, as its copy where it does
+    not.  What the caches load in order to be stored to is not counted, there and here.
     """
-    count = max(1, 2 * nbytes // 3 // case.dtype.itemsize)
+    loaded = nbytes // comm.size if case.collective == "allgather" else nbytes
     allocate: Callable[..., Any] = comm.empty if case.memory == "shared" else np.ones
-    left, right, total = (allocate(count, case.dtype) for _ in range(3))
+    reduces = case.collective == "allreduce"
+    count = max(1, (loaded + nbytes) // (3 if reduces else 2) // case.dtype.itemsize)
+    left, right, target = (allocate(count, case.dtype) for _ in range(3))
+    move = partial(np.add, left, right, target) if reduces else partial(np.copyto, target, left)
     turns = max(1, int(BUDGET_S * 20e9 / max(nbytes, 1)) // 10)
     times = []
     for _ in range(case.repeats):
         comm.Barrier(algorithm="native")
         begun = perf_counter()
         for _ in range(turns):
-            np.add(left, right, out=total)
+            move()
         times.append(comm.allreduce((perf_counter() - begun) / turns, MPI.MAX))
     return float(np.median(times))
 

@@ -47,6 +47,15 @@ def test_every_algorithm_is_measured_and_right(comm, tmp_path, capsys, collectiv
         assert not lines
 
 
+@pytest.mark.parametrize("collective", ["allreduce", "allgather", "alltoall", "broadcast"])
+def test_the_least_memory_traffic(comm, tmp_path, collective):
+    _, told, _ = bench(comm, tmp_path, collective, *QUICK, "--floor", "--memory", "both")
+    for result in told["results"]:
+        known = collective != "broadcast"
+        assert (result["floor_us"] is not None) == known
+        assert not known or result["floor_us"] > 0
+
+
 def test_types_operations_and_memory(comm, tmp_path):
     for arguments in (
         ["-d", "half", "-o", "max"],
