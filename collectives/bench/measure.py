@@ -216,7 +216,7 @@ def stream(comm: Communicator, case: Case, nbytes: int) -> float:
     count = max(1, (loaded + nbytes) // (3 if reduces else 2) // case.dtype.itemsize)
     left, right, target = (allocate(count, case.dtype) for _ in range(3))
     move = partial(np.add, left, right, target) if reduces else partial(np.copyto, target, left)
-    turns = max(1, int(BUDGET_S * 20e9 / max(nbytes, 1)) // 10)
+    turns = min(MOST_ITERS, max(1, int(BUDGET_S * 2e9 / max(nbytes, 1))))
     times = []
     for _ in range(case.repeats):
         comm.Barrier(algorithm="native")
