@@ -46,7 +46,9 @@ class Watchdog:
         self._comm = comm
         self._peers = Peers(comm)
         self._neighbours = None
-        if MPI.Comm.Compare(comm, MPI.COMM_WORLD) in (MPI.IDENT, MPI.CONGRUENT):
+        world = MPI.Comm.Compare(comm, MPI.COMM_WORLD) in (MPI.IDENT, MPI.CONGRUENT)
+        # One ring sees all; ranks make and close their communicators in the same order.
+        if world and not any(watchdog._neighbours for watchdog in _running()):
             hosts, addresses = self._peers.hosts, self._peers.addresses
             self._neighbours = Neighbours(comm, hosts, addresses, self._peers.token)
         self._stop = False
@@ -211,8 +213,12 @@ class _Thread(threading.Thread):
 
 def report_calls() -> str:
     """The last calls of this process on each communicator that is watched, for people."""
-    watchdogs = [t.watchdog for t in threading.enumerate() if isinstance(t, _Thread)]
-    return "\n".join(str(watchdog) for watchdog in watchdogs if watchdog.calls)
+    return "\n".join(str(watchdog) for watchdog in _running() if watchdog.calls)
+
+
+def _running() -> list[Watchdog]:
+    """Those of this process."""
+    return [t.watchdog for t in threading.enumerate() if isinstance(t, _Thread)]
 
 
 class Watched:
