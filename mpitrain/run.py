@@ -9,7 +9,6 @@ from pathlib import Path
 
 from mpi4py import MPI
 
-from mpitrain import tensorboard
 from mpitrain.checkpoint import CheckpointError, Writer, newest
 from mpitrain.checkpoint.state import collect, restore
 from mpitrain.config import Config
@@ -23,6 +22,7 @@ from mpitrain.metrics import (
     Summary,
     Write,
     recorder,
+    tensorboard,
 )
 from mpitrain.models import Model
 from mpitrain.stop import Stopped

@@ -1,0 +1,65 @@
+"""What a run reports: to a file, to the console, and to TensorBoard."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from mpitrain.config import Config
+from mpitrain.metrics import tensorboard
+from mpitrain.metrics.console import console
+from mpitrain.metrics.lines import json_lines
+from mpitrain.metrics.records import (
+    Epoch,
+    Record,
+    Resumed,
+    Saved,
+    Skipped,
+    Start,
+    Step,
+    Straggler,
+    Summary,
+    Write,
+)
+
+__all__ = [
+    "Epoch",
+    "Record",
+    "Resumed",
+    "Saved",
+    "Skipped",
+    "Start",
+    "Step",
+    "Straggler",
+    "Summary",
+    "Write",
+    "console",
+    "json_lines",
+    "recorder",
+    "tensorboard",
+]
+
+
+@contextmanager
+def recorder(config: Config, steps: int, done: int = 0) -> Iterator[Write]:
+    """Open the reports of a run of ``steps`` steps: a function to call with each record.
+
+    Args:
+        config: the job.
+        steps: of the whole run.
+        done: steps of an earlier run that this one continues; what it reported up to there stays.
+
+    Raises:
+        OSError: ``config.run.dir`` cannot be made or written.
+    """
+    folder = Path(config.run.dir)
+    with ExitStack() as stack:
+        sinks = [stack.enter_context(json_lines(folder / "metrics.jsonl", done))]
+        sinks.append(stack.enter_context(console(steps, config.run.log_every)))
+        if config.run.tensorboard:
+            sinks.append(stack.enter_context(tensorboard.curves(folder / "tensorboard", done)))
+
+        def write(record: Record) -> None:
+            for sink in sinks:
+                sink(record)
+
+        yield write

@@ -1,0 +1,90 @@
+"""Records as lines for people; everything on the console is in the file, too."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+from mpitrain.metrics.records import (
+    Epoch,
+    Record,
+    Resumed,
+    Saved,
+    Skipped,
+    Start,
+    Step,
+    Straggler,
+    Summary,
+    Write,
+    ranks_in_words,
+)
+
+
+@contextmanager
+def console(steps: int, log_every: int) -> Iterator[Write]:
+    """Lines for people, every ``log_every`` steps, and a progress bar if there is a terminal."""
+    terminal = Console(highlight=False, markup=False, soft_wrap=True)
+    with Progress(
+        BarColumn(None),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=terminal,
+        disable=not _is_watched(terminal),
+        transient=True,
+    ) as progress:
+        bar = progress.add_task("steps", total=steps)
+
+        def write(record: Record) -> None:
+            match record:
+                case Start():
+                    terminal.print(
+                        f"{ranks_in_words(record.ranks)} ({record.layout}), {record.parameters} "
+                        f"parameters, gradients by {record.algorithm} ({record.reason})"
+                    )
+                    terminal.print(_HEADER)
+                case Step():
+                    progress.update(bar, completed=record.step)
+                    if record.step == 1 or record.step % log_every == 0:
+                        terminal.print(_line(record))
+                case Epoch():
+                    terminal.print(
+                        f"epoch {record.epoch}: test accuracy {record.test_accuracy:.2%}, "
+                        f"loss {record.test_loss:.4f}"
+                    )
+                case Skipped():
+                    terminal.print(
+                        f"step {record.step} skipped: not finite ({record.culprits}); loss scale "
+                        f"{record.loss_scale:g}"
+                    )
+                case Straggler():
+                    terminal.print(
+                        f"rank {record.rank} on {record.host} keeps the others waiting: "
+                        f"{record.factor:.1f} times their time up to step {record.step}"
+                    )
+                case Saved():
+                    terminal.print(f"checkpoint {record.path} ({record.seconds:.2f} s)")
+                case Resumed():
+                    for why in record.refused:
+                        terminal.print(f"checkpoint refused: {why}")
+                    terminal.print(f"resumed after step {record.step} from {record.path}")
+                case Summary():
+                    terminal.print(str(record))
+
+        yield write
+
+
+def _is_watched(terminal: Console) -> bool:
+    # Open MPI gives rank 0 a pseudo-terminal even if mpirun writes to a file; that one has no size.
+    return terminal.is_terminal and os.get_terminal_size(terminal.file.fileno()).columns > 0
+
+
+_HEADER = f"{'step':>6} {'loss':>9} {'grad_norm':>9} {'lr':>9} {'samples/s':>9} {'comm%':>6}"
+
+
+def _line(record: Step) -> str:
+    return (
+        f"{record.step:6d} {record.loss:9.4f} {record.grad_norm:9.4f} {record.lr:9.4g} "
+        f"{record.samples_per_s:9.0f} {100 * record.comm_share:6.1f}"
+    )

@@ -1,0 +1,159 @@
+"""What a run reports, as records; ``event`` says which one a line of the file is."""
+
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from mpitrain.config import Config
+
+
+class Start(Struct, frozen=True, tag="start", tag_field="event"):
+    """What is about to run.
+
+    Attributes:
+        ranks: processes.
+        processes: ``host:number`` of each, as launchers name those that die.
+        layout: how they are arranged.
+        stages: the layers of each stage of the pipeline, chunk after chunk.
+        algorithm: of the all-reduce of gradients.
+        reason: why it was chosen.
+        parameters: numbers that are trained.
+        config: the whole job, defaults included.
+    """
+
+    ranks: int
+    processes: list[str]
+    layout: str
+    stages: list[list[str]]
+    algorithm: str
+    reason: str
+    parameters: int
+    config: Config
+
+
+class Step(Struct, frozen=True, tag="step", tag_field="event"):
+    """One step of all ranks.
+
+    Attributes:
+        step: counted from 1 through the whole run.
+        epoch: counted from 0.
+        samples: in the global batch.
+        loss: mean over the global batch, before the update.
+        grad_norm: Euclidean norm of the global gradient.
+        lr: learning rate.
+        seconds: wall-clock time since the step before, mean over the ranks.
+        samples_per_s: of all ranks together.
+        comm_share: part of ``seconds`` spent in reducing gradients, waits for slower ranks
+            included, 0 to 1.
+    """
+
+    step: int
+    epoch: int
+    samples: int
+    loss: float
+    grad_norm: float
+    lr: float
+    seconds: float
+    samples_per_s: float
+    comm_share: float
+
+
+class Skipped(Struct, frozen=True, tag="skipped", tag_field="event"):
+    """A step whose loss or gradient was not finite, and which changed nothing.
+
+    Attributes:
+        step: counted from 1.
+        culprits: ranks and parameters.
+        loss_scale: from now on.
+    """
+
+    step: int
+    culprits: str
+    loss_scale: float
+
+
+class Straggler(Struct, frozen=True, tag="straggler", tag_field="event"):
+    """A rank that kept its peers waiting since the last look, ``run.log_every`` steps ago.
+
+    Attributes:
+        step: that was done last.
+        rank: who.
+        host: where.
+        factor: its time outside of communication over the median of its peers', which have the
+            same stage of the pipeline.
+    """
+
+    step: int
+    rank: int
+    host: str
+    factor: float
+
+
+class Saved(Struct, frozen=True, tag="saved", tag_field="event"):
+    """A checkpoint was written.
+
+    Attributes:
+        step: after which it continues.
+        path: folder.
+        seconds: from the decision to the last byte on disk.
+    """
+
+    step: int
+    path: str
+    seconds: float
+
+
+class Resumed(Struct, frozen=True, tag="resumed", tag_field="event"):
+    """Training goes on from a checkpoint.
+
+    Attributes:
+        step: that was done last.
+        path: folder.
+        refused: newer checkpoints that could not be used, and why.
+    """
+
+    step: int
+    path: str
+    refused: list[str]
+
+
+class Epoch(Struct, frozen=True, tag="epoch", tag_field="event"):
+    """After a pass over the training samples: how the test samples fare.
+
+    Attributes:
+        epoch: counted from 0.
+        test_accuracy: part of their labels that is right.
+        test_loss: mean over their labels.
+    """
+
+    epoch: int
+    test_accuracy: float
+    test_loss: float
+
+
+class Summary(Struct, frozen=True, tag="summary", tag_field="event"):
+    """The end of a run; rates and shares are over all its steps."""
+
+    test_accuracy: float
+    test_loss: float
+    ranks: int
+    algorithm: str
+    reason: str
+    samples_per_s: float
+    comm_share: float
+
+    def __str__(self) -> str:
+        return (
+            f"test accuracy {self.test_accuracy:.2%}, {ranks_in_words(self.ranks)}, "
+            f"gradients by {self.algorithm} ({self.reason}), {self.samples_per_s:.0f} samples/s, "
+            f"communication {self.comm_share:.1%} of step time"
+        )
+
+
+def ranks_in_words(count: int) -> str:
+    """``1 rank``, ``4 ranks``."""
+    return f"{count} rank{'s' if count > 1 else ''}"
+
+
+Record = Start | Step | Skipped | Straggler | Epoch | Saved | Resumed | Summary
+Write = Callable[[Record], None]
