@@ -217,8 +217,9 @@ def report_calls() -> str:
 
 
 def _running() -> list[Watchdog]:
-    """Those of this process."""
-    return [t.watchdog for t in threading.enumerate() if isinstance(t, _Thread)]
+    """Those of this process that are not closed."""
+    threads = [thread for thread in threading.enumerate() if isinstance(thread, _Thread)]
+    return [thread.watchdog for thread in threads if not thread.watchdog._stop]
 
 
 class Watched:
