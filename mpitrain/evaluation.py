@@ -25,10 +25,11 @@ def evaluate(trainer: Trainer, epoch: int) -> Epoch:
 
     def judge(micro_batch: int, outputs: Array) -> None:
         found = source.labels(micro_batch)
+        # Collective over the tensor ranks of the last stage, each of which then has all of it.
         own, _ = loss(outputs, found, labels)
-        # Every tensor rank of the last stage has all of it.
+        right = loss.right(outputs, found)
         if trainer.grid.place.tensor == 0:
-            totals[:] += loss.right(outputs, found), own
+            totals[:] += right, own
 
     trainer.runner().infer(source, count, trainer.weights, judge)
     right, mean = trainer.comm.allreduce(totals).tolist()

@@ -60,7 +60,7 @@ def uninterrupted(tmp_path_factory):
         if layout not in known:
             folder = tmp_path_factory.mktemp("whole")
             process = start(folder, layout)
-            _, errors = process.communicate(timeout=120)
+            _, errors = ended(process, 120)
             assert process.returncode == 0, errors
             known[layout] = parameters(folder)
         return known[layout]
@@ -82,6 +82,15 @@ def start(folder, layout, *options, ranks=4):
         text=True,
         start_new_session=True,
     )
+
+
+def ended(process, seconds):
+    """What it wrote; a job that hangs must not slow down the tests that follow."""
+    try:
+        return process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
 
 
 def ranks_of(folder):
@@ -119,7 +128,7 @@ def kill_somewhere(folder, layout, rng):
     ranks = ranks_of(folder)
     assert len(ranks) == 4, "the run ended before it was killed"
     os.kill(rng.choice(ranks), signal.SIGKILL)
-    process.communicate(timeout=60)
+    ended(process, 60)
     assert process.returncode != 0
 
 
@@ -127,7 +136,7 @@ def interrupted(folder, layout, seed):
     rng = random.Random(seed)
     kill_somewhere(folder, layout, rng)
     process = start(folder, layout, "--resume")
-    out, errors = process.communicate(timeout=120)
+    out, errors = ended(process, 120)
     assert process.returncode == 0, errors
     return parameters(folder), out
 
@@ -173,7 +182,7 @@ def test_a_signal_to_one_rank_stops_all_with_a_checkpoint(tmp_path, uninterrupte
     assert process.returncode == 75, errors
     assert "stopped after step" in errors and "signal SIGUSR1" in errors
     process = start(tmp_path, "data", "--resume")
-    out, errors = process.communicate(timeout=120)
+    out, errors = ended(process, 120)
     assert process.returncode == 0, errors
     assert "resumed after step" in out
     for name, values in uninterrupted("data").items():
