@@ -164,7 +164,7 @@ def test_wherever_it_is_killed(tmp_path, uninterrupted, layout, seed):
 def test_it_goes_on_in_another_layout_with_fewer_ranks(tmp_path, uninterrupted):
     kill_somewhere(tmp_path, "data x pipe, zero 3", random.Random(3))
     process = start(tmp_path, "pipe", "--resume", ranks=2)
-    _, errors = process.communicate(timeout=120)
+    _, errors = ended(process, 120)
     assert process.returncode == 0, errors
     found, expected = parameters(tmp_path), uninterrupted("pipe")
     for name, values in expected.items():
@@ -178,7 +178,7 @@ def test_a_signal_to_one_rank_stops_all_with_a_checkpoint(tmp_path, uninterrupte
         assert process.poll() is None
         time.sleep(0.005)
     os.kill(ranks_of(tmp_path)[2], signal.SIGUSR1)
-    _, errors = process.communicate(timeout=60)
+    _, errors = ended(process, 60)
     assert process.returncode == 75, errors
     assert "stopped after step" in errors and "signal SIGUSR1" in errors
     process = start(tmp_path, "data", "--resume")
