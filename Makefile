@@ -113,7 +113,7 @@ peers-%:
 # Two hosts of 2 ranks in network namespaces, a link of 1 Gb/s between them; needs root.
 hosts: install
 	mkdir -p runs
-	$(BIN)/python tests/cluster/hosts.py --rate 1000 -- -m collectives bench allreduce \
+	$(BIN)/python -m tests.cluster.hosts --rate 1000 -- -m collectives bench allreduce \
 		-b 64M -e 64M -n 1 -w 1 --repeats 5 -J runs/hosts_$(MPI).json --algorithm \
 		"hierarchical:local=2,inter=butterfly,segments=16,hierarchical:local=2,segments=16,leaders:local=2,ring"
 

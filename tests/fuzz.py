@@ -1,6 +1,6 @@
 """Readers of files that others wrote, with what nobody should write.
 
-    python tests/fuzz.py --cases 1000000          # all readers; or name one: idx
+    python -m tests.fuzz --cases 1000000          # all readers; or name one: idx
 
 Valid files are mutated, cut and spliced, and mixed with random bytes; a reader gives a result or
 its own clear error.  Prints how often which; exits 1 at anything else.

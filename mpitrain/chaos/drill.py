@@ -93,7 +93,7 @@ class Drills:
         """Run, break, resume; ``weights`` are to come out."""
         outside = self.outside.get(fault.kind)
         if outside is None and not KINDS[fault.kind].inside:
-            why = "this command cannot do it; tests/cluster/drills.py can"
+            why = "this command cannot do it; python -m tests.cluster.drills can"
             return Outcome(str(fault), fault.kind, "skipped", good=True, words=why)
         if outside and (why := outside.missing()):
             return Outcome(str(fault), fault.kind, "skipped", good=True, words=why)

@@ -2,7 +2,7 @@
 
 As root:
 
-    python tests/cluster/drills.py jobs/examples/drill.toml --seeds 20
+    python -m tests.cluster.drills jobs/examples/drill.toml --seeds 20
 
 Two hosts in network namespaces, two ranks each, a link of 1 Gb/s; otherwise as ``mpitrain chaos``.
 """

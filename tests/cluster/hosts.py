@@ -2,7 +2,7 @@
 
 As root:
 
-    python tests/cluster/hosts.py --hosts 2 --ranks 2 --rate 1000 -- -m collectives bench allreduce
+    python -m tests.cluster.hosts --hosts 2 --ranks 2 --rate 1000 -- -m collectives bench allreduce
 
 runs Python with these arguments under ``mpirun``, on so many hosts with so many ranks each.
 """

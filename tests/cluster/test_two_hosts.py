@@ -2,12 +2,10 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from hosts import NoHosts, environment, hosts
+from tests.cluster.hosts import NoHosts, environment, hosts
 
 pytestmark = pytest.mark.usefixtures("scratch")
 
