@@ -22,6 +22,8 @@ _ALLOCATION = ("SLURM_NTASKS",)
 #: What a launcher has not forwarded when it hears of an abort may be lost: MPICH's sometimes loses
 #: the traceback.
 _FORWARDING_S = 0.2
+#: As the processes are called that users start.
+_LAUNCHERS = ("mpiexec", "mpirun", "prterun")
 #: A launcher that cannot reach another node waits for TCP to give up: 15 minutes.
 _LAUNCHER_S = 30
 #: How often a rank looks whether it still has the parent that it began with.
@@ -115,20 +117,20 @@ def _end_with(parent: int, rank: int, over: threading.Event) -> None:
             os._exit(ORPHANED)
 
 
-def expect_end() -> None:
-    """The job is about to be aborted: kill the launcher's process here if it does not manage to.
+def expect_end(seconds: float = _LAUNCHER_S) -> None:
+    """The job is about to be aborted: kill what launched it, if it has not ended after ``seconds``.
 
-    Open MPI's ``mpirun`` waits for the daemon of a node that cannot be reached any more.
+    Open MPI's ``mpirun`` waits for the daemon of a node that cannot be reached any more, and
+    MPICH's ``mpiexec``, above the daemon of its own node, sometimes does.
     """
-    parent = os.getppid()
-    try:
-        began = _start_time(Path(f"/proc/{parent}/stat").read_text())
-    except OSError:
-        return
-    # By then the number may be another process's.
-    same = f'[ "$(sed "s/.*) //" /proc/{parent}/stat 2>/dev/null | cut -d" " -f20)" = {began} ]'
+    kills = [
+        # By then the number may be another process's.
+        f'[ "$(sed "s/.*) //" /proc/{number}/stat 2>/dev/null | cut -d" " -f20)" = {began} ] '
+        f"&& kill -KILL {number}"
+        for number, began in _launchers()
+    ]
     subprocess.Popen(
-        ["sh", "-c", f"sleep {_LAUNCHER_S}; {same} && kill -KILL {parent}"],
+        ["sh", "-c", "; ".join([f"sleep {seconds}", *kills])],
         start_new_session=True,  # it outlives this process
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -136,9 +138,22 @@ def expect_end() -> None:
     )
 
 
-def _start_time(stat: str) -> str:
-    """Field 22 of ``/proc/PID/stat``; the second may hold spaces, in parentheses."""
-    return stat.rpartition(")")[2].split()[19]
+def _launchers() -> Iterator[tuple[int, str]]:
+    """Number and start time of the parent and, if it runs here, of the launcher above it."""
+    parent = number = os.getppid()
+    while number > 1:
+        try:
+            stat = Path(f"/proc/{number}/stat").read_text()
+        except OSError:
+            return
+        name = stat.partition("(")[2].rpartition(")")[0]  # it may hold spaces and parentheses
+        fields = stat.rpartition(")")[2].split()
+        launches = name.startswith(_LAUNCHERS)
+        if launches or number == parent:
+            yield number, fields[19]
+        if launches:
+            return
+        number = int(fields[1])
 
 
 def _abort(comm: MPI.Comm, status: int) -> NoReturn:

@@ -11,7 +11,6 @@ from mpitrain.arena import Tensor
 from mpitrain.nn import Array, array_namespace
 from mpitrain.optim import Optimizer
 from mpitrain.parallel.grid import ProcessGrid
-from mpitrain.parallel.replicated import Replicated
 from mpitrain.parallel.store import Allocate, Piece, Store
 
 
@@ -100,7 +99,7 @@ class Updater:
 
     def replicas(self) -> list[tuple[Communicator, dict[str, Array]]]:
         """What other ranks hold, too, by name: parameters and optimiser state, for each group."""
-        if not isinstance(self._store, Replicated):
+        if not self._store.is_replicated:
             return []
         found = []
         for piece, state in zip(self._store.pieces, self.state, strict=True):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from collectives.algorithms import find, names, parse
 from collectives.contracts import CONTRACTS
-from collectives.errors import UnknownAlgorithm
+from collectives.errors import CollectiveError
 
 if TYPE_CHECKING:
     from collectives.bench.measure import Result
@@ -27,7 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     tests = ("latency", "bandwidth", "bibandwidth", "multipair", "round")
     told = "or messages between pairs of ranks, or the cost of one round, in parts"
     add("collective", choices=[*CONTRACTS, *tests], help=told)
-    add("--algorithm", default="all", metavar="A,B", help="names, auto, native, or all (default)")
+    listed = "names, auto, native, nccl (with --memory cupy), or all (of ours; default)"
+    add("--algorithm", default="all", metavar="A,B", help=listed)
     add("-b", "--minbytes", type=size, default=8, help="smallest buffer, as 8, 4K, 1M (8)")
     add("-e", "--maxbytes", type=size, default=1 << 20, help="largest buffer (1M)")
     add("-f", "--stepfactor", type=int, default=4, help="from one size to the next (4)")
@@ -41,10 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     average = "the ranks' times become rank 0's, their mean, least or largest (3)"
     add("-a", "--average", type=int, choices=(0, 1, 2, 3), default=3, help=average)
     add("--place", choices=("out", "in", "both"), default="out", help="out of place, in place")
-    add("--memory", choices=("numpy", "shared", "both"), default="numpy", help="of the buffers")
+    memory = "of the buffers; both: numpy and shared"
+    add("--memory", choices=("numpy", "shared", "both", "cupy"), default="numpy", help=memory)
     cached = "cached: the same in every call; rotating: enough of them to be in no cache"
     add("--buffers", choices=("cached", "rotating"), default="cached", help=cached)
-    add("--floor", action="store_true", help="share of what STREAM reaches of it")
+    floor = "beside each time, its share of what STREAM takes to move the least number of bytes"
+    add("--floor", action="store_true", help=floor)
     hidden = "how much a computation hides of a nonblocking call, with K calls of Test in it"
     add("--overlap", type=int, metavar="K", help=hidden)
     add("--thread-level", choices=("single", "multiple"), help="that MPI is asked for (multiple)")
@@ -66,9 +69,11 @@ def size(text: str) -> int:
 
 def algorithms(collective: str, text: str) -> list[str]:
     """Those of ``--algorithm``, each known, with native among them."""
-    wanted = [*names(collective), "native"] if text == "all" else split(text)
+    wanted: list[str] = []
+    for name in split(text):
+        wanted += names(collective) if name == "all" else [name]
     for name in wanted:
-        if name not in ("auto", "native"):
+        if name not in ("auto", "native", "nccl"):
             find(collective, parse(name)[0])
     return wanted if "native" in wanted else [*wanted, "native"]
 
@@ -116,21 +121,30 @@ def run(options: argparse.Namespace) -> int:
 
 def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
     from collectives.bench import inputs, report
+    from collectives.bench.device import Nccl, check_device_messages, use_own_gpu
     from collectives.bench.measure import FLOORS, Case, measure
     from collectives.bench.point_to_point import measure_pairs
 
     try:
         pairs = options.collective not in CONTRACTS
         wanted = ["native"] if pairs else algorithms(options.collective, options.algorithm)
+        if "nccl" in wanted and options.memory != "cupy":
+            raise ValueError("nccl needs --memory cupy")
         dtype = inputs.parse_dtype(options.datatype)
         lengths = list(
             inputs.sizes(options.minbytes, options.maxbytes, options.stepfactor, options.stepbytes)
         )
-    except (UnknownAlgorithm, ValueError) as error:  # the same on all ranks
+        about = report.environment(comm)
+        nccl = None
+        if options.memory == "cupy":
+            about["gpu"] = use_own_gpu(comm)
+            nccl = Nccl(comm) if "nccl" in wanted else None
+            if pairs:
+                check_device_messages(comm)
+    except (CollectiveError, ValueError) as error:  # the same on all ranks
         if comm.rank == 0:
             print(f"error: {error}", file=sys.stderr)
         return 2
-    about = report.environment(comm)
 
     def say(text: str) -> None:
         if comm.rank == 0 and options.format == "table":
@@ -140,10 +154,10 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
     width = max(26, 2 + max(map(len, wanted)))
     say(report.columns(width))
     results: list[Result] = []
-    both = {"numpy": ["numpy"], "shared": ["shared"], "both": ["numpy", "shared"]}
+    kinds = ["numpy", "shared"] if options.memory == "both" else [options.memory]
     places = {"out": [False], "in": [True], "both": [False, True]}
     for nbytes in lengths:
-        for memory in both[options.memory]:
+        for memory in kinds:
             for in_place in places[options.place]:
                 case = Case(
                     collective=options.collective,
@@ -160,13 +174,15 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
                     average=options.average,
                     rotating=report.beyond_caches() if options.buffers == "rotating" else 0,
                     tests=options.overlap,
-                    floor=options.floor and options.collective in FLOORS,
+                    floor=options.floor and memory != "cupy" and options.collective in FLOORS,
                 )
-                measured = measure_pairs(comm, case) if pairs else measure(comm, case)
+                measured = measure_pairs(comm, case) if pairs else measure(comm, case, nccl)
                 native = next((r for r in measured if r.algorithm == "native"), None)
                 for result in measured:
                     say(report.row(result, native, width))
                 results += measured
+    if nccl is not None:
+        nccl.close()
     say(report.footer(results))
     if comm.rank == 0:
         _write(options, results, about)

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from collectives.contracts import Member, contract
+from collectives.memory import is_on_device
 
 Items = npt.NDArray[Any]
 
@@ -103,6 +104,19 @@ def expected(
             total = OPERATIONS[op](total, items[here]).astype(dtype)
         received.append(total)
     return np.concatenate(received) if received else None
+
+
+def put(items: Any, values: Items) -> None:
+    """Writes host values of the same type into ``items``, wherever these lie."""
+    if is_on_device(items):
+        items.set(values)
+    else:
+        items[...] = values
+
+
+def on_host(items: Any) -> Items:
+    """``items``, or a copy on the host."""
+    return items.get() if is_on_device(items) else items
 
 
 def garbage(items: Items) -> None:

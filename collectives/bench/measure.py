@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import cycle, islice
 from time import perf_counter
 from typing import Any
@@ -12,11 +11,12 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.bench import inputs
+from collectives.bench.device import ByTheHost, Nccl, NcclPlan, Row
 from collectives.bench.overlap import overlap
 from collectives.call import Arguments
 from collectives.communicator import Communicator
 from collectives.contracts import CONTRACTS, Member, contract
-from collectives.engine import AnyPlan
+from collectives.memory import CudaMemory
 
 #: Without ``--iters``, one repeat of one algorithm takes about this many seconds.
 BUDGET_S = 0.02
@@ -33,7 +33,7 @@ class Case:
 
     Attributes:
         nbytes: of the larger buffer, rounded down to whole items and blocks.
-        memory: ``"numpy"``, or ``"shared"`` for arrays of ``Communicator.empty``.
+        memory: ``"numpy"``, ``"shared"`` for arrays of ``Communicator.empty``, or ``"cupy"``.
         rotating: use as many sets of buffers in turn as have this many bytes together, so that
             none of them stays in the caches.
         tests: measure the overlap with computation, with as many calls of ``Test`` in it.
@@ -103,6 +103,18 @@ class Result:
         return self.algbw * contract(self.collective).traffic(self.ranks)
 
 
+def allocator(comm: Communicator, memory: str) -> Callable[..., Any]:
+    """What makes zeros in a kind of memory: ``"numpy"``, ``"shared"`` or ``"cupy"``."""
+    if memory == "shared":
+        return comm.empty
+    if memory == "cupy":
+        import cupy
+
+        zeros: Callable[..., Any] = cupy.zeros
+        return zeros
+    return np.zeros
+
+
 class Buffers:
     """One set of buffers of this rank, and where its input lies in it."""
 
@@ -110,7 +122,7 @@ class Buffers:
         blocks = contract(case.collective)
         member = Member(comm.rank, comm.size)
         count = case.count(comm.size)
-        allocate: Callable[..., Any] = comm.empty if case.memory == "shared" else np.zeros
+        allocate = allocator(comm, case.memory)
         place = blocks.place(member) if case.in_place and blocks.in_place else None
         sent = count * blocks.send_blocks(member)
         # Allocating shared memory is collective, so all ranks do it, in place or not.
@@ -139,8 +151,8 @@ class Buffers:
         self.source[...] = 1
 
 
-def measure(comm: Communicator, case: Case) -> list[Result]:
-    """Results in the order of ``case.algorithms``.  Collective.
+def measure(comm: Communicator, case: Case, nccl: Nccl | None = None) -> list[Result]:
+    """Results in the order of ``case.algorithms``; ``"nccl"`` is by ``nccl``.  Collective.
 
     The algorithms take turns within each repeat, so that a drift of the machine meets all alike.
     An algorithm that cannot run this type (native float16 on some MPIs) is left out.
@@ -155,7 +167,7 @@ def measure(comm: Communicator, case: Case) -> list[Result]:
     sets = min(MOST_SETS, max(1, -(-case.rotating // max(nbytes, 1))))
     buffers = [Buffers(comm, case) for _ in range(sets)]
     plans = {
-        algorithm: [comm.plan(b.arguments, algorithm) for b in buffers]
+        algorithm: [_plan(comm, case, b.arguments, algorithm, nccl) for b in buffers]
         for algorithm in case.algorithms
         if algorithm != "native" or MPI._typedict.get(case.dtype.char)
     }
@@ -180,7 +192,7 @@ def measure(comm: Communicator, case: Case) -> list[Result]:
             result.wrong = _wrong(comm, case, rotated[0], buffers[0])
         for each in buffers:
             each.quiet()
-        result.iters = case.iters or _iterations(comm, rotated, case.warmup)
+        result.iters = case.iters or _iterations(comm, case, rotated)
         results.append(result)
     if case.floor:
         floor_us = 1e6 * stream(comm, case, nbytes)
@@ -188,7 +200,7 @@ def measure(comm: Communicator, case: Case) -> list[Result]:
             result.floor_us = floor_us
     for _ in range(case.repeats):
         for result in results:
-            seconds = _timed(comm, plans[result.algorithm], result.iters)
+            seconds = _timed(comm, case, plans[result.algorithm], result.iters)
             for each in buffers:
                 each.quiet()
             result.times_us.append(1e6 * _over_ranks(comm, seconds, case.average))
@@ -201,6 +213,16 @@ def measure(comm: Communicator, case: Case) -> list[Result]:
     return results
 
 
+def _plan(
+    comm: Communicator, case: Case, arguments: Arguments, algorithm: str, nccl: Nccl | None
+) -> Row:
+    if case.memory == "cupy" and algorithm == "native":
+        return ByTheHost(comm, arguments)
+    if nccl is not None and algorithm == "nccl":
+        return NcclPlan(nccl, arguments)
+    return comm.plan(arguments, algorithm)
+
+
 def stream(comm: Communicator, case: Case, nbytes: int) -> float:
     """Seconds that all ranks together take for the loads and stores that nothing can do without.
 
@@ -211,59 +233,72 @@ def stream(comm: Communicator, case: Case, nbytes: int) -> float:
     not.  What the caches load in order to be stored to is not counted, there and here.
     """
     loaded = nbytes // comm.size if case.collective == "allgather" else nbytes
-    allocate: Callable[..., Any] = comm.empty if case.memory == "shared" else np.ones
+    allocate = allocator(comm, case.memory)
     reduces = case.collective == "allreduce"
-    count = max(1, (loaded + nbytes) // (3 if reduces else 2) // case.dtype.itemsize)
-    left, right, target = (allocate(count, case.dtype) for _ in range(3))
-    move = partial(np.add, left, right, target) if reduces else partial(np.copyto, target, left)
+    move: Callable[..., Any] = np.add if reduces else _copy
+    arrays = 3 if reduces else 2
+    count = max(1, (loaded + nbytes) // arrays // case.dtype.itemsize)
+    operands = [allocate(count, case.dtype) for _ in range(arrays)]
+    for each in operands:
+        each[...] = 1
     turns = min(MOST_ITERS, max(1, int(BUDGET_S * 2e9 / max(nbytes, 1))))
     times = []
     for _ in range(case.repeats):
         comm.Barrier(algorithm="native")
         begun = perf_counter()
         for _ in range(turns):
-            move()
+            move(*operands)
         times.append(comm.allreduce((perf_counter() - begun) / turns, MPI.MAX))
     return float(np.median(times))
 
 
-def _wrong(comm: Communicator, case: Case, plan: AnyPlan, buffers: Buffers) -> int:
+def _copy(source: Any, target: Any) -> None:
+    np.copyto(target, source)
+
+
+def _wrong(comm: Communicator, case: Case, plan: Row, buffers: Buffers) -> int:
     """Elements that differ from the prediction, or between ranks, over all ranks."""
     key = (case.collective, case.op, case.dtype)
     count = case.count(comm.size)
     source, recv = buffers.source, buffers.recv
     inputs.garbage(recv)
     if source.size:
-        source[...] = inputs.crafted(*key, comm.rank, comm.size, source.size)
+        inputs.put(source, inputs.crafted(*key, comm.rank, comm.size, source.size))
     wanted = inputs.expected(*key, comm.rank, comm.size, count)
     plan()
+    got = inputs.on_host(recv)
     wrong = 0
-    if wanted is not None and recv.size:
-        wrong = int(np.count_nonzero(recv.view(np.uint8) != wanted.view(np.uint8)))
+    if wanted is not None and got.size:
+        wrong = int(np.count_nonzero(got.view(np.uint8) != wanted.view(np.uint8)))
     if case.collective == "allreduce" and case.dtype.kind in "fc":
-        source[...] = inputs.rounding(case.dtype, comm.rank, source.size)
+        inputs.put(source, inputs.rounding(case.dtype, comm.rank, source.size))
         plan()
-        digests = comm.allgather(hashlib.blake2b(recv.tobytes()).digest())
+        digests = comm.allgather(hashlib.blake2b(inputs.on_host(recv).tobytes()).digest())
         # MPI does not promise this of its own collectives, so it is no error of theirs.
         if plan.algorithm != "native" and digests[comm.rank] != digests[0]:
             wrong += recv.size
     return comm.allreduce(wrong)
 
 
-def _iterations(comm: Communicator, plans: list[AnyPlan], warmup: int) -> int:
+def _iterations(comm: Communicator, case: Case, plans: list[Row]) -> int:
     """As many calls as fit the budget; the same on all ranks."""
-    _timed(comm, plans, max(1, warmup))
-    seconds = comm.allreduce(_timed(comm, plans, 3), op=MPI.MAX)
+    _timed(comm, case, plans, max(1, case.warmup))
+    seconds = comm.allreduce(_timed(comm, case, plans, 3), op=MPI.MAX)
     return int(min(MOST_ITERS, max(1, BUDGET_S / max(seconds, 1e-9))))
 
 
-def _timed(comm: Communicator, plans: list[AnyPlan], iters: int) -> float:
-    """Seconds a call; the plans take turns."""
+def _timed(comm: Communicator, case: Case, plans: list[Row], iters: int) -> float:
+    """Seconds a call; the plans take turns.  On a device, until all that was queued is done."""
     turns = list(islice(cycle(plans), iters))
+    device = CudaMemory() if case.memory == "cupy" else None
+    if device:
+        device.synchronize()
     comm.Barrier(algorithm="native")
     begun = perf_counter()
     for plan in turns:
         plan()
+    if device:
+        device.synchronize()
     return (perf_counter() - begun) / iters
 
 

@@ -5,8 +5,8 @@ from time import perf_counter
 import numpy as np
 from mpi4py import MPI
 
+from collectives.bench.device import Row
 from collectives.communicator import Communicator
-from collectives.engine import AnyPlan
 
 _TURNS = 20
 
@@ -26,7 +26,7 @@ class Work:
             np.multiply(self._items, 1.0, out=self._items)
 
 
-def overlap(comm: Communicator, plan: AnyPlan, tests: int) -> float:
+def overlap(comm: Communicator, plan: Row, tests: int) -> float:
     """Percent of the collective's time that passes during computation as long as it.
 
     100 (1 - (total - computation) / pure), where total is Start, the computation with ``tests``
@@ -44,7 +44,7 @@ def overlap(comm: Communicator, plan: AnyPlan, tests: int) -> float:
     return max(0.0, 100 * (1 - (total - computation) / pure))
 
 
-def _run(comm: Communicator, plan: AnyPlan | None, work: Work, pieces: int, tests: int) -> float:
+def _run(comm: Communicator, plan: Row | None, work: Work, pieces: int, tests: int) -> float:
     comm.Barrier(algorithm="native")
     begun = perf_counter()
     if plan is not None:

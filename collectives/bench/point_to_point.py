@@ -4,14 +4,12 @@ The ranks of the first half are paired with those of the second, rank i with ran
 on several nodes the messages cross the network.
 """
 
-from collections.abc import Callable
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from collectives.bench.measure import Case, Result
+from collectives.bench.measure import Case, Result, allocator
 from collectives.communicator import Communicator
 
 TESTS = ("latency", "bandwidth", "bibandwidth", "multipair")
@@ -29,7 +27,7 @@ class Pair:
         self.first = comm.rank < half
         self.peer = comm.rank + half if self.first else comm.rank - half
         self.takes_part = comm.rank < 2 * half
-        allocate: Callable[..., Any] = comm.empty if memory == "shared" else np.zeros
+        allocate = allocator(comm, memory)
         out, into = allocate(nbytes, np.uint8), allocate(nbytes, np.uint8)
         self.out, self.into = [out, nbytes, MPI.BYTE], [into, nbytes, MPI.BYTE]
 

@@ -61,11 +61,12 @@ def beyond_caches() -> int:
 
 def header(about: dict[str, Any], command: str) -> str:
     """The lines above the table."""
+    gpu = f", {about['gpu']}" if "gpu" in about else ""
     return (
         f"# {about['mpi']}, threads {about['threads']}; mpi4py {about['mpi4py']}, "
         f"NumPy {about['numpy']}, Python {about['python']}\n"
         f"# {about['ranks']} ranks on {about['nodes']} node(s), {about['cores']} cores of "
-        f"{about['processor']}\n"
+        f"{about['processor']}{gpu}\n"
         f"# {command}\n"
         "# time: median over repeats, by default of the slowest rank; bandwidths in GB/s\n"
         "# ratio: native's time on the same buffers over ours\n"

@@ -19,6 +19,8 @@ class Replicated(Store):
         parameters, gradients: flat arrays in the arena's layout.
     """
 
+    is_replicated = True
+
     def __init__(
         self, arena: Arena, initial: Array, reduction: Reduction, allocate: Allocate
     ) -> None:

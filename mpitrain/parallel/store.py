@@ -75,9 +75,11 @@ class Store(ABC):
         pieces: what this rank updates; all ranks of a group together have each element once, or,
             if it is replicated, all of them.
         algorithm, reason: of the reduction of the largest bucket.
+        is_replicated: whether all ranks of a group hold, and update, the same.
     """
 
     pieces: Sequence[Piece]
+    is_replicated = False
 
     def __init__(self, arena: Arena, reduction: Reduction, bucket_bytes: int, itemsize: int):
         self.arena = arena

@@ -3,12 +3,15 @@
 These tests start the ranks themselves, with the launcher named by ``MPIEXEC`` (``mpirun``).
 """
 
+import contextlib
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -160,3 +163,39 @@ def test_help_names_the_override(tmp_path):
     done = train(tmp_path, "--help")
     assert done.returncode == 0
     assert "--set TABLE.KEY=VALUE" in done.stdout
+
+
+def test_a_launcher_that_does_not_end_is_ended(tmp_path):
+    """Also where, as with MPICH, a daemon is between it and the ranks."""
+    for name in ("mpiexec.hydra", "daemon", "shell"):
+        tmp_path.joinpath(name).symlink_to(shutil.which("sh"))
+    rank = tmp_path / "rank.py"
+    rank.write_text("from collectives.launch import expect_end; expect_end(0.5)")
+    command = f"{sys.executable} {rank}"
+    for name in ("daemon", "mpiexec.hydra", "shell"):  # outwards; each waits for its child
+        script = tmp_path / f"{name}.sh"
+        script.write_text(f"{command}\nsleep 60\n")
+        command = f"{tmp_path / name} {script}"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    shell = subprocess.Popen(command.split(), env=environment, start_new_session=True)
+    try:
+        # All are there at first; in the end, who started the launcher goes on.
+        for wanted in ({"shell", "mpiexec.hydra", "daemon"}, {"shell"}):
+            deadline = time.monotonic() + 30
+            while (found := living(f"{tmp_path}/")) != wanted and time.monotonic() < deadline:
+                time.sleep(0.02)
+            assert found == wanted
+    finally:
+        os.killpg(shell.pid, signal.SIGKILL)
+        shell.wait()
+
+
+def living(folder):
+    """Names of the processes that were started by a path in ``folder``."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            program = path.read_bytes().split(b"\0")[0].decode()
+            if program.startswith(folder):
+                found.add(program.removeprefix(folder))
+    return found

@@ -1,0 +1,156 @@
+"""CuPy arrays over real ranks: on a GPU, which they may share, or on what stands in for CuPy."""
+
+import hashlib
+import sys
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from collectives import Communicator
+from collectives.__main__ import main
+from collectives.algorithms import names
+from tests import standin_cupy
+from tests.mpi.test_bench import QUICK, bench
+
+pytestmark = pytest.mark.mpi
+
+
+def cupy_with_a_gpu():
+    """CuPy, or ``None``."""
+    try:
+        import cupy
+    except ImportError:
+        return None
+    try:
+        return cupy if cupy.cuda.runtime.getDeviceCount() else None
+    except cupy.cuda.runtime.CUDARuntimeError:
+        return None
+
+
+@pytest.fixture(scope="module")
+def cupy():
+    real = cupy_with_a_gpu()
+    if real is not None:
+        real.cuda.Device(MPI.COMM_WORLD.rank % real.cuda.runtime.getDeviceCount()).use()
+        yield real
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "cupy", standin_cupy)
+        yield standin_cupy
+
+
+@pytest.fixture(scope="module", params=["staged", "direct"])
+def comm(request, cupy):
+    device = request.param
+    if device == "direct" and cupy is not standin_cupy:
+        device = "auto"  # an MPI that is not CUDA-aware would crash
+    with Communicator(MPI.COMM_WORLD, device=device) as communicator:
+        yield communicator
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("algorithm", [*names("allreduce"), "auto"])
+def test_every_all_reduce(comm, cupy, algorithm, in_place):
+    for count in (0, 1, comm.size + 1, 100_000):
+        for dtype in (np.int32, np.float16, np.float32, np.float64, np.complex64):
+            mine = (cupy.arange(count) % 7 + comm.rank).astype(dtype)
+            result = mine.copy() if in_place else cupy.full_like(mine, 99)
+            comm.Allreduce(MPI.IN_PLACE if in_place else mine, result, algorithm=algorithm)
+            total = comm.size * (np.arange(count) % 7) + comm.size * (comm.size - 1) // 2
+            assert np.array_equal(cupy.asnumpy(result), total.astype(dtype))
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "butterfly", "direct", "circulant"])
+def test_replicas_are_bitwise_equal(comm, cupy, algorithm):
+    items = cupy.asarray(np.random.default_rng(comm.rank).random(10_001, np.float32))
+    comm.Allreduce(MPI.IN_PLACE, items, algorithm=algorithm)
+    digests = comm.allgather(hashlib.blake2b(cupy.asnumpy(items).tobytes()).digest())
+    assert len(set(digests)) == 1
+
+
+def test_offsets_and_views(comm, cupy):
+    pool = cupy.zeros(10_000, np.float32)
+    view = pool[123:5123]
+    view[...] = comm.rank
+    comm.Allreduce(MPI.IN_PLACE, view, algorithm="ring")
+    assert bool((view == comm.size * (comm.size - 1) // 2).all())
+    assert not bool(pool[:123].any()) and not bool(pool[5123:].any())
+
+
+def test_the_stream_is_waited_for(comm, cupy):
+    """A kernel that takes long writes the input right before."""
+    side = 100 if cupy is standin_cupy else 4000
+    slow = cupy.ones((side, side), np.float32)
+    for turn in range(5):
+        for _ in range(10):
+            slow = slow @ slow
+            slow /= slow.max()
+        items = slow[0] * (comm.rank + turn + 1)
+        comm.Allreduce(MPI.IN_PLACE, items, algorithm="ring")
+        total = comm.size * (turn + 1) + comm.size * (comm.size - 1) // 2
+        assert cupy.allclose(items, slow[0] * total)
+
+
+@pytest.mark.parametrize(
+    ("collective", "algorithm"),
+    [(c, a) for c in ("allgather", "alltoall") for a in (*names(c), "auto")],
+)
+def test_gathering_and_exchanging(comm, cupy, collective, algorithm):
+    blocks = comm.size if collective == "alltoall" else 1
+    mine = cupy.arange(5 * blocks) + 1000 * comm.rank
+    everybody = cupy.empty(5 * comm.size, mine.dtype)
+    method = comm.Alltoall if collective == "alltoall" else comm.Allgather
+    method(mine, everybody, algorithm=algorithm)
+    first = 5 * comm.rank if collective == "alltoall" else 0
+    wanted = [np.arange(first, first + 5) + 1000 * rank for rank in range(comm.size)]
+    assert np.array_equal(cupy.asnumpy(everybody), np.concatenate(wanted))
+
+
+@pytest.mark.parametrize("collective", ["allreduce", "reduce_scatter", "allgather", "broadcast"])
+def test_the_benchmark(comm, cupy, tmp_path, collective):
+    """Beside the library's by way of the host and, where each rank has a GPU, NCCL's."""
+    has_own_gpu = comm.size == 1 or cupy is standin_cupy
+    wanted = f"{names(collective)[0]},auto" + (",nccl" if has_own_gpu else "")
+    arguments = [*QUICK, "--memory", "cupy", "--algorithm", wanted]
+    status, told, _ = bench(comm, tmp_path, collective, *arguments)
+    assert status == 0
+    assert {r["algorithm"] for r in told["results"]} == {*wanted.split(","), "native"}
+    assert all(r["wrong"] == 0 and r["memory"] == "cupy" for r in told["results"])
+    assert {r["reason"] for r in told["results"] if r["ran"] == "native"} == {"by way of the host"}
+    assert told["environment"]["gpu"]
+
+
+def test_the_benchmark_in_place_and_overlapping(comm, cupy, tmp_path):
+    arguments = [*QUICK, "--memory", "cupy", "--algorithm", "ring", "--place", "both"]
+    status, told, _ = bench(comm, tmp_path, "allreduce", *arguments, "-o", "max", "--overlap", "4")
+    assert status == 0
+    assert all(r["wrong"] == 0 and r["overlap"] is not None for r in told["results"])
+    assert {r["in_place"] for r in told["results"]} == {False, True}
+
+
+def test_nccl_is_told_apart_from_nothing(comm, cupy, tmp_path, monkeypatch):
+    """A row that does nothing is counted as wrong."""
+    if cupy is not standin_cupy:
+        pytest.skip("NCCL itself is not broken")
+    monkeypatch.setattr(cupy.cuda.nccl.NcclCommunicator, "allReduce", lambda *given: None)
+    arguments = [*QUICK, "--memory", "cupy", "--algorithm", "ring,nccl"]
+    status, told, _ = bench(comm, tmp_path, "allreduce", *arguments)
+    assert status == 1
+    assert {r["algorithm"] for r in told["results"] if r["wrong"]} == {"nccl"}
+
+
+def test_what_the_benchmark_refuses(comm, cupy, capsys, monkeypatch):
+    assert main(["bench", "allreduce", "--algorithm", "nccl"]) == 2
+    if cupy is standin_cupy:
+        with monkeypatch.context() as patch:
+            patch.setattr(cupy.cuda.runtime, "getDeviceCount", lambda: 0)
+            assert main(["bench", "allreduce", "--memory", "cupy"]) == 2
+        # The child that tries it has no CuPy.
+        assert main(["bench", "latency", "--memory", "cupy"]) == 2
+    told = capsys.readouterr().err
+    if comm.rank == 0:
+        assert "nccl needs --memory cupy" in told
+        if cupy is standin_cupy:
+            assert "rank 0: no GPU" in told
+            assert "this MPI cannot send device memory" in told
