@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from mpi4py import MPI
 
@@ -22,6 +22,8 @@ _ALLOCATION = ("SLURM_NTASKS",)
 #: What a launcher has not forwarded when it hears of an abort may be lost: MPICH's sometimes loses
 #: the traceback.
 _FORWARDING_S = 0.2
+#: How long ``Abort`` may take; it is done in milliseconds, or never.
+_ABORT_S = 5
 #: As the processes are called that users start.
 _LAUNCHERS = ("mpiexec", "mpirun", "prterun")
 #: A launcher that cannot reach another node waits for TCP to give up: 15 minutes.
@@ -117,20 +119,25 @@ def _end_with(parent: int, rank: int, over: threading.Event) -> None:
             os._exit(ORPHANED)
 
 
-def expect_end(seconds: float = _LAUNCHER_S) -> None:
-    """The job is about to be aborted: kill what launched it, if it has not ended after ``seconds``.
+def expect_end(own: float = _ABORT_S, launcher: float = _LAUNCHER_S) -> None:
+    """The job is about to be aborted: kill this process, and what launched it, if they do not end.
 
-    Open MPI's ``mpirun`` waits for the daemon of a node that cannot be reached any more, and
-    MPICH's ``mpiexec``, above the daemon of its own node, sometimes does.
+    Where another node cannot be reached, MPICH's ``Abort`` may never return, and no thread of
+    Python runs while it is called; Open MPI's ``mpirun`` waits for that node's daemon.
+
+    Args:
+        own: seconds until this process is killed.
+        launcher: seconds until the launcher's processes on this node are.
     """
+    number = os.getpid()
     kills = [
-        # By then the number may be another process's.
-        f'[ "$(sed "s/.*) //" /proc/{number}/stat 2>/dev/null | cut -d" " -f20)" = {began} ] '
-        f"&& kill -KILL {number}"
-        for number, began in _launchers()
+        f"sleep {own}",
+        _kill(number, _stat(number)),
+        f"sleep {launcher - own}",
+        *(_kill(*found) for found in _launchers()),
     ]
     subprocess.Popen(
-        ["sh", "-c", "; ".join([f"sleep {seconds}", *kills])],
+        ["sh", "-c", "; ".join(kills)],
         start_new_session=True,  # it outlives this process
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -138,22 +145,39 @@ def expect_end(seconds: float = _LAUNCHER_S) -> None:
     )
 
 
-def _launchers() -> Iterator[tuple[int, str]]:
-    """Number and start time of the parent and, if it runs here, of the launcher above it."""
+class _Stat(NamedTuple):
+    """Of ``/proc/PID/stat``."""
+
+    name: str
+    parent: int
+    began: str
+
+
+def _stat(number: int) -> _Stat:
+    # The name may hold spaces and parentheses.
+    before, _, rest = Path(f"/proc/{number}/stat").read_text().rpartition(")")
+    fields = rest.split()
+    return _Stat(before.partition("(")[2], int(fields[1]), fields[19])
+
+
+def _kill(number: int, stat: _Stat) -> str:
+    """In the words of a shell; by then the number may be another process's."""
+    began = f'sed "s/.*) //" /proc/{number}/stat 2>/dev/null | cut -d" " -f20'
+    return f'[ "$({began})" = {stat.began} ] && kill -KILL {number}'
+
+
+def _launchers() -> Iterator[tuple[int, _Stat]]:
+    """The parent and, if it runs on this node, the launcher above it."""
     parent = number = os.getppid()
-    while number > 1:
-        try:
-            stat = Path(f"/proc/{number}/stat").read_text()
-        except OSError:
-            return
-        name = stat.partition("(")[2].rpartition(")")[0]  # it may hold spaces and parentheses
-        fields = stat.rpartition(")")[2].split()
-        launches = name.startswith(_LAUNCHERS)
-        if launches or number == parent:
-            yield number, fields[19]
-        if launches:
-            return
-        number = int(fields[1])
+    with suppress(OSError):  # one has ended
+        while number > 1:
+            stat = _stat(number)
+            launches = stat.name.startswith(_LAUNCHERS)
+            if launches or number == parent:
+                yield number, stat
+            if launches:
+                return
+            number = stat.parent
 
 
 def _abort(comm: MPI.Comm, status: int) -> NoReturn:

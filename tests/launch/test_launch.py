@@ -165,12 +165,15 @@ def test_help_names_the_override(tmp_path):
     assert "--set TABLE.KEY=VALUE" in done.stdout
 
 
-def test_a_launcher_that_does_not_end_is_ended(tmp_path):
-    """Also where, as with MPICH, a daemon is between it and the ranks."""
+def test_what_does_not_end_by_itself_is_ended(tmp_path):
+    """A rank inside of an Abort that does not return, its daemon, and the launcher above that."""
     for name in ("mpiexec.hydra", "daemon", "shell"):
         tmp_path.joinpath(name).symlink_to(shutil.which("sh"))
     rank = tmp_path / "rank.py"
-    rank.write_text("from collectives.launch import expect_end; expect_end(0.5)")
+    rank.write_text(
+        "import ctypes\nfrom collectives.launch import expect_end\n"
+        "expect_end(0.5, 1.0)\nctypes.PyDLL(None).sleep(60)"  # keeps the interpreter's lock
+    )
     command = f"{sys.executable} {rank}"
     for name in ("daemon", "mpiexec.hydra", "shell"):  # outwards; each waits for its child
         script = tmp_path / f"{name}.sh"
@@ -180,7 +183,7 @@ def test_a_launcher_that_does_not_end_is_ended(tmp_path):
     shell = subprocess.Popen(command.split(), env=environment, start_new_session=True)
     try:
         # All are there at first; in the end, who started the launcher goes on.
-        for wanted in ({"shell", "mpiexec.hydra", "daemon"}, {"shell"}):
+        for wanted in ({"shell", "mpiexec.hydra", "daemon", "rank.py"}, {"shell"}):
             deadline = time.monotonic() + 30
             while (found := living(f"{tmp_path}/")) != wanted and time.monotonic() < deadline:
                 time.sleep(0.02)
@@ -191,11 +194,11 @@ def test_a_launcher_that_does_not_end_is_ended(tmp_path):
 
 
 def living(folder):
-    """Names of the processes that were started by a path in ``folder``."""
+    """What of ``folder`` each process was started with or, if it is a script, runs."""
     found = set()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            program = path.read_bytes().split(b"\0")[0].decode()
-            if program.startswith(folder):
-                found.add(program.removeprefix(folder))
+            words = path.read_bytes().decode(errors="replace").split("\0")
+            names = [word.removeprefix(folder) for word in words if word.startswith(folder)]
+            found.update(names[:1])
     return found
