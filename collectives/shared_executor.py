@@ -24,9 +24,9 @@ from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule,
 from collectives.segments import segmented
 from collectives.transport.shared_memory import Flag, Meeting, NodeMemory, Place
 
-#: Chunks are cut into segments of about this size, that of a level-2 cache: what is reduced is
-#: stored to the others while it is in there.
-SEGMENT_BYTES = 1 << 20
+#: Chunks are cut into segments of about this size: what is reduced, or sent, is stored to the
+#: others while it is in a level-2 cache of 1 MiB, together with where it came from.
+SEGMENT_BYTES = 1 << 19
 
 
 #: For each rank, where its send and its receive buffer lie; ``None``: in place, or it has none.

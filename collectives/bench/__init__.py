@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-i", "--stepbytes", type=size, help="add this from one size to the next instead")
     add("-n", "--iters", type=int, help="calls in a repeat (as many as take 20 ms)")
     add("-w", "--warmup_iters", type=int, default=3, help="calls before these (3)")
-    add("--repeats", type=int, default=7, help="the median is over these (7)")
+    add("--repeats", type=positive, default=7, help="the median is over these (7)")
     add("-c", "--check", type=int, choices=(0, 1), default=1, help="check results bit by bit (1)")
     add("-o", "--op", choices=_OPERATIONS, default="sum")
     add("-d", "--datatype", default="float", help="NumPy's or nccl-tests' name (float)")
@@ -57,6 +57,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--csv", type=Path, help="write CSV")
     add("--plot", type=Path, help="write a PNG")
     add("--min-busbw", type=float, default=0, help="fail below this average, GB/s")
+
+
+def positive(text: str) -> int:
+    """A number from 1 on."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+    return int(text)
 
 
 def size(text: str) -> int:
