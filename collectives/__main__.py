@@ -82,7 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
     tuning.add_argument(
         "-o", "--output", type=Path, default=Path("tuned.json"), help="merged into (tuned.json)"
     )
-    tuning.set_defaults(run=bench.tune)
+    tuning.set_defaults(run=bench.run_tune)
 
     exporting = commands.add_parser(
         "export", help="a tuning table as a rules file for Open MPI's coll_tuned"

@@ -116,6 +116,9 @@ class Call:
             sealed: messages must carry checksums.
         """
         countable = self.count <= _MOST_NATIVE_ITEMS and not self.is_on_device
+        memory = "shared" if shared else "numpy"
+        if self.is_on_device:
+            memory = "ipc" if shared else "cupy"
         situation = Situation(
             library(),
             self.collective,
@@ -126,7 +129,7 @@ class Call:
             native=self.buffer.mpi_datatype() is not None and countable and not sealed,
             sealed=sealed,
             uneven=self.counts is not None,
-            memory="cupy" if self.is_on_device else "shared" if shared else "numpy",
+            memory=memory,
         )
         return choose(table, situation)
 
@@ -161,7 +164,7 @@ class Call:
         count = "blocks" if self.counts else str(self.count)
         return (
             f"{self.collective}{op}{root} of {count} x {self.buffer.items.dtype} "
-            f"by {self.algorithm}"
+            f"{'on a GPU ' if self.is_on_device else ''}by {self.algorithm}"
         )
 
 

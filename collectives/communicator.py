@@ -3,7 +3,7 @@
 import os
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy.typing as npt
 from mpi4py import MPI
@@ -132,15 +132,27 @@ class Communicator(Blocking, Nonblocking, Persistent, MPI.Intracomm):  # type: i
         give it."""
         return self._engine.make(arguments, algorithm)
 
-    def empty(self, shape: Any, dtype: Any = float) -> npt.NDArray[Any]:
+    def empty(
+        self, shape: Any, dtype: Any = float, memory: Literal["numpy", "cupy"] = "numpy"
+    ) -> npt.NDArray[Any]:
         """A new array of zeros on every rank, in memory that the ranks of a node can all address.
 
         Collectives on such arrays are loads and stores: no message is sent.  Collective; the shape
         may differ between ranks.  The memory goes with the last array in it.  It is ordinary
         memory where the ranks are on several nodes, cannot open one another's memory (containers of
         their own), or run on a processor other than x86-64; the log says so.
+
+        Args:
+            memory: ``"cupy"`` for arrays on the current GPU, by CUDA IPC; the kernels of a
+                collective read and write the other GPUs' memory.  It goes when the communicator is
+                closed and the last array in it is gone.
+
+        Raises:
+            ValueError: for another ``memory``.
         """
-        return self._engine.empty(shape, dtype)
+        if memory not in ("numpy", "cupy"):
+            raise ValueError(f'memory={memory!r} is neither "numpy" nor "cupy"')
+        return self._engine.empty(shape, dtype, memory)
 
     def Dup(self, info: MPI.Info | None = None) -> Self:
         return self._like(super().Dup(info))

@@ -92,19 +92,19 @@ class Engine:
         self._small = _Limits(self)
         self._cache: OrderedDict[tuple[object, Places | None], Plan] = OrderedDict()
 
-    def empty(self, shape: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    def empty(self, shape: Any, dtype: npt.DTypeLike, memory: str) -> npt.NDArray[Any]:
         """Zeros in the node's memory, or in ordinary memory where that cannot be."""
         if self.watchdog is None:
-            return self._empty(shape, dtype)
+            return self._empty(shape, dtype, memory)
         call = self.watchdog.enter(Arguments("empty", None, None), None)
         try:
-            return self._empty(shape, dtype)
+            return self._empty(shape, dtype, memory)
         finally:
             self.watchdog.leave(call)
 
-    def _empty(self, shape: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    def _empty(self, shape: Any, dtype: npt.DTypeLike, memory: str) -> npt.NDArray[Any]:
         before = self.resources.node
-        items = self.resources.empty(shape, dtype)
+        items = self.resources.empty(shape, dtype, memory)
         if self.resources.node is not before:
             self._recent.clear()  # from now on the ranks meet
         return items
@@ -160,7 +160,9 @@ class Engine:
         call = self._read(arguments, algorithm)
         if meeting is None and self.resources.node is not None and self._meets(call):
             meeting = self._meet(words(call, self.resources.node))
-        places = None if meeting is None else shared_places(meeting)
+        places = None
+        if meeting is not None and self.resources.node is not None:
+            places = shared_places(meeting, self.resources.node)
         key = (call.key, places)
         plan: Plan | NativePlan | None = self._cache.pop(key, None)
         if plan is None:
@@ -204,8 +206,9 @@ class Engine:
         """A plan of its own, with tags and counters of its own."""
         call = self._read(arguments, algorithm or self._default(arguments.collective))
         places = None
-        if self.resources.node is not None and self._meets(call):
-            places = shared_places(self._meet(words(call, self.resources.node)))
+        node = self.resources.node
+        if node is not None and self._meets(call):
+            places = shared_places(self._meet(words(call, node)), node)
         self._plans_made += 1
         plan = self._plan(call, places, self._plans_made, borrow=False)
         self.last_plan = plan
@@ -232,7 +235,9 @@ class Engine:
         """Whether the ranks tell one another where their buffers lie: the same on all of them."""
         if self.resources.node is None or call.counts is not None:
             return False
-        return call.algorithm != "auto" or call.nbytes >= self.native_below(call.collective)
+        if call.algorithm != "auto" or call.is_on_device:
+            return True
+        return call.nbytes >= self.native_below(call.collective)
 
     def _meet(self, mine: Sequence[int]) -> Meeting:
         assert self.resources.node is not None, "ranks meet in its memory"

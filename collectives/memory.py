@@ -5,6 +5,7 @@ before the stream has come that far.  That is the transports' business
 (:mod:`collectives.transport.device`); here is what there is to queue.
 """
 
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -27,6 +28,9 @@ class Memory(Protocol):
 
     def empty(self, count: int, dtype: "np.dtype[Any]") -> Items:
         """A new 1-D array."""
+
+    def zeros(self, shape: Any, dtype: npt.DTypeLike) -> Items:
+        """A new array of zeros."""
 
     def copy(self, target: Items, source: Items) -> object:
         """Copies between arrays of this memory, converting the type if they differ in it."""
@@ -57,6 +61,18 @@ class DeviceMemory(Memory, Protocol):
     def upload(self, device: Items, host: Items) -> None:
         """Queues a copy from the host."""
 
+    def shareable(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """New memory that other processes can map."""
+
+    def handle(self, items: Items) -> bytes:
+        """What another process maps :meth:`shareable` memory by."""
+
+    def mapped(self, handle: bytes, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Another process's memory."""
+
+    def unmap(self, items: Items) -> None:
+        """Lets go of :meth:`mapped` memory."""
+
 
 class HostMemory:
     """NumPy."""
@@ -66,8 +82,11 @@ class HostMemory:
         return np.empty(count, dtype)
 
     @staticmethod
-    def copy(target: Items, source: Items) -> None:
-        np.copyto(target, source, casting="unsafe")
+    def zeros(shape: Any, dtype: npt.DTypeLike) -> Items:
+        return np.zeros(shape, dtype)
+
+    #: Without a Python function in between, as some copies take less time than a call of one.
+    copy = staticmethod(partial(np.copyto, casting="unsafe"))
 
     @staticmethod
     def address(items: Items) -> int:
@@ -92,12 +111,19 @@ class CudaMemory:
     """CuPy, on the stream that is current when something is called."""
 
     def __init__(self) -> None:
-        import cupy
-
+        try:
+            import cupy
+        except ImportError as error:
+            raise InvalidBuffer(
+                f"memory on a GPU needs CuPy ({error}): pip install 'mpitrain[cuda13]' (or cuda12)"
+            ) from None
         self.cupy = cupy
 
     def empty(self, count: int, dtype: "np.dtype[Any]") -> Items:
         return self.cupy.empty(count, dtype)
+
+    def zeros(self, shape: Any, dtype: npt.DTypeLike) -> Items:
+        return self.cupy.zeros(shape, dtype)
 
     def copy(self, target: Items, source: Items) -> None:
         self.cupy.copyto(target, source, casting="unsafe")
@@ -116,9 +142,7 @@ class CudaMemory:
         return getattr(self.cupy, name)
 
     def borrowed(self, items: Items) -> Items:
-        cuda = self.cupy.cuda
-        memory = cuda.UnownedMemory(self.address(items), max(1, items.nbytes), owner=None)
-        return self.cupy.ndarray(items.size, items.dtype, cuda.MemoryPointer(memory, 0))
+        return self._at(self.address(items), items.size, items.dtype)
 
     def synchronize(self) -> None:
         self.cupy.cuda.get_current_stream().synchronize()
@@ -132,6 +156,30 @@ class CudaMemory:
 
     def upload(self, device: Items, host: Items) -> None:
         self._queue(self.address(device), host.ctypes.data, device.nbytes)
+
+    def shareable(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        # Not from CuPy's pool: a handle is of a whole allocation.
+        memory = self.cupy.cuda.Memory(nbytes)
+        pointer = self.cupy.cuda.MemoryPointer(memory, 0)
+        return self.cupy.ndarray(nbytes, np.uint8, pointer)
+
+    def handle(self, items: Items) -> bytes:
+        handle: bytes = self.cupy.cuda.runtime.ipcGetMemHandle(self.address(items))
+        return handle
+
+    def mapped(self, handle: bytes, nbytes: int) -> npt.NDArray[np.uint8]:
+        address = self.cupy.cuda.runtime.ipcOpenMemHandle(handle)
+        return self._at(address, nbytes, np.dtype(np.uint8))
+
+    def unmap(self, items: Items) -> None:
+        self.cupy.cuda.runtime.ipcCloseMemHandle(self.address(items))
+
+    def _at(self, address: int, count: int, dtype: "np.dtype[Any]") -> Items:
+        """What lies at an address that this GPU can use, even if it is another GPU's memory."""
+        cuda = self.cupy.cuda
+        nbytes = max(1, count * dtype.itemsize)
+        memory = cuda.UnownedMemory(address, nbytes, None, cuda.Device().id)
+        return self.cupy.ndarray(count, dtype, cuda.MemoryPointer(memory, 0))
 
     def _queue(self, target: int, source: int, nbytes: int) -> None:
         runtime = self.cupy.cuda.runtime

@@ -5,13 +5,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
 from collectives.cuda_probe import probe
 from collectives.errors import CollectiveError, InvalidBuffer
-from collectives.memory import CudaMemory
+from collectives.memory import HOST, CudaMemory, Memory
 from collectives.transport.device import DirectTransport, StagedTransport
 from collectives.transport.mpi import MPITransport
 from collectives.transport.shared_memory import NodeMemory
@@ -40,7 +39,7 @@ class Resources:
         self.kind = transport
         self.node: NodeMemory | None = None
         self._transport: MPITransport | None = None
-        self._shares_memory = True
+        self._unshared: set[str] = set()
 
     @property
     def transport(self) -> MPITransport:
@@ -93,19 +92,23 @@ class Resources:
             return DirectTransport(self.transport, memory)
         return StagedTransport(self.transport, memory)
 
-    def empty(self, shape: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """Zeros in the node's memory, or in ordinary memory where that cannot be."""
+    def empty(self, shape: Any, dtype: npt.DTypeLike, memory: str) -> npt.NDArray[Any]:
+        """Zeros in the node's memory, or in ordinary memory where that cannot be.
+
+        Args:
+            memory: ``"numpy"`` or ``"cupy"``.
+        """
+        kind: Memory = CudaMemory() if memory == "cupy" else HOST
         alone = self.ranks_per_node < self.comm.size or self.kind.sealed
-        if alone or not self._shares_memory:
-            return np.zeros(shape, dtype)
-        try:
-            if self.node is None:
-                self.node = NodeMemory(self.channel)
-            return self.node.empty(shape, dtype)
-        except InvalidBuffer as error:  # on all ranks
-            log.warning("ordinary memory instead of shared: %s", error)
-            self._shares_memory = False
-            return np.zeros(shape, dtype)
+        if not alone and memory not in self._unshared:
+            try:
+                if self.node is None:
+                    self.node = NodeMemory(self.channel)
+                return self.node.empty(shape, dtype, kind)
+            except InvalidBuffer as error:  # on all ranks
+                log.warning("ordinary memory instead of shared: %s", error)
+                self._unshared.add(memory)
+        return kind.zeros(shape, dtype)
 
     def revoke(self) -> None:
         """Ends all waits in the duplicate, and lets go of it."""
@@ -116,7 +119,9 @@ class Resources:
 
     def close(self) -> None:
         """Releases the duplicate; arrays in the node's memory stay.  Collective."""
-        self.node = None
+        if self.node is not None:
+            self.node.close()
+            self.node = None
         if self._transport is not None:
             self._transport.channel.Free()
             self._transport = None

@@ -2,9 +2,11 @@
 
 A ``RecvReduce`` reads its operand where it lies, in the sender's buffer; a ``Send`` that meets a
 ``Recv`` is stored by the sender into the receiver's buffer, while it is in the sender's cache.
-With the direct all-reduce in segments this is "the owner of a slice reduces it and stores it to
-all outputs": 2 p s bytes of loads and stores for p ranks of s bytes, against 11 s (p-1) of a ring
-that copies into and out of shared memory (Peng et al., "YHCCL", SC 2023).
+With the direct all-reduce in segments this is "the owner of a slice reduces it and stores it to all
+outputs": 2 p s bytes of loads and stores for p ranks of s bytes, against 11 s (p-1) of a ring that
+copies into and out of shared memory (Peng et al., "YHCCL", SC 2023).
+
+On GPUs that map one another's memory, a ``RecvReduce`` is one kernel that reads the other's.
 """
 
 import struct
@@ -12,13 +14,11 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-import numpy as np
-
 from collectives.call import Call
 from collectives.dataflow import Cell, Dataflow, End, entered, moved
 from collectives.errors import ScheduleError
 from collectives.executor import Layout
-from collectives.memory import HOST, Combine, Items, is_on_device
+from collectives.memory import HOST, Combine, DeviceMemory, Items, Memory
 from collectives.plan import Action, BoundRound, Plan
 from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send
 from collectives.segments import segmented
@@ -43,14 +43,14 @@ def words(call: Call, node: NodeMemory) -> list[int]:
     for buffer in (call.send, call.recv):
         if buffer is None:
             words += (_NO_BUFFER, 0)
-        elif call.counts or call.aside or is_on_device(buffer.items):
+        elif call.counts or call.aside:
             words += (_ORDINARY, 0)
         else:
-            words += node.locate(buffer.items) or (_ORDINARY, 0)
+            words += node.locate(buffer.address, buffer.items.nbytes) or (_ORDINARY, 0)
     return words
 
 
-def shared_places(meeting: Meeting) -> Places | None:
+def shared_places(meeting: Meeting, node: NodeMemory) -> Places | None:
     """Where all ranks' buffers lie, or ``None`` if some of them are ordinary memory.
 
     Args:
@@ -63,7 +63,9 @@ def shared_places(meeting: Meeting) -> Places | None:
     def place(window: int, offset: int) -> Place | None:
         return None if window == _NO_BUFFER else Place(window, offset)
 
-    return tuple((place(*told[:2]), place(*told[2:])) for told in found)
+    places = tuple((place(*told[:2]), place(*told[2:])) for told in found)
+    on_host = {node.window(one).memory is HOST for both in places for one in both if one}
+    return places if len(on_host) == 1 else None
 
 
 def runs_shared(schedule: Schedule, places: Places) -> bool:
@@ -98,16 +100,18 @@ def bind_shared(
         call: this rank's; the others' are alike.
         borrow: name the memory by address, so that the plan does not keep it.
     """
-    dtype = call.buffer.items.dtype
-    largest = -(-call.count // schedule.chunks) * dtype.itemsize
-    schedule = segmented(schedule, max(1, -(-largest // SEGMENT_BYTES)))
+    dtype, memory = call.buffer.items.dtype, call.buffer.memory
+    if memory is HOST:  # a GPU is better off with few kernels
+        largest = -(-call.count // schedule.chunks) * dtype.itemsize
+        schedule = segmented(schedule, max(1, -(-largest // SEGMENT_BYTES)))
     layout = Layout.even(call.count, schedule.contract.blocks(schedule.size), schedule.chunks)
-    memory = []
+    buffers = []
     for rank in range(schedule.size):
-        buffers = _buffers(schedule, rank, call, node, places)
-        memory.append({k: HOST.borrowed(v) if borrow else v for k, v in buffers.items()})
+        named = _buffers(schedule, rank, call, node, places)
+        buffers.append({k: memory.borrowed(v) if borrow else v for k, v in named.items()})
     flow = Dataflow(schedule, _is_in_place(schedule, places))
-    binder = SharedBinder(flow, node, slot, memory, layout, combine)
+    combine = combine and memory.combine(combine)
+    binder = SharedBinder(flow, node, slot, memory, buffers, layout, combine)
     return Plan(
         schedule.collective,
         schedule.algorithm,
@@ -126,7 +130,7 @@ def _buffers(
     member = schedule.member(rank)._replace(chunks=1)
     send_place, recv_place = places[rank]
     dtype = call.buffer.items.dtype
-    send = recv = np.empty(0, dtype)
+    send = recv = call.buffer.memory.empty(0, dtype)
     sent = call.count * schedule.contract.send_blocks(member)
     received = call.count * schedule.contract.recv_blocks(member)
     if send_place is not None:
@@ -163,7 +167,8 @@ class SharedBinder:
     Args:
         flow: of the schedule, with in place as the caller has it.
         node: the ranks' memory; ``slot`` is that of the counters.
-        memory: for each rank, its buffers by name.
+        memory: what kind of memory the buffers are in.
+        buffers: for each rank, by name.
     """
 
     def __init__(
@@ -171,7 +176,8 @@ class SharedBinder:
         flow: Dataflow,
         node: NodeMemory,
         slot: int,
-        memory: list[dict[str, Items]],
+        memory: Memory,
+        buffers: list[dict[str, Items]],
         layout: Layout,
         combine: Combine | None,
     ) -> None:
@@ -180,6 +186,7 @@ class SharedBinder:
         self.rank = node.rank
         self.slot = slot
         self.memory = memory
+        self.buffers = buffers
         self.layout = layout
         self.combine = combine
         self.told = 0  # the count that this rank's last tick says
@@ -193,7 +200,7 @@ class SharedBinder:
         for number, steps in enumerate(self.flow.programmes[self.rank]):
             if steps:
                 bound += self.round(number, steps)
-        return [*bound, self.wait(self.pending, [self.node.tick(self.slot, last)])]
+        return [*bound, self.wait(self.pending, self.tick(last))]
 
     def round(self, number: int, steps: Round) -> list[BoundRound]:
         writes = self.flow.writes(self.rank, steps)
@@ -202,7 +209,7 @@ class SharedBinder:
         self.pending = [w for w in self.pending if w not in due]
         told: list[Action] = []
         if self.flow.is_awaited(self.rank, self.told, entered(number)):
-            told = [self.node.tick(self.slot, entered(number))]
+            told = self.tick(entered(number))
         self.told = moved(number)
         entering = [self.wait(due, told)] if due or told else []
 
@@ -217,36 +224,44 @@ class SharedBinder:
                 continue
             cells = self.flow.cells(self.rank, step.chunk)
             if isinstance(step, Copy):
-                self.add(moving, [], partial(np.copyto, target, self.view(self.rank, step.source)))
+                self.add(moving, [], self.copy(target, self.view(self.rank, step.source)))
                 continue
             other = self.flow.ends[End(self.rank, number, position)]
             theirs = self.flow.step(other)
             done = moved(other.round)
-            memory = self.view(other.rank, theirs.chunk)
+            remote = self.view(other.rank, theirs.chunk)
             match step:
                 case Send() if isinstance(theirs, RecvReduce):
                     lent.append(Pending(cells, True, other.rank, done))
                 case Send():
                     flags = self.flags(other.rank, self.flow.writable(other))
-                    self.add(moving, flags, partial(np.copyto, memory, target))
+                    self.add(moving, flags, self.copy(remote, target))
                 case Recv():
                     self.pending.append(Pending(cells, False, other.rank, done))
                 case RecvReduce():
                     flags = self.flags(other.rank, self.flow.readable(other))
                     if any(wait.cells & cells for wait in lent):  # not ours to overwrite yet
-                        aside = np.empty_like(memory)
-                        self.add(moving, flags, partial(np.copyto, aside, memory))
+                        aside = self.memory.empty(remote.size, remote.dtype)
+                        self.add(moving, flags, self.copy(aside, remote))
                         late.append(self.reduction(step, aside, target))
                     else:
-                        self.add(moving, flags, self.reduction(step, memory, target))
-        self.add(moving, [], self.node.tick(self.slot, moved(number)))
+                        self.add(moving, flags, self.reduction(step, remote, target))
+        self.add(moving, [], *self.tick(moved(number)))
         if late:
             return [*entering, moving, self.wait(lent, late)]
         self.pending += lent
         return [*entering, moving]
 
     def view(self, rank: int, chunk: Chunk) -> Items:
-        return self.memory[rank][chunk.buffer][self.layout.items(chunk)]
+        return self.buffers[rank][chunk.buffer][self.layout.items(chunk)]
+
+    def copy(self, target: Items, source: Items) -> Action:
+        return partial(self.memory.copy, target, source)
+
+    def tick(self, count: int) -> list[Action]:
+        """Says how far this rank has come: what it has queued so far must have been done."""
+        tick = self.node.tick(self.slot, count)
+        return [self.memory.synchronize, tick] if isinstance(self.memory, DeviceMemory) else [tick]
 
     def flags(self, rank: int, count: int) -> list[Flag]:
         """The condition that ``rank`` has reached ``count``, unless an earlier one implies it."""
@@ -265,10 +280,10 @@ class SharedBinder:
         )
 
     @staticmethod
-    def add(bound: BoundRound, flags: list[Flag], action: Action) -> None:
+    def add(bound: BoundRound, flags: list[Flag], *actions: Action) -> None:
         bound.requests += flags
-        bound.finish += [*(flag.Wait for flag in flags), action]
-        bound.reductions.append(action)
+        bound.finish += [*(flag.Wait for flag in flags), *actions]
+        bound.reductions += actions
 
     def reduction(self, step: RecvReduce, arrived: Items, target: Items) -> Action:
         if self.combine is None:

@@ -38,7 +38,7 @@ class Entry(msgspec.Struct, forbid_unknown_fields=True):
 
     Attributes:
         mpi: the library that native was (:func:`collectives.library.library`).
-        memory: ``"numpy"``, ``"shared"`` or ``"cupy"``.
+        memory: as in :class:`Situation`.
         rules: by rising bytes.
     """
 
@@ -107,7 +107,8 @@ class Situation(NamedTuple):
         commutes: whether the operation commutes (true where there is none).
         native: whether this MPI can do it: has the datatype, and can count the items.
         uneven: whether blocks differ in length.
-        memory: of the buffers: ``"numpy"``, ``"shared"`` (all ranks can address it) or ``"cupy"``.
+        memory: of the buffers: ``"numpy"``, ``"shared"`` (all ranks can address it), ``"cupy"`` or
+            ``"ipc"`` (on a GPU, and all ranks can address it).
         sealed: whether messages must carry checksums.
     """
 
@@ -132,6 +133,11 @@ class Situation(NamedTuple):
         return ordered and (entry.uneven or not self.uneven)
 
 
+_KINDS = {
+    "shared": " in shared memory",
+    "cupy": " in device memory",
+    "ipc": " in device memory that the ranks share",
+}
 #: From here on, on a GPU, the ring's bandwidth is worth its rounds (as in NCCL).
 _RING_BYTES = 1 << 20
 #: Where the table's choice cannot be: these keep rank order, take unequal blocks, or both.
@@ -152,7 +158,7 @@ _WITHOUT_TABLE = {
 
 def choose(table: Table, call: Situation) -> Choice:
     """The algorithm for a call; a function of what all ranks agree on, so all choose the same."""
-    kind = {"shared": " in shared memory", "cupy": " in device memory"}.get(call.memory, "")
+    kind = _KINDS.get(call.memory, "")
     where = f"{call.nbytes} bytes{kind}, {call.size} ranks"
     entry = table.entry(call.mpi, call.collective, call.memory, call.size, call.per_node)
     if call.size > 1 and entry is not None:
@@ -168,8 +174,10 @@ def choose(table: Table, call: Situation) -> Choice:
     reason = "this MPI has no such datatype or count"
     if call.sealed:
         reason = f"{where}: native's messages carry no checksums"
-    if call.memory == "cupy":
+    if call.memory in ("cupy", "ipc"):
         reason = f"{where}: MPI's own collectives on device memory stage badly or crash"
+    if call.memory == "ipc" and call.collective == "allreduce" and call.allows("direct"):
+        return Choice("direct", reason)
     if call.memory == "cupy" and call.collective == "allreduce" and call.commutes:
         return Choice("ring" if call.nbytes >= _RING_BYTES else "butterfly", reason)
     return Choice(_WITHOUT_TABLE[call.collective], reason)

@@ -6,6 +6,9 @@ takes the road through :mod:`collectives.transport.device`; nothing is queued, t
 """
 
 import ctypes
+import mmap
+import os
+import struct
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,7 +23,9 @@ class ndarray(np.ndarray):
         if memptr is not None:
             nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
             buffer = MPI.buffer.fromaddress(memptr.ptr, nbytes)
-        return super().__new__(cls, shape, dtype, buffer)
+        made = super().__new__(cls, shape, dtype, buffer)
+        made.owner = memptr
+        return made
 
     @property
     def __cuda_array_interface__(self):
@@ -113,6 +118,46 @@ class _Nccl:
         return ("unique",)
 
 
+class _Memory:
+    """An allocation, which other processes can map by the descriptor that the handle names."""
+
+    def __init__(self, size):
+        self.file = os.memfd_create("device memory")
+        os.truncate(self.file, size)
+        self.array, self.ptr = _mapped(self.file, size)
+        _allocated[self.ptr] = self.file, size
+
+    def __del__(self):
+        os.close(_allocated.pop(self.ptr)[0])
+
+
+def _mapped(file, size):
+    array = np.frombuffer(mmap.mmap(file, size), np.uint8)
+    return array, array.__array_interface__["data"][0]
+
+
+#: By address: what this process has allocated, and what it has mapped of others'.
+_allocated, mapped = {}, {}
+_HANDLE = "iiq48x"
+
+
+def _ipc_get(address):
+    if address not in _allocated:
+        raise RuntimeError("cudaErrorInvalidValue: not where an allocation begins")
+    return struct.pack(_HANDLE, os.getpid(), *_allocated[address])
+
+
+def _ipc_open(handle):
+    process, file, size = struct.unpack(_HANDLE, handle)
+    if process == os.getpid():
+        raise RuntimeError("cudaErrorDeviceUninitialized: this process's own memory")
+    theirs = os.open(f"/proc/{process}/fd/{file}", os.O_RDWR)
+    array, address = _mapped(theirs, size)
+    os.close(theirs)
+    mapped[address] = array
+    return address
+
+
 class _Stream:
     ptr = 0
     done = True
@@ -126,6 +171,8 @@ class _Device:
         # As if every rank had a GPU of its own.
         self.pci_bus_id = f"0000:{MPI.COMM_WORLD.rank:02x}:00.0"
 
+    id = 0
+
     def use(self):
         """There is only one memory."""
 
@@ -134,8 +181,9 @@ cuda = SimpleNamespace(
     Device=_Device,
     get_current_stream=_Stream,
     alloc_pinned_memory=bytearray,
-    UnownedMemory=lambda ptr, size, owner: SimpleNamespace(ptr=ptr),
-    MemoryPointer=lambda memory, offset: SimpleNamespace(ptr=memory.ptr + offset),
+    Memory=_Memory,
+    UnownedMemory=lambda ptr, size, owner, device_id: SimpleNamespace(ptr=ptr),
+    MemoryPointer=lambda memory, offset: SimpleNamespace(ptr=memory.ptr + offset, mem=memory),
     nccl=_Nccl,
     runtime=SimpleNamespace(
         CUDARuntimeError=RuntimeError,
@@ -143,6 +191,9 @@ cuda = SimpleNamespace(
         getDeviceProperties=lambda number: {"name": b"no GPU at all"},
         memcpyAsync=lambda target, source, size, kind, stream: ctypes.memmove(target, source, size),
         memcpyDefault=4,
+        ipcGetMemHandle=_ipc_get,
+        ipcOpenMemHandle=_ipc_open,
+        ipcCloseMemHandle=lambda address: mapped.pop(address),
     ),
 )
 

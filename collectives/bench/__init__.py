@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     tests = ("latency", "bandwidth", "bibandwidth", "multipair", "round")
     told = "or messages between pairs of ranks, or the cost of one round, in parts"
     add("collective", choices=[*CONTRACTS, *tests], help=told)
-    listed = "names, auto, native, nccl (with --memory cupy), or all (of ours; default)"
+    listed = "names, auto, native, nccl (on a GPU), or all (of ours; default)"
     add("--algorithm", default="all", metavar="A,B", help=listed)
     add("-b", "--minbytes", type=size, default=8, help="smallest buffer, as 8, 4K, 1M (8)")
     add("-e", "--maxbytes", type=size, default=1 << 20, help="largest buffer (1M)")
@@ -42,8 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     average = "the ranks' times become rank 0's, their mean, least or largest (3)"
     add("-a", "--average", type=int, choices=(0, 1, 2, 3), default=3, help=average)
     add("--place", choices=("out", "in", "both"), default="out", help="out of place, in place")
-    memory = "of the buffers; both: numpy and shared"
-    add("--memory", choices=("numpy", "shared", "both", "cupy"), default="numpy", help=memory)
+    memory = "of the buffers; both: numpy and shared; ipc: on GPUs, shared"
+    add(
+        "--memory", choices=("numpy", "shared", "both", "cupy", "ipc"), default="numpy", help=memory
+    )
     cached = "cached: the same in every call; rotating: enough of them to be in no cache"
     add("--buffers", choices=("cached", "rotating"), default="cached", help=cached)
     floor = "beside each time, its share of what STREAM takes to move the least number of bytes"
@@ -90,7 +92,7 @@ def split(text: str) -> list[str]:
     return [name for name in re.split(r",(?![\w]+=)", text) if name]
 
 
-def tune(options: argparse.Namespace) -> int:
+def run_tune(options: argparse.Namespace) -> int:
     """Measures a tuning table."""
     from mpi4py import MPI
 
@@ -135,15 +137,16 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
     try:
         pairs = options.collective not in CONTRACTS
         wanted = ["native"] if pairs else algorithms(options.collective, options.algorithm)
-        if "nccl" in wanted and options.memory != "cupy":
-            raise ValueError("nccl needs --memory cupy")
+        on_device = options.memory in ("cupy", "ipc")
+        if "nccl" in wanted and not on_device:
+            raise ValueError("nccl needs --memory cupy or ipc")
         dtype = inputs.parse_dtype(options.datatype)
         lengths = list(
             inputs.sizes(options.minbytes, options.maxbytes, options.stepfactor, options.stepbytes)
         )
         about = report.environment(comm)
         nccl = None
-        if options.memory == "cupy":
+        if on_device:
             about["gpu"] = use_own_gpu(comm)
             nccl = Nccl(comm) if "nccl" in wanted else None
             if pairs:
@@ -181,7 +184,7 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
                     average=options.average,
                     rotating=report.beyond_caches() if options.buffers == "rotating" else 0,
                     tests=options.overlap,
-                    floor=options.floor and memory != "cupy" and options.collective in FLOORS,
+                    floor=options.floor and not on_device and options.collective in FLOORS,
                 )
                 measured = measure_pairs(comm, case) if pairs else measure(comm, case, nccl)
                 native = next((r for r in measured if r.algorithm == "native"), None)

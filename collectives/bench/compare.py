@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from collectives.errors import CollectiveError
@@ -72,42 +73,77 @@ def _line(cells: list[str]) -> str:
 
 
 def peers(paths: list[Path]) -> str:
-    """One collective: the library's own by several MPIs (and Gloo), and ours beside the fastest.
+    """One collective: the library's own by several MPIs (and Gloo), and ours beside each of them.
 
-    ``best`` and ``auto`` are ours on the memory and MPI where they are fastest; ``x`` is the time
-    of the fastest library over it.  ``auto/native`` is the least of its ratios to the library under
-    the same MPI and on the same memory.  ``floor`` is the share of the least memory traffic's time.
+    A machine's speed changes from run to run, so a library is compared with ours in the same run:
+    ``x`` is its time over our best one there, on any memory; Gloo, which has no run with ours, is
+    compared with our slowest run.  ``ours`` is the median run's, and ``least x`` over all
+    libraries.  ``auto/native`` is the least ratio of what ``auto`` took to the library on the same
+    memory; where it took the library's, that is the same call.  ``floor`` is the share of the least
+    memory traffic's time, in the median run.
     """
     files = [_read(path) for path in paths]
     names = [f"{told['environment']['mpi']}, {told['environment']['threads']}" for told in files]
-    heads = ["bytes", *names, "ours, best", "x", "by", "ours, auto", "x", "auto/native", "floor"]
+    heads = ["bytes", *(f"{name} (x)" for name in names)]
+    heads += ["ours", "least x", "by", "auto, least x", "auto/native", "floor"]
     lines = [_line(heads), _line(["---:"] * len(heads))]
-    records = [r for told in files for r in told["results"] if not r["in_place"]]
-    for size in sorted({r["bytes"] for r in records}):
-        natives, ratios, ours = [], [], []
-        for told in files:
-            here = [r for r in told["results"] if r["bytes"] == size and not r["in_place"]]
-            native = {r["memory"]: r["p50_us"] for r in here if r["algorithm"] == "native"}
-            natives.append(min(native.values()))
-            ours += [r for r in here if r["algorithm"] != "native"]
-            ratios += [native[r["memory"]] / r["p50_us"] for r in here if r["algorithm"] == "auto"]
-        fastest = min(natives)
-        best = min(ours, key=lambda r: r["p50_us"])
-        auto = min((r for r in ours if r["algorithm"] == "auto"), key=lambda r: r["p50_us"])
-        floor = f"{100 * best['floor_us'] / best['p50_us']:.0f}%" if best.get("floor_us") else "-"
-        lines.append(
-            _line(
-                [
-                    _bytes(size),
-                    *(f"{us:.1f}" for us in natives),
-                    f"{best['p50_us']:.1f}",
-                    f"{fastest / best['p50_us']:.2f}",
-                    f"{best['ran']}, {best['memory']}",
-                    f"{auto['p50_us']:.1f}",
-                    f"{fastest / auto['p50_us']:.2f}",
-                    f"{min(ratios):.2f}",
-                    floor,
-                ]
-            )
-        )
+    sizes = [{r["bytes"] for r in told["results"] if not r["in_place"]} for told in files]
+    for size in sorted(set.intersection(*sizes)):
+        runs = [Run(told["results"], size) for told in files]
+        if not any(run.ours for run in runs):
+            raise CollectiveError("none of the files has a row of ours: bench --algorithm auto")
+        slowest = {name: max(run.least(name) for run in runs if run.ours) for name in _OURS}
+        best = [run.least("best") if run.ours else slowest["best"] for run in runs]
+        cells = [_bytes(size)]
+        cells += [f"{run.native:.1f} ({run.native / us:.2f})" for run, us in zip(runs, best)]
+        cells.append(f"{median(us for run, us in zip(runs, best) if run.ours):.1f}")
+        worst = {
+            name: min(run.native / (run.least(name) if run.ours else slowest[name]) for run in runs)
+            for name in _OURS
+        }
+        ratios = [ratio for run in runs for ratio in run.auto_to_native]
+        shares = [run.share for run in runs if run.share]
+        cells += [
+            f"{worst['best']:.2f}",
+            ", ".join(dict.fromkeys(run.by for run in runs if run.ours)),
+            f"{worst['auto']:.2f}",
+            f"{min(ratios):.2f}" if ratios else "native",
+            f"{100 * median(shares):.0f}%" if shares else "-",
+        ]
+        lines.append(_line(cells))
     return "\n".join(lines)
+
+
+#: Of ours: the fastest algorithm, and auto.
+_OURS = ("best", "auto")
+
+
+class Run:
+    """What one run says of one size.
+
+    Attributes:
+        native: the library's time, on the memory where it is fastest.
+        ours: the records that are not the library's.
+        by: our fastest algorithm, and the memory if it is not NumPy's.
+        share: of the least memory traffic's time in our fastest; ``None`` if that is unknown.
+        auto_to_native: for each kind of memory where ``auto`` took one of ours, the library's time
+            over its own.
+    """
+
+    def __init__(self, records: list[dict[str, Any]], size: int) -> None:
+        here = [r for r in records if r["bytes"] == size and not r["in_place"]]
+        native = {r["memory"]: r["p50_us"] for r in here if r["algorithm"] == "native"}
+        self.native: float = min(native.values())
+        self.ours = [r for r in here if r["algorithm"] != "native"]
+        autos = [r for r in self.ours if r["algorithm"] == "auto" and r["ran"] != "native"]
+        self.auto_to_native = [native[r["memory"]] / r["p50_us"] for r in autos]
+        self.by, self.share = "", None
+        if self.ours:
+            best = min(self.ours, key=lambda r: r["p50_us"])
+            memory = "" if best["memory"] == "numpy" else f", {best['memory']}"
+            self.by = f"{best['ran'].partition(' in ')[0]}{memory}"
+            self.share = best["floor_us"] / best["p50_us"] if best.get("floor_us") else None
+
+    def least(self, which: str) -> float:
+        """Microseconds of our fastest, or of the fastest of ``auto``."""
+        return min(r["p50_us"] for r in self.ours if which == "best" or r["algorithm"] == which)

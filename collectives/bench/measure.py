@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import cycle, islice
 from time import perf_counter
 from typing import Any
@@ -33,7 +34,8 @@ class Case:
 
     Attributes:
         nbytes: of the larger buffer, rounded down to whole items and blocks.
-        memory: ``"numpy"``, ``"shared"`` for arrays of ``Communicator.empty``, or ``"cupy"``.
+        memory: ``"numpy"``, ``"shared"`` for arrays of ``Communicator.empty``, or on a GPU
+            ``"cupy"``, and ``"ipc"`` for arrays of ``Communicator.empty`` there.
         rotating: use as many sets of buffers in turn as have this many bytes together, so that
             none of them stays in the caches.
         tests: measure the overlap with computation, with as many calls of ``Test`` in it.
@@ -56,6 +58,11 @@ class Case:
     rotating: int = 0
     floor: bool = False
     tests: int | None = None
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the buffers lie on a GPU."""
+        return self.memory in ("cupy", "ipc")
 
     def count(self, size: int) -> int:
         """Items of a block."""
@@ -104,9 +111,11 @@ class Result:
 
 
 def allocator(comm: Communicator, memory: str) -> Callable[..., Any]:
-    """What makes zeros in a kind of memory: ``"numpy"``, ``"shared"`` or ``"cupy"``."""
+    """What makes zeros in a kind of memory, as :class:`Case` names it."""
     if memory == "shared":
         return comm.empty
+    if memory == "ipc":
+        return partial(comm.empty, memory="cupy")
     if memory == "cupy":
         import cupy
 
@@ -216,7 +225,7 @@ def measure(comm: Communicator, case: Case, nccl: Nccl | None = None) -> list[Re
 def _plan(
     comm: Communicator, case: Case, arguments: Arguments, algorithm: str, nccl: Nccl | None
 ) -> Row:
-    if case.memory == "cupy" and algorithm == "native":
+    if case.on_device and algorithm == "native":
         return ByTheHost(comm, arguments)
     if nccl is not None and algorithm == "nccl":
         return NcclPlan(nccl, arguments)

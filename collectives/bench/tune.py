@@ -20,9 +20,11 @@ from collectives.errors import CollectiveError
 from collectives.library import library
 from collectives.tuner import Entry, Rule, Table, load
 
-#: Ours has to be this much faster than native to be chosen, and another of ours than the one that
-#: was best at the size before: figures repeat no better.
+#: Ours has to be this much faster than native to be chosen: figures repeat no better.
 CLEARLY = 1.05
+#: So little between two of ours decides nothing: on two ranks many algorithms do nearly the same,
+#: on more the preferred ones stay good.
+ALIKE = 1.15
 #: With segments, these fill the links that they leave idle without.
 _PIPELINED = {
     "broadcast": ["chain:segments=8", "double_binary_tree:segments=8"],
@@ -31,7 +33,7 @@ _PIPELINED = {
 
 
 #: In this order, where several are as fast: on two ranks, many algorithms are the same.
-_PREFERRED = ("native", "direct", "ring", "pairwise", "butterfly", "binomial_tree")
+_PREFERRED = ("direct", "ring", "pairwise", "butterfly", "binomial_tree")
 
 
 def candidates(collective: str, size: int) -> list[str]:
@@ -97,22 +99,28 @@ def rules(measured: list[list[Result]]) -> list[Rule]:
     found: list[Rule] = []
     for results in measured:
         native = next(r for r in results if r.algorithm == "native")
-        times = {r.algorithm: r.time_us for r in results if r is native or _is_clear(r, native)}
-        least = min(times.values())
-        equal = [name for name, time in times.items() if time < CLEARLY * least]
-        best = next((name for name in _PREFERRED if name in equal), equal[0])
+        times = {r.algorithm: r.time_us for r in results if _is_clear(r, native)}
         last = found[-1].algorithm if found else None
-        if last in times and times[last] < CLEARLY * times[best] and last != "native" != best:
-            best = last
+        best = _preferred(times, last) if times else "native"
         if best != last:
             start = results[0].bytes if found else 0
-            found.append(Rule(start, best, round(native.time_us / times[best], 2)))
+            found.append(
+                Rule(start, best, round(native.time_us / times.get(best, native.time_us), 2))
+            )
     return found
 
 
+def _preferred(times: dict[str, float], last: str | None) -> str:
+    """One of the fastest; the one that was chosen ``last``, at the size before, if it is one."""
+    alike = [name for name, time in times.items() if time < ALIKE * min(times.values())]
+    if last in alike:
+        return last
+    return next((name for name in _PREFERRED if name in alike), alike[0])
+
+
 def _is_clear(ours: Result, native: Result) -> bool:
-    ratios = np.divide(native.times_us, ours.times_us)
-    return bool(np.quantile(ratios, 0.25, method="lower") >= CLEARLY)
+    ratios = np.sort(np.divide(native.times_us, ours.times_us))
+    return bool(ratios[len(ratios) // 4] >= CLEARLY)
 
 
 def ping_pong(comm: Communicator) -> tuple[float, float]:

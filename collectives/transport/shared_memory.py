@@ -17,8 +17,9 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from collectives.errors import InvalidBuffer
+from collectives.memory import HOST, DeviceMemory, Items, Memory
 from collectives.plan import Action
-from collectives.transport import Bytes
+from collectives.transport import Bytes, cuda_ipc
 
 _LINE = 8  # a cache line in 8-byte words: two ranks never write to the same one
 #: Plans in flight at a time that can be told apart.
@@ -44,14 +45,17 @@ Meeting = list[bytes]
 class Window:
     """Memory with one segment a rank, as this process addresses it.
 
-    The array that the caller got keeps the own segment alive, and that the window.
+    On the host, the array that the caller got keeps the own segment alive, and that the window.  On
+    a device, the window stays until the ranks release it together.
     """
 
-    def __init__(self, segments: list[Bytes], rank: int) -> None:
-        self.address = segments[rank].__array_interface__["data"][0]
+    def __init__(self, segments: list[Bytes], rank: int, memory: Memory) -> None:
+        self.memory = memory
+        self.address = memory.address(segments[rank])
         self.nbytes = segments[rank].nbytes
         self.own = weakref.ref(segments[rank])
         self.others = {r: segment for r, segment in enumerate(segments) if r != rank}
+        self.lent = segments if isinstance(memory, DeviceMemory) else None
 
     def segment(self, rank: int) -> Bytes:
         """The memory of ``rank``."""
@@ -128,8 +132,8 @@ class Tick:
 class NodeMemory:
     """Memory that the ranks of ``comm``, all on one node, can address.  Making it is collective.
 
-    It is anonymous: no file names it, so nothing is left behind however the job ends, and it goes
-    when the last array in it does.
+    On the host it is anonymous: no file names it, so nothing is left behind however the job ends,
+    and it goes when the last array in it does.  The flags are there, whatever the arrays are in.
 
     Raises:
         InvalidBuffer: on all ranks, if one cannot open another's memory, or on a processor that is
@@ -152,19 +156,34 @@ class NodeMemory:
         self._meetings = 0
         self._arrivals = [self.flag(rank, MEETING, 1) for rank in range(comm.size)]
 
-    def empty(self, shape: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """A new array of zeros on every rank, of the same or of another shape.  Collective."""
+    def empty(self, shape: Any, dtype: npt.DTypeLike, memory: Memory = HOST) -> Items:
+        """A new array of zeros on every rank, of the same or of another shape.  Collective.
+
+        Raises:
+            InvalidBuffer: on all ranks, if one cannot address another's.
+        """
         kind = np.dtype(dtype)
         nbytes = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
-        segments = self._allocate(nbytes)
+        if isinstance(memory, DeviceMemory):
+            segments = cuda_ipc.exchange(self.comm, memory, nbytes)
+        else:
+            segments = self._allocate(nbytes)
         own = segments[self.rank]
         own[...] = 0  # touched by its owner first, so that its pages lie near it
         number = self._made
         self._made += 1
-        self._windows[number] = Window(segments, self.rank)
-        weakref.finalize(own, self._windows.pop, number, None).atexit = False
+        self._windows[number] = Window(segments, self.rank, memory)
+        if memory is HOST:
+            weakref.finalize(own, self._windows.pop, number, None).atexit = False
         self.comm.Barrier()
         return own[:nbytes].view(kind).reshape(shape)
+
+    def close(self) -> None:
+        """Lets go of the other ranks' device memory; arrays on the host stay.  Collective."""
+        for number, window in [*self._windows.items()]:
+            if isinstance(window.memory, DeviceMemory) and window.lent is not None:
+                cuda_ipc.release(self.comm, window.memory, window.lent)
+                del self._windows[number]
 
     def flag(self, rank: int, slot: int, value: int) -> Flag:
         """The condition that ``rank`` has counted up to ``value`` in this run of ``slot``."""
@@ -199,18 +218,31 @@ class NodeMemory:
         """The action that begins a run."""
         return partial(self._epochs[slot].advance, ticks)
 
-    def locate(self, items: npt.NDArray[Any]) -> Place | None:
-        """Where ``items`` lies, or ``None`` if it is ordinary memory."""
-        address = items.__array_interface__["data"][0]
+    def locate(self, address: int, nbytes: int) -> Place | None:
+        """Where so much memory lies, or ``None`` if it is ordinary."""
         for number, window in self._windows.items():
             offset = address - window.address
-            if offset >= 0 and offset + items.nbytes <= window.nbytes:
+            if offset >= 0 and offset + nbytes <= window.nbytes:
                 return Place(number, offset)
         return None
 
-    def view(self, rank: int, place: Place, count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    def window(self, place: Place) -> Window:
+        """That of ``place``.
+
+        Raises:
+            InvalidBuffer: if this rank's array in it is gone, and the window with it.
+        """
+        window = self._windows.get(place.window)
+        if window is None:
+            raise InvalidBuffer(
+                f"another rank passes its array of Communicator.empty number {place.window}, which "
+                "this rank has dropped; pass arrays of the same call on all ranks, or keep them"
+            )
+        return window
+
+    def view(self, rank: int, place: Place, count: int, dtype: np.dtype[Any]) -> Items:
         """``count`` items at ``place`` of ``rank``."""
-        segment = self._windows[place.window].segment(rank)
+        segment = self.window(place).segment(rank)
         return segment[place.offset : place.offset + count * dtype.itemsize].view(dtype)
 
     def _allocate(self, nbytes: int) -> list[Bytes]:

@@ -8,6 +8,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.errors import InvalidBuffer
+from collectives.memory import HOST
 from collectives.transport.shared_memory import NodeMemory
 from mpitrain.doctor.finding import Finding, Status, in_parts
 
@@ -46,7 +47,8 @@ def node_memory(comm: MPI.Intracomm, folder: Path) -> Finding:
         if memory is None:
             return Shared(True, problem)
         peer = (node.rank + 1) % node.size
-        seen = memory.view(peer, memory.locate(array), 1, array.dtype)[0]
+        place = memory.locate(HOST.address(array), array.nbytes)
+        seen = memory.view(peer, place, 1, array.dtype)[0]
         return Shared(bool(seen == _MARK + peer), "")
 
     return in_parts(comm, "shared", [lambda _: _node(comm), allocate, read], judge_node_memory)

@@ -40,37 +40,71 @@ def cupy():
         yield standin_cupy
 
 
-@pytest.fixture(scope="module", params=["staged", "direct"])
-def comm(request, cupy):
-    device = request.param
-    if device == "direct" and cupy is not standin_cupy:
-        device = "auto"  # an MPI that is not CUDA-aware would crash
+@pytest.fixture(scope="module", params=["staged", "direct", "ipc"])
+def road(request):
+    """How the bytes go; by CUDA IPC from arrays that all ranks can address."""
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def comm(road, cupy):
+    device = "staged" if road == "staged" or cupy is standin_cupy else "auto"
+    if road == "direct" and cupy is standin_cupy:  # with CuPy, MPI may crash
+        device = "direct"
     with Communicator(MPI.COMM_WORLD, device=device) as communicator:
         yield communicator
 
 
+@pytest.fixture(scope="module")
+def put(road, comm):
+    return Placed(comm.empty(1 << 22, np.uint8, "cupy") if road == "ipc" else None)
+
+
+class Placed:
+    """Puts arrays where all ranks can address them, or leaves them where they are."""
+
+    def __init__(self, memory):
+        self.memory = memory
+        self.used = 0
+
+    def __call__(self, items):
+        if self.memory is None:
+            return items
+        placed = self.memory[self.used : self.used + items.nbytes].view(items.dtype)
+        self.used += -(-items.nbytes // 256) * 256
+        placed[...] = items.reshape(-1)
+        return placed.reshape(items.shape)
+
+    def afresh(self):
+        """Forgets the arrays."""
+        self.used = 0
+
+
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("algorithm", [*names("allreduce"), "auto"])
-def test_every_all_reduce(comm, cupy, algorithm, in_place):
+def test_every_all_reduce(comm, cupy, put, algorithm, in_place):
     for count in (0, 1, comm.size + 1, 100_000):
         for dtype in (np.int32, np.float16, np.float32, np.float64, np.complex64):
-            mine = (cupy.arange(count) % 7 + comm.rank).astype(dtype)
-            result = mine.copy() if in_place else cupy.full_like(mine, 99)
+            put.afresh()
+            mine = put((cupy.arange(count) % 7 + comm.rank).astype(dtype))
+            result = put(mine.copy() if in_place else cupy.full_like(mine, 99))
             comm.Allreduce(MPI.IN_PLACE if in_place else mine, result, algorithm=algorithm)
             total = comm.size * (np.arange(count) % 7) + comm.size * (comm.size - 1) // 2
             assert np.array_equal(cupy.asnumpy(result), total.astype(dtype))
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "butterfly", "direct", "circulant"])
-def test_replicas_are_bitwise_equal(comm, cupy, algorithm):
-    items = cupy.asarray(np.random.default_rng(comm.rank).random(10_001, np.float32))
+def test_replicas_are_bitwise_equal(comm, cupy, put, algorithm):
+    put.afresh()
+    items = put(cupy.asarray(np.random.default_rng(comm.rank).random(10_001, np.float32)))
     comm.Allreduce(MPI.IN_PLACE, items, algorithm=algorithm)
     digests = comm.allgather(hashlib.blake2b(cupy.asnumpy(items).tobytes()).digest())
     assert len(set(digests)) == 1
 
 
-def test_offsets_and_views(comm, cupy):
-    pool = cupy.zeros(10_000, np.float32)
+def test_offsets_and_views(comm, cupy, put):
+    put.afresh()
+    pool = put(cupy.zeros(10_000, np.float32))
     view = pool[123:5123]
     view[...] = comm.rank
     comm.Allreduce(MPI.IN_PLACE, view, algorithm="ring")
@@ -78,7 +112,7 @@ def test_offsets_and_views(comm, cupy):
     assert not bool(pool[:123].any()) and not bool(pool[5123:].any())
 
 
-def test_the_stream_is_waited_for(comm, cupy):
+def test_the_stream_is_waited_for(comm, cupy, put):
     """A kernel that takes long writes the input right before."""
     side = 100 if cupy is standin_cupy else 4000
     slow = cupy.ones((side, side), np.float32)
@@ -86,7 +120,8 @@ def test_the_stream_is_waited_for(comm, cupy):
         for _ in range(10):
             slow = slow @ slow
             slow /= slow.max()
-        items = slow[0] * (comm.rank + turn + 1)
+        put.afresh()
+        items = put(slow[0] * (comm.rank + turn + 1))
         comm.Allreduce(MPI.IN_PLACE, items, algorithm="ring")
         total = comm.size * (turn + 1) + comm.size * (comm.size - 1) // 2
         assert cupy.allclose(items, slow[0] * total)
@@ -96,10 +131,11 @@ def test_the_stream_is_waited_for(comm, cupy):
     ("collective", "algorithm"),
     [(c, a) for c in ("allgather", "alltoall") for a in (*names(c), "auto")],
 )
-def test_gathering_and_exchanging(comm, cupy, collective, algorithm):
+def test_gathering_and_exchanging(comm, cupy, put, collective, algorithm):
+    put.afresh()
     blocks = comm.size if collective == "alltoall" else 1
-    mine = cupy.arange(5 * blocks) + 1000 * comm.rank
-    everybody = cupy.empty(5 * comm.size, mine.dtype)
+    mine = put(cupy.arange(5 * blocks) + 1000 * comm.rank)
+    everybody = put(cupy.empty(5 * comm.size, mine.dtype))
     method = comm.Alltoall if collective == "alltoall" else comm.Allgather
     method(mine, everybody, algorithm=algorithm)
     first = 5 * comm.rank if collective == "alltoall" else 0
@@ -107,16 +143,26 @@ def test_gathering_and_exchanging(comm, cupy, collective, algorithm):
     assert np.array_equal(cupy.asnumpy(everybody), np.concatenate(wanted))
 
 
+def test_auto_says_what_it_runs(road, comm, cupy, put):
+    put.afresh()
+    items = put(cupy.ones(1000, np.float32))
+    comm.Allreduce(MPI.IN_PLACE, items)
+    plan = comm.last_plan
+    shares = "in device memory that the ranks share" in plan.reason
+    assert shares == (road == "ipc") and plan.algorithm == ("direct" if shares else "butterfly")
+
+
 @pytest.mark.parametrize("collective", ["allreduce", "reduce_scatter", "allgather", "broadcast"])
-def test_the_benchmark(comm, cupy, tmp_path, collective):
+def test_the_benchmark(road, comm, cupy, tmp_path, collective):
     """Beside the library's by way of the host and, where each rank has a GPU, NCCL's."""
     has_own_gpu = comm.size == 1 or cupy is standin_cupy
     wanted = f"{names(collective)[0]},auto" + (",nccl" if has_own_gpu else "")
-    arguments = [*QUICK, "--memory", "cupy", "--algorithm", wanted]
+    memory = "ipc" if road == "ipc" else "cupy"
+    arguments = [*QUICK, "--memory", memory, "--algorithm", wanted]
     status, told, _ = bench(comm, tmp_path, collective, *arguments)
     assert status == 0
     assert {r["algorithm"] for r in told["results"]} == {*wanted.split(","), "native"}
-    assert all(r["wrong"] == 0 and r["memory"] == "cupy" for r in told["results"])
+    assert all(r["wrong"] == 0 and r["memory"] == memory for r in told["results"])
     assert {r["reason"] for r in told["results"] if r["ran"] == "native"} == {"by way of the host"}
     assert told["environment"]["gpu"]
 
@@ -150,7 +196,7 @@ def test_what_the_benchmark_refuses(comm, cupy, capsys, monkeypatch):
         assert main(["bench", "latency", "--memory", "cupy"]) == 2
     told = capsys.readouterr().err
     if comm.rank == 0:
-        assert "nccl needs --memory cupy" in told
+        assert "nccl needs --memory cupy or ipc" in told
         if cupy is standin_cupy:
             assert "rank 0: no GPU" in told
             assert "this MPI cannot send device memory" in told

@@ -52,6 +52,34 @@ def test_compare(capsys, tmp_path):
     assert "cannot read" in capsys.readouterr().err
 
 
+def run_of(folder, mpi, native, ours):
+    """A benchmark file of one size: microseconds of the library, and of ours by algorithm."""
+    rows = [
+        {"algorithm": name, "ran": ran, "p50_us": us, "floor_us": 5.0}
+        for name, ran, us in [("native", "native", native), *ours]
+    ]
+    same = {"memory": "shared", "bytes": 1 << 20, "in_place": False}
+    told = {"environment": {"mpi": mpi, "threads": "single"}, "results": [r | same for r in rows]}
+    path = folder / f"{mpi}.json"
+    path.write_text(json.dumps(told))
+    return str(path)
+
+
+def test_peers(capsys, tmp_path):
+    """Each library is compared with ours in its own run: the second was on a slower machine."""
+    direct = "direct in 2 segments"
+    quick = run_of(tmp_path, "A", 30.0, [("direct", direct, 10.0), ("auto", direct, 12.0)])
+    slow = run_of(tmp_path, "B", 40.0, [("ring", "ring", 20.0), ("auto", "native", 41.0)])
+    gloo = run_of(tmp_path, "Gloo", 100.0, [])
+    assert main(["compare", "--peers", quick, slow, gloo]) == 0
+    cells = capsys.readouterr().out.splitlines()[2].strip("| ").split(" | ")
+    times = ["30.0 (3.00)", "40.0 (2.00)", "100.0 (5.00)"]
+    by = "direct, shared, ring, shared"
+    assert cells == ["1 MiB", *times, "15.0", "2.00", by, "0.98", "2.50", "38%"]
+    assert main(["compare", "--peers", gloo]) == 2
+    assert "none of the files has a row of ours" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -1,0 +1,33 @@
+"""``python -m collectives tune``, by real ranks."""
+
+import pytest
+
+from collectives.__main__ import main
+from collectives.tuner import load
+
+pytestmark = pytest.mark.mpi
+
+
+def test_a_table_is_measured_and_merged(comm, tmp_path, capsys):
+    path = comm.bcast(f"{tmp_path}/tuned.json")
+    quick = ["-b", "8", "-e", "128", "--repeats", "1", "-o", path]
+    for collective, passes in (("allreduce", "2"), ("broadcast", "1"), ("allreduce", "1")):
+        assert main(["tune", collective, *quick, "--passes", passes]) == 0
+    comm.Barrier()
+    table = load(path)
+    kinds = [(e.collective, e.memory, e.ranks, e.ranks_per_node) for e in table.entries]
+    size = comm.size
+    assert sorted(kinds) == [
+        (c, m, size, size) for c in ("allreduce", "broadcast") for m in ("numpy", "shared")
+    ]
+    assert all(entry.rules and entry.rules[0].from_bytes == 0 for entry in table.entries)
+    told = capsys.readouterr().out
+    if comm.rank == 0:
+        assert "pass 2 of 2: allreduce, shared" in told and "COLLECTIVES_TUNING=" in told
+        assert table.environment["ranks"] == size
+
+
+def test_mistakes(comm, capsys):
+    with pytest.raises(SystemExit):
+        main(["tune", "--passes", "0"])
+    assert "is no whole number above 0" in capsys.readouterr().err

@@ -1,0 +1,57 @@
+"""From measured times to the rules that ``auto`` goes by."""
+
+import pytest
+
+from collectives.bench.measure import Result
+from collectives.bench.tune import rules
+
+
+def at(nbytes, **times):
+    """What was measured at one size: microseconds in each repeat."""
+    return [
+        Result(
+            "allreduce", name, name, "", nbytes, 1, "f4", "sum", False, "numpy", 2, 1, times_us=us
+        )
+        for name, us in times.items()
+    ]
+
+
+def test_the_fastest_from_each_size_on():
+    found = rules([
+        at(8, native=[1.0] * 4, ring=[2.0] * 4, butterfly=[1.5] * 4),
+        at(32, native=[4.0] * 4, ring=[3.0] * 4, butterfly=[2.0] * 4),
+        at(128, native=[9.0] * 4, ring=[3.0] * 4, butterfly=[6.0] * 4),
+    ])  # fmt: skip
+    assert [(r.from_bytes, r.algorithm, r.ratio) for r in found] == [
+        (0, "native", 1.0),
+        (32, "butterfly", 2.0),
+        (128, "ring", 3.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ring", "chosen"),
+    [
+        ([5.0, 5.0, 5.0, 5.0], "ring"),
+        ([5.0, 5.0, 5.0, 15.0], "ring"),  # one repeat in four may be another
+        ([5.0, 5.0, 15.0, 15.0], "native"),  # faster in the median, but not in three of four
+        ([9.7, 9.7, 9.7, 9.7], "native"),  # faster, but not clearly
+    ],
+)
+def test_ours_must_be_clearly_faster(ring, chosen):
+    (rule,) = rules([at(8, native=[10.0] * 4, ring=ring)])
+    assert rule.algorithm == chosen
+
+
+def test_repeats_are_compared_with_each_other():
+    """The machine was slow in half of them, for both alike."""
+    (rule,) = rules([at(8, native=[10.0, 30.0] * 2, ring=[5.0, 15.0] * 2)])
+    assert rule.algorithm == "ring" and rule.ratio == 2.0
+
+
+def test_no_change_for_little():
+    found = rules([
+        at(8, native=[9.0] * 4, ring=[3.0] * 4, butterfly=[5.0] * 4),
+        at(32, native=[9.0] * 4, ring=[3.1] * 4, butterfly=[3.0] * 4),
+    ])  # fmt: skip
+    assert [r.algorithm for r in found] == ["ring"]
