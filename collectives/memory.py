@@ -5,7 +5,6 @@ before the stream has come that far.  That is the transports' business
 (:mod:`collectives.transport.device`); here is what there is to queue.
 """
 
-from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -33,7 +32,10 @@ class Memory(Protocol):
         """A new array of zeros."""
 
     def copy(self, target: Items, source: Items) -> object:
-        """Copies between arrays of this memory, converting the type if they differ in it."""
+        """Copies between arrays of one type."""
+
+    def convert(self, target: Items, source: Items) -> object:
+        """Copies between arrays that may differ in their type."""
 
     def address(self, items: Items) -> int:
         """Where an array begins."""
@@ -85,8 +87,12 @@ class HostMemory:
     def zeros(shape: Any, dtype: npt.DTypeLike) -> Items:
         return np.zeros(shape, dtype)
 
-    #: Without a Python function in between, as some copies take less time than a call of one.
-    copy = staticmethod(partial(np.copyto, casting="unsafe"))
+    #: As it is: many copies take less time than a Python function in between would.
+    copy = staticmethod(np.copyto)
+
+    @staticmethod
+    def convert(target: Items, source: Items) -> None:
+        np.copyto(target, source, casting="unsafe")
 
     @staticmethod
     def address(items: Items) -> int:
@@ -126,6 +132,9 @@ class CudaMemory:
         return self.cupy.zeros(shape, dtype)
 
     def copy(self, target: Items, source: Items) -> None:
+        self.cupy.copyto(target, source)
+
+    def convert(self, target: Items, source: Items) -> None:
         self.cupy.copyto(target, source, casting="unsafe")
 
     def address(self, items: Items) -> int:

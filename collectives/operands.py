@@ -57,9 +57,9 @@ class Operands:
 
     def _stage(self, outside: Items, inside: Items, reads: bool, writes: bool) -> None:
         if reads:
-            self.before.append(partial(self._memory.copy, inside, outside))
+            self.before.append(partial(self._memory.convert, inside, outside))
         if writes:
-            self.after.insert(0, partial(self._memory.copy, outside, inside))
+            self.after.insert(0, partial(self._memory.convert, outside, inside))
 
 
 def is_widened(call: Call) -> bool:

@@ -23,7 +23,7 @@ class QueuedMemory(HostMemory):
         return np.full(count, 99, dtype)
 
     def copy(self, target, source):
-        self.queue.append(lambda: np.copyto(target, source, casting="unsafe"))
+        self.queue.append(lambda: np.copyto(target, source))
 
     def combine(self, function):
         return lambda left, right, out: self.queue.append(lambda: function(left, right, out=out))
