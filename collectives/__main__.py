@@ -76,6 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
     tuning.add_argument("collective", nargs="?", choices=CONTRACTS, help="one; default: all")
     tuning.add_argument("-b", "--minbytes", type=bench.size, default=8, help="smallest (8)")
     tuning.add_argument("-e", "--maxbytes", type=bench.size, default=16 << 20, help="largest (16M)")
+    tuning.add_argument("-f", "--stepfactor", type=int, default=2, help="between sizes (2)")
     tuning.add_argument("--repeats", type=bench.positive, default=5, help="of each pass (5)")
     passes = "over everything, minutes apart: what a rule says holds in three of four repeats (2)"
     tuning.add_argument("--passes", type=bench.positive, default=2, help=passes)

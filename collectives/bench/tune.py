@@ -44,7 +44,8 @@ def candidates(collective: str, size: int) -> list[str]:
     for name in [*ours, *_PIPELINED.get(collective, [])]:
         schedule = build(collective, name, size)
         rounds = tuple(
-            tuple(steps for steps in schedule.rounds(rank) if steps) for rank in range(size)
+            tuple(frozenset(steps) for steps in schedule.rounds(rank) if steps)
+            for rank in range(size)
         )
         different.setdefault((schedule.chunks, rounds), name)
     return [*different.values(), "native"]
@@ -55,7 +56,7 @@ def tune(comm: Communicator, options: argparse.Namespace) -> int:
     collectives = [options.collective] if options.collective else [*CONTRACTS]
     collectives = [c for c in collectives if c != "barrier"]
     memories = ["numpy", "shared"] if comm.nodes == 1 else ["numpy"]
-    lengths = list(inputs.sizes(options.minbytes, options.maxbytes, 4, None))
+    lengths = list(inputs.sizes(options.minbytes, options.maxbytes, options.stepfactor, None))
     measured: dict[tuple[str, str], list[list[Result]]] = {}
     for number in range(options.passes):
         for key in product(collectives, memories):
