@@ -103,7 +103,12 @@ def run_tune(options: argparse.Namespace) -> int:
     comm = Communicator(MPI.COMM_WORLD)
     with abort_on_exception(comm):
         check_launch(comm.size)
-        return tune(comm, options)
+        try:
+            return tune(comm, options)
+        except (CollectiveError, ValueError) as error:  # the same on all ranks
+            if comm.rank == 0:
+                print(f"error: {error}", file=sys.stderr)
+            return 2
 
 
 def run(options: argparse.Namespace) -> int:

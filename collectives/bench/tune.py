@@ -1,7 +1,7 @@
 """``mpirun -n P python -m collectives tune``: measures what ``algorithm="auto"`` goes by."""
 
 import argparse
-import sys
+import os
 from itertools import product
 from pathlib import Path
 from time import perf_counter
@@ -52,10 +52,16 @@ def candidates(collective: str, size: int) -> list[str]:
 
 
 def tune(comm: Communicator, options: argparse.Namespace) -> int:
-    """Measures, and merges the entries into the table in ``options.output``.  Collective."""
+    """Measures, and merges the entries into the table in ``options.output``.  Collective.
+
+    Raises:
+        CollectiveError: on all ranks, for a file that cannot be read or written.
+        ValueError: on all ranks, for sizes that never end.
+    """
     collectives = [options.collective] if options.collective else [*CONTRACTS]
     collectives = [c for c in collectives if c != "barrier"]
     memories = ["numpy", "shared"] if comm.nodes == 1 else ["numpy"]
+    known = _known(comm, options.output)
     lengths = list(inputs.sizes(options.minbytes, options.maxbytes, options.stepfactor, None))
     measured: dict[tuple[str, str], list[list[Result]]] = {}
     for number in range(options.passes):
@@ -76,7 +82,7 @@ def tune(comm: Communicator, options: argparse.Namespace) -> int:
     alpha_us, bandwidth = ping_pong(comm)
     about = report.environment(comm)
     if comm.rank == 0:
-        table = _merged(options.output, Table(1, about, alpha_us, bandwidth, entries))
+        table = Table(1, about, alpha_us, bandwidth, _merged(known, entries))
         options.output.write_bytes(msgspec.json.format(msgspec.json.encode(table), indent=1))
         print(f"wrote {options.output}; COLLECTIVES_TUNING={options.output} uses it")
     return 0
@@ -170,19 +176,33 @@ def _in_words(rule: Rule) -> str:
     return f"from {rule.from_bytes} B {rule.algorithm}{ratio}"
 
 
-def _merged(path: Path, new: Table) -> Table:
-    """The table in ``path``, if there is one, with the new entries in place of the old."""
-    if not path.exists():
-        return new
-    try:
-        old = load(path)
-    except CollectiveError as error:
-        print(f"error: {error}; it is left as it was", file=sys.stderr)
-        raise
+def _known(comm: Communicator, path: Path) -> list[Entry]:
+    """What the table in ``path`` holds already, if there is one; on rank 0.
+
+    Raises:
+        CollectiveError: on all ranks, before minutes are spent: it cannot be read or written.
+    """
+    known: list[Entry] = []
+    problem = ""
+    if comm.rank == 0:
+        try:
+            known = load(path).entries if path.exists() else []
+        except CollectiveError as error:
+            problem = f"{error}; it is left as it was"
+        folder = path.parent
+        if not (folder.is_dir() and os.access(path if path.exists() else folder, os.W_OK)):
+            problem = f"cannot write {path}"
+    problem = comm.bcast(problem)
+    if problem:
+        raise CollectiveError(problem)
+    return known
+
+
+def _merged(known: list[Entry], new: list[Entry]) -> list[Entry]:
+    """The new entries in place of those of the same situation."""
 
     def key(entry: Entry) -> tuple[Any, ...]:
         return entry.mpi, entry.collective, entry.memory, entry.ranks, entry.ranks_per_node
 
-    fresh = {key(entry) for entry in new.entries}
-    kept = [entry for entry in old.entries if key(entry) not in fresh]
-    return msgspec.structs.replace(new, entries=[*kept, *new.entries])
+    fresh = {key(entry) for entry in new}
+    return [*(entry for entry in known if key(entry) not in fresh), *new]

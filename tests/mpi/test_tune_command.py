@@ -1,5 +1,7 @@
 """``python -m collectives tune``, by real ranks."""
 
+from pathlib import Path
+
 import pytest
 
 from collectives.__main__ import main
@@ -27,7 +29,22 @@ def test_a_table_is_measured_and_merged(comm, tmp_path, capsys):
         assert table.environment["ranks"] == size
 
 
+def test_a_file_that_is_no_table(comm, tmp_path, capsys):
+    """It is found before anything is measured, and stays."""
+    path = comm.bcast(f"{tmp_path}/tuned.json")
+    if comm.rank == 0:
+        Path(path).write_text("precious")
+    comm.Barrier()
+    assert main(["tune", "-o", path]) == 2
+    assert Path(path).read_text() == "precious"
+    assert main(["tune", "-o", f"{path}/tuned.json"]) == 2
+    told = capsys.readouterr().err
+    assert comm.rank or ("it is left as it was" in told and "cannot write" in told)
+
+
 def test_mistakes(comm, capsys):
     with pytest.raises(SystemExit):
         main(["tune", "--passes", "0"])
     assert "is no whole number above 0" in capsys.readouterr().err
+    assert main(["tune", "--stepfactor", "1"]) == 2
+    assert comm.rank or "grow by a factor of at least 2" in capsys.readouterr().err
