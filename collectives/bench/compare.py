@@ -140,7 +140,7 @@ class Run:
         self.by, self.share = "", None
         if self.ours:
             best = min(self.ours, key=lambda r: r["p50_us"])
-            memory = "" if best["memory"] == "numpy" else f", {best['memory']}"
+            memory = "" if best["memory"] == "numpy" else f" ({best['memory']})"
             self.by = f"{best['ran'].partition(' in ')[0]}{memory}"
             self.share = best["floor_us"] / best["p50_us"] if best.get("floor_us") else None
 

@@ -74,7 +74,7 @@ def test_peers(capsys, tmp_path):
     assert main(["compare", "--peers", quick, slow, gloo]) == 0
     cells = capsys.readouterr().out.splitlines()[2].strip("| ").split(" | ")
     times = ["30.0 (3.00)", "40.0 (2.00)", "100.0 (5.00)"]
-    by = "direct, shared, ring, shared"
+    by = "direct (shared), ring (shared)"
     assert cells == ["1 MiB", *times, "15.0", "2.00", by, "0.98", "2.50", "38%"]
     assert main(["compare", "--peers", gloo]) == 2
     assert "none of the files has a row of ours" in capsys.readouterr().err
