@@ -158,11 +158,11 @@ class Engine:
             self._complete(NativePlan(self.comm, arguments, "asked for"))
             return
         call = self._read(arguments, algorithm)
-        if meeting is None and self.resources.node is not None and self._meets(call):
-            meeting = self._meet(words(call, self.resources.node))
-        places = None
-        if meeting is not None and self.resources.node is not None:
-            places = shared_places(meeting, self.resources.node)
+        node, places = self.resources.node, None
+        if node is not None and (meeting is not None or self._meets(call)):
+            if meeting is None:
+                meeting = self._meet(words(call, node))
+            places = shared_places(meeting, node)
         key = (call.key, places)
         plan: Plan | NativePlan | None = self._cache.pop(key, None)
         if plan is None:

@@ -151,7 +151,8 @@ class CudaMemory:
         return getattr(self.cupy, name)
 
     def borrowed(self, items: Items) -> Items:
-        return self._at(self.address(items), items.size, items.dtype)
+        gpu: int = items.device.id  # type: ignore[attr-defined]
+        return self._at(self.address(items), items.size, items.dtype, gpu)
 
     def synchronize(self) -> None:
         self.cupy.cuda.get_current_stream().synchronize()
@@ -178,16 +179,15 @@ class CudaMemory:
 
     def mapped(self, handle: bytes, nbytes: int) -> npt.NDArray[np.uint8]:
         address = self.cupy.cuda.runtime.ipcOpenMemHandle(handle)
-        return self._at(address, nbytes, np.dtype(np.uint8))
+        # Whichever GPU it is on, this one can use it, and CuPy need not look further.
+        return self._at(address, nbytes, np.dtype(np.uint8), self.cupy.cuda.Device().id)
 
     def unmap(self, items: Items) -> None:
         self.cupy.cuda.runtime.ipcCloseMemHandle(self.address(items))
 
-    def _at(self, address: int, count: int, dtype: "np.dtype[Any]") -> Items:
-        """What lies at an address that this GPU can use, even if it is another GPU's memory."""
+    def _at(self, address: int, count: int, dtype: "np.dtype[Any]", gpu: int) -> Items:
         cuda = self.cupy.cuda
-        nbytes = max(1, count * dtype.itemsize)
-        memory = cuda.UnownedMemory(address, nbytes, None, cuda.Device().id)
+        memory = cuda.UnownedMemory(address, max(1, count * dtype.itemsize), None, gpu)
         return self.cupy.ndarray(count, dtype, cuda.MemoryPointer(memory, 0))
 
     def _queue(self, target: int, source: int, nbytes: int) -> None:

@@ -35,6 +35,10 @@ class ndarray(np.ndarray):
     def data(self):
         return SimpleNamespace(ptr=self.__array_interface__["data"][0])
 
+    @property
+    def device(self):
+        return _Device()
+
     def get(self):
         return np.array(self)
 
