@@ -96,7 +96,8 @@ def run_tune(options: argparse.Namespace) -> int:
     """Measures a tuning table."""
     from mpi4py import MPI
 
-    from collectives.bench.tune import tune
+    from collectives.bench import inputs
+    from collectives.bench.tune import known_entries, tune
     from collectives.communicator import Communicator
     from collectives.launch import abort_on_exception, check_launch
 
@@ -104,11 +105,14 @@ def run_tune(options: argparse.Namespace) -> int:
     with abort_on_exception(comm):
         check_launch(comm.size)
         try:
-            return tune(comm, options)
+            lengths = inputs.sizes(options.minbytes, options.maxbytes, options.stepfactor, None)
+            sizes, known = list(lengths), known_entries(comm, options.output)
         except (CollectiveError, ValueError) as error:  # the same on all ranks
             if comm.rank == 0:
                 print(f"error: {error}", file=sys.stderr)
             return 2
+        tune(comm, options, sizes, known)
+        return 0
 
 
 def run(options: argparse.Namespace) -> int:

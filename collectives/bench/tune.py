@@ -12,7 +12,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.algorithms import build, names
-from collectives.bench import inputs, report
+from collectives.bench import report
 from collectives.bench.measure import Case, Result, measure
 from collectives.communicator import Communicator
 from collectives.contracts import CONTRACTS
@@ -51,18 +51,18 @@ def candidates(collective: str, size: int) -> list[str]:
     return [*different.values(), "native"]
 
 
-def tune(comm: Communicator, options: argparse.Namespace) -> int:
-    """Measures, and merges the entries into the table in ``options.output``.  Collective.
+def tune(
+    comm: Communicator, options: argparse.Namespace, lengths: list[int], known: list[Entry]
+) -> None:
+    """Measures, and merges the entries with those known into ``options.output``.  Collective.
 
-    Raises:
-        CollectiveError: on all ranks, for a file that cannot be read or written.
-        ValueError: on all ranks, for sizes that never end.
+    Args:
+        lengths: bytes of the larger buffer.
+        known: as :func:`known_entries` found them.
     """
     collectives = [options.collective] if options.collective else [*CONTRACTS]
     collectives = [c for c in collectives if c != "barrier"]
     memories = ["numpy", "shared"] if comm.nodes == 1 else ["numpy"]
-    known = _known(comm, options.output)
-    lengths = list(inputs.sizes(options.minbytes, options.maxbytes, options.stepfactor, None))
     measured: dict[tuple[str, str], list[list[Result]]] = {}
     for number in range(options.passes):
         for key in product(collectives, memories):
@@ -85,7 +85,6 @@ def tune(comm: Communicator, options: argparse.Namespace) -> int:
         table = Table(1, about, alpha_us, bandwidth, _merged(known, entries))
         options.output.write_bytes(msgspec.json.format(msgspec.json.encode(table), indent=1))
         print(f"wrote {options.output}; COLLECTIVES_TUNING={options.output} uses it")
-    return 0
 
 
 def _join(known: list[list[Result]], new: list[list[Result]]) -> None:
@@ -176,7 +175,7 @@ def _in_words(rule: Rule) -> str:
     return f"from {rule.from_bytes} B {rule.algorithm}{ratio}"
 
 
-def _known(comm: Communicator, path: Path) -> list[Entry]:
+def known_entries(comm: Communicator, path: Path) -> list[Entry]:
     """What the table in ``path`` holds already, if there is one; on rank 0.
 
     Raises:
