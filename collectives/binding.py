@@ -1,21 +1,22 @@
 """From a call to the plan that carries it out: which algorithm, on which transport."""
 
 import logging
-
-from mpi4py import MPI
+from collections.abc import Callable
 
 from collectives.algorithms import build, in_segments
 from collectives.call import Call
-from collectives.executor import TAGS_PER_PLAN, bind
+from collectives.errors import CollectiveError
+from collectives.executor import bind
 from collectives.formulas import segments_for
+from collectives.lanes import Mask
 from collectives.native import NativePlan
 from collectives.operands import Operands, is_widened
 from collectives.plan import Plan
 from collectives.reduction import combiner
 from collectives.resources import Resources
 from collectives.shared_executor import Places, bind_shared, runs_shared
-from collectives.transport.shared_memory import SLOTS
 from collectives.tuner import Choice
+from collectives.underway import Underway
 
 log = logging.getLogger("collectives")
 
@@ -24,43 +25,59 @@ def bind_call(
     call: Call,
     resources: Resources,
     places: Places | None,
-    number: int,
-    borrow: bool,
-    active: list[Plan],
+    underway: Underway,
+    used_anywhere: Callable[[Mask], Mask] | None,
 ) -> Plan | NativePlan:
     """Binds ``call``; the same on all ranks.
 
     Args:
         places: where all ranks' buffers lie, if that is in the node's memory.
-        number: plans in flight together need different ones, for their tags and counters.
-        borrow: name the caller's memory by address, so that the plan does not keep it.
-        active: plans of the communicator that are under way.
+        underway: the communicator's plans that are under way.
+        used_anywhere: for a plan of the caller's, how the ranks agree on tags and counters that no
+            other plan has (:class:`~collectives.lanes.Lanes`).  ``None`` for a blocking call: it
+            has those of all blocking calls, and names the memory by address, so that the plan does
+            not keep it.
+
+    Raises:
+        InvalidBuffer: for buffers that share memory.
+        CollectiveError: on all ranks, if there are more plans than tags.
     """
     size = call.member.size
     algorithm, reason = _choice(call, resources, shared=places is not None)
     log.info("%s: %s (%s)", call, algorithm, reason)
     if algorithm == "native":
         return NativePlan(resources.comm, call.arguments, reason)
+    underway.expect_whole()
+    call.refuse_overlap()
     schedule = build(call.collective, algorithm, size, call.root)
     buffer = call.buffer
     combine = None
     if call.op is not None:
-        combine = combiner(call.op, buffer.items.dtype, buffer.mpi_datatype())
-    node = resources.node
+        combine = combiner(call.op, buffer.items.dtype, buffer.datatype)
+    node, lane = resources.node, None
     if node and places and runs_shared(schedule, places) and not is_widened(call):
-        return bind_shared(
-            schedule,
-            node,
-            1 if number == 0 else 2 + number % (SLOTS - 2),
-            places,
-            call,
-            combine,
-            borrow=borrow,
-            reason=reason,
-            active=active,
-        )
-    slots = (MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767) // TAGS_PER_PLAN
-    operands = Operands(call, borrow)
+        if used_anywhere is not None:
+            lane = node.slots.take(used_anywhere)
+        if lane is not None or used_anywhere is None:
+            return bind_shared(
+                schedule,
+                node,
+                places,
+                call,
+                combine,
+                lane=lane,
+                reason=reason,
+                underway=underway,
+            )
+        log.warning("messages instead of shared memory: %d plans use it", node.slots.most)
+    if used_anywhere is not None:
+        lane = resources.tags.take(used_anywhere)
+        if lane is None:
+            raise CollectiveError(
+                f"there are {resources.tags.most} plans on this communicator, and this MPI has no "
+                "tags for more; Free some"
+            )
+    operands = Operands(call, borrow=lane is None)
     return bind(
         schedule,
         resources.device_transport if call.is_on_device else resources.transport,
@@ -72,9 +89,9 @@ def bind_call(
         aside=call.aside,
         before=operands.before,
         after=operands.after,
-        tag=(0 if number == 0 else 1 + number % (slots - 1)) * TAGS_PER_PLAN,
+        lane=lane,
         reason=reason,
-        active=active,
+        underway=underway,
     )
 
 
@@ -82,9 +99,8 @@ def _choice(call: Call, resources: Resources, shared: bool) -> Choice:
     """The algorithm with all its options, and why."""
     choice = Choice(call.algorithm, "asked for")
     if call.algorithm == "auto":
-        choice = call.choose(
-            resources.table, resources.ranks_per_node, shared, resources.kind.sealed
-        )
+        per_node, table = resources.facts
+        choice = call.choose(table, per_node, shared, resources.kind.sealed)
     if "segments=auto" not in choice.algorithm:
         return choice
     alpha, beta = 1e-6 * resources.table.alpha_us, 1e-9 / resources.table.bandwidth_GBs

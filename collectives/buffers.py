@@ -1,9 +1,13 @@
 """mpi4py's buffer specifications, read into flat NumPy arrays."""
 
+import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
+from math import gcd
+from operator import index
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +15,69 @@ from mpi4py import MPI
 from mpi4py.util import dtlib
 
 from collectives.errors import InvalidBuffer
-from collectives.memory import HOST, CudaMemory, Memory, is_on_device
+from collectives.memory import HOST, CudaMemory, Items, Memory, is_on_device
+
+
+class Block(NamedTuple):
+    """``length`` items from item ``start`` of a buffer on."""
+
+    start: int
+    length: int
+
+
+class Gaps:
+    """The caller's memory, whose items have gaps between or inside them, and how it is packed.
+
+    Args:
+        keep: what keeps the memory alive.
+        address: of item 0.
+        datatype: of an item; duplicated, as the caller may free it before the collective runs.
+        blocks: which items are packed, one behind the other.
+    """
+
+    def __init__(
+        self, keep: object, address: int, datatype: MPI.Datatype, blocks: Sequence[Block]
+    ) -> None:
+        self._keep = keep
+        self._address = address
+        self._extent = datatype.Get_extent()[1]
+        self._datatype = datatype.Dup()
+        self._blocks = [block for block in blocks if block.length]
+        weakref.finalize(self, _free, self._datatype).atexit = False
+
+    def pack(self, packed: Items) -> None:
+        """Copies the items into ``packed``, bytes without gaps."""
+        position = 0
+        for memory in self._memories(readonly=True):
+            position = self._datatype.Pack(memory, packed, position, MPI.COMM_SELF)
+        self._expect(position, packed)
+
+    def unpack(self, packed: Items) -> None:
+        """Copies ``packed`` into the items; what lies in the gaps stays."""
+        position = 0
+        for memory in self._memories(readonly=False):
+            position = self._datatype.Unpack(packed, position, memory, MPI.COMM_SELF)
+        self._expect(position, packed)
+
+    def _memories(self, readonly: bool) -> list[MPI.buffer]:
+        return [
+            MPI.buffer.fromaddress(
+                self._address + start * self._extent, count * self._extent, readonly
+            )
+            for start, count in self._blocks
+        ]
+
+    def _expect(self, position: int, packed: Items) -> None:
+        if position != packed.nbytes:
+            raise InvalidBuffer(
+                f"this MPI packs items of {packed.nbytes} bytes into {position}; call with "
+                "algorithm='native'"
+            )
+
+
+def _free(datatype: MPI.Datatype) -> None:
+    if not MPI.Is_finalized():
+        datatype.Free()
 
 
 @dataclass(frozen=True)
@@ -19,16 +85,22 @@ class Buffer:
     """Memory as MPI sees it: ``items.size`` items of one type.
 
     Attributes:
-        items: contiguous 1-D view of the caller's memory, never a copy; NumPy's or CuPy's.
-        datatype: the MPI type that the caller named; ``None`` if it follows from ``items.dtype``.
-        counts: lengths of the blocks of a v-variant; ``None`` if all are equal.
+        items: contiguous 1-D view of the caller's memory, NumPy's or CuPy's; where its items have
+            ``gaps``, memory of our own that they are packed into.
+        datatype: the MPI type of an item, named by the caller or inferred; ``None`` where this MPI
+            has none (float16, bfloat16 on some).
+        counts: items of the blocks of a v-variant; ``None`` if all are equal.
         displacements: where these blocks begin; ``None`` if they lie one behind the other.
+        gaps: how the caller's memory is packed into ``items``; ``None`` if ``items`` is it.
+        writable: whether the collective may write to it.
     """
 
     items: npt.NDArray[Any]
     datatype: MPI.Datatype | None
     counts: tuple[int, ...] | None = None
     displacements: tuple[int, ...] | None = None
+    gaps: Gaps | None = None
+    writable: bool = True
 
     @property
     def address(self) -> int:
@@ -39,11 +111,15 @@ class Buffer:
         """Where it lies."""
         return CudaMemory() if is_on_device(self.items) else HOST
 
-    def mpi_datatype(self) -> MPI.Datatype | None:
-        """The MPI type, or ``None`` where this MPI has none (float16, bfloat16 on some)."""
-        if self.datatype is not None:
-            return self.datatype
-        return MPI._typedict.get(self.items.dtype.char) or None
+    def spans(self) -> list[tuple[int, int]]:
+        """First address and the one behind the last, of each part of the caller's memory."""
+        if self.gaps is not None:
+            return []  # packed before anything is stored to it
+        first, size = self.address, self.items.itemsize
+        blocks = [(0, self.items.size)]
+        if self.displacements is not None:
+            blocks = [*zip(self.displacements, self.counts or ())]
+        return [(first + start * size, first + (start + n) * size) for start, n in blocks if n]
 
     def blocks(self) -> list[npt.NDArray[Any]]:
         """Views of the blocks, where there are gaps between them."""
@@ -52,52 +128,206 @@ class Buffer:
 
     def view(self, borrow: bool) -> npt.NDArray[Any]:
         """``items``, or the same memory without keeping it alive."""
-        return self.memory.borrowed(self.items) if borrow else self.items
+        return self.memory.borrowed(self.items) if borrow and self.gaps is None else self.items
+
+    def in_units(self, nbytes: int) -> "Buffer":
+        """The same memory as items of ``nbytes`` each, for collectives that only move data.
+
+        Ranks may describe the same bytes by different types, and must cut them at the same places.
+        """
+        size = self.items.itemsize
+
+        def units(items: tuple[int, ...] | None) -> tuple[int, ...] | None:
+            return items and tuple(n * size // nbytes for n in items)
+
+        return replace(
+            self,
+            items=self.items.view(np.dtype(f"u{nbytes}")),
+            counts=units(self.counts),
+            displacements=units(self.displacements),
+        )
+
+
+def unit_of(block_bytes: int) -> int:
+    """Bytes of the largest unsigned integer that a block is a whole number of."""
+    return gcd(block_bytes, 8) or 8
+
+
+def read_buffer(
+    spec: object, role: str, blocks: int = 1, *, moves: bool = False, readonly: bool = False
+) -> Buffer:
+    """Reads ``array``, ``[array, type]``, ``[array, count]``, ``[array, count, type]``,
+    ``[array, (count, displ), type]`` or ``[array, count, displ, type]``.
+
+    An array is whatever mpi4py takes: with the buffer protocol, DLPack or CUDA's array interface.
+
+    Args:
+        role: ``"send"`` or ``"receive"``, for messages; a receive buffer must be writable.
+        blocks: blocks that the collective puts into this buffer; as in mpi4py, a given count is
+            that of one block, and displacements are in items.
+        moves: the collective only moves data, so types with gaps are packed.
+        readonly: a receive buffer that this rank only reads, as the root of a broadcast does.
+
+    Raises:
+        InvalidBuffer: for memory that is not contiguous, not writable, too short, or of a kind that
+            nobody can read, and for types with gaps unless ``moves``.
+    """
+    data, count, displacement, named = _parts(spec)
+    readonly = readonly or role == "send"
+    space = _Space(data, named, role, readonly=readonly, moves=moves)
+    start = _number(displacement or 0, role, "displacement")
+    if count is None:
+        whole = space.whole_items(start)
+        if whole % max(blocks, 1):
+            raise InvalidBuffer(
+                f"the {role} buffer of {whole} items is not a multiple of the {blocks} blocks that "
+                "as many ranks need"
+            )
+        length = whole
+    else:
+        length = _number(count, role, "count") * max(blocks, 1)
+    return replace(space.buffer([Block(start, length)]), writable=not readonly)
 
 
 def vector_buffer(spec: object, role: str, blocks: int) -> Buffer:
     """Reads ``[array, counts]``, ``[array, (counts, displacements)]``, with a type behind, or
     ``[array, counts, displacements, type]``, as mpi4py's v-variants take them.
 
-    Counts and displacements are in items; a number stands for as many equal ones.  Left out, the
-    blocks are equal and one behind the other.
+    Counts and displacements are in items; a number stands for as many equal counts, or for the
+    distance of one block from the next.  Left out, the blocks are as equal as can be, the first
+    ones longer by one, and one behind the other.
 
     Raises:
         InvalidBuffer: as :func:`read_buffer`, and for lists that are not ``blocks`` long.
     """
-    data, lengths, starts, datatype = _vector_parts(spec)
-    whole = read_buffer(data if datatype is None else [data, datatype], role)
+    data, lengths, starts, named = _vector_parts(spec)
+    space = _Space(data, named, role, readonly=role == "send", moves=True)
     if lengths is None:
-        lengths, rest = divmod(whole.items.size, blocks)
-        if rest:
-            raise InvalidBuffer(
-                f"the {role} buffer of {whole.items.size} items is not a multiple of {blocks} "
-                "blocks; name their counts"
-            )
-    counts = _whole_numbers(lengths, role, "counts", blocks)
+        length, longer = divmod(space.whole_items(0), blocks)
+        counts = tuple(length + (j < longer) for j in range(blocks))
+    else:
+        counts = _numbers(lengths, role, "counts", blocks)
+    stride = None if starts is None else _index(starts)
     if starts is None:
         displacements = tuple(accumulate(counts[:-1], initial=0))
-    elif isinstance(starts, int):
-        displacements = tuple(starts * j for j in range(blocks))
+    elif stride is not None:
+        displacements = tuple(stride * j for j in range(blocks))
     else:
-        displacements = _whole_numbers(starts, role, "displacements", blocks)
-    for j, (start, count) in enumerate(zip(displacements, counts)):
-        if count < 0 or (count and not 0 <= start <= whole.items.size - count):
+        displacements = _numbers(starts, role, "displacements", blocks)
+    return space.buffer([*map(Block, displacements, counts)], counts)
+
+
+class _Space:
+    """The memory that a specification names, before it is known which items of it are meant.
+
+    Attributes:
+        datatype: of an item; as :class:`Buffer` has it.
+    """
+
+    def __init__(
+        self,
+        data: object,
+        named: MPI.Datatype | str | None,
+        role: str,
+        *,
+        readonly: bool,
+        moves: bool,
+    ) -> None:
+        self.role = role
+        self.memory = _memory(data, named is not None, role, readonly)
+        self.datatype = _inferred(self.memory.dtype)
+        self.dtype = self.memory.dtype
+        self.extent = self.memory.itemsize
+        self.gapped = False
+        if named is not None:
+            self.datatype = datatype = _named(named, role)
+            lower, self.extent = datatype.Get_extent()
+            contiguous = lower == 0 and self.extent == datatype.Get_size()
+            # The pair types of MAXLOC may have gaps, which nobody looks at.
+            self.gapped = not contiguous and (moves or not datatype.is_predefined)
+            self.dtype = _dtype(datatype, self.extent)
+        if self.gapped and (not moves or self.extent <= 0 or is_on_device(self.memory)):
+            size = self.datatype.Get_size() if self.datatype else 0
             raise InvalidBuffer(
-                f"the {role} buffer holds {whole.items.size} items, but block {j} is {count} items "
-                f"from item {start} on"
+                f"the {role} buffer's datatype has gaps (extent {self.extent}, size {size} bytes); "
+                "pack it first, or call with algorithm='native'"
             )
-    first = displacements[0] if counts[0] else 0
-    packed = tuple(accumulate(counts[:-1], initial=first))
-    if all(d == p for d, p, n in zip(displacements, packed, counts) if n):
-        return replace(whole, items=whole.items[first : first + sum(counts)], counts=counts)
-    return replace(whole, counts=counts, displacements=displacements)
+
+    def whole_items(self, start: int) -> int:
+        """How many items there are from item ``start`` on."""
+        nbytes = self.memory.nbytes - start * self.extent
+        if nbytes < 0 or nbytes % max(self.extent, 1):
+            raise InvalidBuffer(
+                f"the {self.role} buffer of {self.memory.nbytes} bytes is no whole number of "
+                f"{self.dtype} items from item {start} on; name a count"
+            )
+        return nbytes // max(self.extent, 1)
+
+    def buffer(self, blocks: list[Block], counts: tuple[int, ...] | None = None) -> Buffer:
+        """These items; ``counts`` are those of a v-variant."""
+        for j, (start, count) in enumerate(blocks):
+            asked = f"{count} were asked for" if counts is None else f"block {j} is {count} items"
+            self._expect(start, count, f"{asked} from item {start} on" if start else asked)
+        if self.gapped:
+            return self._packed(blocks, counts)
+        starts, lengths = zip(*blocks)
+        first = starts[0] if lengths[0] else 0
+        behind = tuple(accumulate(lengths[:-1], initial=first))
+        raw = self.memory.view(np.uint8)
+        if all(d == p for d, p, n in zip(starts, behind, lengths) if n):
+            part = raw[first * self.extent : (first + sum(lengths)) * self.extent]
+            return Buffer(part.view(self.dtype), self.datatype, counts)
+        whole = raw[: len(raw) // self.extent * self.extent].view(self.dtype)
+        return Buffer(whole, self.datatype, counts, starts)
+
+    def _packed(self, blocks: list[Block], counts: tuple[int, ...] | None) -> Buffer:
+        assert self.datatype is not None, "only a type that was named has gaps"
+        size = self.datatype.Get_size()
+        packed = np.empty(sum(count for _, count in blocks), np.dtype((np.void, size)))
+        gaps = Gaps(self.memory, HOST.address(self.memory), self.datatype, blocks)
+        return Buffer(packed.view(np.uint8), self.datatype, _times(counts, size), gaps=gaps)
+
+    def _expect(self, start: int, count: int, asked: str) -> None:
+        if not count:
+            return
+        first, end = start * self.extent, (start + count) * self.extent
+        if self.gapped and self.datatype is not None:
+            lower, length = self.datatype.Get_true_extent()
+            first, end = first + lower, end - self.extent + lower + length
+        if count < 0 or first < 0 or end > self.memory.nbytes:
+            raise InvalidBuffer(
+                f"the {self.role} buffer holds {self.memory.nbytes // max(self.extent, 1)} items, "
+                f"but {asked}"
+            )
 
 
-def _whole_numbers(values: Any, role: str, what: str, blocks: int) -> tuple[int, ...]:
-    if isinstance(values, int | np.integer):
-        return (int(values),) * blocks
-    numbers = tuple(int(v) for v in values)
+def _times(numbers: tuple[int, ...] | None, factor: int) -> tuple[int, ...] | None:
+    return None if numbers is None else tuple(n * factor for n in numbers)
+
+
+def _index(value: Any) -> int | None:
+    """A whole number of any type, ``None`` for what is none."""
+    try:
+        return index(value)
+    except TypeError:
+        return None
+
+
+def _number(value: Any, role: str, what: str) -> int:
+    found = _index(value)
+    if found is None or found < 0:
+        raise InvalidBuffer(f"the {role} buffer's {what} is {value!r}, not a number from 0 on")
+    return found
+
+
+def _numbers(values: Any, role: str, what: str, blocks: int) -> tuple[int, ...]:
+    one = _index(values)
+    if one is not None:
+        return (one,) * blocks
+    try:
+        numbers = tuple(index(v) for v in values)
+    except TypeError:
+        raise InvalidBuffer(f"the {role} buffer's {what} are no whole numbers") from None
     if len(numbers) != blocks:
         raise InvalidBuffer(
             f"the {role} buffer has {len(numbers)} {what}, but there are {blocks} ranks"
@@ -105,82 +335,81 @@ def _whole_numbers(values: Any, role: str, what: str, blocks: int) -> tuple[int,
     return numbers
 
 
+def _parts(spec: object) -> tuple[object, Any, Any, MPI.Datatype | str | None]:
+    """The array, count, displacement and type of a specification."""
+    if not isinstance(spec, list | tuple):
+        return spec, None, None, None
+    match spec:
+        case [data]:
+            return data, None, None, None
+        case [data, MPI.Datatype() | str() as datatype]:
+            return data, None, None, datatype
+        case [data, [count, displacement]] | [data, (count, displacement)]:
+            return data, count, displacement, None
+        case [data, count]:
+            return data, count, None, None
+        case [data, [count, displacement], datatype]:
+            return data, count, displacement, datatype
+        case [data, count, datatype]:
+            return data, count, None, datatype
+        case [data, count, displacement, datatype]:
+            return data, count, displacement, datatype
+    raise InvalidBuffer(f"a buffer specification has 1 to 4 parts, this one has {len(spec)}")
+
+
 def _vector_parts(spec: object) -> tuple[object, Any, Any, MPI.Datatype | str | None]:
     if not isinstance(spec, list | tuple):
         return spec, None, None, None
-    data, *rest = spec
+    data, *rest = spec or [None] * 5
     datatype = rest.pop() if rest and isinstance(rest[-1], MPI.Datatype | str) else None
     if len(rest) == 1 and isinstance(rest[0], tuple) and len(rest[0]) == 2:
         rest = list(rest[0])  # counts and displacements
+    if len(rest) == 2 and datatype is None and rest[1] is None:
+        rest.pop()  # [array, counts, None]: the type is to be inferred
     if len(rest) > 2:
         raise InvalidBuffer(f"a buffer specification has 1 to 4 parts, this one has {len(spec)}")
     lengths, starts = [*rest, None, None][:2]
     return data, lengths, starts, datatype
 
 
-def read_buffer(spec: object, role: str, blocks: int = 1) -> Buffer:
-    """Reads ``array``, ``[array, type]``, ``[array, count]``, ``[array, count, type]``,
-    ``[array, (count, displ), type]`` or ``[array, count, displ, type]``.
-
-    Args:
-        role: ``"send"`` or ``"receive"``, for messages; a receive buffer must be writable.
-        blocks: blocks that the collective puts into this buffer; as in mpi4py, a given count is
-            that of one block, and displacements are in items.
-
-    Raises:
-        InvalidBuffer: for memory that is not contiguous, not writable, too short, or on a device,
-            and for types with gaps.
-    """
-    data, count, displacement, datatype = _parts(spec)
-    array = _device_array(data, role) if is_on_device(data) else _array(data, role)
+def _named(datatype: MPI.Datatype | str, role: str) -> MPI.Datatype:
     if isinstance(datatype, str):
         datatype = MPI._typedict.get(datatype, MPI.DATATYPE_NULL)
-    items = array if datatype is None else _as_type(array, datatype, role)
-    if displacement:
-        items = items[displacement:]
-    if count is not None:
-        if count < 0 or count * blocks > items.size:
-            raise InvalidBuffer(
-                f"the {role} buffer holds {items.size} items, but {count * blocks} were asked for"
-            )
-        items = items[: count * blocks]
-    if role == "receive" and not getattr(items.flags, "writeable", True):
-        raise InvalidBuffer("the receive buffer is read-only; pass a writable array")
-    return Buffer(items, datatype)
+    if not isinstance(datatype, MPI.Datatype):
+        raise InvalidBuffer(
+            f"the {role} buffer's type is a {type(datatype).__name__}; pass an MPI.Datatype"
+        )
+    if datatype == MPI.DATATYPE_NULL:
+        raise InvalidBuffer(f"the {role} buffer names a datatype that this MPI does not have")
+    return datatype
 
 
-def _parts(spec: object) -> tuple[object, int | None, int, MPI.Datatype | str | None]:
-    if not isinstance(spec, list | tuple):
-        return spec, None, 0, None
-    match spec:
-        case [data]:
-            return data, None, 0, None
-        case [data, MPI.Datatype() | str() as datatype]:
-            return data, None, 0, datatype
-        case [data, [count, displacement]] | [data, (count, displacement)]:
-            return data, count, displacement or 0, None
-        case [data, count]:
-            return data, count, 0, None
-        case [data, [count, displacement], datatype]:
-            return data, count, displacement or 0, datatype
-        case [data, count, datatype]:
-            return data, count, 0, datatype
-        case [data, count, displacement, datatype]:
-            return data, count, displacement or 0, datatype
-    raise InvalidBuffer(f"a buffer specification has 1 to 4 parts, this one has {len(spec)}")
+def _inferred(dtype: "np.dtype[Any]") -> MPI.Datatype | None:
+    """The MPI type of a NumPy type, if there is one."""
+    return (MPI._typedict.get(dtype.char) or None) if dtype.isnative else None
 
 
-def _array(data: object, role: str) -> npt.NDArray[Any]:
-    if isinstance(data, np.ndarray):
-        array = data
-    else:
-        try:
-            array = np.asarray(memoryview(data))  # type: ignore[arg-type]
-        except TypeError:
-            raise InvalidBuffer(
-                f"the {role} buffer is a {type(data).__name__}; pass an array or another object "
-                "with the buffer protocol"
-            ) from None
+def _dtype(datatype: MPI.Datatype, extent: int) -> "np.dtype[Any]":
+    """NumPy's type of items of an MPI type, or as many bytes where it has none."""
+    try:
+        dtype = np.dtype(dtlib.to_numpy_dtype(datatype))
+    except (ValueError, TypeError):
+        dtype = np.dtype((np.void, extent))
+    # Of several numbers, only the operation knows them.
+    several = dtype.subdtype is not None or dtype.names is not None
+    return np.dtype((np.void, extent)) if several or dtype.itemsize != extent else dtype
+
+
+def _memory(data: Any, typed: bool, role: str, readonly: bool) -> Items:
+    """A 1-D view of what the caller passed; of bytes or of its own type if it is to be ``typed``
+    by an MPI type that was named."""
+    if data is None or data is MPI.BOTTOM:
+        if not typed:
+            raise InvalidBuffer(f"the {role} buffer is None; pass an array, or [None, 0, type]")
+        return np.empty(0, np.uint8)
+    if is_on_device(data):
+        return _device_array(data, role)
+    array = _host_array(data, typed, role, readonly)
     if not (array.flags.c_contiguous or array.flags.f_contiguous):
         raise InvalidBuffer(
             f"the {role} buffer is not contiguous (shape {array.shape}, strides {array.strides}); "
@@ -188,7 +417,41 @@ def _array(data: object, role: str) -> npt.NDArray[Any]:
         )
     if array.dtype.hasobject:
         raise InvalidBuffer(f"the {role} buffer holds Python objects; use the lower-case method")
+    if not (readonly or array.flags.writeable):
+        raise InvalidBuffer("the receive buffer is read-only; pass a writable array")
     return array.reshape(-1, order="A")
+
+
+def _host_array(data: Any, typed: bool, role: str, readonly: bool) -> npt.NDArray[Any]:
+    """NumPy's own kind of array on the memory of anything that mpi4py takes."""
+    if isinstance(data, np.ndarray):
+        return np.asarray(data)  # of a subclass, the memory without its ways
+    try:
+        return np.asarray(memoryview(data))
+    except TypeError:
+        pass
+    try:
+        raw = np.frombuffer(MPI.buffer.frombuffer(data, readonly=readonly), np.uint8)  # type: ignore[call-overload]
+        return raw if typed else raw.view(_exported(data))
+    except NotImplementedError:
+        pass
+    except (BufferError, ValueError, RuntimeError) as error:
+        raise InvalidBuffer(
+            f"the {role} buffer, a {type(data).__name__}, gives no access: {error}"
+        ) from None
+    except TypeError:
+        pass
+    raise InvalidBuffer(
+        f"the {role} buffer is a {type(data).__name__}; pass an array or another object with the "
+        "buffer protocol"
+    )
+
+
+def _exported(data: Any) -> "np.dtype[Any]":
+    """The type of what comes by DLPack or CUDA's array interface."""
+    if hasattr(data, "__dlpack__"):
+        return np.from_dlpack(data).dtype
+    return np.dtype(data.__cuda_array_interface__["typestr"])
 
 
 def _device_array(data: Any, role: str) -> npt.NDArray[Any]:
@@ -207,22 +470,3 @@ def _device_array(data: Any, role: str) -> npt.NDArray[Any]:
             "pass cupy.ascontiguousarray(array)"
         )
     return array.reshape(-1, order="A")
-
-
-def _as_type(array: npt.NDArray[Any], datatype: MPI.Datatype, role: str) -> npt.NDArray[Any]:
-    if datatype == MPI.DATATYPE_NULL:
-        raise InvalidBuffer(f"the {role} buffer names a datatype that this MPI does not have")
-    lower, extent = datatype.Get_extent()
-    if lower != 0 or extent != datatype.Get_size():
-        raise InvalidBuffer(
-            f"the {role} buffer's datatype has gaps (extent {extent}, size {datatype.Get_size()} "
-            "bytes); pack it first, or call with algorithm='native'"
-        )
-    dtype = np.dtype(dtlib.to_numpy_dtype(datatype))
-    if dtype.subdtype or dtype.names:  # a type of several numbers: only its operation knows them
-        dtype = np.dtype((np.void, extent))
-    if array.nbytes % dtype.itemsize:
-        raise InvalidBuffer(
-            f"the {role} buffer of {array.nbytes} bytes is no whole number of {dtype} items"
-        )
-    return array.view(dtype)

@@ -1,15 +1,16 @@
 """One collective call: its arguments, understood or refused."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import index
 from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
 from collectives.algorithms import find, parse
-from collectives.buffers import Buffer, read_buffer, vector_buffer
+from collectives.buffers import Buffer, read_buffer, unit_of, vector_buffer
 from collectives.contracts import Contract, Member, contract
 from collectives.errors import InvalidBuffer, UnknownAlgorithm
 from collectives.executor import Counts
@@ -26,7 +27,7 @@ class Arguments(NamedTuple):
 
     Attributes:
         vector: the v-variant, whose blocks have lengths of their own.
-        recvcounts: of ``Reduce_scatter``.
+        recvcounts: of ``Reduce_scatter``; ``None`` if each rank's is what its buffer holds.
     """
 
     collective: str
@@ -126,7 +127,7 @@ class Call:
             self.member.size,
             per_node,
             commutes=self.op is None or self.op.is_commutative,
-            native=self.buffer.mpi_datatype() is not None and countable and not sealed,
+            native=self.buffer.datatype is not None and countable and not sealed,
             sealed=sealed,
             uneven=self.counts is not None,
             memory=memory,
@@ -143,29 +144,76 @@ class Call:
         return 0  # the others' counts differ from rank to rank
 
     @property
-    def key(self) -> tuple[object, ...]:
-        """Equal keys mean equal plans: memory is named by address, length and type."""
+    def key(self) -> tuple[object, ...] | None:
+        """Equal keys mean equal plans: memory is named by address, length and type.
+
+        ``None`` for a call whose plan cannot be used again: its types may be freed, and another one
+        get their handles.
+        """
         datatype = self.buffer.datatype
+        if datatype is not None and not datatype.is_predefined:
+            return None
         return (
             self.collective,
             self.algorithm,
             self.root,
-            self.op.handle if self.op is not None else None,
-            *((b.address, b.items.size) if b is not None else None for b in (self.send, self.recv)),
+            _identity(self.op),
+            *(
+                (b.address, b.items.size, b.displacements) if b is not None else None
+                for b in (self.send, self.recv)
+            ),
             self.counts,
             self.aside,
             self.buffer.items.dtype,
             datatype.handle if datatype is not None else None,
         )
 
+    def refuse_overlap(self) -> None:
+        """Raises :class:`InvalidBuffer` if the two buffers share memory: results would depend on
+        who comes first."""
+        if self.send is None or self.recv is None or self.aside:
+            return
+        for first, last in self.send.spans():
+            for start, end in self.recv.spans():
+                if first < end and start < last:
+                    raise InvalidBuffer(
+                        f"{self.collective}: the send and receive buffers share "
+                        f"{min(last, end) - max(first, start)} bytes; pass MPI.IN_PLACE, or "
+                        "buffers of their own"
+                    )
+
+    @property
+    def lengths(self) -> dict[Hashable, int]:
+        """Bytes of each block of a v-variant that this rank knows, by the block's name: the same
+        on all ranks that know it."""
+        blocks, found = self.contract, {}
+        if self.counts is None or blocks.block is None:
+            return {}
+        for buffer, counts in zip(("sendbuf", "recvbuf"), self.counts):
+            for j, count in enumerate(counts):
+                found[blocks.block(self.member, buffer, j)] = count * self.buffer.items.itemsize
+        return found
+
     def __str__(self) -> str:
         op = f" {_name(self.op)}" if self.op is not None else ""
         root = f" at root {self.root}" if self.contract.rooted else ""
-        count = "blocks" if self.counts else str(self.count)
+        block = self.count * self.buffer.items.itemsize
+        size = f"{block} bytes"
+        if self.counts:
+            size = "blocks"
+        elif self.contract.reduces:
+            size = f"{self.count} x {self.buffer.items.dtype}"
         return (
-            f"{self.collective}{op}{root} of {count} x {self.buffer.items.dtype} "
+            f"{self.collective}{op}{root} of {size} "
             f"{'on a GPU ' if self.is_on_device else ''}by {self.algorithm}"
         )
+
+
+def _identity(op: MPI.Op | None) -> object:
+    """Of a user's operation, the object, which the plan keeps: another may get its handle."""
+    if op is None:
+        return None
+    return op.handle if op.is_predefined else (id(op),)
 
 
 def read_call(arguments: Arguments, algorithm: str, rank: int, size: int) -> Call:
@@ -176,10 +224,13 @@ def read_call(arguments: Arguments, algorithm: str, rank: int, size: int) -> Cal
         UnknownAlgorithm: for no such algorithm, or one that the call cannot use.
     """
     collective = arguments.collective
-    if not 0 <= arguments.root < size:
-        raise InvalidBuffer(f"{collective}: root {arguments.root} is not one of the {size} ranks")
+    root = _root(arguments, size)
+    op = arguments.op
+    if contract(collective).reduces and (not isinstance(op, MPI.Op) or op == MPI.OP_NULL):
+        raise InvalidBuffer(f"{collective}: {op!r} is no operation; pass MPI.SUM or another MPI.Op")
     _check_algorithm(arguments, algorithm)
-    member = Member(rank, size, arguments.root)
+    member = Member(rank, size, root)
+    arguments = arguments._replace(root=root)
     blocks = contract(collective)
     to_send, to_recv = blocks.send_blocks(member), blocks.recv_blocks(member)
     aside = collective == "reduce_scatter" and _is_in_place(arguments.sendbuf)
@@ -188,8 +239,8 @@ def read_call(arguments: Arguments, algorithm: str, rank: int, size: int) -> Cal
     if aside:
         send, recv = _input_where_the_result_goes(arguments, member)
     else:
-        send = _buffer(arguments, arguments.sendbuf, "send", to_send)
-        recv = _buffer(arguments, arguments.recvbuf, "receive", to_recv)
+        send = _buffer(arguments, arguments.sendbuf, "send", to_send, member)
+        recv = _buffer(arguments, arguments.recvbuf, "receive", to_recv, member)
     if send is None and recv is None:
         raise InvalidBuffer(f"{collective}: rank {rank} passes no buffer")
     if recv is None and to_recv and collective != "scatter":
@@ -199,13 +250,42 @@ def read_call(arguments: Arguments, algorithm: str, rank: int, size: int) -> Cal
         raise InvalidBuffer(
             f"{collective}: one of the send and receive buffers lies on a GPU, the other does not"
         )
-    if send is not None and recv is not None and send.items.dtype != recv.items.dtype:
+    if not blocks.reduces:
+        send, recv = _as_units(arguments, send, recv, to_send, to_recv)
+    elif send is not None and recv is not None and send.items.dtype != recv.items.dtype:
         raise InvalidBuffer(
             f"{collective}: the send buffer is {send.items.dtype}, the receive buffer "
             f"{recv.items.dtype}; both must have the same type"
         )
     counts = _counts(arguments, member, send, recv)
     return Call(arguments, member, send, recv, counts, aside, algorithm)
+
+
+def _root(arguments: Arguments, size: int) -> int:
+    try:
+        root = index(arguments.root)
+    except TypeError:
+        root = -1
+    if not 0 <= root < size:
+        raise InvalidBuffer(
+            f"{arguments.collective}: root {arguments.root!r} is not one of the {size} ranks"
+        )
+    return root
+
+
+def _as_units(
+    arguments: Arguments, send: Buffer | None, recv: Buffer | None, to_send: int, to_recv: int
+) -> tuple[Buffer | None, Buffer | None]:
+    """Both buffers in units that all ranks come to, however they describe the same bytes."""
+    pairs = ((send, to_send), (recv, to_recv))
+    blocks = [b.items.nbytes // n for b, n in pairs if b is not None]
+    if not arguments.vector and len(set(blocks)) > 1:
+        raise InvalidBuffer(
+            f"{arguments.collective}: a block of the send buffer has {blocks[0]} bytes, and one of "
+            f"the receive buffer {blocks[1]}"
+        )
+    unit = 1 if arguments.vector else unit_of(blocks[0])
+    return send and send.in_units(unit), recv and recv.in_units(unit)
 
 
 def _check_algorithm(arguments: Arguments, algorithm: str) -> None:
@@ -239,12 +319,16 @@ _VECTORS = {
 }
 
 
-def _buffer(arguments: Arguments, spec: Any, role: str, blocks: int) -> Buffer | None:
+def _buffer(
+    arguments: Arguments, spec: Any, role: str, blocks: int, member: Member
+) -> Buffer | None:
     if not blocks or _is_in_place(spec):
         return None
-    if arguments.vector and role in _VECTORS[arguments.collective]:
+    if arguments.vector and role in _VECTORS.get(arguments.collective, ()):
         return vector_buffer(spec, role, blocks)
-    return read_buffer(spec, role, blocks)
+    moves = not contract(arguments.collective).reduces
+    reads = arguments.collective == "broadcast" and member.is_root
+    return read_buffer(spec, role, blocks, moves=moves, readonly=reads)
 
 
 def _counts(
@@ -252,11 +336,7 @@ def _counts(
 ) -> Counts | None:
     """Lengths of the blocks of a v-variant."""
     if arguments.recvcounts is not None:
-        counts = tuple(map(int, arguments.recvcounts))
-        if len(counts) != member.size:
-            raise InvalidBuffer(
-                f"reduce_scatter: {len(counts)} recvcounts, but there are {member.size} ranks"
-            )
+        counts = _recvcounts(arguments, member)
         _expect("send", send, sum(counts))
         _expect("receive", recv, counts[member.rank])
         return Counts(counts, (counts[member.rank],))
@@ -285,19 +365,29 @@ def _expect(role: str, buffer: Buffer | None, items: int) -> None:
         )
 
 
+def _recvcounts(arguments: Arguments, member: Member) -> tuple[int, ...]:
+    try:
+        counts = tuple(index(count) for count in arguments.recvcounts or ())
+    except TypeError:
+        counts = (-1,)
+    if len(counts) != member.size or min(counts) < 0:
+        raise InvalidBuffer(
+            f"reduce_scatter: recvcounts are {member.size} numbers from 0 on, one for each rank, "
+            f"not {arguments.recvcounts!r}"
+        )
+    return counts
+
+
 def _input_where_the_result_goes(arguments: Arguments, member: Member) -> tuple[Buffer, Buffer]:
     """Reduce-scatter in place: the result goes to the beginning of the input."""
-    if arguments.recvcounts is None:
+    if arguments.vector:
+        if arguments.recvcounts is None:
+            raise InvalidBuffer("reduce_scatter in place needs recvcounts, one for each rank")
         whole = read_buffer(arguments.recvbuf, "receive")
-        length, rest = divmod(whole.items.size, member.size)
-        if rest:
-            raise InvalidBuffer(
-                f"reduce_scatter: {whole.items.size} items are no {member.size} equal blocks"
-            )
-    else:
-        whole = read_buffer(arguments.recvbuf, "receive")
-        length = int(arguments.recvcounts[member.rank])
-    return whole, replace(whole, items=whole.items[:length])
+        own = _recvcounts(arguments, member)[member.rank]
+        return whole, replace(whole, items=whole.items[:own])
+    whole = read_buffer(arguments.recvbuf, "receive", member.size)
+    return whole, replace(whole, items=whole.items[: whole.items.size // member.size])
 
 
 def _name(op: MPI.Op) -> str:
@@ -305,4 +395,5 @@ def _name(op: MPI.Op) -> str:
     predefined = ("SUM", "PROD", "MAX", "MIN", "MAXLOC", "MINLOC")
     logical = ("LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR")
     known = (name for name in (*predefined, *logical) if op == getattr(MPI, name))
-    return next(known, "of the user's")
+    commutes = "commutes" if op.is_commutative else "does not commute"
+    return next(known, f"of the user's that {commutes}")

@@ -1,6 +1,7 @@
 """A drop-in for mpi4py's communicator whose collectives are ours."""
 
 import os
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -9,14 +10,16 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from collectives.call import Arguments
-from collectives.engine import AnyPlan, Engine, Small
-from collectives.methods import Blocking, Nonblocking, Persistent
+from collectives.engine import AnyPlan, Engine, Native
+from collectives.errors import CollectiveError
+from collectives.launch import abort_when_uncaught
+from collectives.methods import Blocking, Nonblocking, Persistent, PointToPoint
 from collectives.transport.checked import CheckedTransport
 from collectives.transport.mpi import MPITransport
 from collectives.watchdog import report_calls
 
 
-class Communicator(Blocking, Nonblocking, Persistent, MPI.Intracomm):  # type: ignore[misc]
+class Communicator(Blocking, Nonblocking, Persistent, PointToPoint, MPI.Intracomm):  # type: ignore[misc]
     """``MPI.Intracomm`` with ``algorithm=`` on its collectives; the rest is mpi4py's.
 
     >>> comm = Communicator(MPI.COMM_WORLD)
@@ -27,6 +30,11 @@ class Communicator(Blocking, Nonblocking, Persistent, MPI.Intracomm):  # type: i
     ``algorithm`` is a name of ``python -m collectives list``, with options
     (``"parameter_server:servers=2"``), ``"native"`` for the MPI library's own, or ``"auto"``.  An
     all-reduce is bitwise equal on all ranks, whatever the algorithm.
+
+    With it, an exception that nobody catches on a rank ends the whole job, its traceback first;
+    without that, the other ranks would wait for ever.  ``COLLECTIVES_ABORT=0`` leaves the job
+    alone.  ``sys.exit`` is no exception of that kind: guard a program that exits on one rank with
+    :func:`collectives.launch.abort_on_exception`.
 
     Args:
         comm: the communicator to work on.  It is duplicated at the first collective, so that our
@@ -64,6 +72,10 @@ class Communicator(Blocking, Nonblocking, Persistent, MPI.Intracomm):  # type: i
         transport: type[MPITransport] | None = None,
     ) -> Self:
         self = super().__new__(cls, comm)
+        if comm is None:  # mpi4py makes one to fill in itself
+            self._engine = Engine(self, "auto", False, None, None, "auto", MPITransport)
+            return self
+        abort_when_uncaught()
         if check is None:
             check = os.environ.get("COLLECTIVES_CHECK", "0") != "0"
         if timeout is None:
@@ -78,7 +90,7 @@ class Communicator(Blocking, Nonblocking, Persistent, MPI.Intracomm):  # type: i
         return self
 
     @property
-    def last_plan(self) -> AnyPlan | Small | None:
+    def last_plan(self) -> AnyPlan | Native | None:
         """The plan of the last call: its ``algorithm`` and the ``reason`` for it."""
         return self._engine.last_plan
 
@@ -97,20 +109,50 @@ class Communicator(Blocking, Nonblocking, Persistent, MPI.Intracomm):  # type: i
         return watchdog.waiting(what, numbered=by_all) if watchdog else nullcontext()
 
     def allgather(self, sendobj: Any) -> list[Any]:
-        with self.waiting("allgather of objects"):
+        with self._blocking("allgather of objects"):
             return super().allgather(sendobj)
 
     def allreduce(self, sendobj: Any, op: Any = MPI.SUM) -> Any:
-        with self.waiting("allreduce of objects"):
+        with self._blocking("allreduce of objects"):
             return super().allreduce(sendobj, op)
 
+    def alltoall(self, sendobj: Any) -> list[Any]:
+        with self._blocking("alltoall of objects"):
+            return super().alltoall(sendobj)
+
+    def barrier(self) -> None:
+        with self._blocking("barrier"):
+            return super().barrier()
+
     def bcast(self, obj: Any, root: int = 0) -> Any:
-        with self.waiting("bcast of an object"):
+        with self._blocking("bcast of an object"):
             return super().bcast(obj, root)
 
+    def exscan(self, sendobj: Any, op: Any = MPI.SUM) -> Any:
+        with self._blocking("exscan of objects"):
+            return super().exscan(sendobj, op)
+
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
-        with self.waiting("gather of objects"):
+        with self._blocking("gather of objects"):
             return super().gather(sendobj, root)
+
+    def reduce(self, sendobj: Any, op: Any = MPI.SUM, root: int = 0) -> Any:
+        with self._blocking("reduce of objects"):
+            return super().reduce(sendobj, op, root)
+
+    def scan(self, sendobj: Any, op: Any = MPI.SUM) -> Any:
+        with self._blocking("scan of objects"):
+            return super().scan(sendobj, op)
+
+    def scatter(self, sendobj: Any, root: int = 0) -> Any:
+        with self._blocking("scatter of objects"):
+            return super().scatter(sendobj, root)
+
+    def _blocking(self, what: str) -> AbstractContextManager[None]:
+        """mpi4py's own collective follows, which moves no plan along: those of this communicator
+        are ended first, as all ranks have started them."""
+        self._engine.underway.drain()
+        return self.waiting(what)
 
     @property
     def checks_messages(self) -> bool:
@@ -154,8 +196,29 @@ class Communicator(Blocking, Nonblocking, Persistent, MPI.Intracomm):  # type: i
             raise ValueError(f'memory={memory!r} is neither "numpy" nor "cupy"')
         return self._engine.empty(shape, dtype, memory)
 
+    def Clone(self) -> Self:
+        return self._like(super().Clone())
+
     def Dup(self, info: MPI.Info | None = None) -> Self:
         return self._like(super().Dup(info))
+
+    def Dup_with_info(self, info: MPI.Info) -> Self:
+        return self._like(super().Dup_with_info(info))
+
+    def Idup(self, info: MPI.Info | None = None) -> tuple[Self, MPI.Request]:
+        """Usable once its request is complete.
+
+        Raises:
+            CollectiveError: this one has a timeout; use :meth:`Dup`.
+        """
+        return self._duplicate(super().Idup, info)
+
+    def Idup_with_info(self, info: MPI.Info) -> tuple[Self, MPI.Request]:
+        """As :meth:`Idup`."""
+        return self._duplicate(super().Idup_with_info, info)
+
+    def Create(self, group: MPI.Group) -> Self:
+        return self._like(super().Create(group))
 
     def Split(self, color: int = 0, key: int = 0) -> Self:
         return self._like(super().Split(color, key))
@@ -179,8 +242,16 @@ class Communicator(Blocking, Nonblocking, Persistent, MPI.Intracomm):  # type: i
         self.close()
         super().Free()
 
+    def Disconnect(self) -> None:
+        """As :meth:`Free`, after all that was sent has arrived."""
+        self.close()
+        super().Disconnect()
+
     def close(self) -> None:
-        """Releases plans and the duplicate; the communicator itself stays usable.  Collective."""
+        """Releases plans and the duplicate, once all plans under way have ended.  Collective.
+
+        The communicator itself stays usable.
+        """
         self._engine.close()
 
     def __enter__(self) -> Self:
@@ -194,9 +265,12 @@ class Communicator(Blocking, Nonblocking, Persistent, MPI.Intracomm):  # type: i
         """``comm`` with this communicator's settings."""
         if comm == MPI.COMM_NULL:
             return comm  # type: ignore[return-value]  # as mpi4py: the rank is in no group
+        return type(self)(comm, *self._settings())  # type: ignore[arg-type]
+
+    def _settings(self) -> tuple[Any, ...]:
+        """What was given with the communicator, in the order in which it is taken."""
         engine = self._engine
-        return type(self)(
-            comm,  # type: ignore[arg-type]
+        return (
             engine.algorithm,
             engine.check,
             engine.resources.tuning,
@@ -204,6 +278,19 @@ class Communicator(Blocking, Nonblocking, Persistent, MPI.Intracomm):  # type: i
             engine.resources.device,
             engine.resources.kind,
         )
+
+    def _duplicate(
+        self, duplicate: Callable[..., tuple[Self, MPI.Request]], *info: MPI.Info | None
+    ) -> tuple[Self, MPI.Request]:
+        """One that comes to life later, when its request is complete."""
+        if self._engine.timeout:
+            raise CollectiveError(
+                "a communicator with a timeout has a watchdog, which all ranks start together; use "
+                "Dup in the place of Idup"
+            )
+        comm, request = duplicate(*info)
+        comm._engine = Engine(comm, *self._settings())
+        return comm, request
 
 
 def _seconds(text: str) -> float | None:

@@ -1,10 +1,9 @@
 """What a communicator does with a call: understand it, agree on it, bind it or find it, run it."""
 
 import logging
-import os
-import struct
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,36 +14,40 @@ from mpi4py import MPI
 from collectives.agreement import Agreement
 from collectives.algorithms import names, parse
 from collectives.binding import bind_call
+from collectives.buffers import read_buffer
 from collectives.call import Arguments, Call, read_call
-from collectives.errors import CollectiveError
+from collectives.errors import CollectiveError, InvalidBuffer
+from collectives.lanes import Mask
 from collectives.library import library
+from collectives.memory import HOST
 from collectives.native import NativePlan
 from collectives.plan import Plan
-from collectives.recent import Recent
+from collectives.recent import Entry, Recent
 from collectives.resources import Resources
-from collectives.shared_executor import Places, shared_places, words
+from collectives.shared_executor import Places, shared_places, windows_of, words
 from collectives.transport.mpi import MPITransport
-from collectives.transport.shared_memory import Meeting
+from collectives.transport.shared_memory import Meeting, Window
+from collectives.underway import Underway
 from collectives.watchdog import Watchdog, Watched
 
 log = logging.getLogger("collectives")
 
 #: Plans of blocking calls are kept for the next call with the same memory: as many, up to this
-#: size each.  Above it, binding is cheap beside the transfer.
+#: size each.
 CACHED_PLANS = 32
 CACHED_BYTES = 4 << 20
 
 AnyPlan = Plan | NativePlan | Watched
 
 
-class Small(NamedTuple):
-    """In the place of a plan, for calls that went straight to the MPI library."""
+class Native(NamedTuple):
+    """In the place of a plan, for calls of the MPI library's own: it keeps no buffer alive."""
 
-    algorithm: str
     reason: str
+    algorithm: str = "native"
 
 
-_LEFT_TO_NATIVE = Small("native", "small: fastest, as measured")
+_LEFT_TO_NATIVE = Native("small: fastest, as measured")
 
 
 class _Limits(dict[str, int]):
@@ -66,6 +69,7 @@ class Engine:
 
     Attributes:
         last_plan: the plan of the last call.
+        underway: its plans that are under way.
     """
 
     def __init__(
@@ -84,36 +88,27 @@ class Engine:
         self.timeout = timeout
         self.resources = Resources(comm, tuning, device, transport)
         self.watchdog = Watchdog(MPI.Intracomm(comm), timeout) if timeout else None
-        self.last_plan: AnyPlan | Small | None = None
-        self._plans_made = 0
-        self._agreement = Agreement(self._progress)
-        self._active: list[Plan] = []
+        self.last_plan: AnyPlan | Native | None = None
+        self.underway = Underway()
+        self._agreement = Agreement(self.underway.progress)
         self._recent = Recent()
         self._small = _Limits(self)
-        self._cache: OrderedDict[tuple[object, Places | None], Plan] = OrderedDict()
+        self._cache: OrderedDict[object, Plan] = OrderedDict()
 
     def empty(self, shape: Any, dtype: npt.DTypeLike, memory: str) -> npt.NDArray[Any]:
         """Zeros in the node's memory, or in ordinary memory where that cannot be."""
-        if self.watchdog is None:
-            return self._empty(shape, dtype, memory)
-        call = self.watchdog.enter(Arguments("empty", None, None), None)
-        try:
-            return self._empty(shape, dtype, memory)
-        finally:
-            self.watchdog.leave(call)
-
-    def _empty(self, shape: Any, dtype: npt.DTypeLike, memory: str) -> npt.NDArray[Any]:
-        before = self.resources.node
-        items = self.resources.empty(shape, dtype, memory)
-        if self.resources.node is not before:
-            self._recent.clear()  # from now on the ranks meet
-        return items
+        with self._watched(Arguments("empty", None, None), None):
+            self.underway.drain()
+            # From now on, the ranks meet, and the memory may lie where other memory lay before.
+            self._recent.clear()
+            return self.resources.empty(shape, dtype, memory)
 
     def close(self) -> None:
         """Releases plans and the duplicate.  Collective."""
         if self.watchdog is not None:
             self.watchdog.close()
             self.watchdog = None
+        self.underway.drain()
         for plan in self._cache.values():
             plan.Free()
         self._cache.clear()
@@ -127,91 +122,118 @@ class Engine:
             self.watchdog = None
         self._cache.clear()
         self._recent.clear()
-        self._active.clear()
+        for plan in tuple(self.underway.plans):
+            self.underway.remove(plan)
         self.resources.revoke()
+
+    @contextmanager
+    def _watched(self, arguments: Arguments, algorithm: str | None) -> Iterator[None]:
+        """The watchdog, if there is one, watches what is done in it."""
+        watchdog = self.watchdog
+        if watchdog is None:
+            yield
+            return
+        call = watchdog.enter(arguments, algorithm)
+        try:
+            yield
+        finally:
+            watchdog.leave(call)
 
     def run(self, arguments: Arguments, algorithm: str | None = None) -> None:
         """A blocking call."""
         if self.watchdog is None:
             self._run(arguments, algorithm)
             return
-        call = self.watchdog.enter(arguments, algorithm or self.algorithm)
-        try:
+        with self._watched(arguments, algorithm or self.algorithm):
             self._run(arguments, algorithm)
-        finally:
-            self.watchdog.leave(call)
 
     def _run(self, arguments: Arguments, algorithm: str | None) -> None:
-        """Looks the plan up by the memory that it is about, or binds one."""
+        """Looks a plan up by the memory of the call, first as it stands in the call
+        (:class:`Recent`), then as it was read, or binds one."""
+        key = None if self.check else self._recent.key(arguments, algorithm)
         meeting = None
-        if not self.check:
-            recent = self._recent.find(arguments, algorithm)
-            if recent is not None:
-                if recent.meeting is not None:
-                    mine = recent.meeting[self.comm.rank]
-                    meeting = self._meet(struct.unpack("4q", mine))
-                if meeting == recent.meeting:  # nobody came with other arrays
-                    self._complete(recent.plan or NativePlan(self.comm, arguments, "as before"))
+        if key is not None and (entry := self._recent.find(key)) is not None:
+            if entry.words is None:
+                self._complete(entry.plan, arguments, "as before")
+                return
+            node = self.resources.node
+            held = node.hold(entry.windows) if node is not None else None
+            if held is not None:
+                meeting = self._meet(entry.words)
+                if meeting == entry.meeting:  # nobody came with other memory, or dropped some
+                    self._complete(entry.plan, arguments, "as before")
                     return
-        wanted, algorithm = algorithm, algorithm or self._default(arguments.collective)
+        algorithm = algorithm or self._default(arguments.collective)
         if algorithm == "native" and not self.check:
-            self._complete(NativePlan(self.comm, arguments, "asked for"))
+            self._complete(None, arguments, "asked for")
             return
         call = self._read(arguments, algorithm)
-        node, places = self.resources.node, None
-        if node is not None and (meeting is not None or self._meets(call)):
+        node, places, held = self.resources.node, None, None
+        own = words(call, node) if node is not None and self._meets(call) else None
+        if own is not None:
             if meeting is None:
-                meeting = self._meet(words(call, node))
-            places = shared_places(meeting, node)
-        key = (call.key, places)
-        plan: Plan | NativePlan | None = self._cache.pop(key, None)
-        if plan is None:
-            # Blocking calls follow one another, so they can all use the first tags and counters.
-            plan = self._plan(call, places, number=0, borrow=True)
-        if isinstance(plan, Plan) and (places or plan.nbytes <= CACHED_BYTES):
-            self._cache[key] = plan
+                meeting = self._meet(own)
+            places, held = self._agreed_places(meeting)
+        plan = self._cache.pop((call.key, places), None)
+        reason = "as before"
+        if plan is None or plan.is_freed:
+            # Blocking calls follow one another, so all can use the same tags and counters.
+            made = bind_call(call, self.resources, places, self.underway, None)
+            plan, reason = (None if isinstance(made, NativePlan) else made), made.reason
+        kept = self._keep(call, places, plan)
+        if key is not None and kept:
+            windows = windows_of(places) if places else frozenset()
+            entry = Entry(arguments.op, plan, own, meeting if own else None, windows)
+            self._recent.remember(key, entry)
+        self._complete(plan, call.arguments, reason)
+        if plan is not None and not kept:
+            plan.Free()
+
+    def _keep(self, call: Call, places: Places | None, plan: Plan | None) -> bool:
+        """Keeps the plan of a blocking call for the next one; whether it did, or need not."""
+        if plan is None or call.key is None:
+            return plan is None
+        # Above some size, binding is cheap beside the transfer.
+        if not places and plan.nbytes > CACHED_BYTES:
+            return False
+        self._cache[call.key, places] = plan
         if len(self._cache) > CACHED_PLANS:
             self._cache.popitem(last=False)[1].Free()
-        if isinstance(plan, NativePlan) or not plan.is_freed:
-            kept = None if isinstance(plan, NativePlan) else plan
-            self._recent.remember(arguments, wanted, kept, meeting)
-        self._complete(plan)
+        return True
 
-    def _complete(self, plan: AnyPlan) -> None:
-        self.last_plan = plan
-        if isinstance(plan, NativePlan):
-            # MPI's blocking collectives match none of its nonblocking ones, and no rank knows who
-            # else has plans under way: whoever has, ends them first.  All ranks have started them.
-            while self._active:
-                self._progress()
-        if self._idle is None:
-            plan()
-        else:
-            plan.Start()
-            while not plan.Test():
-                self._progress()
+    def _complete(self, plan: Plan | None, arguments: Arguments, reason: str) -> None:
+        """Runs a plan, or the MPI library's own collective in its place."""
+        if plan is not None:
+            self.last_plan = plan
+            try:
+                plan()
+            except BaseException:
+                self.underway.keep(arguments)
+                raise
+            return
+        # MPI's blocking collectives match none of its nonblocking ones, and no rank knows who else
+        # has plans under way: whoever has, ends them first.  All ranks have started them.
+        self.underway.drain()
+        NativePlan(self.comm, arguments, reason)()
+        self.last_plan = Native(reason)
 
     def make(self, arguments: Arguments, algorithm: str | None = None) -> AnyPlan:
         """A persistent call."""
         if self.watchdog is None:
             return self._make(arguments, algorithm)
-        call = self.watchdog.enter(arguments, algorithm or self.algorithm)
-        try:
+        with self._watched(arguments, algorithm or self.algorithm):
             plan = self._make(arguments, algorithm)
-        finally:
-            self.watchdog.leave(call)
         return Watched(plan, arguments, self.watchdog)
 
     def _make(self, arguments: Arguments, algorithm: str | None) -> Plan | NativePlan:
         """A plan of its own, with tags and counters of its own."""
         call = self._read(arguments, algorithm or self._default(arguments.collective))
-        places = None
-        node = self.resources.node
+        node, places = self.resources.node, None
         if node is not None and self._meets(call):
-            places = shared_places(self._meet(words(call, node)), node)
-        self._plans_made += 1
-        plan = self._plan(call, places, self._plans_made, borrow=False)
-        self.last_plan = plan
+            # The windows stay: the plan's views would be of nothing, if one went before it is made.
+            places, _windows = self._agreed_places(self._meet(words(call, node)))
+        plan = bind_call(call, self.resources, places, self.underway, self._used_anywhere)
+        self.last_plan = Native(plan.reason) if isinstance(plan, NativePlan) else plan
         return plan
 
     def leaves_to_native(self, collective: str, items: Any) -> bool:
@@ -221,15 +243,15 @@ class Engine:
         """
         if type(items) is not np.ndarray or items.nbytes >= self._small[collective]:
             return False
-        if self._active or items.dtype.char not in MPI._typedict:
+        if self.underway.plans or items.dtype.char not in MPI._typedict:
             return False
         self.last_plan = _LEFT_TO_NATIVE
         return True
 
     def native_below(self, collective: str) -> int:
         """The bytes up to which ``auto`` is native."""
-        ranks = self.comm.size, self.resources.ranks_per_node
-        return self.resources.table.native_below(library(), collective, *ranks)
+        per_node, table = self.resources.facts
+        return table.native_below(library(), collective, self.comm.size, per_node)
 
     def _meets(self, call: Call) -> bool:
         """Whether the ranks tell one another where their buffers lie: the same on all of them."""
@@ -240,8 +262,31 @@ class Engine:
         return call.nbytes >= self.native_below(call.collective)
 
     def _meet(self, mine: Sequence[int]) -> Meeting:
-        assert self.resources.node is not None, "ranks meet in its memory"
-        return self.resources.node.meet(mine, self._idle)
+        """Tells the other ranks ``mine``, and how many windows this rank has dropped."""
+        node = self.resources.node
+        assert node is not None, "ranks meet in its memory"
+        self.underway.expect_whole()
+        try:
+            return node.meet((*mine, node.windows.dropped), self._idle)
+        except BaseException as error:  # a signal handler's
+            self.underway.leave("the ranks' meeting", error, None)
+            raise
+
+    def _agreed_places(self, meeting: Meeting) -> tuple[Places | None, list[Window] | None]:
+        """Where all buffers lie, and the windows, which stay while the list does; ``None`` on all
+        ranks if one of them no longer has one of the windows, or they are of two kinds."""
+        node, places = self.resources.node, shared_places(meeting)
+        if node is None or places is None:
+            return None, None
+        held = node.hold(windows_of(places))
+        whole = held is not None and len({window.memory is HOST for window in held}) <= 1
+        answers = self._meet((whole, 0, 0, 0))
+        return (places, held) if all(answer[0] for answer in answers) else (None, None)
+
+    def _used_anywhere(self, used: Mask) -> Mask:
+        """The numbers that any rank uses."""
+        self.complete(self.channel.Iallreduce(MPI.IN_PLACE, used, MPI.BOR))
+        return used
 
     def _default(self, collective: str) -> str:
         """The communicator's algorithm, where this collective has it."""
@@ -252,21 +297,44 @@ class Engine:
 
     def _read(self, arguments: Arguments, algorithm: str) -> Call:
         """Understands a call; with checking on, all ranks raise if one of them has to."""
-        refused: CollectiveError | None = None
+        refused: Exception | None = None
+        call: Call | None = None
         try:
+            arguments = self._with_counts(arguments)
             call = read_call(arguments, algorithm, self.comm.rank, self.comm.size)
-        except CollectiveError as error:
+        except (CollectiveError, TypeError, ValueError, BufferError, MPI.Exception) as error:
             refused = error
         if self.check:
-            self._agreement.check(self.resources.channel, str(refused or call))
-        if refused:
+            lengths = call.lengths if call is not None else {}
+            self._agreement.check(self.resources.channel, str(refused or call), lengths)
+        if call is None:
+            assert refused is not None, "a call is understood or refused"
             raise refused
         return call
 
-    def _plan(
-        self, call: Call, places: Places | None, number: int, borrow: bool
-    ) -> Plan | NativePlan:
-        return bind_call(call, self.resources, places, number, borrow, self._active)
+    def _with_counts(self, arguments: Arguments) -> Arguments:
+        """``Reduce_scatter`` without counts: each rank's is what its receive buffer holds."""
+        in_place = arguments.sendbuf is None or arguments.sendbuf is MPI.IN_PLACE
+        without = arguments.vector and arguments.recvcounts is None and not in_place
+        if arguments.collective != "reduce_scatter" or not without:
+            return arguments
+        counts = np.full(self.comm.size, -1)
+        refused = None
+        try:
+            counts[self.comm.rank] = read_buffer(arguments.recvbuf, "receive").items.size
+        except InvalidBuffer as error:
+            refused = error
+        self.complete(self.channel.Iallreduce(MPI.IN_PLACE, counts, MPI.MAX))
+        if refused is not None:
+            raise refused
+        if counts.min() < 0:
+            raise InvalidBuffer(
+                f"reduce_scatter: rank {counts.argmin()} passes a receive buffer that cannot be "
+                "used"
+            )
+        if counts.min() == counts.max():
+            return arguments._replace(vector=False)
+        return arguments._replace(recvcounts=counts.tolist())
 
     @property
     def channel(self) -> MPI.Intracomm:
@@ -276,14 +344,8 @@ class Engine:
     def complete(self, *requests: MPI.Request) -> None:
         """Waits for ``requests`` while the plans that are under way move along."""
         while not MPI.Request.Testall(requests):
-            self._progress()
-
-    def _progress(self) -> None:
-        """Moves the plans that are under way along, lest a rank that waits for them wait for us."""
-        for plan in tuple(self._active):
-            plan.Test()
-        os.sched_yield()
+            self.underway.progress()
 
     @property
     def _idle(self) -> Callable[[], None] | None:
-        return self._progress if self._active else None
+        return self.underway.progress if self.underway.here else None

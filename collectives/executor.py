@@ -9,10 +9,12 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from collectives.errors import InvalidBuffer, ScheduleError
+from collectives.lanes import Lane
 from collectives.memory import HOST, Combine, DeviceMemory, Items, Memory
 from collectives.plan import Action, BoundRound, Plan
 from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send
 from collectives.transport import Bytes, Request, Transport
+from collectives.underway import Underway
 
 #: Tags of one plan; messages between two ranks cycle through them.
 TAGS_PER_PLAN = 64
@@ -170,9 +172,9 @@ def bind(
     before: Sequence[Action] = (),
     after: Sequence[Action] = (),
     memory: Memory = HOST,
-    tag: int = 0,
+    lane: Lane | None = None,
     reason: str = "asked for",
-    active: list[Plan] | None = None,
+    underway: Underway | None = None,
 ) -> Plan:
     """A plan for ``schedule`` on these buffers.
 
@@ -186,8 +188,9 @@ def bind(
         aside: the input lies where the schedule writes; copy it aside first.
         memory: where the buffers lie.
         before, after: done first and last in each run.
-        tag: first of ``TAGS_PER_PLAN`` tags that no other plan under way uses.
-        active: plans of the same communicator that are under way (kept up to date by the plans).
+        lane: tells its tags from other plans' under way; ``None`` for blocking calls, which follow
+            one another.
+        underway: the plans of the same communicator that are under way.
 
     Raises:
         InvalidBuffer: if the sizes do not fit the collective.
@@ -221,6 +224,7 @@ def bind(
     }
     if combine is not None:
         combine = memory.combine(combine)
+    tag = 0 if lane is None else (lane.number + 1) * TAGS_PER_PLAN
     rounds = _Binder(schedule, transport, buffers, layouts, combine, tag, memory).rounds()
     if prepare:
         rounds.insert(0, BoundRound(starts=prepare))
@@ -235,7 +239,8 @@ def bind(
         max(buffers["sendbuf"].nbytes, buffers["recvbuf"].nbytes),
         rounds,
         transport.testall,
-        [] if active is None else active,
+        Underway() if underway is None else underway,
+        lane,
     )
 
 

@@ -7,13 +7,15 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import TracebackType
 from typing import NamedTuple, NoReturn
 
 from mpi4py import MPI
 
+from collectives.environment import switch
 from collectives.errors import LaunchError
 
 # What the launcher itself told this process, then what only the surrounding allocation says.
@@ -95,14 +97,48 @@ def abort_on_exception(comm: MPI.Comm) -> Iterator[None]:
     except BaseException:
         if comm.size == 1:
             raise
-        where = f"rank {comm.rank} of {comm.size} on {socket.gethostname()}"
-        print(f"[{where}] {traceback.format_exc()}", file=sys.stderr, end="")
+        _say_where(comm)
+        print(traceback.format_exc(), file=sys.stderr, end="")
         calls = getattr(comm, "report_calls", str)()
         if calls:
             print(calls, file=sys.stderr)
         _abort(comm, 1)
     finally:
         over.set()
+
+
+class _AbortingHook:
+    """``sys.excepthook`` that ends the job after the ``previous`` one has written the traceback."""
+
+    def __init__(self, previous: Callable[..., object]) -> None:
+        self.previous = previous
+
+    def __call__(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        comm = MPI.COMM_WORLD
+        alone = MPI.Is_finalized() or comm.size == 1
+        if not alone:
+            _say_where(comm)
+        self.previous(kind, error, trace)
+        if not (alone or hasattr(sys, "ps1")):  # at a prompt, the exception ends nothing
+            _abort(comm, 1)
+
+
+def abort_when_uncaught(environment: Mapping[str, str] = os.environ) -> None:
+    """From now on, an exception that nobody catches on this rank ends the whole job.
+
+    Its traceback comes first, as Python writes it.  Does nothing if ``COLLECTIVES_ABORT`` is off,
+    or a second time.
+    """
+    wanted = "COLLECTIVES_ABORT" not in environment or switch("COLLECTIVES_ABORT", environment)
+    if wanted and not isinstance(sys.excepthook, _AbortingHook):
+        sys.excepthook = _AbortingHook(sys.excepthook)
+
+
+def _say_where(comm: MPI.Comm) -> None:
+    where = f"rank {comm.rank} of {comm.size} on {socket.gethostname()}"
+    print(f"[{where}] ", file=sys.stderr, end="", flush=True)
 
 
 def _end_with(parent: int, rank: int, over: threading.Event) -> None:

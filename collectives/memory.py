@@ -5,6 +5,11 @@ before the stream has come that far.  That is the transports' business
 (:mod:`collectives.transport.device`); here is what there is to queue.
 """
 
+import ctypes
+import os
+import sys
+from contextvars import Context
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -101,7 +106,14 @@ class HostMemory:
 
     @staticmethod
     def combine(function: Combine) -> Combine:
-        return function
+        """In a context of its own, where no overflow raises or warns, whatever the caller's
+        ``np.errstate``: MPI's operations never do, and a rank that raised alone would leave the
+        others waiting."""
+        if not isinstance(function, np.ufunc):
+            return function
+        quiet = Context()
+        quiet.run(np.seterr, all="ignore")
+        return partial(quiet.run, function)
 
     @staticmethod
     def borrowed(items: Items) -> Items:
@@ -200,5 +212,27 @@ HOST = HostMemory()
 
 
 def is_on_device(array: object) -> bool:
-    """Whether an array says that it lies on a GPU."""
-    return hasattr(array, "__cuda_array_interface__")
+    """Whether an array lies on a GPU.
+
+    CUDA's array interface alone does not say so: host memory may have it, too.
+    """
+    if not hasattr(array, "__cuda_array_interface__"):
+        return False
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and isinstance(array, cupy.ndarray):
+        return True
+    return _is_device_address(array.__cuda_array_interface__["data"][0])
+
+
+def _is_device_address(address: int) -> bool:
+    """As CUDA's driver says; in a process that has not loaded it, there is no GPU's memory."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    except OSError:
+        return False
+    kind = ctypes.c_uint(0)
+    memory_type, on_device = 2, 2  # CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_MEMORYTYPE_DEVICE
+    status = driver.cuPointerGetAttribute(
+        ctypes.byref(kind), memory_type, ctypes.c_ulonglong(address)
+    )
+    return status == 0 and kind.value == on_device

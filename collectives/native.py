@@ -32,45 +32,73 @@ class NativePlan:
         self.collective = arguments.collective
         self.reason = reason
         name = _METHODS[self.collective]
-        if arguments.recvcounts is not None:
-            name = "Reduce_scatter"
-        elif arguments.vector:
-            name += "v"
+        if arguments.vector or arguments.recvcounts is not None:
+            name = "Reduce_scatter" if self.collective == "reduce_scatter" else f"{name}v"
         given = _as_mpi_takes_them(arguments)
         self._run = partial(getattr(MPI.Intracomm, name), comm, *given)
         self._start = partial(getattr(MPI.Intracomm, f"I{name.lower()}"), comm, *given)
         self._request: MPI.Request = MPI.REQUEST_NULL
+        self._transient = False
+        self._freed = False
 
     def __call__(self) -> None:
         """Runs the collective to its end."""
+        self._expect_idle("run")
         self._run()
 
     def Start(self) -> None:
-        """Starts it."""
+        """Starts it.
+
+        Raises:
+            RuntimeError: it was freed, or is under way.
+        """
+        self._expect_idle("started")
         self._request = self._start()
 
     def begin(self) -> Self:
         """Starts it, for one run."""
         self.Start()
+        self._transient = True
         return self
 
     def Test(self) -> bool:
         """Makes progress; returns whether it has completed."""
-        return self._request.Test()
+        done = self._request.Test()
+        if done and self._transient:
+            self.Free()
+        return done
 
     def Wait(self) -> None:
         """Completes it."""
         self._request.Wait()
+        if self._transient:
+            self.Free()
 
     def Free(self) -> None:
-        """Nothing to release."""
+        """Lets go of the buffers; the plan cannot be used after it.
+
+        Raises:
+            RuntimeError: it is under way.
+        """
+        self._expect_ended("Wait for it before Free")
+        self._run = self._start = None  # type: ignore[assignment]
+        self._freed = True
+
+    def _expect_idle(self, what: str) -> None:
+        if self._freed:
+            raise RuntimeError(f"{self!r} was freed; make another one")
+        self._expect_ended(f"it cannot be {what} again without Wait or a true Test")
+
+    def _expect_ended(self, instead: str) -> None:
+        if self._request != MPI.REQUEST_NULL:
+            raise RuntimeError(f"{self!r} is under way; {instead}")
 
     def __repr__(self) -> str:
         return f"<NativePlan: {self.collective}>"
 
 
 def _as_mpi_takes_them(arguments: Arguments) -> tuple[Any, ...]:
-    collective, sendbuf, recvbuf, op, root, _, recvcounts = arguments
+    collective, sendbuf, recvbuf, op, root, vector, recvcounts = arguments
     if collective == "barrier":
         return ()
     if collective == "broadcast":
@@ -78,7 +106,7 @@ def _as_mpi_takes_them(arguments: Arguments) -> tuple[Any, ...]:
     if collective == "scatter":
         return sendbuf, MPI.IN_PLACE if recvbuf is None else recvbuf, root
     given = (MPI.IN_PLACE if sendbuf is None else sendbuf, recvbuf)
-    if recvcounts is not None:
+    if collective == "reduce_scatter" and (vector or recvcounts is not None):
         return (*given, recvcounts, op)
     if collective == "gather":
         return (*given, root)

@@ -1,6 +1,7 @@
 """The arrays that a plan works on, where these cannot be the caller's own memory.
 
-A v-variant's blocks may lie anywhere in the caller's buffer: they are packed one behind the other.
+A v-variant's blocks may lie anywhere in the caller's buffer, and MPI's types may have gaps: both
+are packed.
 Sums of 16-bit floating point are done in 32 bits, whatever the algorithm and the MPI library, so
 that the result is rounded once and not with every rank.
 """
@@ -39,8 +40,17 @@ class Operands:
     def _packed(
         self, buffer: Buffer | None, borrow: bool, reads: bool, writes: bool
     ) -> Items | None:
-        if buffer is None or buffer.displacements is None:
-            return None if buffer is None else buffer.view(borrow)
+        if buffer is None:
+            return None
+        writes = writes and buffer.writable
+        if buffer.gaps is not None:
+            if reads:
+                self.before.append(partial(buffer.gaps.pack, buffer.items))
+            if writes:
+                self.after.insert(0, partial(buffer.gaps.unpack, buffer.items))
+            return buffer.items
+        if buffer.displacements is None:
+            return buffer.view(borrow)
         blocks = buffer.blocks()
         packed = self._memory.empty(sum(b.size for b in blocks), buffer.items.dtype)
         ends = np.cumsum([b.size for b in blocks])

@@ -1,12 +1,13 @@
 """A collective that is bound to its buffers: the calls that carry it out, and their progress."""
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from collectives.errors import CorruptMessage
+from collectives.lanes import Lane
 from collectives.transport import Request
+from collectives.underway import Underway
 
 Action = Callable[[], object]
 
@@ -34,6 +35,9 @@ class Plan:
     Call it to run it, or ``Start`` it, ``Test`` it now and then (nothing advances in between), and
     ``Wait`` for it.  Like any collective, all ranks must start their plans in the same order.
 
+    An exception in the middle of it, of a signal handler for one, leaves the ranks parted: its
+    communicator's collectives then raise :class:`~collectives.CollectiveError`.
+
     Attributes:
         algorithm: name of the algorithm, with its options.
         reason: why it was chosen.
@@ -49,7 +53,8 @@ class Plan:
         nbytes: int,
         rounds: list[BoundRound],
         testall: Callable[[Sequence[Any]], bool],
-        active: "list[Plan]",
+        underway: Underway,
+        lane: Lane | None = None,
     ) -> None:
         self.collective = collective
         self.algorithm = algorithm
@@ -57,7 +62,8 @@ class Plan:
         self.nbytes = nbytes
         self._rounds = rounds
         self._testall = testall
-        self._active = active
+        self._underway = underway
+        self._lane = lane
         self._program = [call for r in rounds for call in (*r.starts, *r.finish)]
         self._next = len(rounds)
 
@@ -71,27 +77,44 @@ class Plan:
         return self
 
     def __call__(self) -> None:
-        """Runs the collective to its end."""
-        if self._active:  # another plan is under way, and its peers may need us to go on with it
+        """Runs the collective to its end.
+
+        Raises:
+            CollectiveError: a collective of this communicator was left in the middle before.
+        """
+        # Another plan is under way, and its peers may need us to go on with it; or this one is.
+        if self._underway.here or self._underway.left or self._freed:
             self.Start()
             self.Wait()
             return
         try:
             for call in self._program:
                 call()
-        except CorruptMessage as error:
-            number = [call in (*r.starts, *r.finish) for r in self._rounds].index(True)
-            raise self._placed(error, number) from error
+        except BaseException as error:
+            steps = [(*r.starts, *r.finish) for r in self._rounds]
+            number = next((n for n, calls in enumerate(steps) if call in calls), 0)
+            self._leave(error, number)
+            raise
 
     def Start(self) -> None:
-        """Starts the first round; the buffers are not the caller's until the plan has completed."""
+        """Starts the first round; the buffers are not the caller's until the plan has completed.
+
+        Raises:
+            RuntimeError: it was freed, or is under way.
+            CollectiveError: a collective of this communicator was left in the middle before.
+        """
         if self._freed:
-            raise RuntimeError(f"{self!r} was freed")
-        if self._next < len(self._rounds):
+            raise RuntimeError(f"{self!r} was freed; make another one")
+        if self.is_underway:
             raise RuntimeError(f"{self!r} was started twice without Wait or a true Test in between")
+        self._underway.expect_whole()
         self._next = 0
-        self._active.append(self)
-        self._start_round()
+        self._underway.add(self)
+        try:
+            self._start_round()
+        except BaseException as error:
+            self._leave(error, 0)
+            raise
 
     def Test(self) -> bool:
         """Goes on as far as the messages allow; returns whether the collective has completed."""
@@ -104,24 +127,24 @@ class Plan:
                     call()
                 self._next += 1
                 self._start_round()
-        except CorruptMessage as error:
-            raise self._placed(error, self._next) from error
+        except BaseException as error:
+            self._leave(error, self._next)
+            raise
         return True
 
     def Wait(self) -> None:
-        """Completes the collective; other plans that are under way go on meanwhile."""
-        while len(self._active) > 1 and not self.Test():
-            for plan in tuple(self._active):
-                plan.Test()
-            os.sched_yield()  # a rank that we wait for may need this core
+        """Completes the collective; other plans that this thread has started go on meanwhile."""
         try:
+            while len(self._underway.here) > 1 and not self.Test():
+                self._underway.progress()
             while self._next < len(self._rounds):
                 for call in self._rounds[self._next].finish:
                     call()
                 self._next += 1
                 self._start_round()
-        except CorruptMessage as error:
-            raise self._placed(error, self._next) from error
+        except BaseException as error:
+            self._leave(error, self._next)
+            raise
 
     @property
     def is_freed(self) -> bool:
@@ -129,26 +152,48 @@ class Plan:
         return self._freed
 
     @property
+    def is_underway(self) -> bool:
+        """Whether it was started and has not completed."""
+        return self._next < len(self._rounds)
+
+    @property
     def progress(self) -> int:
         """Rounds completed since ``Start``."""
         return self._next
 
     def Free(self) -> None:
-        """Releases the requests; the plan cannot be used after it."""
+        """Releases the requests; the plan cannot be used after it.
+
+        Raises:
+            RuntimeError: it is under way.
+        """
+        if self.is_underway:
+            raise RuntimeError(f"{self!r} is under way; Wait for it before Free")
         for bound in self._rounds:
             for request in bound.requests:
                 request.Free()
-        self._rounds, self._program, self._next = [], [self.Start], 0
+        self._rounds, self._program, self._next = [], [], 0
+        self._lane = None
         self._freed = True
 
-    def _placed(self, error: CorruptMessage, number: int) -> CorruptMessage:
-        """With the collective and the round, counted from 0."""
+    def _leave(self, error: BaseException, number: int) -> None:
+        """An exception ends it in round ``number``, counted from 0.
+
+        Raises:
+            CorruptMessage: in place of one that does not know the collective and the round.
+        """
+        if self._freed:  # it was left before the exception came here
+            return
         where = f"{self.collective} by {self.algorithm} of {self.nbytes} bytes, round {number}"
-        return CorruptMessage(f"{where}: {error}")
+        self._underway.leave(f"the {where},", error, self._rounds)
+        self._rounds, self._program, self._next = [], [], 0
+        self._freed = True
+        if isinstance(error, CorruptMessage):
+            raise CorruptMessage(f"{where}: {error}") from error
 
     def _start_round(self) -> None:
         if self._next == len(self._rounds):
-            self._active.remove(self)
+            self._underway.remove(self)
             if self._transient:
                 self.Free()
             return

@@ -1,22 +1,28 @@
-"""Blocking calls on the same arrays as before: found again without reading their buffers.
+"""Blocking calls on the same memory as before: found again without reading their buffers.
 
 Reading a call costs some 20 us; a loop that reduces one array again and again should not pay that
 in every turn.
+
+A call is known by what its plan depends on, and by nothing else: address, bytes and type of each
+buffer as they are *now*.  So it does not matter which object names the memory, whether the one of
+before is gone, was resized, or another one lies in its place: a plan that is found is right for
+the memory that the caller holds.
 """
 
-import weakref
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from mpi4py import MPI
 
 from collectives.call import Arguments
 from collectives.plan import Plan
 from collectives.transport.shared_memory import Meeting
 
 _MOST = 256
-#: Type and bytes.
-Form = tuple["np.dtype[Any]", int]
+_address = MPI.Get_address
+
+Key = tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,75 +30,62 @@ class Entry:
     """A call that was made before.
 
     Attributes:
-        sendbuf, recvbuf: ``None`` for what is no array (``MPI.IN_PLACE``).
-        forms: their types and bytes, as an array can be given others in place.
+        op: the operation, kept lest another one comes to lie where it was.
         plan: ``None`` for the MPI library's own collective.
-        meeting: what all ranks brought when they last met; ``None`` if they need not meet.
+        words: what this rank brings when the ranks meet; ``None`` if they need not meet.
+        meeting: what all ranks brought when they last met.
+        windows: numbers of the node's memories that this rank's buffers lie in.
     """
 
-    arguments: Arguments
-    sendbuf: "weakref.ref[Any] | None"
-    recvbuf: "weakref.ref[Any] | None"
-    forms: frozenset[Form]
+    op: MPI.Op | None
     plan: Plan | None
+    words: tuple[int, ...] | None
     meeting: Meeting | None
-
-    def serves(self, arguments: Arguments) -> bool:
-        """Whether the arrays are still those, with the type and size that they had."""
-        for buffer, known in (
-            (arguments.sendbuf, self.sendbuf),
-            (arguments.recvbuf, self.recvbuf),
-        ):
-            if known is not None and (known() is not buffer or _form(buffer) not in self.forms):
-                return False
-        return self.plan is None or not self.plan.is_freed
-
-
-def _form(buffer: Any) -> Form:
-    return buffer.dtype, buffer.nbytes
+    windows: frozenset[int]
 
 
 class Recent:
-    """Calls by the identity of their arguments."""
+    """Calls by their memory."""
 
     def __init__(self) -> None:
-        self._entries: dict[tuple[object, ...], Entry] = {}
+        self._entries: dict[Key, Entry] = {}
 
-    def find(self, arguments: Arguments, algorithm: str | None) -> Entry | None:
-        """The entry for a call that was made before with the very same objects."""
-        entry = self._entries.get(_key(arguments, algorithm))
-        return entry if entry is not None and entry.serves(arguments) else None
+    @staticmethod
+    def key(arguments: Arguments, algorithm: str | None) -> Key | None:
+        """What the plan of a call depends on; ``None`` where only a full reading can tell."""
+        collective, sendbuf, recvbuf, op, root, vector, recvcounts = arguments
+        if vector or recvcounts is not None or type(root) is not int:
+            return None
+        try:
+            send, recv = _memory(sendbuf, False), _memory(recvbuf, True)
+        except (ValueError, BufferError):  # not contiguous, or of a type that has no buffer
+            return None
+        if send is None or recv is None:
+            return None
+        return collective, algorithm, id(op), root, send, recv
 
-    def remember(
-        self,
-        arguments: Arguments,
-        algorithm: str | None,
-        plan: Plan | None,
-        meeting: Meeting | None,
-    ) -> None:
-        """Keeps a call, if its buffers are plain arrays; the arrays are not kept alive by it."""
-        if arguments.vector or arguments.recvcounts is not None:
-            return
-        buffers = (arguments.sendbuf, arguments.recvbuf)
-        arrays = [buffer for buffer in buffers if type(buffer) is np.ndarray]
-        if not arrays or any(isinstance(buffer, list | tuple) for buffer in buffers):
-            return
+    def find(self, key: Key) -> Entry | None:
+        """The call that was made before."""
+        entry = self._entries.get(key)
+        if entry is not None and entry.plan is not None and entry.plan.is_freed:
+            return None
+        return entry
+
+    def remember(self, key: Key, entry: Entry) -> None:
+        """Keeps a call, but nothing of its buffers."""
         if len(self._entries) >= _MOST:
             self._entries.clear()
-        sendbuf, recvbuf = (
-            weakref.ref(buffer) if type(buffer) is np.ndarray else None for buffer in buffers
-        )
-        # The operation is kept, lest another one comes to lie where it was.
-        kept = arguments._replace(sendbuf=None, recvbuf=None)
-        forms = frozenset(map(_form, arrays))
-        entry = Entry(kept, sendbuf, recvbuf, forms, plan, meeting)
-        self._entries[_key(arguments, algorithm)] = entry
+        self._entries[key] = entry
 
     def clear(self) -> None:
         """Forgets all."""
         self._entries.clear()
 
 
-def _key(arguments: Arguments, algorithm: str | None) -> tuple[object, ...]:
-    collective, sendbuf, recvbuf, op, root, vector, _ = arguments
-    return collective, algorithm, id(sendbuf), id(recvbuf), id(op), root, vector
+def _memory(buffer: Any, writable: bool) -> tuple[object, ...] | None:
+    """Where a plain array lies, and what it is; empty for ``MPI.IN_PLACE``, ``None`` for others."""
+    if type(buffer) is np.ndarray:
+        if writable and not buffer.flags.writeable:
+            return None
+        return _address(buffer), buffer.nbytes, buffer.dtype
+    return () if buffer is None or buffer is MPI.IN_PLACE else None

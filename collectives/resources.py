@@ -2,15 +2,19 @@
 
 import logging
 from functools import cached_property
+from math import prod
+from operator import index
 from pathlib import Path
 from typing import Any
 
-import numpy.typing as npt
+import numpy as np
 from mpi4py import MPI
 
 from collectives.cuda_probe import probe
 from collectives.errors import CollectiveError, InvalidBuffer
-from collectives.memory import HOST, CudaMemory, Memory
+from collectives.executor import TAGS_PER_PLAN
+from collectives.lanes import Lanes
+from collectives.memory import HOST, CudaMemory, Items, Memory
 from collectives.transport.device import DirectTransport, StagedTransport
 from collectives.transport.mpi import MPITransport
 from collectives.transport.shared_memory import NodeMemory
@@ -33,13 +37,28 @@ class Resources:
         device: str,
         transport: type[MPITransport],
     ) -> None:
-        self.comm = MPI.Intracomm(comm)
+        self._given = comm
         self.tuning = tuning
         self.device = device
         self.kind = transport
         self.node: NodeMemory | None = None
+        self.tags = Lanes(min(_tags() // TAGS_PER_PLAN - 1, 1 << 30))
         self._transport: MPITransport | None = None
-        self._unshared: set[str] = set()
+
+    @cached_property
+    def comm(self) -> MPI.Intracomm:
+        """The caller's communicator, as it is at the first collective: not before that, as a
+        duplicate that ``Idup`` makes comes to life later."""
+        return MPI.Intracomm(self._given)
+
+    @property
+    def facts(self) -> tuple[int, Table]:
+        """Ranks of the fullest node, and the tuning table: what ``auto`` goes by.
+
+        In one place, as finding each of them is collective, and ranks that ask for them in another
+        order would wait for one another.
+        """
+        return self.ranks_per_node, self.table
 
     @property
     def transport(self) -> MPITransport:
@@ -92,23 +111,47 @@ class Resources:
             return DirectTransport(self.transport, memory)
         return StagedTransport(self.transport, memory)
 
-    def empty(self, shape: Any, dtype: npt.DTypeLike, memory: str) -> npt.NDArray[Any]:
+    def empty(self, shape: Any, dtype: Any, memory: str) -> Items:
         """Zeros in the node's memory, or in ordinary memory where that cannot be.
 
         Args:
             memory: ``"numpy"`` or ``"cupy"``.
+
+        Raises:
+            InvalidBuffer: on all ranks, if one of them asks for what cannot be, or has no GPU.
+            MemoryError: on all ranks.
         """
-        kind: Memory = CudaMemory() if memory == "cupy" else HOST
         alone = self.ranks_per_node < self.comm.size or self.kind.sealed
-        if not alone and memory not in self._unshared:
-            try:
-                if self.node is None:
-                    self.node = NodeMemory(self.channel)
-                return self.node.empty(shape, dtype, kind)
-            except InvalidBuffer as error:  # on all ranks
-                log.warning("ordinary memory instead of shared: %s", error)
-                self._unshared.add(memory)
-        return kind.zeros(shape, dtype)
+        try:
+            kind: Memory = CudaMemory() if memory == "cupy" else HOST
+            dimensions, dtype = _read_shape(shape), _read_type(dtype)
+            items = kind.zeros(dimensions, dtype) if alone else None
+            problem = None
+        except (ValueError, TypeError, MemoryError) as error:
+            problem = str(error)
+        self._expect_none(problem)
+        if items is not None:
+            return items
+        try:
+            if self.node is None:
+                self.node = NodeMemory(self.channel)
+            return self.node.empty(dimensions, dtype, kind)
+        except InvalidBuffer as error:  # on all ranks
+            log.warning("ordinary memory instead of shared: %s", error)
+        try:
+            items = kind.zeros(dimensions, dtype)
+        except MemoryError as error:
+            problem = str(error)
+        self._expect_none(problem)
+        assert items is not None, "without a problem there is an array"
+        return items
+
+    def _expect_none(self, problem: str | None) -> None:
+        """Raises on all ranks if one has a problem."""
+        told = enumerate(self.channel.allgather(problem))
+        problems = [f"rank {rank}: {text}" for rank, text in told if text is not None]
+        if problems:
+            raise InvalidBuffer(f"Communicator.empty: {'; '.join(problems[:3])}")
 
     def revoke(self) -> None:
         """Ends all waits in the duplicate, and lets go of it."""
@@ -125,3 +168,22 @@ class Resources:
         if self._transport is not None:
             self._transport.channel.Free()
             self._transport = None
+
+
+def _tags() -> int:
+    """As many as this MPI has, but for the last one, which no plan uses."""
+    return MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767
+
+
+def _read_shape(shape: Any) -> tuple[int, ...]:
+    lengths = tuple(map(index, shape)) if np.iterable(shape) else (index(shape),)
+    if min(lengths, default=0) < 0 or prod(lengths) >= 1 << 62:
+        raise ValueError(f"{shape!r} is no shape of an array")
+    return lengths
+
+
+def _read_type(dtype: Any) -> "np.dtype[Any]":
+    kind = np.dtype(dtype)
+    if kind.hasobject or not kind.itemsize:
+        raise TypeError(f"arrays of {kind} cannot be shared between processes")
+    return kind

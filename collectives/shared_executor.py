@@ -18,11 +18,13 @@ from collectives.call import Call
 from collectives.dataflow import Cell, Dataflow, End, entered, moved
 from collectives.errors import ScheduleError
 from collectives.executor import Layout
+from collectives.lanes import Lane
 from collectives.memory import HOST, Combine, DeviceMemory, Items, Memory
 from collectives.plan import Action, BoundRound, Plan
 from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send
 from collectives.segments import segmented
-from collectives.transport.shared_memory import Flag, Meeting, NodeMemory, Place
+from collectives.transport.shared_memory import BLOCKING, Flag, Meeting, NodeMemory, Place
+from collectives.underway import Underway
 
 #: Chunks are cut into segments of about this size: what is reduced, or sent, is stored to the
 #: others while it is in a level-2 cache of 1 MiB, together with where it came from.
@@ -37,35 +39,38 @@ _NO_BUFFER = -1
 _ORDINARY = -2
 
 
-def words(call: Call, node: NodeMemory) -> list[int]:
+def words(call: Call, node: NodeMemory) -> tuple[int, ...]:
     """What a rank says of where its buffers lie, when the ranks meet."""
-    words: list[int] = []
+    found: list[int] = []
     for buffer in (call.send, call.recv):
         if buffer is None:
-            words += (_NO_BUFFER, 0)
-        elif call.counts or call.aside:
-            words += (_ORDINARY, 0)
+            found += (_NO_BUFFER, 0)
+        elif call.counts or call.aside or buffer.gaps is not None:
+            found += (_ORDINARY, 0)
         else:
-            words += node.locate(buffer.address, buffer.items.nbytes) or (_ORDINARY, 0)
-    return words
+            found += node.locate(buffer.address, buffer.items.nbytes) or (_ORDINARY, 0)
+    return tuple(found)
 
 
-def shared_places(meeting: Meeting, node: NodeMemory) -> Places | None:
+def shared_places(meeting: Meeting) -> Places | None:
     """Where all ranks' buffers lie, or ``None`` if some of them are ordinary memory.
 
     Args:
         meeting: where all ranks brought their :func:`words`.
     """
-    found = [struct.unpack("4q", told) for told in meeting]
+    found = [struct.unpack_from("4q", told) for told in meeting]
     if any(_ORDINARY in (send, recv) for send, _, recv, _ in found):
         return None
 
     def place(window: int, offset: int) -> Place | None:
         return None if window == _NO_BUFFER else Place(window, offset)
 
-    places = tuple((place(*told[:2]), place(*told[2:])) for told in found)
-    on_host = {node.window(one).memory is HOST for both in places for one in both if one}
-    return places if len(on_host) == 1 else None
+    return tuple((place(*told[:2]), place(*told[2:])) for told in found)
+
+
+def windows_of(places: Places) -> frozenset[int]:
+    """Numbers of the windows that these buffers lie in."""
+    return frozenset(place.window for both in places for place in both if place)
 
 
 def runs_shared(schedule: Schedule, places: Places) -> bool:
@@ -83,23 +88,23 @@ def _is_in_place(schedule: Schedule, places: Places) -> bool:
 def bind_shared(
     schedule: Schedule,
     node: NodeMemory,
-    slot: int,
     places: Places,
     call: Call,
     combine: Combine | None,
     *,
-    borrow: bool,
+    lane: Lane | None,
     reason: str,
-    active: list[Plan],
+    underway: Underway,
 ) -> Plan:
     """A plan for ``schedule`` on arrays that lie in the node's memory.
 
     Args:
-        slot: counters that no other plan under way uses.
         places: of all ranks' buffers, which :func:`runs_shared` must allow.
         call: this rank's; the others' are alike.
-        borrow: name the memory by address, so that the plan does not keep it.
+        lane: tells its counters from other plans' under way; ``None`` for a blocking call's plan,
+            which names the memory by address and does not keep it.
     """
+    slot = BLOCKING if lane is None else BLOCKING + 1 + lane.number
     dtype, memory = call.buffer.items.dtype, call.buffer.memory
     if memory is HOST:  # a GPU is better off with few kernels
         largest = -(-call.count // schedule.chunks) * dtype.itemsize
@@ -108,7 +113,7 @@ def bind_shared(
     buffers = []
     for rank in range(schedule.size):
         named = _buffers(schedule, rank, call, node, places)
-        buffers.append({k: memory.borrowed(v) if borrow else v for k, v in named.items()})
+        buffers.append({k: memory.borrowed(v) if lane is None else v for k, v in named.items()})
     flow = Dataflow(schedule, _is_in_place(schedule, places))
     combine = combine and memory.combine(combine)
     binder = SharedBinder(flow, node, slot, memory, buffers, layout, combine)
@@ -119,7 +124,8 @@ def bind_shared(
         call.nbytes,
         binder.rounds(),
         _all_reached,
-        active,
+        underway,
+        lane,
     )
 
 

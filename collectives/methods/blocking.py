@@ -47,9 +47,9 @@ class Blocking:
         *,
         algorithm: str | None = None,
     ) -> None:
-        """The same with blocks of ``recvcounts`` items; ``None``: equal ones."""
+        """The same with blocks of ``recvcounts`` items; ``None``: as each rank's buffer holds."""
         self._engine.run(
-            Arguments("reduce_scatter", sendbuf, recvbuf, op, recvcounts=recvcounts), algorithm
+            Arguments("reduce_scatter", sendbuf, recvbuf, op, 0, True, recvcounts), algorithm
         )
 
     def Allgather(

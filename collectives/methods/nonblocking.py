@@ -49,7 +49,7 @@ class Nonblocking:
     ) -> AnyPlan:
         """:meth:`Reduce_scatter` under way."""
         return self._engine.make(
-            Arguments("reduce_scatter", sendbuf, recvbuf, op, recvcounts=recvcounts), algorithm
+            Arguments("reduce_scatter", sendbuf, recvbuf, op, 0, True, recvcounts), algorithm
         ).begin()
 
     def Iallgather(

@@ -50,7 +50,7 @@ class Persistent:
     ) -> AnyPlan:
         """A plan for :meth:`Reduce_scatter`."""
         return self._engine.make(
-            Arguments("reduce_scatter", sendbuf, recvbuf, op, recvcounts=recvcounts), algorithm
+            Arguments("reduce_scatter", sendbuf, recvbuf, op, 0, True, recvcounts), algorithm
         )
 
     def Allgather_init(

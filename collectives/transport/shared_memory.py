@@ -4,12 +4,14 @@ Flags are counters, each written by one rank and polled by the others.  Plain lo
 because x86-64 keeps stores in order; on another machine they would need fences that Python lacks.
 """
 
+import ctypes
 import mmap
 import os
 import platform
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +19,7 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from collectives.errors import InvalidBuffer
+from collectives.lanes import Lanes
 from collectives.memory import HOST, DeviceMemory, Items, Memory
 from collectives.plan import Action
 from collectives.transport import Bytes, cuda_ipc
@@ -26,7 +29,9 @@ _LINE = 8  # a cache line in 8-byte words: two ranks never write to the same one
 SLOTS = 512
 #: The slot of :meth:`NodeMemory.meet`, and how many 8-byte words each rank can bring to it.
 MEETING = 0
-WORDS = 4
+#: The slot of blocking calls, which follow one another; those of other plans come after it.
+BLOCKING = 1
+WORDS = 5
 #: Polls before a rank with a core of its own offers it to others: about 100 us.
 _SPINS = 2000
 
@@ -64,6 +69,80 @@ class Window:
             segment = self.own()
         assert segment is not None, "a window is dropped with its own segment"
         return segment
+
+
+class Windows:
+    """Those of a process, by their numbers.
+
+    Attributes:
+        dropped: how many are gone, as nothing uses this rank's memory in them any more.
+    """
+
+    def __init__(self) -> None:
+        self.dropped = 0
+        self._made = 0
+        self._kept: dict[int, Window] = {}
+
+    def add(self, window: Window, own: Bytes) -> None:
+        """Keeps a window until ``own`` is gone, or for good where it is a device's."""
+        number = self._made
+        self._made += 1  # never used again: the same memory may lie in another window later
+        self._kept[number] = window
+        if window.lent is None:
+            weakref.finalize(own, self.drop, number).atexit = False
+
+    def drop(self, number: int) -> None:
+        """Lets go of a window."""
+        self.dropped += 1
+        del self._kept[number]
+
+    def get(self, number: int) -> Window | None:
+        """The window of that number, unless it is gone."""
+        return self._kept.get(number)
+
+    def items(self) -> list[tuple[int, Window]]:
+        """Numbers and windows."""
+        return [*self._kept.items()]
+
+
+class Mapping:
+    """Memory of a file, mapped until nothing refers to it.
+
+    Python's own ``mmap`` keeps a file descriptor for as long, and a process has few of them.
+    """
+
+    def __init__(self, descriptor: int, nbytes: int) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.mmap.restype = ctypes.c_void_p
+        libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+        libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+        access = mmap.PROT_READ | mmap.PROT_WRITE
+        address = libc.mmap(None, nbytes, access, mmap.MAP_SHARED, descriptor, 0)
+        if address == ctypes.c_void_p(-1).value:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        self.address: int = address
+        weakref.finalize(self, libc.munmap, address, nbytes).atexit = False
+
+    def part(self, start: int, nbytes: int) -> Bytes:
+        """An array on some of it."""
+        return np.asarray(_Part(self, start, nbytes))
+
+
+class _Part:
+    """What an array of a mapping has as its base.
+
+    Views of an array skip the arrays between them and the last base that is no array; so all views
+    of a part refer to the part's own array, whose end is the end of its window.
+    """
+
+    def __init__(self, mapping: Mapping, start: int, nbytes: int) -> None:
+        self.mapping = mapping
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (mapping.address + start, False),
+        }
 
 
 class Epoch:
@@ -146,8 +225,8 @@ class NodeMemory:
         self.comm = comm
         self.rank = comm.rank
         self.size = comm.size
-        self._windows: dict[int, Window] = {}
-        self._made = 0
+        self.windows = Windows()
+        self.slots = Lanes(SLOTS - BLOCKING - 1)
         control = self._allocate((SLOTS * _LINE + 2 * WORDS) * 8)
         self._counters = [memoryview(segment.data).cast("q") for segment in control]
         self._epochs = [Epoch() for _ in range(SLOTS)]
@@ -156,34 +235,31 @@ class NodeMemory:
         self._meetings = 0
         self._arrivals = [self.flag(rank, MEETING, 1) for rank in range(comm.size)]
 
-    def empty(self, shape: Any, dtype: npt.DTypeLike, memory: Memory = HOST) -> Items:
+    def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike, memory: Memory = HOST) -> Items:
         """A new array of zeros on every rank, of the same or of another shape.  Collective.
 
         Raises:
             InvalidBuffer: on all ranks, if one cannot address another's.
+            MemoryError: on all ranks, if the node has less memory than all of them ask for.
         """
         kind = np.dtype(dtype)
-        nbytes = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+        nbytes = prod(shape) * kind.itemsize
         if isinstance(memory, DeviceMemory):
             segments = cuda_ipc.exchange(self.comm, memory, nbytes)
         else:
             segments = self._allocate(nbytes)
         own = segments[self.rank]
         own[...] = 0  # touched by its owner first, so that its pages lie near it
-        number = self._made
-        self._made += 1
-        self._windows[number] = Window(segments, self.rank, memory)
-        if memory is HOST:
-            weakref.finalize(own, self._windows.pop, number, None).atexit = False
+        self.windows.add(Window(segments, self.rank, memory), own)
         self.comm.Barrier()
         return own[:nbytes].view(kind).reshape(shape)
 
     def close(self) -> None:
         """Lets go of the other ranks' device memory; arrays on the host stay.  Collective."""
-        for number, window in [*self._windows.items()]:
+        for number, window in self.windows.items():
             if isinstance(window.memory, DeviceMemory) and window.lent is not None:
                 cuda_ipc.release(self.comm, window.memory, window.lent)
-                del self._windows[number]
+                self.windows.drop(number)
 
     def flag(self, rank: int, slot: int, value: int) -> Flag:
         """The condition that ``rank`` has counted up to ``value`` in this run of ``slot``."""
@@ -220,34 +296,33 @@ class NodeMemory:
 
     def locate(self, address: int, nbytes: int) -> Place | None:
         """Where so much memory lies, or ``None`` if it is ordinary."""
-        for number, window in self._windows.items():
+        for number, window in self.windows.items():
             offset = address - window.address
             if offset >= 0 and offset + nbytes <= window.nbytes:
                 return Place(number, offset)
         return None
 
-    def window(self, place: Place) -> Window:
-        """That of ``place``.
-
-        Raises:
-            InvalidBuffer: if this rank's array in it is gone, and the window with it.
-        """
-        window = self._windows.get(place.window)
-        if window is None:
-            raise InvalidBuffer(
-                f"another rank passes its array of Communicator.empty number {place.window}, which "
-                "this rank has dropped; pass arrays of the same call on all ranks, or keep them"
-            )
-        return window
+    def hold(self, numbers: Iterable[int]) -> list[Window] | None:
+        """The windows of these numbers, which stay while the list does; ``None`` if one is gone."""
+        held = [self.windows.get(number) for number in numbers]
+        return None if None in held else held  # type: ignore[return-value]
 
     def view(self, rank: int, place: Place, count: int, dtype: np.dtype[Any]) -> Items:
         """``count`` items at ``place`` of ``rank``."""
-        segment = self.window(place).segment(rank)
+        window = self.windows.get(place.window)
+        assert window is not None, "whoever views a window holds it"
+        segment = window.segment(rank)
         return segment[place.offset : place.offset + count * dtype.itemsize].view(dtype)
 
     def _allocate(self, nbytes: int) -> list[Bytes]:
         """One segment a rank, of ``nbytes`` there, in one anonymous file that all of them map."""
         lengths = self.comm.allgather(-(-max(nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE)
+        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if sum(lengths) > there:
+            raise MemoryError(
+                f"the ranks ask for {sum(lengths)} bytes of shared memory, but their node has "
+                f"{there}"
+            )
         descriptor, problem = -1, None
         try:
             if self.rank == 0:
@@ -256,7 +331,7 @@ class NodeMemory:
             path = self.comm.bcast(f"/proc/{os.getpid()}/fd/{descriptor}")
             if self.rank != 0:
                 descriptor = os.open(path, os.O_RDWR)
-            memory = mmap.mmap(descriptor, sum(lengths))
+            memory = Mapping(descriptor, sum(lengths))
         except OSError as error:
             problem = f"rank {self.rank}: {error}"
         problems = [told for told in self.comm.allgather(problem) if told]
@@ -265,7 +340,4 @@ class NodeMemory:
         if problems:
             raise InvalidBuffer(f"the ranks cannot share memory: {'; '.join(problems)}")
         ends = np.cumsum(lengths)
-        return [
-            np.frombuffer(memory, np.uint8, length, end - length)
-            for length, end in zip(lengths, ends.tolist())
-        ]
+        return [memory.part(end - length, length) for length, end in zip(lengths, ends.tolist())]

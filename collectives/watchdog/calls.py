@@ -8,7 +8,8 @@ from typing import Any
 
 #: As many are kept.
 KEPT = 64
-_PACKAGE = __name__.partition(".")[0]
+#: Frames of these are not the user's.
+_NOT_THE_USER = (__name__.partition(".")[0], "contextlib")
 
 
 class Call:
@@ -92,7 +93,7 @@ def call_site() -> tuple[CodeType | None, int]:
     """The innermost frame outside of this package, as its code and line."""
     frame: Any = sys._getframe(1)
     while frame is not None:
-        if frame.f_globals.get("__name__", "").partition(".")[0] != _PACKAGE:
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in _NOT_THE_USER:
             return frame.f_code, frame.f_lineno
         frame = frame.f_back
     return None, 0
