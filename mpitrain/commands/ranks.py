@@ -10,12 +10,14 @@ from mpi4py import MPI
 from collectives import Communicator, LaunchError, UnknownAlgorithm
 from collectives.launch import abort_on_exception, check_launch
 from collectives.transport.checked import CheckedTransport
-from mpitrain import evaluation, shrink
+from mpitrain import data, evaluation, shrink
 from mpitrain.checkpoint import CheckpointError
 from mpitrain.commands.arguments import parse
 from mpitrain.config import Config, ConfigError, load
 from mpitrain.data import DataError
+from mpitrain.metrics import tensorboard
 from mpitrain.parallel.replicas import ReplicaMismatch
+from mpitrain.precision import compute_type
 from mpitrain.run import checkpoints, resume
 from mpitrain.run import train as run_training
 from mpitrain.stop import Stopped, stop_flag
@@ -202,7 +204,12 @@ def complain(comm: MPI.Intracomm, error: Exception, status: int) -> int:
 
 
 def load_once(comm: MPI.Intracomm, options: argparse.Namespace) -> Config:
-    """Read the job on rank 0 alone, so that all ranks have the same job or the same error."""
+    """Read the job on rank 0 alone, so that all ranks have the same job or the same error.
+
+    Raises:
+        ConfigError: on all ranks, for a job that cannot be or that needs a package which one of
+            them lacks.
+    """
     outcome: Config | ConfigError | None = None
     if comm.rank == 0:
         try:
@@ -212,4 +219,21 @@ def load_once(comm: MPI.Intracomm, options: argparse.Namespace) -> Config:
     agreed: Config | ConfigError = comm.bcast(outcome)
     if isinstance(agreed, ConfigError):
         raise agreed
+    lacking = comm.allgather(_lacking(agreed))
+    if any(lacking):
+        reason = next(filter(None, lacking))
+        who = "" if all(lacking) else f"rank {lacking.index(reason)}: "
+        raise ConfigError(who + reason)
     return agreed
+
+
+def _lacking(config: Config) -> str:
+    """Which package this rank lacks for the job, and how to install it."""
+    try:
+        data.check(config.data)
+        compute_type(config.run.compute, config.run.dtype)
+        if config.run.tensorboard:
+            tensorboard.check()
+    except (ImportError, ConfigError) as error:
+        return str(error)
+    return ""
