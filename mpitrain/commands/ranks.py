@@ -1,6 +1,7 @@
 """Commands that run on all ranks."""
 
 import argparse
+import faulthandler
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -33,8 +34,10 @@ _GO_ON = 75
 def run(argv: Sequence[str]) -> int:
     """Run one command on all ranks; returns the exit code, of errors that they share.
 
-    Any other error aborts all ranks, with the traceback of the one that had it.
+    Any other error aborts all ranks, with the traceback of the one that had it.  Of a rank that a
+    signal kills, as SIGBUS does where a mapped file of data is cut, its stack is printed.
     """
+    faulthandler.enable()
     with Communicator(MPI.COMM_WORLD) as comm:
         options = parse(argv, speak=comm.rank == 0)
         with abort_on_exception(comm):
