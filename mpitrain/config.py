@@ -256,9 +256,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
                 f"train.epochs = {self.train.epochs}"
             )
         try:
-            name, _ = algorithms.parse(self.parallel.algorithm)
-            if name not in ("auto", "native"):
-                algorithms.find("allreduce", name)
+            algorithms.check("allreduce", self.parallel.algorithm)
         except UnknownAlgorithm as error:
             raise ValueError(f"parallel.algorithm: {error}") from error
         for place, why in _conflicts(self):
