@@ -17,13 +17,14 @@ comma   := ,
 EXTRAS  := dev$(if $(filter system,$(MPI)),,$(comma)$(MPI))
 
 export MPIEXEC
-# More ranks than cores is normal on a laptop. MPICH needs no permission, Open MPI does, and it
-# wants another to run as root, as containers do.
+# More ranks than cores is normal on a laptop. MPICH needs no permission, Open MPI does (5 the first,
+# 4.1 the second), and it wants another to run as root, as containers do.
 export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
+export OMPI_MCA_rmaps_base_oversubscribe ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 
-.PHONY: help install train test test-full bench check tune peers hosts cluster clean
+.PHONY: help install train test test-full bench check wheel-check tune peers hosts cluster clean
 
 help:
 	@echo "make train          train $(CONFIG) on NP=$(NP) ranks"
@@ -31,6 +32,7 @@ help:
 	@echo "make test-N         the MPI tests on N ranks, e.g. make test-4"
 	@echo "make test-full      with the long sweeps"
 	@echo "make check          ruff, mypy and the tests without MPI; seconds"
+	@echo "make wheel-check    build the wheel, install it and use it where there is no repository"
 	@echo "make bench          our all-reduces beside the MPI library's, on 2 ranks"
 	@echo "make tune           measure a tuning table for NP=$(NP) ranks of this machine"
 	@echo "make peers          ours beside Open MPI, MPICH, Intel MPI and Gloo, on 2 ranks"
@@ -68,6 +70,9 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q -m "not slow" tests/unit tests/local
+
+wheel-check: install
+	$(BIN)/python -m tests.wheel
 
 bench: install
 	mkdir -p runs

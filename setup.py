@@ -23,6 +23,7 @@ EXTRAS = {
 EXTRAS["test"] = [
     "pytest>=8",
     "pytest-mpi>=0.6",
+    "setuptools>=64",
     "hypothesis>=6",
     "ml_dtypes>=0.4",
     *EXTRAS["data"],

@@ -5,6 +5,7 @@ from typing import Any
 
 from collectives.cost import count
 from collectives.errors import CollectiveError
+from collectives.pictures import pyplot
 from collectives.replay import Begin, Message, replay
 from collectives.schedule import Copy, RecvReduce, Round, Schedule
 from collectives.structure import draw_structure
@@ -46,15 +47,12 @@ def figure(schedule: Schedule, path: Path) -> None:
     copy within the rank.
 
     Raises:
-        CollectiveError: for more than 32 ranks, which would be a picture of nothing.
+        CollectiveError: for more than 32 ranks, which would be a picture of nothing, and without
+            matplotlib.
     """
     if schedule.size > MOST_RANKS:
         raise CollectiveError(f"a picture shows at most {MOST_RANKS} ranks, not {schedule.size}")
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
+    plt = pyplot()
     programmes = [list(schedule.rounds(rank)) for rank in range(schedule.size)]
     rounds = max(map(len, programmes))
     width, height = max(7.0, 1.6 + 1.15 * rounds), max(3.2, 1.4 + 0.5 * schedule.size)
@@ -131,11 +129,7 @@ def figure(schedule: Schedule, path: Path) -> None:
 
 def curves(table: dict[str, list[tuple[int, float]]], title: str, path: Path) -> None:
     """Simulated seconds against ranks, one curve for each algorithm."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
+    plt = pyplot()
     canvas, axes = plt.subplots(figsize=(8, 5), layout="constrained")
     for name, points in table.items():
         if points:

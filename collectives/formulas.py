@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from collectives.cost import count
 from collectives.schedule import Schedule
+from collectives.segments import MOST_SEGMENTS
 
 
 class Model(NamedTuple):
@@ -140,8 +141,9 @@ def best_segments(messages: int, nbytes: float, model: Model) -> int:
     """The number of segments that makes a schedule of so many messages in a row fastest.
 
     k segments take (messages - 1 + k)(alpha + beta m/k), least at k = sqrt((messages - 1) beta m /
-    alpha) (Hockney's pipelining argument).
+    alpha) (Hockney's pipelining argument); at most :data:`~collectives.segments.MOST_SEGMENTS`.
     """
     if messages <= 1 or model.alpha <= 0:
         return 1
-    return max(1, round(((messages - 1) * model.beta * nbytes / model.alpha) ** 0.5))
+    best = round(min(MOST_SEGMENTS, ((messages - 1) * model.beta * nbytes / model.alpha) ** 0.5))
+    return max(1, best)

@@ -10,6 +10,7 @@ from collectives.bench import split
 from collectives.errors import TooLarge
 from collectives.fit import Fit, Sample, fit, read
 from collectives.formulas import FORMULAS, Formula, Model
+from collectives.pictures import pyplot
 from collectives.simulate import Machine, simulate
 from collectives.topology import Flat, Link
 from collectives.topology import build as topology
@@ -17,6 +18,8 @@ from collectives.topology import build as topology
 
 def simulate_sizes(options: argparse.Namespace) -> int:
     """Which algorithm wins at which number of ranks."""
+    if options.plot:
+        pyplot()  # refused now rather than when all is simulated
     link = Link(options.alpha * 1e-6, 1e-9 / options.bandwidth)
     wanted = names(options.collective) if options.algorithm == "all" else split(options.algorithm)
     title = (

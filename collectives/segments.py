@@ -11,6 +11,10 @@ from itertools import chain, zip_longest
 
 from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send, Step
 
+#: More take longer to bind than they save: for 1 GiB along 64 messages of 1.5 us at 25 GB/s the
+#: best number is 1343, and this one is within 1 % of it.
+MOST_SEGMENTS = 1024
+
 
 def segmented(schedule: Schedule, count: int, overlap: bool = False) -> Schedule:
     """``schedule`` on ``count`` segments; each block is cut into segments, each of these as before.

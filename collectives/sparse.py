@@ -7,11 +7,13 @@ Renggli, Ashkboos, Aghagolzadeh, Alistarh, Hoefler: "SparCML: high-performance s
 for machine learning", SC 2019 (their SSAR_Recursive_double, with the switch of their DSAR).
 """
 
+import operator
+import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -91,11 +93,12 @@ def sparse_allreduce(
 
     Raises:
         InvalidBuffer: on all ranks, if one has indices that are not rising or not below ``length``,
-            or arrays of other types or shapes.
+            arrays of other types or shapes, or a ``length``, ``dense_at`` or ``traffic`` that
+            cannot be.
         MismatchError: on all ranks, if they differ in length, types or ``dense_at``.
     """
     with _engine(comm) as engine:
-        mine, limit = _agreed(engine, indices, values, length, dense_at)
+        mine, length, limit = _agreed(engine, indices, values, length, dense_at, traffic)
         exchange = _Exchange(engine, mine, length, limit, traffic or Traffic())
         total = _recursive_doubling(exchange, mine)
     return total.values if total.indices is None else (total.indices, total.values)
@@ -225,29 +228,37 @@ def _engine(comm: MPI.Intracomm) -> Iterator[Engine]:
 
 
 def _agreed(
-    engine: Engine, indices: object, values: object, length: int, dense_at: int | None
-) -> tuple[Stream, int]:
-    """This rank's pairs and the most that travel as such, once no rank refuses its arguments."""
-    refused = None
+    engine: Engine,
+    indices: object,
+    values: object,
+    length: object,
+    dense_at: object,
+    traffic: object,
+) -> tuple[Stream, int, int]:
+    """This rank's pairs, the length, and the most pairs that travel as such, once no rank refuses
+    its arguments."""
+    refused: Exception | None = None
     told = np.full(1 + 2 * len(_COMPARED), np.iinfo(np.int64).min)
     try:
-        mine, limit = _read(indices, values, length, dense_at)
+        mine, size, limit = _read(indices, values, length, dense_at, traffic)
         assert mine.indices is not None, "callers give pairs"
         kinds = [zlib.crc32(array.dtype.name.encode()) for array in (mine.values, mine.indices)]
-        numbers = np.array([length, limit, *kinds])
+        numbers = np.array([size, limit, *kinds])
         told[:] = [0, *numbers, *-numbers]
-    except InvalidBuffer as error:
+    except Exception as error:  # whatever it is: the others are waiting
         refused = error
         told[0] = engine.channel.size - engine.channel.rank
     engine.complete(engine.channel.Iallreduce(MPI.IN_PLACE, told, MPI.MAX))
     if told[0]:
-        _raise_all(engine, engine.channel.size - int(told[0]), str(refused))
+        known = isinstance(refused, InvalidBuffer)
+        reason = str(refused) if known else f"{type(refused).__name__}: {refused}"
+        _raise_all(engine, engine.channel.size - int(told[0]), reason)
     most, least = told[1 : 1 + len(_COMPARED)], -told[1 + len(_COMPARED) :]
     for what, highest, lowest in zip(_COMPARED, most, least):
         if highest != lowest:
             numbers_differ = f": {lowest} to {highest}" if what in ("length", "dense_at") else ""
             raise MismatchError(f"the ranks' sparse_allreduce differ in {what}{numbers_differ}")
-    return mine, limit
+    return mine, size, limit
 
 
 def _raise_all(engine: Engine, rank: int, reason: str) -> None:
@@ -259,8 +270,14 @@ def _raise_all(engine: Engine, rank: int, reason: str) -> None:
     raise InvalidBuffer(f"rank {rank}: {text.tobytes().rstrip(bytes(1)).decode(errors='replace')}")
 
 
-def _read(indices: Any, values: Any, length: int, dense_at: int | None) -> tuple[Stream, int]:
-    """Understands one rank's arguments; raises :class:`InvalidBuffer`."""
+def _read(
+    indices: Any, values: Any, length: object, dense_at: object, traffic: object
+) -> tuple[Stream, int, int]:
+    """Understands one rank's arguments; raises :class:`InvalidBuffer`, or what NumPy raises."""
+    size = _whole_number("length", length)
+    most = size if dense_at is None else _whole_number("dense_at", dense_at)
+    if not isinstance(traffic, Traffic | None):
+        raise InvalidBuffer(f"traffic is a Traffic, not a {type(traffic).__name__}")
     at, given = np.array(indices), np.array(values)  # copies, so that no result is the caller's
     if at.ndim != 1 or at.shape != given.shape:
         raise InvalidBuffer(
@@ -272,18 +289,25 @@ def _read(indices: Any, values: Any, length: int, dense_at: int | None) -> tuple
     number = given.dtype.kind in "fc" or (given.dtype.kind == "V" and given.dtype.type != np.void)
     if not number or not given.dtype.isnative:
         raise InvalidBuffer(f"values are of type {given.dtype}; convert them to floating point")
-    if not 0 <= length < 1 << 63:
-        raise InvalidBuffer(f"a vector cannot have the length {length}")
-    if dense_at is not None and dense_at < 0:
-        raise InvalidBuffer(f"dense_at is a number of pairs, not {dense_at}")
+    if size * given.itemsize > sys.maxsize:
+        raise InvalidBuffer(f"a vector of {size} values of {given.dtype} has too many bytes")
     falling = np.flatnonzero(at[1:] <= at[:-1])
     if falling.size:
         k = int(falling[0])
         if at[k] == at[k + 1]:
             raise InvalidBuffer(f"index {at[k]} comes twice; add its values up first")
         raise InvalidBuffer(f"index {at[k + 1]} comes after {at[k]}; sort the pairs by index")
-    if at.size and int(at[-1]) >= length:
-        raise InvalidBuffer(f"index {at[-1]} lies outside of a vector of {length} values")
+    if at.size and int(at[-1]) >= size:
+        raise InvalidBuffer(f"index {at[-1]} lies outside of a vector of {size} values")
     pair = at.itemsize + given.itemsize
-    limit = length * given.itemsize // pair if dense_at is None else min(dense_at, length)
-    return Stream(at, given), limit
+    limit = size * given.itemsize // pair if dense_at is None else min(most, size)
+    return Stream(at, given), size, limit
+
+
+def _whole_number(name: str, value: object) -> int:
+    if isinstance(value, bool | np.bool_) or not isinstance(value, SupportsIndex):
+        raise InvalidBuffer(f"{name} is {value!r}, of type {type(value).__name__}; give an integer")
+    number = operator.index(value)
+    if not 0 <= number <= sys.maxsize:
+        raise InvalidBuffer(f"{name} cannot be {number}; it lies in 0..{sys.maxsize}")
+    return number

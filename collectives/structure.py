@@ -4,6 +4,7 @@ from collections import defaultdict
 from math import cos, pi, sin
 from typing import Any
 
+from collectives.pictures import pyplot
 from collectives.schedule import Recv, Schedule, Send
 
 Place = tuple[float, float]
@@ -56,8 +57,6 @@ def draw_structure(axes: Any, schedule: Schedule) -> None:
             _draw_tree(axes, parents, schedule.size, number * (schedule.size + 1), f"C{chunk % 10}")
         axes.set_title("the tree" if len(found) == 1 else "the trees", fontsize=9)
         return
-    from matplotlib import pyplot as plt
-
     size = schedule.size
     circle = [(sin(2 * pi * r / size), cos(2 * pi * r / size)) for r in range(size)]
     first: dict[frozenset[int], int] = {}
@@ -67,7 +66,7 @@ def draw_structure(axes: Any, schedule: Schedule) -> None:
                 if isinstance(step, Send):
                     pair = frozenset((rank, step.peer))
                     first[pair] = min(number, first.get(pair, number))
-    shades = plt.get_cmap("viridis")
+    shades = pyplot().get_cmap("viridis")
     last = max(first.values(), default=0) or 1
     for pair, number in first.items():
         (x0, y0), (x1, y1) = (circle[r] for r in sorted(pair))

@@ -5,17 +5,26 @@
 """
 
 import os
+from itertools import pairwise
 from math import log2
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
-from collectives.algorithms import find, parse
+from collectives.algorithms import check, find, parse
 from collectives.contracts import contract
 from collectives.errors import CollectiveError
 
 DEFAULT = Path(__file__).with_name("tuned.json")
+
+
+#: Of the file; another would be read differently.
+_VERSION = 1
+
+Kind = Literal["numpy", "shared", "cupy", "ipc"]
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Choice(NamedTuple):
@@ -28,9 +37,9 @@ class Choice(NamedTuple):
 class Rule(msgspec.Struct, forbid_unknown_fields=True):
     """From so many bytes on, this algorithm; ``ratio`` is native's time over its own."""
 
-    from_bytes: int
+    from_bytes: Annotated[int, msgspec.Meta(ge=0)]
     algorithm: str
-    ratio: float
+    ratio: Positive
 
 
 class Entry(msgspec.Struct, forbid_unknown_fields=True):
@@ -40,14 +49,32 @@ class Entry(msgspec.Struct, forbid_unknown_fields=True):
         mpi: the library that native was (:func:`collectives.library.library`).
         memory: as in :class:`Situation`.
         rules: by rising bytes.
+
+    Raises:
+        ValueError: an algorithm that the collective does not have, rules in another order, or more
+            ranks on a node than there are.
     """
 
     mpi: str
     collective: str
-    memory: str
-    ranks: int
-    ranks_per_node: int
+    memory: Kind
+    ranks: Count
+    ranks_per_node: Count
     rules: list[Rule]
+
+    def __post_init__(self) -> None:
+        if self.ranks_per_node > self.ranks:
+            raise ValueError(f"ranks_per_node = {self.ranks_per_node} of ranks = {self.ranks}")
+        for rule, next_one in pairwise(self.rules):
+            if rule.from_bytes >= next_one.from_bytes:
+                raise ValueError(
+                    f"rules go by rising from_bytes, and {next_one.from_bytes} comes after "
+                    f"{rule.from_bytes}"
+                )
+        for rule in self.rules:
+            check(self.collective, rule.algorithm)
+            if rule.algorithm == "auto":
+                raise ValueError("a rule names the algorithm that auto takes, not auto")
 
 
 class Table(msgspec.Struct, forbid_unknown_fields=True):
@@ -60,8 +87,8 @@ class Table(msgspec.Struct, forbid_unknown_fields=True):
 
     version: int
     environment: dict[str, object]
-    alpha_us: float
-    bandwidth_GBs: float
+    alpha_us: Positive
+    bandwidth_GBs: Positive
     entries: list[Entry]
 
     def entry(
@@ -170,7 +197,7 @@ def choose(table: Table, call: Situation) -> Choice:
                 return Choice("native", f"{where}: fastest, {measured}")
             return Choice(rule.algorithm, f"{where}: {rule.ratio:.1f}x native, {measured}")
     if call.native:
-        return Choice("native", f"{where}: nothing measured is faster")
+        return Choice("native", f"{where}: {_why_not(call, entry)}")
     reason = "this MPI has no such datatype or count"
     if call.sealed:
         reason = f"{where}: native's messages carry no checksums"
@@ -183,20 +210,33 @@ def choose(table: Table, call: Situation) -> Choice:
     return Choice(_WITHOUT_TABLE[call.collective], reason)
 
 
+def _why_not(call: Situation, entry: Entry | None) -> str:
+    """Why the table says nothing about a call."""
+    if call.size == 1:
+        return "a rank alone"
+    if entry is None:
+        nodes = "one node" if call.size == call.per_node else "several nodes"
+        return f"{call.collective} was not measured with {call.mpi} on {nodes}"
+    rules = [rule for rule in entry.rules if rule.from_bytes <= call.nbytes]
+    if not rules:
+        return f"not measured on {entry.ranks} ranks for so few bytes"
+    return f"{rules[-1].algorithm}, the fastest measured on {entry.ranks}, cannot serve this call"
+
+
 def load(path: str | Path | None = None) -> Table:
     """The table in ``path``; by default that of ``COLLECTIVES_TUNING``, or the one built in.
 
     Raises:
-        CollectiveError: for a file that cannot be read, with the place of the mistake.
+        CollectiveError: for a file that cannot be read or says what cannot be, with the place.
     """
     source = Path(path or os.environ.get("COLLECTIVES_TUNING") or DEFAULT)
     try:
         table = msgspec.json.decode(source.read_bytes(), type=Table)
     except (OSError, msgspec.DecodeError) as error:
         raise CollectiveError(f"cannot read the tuning table {source}: {error}") from None
-    for entry in table.entries:
-        for rule in entry.rules:
-            name, _ = parse(rule.algorithm)
-            if name != "native":
-                find(entry.collective, name)
+    if table.version != _VERSION:
+        raise CollectiveError(
+            f"cannot read the tuning table {source}: it is of version {table.version}, and this "
+            f"program reads version {_VERSION}; measure again: python -m collectives tune"
+        )
     return table

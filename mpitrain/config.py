@@ -72,7 +72,8 @@ class Data(Struct, frozen=True, forbid_unknown_fields=True):
             ``labels``; ``text`` a text file, ``tokens`` a folder of ``train.bin`` and ``val.bin``
             (uint16), both for language models; ``clicks`` drawn choices of users, for the
             recommender.
-        path: the file or folder.
+        path: the file or folder.  Parts of it are read while the job trains: replace it by a new
+            file of its name, for a rank that reads what was cut off is killed (SIGBUS).
         units: what a text is made of.
         context: positions of a sample of text.
         vocabulary: of ``tokens``; found in the data if 0.
@@ -181,8 +182,8 @@ class Parallel(Struct, frozen=True, forbid_unknown_fields=True):
         tensor: ranks that share each layer (gpt and mlp).
         data: replicas; 0: as many as the ranks are enough for.
         replicas: of each stage, if they are not all as many: [2, 1, 1] is PipeDream's 2-1-1.
-        partition: how layers become stages: ``even`` in predicted time, ``auto`` with
-            ``profile``'s measured times, or how many layers each stage has, as in [3, 2].
+        partition: how layers become stages: ``even``, as many layers in each; ``auto``, by
+            ``profile``'s measured times; or how many layers each stage has, as in [3, 2].
         profile: file of ``mpitrain profile``.
         schedule: of the pipeline; ``python -m mpitrain schedules`` lists and draws them.
         chunks: pieces of the model on each stage, for ``interleaved``.
@@ -255,9 +256,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
                 f"train.epochs = {self.train.epochs}"
             )
         try:
-            name, _ = algorithms.parse(self.parallel.algorithm)
-            if name not in ("auto", "native"):
-                algorithms.find("allreduce", name)
+            algorithms.check("allreduce", self.parallel.algorithm)
         except UnknownAlgorithm as error:
             raise ValueError(f"parallel.algorithm: {error}") from error
         for place, why in _conflicts(self):

@@ -75,6 +75,6 @@ def compute_type(name: str, dtype: Any) -> Any:
         import ml_dtypes
     except ImportError as error:
         raise ImportError(
-            "run.compute = 'bfloat16' needs ml_dtypes; pip install ml_dtypes"
+            "run.compute = 'bfloat16' needs ml_dtypes: pip install ml_dtypes"
         ) from error
     return np.dtype(ml_dtypes.bfloat16)

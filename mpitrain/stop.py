@@ -43,7 +43,7 @@ def stop_flag(grace_s: float, environment: Mapping[str, str] | None = None) -> I
     """
     environment = os.environ if environment is None else environment
     end = environment.get("SLURM_JOB_END_TIME", "")
-    flag = StopFlag(float(end) - grace_s if end.isdigit() else None)
+    flag = StopFlag(float(end) - grace_s if end.isascii() and end.isdecimal() else None)
     former = {number: signal.signal(number, flag.hear) for number in _HEARD}
     try:
         yield flag

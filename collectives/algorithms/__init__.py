@@ -8,7 +8,10 @@ from collectives.algorithms.table import ALGORITHMS
 from collectives.contracts import CONTRACTS, contract
 from collectives.errors import UnknownAlgorithm
 from collectives.schedule import Schedule
-from collectives.segments import segmented
+from collectives.segments import MOST_SEGMENTS, segmented
+
+#: Characters of an option's value.
+_LONGEST = 32
 
 
 def names(collective: str) -> list[str]:
@@ -28,18 +31,73 @@ def find(collective: str, name: str) -> Algorithm:
     raise UnknownAlgorithm(f"no {collective} algorithm {name!r}; {hint}")
 
 
-def parse(text: str) -> tuple[str, dict[str, Option]]:
-    """``"parameter_server:servers=2"`` -> ``("parameter_server", {"servers": 2})``."""
+def check(collective: str, algorithm: object, size: int | None = None) -> None:
+    """Whether a call of ``collective`` may ask for ``algorithm``, with its options.
+
+    Args:
+        size: ranks, which bound the values of options.
+
+    Raises:
+        UnknownAlgorithm: it may not, and why.
+    """
+    name, options = parse(algorithm)
+    if name in ("auto", "native"):
+        if options:
+            raise UnknownAlgorithm(f"{algorithm}: {name} has no options")
+        return
+    entry = find(collective, name)
+    segments = options.pop("segments", "auto")
+    if segments != "auto":
+        _check_segments(segments, str(algorithm))
+    entry.check(options, size)
+
+
+def check_default(algorithm: object, size: int | None = None) -> None:
+    """As :func:`check`, for what a communicator uses wherever a collective has it.
+
+    Raises:
+        UnknownAlgorithm: no collective has an algorithm of this name, with the nearest that there
+            is; or none of those that have it takes these options.
+    """
+    name, _ = parse(algorithm)
+    having = [entry.collective for entry in ALGORITHMS if entry.name == name]
+    known = ["auto", "native", *dict.fromkeys(entry.name for entry in ALGORITHMS)]
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+        raise UnknownAlgorithm(f"no collective has an algorithm {name!r}; {hint}")
+    refused = None
+    for collective in having or ["allreduce"]:  # auto and native are everywhere the same
+        try:
+            return check(collective, algorithm, size)
+        except UnknownAlgorithm as error:
+            refused = refused or error
+    if refused is not None:
+        raise refused
+
+
+def parse(text: object) -> tuple[str, dict[str, Option]]:
+    """``"parameter_server:servers=2"`` -> ``("parameter_server", {"servers": 2})``.
+
+    Raises:
+        UnknownAlgorithm: for what is not a string of this form.
+    """
+    if not isinstance(text, str):
+        raise UnknownAlgorithm(
+            f"algorithm={text!r} is of type {type(text).__name__}; give a name, as in 'ring', "
+            "'auto' or 'native'"
+        )
     name, _, rest = text.partition(":")
     options: dict[str, Option] = {}
     for item in filter(None, rest.split(",")):
-        key, equals, value = item.partition("=")
-        value = value.strip()
-        if not equals or (not value.isidentifier() and not value.isdecimal()):
+        key, equals, value = (part.strip() for part in item.partition("="))
+        if not equals or not (value.isidentifier() or value.isdecimal()) or key in options:
             raise UnknownAlgorithm(
                 f"cannot read {item!r} in {text!r}; write name:option=value,option=value"
             )
-        options[key.strip()] = int(value) if value.isdecimal() else value
+        if len(value) > _LONGEST:
+            raise UnknownAlgorithm(f"{key}={value[:_LONGEST]}... in {name} is too long")
+        options[key] = int(value) if value.isdecimal() else value
     return name.strip(), options
 
 
@@ -53,23 +111,46 @@ def in_segments(collective: str, algorithm: str, size: int, best: Callable[[Sche
     return f"{name}:{','.join(f'{key}={value}' for key, value in options.items())}"
 
 
-def build(collective: str, algorithm: str, size: int, root: int = 0) -> Schedule:
+def build(
+    collective: str, algorithm: str, size: int, root: int = 0, items: int | None = None
+) -> Schedule:
     """The schedule for an algorithm as a user spells it, with its options.
 
     Every algorithm has the option ``segments``: as many overlapping slices of the buffers; where
     their size is known, ``segments=auto`` is as many as the cost model finds best.
 
+    Args:
+        items: in the largest buffer, the same on all ranks, if they know it: a slice holds one or
+            more.
+
     >>> build("allreduce", "parameter_server:servers=2", 8).chunks
     2
     """
     name, options = parse(algorithm)
-    segments = options.pop("segments", 1)
-    if not isinstance(segments, int) or segments < 1:
-        raise UnknownAlgorithm(
-            f"{algorithm}: segments is a number from 1 on, or auto in a call whose size is known"
-        )
+    segments = _check_segments(options.pop("segments", 1), algorithm)
     schedule = find(collective, name).schedule(size, root, **options)
+    if items is not None:
+        segments = max(1, min(segments, -(-items // schedule.chunks)))
     return segmented(schedule, segments, overlap=True)
 
 
-__all__ = ["ALGORITHMS", "CONTRACTS", "Algorithm", "build", "find", "names", "parse"]
+def _check_segments(segments: Option, algorithm: str) -> int:
+    if not isinstance(segments, int) or not 1 <= segments <= MOST_SEGMENTS:
+        raise UnknownAlgorithm(
+            f"{algorithm}: segments is a number from 1 to {MOST_SEGMENTS}, or auto in a call whose "
+            "size is known"
+        )
+    return segments
+
+
+__all__ = [
+    "ALGORITHMS",
+    "CONTRACTS",
+    "Algorithm",
+    "build",
+    "check",
+    "check_default",
+    "find",
+    "names",
+    "parse",
+]

@@ -1,5 +1,6 @@
 """What the registry knows of an algorithm."""
 
+import difflib
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -60,7 +61,7 @@ class Algorithm:
         Raises:
             UnknownAlgorithm: for an option that it does not have or a value that cannot be.
         """
-        self._check(size, options)
+        self.check(options, size)
         if self.compose:
             return self.compose(size, **options)
         assert self.rounds is not None, "an entry has one of them"
@@ -82,15 +83,19 @@ class Algorithm:
             root,
         )
 
-    def _check(self, size: int, options: dict[str, Option]) -> None:
+    def check(self, options: dict[str, Option], size: int | None = None) -> None:
+        """Raises :class:`UnknownAlgorithm` for options that it does not have, or not on so many
+        ranks."""
         for key, value in options.items():
             if key not in self.options:
-                known = ", ".join(self.options) or "none"
-                raise UnknownAlgorithm(f"{self.name} has no option {key!r}; it has {known}")
+                known = [*self.options, "segments"]
+                near = difflib.get_close_matches(key, known, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}"
+                raise UnknownAlgorithm(f"{self.name} has no option {key!r}; {hint}")
             if type(value) is not type(self.options[key]):
                 kind = "a number" if isinstance(self.options[key], int) else "a name"
                 raise UnknownAlgorithm(f"{self.name}: {key}={value} must be {kind}")
-            if isinstance(value, int) and not 1 <= value <= size:
+            if isinstance(value, int) and size is not None and not 1 <= value <= size:
                 raise UnknownAlgorithm(
                     f"{self.name}: {key}={value} must lie in 1..{size}, the number of ranks"
                 )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from collectives.algorithms import find, names, parse
 from collectives.contracts import CONTRACTS
 from collectives.errors import CollectiveError
+from collectives.pictures import pyplot
 
 if TYPE_CHECKING:
     from collectives.bench.measure import Result
@@ -149,6 +150,8 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
         on_device = options.memory in ("cupy", "ipc")
         if "nccl" in wanted and not on_device:
             raise ValueError("nccl needs --memory cupy or ipc")
+        if options.plot:
+            pyplot()  # refused now rather than when all is measured
         dtype = inputs.parse_dtype(options.datatype)
         lengths = list(
             inputs.sizes(options.minbytes, options.maxbytes, options.stepfactor, options.stepbytes)

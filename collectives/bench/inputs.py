@@ -48,8 +48,10 @@ def sizes(least: int, most: int, factor: int, step: int | None) -> Iterator[int]
 def parse_dtype(name: str) -> np.dtype[Any]:
     """A NumPy type by its name or nccl-tests'; ``ValueError`` if there is none."""
     if name == "bfloat16":
-        import ml_dtypes
-
+        try:
+            import ml_dtypes
+        except ImportError as error:
+            raise ValueError(f"bfloat16 needs ml_dtypes ({error}): pip install ml_dtypes") from None
         return np.dtype(ml_dtypes.bfloat16)
     try:
         dtype = np.dtype(ALIASES.get(name, name))

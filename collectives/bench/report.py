@@ -13,6 +13,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.bench.measure import Result
+from collectives.pictures import pyplot
 
 _THREADS = {
     MPI.THREAD_SINGLE: "single",
@@ -166,11 +167,7 @@ def _replace(path: Path, text: str) -> None:
 
 def plot(path: Path, results: list[Result], about: dict[str, Any]) -> None:
     """Latency and bus bandwidth against size, native as the thick grey line."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
+    plt = pyplot()
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.8), layout="constrained")
     series: dict[str, list[Result]] = {}
     for r in results:

@@ -18,7 +18,7 @@ from collectives.communicator import Communicator
 from collectives.contracts import CONTRACTS
 from collectives.errors import CollectiveError
 from collectives.library import library
-from collectives.tuner import Entry, Rule, Table, load
+from collectives.tuner import Entry, Kind, Rule, Table, load
 
 #: Ours has to be this much faster than native to be chosen: figures repeat no better.
 CLEARLY = 1.05
@@ -62,8 +62,8 @@ def tune(
     """
     collectives = [options.collective] if options.collective else [*CONTRACTS]
     collectives = [c for c in collectives if c != "barrier"]
-    memories = ["numpy", "shared"] if comm.nodes == 1 else ["numpy"]
-    measured: dict[tuple[str, str], list[list[Result]]] = {}
+    memories: list[Kind] = ["numpy", "shared"] if comm.nodes == 1 else ["numpy"]
+    measured: dict[tuple[str, Kind], list[list[Result]]] = {}
     for number in range(options.passes):
         for key in product(collectives, memories):
             if comm.rank == 0:

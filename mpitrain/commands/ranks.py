@@ -1,6 +1,7 @@
 """Commands that run on all ranks."""
 
 import argparse
+import faulthandler
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,12 +11,14 @@ from mpi4py import MPI
 from collectives import Communicator, LaunchError, UnknownAlgorithm
 from collectives.launch import abort_on_exception, check_launch
 from collectives.transport.checked import CheckedTransport
-from mpitrain import evaluation, shrink
+from mpitrain import data, evaluation, shrink
 from mpitrain.checkpoint import CheckpointError
 from mpitrain.commands.arguments import parse
 from mpitrain.config import Config, ConfigError, load
 from mpitrain.data import DataError
+from mpitrain.metrics import tensorboard
 from mpitrain.parallel.replicas import ReplicaMismatch
+from mpitrain.precision import compute_type
 from mpitrain.run import checkpoints, resume
 from mpitrain.run import train as run_training
 from mpitrain.stop import Stopped, stop_flag
@@ -31,8 +34,10 @@ _GO_ON = 75
 def run(argv: Sequence[str]) -> int:
     """Run one command on all ranks; returns the exit code, of errors that they share.
 
-    Any other error aborts all ranks, with the traceback of the one that had it.
+    Any other error aborts all ranks, with the traceback of the one that had it.  Of a rank that a
+    signal kills, as SIGBUS does where a mapped file of data is cut, its stack is printed.
     """
+    faulthandler.enable()
     with Communicator(MPI.COMM_WORLD) as comm:
         options = parse(argv, speak=comm.rank == 0)
         with abort_on_exception(comm):
@@ -202,7 +207,12 @@ def complain(comm: MPI.Intracomm, error: Exception, status: int) -> int:
 
 
 def load_once(comm: MPI.Intracomm, options: argparse.Namespace) -> Config:
-    """Read the job on rank 0 alone, so that all ranks have the same job or the same error."""
+    """Read the job on rank 0 alone, so that all ranks have the same job or the same error.
+
+    Raises:
+        ConfigError: on all ranks, for a job that cannot be or that needs a package which one of
+            them lacks.
+    """
     outcome: Config | ConfigError | None = None
     if comm.rank == 0:
         try:
@@ -212,4 +222,21 @@ def load_once(comm: MPI.Intracomm, options: argparse.Namespace) -> Config:
     agreed: Config | ConfigError = comm.bcast(outcome)
     if isinstance(agreed, ConfigError):
         raise agreed
+    lacking = comm.allgather(_lacking(agreed))
+    if any(lacking):
+        reason = next(filter(None, lacking))
+        who = "" if all(lacking) else f"rank {lacking.index(reason)}: "
+        raise ConfigError(who + reason)
     return agreed
+
+
+def _lacking(config: Config) -> str:
+    """Which package this rank lacks for the job, and how to install it."""
+    try:
+        data.check(config.data)
+        compute_type(config.run.compute, config.run.dtype)
+        if config.run.tensorboard:
+            tensorboard.check()
+    except (ImportError, ConfigError) as error:
+        return str(error)
+    return ""

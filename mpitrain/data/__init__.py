@@ -15,7 +15,22 @@ from mpitrain.data.sampler import Sampler, share
 from mpitrain.data.text import load_text
 from mpitrain.data.tokens import load_tokens
 
-__all__ = ["DataError", "Dataset", "Sampler", "Samples", "load", "share"]
+__all__ = ["DataError", "Dataset", "Sampler", "Samples", "check", "load", "share"]
+
+
+def check(config: Data) -> None:
+    """Whether the package that the data come with is installed.
+
+    Raises:
+        ImportError: it is not.
+    """
+    if config.name == "digits":
+        try:
+            from mpitrain.data import digits  # noqa: F401
+        except ImportError as error:
+            raise ImportError(
+                f"data.name = 'digits' needs scikit-learn ({error}): pip install 'mpitrain[data]'"
+            ) from error
 
 
 def load(config: Data, dtype: DTypeLike) -> Dataset:
@@ -28,12 +43,9 @@ def load(config: Data, dtype: DTypeLike) -> Dataset:
     path = Path(config.path)
     match config.name:
         case "digits":
-            try:
-                from mpitrain.data import digits
-            except ImportError as error:
-                raise ImportError(
-                    f"data.name = 'digits' needs scikit-learn ({error}); pip install scikit-learn"
-                ) from error
+            check(config)
+            from mpitrain.data import digits
+
             return digits.load(config.test_fraction, dtype)
         case "idx":
             return load_idx(path, dtype)

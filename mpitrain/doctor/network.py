@@ -5,13 +5,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from time import perf_counter, time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator
 from collectives.cuda_probe import probe
+from collectives.library import library
+from collectives.tuner import Situation, choose, load
 from mpitrain.doctor.finding import Finding, Status, gathered, in_parts, leader
 
 #: What users set to choose a transport, by library.
@@ -23,6 +25,8 @@ _VARIABLES_SHOWN = 6
 _SMALL, _LARGE = 1, 4 << 20
 _WARM_UP, _SMALL_TURNS, _LARGE_TURNS = 20, 200, 8
 _CLOCK_TURNS = 10
+#: Bytes of the all-reduce by which the tuning is judged.
+_JUDGED = 512 << 10
 #: Time stamps of traces and logs of one run are compared across nodes.
 _APART_S = 1.0
 
@@ -209,20 +213,23 @@ def judge_clocks(found: list[float]) -> Finding:
 def tuning(comm: MPI.Intracomm, folder: Path) -> Finding:
     """Whether ``auto`` knows this allocation."""
 
-    def reduce(own: Communicator) -> Any:
-        own.Allreduce(MPI.IN_PLACE, np.zeros(1 << 16))
-        reason = str(own.last_plan.reason) if own.last_plan else ""
+    def look(own: Communicator) -> tuple[bool, str]:
+        per_node = own.ranks_per_node
         own.close()
-        return reason
+        table = load()
+        call = Situation(library(), "allreduce", _JUDGED, comm.size, per_node)
+        known = table.entry(call.mpi, call.collective, call.memory, call.size, call.per_node)
+        return known is not None, choose(table, call).reason
 
-    return in_parts(comm, "tuning", [lambda _: Communicator(comm), reduce], judge_tuning)
+    return in_parts(comm, "tuning", [lambda _: Communicator(comm), look], judge_tuning)
 
 
-def judge_tuning(found: list[str]) -> Finding:
-    """It was measured, here or on a machine like this."""
-    if len(found) > 1 and "measured on" not in found[0] and "tuned" not in found[0]:
+def judge_tuning(found: list[tuple[bool, str]]) -> Finding:
+    """It was measured, here or on a machine like this, as rank 0's table says."""
+    measured, reason = found[0]
+    if len(found) > 1 and not measured:
         return Finding(
-            "tuning", Status.WARN, f"auto: {found[0]}",
+            "tuning", Status.WARN, f"auto: {reason}",
             "measure this allocation: python -m collectives tune -o tuned.json",
         )  # fmt: skip
-    return Finding("tuning", Status.OK, f"auto, 512 KiB: {found[0]}")
+    return Finding("tuning", Status.OK, f"auto: {reason}")

@@ -7,7 +7,7 @@ from pathlib import Path
 from mpitrain.config import Config
 from mpitrain.metrics import tensorboard
 from mpitrain.metrics.console import console
-from mpitrain.metrics.lines import json_lines
+from mpitrain.metrics.lines import json_lines, read_records
 from mpitrain.metrics.records import (
     Epoch,
     Record,
@@ -34,6 +34,7 @@ __all__ = [
     "Write",
     "console",
     "json_lines",
+    "read_records",
     "recorder",
     "tensorboard",
 ]

@@ -1,12 +1,17 @@
 """Records as lines of JSON in a file, which is the source of truth."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, get_args
 
 import msgspec
 
 from mpitrain.metrics.records import Record, Write
+
+#: The fields of each event, and which of them are numbers.
+_FIELDS = {kind.__struct_config__.tag: msgspec.structs.fields(kind) for kind in get_args(Record)}
 
 
 @contextmanager
@@ -28,6 +33,48 @@ def json_lines(path: Path, done: int = 0) -> Iterator[Write]:
             file.flush()
 
         yield write
+
+
+def read_records(path: Path) -> tuple[list[dict[str, Any]], bool]:
+    """The records of a file of :func:`json_lines`, and whether the last line was cut off.
+
+    A number that is not finite is written as null, and read as nan.
+
+    Raises:
+        ValueError: the file cannot be read, or a line that is not the last is no record.
+    """
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+    records: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            records.append(_record(line))
+        except ValueError as error:
+            if number == len(lines):
+                return records, True
+            raise ValueError(f"{path}, line {number}, is no record: {error}") from error
+    return records, False
+
+
+def _record(line: bytes) -> dict[str, Any]:
+    """One line, understood; fields that this version does not know are kept."""
+    try:
+        record = msgspec.json.decode(line)
+    except msgspec.DecodeError as error:
+        raise ValueError(str(error)) from error
+    if not isinstance(record, dict) or not isinstance(record.get("event"), str):
+        raise ValueError("it names no event")
+    for field in _FIELDS.get(record["event"], ()):
+        if field.required and field.name not in record:
+            raise ValueError(f"a {record['event']} without {field.name}")
+        if field.type in (int, float) and field.name in record:
+            value = math.nan if record[field.name] is None else record[field.name]
+            if not isinstance(value, int | float):
+                raise ValueError(f"{field.name} is {value!r}, not a number")
+            record[field.name] = value
+    return record
 
 
 def _until(path: Path, done: int) -> Iterator[bytes]:

@@ -19,7 +19,7 @@ def check() -> None:
         ConfigError: the package is not installed.
     """
     if find_spec("tensorboardX") is None:
-        raise ConfigError("run.tensorboard needs tensorboardX; pip install tensorboardX")
+        raise ConfigError("run.tensorboard needs tensorboardX: pip install 'mpitrain[tensorboard]'")
 
 
 @contextmanager

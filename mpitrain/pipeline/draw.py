@@ -56,7 +56,12 @@ def picture(rows: Sequence[tuple[str, Sequence[Block]]], path: Path, title: str)
     Raises:
         ImportError: matplotlib is not installed.
     """
-    from matplotlib.figure import Figure
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            f"a picture needs matplotlib ({error}): pip install 'mpitrain[plot]'"
+        ) from error
 
     end = max((block.stop for _, blocks in rows for block in blocks), default=1.0)
     figure = Figure(figsize=(11, 0.9 + 0.42 * len(rows)), layout="constrained")

@@ -1,11 +1,11 @@
 """The report: curves, time, pipeline, layout, configuration and events of a run, in one file."""
 
-import json
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
+from mpitrain.metrics import read_records
 from mpitrain.report import figures
 from mpitrain.trace import read_trace
 
@@ -26,7 +26,7 @@ def write_report(run: Path) -> Path:
         ValueError: the folder has no ``metrics.jsonl`` that can be read.
         ImportError: matplotlib is not installed.
     """
-    records, cut_off = _records(run / "metrics.jsonl")
+    records, cut_off = read_records(run / "metrics.jsonl")
     starts = [record for record in records if record["event"] == "start"]
     steps = [record for record in records if record["event"] == "step"]
     if not starts or not steps:
@@ -54,25 +54,6 @@ def write_report(run: Path) -> Path:
         encoding="utf-8",
     )
     return path
-
-
-def _records(path: Path) -> tuple[list[dict[str, Any]], bool]:
-    """The records, and whether the last line was cut off."""
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
-    records: list[dict[str, Any]] = []
-    for number, line in enumerate(lines, 1):
-        try:
-            record = json.loads(line)
-            record["event"]
-        except (ValueError, KeyError, TypeError) as error:
-            if number == len(lines):
-                return records, True
-            raise ValueError(f"{path}, line {number}, is no record: {error}") from error
-        records.append(record)
-    return records, False
 
 
 def _section(title: str, body: str) -> str:

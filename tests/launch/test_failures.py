@@ -69,6 +69,57 @@ def test_an_exception_on_one_rank_ends_the_job(tmp_path):
     assert "rank 0 of" not in ended.stderr
 
 
+CUT = """
+import os, sys
+from mpitrain.__main__ import main
+from mpitrain.trainer import Trainer
+
+step = Trainer.step
+
+def cut(self, *arguments):
+    if self.steps_done == 2:
+        os.truncate("data.txt", 0)
+    return step(self, *arguments)
+
+Trainer.step = cut
+sys.exit(main(["train", "job.toml"]))
+"""
+JOB = """
+[run]
+log_every = 1
+[data]
+name = "text"
+path = "data.txt"
+units = "bytes"
+context = 8
+[model]
+kind = "gpt"
+width = 8
+heads = 1
+layers = 1
+[train]
+batch_size = 4
+"""
+
+
+def test_a_file_of_data_that_is_cut_while_it_is_mapped(tmp_path):
+    """The rank that reads it is killed by SIGBUS; it says where it was."""
+    (tmp_path / "program.py").write_text(CUT)
+    (tmp_path / "job.toml").write_text(JOB)
+    (tmp_path / "data.txt").write_bytes(bytes(100_000))
+    ended = subprocess.run(
+        [sys.executable, "program.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode not in (0, 1)
+    assert "Fatal Python error: Bus error" in ended.stderr
+    assert "data/text.py" in ended.stderr
+
+
 def test_an_exit_status_ends_the_job_with_it(tmp_path):
     ended = job(
         tmp_path,

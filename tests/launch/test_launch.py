@@ -98,6 +98,51 @@ def test_one_rank_needs_no_launcher(tmp_path):
     assert sum(curve[-5:]) < 0.5 * sum(curve[:5])
 
 
+#: Read by every interpreter that starts: these ranks have no scikit-learn and no matplotlib.
+HIDE = """
+import os, sys
+rank = os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0"))
+if rank in os.environ["WITHOUT"].split():
+    sys.modules["sklearn"] = sys.modules["matplotlib"] = None
+"""
+
+
+@needs_launcher
+@pytest.mark.parametrize(("without", "who"), [("0 1", ""), ("1", "rank 1: ")])
+def test_a_package_that_is_missing_is_named_once(tmp_path, monkeypatch, without, who):
+    (tmp_path / "sitecustomize.py").write_text(HIDE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("WITHOUT", without)
+    for command in ("train", "eval", "profile"):
+        done = run(tmp_path, "-m", "mpitrain", command, EXAMPLES / "digits.toml", ranks=2)
+        assert done.returncode == 2
+        told = [line for line in done.stderr.splitlines() if "mpitrain" in line]
+        assert len(told) == 1
+        assert told[0].startswith(f"mpitrain: {who}data.name = 'digits' needs scikit-learn (")
+        assert told[0].endswith("): pip install 'mpitrain[data]'")
+        assert "Traceback" not in done.stderr
+
+
+@needs_launcher
+@pytest.mark.parametrize(
+    "command",
+    [
+        "collectives draw ring -n 4",
+        "collectives simulate --ranks 8 --plot a.png",
+        "collectives bench allreduce -b 8 -e 8 --plot a.png",
+        "mpitrain schedules 1f1b -o .",
+    ],
+)
+def test_a_picture_without_matplotlib_is_refused_in_one_sentence(tmp_path, monkeypatch, command):
+    (tmp_path / "sitecustomize.py").write_text(HIDE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("WITHOUT", "0 1")
+    done = run(tmp_path, "-m", *command.split(), ranks=2 if "bench" in command else None)
+    assert done.returncode == 2
+    assert done.stderr.count("needs matplotlib") == 1
+    assert "pip install 'mpitrain[plot]'" in done.stderr and "Traceback" not in done.stderr
+
+
 @needs_launcher
 @pytest.mark.parametrize(
     ("arguments", "message"),

@@ -192,25 +192,55 @@ def good():
     return np.array([1, 2], np.uint32), np.array([1.0, 2.0]), 10
 
 
-BAD = {
-    "comes after 5; sort": (np.array([5, 2], np.uint32), np.ones(2), 10),
-    "index 5 comes twice": (np.array([5, 5], np.uint32), np.ones(2), 10),
-    "index 10 lies outside of a vector of 10": (np.array([1, 10], np.uint32), np.ones(2), 10),
-    "convert them to uint32": (np.array([1, 2]), np.ones(2), 10),
-    "convert them to floating point": (np.array([1, 2], np.uint32), np.array(["a", "b"]), 10),
-    "of the same length": (np.array([1, 2], np.uint32), np.ones(3), 10),
-    "cannot have the length -1": (np.array([], np.uint32), np.ones(0), -1),
-}
+U4 = np.uint32
+BAD = [
+    ("comes after 5; sort", np.array([5, 2], U4), np.ones(2), 10),
+    ("index 5 comes twice", np.array([5, 5], U4), np.ones(2), 10),
+    ("index 10 lies outside of a vector of 10", np.array([1, 10], U4), np.ones(2), 10),
+    ("convert them to uint32", np.array([1, 2]), np.ones(2), 10),
+    ("convert them to uint32", [1, 2], np.ones(2), 10),
+    ("convert them to uint32", np.array([1.0, 2.0]), np.ones(2), 10),
+    ("convert them to uint32", np.array(["1", "2"]), np.ones(2), 10),
+    ("convert them to uint32", np.array([None, object()]), np.ones(2), 10),
+    ("convert them to floating point", np.array([1, 2], U4), np.array(["a", "b"]), 10),
+    ("convert them to floating point", np.array([1, 2], U4), np.array([None, 1.0]), 10),
+    ("convert them to floating point", np.array([1, 2], U4), np.array([True, False]), 10),
+    ("of the same length", np.array([1, 2], U4), np.ones(3), 10),
+    ("of the same length", None, np.ones(3), 10),
+    ("of the same length", "12", np.ones(2), 10),
+    ("ValueError: .*inhomogeneous", [[1], [1, 2]], np.ones(2), 10),
+    ("length cannot be -1", np.array([], U4), np.ones(0), -1),
+    ("length cannot be 1208925819614629174706176", np.array([], U4), np.ones(0), 1 << 80),
+    ("has too many bytes", np.array([], U4), np.ones(0), 1 << 62),
+    ("length is '10', of type str; give an integer", np.array([], U4), np.ones(0), "10"),
+    ("length is 10.0, of type float", np.array([], U4), np.ones(0), 10.0),
+    ("length is True, of type bool", np.array([], U4), np.ones(0), True),
+    ("length is None, of type NoneType", np.array([], U4), np.ones(0), None),
+    ("dense_at is '3', of type str", np.array([], U4), np.ones(0), 10, "3"),
+    ("dense_at is 2.5, of type float", np.array([], U4), np.ones(0), 10, 2.5),
+    ("dense_at cannot be -1", np.array([], U4), np.ones(0), 10, -1),
+    ("dense_at cannot be 1208925819614629174706176", np.array([], U4), np.ones(0), 10, 1 << 80),
+    ("traffic is a Traffic, not a dict", np.array([], U4), np.ones(0), 10, None, {}),
+]
 
 
-@pytest.mark.parametrize("reason", BAD)
-def test_one_ranks_mistake_is_raised_on_all(comm, reason):
-    bad = comm.size - 1
-    arguments = BAD[reason] if comm.rank == bad else good()
-    with pytest.raises(InvalidBuffer, match=f"rank {bad}: .*{reason}"):
-        sparse_allreduce(comm, *arguments)
+@pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad[0])
+def test_one_ranks_mistake_is_raised_on_all(comm, bad):
+    reason, *arguments = bad
+    last = comm.size - 1
+    *given, dense_at, traffic = (
+        (*arguments, None, None)[:5] if comm.rank == last else (*good(), 3, None)
+    )
+    with pytest.raises(InvalidBuffer, match=f"rank {last}: .*{reason}"):
+        sparse_allreduce(comm, *given, dense_at=dense_at, traffic=traffic)
     indices, _ = sparse_allreduce(comm, *good(), dense_at=10)  # and it goes on
     assert indices.tolist() == [1, 2]
+
+
+def test_numpys_integers_are_integers(comm):
+    indices, values, _ = good()
+    result = sparse_allreduce(comm, indices, values, np.uint8(10), dense_at=np.int64(10))
+    assert result[1].tolist() == [comm.size, 2 * comm.size]
 
 
 def test_calls_that_do_not_belong_together(comm):

@@ -5,12 +5,14 @@ from math import ceil, log2
 
 import pytest
 
-from collectives.algorithms import ALGORITHMS, build, find, names, parse
+from collectives.algorithms import ALGORITHMS, build, check_default, find, names, parse
 from collectives.algorithms.circulant import skips
 from collectives.algorithms.double_binary_tree import node, trees
 from collectives.cost import count
 from collectives.errors import UnknownAlgorithm
+from collectives.formulas import Model, best_segments
 from collectives.schedule import Send
+from collectives.segments import MOST_SEGMENTS
 
 SIZES = [2, 3, 4, 5, 7, 8, 12, 16, 17, 32, 33]
 POWERS = [2, 4, 8, 16, 32]
@@ -191,8 +193,8 @@ def test_options():
     [
         ("rign", "did you mean 'ring'"),
         ("zzz", "there are ring, double_binary_tree"),
-        ("ring:servers=2", "no option 'servers'; it has none"),
-        ("parameter_server:server=2", "no option 'server'; it has servers"),
+        ("ring:servers=2", "no option 'servers'; it has segments"),
+        ("parameter_server:server=2", "no option 'server'; did you mean 'servers'"),
         ("parameter_server:servers=9", "must lie in 1..8"),
         ("parameter_server:servers=two", "servers=two must be a number"),
         ("parameter_server:servers", "write name:option=value"),
@@ -209,3 +211,56 @@ def test_unknown_algorithms_and_options(algorithm, hint):
 def test_unknown_collective():
     with pytest.raises(UnknownAlgorithm, match="there are allreduce"):
         names("allreduse")
+
+
+@pytest.mark.parametrize("name", ["auto", "native", *(a.name for a in ALGORITHMS)])
+def test_every_name_can_be_a_default(name):
+    check_default(name, 4)
+
+
+def test_options_of_a_default():
+    check_default("ring:segments=auto", 4)
+    check_default("ring:segments=8", 4)
+    check_default("parameter_server:servers=2", 2)
+    check_default("hierarchical:local=8,inter=butterfly,segments=16")
+
+
+@pytest.mark.parametrize(
+    ("default", "sentence"),
+    [
+        ("rign", "no collective has an algorithm 'rign'; did you mean 'ring'?"),
+        ("RING", "no collective has an algorithm 'RING'; there are auto, native, ring"),
+        ("nativ", "did you mean 'native'?"),
+        ("", "no collective has an algorithm ''; there are auto"),
+        ("ring:segmnts=4", "ring has no option 'segmnts'; did you mean 'segments'?"),
+        ("ring:segments=0", "segments is a number from 1 to 1024, or auto"),
+        ("ring:segments=200000000", "segments is a number from 1 to 1024, or auto"),
+        ("ring:segments=many", "segments is a number from 1 to 1024, or auto"),
+        ("ring:segments", "cannot read 'segments' in 'ring:segments'"),
+        ("ring:segments=2,segments=3", "cannot read 'segments=3'"),
+        ("ring:segments=" + "9" * 5000, "is too long"),
+        ("parameter_server:servers=3", "servers=3 must lie in 1..2, the number of ranks"),
+        ("parameter_server:servers=two", "servers=two must be a number"),
+        ("native:segments=2", "native has no options"),
+        (123, "algorithm=123 is of type int; give a name, as in 'ring', 'auto' or 'native'"),
+        (b"ring", "algorithm=b'ring' is of type bytes"),
+        (None, "algorithm=None is of type NoneType"),
+    ],
+)
+def test_what_cannot_be_a_default(default, sentence):
+    with pytest.raises(UnknownAlgorithm) as raised:
+        check_default(default, 2)
+    assert sentence in str(raised.value)
+
+
+def test_a_segment_holds_an_item():
+    many = build("allreduce", "ring:segments=1024", 3, items=100)
+    assert many.chunks == 3 * 34
+    assert build("allreduce", "ring:segments=4", 3, items=100).chunks == 3 * 4
+    assert build("allreduce", "ring:segments=4", 3, items=0).chunks == 3
+    with pytest.raises(UnknownAlgorithm, match="from 1 to 1024"):
+        build("allreduce", "double_binary_tree:segments=200000000", 3)
+
+
+def test_the_best_number_of_segments_is_bounded():
+    assert best_segments(64, 1 << 60, Model(1e-300, 1.0, 0.0)) == MOST_SEGMENTS

@@ -23,6 +23,8 @@ PURE = [
     "segments",
     "tuner",
     "errors",
+    "environment",
+    "pictures",
     "simulate",
     "topology",
     "links",

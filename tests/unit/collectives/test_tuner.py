@@ -67,7 +67,33 @@ def test_one_node_says_nothing_about_several():
     assert chosen(1 << 20, 16, 8).algorithm == "hierarchical:local=8"
     only_one = Table(1, {}, 1.0, 10.0, TABLE.entries[:2])
     choice = choose(only_one, Situation("Open MPI", "allreduce", 1 << 20, 16, 8))
-    assert choice == ("native", "1048576 bytes, 16 ranks: nothing measured is faster")
+    assert choice.algorithm == "native"
+
+
+@pytest.mark.parametrize(
+    ("situation", "why"),
+    [
+        (("Open MPI", "allreduce", 8, 16, 8), "allreduce was not measured with Open MPI on seve"),
+        (("MPICH", "allreduce", 8, 2, 2), "allreduce was not measured with MPICH on one node"),
+        (("Open MPI", "scan", 8, 2, 2), "scan was not measured with Open MPI on one node"),
+        (("Open MPI", "allreduce", 8, 1, 1), "a rank alone"),
+        (("Open MPI", "allreduce", 8, 8, 8), "not measured on 8 ranks for so few bytes"),
+        (
+            ("Open MPI", "allreduce", 1 << 20, 8, 8, False),
+            "ring, the fastest measured on 8, cannot serve this call",
+        ),
+    ],
+)
+def test_native_says_why_the_table_chose_nothing(situation, why):
+    table = Table(
+        1,
+        {},
+        1.0,
+        10.0,
+        [Entry("Open MPI", "allreduce", "numpy", 8, 8, [Rule(16, "ring", 1.5)]), TABLE.entries[0]],
+    )
+    choice = choose(table, Situation(*situation))
+    assert choice.algorithm == "native" and why in choice.reason
 
 
 def test_what_cannot_be_is_not_chosen():
@@ -134,16 +160,37 @@ def test_the_built_in_table_is_whole():
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (b"{", "cannot read the tuning table"),
+        (b"{", "Input data was truncated"),
         (b'{"version": 1}', "missing required field `environment`"),
-        (None, "no allreduce algorithm 'rign'; did you mean 'ring'"),
+        (("ring", "rign"), "no allreduce algorithm 'rign'; did you mean 'ring'"),
+        (("ring", "ring:segments=200000000"), "segments is a number from 1 to 1024"),
+        (("ring", "ring:segmnts=4"), "ring has no option 'segmnts'; did you mean 'segments'"),
+        (("ring", "ring:segments=" + "9" * 5000), "is too long"),
+        (("ring", "auto"), "a rule names the algorithm that auto takes"),
+        (("ring", "native:segments=2"), "native has no options"),
+        (('"allreduce"', '"allredcue"'), "no collective 'allredcue'"),
+        (('"version":1', '"version":999'), "it is of version 999, and this program reads versi"),
+        (('"alpha_us":1.0', '"alpha_us":0'), r"Expected `float` > 0.0 - at `\$.alpha_us`"),
+        (('"alpha_us":1.0', '"alpha_us":NaN'), "JSON is malformed"),
+        (('"alpha_us":1.0', '"alpha_us":1e999'), "Number out of range"),
+        (('"bandwidth_GBs":10.0', '"bandwidth_GBs":-1'), r"> 0.0 - at `\$.bandwidth_GBs`"),
+        (('"ranks":2', '"ranks":0'), r"Expected `int` >= 1 - at `\$.entries\[0\].ranks`"),
+        (('"ranks_per_node":2', '"ranks_per_node":-2'), r">= 1 - at .*\[0\].ranks_per_node`"),
+        (('"ranks_per_node":2', '"ranks_per_node":3'), "ranks_per_node = 3 of ranks = 2"),
+        (('"numpy"', '"disk"'), r"Invalid enum value 'disk' - at `\$.entries\[0\].memory`"),
+        (('"from_bytes":0', '"from_bytes":-1'), r"Expected `int` >= 0 - at .*\.from_bytes`"),
+        (('"from_bytes":0', '"from_bytes":9000'), "8192 comes after 9000"),
+        (('"ratio":1.0', '"ratio":0'), r"Expected `float` > 0.0 - at .*rules\[0\].ratio`"),
     ],
 )
 def test_tables_that_are_no_tables(tmp_path, change, sentence):
     path = tmp_path / "t.json"
-    path.write_bytes(change or msgspec.json.encode(TABLE).replace(b"ring", b"rign"))
-    with pytest.raises(CollectiveError, match=sentence):
+    if isinstance(change, tuple):
+        change = msgspec.json.encode(TABLE).decode().replace(*change).encode()
+    path.write_bytes(change)
+    with pytest.raises(CollectiveError, match=sentence) as raised:
         load(path)
+    assert str(path) in str(raised.value)
 
 
 def test_rules_for_open_mpi(tmp_path, capsys):

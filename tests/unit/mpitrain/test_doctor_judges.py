@@ -129,8 +129,9 @@ def test_messages_clocks_and_tuning():
     apart = judge_clocks([0.0, 0.1, -3.0])
     assert status(apart) is Status.WARN
     assert apart.text == "3.10 s apart; rank 2's is furthest from rank 0's"
-    assert status(judge_tuning(["512 KiB: 1.8x native, measured on 2"] * 2)) is Status.OK
-    assert status(judge_tuning(["no table is near"] * 2)) is Status.WARN
+    assert status(judge_tuning([(True, "1.8x native, measured on 2")] * 2)) is Status.OK
+    assert status(judge_tuning([(False, "was not measured on several nodes")] * 2)) is Status.WARN
+    assert status(judge_tuning([(False, "a rank alone")])) is Status.OK
 
 
 def test_checkpoint_folders(tmp_path):

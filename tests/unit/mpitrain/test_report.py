@@ -1,8 +1,11 @@
 """Reports of runs that ended, and of those that did not."""
 
+import json
+
 import pytest
 
 from mpitrain.commands.arguments import parse
+from mpitrain.commands.compare import compare
 from mpitrain.commands.offline import run as run_offline
 from mpitrain.config import Config, Run
 from mpitrain.metrics import Epoch, Resumed, Skipped, Start, Step, Summary, recorder
@@ -29,8 +32,6 @@ def folder(tmp_path):
 
 
 def test_a_report_is_one_file_with_everything(folder):
-    import json
-
     spans = [
         Span(rank, f"{kind}{m}", "compute", m + off, m + off + 0.5, {"micro_batch": m, "chunk": 0})
         for rank in range(2)
@@ -64,12 +65,56 @@ def test_no_run(tmp_path, capsys):
         write_report(tmp_path)
     assert run_offline(parse(["report", str(tmp_path)])) == 2
     assert "mpitrain: " in capsys.readouterr().err
-    (tmp_path / "metrics.jsonl").write_text('{"event":"step"}\nnonsense\n{}\n')
+    (tmp_path / "metrics.jsonl").write_text('{"event":"other"}\nnonsense\n{}\n')
     with pytest.raises(ValueError, match="line 2, is no record"):
         write_report(tmp_path)
     (tmp_path / "trace.json").write_text("{}")
     with pytest.raises(ValueError, match="is not a trace"):
         read_trace(tmp_path / "trace.json")
+
+
+@pytest.mark.parametrize("event", ["step", "epoch", "summary"])
+def test_losses_that_are_not_finite(folder, event):
+    """JSON has no nan and no infinity: both are written as null."""
+    path = folder / "metrics.jsonl"
+    lines = []
+    for line in path.read_text().splitlines():
+        record = json.loads(line)
+        if record["event"] == event:
+            record |= {key: None for key, value in record.items() if isinstance(value, float)}
+        lines.append(json.dumps(record))
+    path.write_text("\n".join(lines))
+    assert "nan" in write_report(folder).read_text()
+    assert folder.name in compare(folder.parent)
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ('{"event":"step","step":1}', "a step without epoch"),
+        ('{"event":"epoch","epoch":0,"test_accuracy":"<b>","test_loss":1}', "is '<b>', not a numb"),
+        ("[]", "it names no event"),
+    ],
+)
+def test_a_line_that_is_no_record_is_named(folder, line, why):
+    path = folder / "metrics.jsonl"
+    path.write_text(line + "\n" + path.read_text())
+    with pytest.raises(ValueError, match=rf"metrics\.jsonl, line 1, is no record: .*{why}"):
+        write_report(folder)
+
+
+def test_a_run_that_wrote_nothing_does_not_hide_the_others(folder, capsys):
+    runs = folder / "runs"
+    for name in ("empty", "good"):
+        (runs / name).mkdir(parents=True)
+    (runs / "empty" / "metrics.jsonl").touch()
+    (runs / "good" / "metrics.jsonl").write_bytes((folder / "metrics.jsonl").read_bytes())
+    assert run_offline(parse(["compare", str(runs)])) == 0
+    out = capsys.readouterr().out
+    assert "75.00%" in out and "empty/metrics.jsonl has no start of a run" in out
+    (runs / "good" / "metrics.jsonl").unlink()
+    assert run_offline(parse(["compare", str(runs)])) == 2
+    assert "has no start of a run" in capsys.readouterr().err
 
 
 def test_a_continued_run_keeps_what_it_reported(folder):

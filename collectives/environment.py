@@ -1,0 +1,45 @@
+"""What environment variables say: one way to read each kind, and one sentence where it is none."""
+
+import math
+import os
+from collections.abc import Mapping
+
+_ON = ("1", "true", "yes", "on")
+_OFF = ("0", "false", "no", "off")
+
+
+def switch(name: str, environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether a variable switches something on; unset or empty, it does not.
+
+    Raises:
+        ValueError: for other words than 1, true, yes, on and 0, false, no, off.
+    """
+    given = environment.get(name, "")
+    word = given.strip().lower()
+    if word in _ON:
+        return True
+    if not word or word in _OFF:
+        return False
+    raise ValueError(
+        f"{name}={given!r} is neither on ({', '.join(_ON)}) nor off ({', '.join(_OFF)}, or nothing)"
+    )
+
+
+def seconds(name: str, environment: Mapping[str, str] = os.environ) -> float | None:
+    """How long a variable says; ``None`` if it is unset or empty.
+
+    Raises:
+        ValueError: for what is no finite number above 0.
+    """
+    given = environment.get(name, "")
+    if not given.strip():
+        return None
+    try:
+        value = float(given)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(
+            f"{name}={given!r} must be a number of seconds above 0; unset it for no limit"
+        )
+    return value

@@ -1,0 +1,41 @@
+"""Environment variables as people write them."""
+
+import pytest
+
+from collectives.environment import seconds, switch
+
+
+@pytest.mark.parametrize("word", ["1", "true", "True", "YES", "on", " on "])
+def test_on(word):
+    assert switch("A", {"A": word})
+
+
+@pytest.mark.parametrize("word", ["0", "false", "FALSE", "no", "off", "", " "])
+def test_off(word):
+    assert not switch("A", {"A": word})
+    assert not switch("A", {})
+
+
+@pytest.mark.parametrize("word", ["2", "ture", "nope", "0.0", "-1"])
+def test_a_word_that_is_neither_is_named(word):
+    with pytest.raises(ValueError) as raised:
+        switch("COLLECTIVES_CHECK", {"COLLECTIVES_CHECK": word})
+    assert str(raised.value) == (
+        f"COLLECTIVES_CHECK={word!r} is neither on (1, true, yes, on) nor off (0, false, no, off, "
+        "or nothing)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("3", 3.0), (" 1.5 ", 1.5), ("1e3", 1000.0), ("", None), (" ", None)]
+)
+def test_seconds(text, value):
+    assert seconds("A", {"A": text}) == value
+    assert seconds("A", {}) is None
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf", "-1", "0", "-0.0", "1e999", "ten", "5s"])
+def test_seconds_that_are_none_are_named(text):
+    with pytest.raises(ValueError, match="must be a number of seconds above 0") as raised:
+        seconds("COLLECTIVES_TIMEOUT", {"COLLECTIVES_TIMEOUT": text})
+    assert f"COLLECTIVES_TIMEOUT={text!r}" in str(raised.value)
