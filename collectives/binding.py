@@ -49,7 +49,8 @@ def bind_call(
         return NativePlan(resources.comm, call.arguments, reason)
     underway.expect_whole()
     call.refuse_overlap()
-    schedule = build(call.collective, algorithm, size, call.root)
+    items = None if call.counts else call.count * call.contract.blocks(size)
+    schedule = build(call.collective, algorithm, size, call.root, items)
     buffer = call.buffer
     combine = None
     if call.op is not None:

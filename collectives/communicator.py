@@ -9,8 +9,10 @@ from typing import Any, Literal, Self
 import numpy.typing as npt
 from mpi4py import MPI
 
+from collectives.algorithms import check_default
 from collectives.call import Arguments
 from collectives.engine import AnyPlan, Engine, Native
+from collectives.environment import seconds, switch
 from collectives.errors import CollectiveError
 from collectives.launch import abort_when_uncaught
 from collectives.methods import Blocking, Nonblocking, Persistent, PointToPoint
@@ -42,7 +44,7 @@ class Communicator(Blocking, Nonblocking, Persistent, PointToPoint, MPI.Intracom
         algorithm: what calls use that name none, where their collective has it.
         check: compare every call across ranks first, so that calls that do not belong together
             raise :class:`MismatchError` on all ranks instead of hanging; one small exchange a
-            call.  Default: whether ``COLLECTIVES_CHECK`` is set to other than ``0``.
+            call.  Default: whether ``COLLECTIVES_CHECK`` is on.
         tuning: the table that ``auto`` goes by, as rank 0 finds it; a file of ``python -m
             collectives tune``.  Default: that of ``COLLECTIVES_TUNING``, or the one built in.
         timeout: after so many seconds in one collective, one of the ranks that wait says who is
@@ -50,13 +52,15 @@ class Communicator(Blocking, Nonblocking, Persistent, PointToPoint, MPI.Intracom
             communicator is then collective.  Default: that of ``COLLECTIVES_TIMEOUT``, or never.
         transport: of messages: :class:`MPITransport`, or :class:`CheckedTransport`, whose messages
             each carry a checksum; ``auto`` then is never native, and ``empty`` gives ordinary
-            memory.  Default: the latter if ``COLLECTIVES_CHECKSUMS`` is set to other than ``0``.
+            memory.  Default: the latter if ``COLLECTIVES_CHECKSUMS`` is on.
         device: how messages of CuPy arrays go: ``"direct"``, handed to a CUDA-aware MPI;
             ``"staged"`` through pinned host memory; ``"auto"``: direct if a transfer in a child
             process works.  Default: that of ``COLLECTIVES_DEVICE``, or auto.
 
     Raises:
-        ValueError: for a timeout or a device that is none.
+        UnknownAlgorithm: for an algorithm that no collective has.
+        ValueError: for a timeout or a device that is none, or an environment variable that says
+            something else than expected.
     """
 
     _engine: Engine
@@ -76,16 +80,16 @@ class Communicator(Blocking, Nonblocking, Persistent, PointToPoint, MPI.Intracom
             self._engine = Engine(self, "auto", False, None, None, "auto", MPITransport)
             return self
         abort_when_uncaught()
+        check_default(algorithm, comm.size if comm != MPI.COMM_NULL else None)
         if check is None:
-            check = os.environ.get("COLLECTIVES_CHECK", "0") != "0"
+            check = switch("COLLECTIVES_CHECK")
         if timeout is None:
-            timeout = _seconds(os.environ.get("COLLECTIVES_TIMEOUT", ""))
+            timeout = seconds("COLLECTIVES_TIMEOUT")
         device = device or os.environ.get("COLLECTIVES_DEVICE", "auto")
         if device not in ("auto", "direct", "staged"):
             raise ValueError(f"device={device!r} is none of auto, direct and staged")
         if transport is None:
-            sealed = os.environ.get("COLLECTIVES_CHECKSUMS", "0") != "0"
-            transport = CheckedTransport if sealed else MPITransport
+            transport = CheckedTransport if switch("COLLECTIVES_CHECKSUMS") else MPITransport
         self._engine = Engine(self, algorithm, check, tuning, timeout, device, transport)
         return self
 
@@ -291,10 +295,3 @@ class Communicator(Blocking, Nonblocking, Persistent, PointToPoint, MPI.Intracom
         comm, request = duplicate(*info)
         comm._engine = Engine(comm, *self._settings())
         return comm, request
-
-
-def _seconds(text: str) -> float | None:
-    try:
-        return float(text) if text else None
-    except ValueError:
-        raise ValueError(f"COLLECTIVES_TIMEOUT={text!r} is no number of seconds") from None

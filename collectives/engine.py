@@ -19,14 +19,13 @@ from collectives.call import Arguments, Call, read_call
 from collectives.errors import CollectiveError, InvalidBuffer
 from collectives.lanes import Mask
 from collectives.library import library
-from collectives.memory import HOST
 from collectives.native import NativePlan
 from collectives.plan import Plan
 from collectives.recent import Entry, Recent
 from collectives.resources import Resources
-from collectives.shared_executor import Places, shared_places, windows_of, words
+from collectives.shared_executor import Places, shared_places, still_there, words
 from collectives.transport.mpi import MPITransport
-from collectives.transport.shared_memory import Meeting, Window
+from collectives.transport.shared_memory import Meeting
 from collectives.underway import Underway
 from collectives.watchdog import Watchdog, Watched
 
@@ -157,10 +156,9 @@ class Engine:
                 self._complete(entry.plan, arguments, "as before")
                 return
             node = self.resources.node
-            held = node.hold(entry.windows) if node is not None else None
-            if held is not None:
+            if node is not None and still_there(entry.words, node):
                 meeting = self._meet(entry.words)
-                if meeting == entry.meeting:  # nobody came with other memory, or dropped some
+                if meeting == entry.meeting:  # nobody came with other memory
                     self._complete(entry.plan, arguments, "as before")
                     return
         algorithm = algorithm or self._default(arguments.collective)
@@ -168,12 +166,12 @@ class Engine:
             self._complete(None, arguments, "asked for")
             return
         call = self._read(arguments, algorithm)
-        node, places, held = self.resources.node, None, None
+        node, places = self.resources.node, None
         own = words(call, node) if node is not None and self._meets(call) else None
-        if own is not None:
+        if node is not None and own is not None:
             if meeting is None:
                 meeting = self._meet(own)
-            places, held = self._agreed_places(meeting)
+            places = shared_places(meeting, node)
         plan = self._cache.pop((call.key, places), None)
         reason = "as before"
         if plan is None or plan.is_freed:
@@ -182,9 +180,7 @@ class Engine:
             plan, reason = (None if isinstance(made, NativePlan) else made), made.reason
         kept = self._keep(call, places, plan)
         if key is not None and kept:
-            windows = windows_of(places) if places else frozenset()
-            entry = Entry(arguments.op, plan, own, meeting if own else None, windows)
-            self._recent.remember(key, entry)
+            self._recent.remember(key, Entry(arguments.op, plan, own, meeting))
         self._complete(plan, call.arguments, reason)
         if plan is not None and not kept:
             plan.Free()
@@ -230,8 +226,7 @@ class Engine:
         call = self._read(arguments, algorithm or self._default(arguments.collective))
         node, places = self.resources.node, None
         if node is not None and self._meets(call):
-            # The windows stay: the plan's views would be of nothing, if one went before it is made.
-            places, _windows = self._agreed_places(self._meet(words(call, node)))
+            places = shared_places(self._meet(words(call, node)), node)
         plan = bind_call(call, self.resources, places, self.underway, self._used_anywhere)
         self.last_plan = Native(plan.reason) if isinstance(plan, NativePlan) else plan
         return plan
@@ -262,26 +257,14 @@ class Engine:
         return call.nbytes >= self.native_below(call.collective)
 
     def _meet(self, mine: Sequence[int]) -> Meeting:
-        """Tells the other ranks ``mine``, and how many windows this rank has dropped."""
         node = self.resources.node
         assert node is not None, "ranks meet in its memory"
         self.underway.expect_whole()
         try:
-            return node.meet((*mine, node.windows.dropped), self._idle)
+            return node.meet(mine, self._idle)
         except BaseException as error:  # a signal handler's
             self.underway.leave("the ranks' meeting", error, None)
             raise
-
-    def _agreed_places(self, meeting: Meeting) -> tuple[Places | None, list[Window] | None]:
-        """Where all buffers lie, and the windows, which stay while the list does; ``None`` on all
-        ranks if one of them no longer has one of the windows, or they are of two kinds."""
-        node, places = self.resources.node, shared_places(meeting)
-        if node is None or places is None:
-            return None, None
-        held = node.hold(windows_of(places))
-        whole = held is not None and len({window.memory is HOST for window in held}) <= 1
-        answers = self._meet((whole, 0, 0, 0))
-        return (places, held) if all(answer[0] for answer in answers) else (None, None)
 
     def _used_anywhere(self, used: Mask) -> Mask:
         """The numbers that any rank uses."""

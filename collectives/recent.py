@@ -33,15 +33,13 @@ class Entry:
         op: the operation, kept lest another one comes to lie where it was.
         plan: ``None`` for the MPI library's own collective.
         words: what this rank brings when the ranks meet; ``None`` if they need not meet.
-        meeting: what all ranks brought when they last met.
-        windows: numbers of the node's memories that this rank's buffers lie in.
+        meeting: what all ranks brought when they met.
     """
 
     op: MPI.Op | None
     plan: Plan | None
     words: tuple[int, ...] | None
     meeting: Meeting | None
-    windows: frozenset[int]
 
 
 class Recent:

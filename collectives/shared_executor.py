@@ -52,25 +52,28 @@ def words(call: Call, node: NodeMemory) -> tuple[int, ...]:
     return tuple(found)
 
 
-def shared_places(meeting: Meeting) -> Places | None:
-    """Where all ranks' buffers lie, or ``None`` if some of them are ordinary memory.
+def still_there(words: tuple[int, ...], node: NodeMemory) -> bool:
+    """Whether memory that was once at these places, by its address, is there now."""
+    return all(number < 0 or node.windows.uses(number) for number in words[::2])
+
+
+def shared_places(meeting: Meeting, node: NodeMemory) -> Places | None:
+    """Where all ranks' buffers lie, or ``None`` if some of them are ordinary memory, or of another
+    kind than the others.
 
     Args:
         meeting: where all ranks brought their :func:`words`.
     """
-    found = [struct.unpack_from("4q", told) for told in meeting]
+    found = [struct.unpack("4q", told) for told in meeting]
     if any(_ORDINARY in (send, recv) for send, _, recv, _ in found):
         return None
 
     def place(window: int, offset: int) -> Place | None:
         return None if window == _NO_BUFFER else Place(window, offset)
 
-    return tuple((place(*told[:2]), place(*told[2:])) for told in found)
-
-
-def windows_of(places: Places) -> frozenset[int]:
-    """Numbers of the windows that these buffers lie in."""
-    return frozenset(place.window for both in places for place in both if place)
+    places = tuple((place(*told[:2]), place(*told[2:])) for told in found)
+    on_host = {node.windows[one.window].memory is HOST for both in places for one in both if one}
+    return places if len(on_host) == 1 else None
 
 
 def runs_shared(schedule: Schedule, places: Places) -> bool:

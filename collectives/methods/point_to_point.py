@@ -69,7 +69,7 @@ class PointToPoint:
     ) -> bool:
         """Waits until there is a message."""
         self._await_message(source, tag)
-        return super().Probe(source, tag, status)  # type: ignore[misc, no-any-return]
+        return super().Probe(source, tag, status)  # type: ignore[misc]
 
     def Mprobe(
         self,
@@ -79,7 +79,7 @@ class PointToPoint:
     ) -> MPI.Message:
         """Waits until there is a message, and takes it."""
         self._await_message(source, tag)
-        return super().Mprobe(source, tag, status)  # type: ignore[misc, no-any-return]
+        return super().Mprobe(source, tag, status)  # type: ignore[misc]
 
     def send(self, obj: Any, dest: int, tag: int = 0) -> None:
         """Blocking send of an object."""
@@ -132,7 +132,7 @@ class PointToPoint:
     ) -> bool:
         """Waits until there is a message of an object."""
         self._await_message(source, tag)
-        return super().probe(source, tag, status)  # type: ignore[misc, no-any-return]
+        return super().probe(source, tag, status)  # type: ignore[misc]
 
     def mprobe(
         self,
@@ -142,7 +142,7 @@ class PointToPoint:
     ) -> MPI.Message:
         """Waits until there is a message of an object, and takes it."""
         self._await_message(source, tag)
-        return super().mprobe(source, tag, status)  # type: ignore[misc, no-any-return]
+        return super().mprobe(source, tag, status)  # type: ignore[misc]
 
     def _await_message(self, source: int, tag: int) -> None:
         underway = self._engine.underway

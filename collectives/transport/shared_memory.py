@@ -9,7 +9,7 @@ import mmap
 import os
 import platform
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from math import prod
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ SLOTS = 512
 MEETING = 0
 #: The slot of blocking calls, which follow one another; those of other plans come after it.
 BLOCKING = 1
-WORDS = 5
+WORDS = 4
 #: Polls before a rank with a core of its own offers it to others: about 100 us.
 _SPINS = 2000
 
@@ -67,42 +67,65 @@ class Window:
         segment = self.others.get(rank)
         if segment is None:
             segment = self.own()
-        assert segment is not None, "a window is dropped with its own segment"
+        assert segment is not None, "this rank passes memory that it uses"
         return segment
 
 
 class Windows:
     """Those of a process, by their numbers.
 
-    Attributes:
-        dropped: how many are gone, as nothing uses this rank's memory in them any more.
+    A window that this rank no longer uses stays until no rank does, as the others' arrays in it are
+    read and written through it; but its own part of the memory is given back at once.
     """
 
     def __init__(self) -> None:
-        self.dropped = 0
         self._made = 0
         self._kept: dict[int, Window] = {}
+        self._unused: set[int] = set()
 
     def add(self, window: Window, own: Bytes) -> None:
-        """Keeps a window until ``own`` is gone, or for good where it is a device's."""
+        """Keeps a window; on a host, it is in use until ``own`` is gone."""
         number = self._made
         self._made += 1  # never used again: the same memory may lie in another window later
         self._kept[number] = window
         if window.lent is None:
-            weakref.finalize(own, self.drop, number).atexit = False
+            address, nbytes = window.address, window.nbytes
+            weakref.finalize(own, self._end_use, number, address, nbytes).atexit = False
+
+    def __getitem__(self, number: int) -> Window:
+        return self._kept[number]
+
+    def in_use(self) -> list[tuple[int, Window]]:
+        """Those that this rank has an array in."""
+        return [(n, window) for n, window in [*self._kept.items()] if n not in self._unused]
+
+    def uses(self, number: int) -> bool:
+        """Whether this rank has an array in it."""
+        return number in self._kept and number not in self._unused
+
+    def forget(self, comm: MPI.Intracomm) -> None:
+        """Lets go of those that no rank uses.  Collective."""
+        for number in set.intersection(*comm.allgather(set(self._unused))):
+            self.drop(number)
 
     def drop(self, number: int) -> None:
         """Lets go of a window."""
-        self.dropped += 1
+        self._unused.discard(number)
         del self._kept[number]
 
-    def get(self, number: int) -> Window | None:
-        """The window of that number, unless it is gone."""
-        return self._kept.get(number)
+    def _end_use(self, number: int, address: int, nbytes: int) -> None:
+        self._unused.add(number)
+        _libc().madvise(address, nbytes, mmap.MADV_REMOVE)
 
-    def items(self) -> list[tuple[int, Window]]:
-        """Numbers and windows."""
-        return [*self._kept.items()]
+
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    address, length = ctypes.c_void_p, ctypes.c_size_t
+    libc.mmap.restype = address
+    libc.mmap.argtypes = [address, length, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.munmap.argtypes = [address, length]
+    libc.madvise.argtypes = [address, length, ctypes.c_int]
+    return libc
 
 
 class Mapping:
@@ -112,10 +135,7 @@ class Mapping:
     """
 
     def __init__(self, descriptor: int, nbytes: int) -> None:
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.mmap.restype = ctypes.c_void_p
-        libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-        libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+        libc = _libc()
         access = mmap.PROT_READ | mmap.PROT_WRITE
         address = libc.mmap(None, nbytes, access, mmap.MAP_SHARED, descriptor, 0)
         if address == ctypes.c_void_p(-1).value:
@@ -244,6 +264,7 @@ class NodeMemory:
         """
         kind = np.dtype(dtype)
         nbytes = prod(shape) * kind.itemsize
+        self.windows.forget(self.comm)
         if isinstance(memory, DeviceMemory):
             segments = cuda_ipc.exchange(self.comm, memory, nbytes)
         else:
@@ -256,7 +277,7 @@ class NodeMemory:
 
     def close(self) -> None:
         """Lets go of the other ranks' device memory; arrays on the host stay.  Collective."""
-        for number, window in self.windows.items():
+        for number, window in self.windows.in_use():
             if isinstance(window.memory, DeviceMemory) and window.lent is not None:
                 cuda_ipc.release(self.comm, window.memory, window.lent)
                 self.windows.drop(number)
@@ -296,22 +317,15 @@ class NodeMemory:
 
     def locate(self, address: int, nbytes: int) -> Place | None:
         """Where so much memory lies, or ``None`` if it is ordinary."""
-        for number, window in self.windows.items():
+        for number, window in self.windows.in_use():
             offset = address - window.address
             if offset >= 0 and offset + nbytes <= window.nbytes:
                 return Place(number, offset)
         return None
 
-    def hold(self, numbers: Iterable[int]) -> list[Window] | None:
-        """The windows of these numbers, which stay while the list does; ``None`` if one is gone."""
-        held = [self.windows.get(number) for number in numbers]
-        return None if None in held else held  # type: ignore[return-value]
-
     def view(self, rank: int, place: Place, count: int, dtype: np.dtype[Any]) -> Items:
         """``count`` items at ``place`` of ``rank``."""
-        window = self.windows.get(place.window)
-        assert window is not None, "whoever views a window holds it"
-        segment = window.segment(rank)
+        segment = self.windows[place.window].segment(rank)
         return segment[place.offset : place.offset + count * dtype.itemsize].view(dtype)
 
     def _allocate(self, nbytes: int) -> list[Bytes]:

@@ -39,8 +39,10 @@ class Watchdog:
     """
 
     def __init__(self, comm: MPI.Intracomm, timeout: float) -> None:
-        if timeout <= 0:
-            raise ValueError(f"the watchdog's timeout is {timeout} s; it must be above 0")
+        if not 0 < timeout < float("inf"):
+            raise ValueError(
+                f"the watchdog's timeout is {timeout} s; it must be a finite number above 0"
+            )
         self.timeout = timeout
         self.calls = Calls()
         self._comm = comm

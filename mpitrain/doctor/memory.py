@@ -38,7 +38,7 @@ def node_memory(comm: MPI.Intracomm, folder: Path) -> Finding:
             memory = NodeMemory(node)
         except InvalidBuffer as error:  # on all ranks of the node
             return node, None, None, str(error)
-        array = memory.empty(1, np.int64)
+        array = memory.empty((1,), np.int64)
         array[0] = _MARK + node.rank
         return node, memory, array, ""
 
