@@ -7,6 +7,7 @@ PYTHON ?= python3
 VENV   ?= .venv-$(MPI)
 NP     ?= 4
 SIZES  ?= 1 2 3 4 5 8
+SOAK   ?= 3600
 CONFIG ?= jobs/examples/digits.toml
 
 BIN     := $(VENV)/bin
@@ -24,7 +25,7 @@ export OMPI_MCA_rmaps_base_oversubscribe ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 
-.PHONY: help install train test test-full bench check wheel-check tune peers hosts cluster clean
+.PHONY: help install train test test-full bench check wheel-check soak tune peers hosts cluster clean
 
 help:
 	@echo "make train          train $(CONFIG) on NP=$(NP) ranks"
@@ -33,6 +34,7 @@ help:
 	@echo "make test-full      with the long sweeps"
 	@echo "make check          ruff, mypy and the tests without MPI; seconds"
 	@echo "make wheel-check    build the wheel, install it and use it where there is no repository"
+	@echo "make soak           drawn calls on buffers of every kind, SOAK=$(SOAK) s on NP=$(NP) ranks"
 	@echo "make bench          our all-reduces beside the MPI library's, on 2 ranks"
 	@echo "make tune           measure a tuning table for NP=$(NP) ranks of this machine"
 	@echo "make peers          ours beside Open MPI, MPICH, Intel MPI and Gloo, on 2 ranks"
@@ -73,6 +75,9 @@ check: install
 
 wheel-check: install
 	$(BIN)/python -m tests.wheel
+
+soak: install
+	$(MPIEXEC) -n $(NP) $(BIN)/python -m tests.soak --seconds $(SOAK)
 
 bench: install
 	mkdir -p runs

@@ -120,8 +120,8 @@ def build(
     their size is known, ``segments=auto`` is as many as the cost model finds best.
 
     Args:
-        items: in the largest buffer, the same on all ranks, if they know it: a slice holds one or
-            more.
+        items: of a block, if all ranks know it: there are no more slices of a piece than it has
+            items.
 
     >>> build("allreduce", "parameter_server:servers=2", 8).chunks
     2
