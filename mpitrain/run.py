@@ -26,6 +26,7 @@ from mpitrain.metrics import (
 )
 from mpitrain.models import Model
 from mpitrain.stop import Stopped
+from mpitrain.together import together
 from mpitrain.trainer import Trainer
 
 
@@ -56,6 +57,7 @@ def train(trainer: Trainer, *, go_on: bool = False) -> Summary:
         checkpoints(config),
         keep=config.checkpoint.keep,
         background=config.checkpoint.background,
+        resumed=resumed.step if resumed else None,
     )
     if not resumed:
         writer.set_aside()
@@ -130,12 +132,13 @@ def resume(trainer: Trainer) -> Resumed | None:
     Raises:
         CheckpointError: on all ranks; it is another job's, or none of several can be used.
     """
-    checkpoint, refused = newest(trainer.comm, checkpoints(trainer.config))
+    checkpoint, refused = newest(checkpoints(trainer.config), trainer.comm)
     if checkpoint is None:
         if refused:
             raise CheckpointError(f"no checkpoint can be used: {'; '.join(refused)}")
         return None
-    restore(trainer, checkpoint)
+    together(trainer.comm, lambda: restore(trainer, checkpoint), CheckpointError)
+    trainer.refresh()
     return Resumed(trainer.steps_done, str(checkpoint.folder), refused)
 
 

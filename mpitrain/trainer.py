@@ -18,6 +18,7 @@ from mpitrain.arena import Arena
 from mpitrain.batches import MicroBatches
 from mpitrain.config import Config, ConfigError
 from mpitrain.data.dataset import Indexed
+from mpitrain.data.everywhere import load_on_all
 from mpitrain.lr import learning_rate
 from mpitrain.metrics import Skipped, Step, Straggler
 from mpitrain.nn import Array
@@ -47,7 +48,8 @@ class Trainer:
     Attributes:
         config: the job.
         grid: who does what.
-        data: what is trained and tested on.
+        data: what is trained and tested on, the same on all ranks.
+        data_digest: of it.
         sampler: the order of samples.
         model: all of it, of which this rank has :attr:`layers`.
         layers: names of the own layers.
@@ -82,7 +84,8 @@ class Trainer:
             before_step: called before each step, on each rank.
 
         Raises:
-            ConfigError: a value of the job does not fit the data or the ranks.
+            ConfigError: a value of the job does not fit the data, the ranks or the memory.
+            DataError: on all ranks: one of them cannot read the data, or has other samples.
             collectives.UnknownAlgorithm: an option of the all-reduce does not fit the ranks.
         """
         self.comm = comm
@@ -95,7 +98,7 @@ class Trainer:
         self._layers = layers
         self._before_step = before_step
         self._busy = Busy()
-        self.data = data.load(config.data, config.run.dtype)
+        self.data, self.data_digest = load_on_all(comm, config.data, config.run.dtype)
         samples = len(self.data.train)
         if config.train.batch_size > samples:
             raise ConfigError(

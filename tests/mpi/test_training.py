@@ -290,9 +290,10 @@ def test_another_jobs_checkpoint_is_refused(comm, folder):
 def test_the_oldest_ones_go(comm, folder):
     config = saved(comm, folder)
     with Trainer(comm, config) as trainer:
-        resume(trainer)
+        step = resume(trainer).step
         list(islice(trainer.run_epoch(0), 1))
-        save(trainer, Writer(comm, checkpoints(trainer.config), keep=2, background=False))
+        folder_of = checkpoints(trainer.config)
+        save(trainer, Writer(comm, folder_of, keep=2, background=False, resumed=step))
     comm.Barrier()
     left = sorted(path.name for path in (folder / "checkpoints").iterdir())
     assert left == ["step-00000003", "step-00000004"]
