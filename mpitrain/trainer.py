@@ -33,6 +33,7 @@ from mpitrain.precision import CastWeights, LossScale, compute_type
 from mpitrain.stage import LayerStage, Stage
 from mpitrain.stop import StopFlag
 from mpitrain.stragglers import Busy
+from mpitrain.together import together
 from mpitrain.update import NonFinite, Updater
 
 
@@ -131,7 +132,7 @@ class Trainer:
         config, stage = self.config, self.grid.place.stage
         chunks = self.partition.of_stage(stage)
         self.layers = [name for chunk in chunks for name in chunk]
-        initial = self.model.initial(self.layers, config.run.seed, np, config.run.dtype)
+        initial = together(self.comm, self._initial, ConfigError)
         self.arena = Arena(
             {name: self.model.layers[name] for name in self.layers},
             {n: {own: value.shape for own, value in ps.items()} for n, ps in initial.items()},
@@ -146,6 +147,16 @@ class Trainer:
         self.store = build.store(config, self.arena, flat, reduction, self.grid.data.empty)
         offload = build.mapped(Path(p.offload), self.comm.rank) if p.offload else None
         self.updater = Updater(self.grid, self.store, build.optimizer(config.optim), offload)
+
+    def _initial(self) -> dict[str, dict[str, Array]]:
+        run = self.config.run
+        try:
+            return self.model.initial(self.layers, run.seed, np, run.dtype)
+        except MemoryError as error:
+            raise ConfigError(
+                f"model: the parameters of {', '.join(self.layers)} do not fit into memory "
+                f"({error}); make the model smaller, or spread it over more ranks"
+            ) from error
 
     def _bind_pipeline(self) -> None:
         config, grid = self.config, self.grid

@@ -15,6 +15,7 @@ from mpitrain.checkpoint import CheckpointError
 from mpitrain.commands.arguments import parse
 from mpitrain.config import Config, ConfigError, load
 from mpitrain.data import DataError
+from mpitrain.metrics import ReportError
 from mpitrain.parallel.replicas import ReplicaMismatch
 from mpitrain.run import checkpoints, resume
 from mpitrain.run import train as run_training
@@ -47,6 +48,8 @@ def run(argv: Sequence[str]) -> int:
                 return complain(comm, error, 1)
             except Stopped as error:
                 return complain(comm, error, _GO_ON)
+            except ReportError as error:  # of rank 0 alone: the others are in the next step
+                raise SystemExit(f"mpitrain: {error}") from error
 
 
 def train(comm: Communicator, options: argparse.Namespace) -> int:
@@ -61,7 +64,7 @@ def train(comm: Communicator, options: argparse.Namespace) -> int:
         comm, injector = with_fault(comm, options.fault, config)
     ranks, go_on = comm.size, options.resume
     while True:
-        with stop_flag(options.grace) as stop:
+        with stop_flag(options.grace, comm) as stop:
             trace = Trace(comm.rank, enabled=config.run.trace)
             try:
                 trainer = Trainer(comm, config, span=trace.span, stop=stop, before_step=injector)

@@ -162,7 +162,7 @@ def test_eval_resume_and_export_take_the_same_one(comm, job, tmp_path):
     assert "digest differs" in refused[0]
     spoil(folder / full(4))
     spoil(folder / full(2))
-    with pytest.raises(CheckpointError, match="has none that is whole: .*digest differs"):
+    with pytest.raises(CheckpointError, match=r"has none that is whole: .*digest differs"):
         export(folder.parent, tmp_path / "model")
 
 
