@@ -9,7 +9,7 @@ from mpitrain.config import Data
 from mpitrain.data import clicks
 from mpitrain.data.arrays import load_arrays
 from mpitrain.data.dataset import Dataset, Samples
-from mpitrain.data.digest import digest
+from mpitrain.data.digests import digest
 from mpitrain.data.errors import DataError
 from mpitrain.data.idx import load_idx
 from mpitrain.data.sampler import Sampler, share

@@ -145,13 +145,8 @@ def test_a_report_that_cannot_be_written_ends_the_job_with_one_sentence(tmp_path
 
 
 def test_two_jobs_do_not_share_a_folder(tmp_path):
-    arguments = [
-        EXAMPLES / "digits_mlp.toml",
-        "--set",
-        "run.dir=out",
-        "--set",
-        "checkpoint.every=1",
-    ]
+    arguments = [EXAMPLES / "digits_mlp.toml", "--set", "run.dir=out"]
+    arguments += ["--set", "checkpoint.every=1"]
     command = [sys.executable, "-m", "mpitrain", "train", *map(str, arguments)]
     first = subprocess.Popen(
         [*command, "--set", "train.epochs=100000"],

@@ -208,8 +208,8 @@ def arrays(folder, inputs, labels):
 def test_a_digest_is_of_samples_classes_and_numbers(tmp_path, monkeypatch, most):
     """All are read, or some; in several parts."""
     count = 3000
-    monkeypatch.setattr("mpitrain.data.digest._ALL", most)
-    monkeypatch.setattr("mpitrain.data.digest._AT_ONCE", 1000)
+    monkeypatch.setattr("mpitrain.data.digests._ALL", most)
+    monkeypatch.setattr("mpitrain.data.digests._AT_ONCE", 1000)
     rng = np.random.default_rng(0)
     inputs, labels = rng.random((count, 5)), rng.integers(0, 3, count)
     first = load_arrays(arrays(tmp_path / "first", inputs, labels), 0.2, np.float64)
