@@ -129,7 +129,9 @@ def parse(data: bytes, name: str) -> Manifest:
         raise CheckpointError(f"{name} has format {manifest.format}; this program reads format 1")
     for tensor, shape in manifest.shapes.items():
         if len(shape) > _MOST_AXES or any(length < 0 for length in shape):
-            raise CheckpointError(f"{name}: {tensor!r} has a shape that no array has")
+            raise CheckpointError(
+                f"{name}: the shape of {tensor!r} has a length below 0 or more than {_MOST_AXES}"
+            )
     for piece in manifest.pieces:
         _check(piece, manifest, name)
     _check_whole(manifest, name)
@@ -171,8 +173,11 @@ def _check(piece: Piece, manifest: Manifest, name: str) -> None:
     if piece.file not in manifest.digests:
         raise CheckpointError(f"{what} is in {piece.file!r}, which has no digest")
     part = list(shape)
-    if piece.axis >= 0:
-        if piece.axis >= len(shape) or not 0 <= piece.low <= piece.high <= shape[piece.axis]:
+    if piece.axis != -1:
+        if (
+            not 0 <= piece.axis < len(shape)
+            or not 0 <= piece.low <= piece.high <= shape[piece.axis]
+        ):
             raise CheckpointError(f"{what} lies outside of its shape {shape}")
         part[piece.axis] = piece.high - piece.low
     if piece.start < 0 or piece.size < 0 or piece.start + piece.size > prod(part):

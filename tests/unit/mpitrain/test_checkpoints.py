@@ -216,6 +216,7 @@ LIES = {
     "infinite job": change(("job",), '{"optim":{"clip_norm":null}}'),
     "no pieces": change(("pieces",), []),
     "twice": lambda manifest: manifest["pieces"].append(manifest["pieces"][0]),
+    "axis": change(("pieces", 0, "axis"), -7),
     "section": change(("pieces", 0, "section"), "velocity"),
     "key": change(("pieces", 0, "key"), "parameters.nope"),
 }
