@@ -130,7 +130,8 @@ def parse(data: bytes, name: str) -> Manifest:
     for tensor, shape in manifest.shapes.items():
         if len(shape) > _MOST_AXES or any(length < 0 for length in shape):
             raise CheckpointError(
-                f"{name}: the shape of {tensor!r} has a length below 0 or more than {_MOST_AXES}"
+                f"{name}: the shape of {tensor!r} has a length below 0 or more than "
+                f"{_MOST_AXES} axes"
             )
     for piece in manifest.pieces:
         _check(piece, manifest, name)

@@ -132,6 +132,8 @@ def evaluate(comm: Communicator, options: argparse.Namespace) -> int:
             raise CheckpointError(f"{checkpoints(config)} has no checkpoint; train first")
         result = evaluation.evaluate(trainer, 0)
         if comm.rank == 0:
+            for why in found.refused:
+                print(f"checkpoint refused: {why}", file=sys.stderr)
             print(
                 f"{found.path}: test accuracy {result.test_accuracy:.2%}, loss "
                 f"{result.test_loss:.6f}"
