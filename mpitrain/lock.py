@@ -54,7 +54,9 @@ class Owner(Struct, frozen=True):
     def may_work(self, own: "Owner") -> bool:
         """Whether it may be alive and another job, as far as ``own`` can know."""
         if self.host == own.host:
-            return self.process != own.process and began(self.process) == self.began
+            # Without /proc the lock of the file alone tells, as it does on one host.
+            known = own.began and self.process != own.process
+            return bool(known) and began(self.process) == self.began
         return not self.job or self.job != own.job
 
 
