@@ -432,7 +432,8 @@ def _host_array(data: Any, typed: bool, role: str, readonly: bool) -> npt.NDArra
         pass
     try:
         raw = np.frombuffer(MPI.buffer.frombuffer(data, readonly=readonly), np.uint8)  # type: ignore[call-overload]
-        return raw if typed else raw.view(_exported(data))
+        # NumPy reads no DLPack of nothing.
+        return raw if typed or not raw.size else raw.view(_exported(data))
     except NotImplementedError:
         pass
     except (BufferError, ValueError, RuntimeError) as error:

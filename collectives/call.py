@@ -252,7 +252,7 @@ def read_call(arguments: Arguments, algorithm: str, rank: int, size: int) -> Cal
         )
     if not blocks.reduces:
         send, recv = _as_units(arguments, send, recv, to_send, to_recv)
-    elif send is not None and recv is not None and send.items.dtype != recv.items.dtype:
+    elif send and recv and recv.items.size and send.items.dtype != recv.items.dtype:
         raise InvalidBuffer(
             f"{collective}: the send buffer is {send.items.dtype}, the receive buffer "
             f"{recv.items.dtype}; both must have the same type"

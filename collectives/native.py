@@ -34,7 +34,7 @@ class NativePlan:
         name = _METHODS[self.collective]
         if arguments.vector or arguments.recvcounts is not None:
             name = "Reduce_scatter" if self.collective == "reduce_scatter" else f"{name}v"
-        given = _as_mpi_takes_them(arguments)
+        given = [_as_it_is_now(one) for one in _as_mpi_takes_them(arguments)]
         self._run = partial(getattr(MPI.Intracomm, name), comm, *given)
         self._start = partial(getattr(MPI.Intracomm, f"I{name.lower()}"), comm, *given)
         self._request: MPI.Request = MPI.REQUEST_NULL
@@ -95,6 +95,13 @@ class NativePlan:
 
     def __repr__(self) -> str:
         return f"<NativePlan: {self.collective}>"
+
+
+def _as_it_is_now(spec: Any) -> Any:
+    """A specification that the caller's changes to it do not reach: MPI reads it once."""
+    if type(spec) in (list, tuple):
+        return type(spec)(map(_as_it_is_now, spec))
+    return spec
 
 
 def _as_mpi_takes_them(arguments: Arguments) -> tuple[Any, ...]:

@@ -169,6 +169,7 @@ def mapped(folder: Path, rank: int) -> Allocate:
         if not size:
             return np.empty(0, dtype)
         path = folder / f"rank{rank}.{next(numbers)}.state"
+        path.unlink(missing_ok=True)  # another job that has it mapped keeps what it has
         return np.memmap(path, dtype, mode="w+", shape=(size,))
 
     return allocate

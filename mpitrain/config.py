@@ -6,6 +6,7 @@ Every field is documented in the class of its table.
 """
 
 import difflib
+import math
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,7 +14,6 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
-from msgspec.structs import replace
 
 from collectives import UnknownAlgorithm, algorithms
 
@@ -21,8 +21,10 @@ Positive = Annotated[float, Meta(gt=0)]
 NonNegative = Annotated[float, Meta(ge=0)]
 Fraction = Annotated[float, Meta(gt=0, lt=1)]
 Momentum = Annotated[float, Meta(ge=0, lt=1)]
-Count = Annotated[int, Meta(ge=1)]
-Seed = Annotated[int, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+#: Bytes of a job file; more is something else, as a device that never ends.
+_LARGEST = 1 << 20
 
 
 class ConfigError(ValueError):
@@ -42,7 +44,8 @@ class Run(Struct, frozen=True, forbid_unknown_fields=True):
         loss_scale_window: steps.
         on_nonfinite: what all ranks do when a loss or a gradient is not finite: ``stop``, or
             ``skip`` the update.
-        dir: folder for metrics and checkpoints; an earlier run's are replaced unless it is resumed.
+        dir: folder for metrics and checkpoints, of one job at a time; an earlier run's metrics are
+            replaced, and its checkpoints moved to ``checkpoints/earlier``, unless it is resumed.
             When left out, the job file's name without its suffix, under ``runs/``.
         log_every: steps from one console line to the next.
         check_every: steps from one comparison of the replicas to the next; 0: after epochs only.
@@ -137,7 +140,8 @@ class Optim(Struct, frozen=True, forbid_unknown_fields=True):
         trust: of lars.
         weight_decay: this times a parameter is added to its gradient, or with adamw and lamb to
             its change.
-        clip_norm: the gradient of the whole model is scaled down to this Euclidean norm; 0: never.
+        clip_norm: the gradient of the whole model is scaled down to this Euclidean norm; 0: never
+            (and under ``asynchronous``, which has no gradient of the whole model).
     """
 
     name: Literal["sgd", "adam", "adamw", "lars", "lamb"] = "sgd"
@@ -229,7 +233,8 @@ class Checkpoint(Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         every: steps from one checkpoint to the next; 0: none but the last.
-        keep: newest ones that are kept.
+        keep: newest whole ones that are kept, besides the one that the run was resumed from.
+            Folders of other names, as ``step-best``, are left alone.
         background: write while training goes on.
     """
 
@@ -250,6 +255,11 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     checkpoint: Checkpoint = Checkpoint()
 
     def __post_init__(self) -> None:
+        for place, value in _values(self):
+            if why := _unwritable(value):
+                raise ValueError(f"{place}: {why}")
+        if not self.run.dir:
+            raise ValueError("run.dir: is empty; name a folder, or leave it out")
         if self.optim.warmup_epochs >= self.train.epochs:
             raise ValueError(
                 f"optim.warmup_epochs = {self.optim.warmup_epochs:g} must be less than "
@@ -261,6 +271,28 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"parallel.algorithm: {error}") from error
         for place, why in _conflicts(self):
             raise ValueError(f"{place}: {why}")
+
+
+def _values(job: Config) -> Iterator[tuple[str, object]]:
+    """All that a job says, as (key, value)."""
+    for table in msgspec.structs.fields(job):
+        values = getattr(job, table.name)
+        for field in msgspec.structs.fields(values):
+            yield f"{table.name}.{field.name}", getattr(values, field.name)
+
+
+def _unwritable(value: object) -> str:
+    """Why a checkpoint could not give a value back, or nothing."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"must be a finite number, not {value}"
+    if isinstance(value, str):
+        if "\0" in value:
+            return "must not hold the character NUL"
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return f"is not UTF-8: {value!r}"
+    return ""
 
 
 def _conflicts(job: Config) -> Iterator[tuple[str, str]]:
@@ -303,6 +335,12 @@ def _conflicts(job: Config) -> Iterator[tuple[str, str]]:
             yield "parallel.schedule", "asynchronous keeps whole replicas of equal width"
         if job.run.compute != "same" or job.optim.name in ("lars", "lamb"):
             yield "parallel.schedule", "asynchronous has sgd and adam, and one type of number"
+        if job.optim.clip_norm:
+            yield (
+                "optim.clip_norm",
+                "asynchronous never has a gradient of the whole model to clip; leave it out, or "
+                "set parallel.schedule = '1f1b'",
+            )
         if p.weights in ("spectrain", "linear") and job.optim.name != "sgd":
             yield "parallel.weights", f"{p.weights} looks ahead along the velocity of sgd"
 
@@ -320,22 +358,28 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
             is one sentence with the place as a dotted path.
     """
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        with path.open("rb") as file:
+            text = file.read(_LARGEST + 1)
+        if len(text) > _LARGEST:
+            raise ValueError(f"it has more than {_LARGEST} bytes")
+        tables = tomllib.loads(text.decode())
+    except RecursionError as error:
+        raise ConfigError(f"cannot read the job file {path}: it is nested too deeply") from error
+    except (OSError, ValueError) as error:  # not UTF-8, not TOML, or a number of 5000 digits
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"cannot read the job file {path}: {reason}") from error
     for override in overrides:
         _apply(tables, override)
     _check_names(tables, Config, ())
+    run = tables.setdefault("run", {})
+    if isinstance(run, dict):
+        run.setdefault("dir", f"runs/{path.stem}")
     try:
-        config = msgspec.convert(tables, Config)
-    except msgspec.ValidationError as error:
+        return msgspec.convert(tables, Config)
+    except (msgspec.ValidationError, RecursionError) as error:
         reason, _, place = str(error).partition(" - at `$")
         where = place.strip("`").lstrip(".")
         raise ConfigError(f"{where}: {reason}" if where else reason) from error
-    if "dir" in tables.get("run", {}):
-        return config
-    return replace(config, run=replace(config.run, dir=f"runs/{path.stem}"))
 
 
 def _apply(tables: dict[str, Any], override: str) -> None:
@@ -350,8 +394,10 @@ def _apply(tables: dict[str, Any], override: str) -> None:
             raise ConfigError(f"{place}: {parent} is a value in the job file, not a table")
     try:
         table[key] = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except ValueError:
         table[key] = text.strip()
+    except RecursionError as error:
+        raise ConfigError(f"{place.strip()}: the value is nested too deeply") from error
 
 
 def _check_names(value: object, kind: Any, path: tuple[str, ...]) -> None:

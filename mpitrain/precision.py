@@ -7,6 +7,9 @@ import numpy as np
 from mpitrain.nn import Parameters
 from mpitrain.parallel.store import Weights
 
+#: Far beyond what keeps any gradient; gradients that are all 0 would double it without end.
+_LARGEST_SCALE = 2.0**64
+
 
 class CastWeights:
     """A store's parameters as layers see them, rounded to another type (Micikevicius et al. 2018).
@@ -57,7 +60,7 @@ class LossScale:
     def went_well(self) -> None:
         """A step was taken."""
         self.good_steps += 1
-        if self.enabled and self.good_steps % self._window == 0:
+        if self.enabled and self.good_steps % self._window == 0 and self.value < _LARGEST_SCALE:
             self.value *= 2
 
 

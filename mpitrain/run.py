@@ -13,6 +13,7 @@ from mpitrain.checkpoint import CheckpointError, Writer, newest
 from mpitrain.checkpoint.state import collect, restore
 from mpitrain.config import Config
 from mpitrain.evaluation import evaluate
+from mpitrain.lock import locked
 from mpitrain.metrics import (
     Epoch,
     Resumed,
@@ -26,6 +27,7 @@ from mpitrain.metrics import (
 )
 from mpitrain.models import Model
 from mpitrain.stop import Stopped
+from mpitrain.together import together
 from mpitrain.trainer import Trainer
 
 
@@ -43,27 +45,30 @@ def train(trainer: Trainer, *, go_on: bool = False) -> Summary:
         mpitrain.parallel.replicas.ReplicaMismatch: on all ranks.
         mpitrain.checkpoint.CheckpointError: on all ranks, when one cannot be written.
         Stopped: on all ranks, after a checkpoint, if a rank was asked to stop.
-        ConfigError: on all ranks, for a report that cannot be written here.
-        OSError: on rank 0, when it cannot write its report.
+        ConfigError: on all ranks: ``run.dir`` cannot be written or is another job's, or a report
+            cannot be written here.
+        ReportError: on rank 0, when it cannot write its report.
         MPI.Exception: with MPIs that survive the death of a rank.
     """
     config = trainer.config
     if config.run.tensorboard:
         tensorboard.check()
-    resumed = resume(trainer) if go_on else None
-    writer = Writer(
-        trainer.comm,
-        checkpoints(config),
-        keep=config.checkpoint.keep,
-        background=config.checkpoint.background,
-    )
-    if not resumed:
-        writer.set_aside()
-    try:
-        return _train(trainer, writer, resumed)
-    except MPI.Exception:
-        writer.abandon()
-        raise
+    with locked(trainer.comm, Path(config.run.dir)):
+        resumed = resume(trainer) if go_on else None
+        writer = Writer(
+            trainer.comm,
+            checkpoints(config),
+            keep=config.checkpoint.keep,
+            background=config.checkpoint.background,
+            resumed=resumed.step if resumed else None,
+        )
+        if not resumed:
+            writer.set_aside()
+        try:
+            return _train(trainer, writer, resumed)
+        except MPI.Exception:
+            writer.abandon()
+            raise
 
 
 def _train(trainer: Trainer, writer: Writer, resumed: Resumed | None) -> Summary:
@@ -130,12 +135,13 @@ def resume(trainer: Trainer) -> Resumed | None:
     Raises:
         CheckpointError: on all ranks; it is another job's, or none of several can be used.
     """
-    checkpoint, refused = newest(trainer.comm, checkpoints(trainer.config))
+    checkpoint, refused = newest(checkpoints(trainer.config), trainer.comm)
     if checkpoint is None:
         if refused:
             raise CheckpointError(f"no checkpoint can be used: {'; '.join(refused)}")
         return None
-    restore(trainer, checkpoint)
+    together(trainer.comm, lambda: restore(trainer, checkpoint), CheckpointError)
+    trainer.refresh()
     return Resumed(trainer.steps_done, str(checkpoint.folder), refused)
 
 

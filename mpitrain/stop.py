@@ -7,6 +7,11 @@ from contextlib import contextmanager
 from time import time
 from types import FrameType
 
+from mpi4py import MPI
+
+from mpitrain.config import ConfigError
+from mpitrain.together import together
+
 
 class Stopped(RuntimeError):
     """Training was asked to stop, and has: what it did is in a checkpoint."""
@@ -36,20 +41,37 @@ class StopFlag:
 
 
 @contextmanager
-def stop_flag(grace_s: float, environment: Mapping[str, str] | None = None) -> Iterator[StopFlag]:
+def stop_flag(
+    grace_s: float,
+    comm: MPI.Intracomm = MPI.COMM_SELF,
+    environment: Mapping[str, str] = os.environ,
+) -> Iterator[StopFlag]:
     """A flag that SIGTERM and SIGUSR1 raise, and the end of a SLURM job ``grace_s`` before it.
 
-    ``SLURM_JOB_END_TIME``, where SLURM sets it, is when the job is killed.
+    ``SLURM_JOB_END_TIME``, where SLURM sets it, is when the job is killed.  Collective to enter.
+
+    Raises:
+        ConfigError: on all ranks of ``comm``, if that is no time.
     """
-    environment = os.environ if environment is None else environment
-    end = environment.get("SLURM_JOB_END_TIME", "")
-    flag = StopFlag(float(end) - grace_s if end.isascii() and end.isdecimal() else None)
+    flag = StopFlag(together(comm, lambda: _deadline(grace_s, environment), ConfigError))
     former = {number: signal.signal(number, flag.hear) for number in _HEARD}
     try:
         yield flag
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)
+
+
+def _deadline(grace_s: float, environment: Mapping[str, str]) -> float | None:
+    end = environment.get("SLURM_JOB_END_TIME", "")
+    if not end:
+        return None
+    if not (end.isascii() and end.isdigit()):
+        raise ConfigError(
+            f"SLURM_JOB_END_TIME = {end!r} is no number of seconds since 1970; unset it if this "
+            "job has no time limit"
+        )
+    return float(end) - grace_s
 
 
 _HEARD = (signal.SIGTERM, signal.SIGUSR1)

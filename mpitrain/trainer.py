@@ -18,6 +18,7 @@ from mpitrain.arena import Arena
 from mpitrain.batches import MicroBatches
 from mpitrain.config import Config, ConfigError
 from mpitrain.data.dataset import Indexed
+from mpitrain.data.everywhere import load_on_all
 from mpitrain.lr import learning_rate
 from mpitrain.metrics import Skipped, Step, Straggler
 from mpitrain.nn import Array
@@ -32,6 +33,7 @@ from mpitrain.precision import CastWeights, LossScale, compute_type
 from mpitrain.stage import LayerStage, Stage
 from mpitrain.stop import StopFlag
 from mpitrain.stragglers import Busy
+from mpitrain.together import together
 from mpitrain.update import NonFinite, Updater
 
 
@@ -47,7 +49,8 @@ class Trainer:
     Attributes:
         config: the job.
         grid: who does what.
-        data: what is trained and tested on.
+        data: what is trained and tested on, the same on all ranks.
+        data_digest: of it.
         sampler: the order of samples.
         model: all of it, of which this rank has :attr:`layers`.
         layers: names of the own layers.
@@ -82,7 +85,8 @@ class Trainer:
             before_step: called before each step, on each rank.
 
         Raises:
-            ConfigError: a value of the job does not fit the data or the ranks.
+            ConfigError: a value of the job does not fit the data, the ranks or the memory.
+            DataError: on all ranks: one of them cannot read the data, or has other samples.
             collectives.UnknownAlgorithm: an option of the all-reduce does not fit the ranks.
         """
         self.comm = comm
@@ -95,7 +99,7 @@ class Trainer:
         self._layers = layers
         self._before_step = before_step
         self._busy = Busy()
-        self.data = data.load(config.data, config.run.dtype)
+        self.data, self.data_digest = load_on_all(comm, config.data, config.run.dtype)
         samples = len(self.data.train)
         if config.train.batch_size > samples:
             raise ConfigError(
@@ -128,7 +132,7 @@ class Trainer:
         config, stage = self.config, self.grid.place.stage
         chunks = self.partition.of_stage(stage)
         self.layers = [name for chunk in chunks for name in chunk]
-        initial = self.model.initial(self.layers, config.run.seed, np, config.run.dtype)
+        initial = together(self.comm, self._initial, ConfigError)
         self.arena = Arena(
             {name: self.model.layers[name] for name in self.layers},
             {n: {own: value.shape for own, value in ps.items()} for n, ps in initial.items()},
@@ -143,6 +147,16 @@ class Trainer:
         self.store = build.store(config, self.arena, flat, reduction, self.grid.data.empty)
         offload = build.mapped(Path(p.offload), self.comm.rank) if p.offload else None
         self.updater = Updater(self.grid, self.store, build.optimizer(config.optim), offload)
+
+    def _initial(self) -> dict[str, dict[str, Array]]:
+        run = self.config.run
+        try:
+            return self.model.initial(self.layers, run.seed, np, run.dtype)
+        except MemoryError as error:
+            raise ConfigError(
+                f"model: the parameters of {', '.join(self.layers)} do not fit into memory "
+                f"({error}); make the model smaller, or spread it over more ranks"
+            ) from error
 
     def _bind_pipeline(self) -> None:
         config, grid = self.config, self.grid

@@ -18,7 +18,7 @@ from msgspec import Struct, json
 from mpitrain.chaos.faults import KINDS, Fault
 from mpitrain.chaos.outside import Outside
 from mpitrain.chaos.processes import running
-from mpitrain.checkpoint import Checkpoint, CheckpointError
+from mpitrain.checkpoint import Checkpoint, CheckpointError, newest
 from mpitrain.nn import Array
 
 #: A job without a fault takes no longer.
@@ -249,10 +249,12 @@ def _left(run: Path) -> list[int]:
 
 def _newest(run: Path) -> Checkpoint:
     """The newest checkpoint; it has to be whole, however its job ended."""
-    folders = sorted((run / "checkpoints").glob("step-*"))
-    checkpoint = Checkpoint(folders[-1])
-    checkpoint.verify()
-    return checkpoint
+    found, refused = newest(run / "checkpoints")
+    if refused:
+        raise CheckpointError(refused[0])
+    if found is None:
+        raise LookupError(f"{run} has no checkpoint")
+    return found
 
 
 def _weights(checkpoint: Checkpoint) -> dict[str, Array]:

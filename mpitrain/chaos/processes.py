@@ -1,4 +1,4 @@
-"""Processes of this machine, by the words that they were started with."""
+"""Processes of this machine, by the words that they were started with, and since when."""
 
 from pathlib import Path
 
@@ -14,3 +14,13 @@ def running(word: str) -> dict[int, list[str]]:
         if word in words:
             found[int(entry.name)] = words
     return found
+
+
+def began(number: int) -> str:
+    """When a process began, in the system's ticks; empty if it has ended, even if nobody waited."""
+    try:
+        # The name may hold spaces and parentheses.
+        fields = (Path("/proc") / str(number) / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in "ZX" else fields[19]

@@ -1,22 +1,36 @@
 """A checkpoint's parameters in one file, for other programs."""
 
 from pathlib import Path
+from typing import NamedTuple
 
-import msgspec
 import numpy as np
 from safetensors.numpy import save_file
 
-from mpitrain.checkpoint.manifest import CheckpointError
-from mpitrain.checkpoint.reader import Checkpoint
+from mpitrain.checkpoint.manifest import MANIFEST, CheckpointError
+from mpitrain.checkpoint.reader import Checkpoint, newest
 from mpitrain.config import Config
 from mpitrain.nn import Array
 
 
-def export(folder: Path, output: Path, *, torch: bool = False) -> int:
-    """Write all parameters, whole, to a safetensors file; returns how many there are.
+class Exported(NamedTuple):
+    """What was written.
+
+    Attributes:
+        tensors: how many.
+        folder: of the checkpoint.
+        refused: newer checkpoints that could not be used, and why.
+    """
+
+    tensors: int
+    folder: Path
+    refused: list[str]
+
+
+def export(folder: Path, output: Path, *, torch: bool = False) -> Exported:
+    """Write all parameters, whole, to a safetensors file.
 
     Args:
-        folder: a checkpoint's, or a run's, of which the newest checkpoint is taken.
+        folder: a checkpoint's, or a run's, of which the newest checkpoint that is whole is taken.
         output: the file.
         torch: axes in torch's order: a linear weight (out, in), a convolution's (out, in, rows,
             columns), and queries, keys and values of all heads one after another.
@@ -24,22 +38,33 @@ def export(folder: Path, output: Path, *, torch: bool = False) -> int:
     Raises:
         CheckpointError: there is no checkpoint that is whole.
     """
-    if not (folder / "manifest.json").exists():
-        inside = folder / "checkpoints" if (folder / "checkpoints").is_dir() else folder
-        found = sorted(inside.glob("step-*"))
-        if not found:
-            raise CheckpointError(f"{folder} is no checkpoint and has none")
-        folder = found[-1]
-    checkpoint = Checkpoint(folder)
-    checkpoint.verify()
-    job = msgspec.json.decode(checkpoint.manifest.job, type=Config)
+    checkpoint, refused = find(folder)
     tensors = {}
     for name in checkpoint.manifest.shapes:
         whole = checkpoint.tensor("parameters", name)
-        tensors[name] = np.ascontiguousarray(as_torch(name, whole, job) if torch else whole)
+        own = as_torch(name, whole, checkpoint.job) if torch else whole
+        tensors[name] = np.ascontiguousarray(own)
     output.parent.mkdir(parents=True, exist_ok=True)
     save_file(tensors, output, {"job": checkpoint.manifest.job})
-    return len(tensors)
+    return Exported(len(tensors), checkpoint.folder, refused)
+
+
+def find(folder: Path) -> tuple[Checkpoint, list[str]]:
+    """A checkpoint by its folder or its run's, and why newer ones of the run were refused.
+
+    Raises:
+        CheckpointError: it is not whole, or none of the run's is.
+    """
+    if (folder / MANIFEST).exists():
+        checkpoint = Checkpoint(folder)
+        checkpoint.verify()
+        return checkpoint, []
+    inside = folder / "checkpoints"
+    found, refused = newest(inside if inside.is_dir() else folder)
+    if found is None:
+        why = f": {'; '.join(refused)}" if refused else ""
+        raise CheckpointError(f"{folder} is no checkpoint and has none that is whole{why}")
+    return found, refused
 
 
 def as_torch(name: str, values: Array, job: Config) -> Array:

@@ -7,15 +7,24 @@ that name is whole.  Reading it runs nothing that is in it.
 
 import hashlib
 import re
+from collections import Counter
+from math import prod
 from pathlib import Path
+from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
+
+from mpitrain.config import Config, Positive
+from mpitrain.files import check_regular
 
 MANIFEST = "manifest.json"
 #: Nothing but such names may stand in a manifest: they cannot leave their folder.
 _FILE = re.compile(r"rank-\d{5}\.safetensors")
 _LARGEST_MANIFEST = 1 << 30
+_MOST_AXES = 32
+
+Steps = Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class CheckpointError(RuntimeError):
@@ -55,10 +64,14 @@ class Progress(Struct, frozen=True, forbid_unknown_fields=True):
         loss_scale, good_steps: of 16-bit training.
     """
 
-    step: int
-    updates: int
-    loss_scale: float = 1.0
-    good_steps: int = 0
+    step: Steps
+    updates: Steps
+    loss_scale: Positive = 1.0
+    good_steps: Steps = 0
+
+    def __post_init__(self) -> None:
+        if self.updates > self.step:
+            raise ValueError(f"{self.updates} updates in {self.step} steps")
 
 
 class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
@@ -73,6 +86,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         dtypes: of each tensor.
         digests: SHA-256 of each file, hexadecimal.
         pieces: where everything is.
+        data: digest of what it was trained on; empty in those of an earlier version.
     """
 
     format: int
@@ -80,36 +94,64 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     job: str
     layout: str
     shapes: dict[str, list[int]]
-    dtypes: dict[str, str]
+    dtypes: dict[str, Literal["float32", "float64"]]
     digests: dict[str, str]
     pieces: list[Piece]
+    data: str = ""
+
+
+def encode(manifest: Manifest) -> bytes:
+    """The bytes of its file, which :func:`parse` gives the same manifest for.
+
+    Raises:
+        CheckpointError: it would not, so that nobody could go on from the checkpoint.
+    """
+    data = msgspec.json.encode(manifest)
+    if parse(data, "what would be written") != manifest:
+        raise CheckpointError("what would be written is not what would be read again")
+    return data
 
 
 def parse(data: bytes, name: str) -> Manifest:
     """A manifest from the bytes of its file.
 
     Raises:
-        CheckpointError: it is not one, or names files outside of its folder.
+        CheckpointError: it is not one, names files outside of its folder, or says what cannot be
+            of steps, types, shapes or the job.
     """
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
+        job_of(manifest)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         reason = " ".join(str(error).split())  # it may quote what is in the file
         raise CheckpointError(f"{name} is not a manifest: {reason}") from error
     if manifest.format != 1:
         raise CheckpointError(f"{name} has format {manifest.format}; this program reads format 1")
+    for tensor, shape in manifest.shapes.items():
+        if len(shape) > _MOST_AXES or any(length < 0 for length in shape):
+            raise CheckpointError(
+                f"{name}: the shape of {tensor!r} has a length below 0 or more than "
+                f"{_MOST_AXES} axes"
+            )
     for piece in manifest.pieces:
         _check(piece, manifest, name)
+    _check_whole(manifest, name)
     for file in manifest.digests:
         if not _FILE.fullmatch(file):
             raise CheckpointError(f"{name} names {file!r}, which is no file of a checkpoint")
     return manifest
 
 
+def job_of(manifest: Manifest) -> Config:
+    """The job that a checkpoint is of."""
+    return msgspec.json.decode(manifest.job, type=Config)
+
+
 def read(folder: Path) -> Manifest:
     """The manifest of a checkpoint; ``CheckpointError`` if it has none that can be read."""
     path = folder / MANIFEST
     try:
+        check_regular(path)
         if path.stat().st_size > _LARGEST_MANIFEST:
             raise CheckpointError(f"{path} has more than {_LARGEST_MANIFEST} bytes")
         return parse(path.read_bytes(), str(path))
@@ -119,6 +161,7 @@ def read(folder: Path) -> Manifest:
 
 def digest(path: Path) -> str:
     """SHA-256 of a file, hexadecimal."""
+    check_regular(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -131,14 +174,28 @@ def _check(piece: Piece, manifest: Manifest, name: str) -> None:
     if piece.file not in manifest.digests:
         raise CheckpointError(f"{what} is in {piece.file!r}, which has no digest")
     part = list(shape)
-    if piece.axis >= 0:
-        if piece.axis >= len(shape) or not 0 <= piece.low <= piece.high <= shape[piece.axis]:
+    if piece.axis != -1:
+        if (
+            not 0 <= piece.axis < len(shape)
+            or not 0 <= piece.low <= piece.high <= shape[piece.axis]
+        ):
             raise CheckpointError(f"{what} lies outside of its shape {shape}")
         part[piece.axis] = piece.high - piece.low
-    elements = 1
-    for length in part:
-        if length < 0:
-            raise CheckpointError(f"{what} has the shape {shape}")
-        elements *= length
-    if piece.start < 0 or piece.size < 0 or piece.start + piece.size > elements:
+    if piece.start < 0 or piece.size < 0 or piece.start + piece.size > prod(part):
         raise CheckpointError(f"{what} lies outside of its shape {shape}")
+
+
+def _check_whole(manifest: Manifest, name: str) -> None:
+    """Each section that there is, and the parameters, have all elements of every tensor."""
+    if len({(piece.file, piece.key) for piece in manifest.pieces}) < len(manifest.pieces):
+        raise CheckpointError(f"{name} has two pieces in one place of a file")
+    found: Counter[tuple[str, str]] = Counter()
+    for piece in manifest.pieces:
+        found[piece.section, piece.tensor] += piece.size
+    for section in {"parameters", *(section for section, _ in found)}:
+        for tensor, shape in manifest.shapes.items():
+            missing = prod(shape) - found[section, tensor]
+            if missing > 0:
+                raise CheckpointError(
+                    f"{name} has {missing} elements too few of {section} of {tensor}"
+                )

@@ -1,6 +1,5 @@
 """Reading: the newest checkpoint that is whole, and any tensor of it."""
 
-import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -8,10 +7,13 @@ import numpy as np
 from mpi4py import MPI
 from safetensors import SafetensorError, safe_open
 
-from mpitrain.checkpoint.manifest import CheckpointError, Manifest, Piece, digest, read
+from mpitrain.checkpoint.folders import numbered, step_of
+from mpitrain.checkpoint.manifest import CheckpointError, Manifest, Piece, digest, job_of, read
+from mpitrain.config import Config
 from mpitrain.nn import Array
 
-_FOLDER = re.compile(r"step-\d{8,}")
+#: As safetensors calls them.
+_TYPES = {"float32": "F32", "float64": "F64"}
 
 
 class Checkpoint:
@@ -20,15 +22,22 @@ class Checkpoint:
     Attributes:
         folder: of it.
         manifest: of it.
+        job: that it is of.
     """
 
     def __init__(self, folder: Path) -> None:
         """Read the manifest; ``CheckpointError`` if there is none that can be read."""
         self.folder = folder
         self.manifest: Manifest = read(folder)
+        self.job: Config = job_of(self.manifest)
+        named, step = step_of(folder.name), self.manifest.progress.step
+        if named is not None and named != step:
+            raise CheckpointError(f"{folder} has a manifest of step {step}")
         self._pieces: dict[tuple[str, str], list[Piece]] = defaultdict(list)
+        self._in_file: dict[str, list[Piece]] = defaultdict(list)
         for piece in self.manifest.pieces:
             self._pieces[piece.section, piece.tensor].append(piece)
+            self._in_file[piece.file].append(piece)
 
     @property
     def sections(self) -> set[str]:
@@ -36,7 +45,7 @@ class Checkpoint:
         return {section for section, _ in self._pieces}
 
     def verify(self, rank: int = 0, size: int = 1) -> None:
-        """Compare the digests of every ``size``-th file, beginning with number ``rank``.
+        """Check every ``size``-th file, beginning with number ``rank``: digest, types and shapes.
 
         Raises:
             CheckpointError: naming the first file that is missing or not what was written.
@@ -49,6 +58,7 @@ class Checkpoint:
                 raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
             if found != self.manifest.digests[file]:
                 raise CheckpointError(f"{path} is not what was written: its digest differs")
+            self._check_header(file)
 
     def tensor(self, section: str, name: str) -> Array:
         """A tensor, whole.
@@ -77,6 +87,20 @@ class Checkpoint:
             )
         return whole
 
+    def _check_header(self, file: str) -> None:
+        """What a file says of its arrays is what the manifest says; nothing is read."""
+        path = self.folder / file
+        try:
+            with safe_open(path, framework="numpy") as arrays:
+                for piece in self._in_file[file]:
+                    found = arrays.get_slice(piece.key)
+                    said = found.get_dtype(), list(found.get_shape())
+                    due = _TYPES[self.manifest.dtypes[piece.tensor]], [piece.size]
+                    if said != due:
+                        raise CheckpointError(f"{path}: {piece.key} is {said}, not {due}")
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{path} cannot be read: {error}") from error
+
     def _read(self, piece: Piece) -> Array:
         path = self.folder / piece.file
         try:
@@ -91,17 +115,28 @@ class Checkpoint:
         return found
 
 
-def newest(comm: MPI.Intracomm, folder: Path) -> tuple[Checkpoint | None, list[str]]:
+def newest(
+    folder: Path, comm: MPI.Intracomm = MPI.COMM_SELF
+) -> tuple[Checkpoint | None, list[str]]:
     """The newest checkpoint in ``folder`` that is whole, and why newer ones were refused.
 
-    Collective; every rank compares the digests of its share of the files.
+    Who goes on from a run, tests it or exports it takes this one.  Collective; every rank compares
+    the digests of its share of the files.
+
+    Raises:
+        CheckpointError: on all ranks; the folder cannot be read.
     """
-    names = None
+    found: list[str] | str = []
     if comm.rank == 0:
-        found = folder.iterdir() if folder.is_dir() else ()
-        names = sorted((p.name for p in found if _FOLDER.fullmatch(p.name)), reverse=True)
+        try:
+            found = [path.name for path in numbered(folder).values()]
+        except OSError as error:
+            found = f"{folder} cannot be read: {error.strerror}"
+    names: list[str] | str = comm.bcast(found)
+    if isinstance(names, str):
+        raise CheckpointError(names)
     refused: list[str] = []
-    for name in comm.bcast(names):
+    for name in names:
         why = None
         try:
             checkpoint = Checkpoint(folder / name)

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 from mpitrain.arena import Tensor
 from mpitrain.checkpoint.manifest import CheckpointError, Manifest, Piece, Progress
 from mpitrain.checkpoint.reader import Checkpoint
-from mpitrain.config import Config
 from mpitrain.nn import Array
 from mpitrain.update import overlaps
 
@@ -45,6 +45,7 @@ def collect(trainer: "Trainer") -> tuple[dict[str, Array], list[Piece], Manifest
         dtypes={tensor.name: trainer.config.run.dtype for tensor in tensors},
         digests={},
         pieces=[],
+        data=trainer.data_digest,
     )
     return arrays, pieces, manifest
 
@@ -52,8 +53,10 @@ def collect(trainer: "Trainer") -> tuple[dict[str, Array], list[Piece], Manifest
 def restore(trainer: "Trainer", checkpoint: Checkpoint) -> None:
     """Take everything from a checkpoint that some layout of the same job wrote.
 
+    Of this rank alone: when all ranks have, call ``trainer.refresh``.
+
     Raises:
-        CheckpointError: it is another model's, or another order of samples.
+        CheckpointError: it is another model's, of other numbers, data or order of samples.
     """
     _check_job(trainer, checkpoint)
     for index, piece in enumerate(trainer.store.pieces):
@@ -74,7 +77,6 @@ def restore(trainer: "Trainer", checkpoint: Checkpoint) -> None:
     if trainer.scale.enabled:
         trainer.scale.value = progress.loss_scale
         trainer.scale.good_steps = progress.good_steps
-    trainer.refresh()
 
 
 def _sections(trainer: "Trainer", index: int) -> Iterator[tuple[str, Array]]:
@@ -99,19 +101,18 @@ def _piece(tensor: Tensor, section: str, key: str, start: int, part: slice) -> P
 
 
 def _check_job(trainer: "Trainer", checkpoint: Checkpoint) -> None:
-    """What would make it another training must be the same; how it is computed need not be."""
-    try:
-        then = msgspec.json.decode(checkpoint.manifest.job, type=Config)
-    except msgspec.MsgspecError as error:
-        raise CheckpointError(
-            f"{checkpoint.folder} has no job that can be read: {error}"
-        ) from error
-    now = trainer.config
+    """What would make it another training must be the same; which ranks compute it need not be."""
+    then, now = checkpoint.job, trainer.config
+    known = checkpoint.manifest.data
+    if known:  # where they lie is not what they are
+        then = replace(then, data=replace(then.data, path=now.data.path))
     for place, before, after in (
         ("model", then.model, now.model),
         ("data", then.data, now.data),
         ("optim.name", then.optim.name, now.optim.name),
         ("run.seed", then.run.seed, now.run.seed),
+        ("run.dtype", then.run.dtype, now.run.dtype),
+        ("run.compute", then.run.compute, now.run.compute),
         ("train.batch_size", then.train.batch_size, now.train.batch_size),
     ):
         if before != after:
@@ -119,3 +120,9 @@ def _check_job(trainer: "Trainer", checkpoint: Checkpoint) -> None:
                 f"{checkpoint.folder} is of another job: {place} was {before}, and is {after}; "
                 "train in another run.dir or without --resume"
             )
+    if known and known != trainer.data_digest:
+        raise CheckpointError(
+            f"{checkpoint.folder} was trained on other data: what data.path = "
+            f"{now.data.path!r} holds has changed since; put it back, or train in another run.dir "
+            "or without --resume"
+        )

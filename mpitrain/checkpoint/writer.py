@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from time import perf_counter
@@ -12,7 +13,15 @@ import msgspec
 from mpi4py import MPI
 from safetensors.numpy import save_file
 
-from mpitrain.checkpoint.manifest import MANIFEST, CheckpointError, Manifest, Piece, digest
+from mpitrain.checkpoint.folders import clean, folder_name, numbered, remove, unfinished
+from mpitrain.checkpoint.manifest import (
+    MANIFEST,
+    CheckpointError,
+    Manifest,
+    Piece,
+    digest,
+    encode,
+)
 from mpitrain.nn import Array
 
 
@@ -25,16 +34,33 @@ class Writer:
     """
 
     def __init__(
-        self, comm: MPI.Intracomm, folder: Path, *, keep: int, background: bool = True
+        self,
+        comm: MPI.Intracomm,
+        folder: Path,
+        *,
+        keep: int,
+        background: bool = True,
+        resumed: int | None = None,
     ) -> None:
-        """``keep`` newest ones stay; ``background``: training goes on while files are written."""
+        """Nothing is written yet.
+
+        Args:
+            comm: the ranks of the run.
+            folder: where checkpoints go; may be a link.
+            keep: newest whole ones that stay.
+            background: training goes on while files are written.
+            resumed: the step of the one that this run goes on from; it stays, too.
+        """
         self._comm = comm
         self.folder = folder
         self.last: int | None = None
         self._keep = keep
         self._background = background
+        self._resumed = resumed
+        #: Steps of those that are known to be whole.
+        self._whole = set() if resumed is None else {resumed}
         self._thread: Thread | None = None
-        self._pending: tuple[Manifest, Path, float] | None = None
+        self._pending: tuple[Manifest, int, float] | None = None
         self._written: str | OSError = ""
 
     def begin(
@@ -58,14 +84,13 @@ class Writer:
         self.finish()
         self.last = step
         start = perf_counter()
-        target = self.folder / f"step-{step:08d}"
-        unfinished = self.folder / f".{target.name}.unfinished"
-        self._together(lambda: self._make(unfinished))
+        beside = unfinished(self.folder, step)
+        self._together(lambda: self._make(beside))
         snapshot = {key: array.copy() for key, array in arrays.items()}
         file = f"rank-{self._comm.rank:05d}.safetensors"
         own = [msgspec.structs.replace(piece, file=file) for piece in pieces]
-        self._pending = (msgspec.structs.replace(manifest, pieces=own), target, start)
-        self._thread = Thread(target=self._write, args=(snapshot, unfinished / file))
+        self._pending = (msgspec.structs.replace(manifest, pieces=own), step, start)
+        self._thread = Thread(target=self._write, args=(snapshot, beside / file))
         self._thread.start()
         if not self._background:
             self.finish()
@@ -86,14 +111,14 @@ class Writer:
         if self._thread is None or self._pending is None:
             return None
         self._thread.join()
-        (manifest, target, start), self._thread, self._pending = self._pending, None, None
+        (manifest, step, start), self._thread, self._pending = self._pending, None, None
         if isinstance(self._written, OSError):
             outcome: tuple[str, Any] = ("", f"{self._written.strerror}: {self._written.filename}")
         else:
             outcome = (self._written, manifest)
         found = self._comm.gather(outcome)
-        self._together(lambda: self._complete(found, target))
-        return target, perf_counter() - start
+        self._together(lambda: self._complete(found, step))
+        return self.folder / folder_name(step), perf_counter() - start
 
     def abandon(self) -> None:
         """Leave the checkpoint that is being written, as a rank has died; not collective."""
@@ -110,11 +135,11 @@ class Writer:
         except Exception as error:  # safetensors has errors of its own for a full disk
             self._written = OSError(None, str(error), str(path))
 
-    def _complete(self, found: Any, target: Path) -> None:
+    def _complete(self, found: Any, step: int) -> None:
         broken = [f"rank {rank}: {why}" for rank, (sha, why) in enumerate(found) if not sha]
-        unfinished = target.with_name(f".{target.name}.unfinished")
+        beside, target = unfinished(self.folder, step), self.folder / folder_name(step)
         if broken:
-            shutil.rmtree(unfinished, ignore_errors=True)
+            shutil.rmtree(beside, ignore_errors=True)
             raise OSError(None, "; ".join(broken[:3]))
         first = found[0][1]
         whole = msgspec.structs.replace(
@@ -124,18 +149,37 @@ class Writer:
             shapes={name: shape for _, own in found for name, shape in own.shapes.items()},
             dtypes={name: kind for _, own in found for name, kind in own.dtypes.items()},
         )
-        path = unfinished / MANIFEST
-        path.write_bytes(msgspec.json.encode(whole))
+        path = beside / MANIFEST
+        path.write_bytes(encode(whole))
         _sync(path)
-        _sync(unfinished)
-        shutil.rmtree(target, ignore_errors=True)
-        unfinished.rename(target)
+        _sync(beside)
+        if target.is_dir():
+            remove(target)
+        beside.rename(target)
         _sync(self.folder)
-        for old in sorted(self.folder.glob("step-*"))[: -self._keep]:
-            shutil.rmtree(old, ignore_errors=True)
+        self._whole.add(step)
+        self._retain()
+
+    def _retain(self) -> None:
+        """Remove what is older than the newest whole ones.
+
+        Those that are not known to be whole do not count: they go when they are older than these.
+        """
+        there = numbered(self.folder)
+        kept = [step for step in there if step in self._whole][: self._keep]
+        if len(kept) < self._keep:
+            return
+        for step, path in there.items():
+            ours = not path.is_symlink() and (path / MANIFEST).is_file()
+            if ours and step < kept[-1] and step != self._resumed:
+                with suppress(OSError):
+                    remove(path)
 
     def set_aside(self) -> None:
         """Move an earlier run's checkpoints away, so that none of them is taken for this run's.
+
+        They go to ``earlier`` in the same folder, wherever that lies, in the place of those that
+        are there.
 
         Raises:
             CheckpointError: on all ranks.
@@ -143,18 +187,21 @@ class Writer:
         self._together(self._set_aside)
 
     def _set_aside(self) -> None:
-        if any(self.folder.glob("step-*")):
-            earlier = self.folder.with_name(f"{self.folder.name}.earlier")
-            if earlier.exists():
-                shutil.rmtree(earlier)
-            self.folder.rename(earlier)
+        there = numbered(self.folder)
+        if not there:
+            return
+        earlier = self.folder / "earlier"
+        earlier.mkdir(mode=0o700, exist_ok=True)
+        for path in numbered(earlier).values():
+            remove(path)
+        # Oldest first: who is stopped in the midst of this finds the newest where it was.
+        for path in reversed(there.values()):
+            path.rename(earlier / path.name)
 
-    def _make(self, unfinished: Path) -> None:
+    def _make(self, beside: Path) -> None:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Left by a run that was killed while it wrote.
-        for left in self.folder.glob(".step-*.unfinished"):
-            shutil.rmtree(left, ignore_errors=True)
-        unfinished.mkdir(mode=0o700)
+        clean(self.folder)
+        beside.mkdir(mode=0o700)
 
     def _together(self, act: Callable[[], None]) -> None:
         """Act on rank 0; if that fails, raise on all ranks."""
@@ -166,6 +213,8 @@ class Writer:
                 why = f"{error.strerror or error}" + (
                     f": {error.filename}" if error.filename else ""
                 )
+            except CheckpointError as error:
+                why = str(error)
         why = self._comm.bcast(why)
         if why is not None:
             raise CheckpointError(

@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-from pathlib import Path
 
 from mpitrain.config import ConfigError
 
@@ -85,9 +84,10 @@ def export(options: argparse.Namespace) -> int:
     """Write a checkpoint's parameters."""
     from mpitrain.checkpoint.export import export as write
 
-    folder: Path = options.checkpoint
-    count = write(folder, options.output, torch=options.torch)
-    print(f"{count} tensors written to {options.output}")
+    done = write(options.checkpoint, options.output, torch=options.torch)
+    for why in done.refused:
+        print(f"checkpoint refused: {why}", file=sys.stderr)
+    print(f"{done.tensors} tensors of {done.folder} written to {options.output}")
     return 0
 
 

@@ -16,7 +16,7 @@ from mpitrain.checkpoint import CheckpointError
 from mpitrain.commands.arguments import parse
 from mpitrain.config import Config, ConfigError, load
 from mpitrain.data import DataError
-from mpitrain.metrics import tensorboard
+from mpitrain.metrics import ReportError, tensorboard
 from mpitrain.parallel.replicas import ReplicaMismatch
 from mpitrain.precision import compute_type
 from mpitrain.run import checkpoints, resume
@@ -52,6 +52,8 @@ def run(argv: Sequence[str]) -> int:
                 return complain(comm, error, 1)
             except Stopped as error:
                 return complain(comm, error, _GO_ON)
+            except ReportError as error:  # of rank 0 alone: the others are in the next step
+                raise SystemExit(f"mpitrain: {error}") from error
 
 
 def train(comm: Communicator, options: argparse.Namespace) -> int:
@@ -66,7 +68,7 @@ def train(comm: Communicator, options: argparse.Namespace) -> int:
         comm, injector = with_fault(comm, options.fault, config)
     ranks, go_on = comm.size, options.resume
     while True:
-        with stop_flag(options.grace) as stop:
+        with stop_flag(options.grace, comm) as stop:
             trace = Trace(comm.rank, enabled=config.run.trace)
             try:
                 trainer = Trainer(comm, config, span=trace.span, stop=stop, before_step=injector)
@@ -134,6 +136,8 @@ def evaluate(comm: Communicator, options: argparse.Namespace) -> int:
             raise CheckpointError(f"{checkpoints(config)} has no checkpoint; train first")
         result = evaluation.evaluate(trainer, 0)
         if comm.rank == 0:
+            for why in found.refused:
+                print(f"checkpoint refused: {why}", file=sys.stderr)
             print(
                 f"{found.path}: test accuracy {result.test_accuracy:.2%}, loss "
                 f"{result.test_loss:.6f}"

@@ -9,13 +9,15 @@ from mpitrain.config import Data
 from mpitrain.data import clicks
 from mpitrain.data.arrays import load_arrays
 from mpitrain.data.dataset import Dataset, Samples
+from mpitrain.data.digests import digest
 from mpitrain.data.errors import DataError
 from mpitrain.data.idx import load_idx
 from mpitrain.data.sampler import Sampler, share
 from mpitrain.data.text import load_text
 from mpitrain.data.tokens import load_tokens
+from mpitrain.files import check_regular
 
-__all__ = ["DataError", "Dataset", "Sampler", "Samples", "check", "load", "share"]
+__all__ = ["DataError", "Dataset", "Sampler", "Samples", "check", "digest", "load", "share"]
 
 
 def check(config: Data) -> None:
@@ -41,6 +43,11 @@ def load(config: Data, dtype: DTypeLike) -> Dataset:
         DataError: a file cannot be read or is not what it should be.
     """
     path = Path(config.path)
+    if path.exists() and not path.is_dir():
+        try:
+            check_regular(path)
+        except OSError as error:
+            raise DataError(f"data.path = {config.path!r}: {error.strerror}") from error
     match config.name:
         case "digits":
             check(config)

@@ -7,7 +7,7 @@ from pathlib import Path
 from mpitrain.config import Config
 from mpitrain.metrics import tensorboard
 from mpitrain.metrics.console import console
-from mpitrain.metrics.lines import json_lines, read_records
+from mpitrain.metrics.lines import ReportError, json_lines, read_records
 from mpitrain.metrics.records import (
     Epoch,
     Record,
@@ -24,6 +24,7 @@ from mpitrain.metrics.records import (
 __all__ = [
     "Epoch",
     "Record",
+    "ReportError",
     "Resumed",
     "Saved",
     "Skipped",
@@ -50,7 +51,7 @@ def recorder(config: Config, steps: int, done: int = 0) -> Iterator[Write]:
         done: steps of an earlier run that this one continues; what it reported up to there stays.
 
     Raises:
-        OSError: ``config.run.dir`` cannot be made or written.
+        ReportError: ``config.run.dir`` cannot be made or written, now or later.
     """
     folder = Path(config.run.dir)
     with ExitStack() as stack:

@@ -1,8 +1,11 @@
 """Records as lines of JSON in a file, which is the source of truth."""
 
+import errno
 import math
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import Any, get_args
 
@@ -14,25 +17,52 @@ from mpitrain.metrics.records import Record, Write
 _FIELDS = {kind.__struct_config__.tag: msgspec.structs.fields(kind) for kind in get_args(Record)}
 
 
+class ReportError(RuntimeError):
+    """A report cannot be written; the message names the file and why."""
+
+
 @contextmanager
 def json_lines(path: Path, done: int = 0) -> Iterator[Write]:
     """A file at ``path`` with a line a record, complete up to the last record at any time.
 
     What is there already is replaced, but for the records up to step ``done``.
+
+    Raises:
+        ReportError: it cannot be written, now or when a record comes.
     """
+    with ExitStack() as stack:
+        with _reporting(path):
+            file = stack.enter_context(_fresh(path, done))
+
+        def write(record: Record) -> None:
+            line = msgspec.json.encode(record) + b"\n"
+            with _reporting(path):
+                if file.write(line) != len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        yield write
+
+
+@contextmanager
+def _reporting(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ReportError(
+            f"{path} cannot be written: {error.strerror}; make room or choose another run.dir, and "
+            "train --resume goes on from the newest checkpoint"
+        ) from error
+
+
+def _fresh(path: Path, done: int) -> FileIO:
     # What is new is the user's own; one that is there already keeps its permissions.
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     kept = list(_until(path, done)) if done and path.exists() else []
     beside = path.with_suffix(".unfinished")
     beside.write_bytes(b"".join(kept))
     beside.rename(path)
-    with path.open("ab") as file:
-
-        def write(record: Record) -> None:
-            file.write(msgspec.json.encode(record) + b"\n")
-            file.flush()
-
-        yield write
+    # Nothing is kept back that could not be written later.
+    return FileIO(path, "a")
 
 
 def read_records(path: Path) -> tuple[list[dict[str, Any]], bool]:

@@ -7,7 +7,7 @@ head, V tokens.
 
 from mpitrain.nn.activation import GELU, ReLU
 from mpitrain.nn.attention import CausalAttention
-from mpitrain.nn.chain import Chain, Recomputed, Residual
+from mpitrain.nn.chain import Chain, Recomputed, Residual, Wrapper
 from mpitrain.nn.convolution import Conv2d
 from mpitrain.nn.flatten import Flatten
 from mpitrain.nn.layer import Array, Layer, Parameters, Shape, array_namespace
@@ -35,5 +35,6 @@ __all__ = [
     "Recomputed",
     "Residual",
     "Shape",
+    "Wrapper",
     "array_namespace",
 ]

@@ -15,22 +15,15 @@ class Chain(Layer):
 
     def __init__(self, layers: Mapping[str, Layer]) -> None:
         self.layers = dict(layers)
-        self.split = {
-            f"{name}.{own}": axis
-            for name, layer in self.layers.items()
-            for own, axis in layer.split.items()
-        }
-        self.summed = frozenset(
-            f"{name}.{own}" for name, layer in self.layers.items() for own in layer.summed
-        )
-        self.spread = frozenset(
-            f"{name}.{own}" for name, layer in self.layers.items() for own in layer.spread
-        )
-        self.tied = {
-            f"{name}.{own}": other
-            for name, layer in self.layers.items()
-            for own, other in layer.tied.items()
-        }
+        for attribute in Layer.__annotations__:
+            setattr(self, attribute, self._named(attribute))
+
+    def _named(self, attribute: str) -> Any:
+        """What the layers say of their parameters, under the names that these have here."""
+        said = {name: getattr(layer, attribute) for name, layer in self.layers.items()}
+        if isinstance(getattr(Layer, attribute), frozenset):
+            return frozenset(f"{name}.{own}" for name, names in said.items() for own in names)
+        return {f"{name}.{own}": of for name, those in said.items() for own, of in those.items()}
 
     def parameters(
         self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike
@@ -70,19 +63,36 @@ class Chain(Layer):
         }
 
 
-class Residual(Layer):
-    """``y = shortcut(x) + body(x)`` (He et al. 2016); without a shortcut, ``x + body(x)``."""
+class Wrapper(Layer):
+    """A layer around another one, which has the same parameters; nothing of it gets lost.
 
-    def __init__(self, body: Mapping[str, Layer], shortcut: Mapping[str, Layer] | None = None):
-        branches = {"body": Chain(body)} | ({"shortcut": Chain(shortcut)} if shortcut else {})
-        self.branches = branches
-        self._names = Chain(branches)
-        self.split, self.summed = self._names.split, self._names.summed
+    Attributes:
+        layer: the other one.
+    """
+
+    def __init__(self, layer: Layer) -> None:
+        self.layer = layer
+        for attribute in Layer.__annotations__:
+            setattr(self, attribute, getattr(layer, attribute))
 
     def parameters(
         self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike
     ) -> dict[str, Array]:
-        return self._names.parameters(rng, xp, dtype)
+        return self.layer.parameters(rng, xp, dtype)
+
+    def output_shape(self, shape: Shape) -> Shape:
+        return self.layer.output_shape(shape)
+
+    def gradients(self, parameters: Parameters, kept: Any) -> dict[str, Array]:
+        return self.layer.gradients(parameters, kept)
+
+
+class Residual(Wrapper):
+    """``y = shortcut(x) + body(x)`` (He et al. 2016); without a shortcut, ``x + body(x)``."""
+
+    def __init__(self, body: Mapping[str, Layer], shortcut: Mapping[str, Layer] | None = None):
+        self.branches = {"body": Chain(body)} | ({"shortcut": Chain(shortcut)} if shortcut else {})
+        super().__init__(Chain(self.branches))
 
     def output_shape(self, shape: Shape) -> Shape:
         shapes = {name: branch.output_shape(shape) for name, branch in self.branches.items()}
@@ -110,28 +120,15 @@ class Residual(Layer):
         return dx, kept
 
     def gradients(self, parameters: Parameters, kept: dict[str, Any]) -> dict[str, Array]:
-        return self._names.gradients(parameters, [kept[name] for name in self.branches])
+        return super().gradients(parameters, [kept[name] for name in self.branches])
 
 
-class Recomputed(Layer):
+class Recomputed(Wrapper):
     """The same layer, which saves its input alone and goes forward again before it goes backward.
 
     Memory for one input a layer instead of all its activations, for a third more computation
     (Chen et al. 2016).
     """
-
-    def __init__(self, layer: Layer) -> None:
-        self.layer = layer
-        self.split, self.summed = layer.split, layer.summed
-        self.spread, self.tied = layer.spread, layer.tied
-
-    def parameters(
-        self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike
-    ) -> dict[str, Array]:
-        return self.layer.parameters(rng, xp, dtype)
-
-    def output_shape(self, shape: Shape) -> Shape:
-        return self.layer.output_shape(shape)
 
     def forward(self, parameters: Parameters, x: Array) -> tuple[Array, Array]:
         return self.layer.forward(parameters, x)[0], x
@@ -139,9 +136,6 @@ class Recomputed(Layer):
     def backward(self, parameters: Parameters, saved: Array, dy: Array) -> tuple[Array, Any]:
         _, activations = self.layer.forward(parameters, saved)
         return self.layer.backward(parameters, activations, dy)
-
-    def gradients(self, parameters: Parameters, kept: Any) -> dict[str, Array]:
-        return self.layer.gradients(parameters, kept)
 
 
 def _own(parameters: Parameters, name: str) -> Parameters:

@@ -179,6 +179,43 @@ def test_a_loss_that_is_not_finite_is_reported_once(tmp_path):
     assert "Warning" not in done.stderr
 
 
+@needs_launcher
+def test_a_report_that_cannot_be_written_ends_the_job_with_one_sentence(tmp_path):
+    (tmp_path / "out" / "metrics.jsonl").mkdir(parents=True)
+    done = train(tmp_path, EXAMPLES / "digits_mlp.toml", "--set", "run.dir=out", ranks=2)
+    assert done.returncode != 0
+    assert done.stderr.count("mpitrain: out/metrics.jsonl cannot be written: Is a directory") == 1
+    assert "Traceback" not in done.stderr
+    assert not list((tmp_path / "out").glob("lock*"))
+
+
+def test_two_jobs_do_not_share_a_folder(tmp_path):
+    arguments = [EXAMPLES / "digits_mlp.toml", "--set", "run.dir=out"]
+    arguments += ["--set", "checkpoint.every=1"]
+    command = [sys.executable, "-m", "mpitrain", "train", *map(str, arguments)]
+    first = subprocess.Popen(
+        [*command, "--set", "train.epochs=100000"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        while not list(tmp_path.glob("out/checkpoints/step-*")):
+            assert first.poll() is None
+            time.sleep(0.05)
+        second = train(tmp_path, *arguments)
+        assert second.returncode == 2
+        assert f"belongs to another job (process {first.pid} on " in second.stderr
+        assert "Traceback" not in second.stderr
+        assert first.poll() is None
+    finally:
+        first.kill()
+        first.wait()
+    third = train(tmp_path, *arguments, "--resume", "--set", "train.steps=1")
+    assert third.returncode == 0, third.stderr
+    assert "resumed after step" in third.stdout
+
+
 FAILING = """
 from mpi4py import MPI
 from collectives import Communicator

@@ -16,9 +16,13 @@ from collectives.algorithms import ALGORITHMS, names
 from mpitrain import nn
 from mpitrain import trace as trace_module
 from mpitrain.arena import DATA, Arena
+from mpitrain.build import mapped
 from mpitrain.checkpoint import Checkpoint, CheckpointError, Writer
 from mpitrain.config import Checkpoint as CheckpointTable
+from mpitrain.config import ConfigError
+from mpitrain.data import DataError
 from mpitrain.metrics import Skipped
+from mpitrain.models import Model
 from mpitrain.parallel.replicas import ReplicaMismatch
 from mpitrain.parallel.replicated import Replicated
 from mpitrain.parallel.store import Reduction
@@ -287,12 +291,115 @@ def test_another_jobs_checkpoint_is_refused(comm, folder):
         resume(trainer)
 
 
+def text_job(path, **run):
+    """Of a text that each rank may have under another name."""
+    config = job("gpt")
+    return replace(
+        config,
+        data=replace(config.data, path=str(path), units="bytes"),
+        run=replace(config.run, **run),
+    )
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("other", ["longer", "another", "missing"])
+def test_ranks_with_other_data_are_told_at_once(comm, folder, other):
+    """The last rank's node has an older copy."""
+    (folder / f"rank{comm.rank}").write_text("the same on all nodes " * 40)
+    if comm.rank == RANKS - 1:
+        path = folder / f"rank{comm.rank}"
+        match other:
+            case "longer":
+                path.write_text("the same on all nodes " * 41)
+            case "another":
+                path.write_text("the same on old nodes " * 40)
+            case "missing":
+                path.unlink()
+    told = rf"cannot be read.*rank {RANKS - 1} of" if other == "missing" else "different data: rank"
+    with pytest.raises(DataError, match=told):
+        Trainer(comm, text_job(folder / f"rank{comm.rank}"))
+
+
+def test_data_that_have_changed_are_not_resumed_and_moved_ones_are(comm, folder):
+    path = folder / "text"
+    if comm.rank == 0:
+        path.write_text("what was trained on " * 40)
+    comm.Barrier()
+    config = text_job(path, dir=str(folder))
+    with Trainer(comm, config) as trainer:
+        list(islice(trainer.run_epoch(0), 1))
+        save(trainer, Writer(comm, checkpoints(config), keep=1, background=False))
+    comm.Barrier()
+    if comm.rank == 0:
+        path.rename(folder / "moved")
+        path.write_text("what was changed on " * 40)
+    comm.Barrier()
+    with Trainer(comm, text_job(folder / "moved", dir=str(folder))) as trainer:
+        assert resume(trainer).step == 1
+    with (
+        Trainer(comm, config) as trainer,
+        pytest.raises(CheckpointError, match=r"other data: what data\.path = .*has changed since"),
+    ):
+        resume(trainer)
+
+
+@pytest.mark.parametrize("key", ["dtype", "compute"])
+def test_a_checkpoint_of_other_numbers_is_refused(comm, folder, key):
+    config = saved(comm, folder, steps=(1,))
+    other = {"dtype": "float64", "compute": "float16"}[key]
+    config = replace(config, run=replace(config.run, **{key: other}))
+    with (
+        Trainer(comm, config) as trainer,
+        pytest.raises(CheckpointError, match=rf"run\.{key} was \w+, and is {other}"),
+    ):
+        resume(trainer)
+
+
+def test_a_folder_of_another_job_is_left_alone_by_all_ranks(comm, folder, monkeypatch):
+    config = saved(comm, folder)
+    monkeypatch.setattr("mpitrain.lock._PATIENCE_S", 0.1)
+    owner = b'{"host":"elsewhere","process":1,"began":"1","job":"","since":"then"}'
+    if comm.rank == 0:
+        (folder / "lock.json").write_bytes(owner)
+    comm.Barrier()
+    for go_on in (False, True):
+        with (
+            Trainer(comm, config) as trainer,
+            pytest.raises(ConfigError, match=r"another job .process 1 on elsewhere, since then"),
+        ):
+            train(trainer, go_on=go_on)
+    comm.Barrier()
+    assert sorted(p.name for p in folder.iterdir()) == ["checkpoints", "lock.json"]
+    assert len(list((folder / "checkpoints").iterdir())) == 3
+    comm.Barrier()
+
+
+def test_a_model_that_is_too_large_is_refused_on_all_ranks(comm, monkeypatch):
+    if comm.rank == RANKS - 1:
+
+        def initial(self, *arguments):
+            raise MemoryError("Unable to allocate 954. GiB")
+
+        monkeypatch.setattr(Model, "initial", initial)
+    with pytest.raises(ConfigError, match=r"model: the parameters .*954\. GiB.*make the model"):
+        Trainer(comm, mlp())
+
+
+def test_state_of_a_job_is_not_changed_by_another_one(comm, folder):
+    first = mapped(folder, comm.rank)(10, np.float32)
+    first[:] = 7.0
+    second = mapped(folder, comm.rank)(10, np.float32)
+    second[:] = 8.0
+    assert (first == 7.0).all()
+
+
 def test_the_oldest_ones_go(comm, folder):
     config = saved(comm, folder)
     with Trainer(comm, config) as trainer:
-        resume(trainer)
+        step = resume(trainer).step
         list(islice(trainer.run_epoch(0), 1))
-        save(trainer, Writer(comm, checkpoints(trainer.config), keep=2, background=False))
+        folder_of = checkpoints(trainer.config)
+        save(trainer, Writer(comm, folder_of, keep=2, background=False, resumed=step))
     comm.Barrier()
     left = sorted(path.name for path in (folder / "checkpoints").iterdir())
     assert left == ["step-00000003", "step-00000004"]

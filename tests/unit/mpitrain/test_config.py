@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
+from msgspec.structs import fields
 
 from mpitrain.config import Config, ConfigError, Optim, load
 
@@ -69,6 +71,16 @@ def test_options_of_an_algorithm_are_allowed(job):
         ("[optim]\nwarmup_epochs = 10\n", "optim.warmup_epochs = 10 must be less than train"),
         ("[parallel]\nalgorithm = 'rign'\n", "parallel.algorithm: no allreduce algorithm 'rign'"),
         ("[optim\n", "cannot read the job file"),
+        ("[optim]\nclip_norm = inf\n", "optim.clip_norm: must be a finite number, not inf"),
+        ("[run]\nloss_scale = inf\n", "run.loss_scale: must be a finite number, not inf"),
+        ("[optim]\nlr = nan\n", "optim.lr: "),
+        ("[run]\ndir = ''\n", "run.dir: is empty; name a folder, or leave it out"),
+        ('[run]\ndir = "a\\u0000b"\n', "run.dir: must not hold the character NUL"),
+        (f"[run]\nseed = {2**63}\n", "run.seed: Expected `int` <= 9223372036854775807"),
+        ("[model]\nhidden = [9999999999999]\n", "model.hidden[0]: Expected `int` <= 2147483647"),
+        (f"x = {'[' * 3000}", "it is nested too deeply"),
+        (f"x = {'9' * 5000}", "Exceeds the limit"),
+        ("#" * 2_000_000, "it has more than 1048576 bytes"),
     ],
 )
 def test_mistakes_are_one_sentence_with_the_place(job, text, message):
@@ -86,6 +98,11 @@ def test_mistakes_are_one_sentence_with_the_place(job, text, message):
         ("optim.=1", "--set takes table.key=value"),
         ("optim.lr=0,1", "optim.lr: Expected `float`, got `str`"),
         ("optim.lt=1", "optim.lt: unknown key; did you mean 'lr'?"),
+        ("run.dir=", "run.dir: is empty"),
+        ("run.dir=\udcff", "run.dir: is not UTF-8: '\\udcff'"),
+        ("data.path=\udcff", "data.path: is not UTF-8"),
+        (f"x.y={'[' * 3000}", "x.y: the value is nested too deeply"),
+        (f"optim.lr={'9' * 5000}", "optim.lr: Expected `float`, got `str`"),
         ("optim.lr.x=1", "optim.lr.x: lr is a value in the job file, not a table"),
     ],
 )
@@ -93,6 +110,31 @@ def test_mistakes_in_overrides(job, override, message):
     with pytest.raises(ConfigError) as caught:
         load(job("[optim]\nlr = 0.5\n"), [override])
     assert message in str(caught.value)
+
+
+def test_every_number_of_a_job_is_finite(job):
+    floats = [
+        f"{table.name}.{field.name}"
+        for table in fields(Config())
+        for field in fields(table.type())
+        if isinstance(field.default, float)
+    ]
+    assert len(floats) > 10
+    for place in floats:
+        for value in ("inf", "nan"):
+            with pytest.raises(ConfigError, match=place):
+                load(job(""), [f"{place}={value}"])
+
+
+def test_a_job_is_read_again_as_it_was(job):
+    for path in EXAMPLES:
+        config = load(path)
+        assert msgspec.json.decode(msgspec.json.encode(config), type=Config) == config
+
+
+def test_a_device_is_no_job_file():
+    with pytest.raises(ConfigError, match="cannot read the job file /dev/zero: it has more than"):
+        load(Path("/dev/zero"))
 
 
 def test_missing_file(tmp_path):
@@ -114,6 +156,10 @@ def test_missing_file(tmp_path):
         (["parallel.zero=1", "parallel.node_shared=true"], "parallel.node_shared: shards"),
         (["parallel.replicas=[2,1]", "parallel.zero=1"], "parallel.replicas: stages of unequal"),
         (["parallel.schedule=asynchronous", "parallel.zero=1"], "parallel.schedule: asynchronous"),
+        (
+            ["parallel.schedule=asynchronous", "optim.clip_norm=1"],
+            "optim.clip_norm: asynchronous never has a gradient of the whole model to clip",
+        ),
         (["parallel.schedule=1f1", "parallel.pipe=2"], "did you mean '1f1b'?"),
         (["parallel.zero=4"], "parallel.zero: Expected `int` <= 3"),
     ],

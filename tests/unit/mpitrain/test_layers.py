@@ -248,6 +248,34 @@ def test_names_of_a_chain_are_those_of_its_layers():
     assert layer.split == {"in.up.weight": 1, "in.up.bias": 0}
 
 
+class Told(nn.Bias):
+    """Says all that a layer may say of a parameter."""
+
+    split = {"bias": 0}  # noqa: RUF012
+    summed = frozenset({"bias"})
+    spread = frozenset({"bias"})
+    tied = {"bias": "another.bias"}  # noqa: RUF012
+
+
+@pytest.mark.parametrize(
+    ("wrapped", "name"),
+    [
+        (nn.Chain({"own": Told(4)}), "own.bias"),
+        (nn.Recomputed(Told(4)), "bias"),
+        (nn.Residual({"own": Told(4)}), "body.own.bias"),
+        (nn.Residual({"own": nn.ReLU()}, {"own": Told(4)}), "shortcut.own.bias"),
+        (nn.Recomputed(nn.Chain({"up": nn.Residual({"own": Told(4)})})), "up.body.own.bias"),
+    ],
+    ids=["chain", "recomputed", "residual", "shortcut", "deep"],
+)
+def test_nothing_that_a_layer_says_gets_lost_in_another_one(wrapped, name):
+    assert set(vars(Told)) >= set(nn.Layer.__annotations__)
+    for attribute in nn.Layer.__annotations__:
+        assert list(getattr(wrapped, attribute)) == [name], attribute
+    assert wrapped.split[name] == 0
+    assert wrapped.tied[name] == "another.bias"
+
+
 def test_a_bias_with_split_inputs_would_be_added_once_a_rank():
     with pytest.raises(ValueError, match=r"nn\.Bias"):
         nn.Linear(3, 4, split="inputs")

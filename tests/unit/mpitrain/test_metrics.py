@@ -1,6 +1,7 @@
 """Records as lines of JSON and as lines on the console."""
 
 import json
+import resource
 
 import pytest
 from msgspec.structs import replace
@@ -8,12 +9,14 @@ from msgspec.structs import replace
 from mpitrain.config import Config, Run
 from mpitrain.metrics import (
     Epoch,
+    ReportError,
     Resumed,
     Saved,
     Skipped,
     Start,
     Step,
     Summary,
+    json_lines,
     recorder,
 )
 
@@ -125,3 +128,29 @@ def test_curves_for_tensorboard(tmp_path):
     content = b"".join(file.read_bytes() for file in files)
     for name in (b"loss", b"grad_norm", b"test_accuracy"):
         assert name in content
+
+
+@pytest.fixture
+def full_disk():
+    """From now on files cannot grow beyond 2 KiB."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2048, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_disk_that_is_full_is_one_sentence(tmp_path, full_disk):
+    path = tmp_path / "metrics.jsonl"
+    with pytest.raises(ReportError) as caught, json_lines(path) as write:
+        for _ in range(99):
+            write(STEP)
+    assert str(caught.value).startswith(f"{path} cannot be written: ")
+    assert "make room or choose another run.dir" in str(caught.value)
+    whole = path.read_bytes().splitlines()[:-1]
+    assert len(whole) > 5
+
+
+def test_a_report_where_a_folder_is(tmp_path):
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(ReportError, match="Is a directory"), json_lines(tmp_path / "metrics.jsonl"):
+        pass

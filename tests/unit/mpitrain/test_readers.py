@@ -1,7 +1,9 @@
 """Readers of data, profiles and manifests: what they read, and how they say what they cannot."""
 
 import gzip
+import os
 import struct
+import time
 
 import numpy as np
 import pytest
@@ -193,6 +195,65 @@ def test_branches_between_two_layers_are_one_layer():
 def test_profiles_that_are_none(text, message):
     with pytest.raises(ProfileError, match=message):
         parse_profile(text.encode(), "p")
+
+
+def arrays(folder, inputs, labels):
+    folder.mkdir()
+    np.save(folder / "inputs.npy", inputs)
+    np.save(folder / "labels.npy", labels)
+    return folder
+
+
+@pytest.mark.parametrize("most", [1 << 26, 1 << 10])
+def test_a_digest_is_of_samples_classes_and_numbers(tmp_path, monkeypatch, most):
+    """All are read, or some; in several parts."""
+    count = 3000
+    monkeypatch.setattr("mpitrain.data.digests._ALL", most)
+    monkeypatch.setattr("mpitrain.data.digests._AT_ONCE", 1000)
+    rng = np.random.default_rng(0)
+    inputs, labels = rng.random((count, 5)), rng.integers(0, 3, count)
+    first = load_arrays(arrays(tmp_path / "first", inputs, labels), 0.2, np.float64)
+    again = load_arrays(tmp_path / "first", 0.2, np.float32)
+    assert data.digest(first) == data.digest(again)  # run.dtype is not the data's
+    known = {data.digest(first)}
+    for name, change in {
+        "first": lambda x, y: x.__setitem__((0, 0), 5.0),
+        "last": lambda x, y: x.__setitem__((-1, -1), 5.0),
+        "labels": lambda x, y: y.__setitem__(0, (y[0] + 1) % 3),
+        "classes": lambda x, y: y.__setitem__(0, 3),
+        "order": lambda x, y: x.__setitem__(slice(None), x[::-1].copy()),
+    }.items():
+        x, y = inputs.copy(), labels.copy()
+        change(x, y)
+        changed = load_arrays(arrays(tmp_path / f"{name}-changed", x, y), 0.2, np.float32)
+        known.add(data.digest(changed))
+    shorter = load_arrays(arrays(tmp_path / "shorter", inputs[:-5], labels[:-5]), 0.2, np.float32)
+    known.add(data.digest(shorter))
+    assert len(known) == 7
+    inputs[1] = 5.0
+    second = load_arrays(arrays(tmp_path / "second", inputs, labels), 0.2, np.float32)
+    assert (data.digest(second) in known) == (most < count)
+
+
+def test_a_digest_reads_little_of_much(tmp_path):
+    """Of 300 MB, a thousandth."""
+    np.memmap(tmp_path / "train.bin", "<u2", mode="w+", shape=(150_000_000,))
+    np.memmap(tmp_path / "val.bin", "<u2", mode="w+", shape=(1000,))
+    tokens = load_text(tmp_path / "train.bin", "bytes", 100, 0.2)
+    begun = time.monotonic()
+    first = data.digest(tokens)
+    assert time.monotonic() - begun < 1
+    with (tmp_path / "train.bin").open("r+b") as file:
+        file.write(b"x")
+    assert data.digest(load_text(tmp_path / "train.bin", "bytes", 100, 0.2)) != first
+
+
+def test_a_device_or_a_fifo_is_no_data(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    for path, kind in ((tmp_path / "fifo", "FIFO"), ("/dev/zero", "device")):
+        for name in ("text", "arrays"):
+            with pytest.raises(data.DataError, match=f"it is a {kind}, not an ordinary file"):
+                data.load(Data(name, path=str(path)), np.float32)
 
 
 @pytest.mark.parametrize("name", seeds())

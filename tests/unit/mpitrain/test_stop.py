@@ -1,13 +1,36 @@
-"""When a job has to stop by itself."""
+"""Requests to stop."""
+
+import os
+import signal
+import time
 
 import pytest
 
+from mpitrain.config import ConfigError
 from mpitrain.stop import stop_flag
 
 
-@pytest.mark.parametrize(
-    ("end", "stops"), [("1", True), ("9" * 12, False), ("", False), ("²", False), ("soon", False)]
-)
-def test_the_end_of_the_allocation(end, stops):
-    with stop_flag(120.0, {"SLURM_JOB_END_TIME": end}) as flag:
-        assert flag.raised() is stops
+@pytest.mark.parametrize(("left_s", "near"), [(1000, False), (50, True), (-5, True)])
+def test_the_end_of_the_allotted_time(left_s, near):
+    environment = {"SLURM_JOB_END_TIME": str(int(time.time() + left_s))}
+    with stop_flag(100.0, environment=environment) as flag:
+        assert flag.raised() == near
+        assert ("time limit" in flag.reason) == near
+
+
+@pytest.mark.parametrize("end", ["²", "soon", "-1", "1e9", "nan", " "])
+def test_an_end_that_is_no_time_is_refused(end):
+    with (
+        pytest.raises(ConfigError, match=r"SLURM_JOB_END_TIME = .* is no number of seconds"),
+        stop_flag(100.0, environment={"SLURM_JOB_END_TIME": end}),
+    ):
+        pass
+
+
+def test_signals_are_heard_and_given_back():
+    former = signal.getsignal(signal.SIGUSR1)
+    with stop_flag(100.0, environment={}) as flag:
+        assert not flag.raised()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert flag.raised() and flag.reason == "signal SIGUSR1"
+    assert signal.getsignal(signal.SIGUSR1) == former

@@ -1,0 +1,50 @@
+"""Proof that ranks, or a run and the one that it goes on from, have the same data."""
+
+import hashlib
+from collections.abc import Iterator
+
+import numpy as np
+
+from mpitrain.data.dataset import Dataset
+from mpitrain.nn import Array
+
+#: Samples are all read if they have no more numbers than that (MNIST has 47 million), ...
+_ALL = 1 << 26
+#: ... and else so many at equal distances, the first and the last among them.
+_SOME = 1024
+#: Numbers that are read at once.
+_AT_ONCE = 1 << 20
+
+
+def digest(data: Dataset) -> str:
+    """Digest of the samples to train and to test on, the same for any ``run.dtype``.
+
+    Numbers, shapes and classes are in it, and all samples where these have up to 67 million
+    numbers; of more, 1024 at equal distances, so that a change between these is not seen.
+    """
+    found = hashlib.blake2b(str(data.classes).encode(), digest_size=16)
+    for samples in (data.train, data.test):
+        first = samples[:1]
+        shape = first.inputs.shape[1:], first.labels.shape[1:]
+        found.update(f"{len(samples)} {shape} {first.inputs.dtype.kind}".encode())
+        for which in _parts(len(samples), first.inputs.size + first.labels.size):
+            some = samples[which]
+            found.update(_plain(some.inputs))
+            found.update(_plain(some.labels))
+    return found.hexdigest()
+
+
+def _parts(count: int, size: int) -> Iterator[Array]:
+    """Which of ``count`` samples of ``size`` numbers to read, a part after the other."""
+    if count > _SOME and count * size > _ALL:
+        which = np.linspace(0, count - 1, _SOME).astype(np.int64)
+    else:
+        which = np.arange(count)
+    step = max(1, _AT_ONCE // max(1, size))
+    for start in range(0, len(which), step):
+        yield which[start : start + step]
+
+
+def _plain(values: Array) -> bytes:
+    """Of a type that the job has no part in."""
+    return values.astype("<f4" if values.dtype.kind == "f" else "<i8", copy=False).tobytes()

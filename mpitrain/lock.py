@@ -1,0 +1,176 @@
+"""One job at a time in a run's folder: a file that says whose it is.
+
+The file is made in one go (``O_EXCL``) and, where the file system has that, locked (``fcntl``),
+which ends with its owner's process.  It is taken over from an owner that is dead on this host, and
+from one of the same job, which SLURM has queued again; nobody here can tell of any other.
+"""
+
+import fcntl
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from time import monotonic, sleep, strftime
+
+import msgspec
+from mpi4py import MPI
+from msgspec import Struct
+
+from mpitrain.chaos.processes import began
+from mpitrain.config import ConfigError
+from mpitrain.files import check_regular
+from mpitrain.together import together
+
+NAME = "lock.json"
+#: So long may ranks of a job that was killed, and their last writes, take to be gone.
+_PATIENCE_S = 3.0
+_POLL_S = 0.1
+_LARGEST = 1 << 16
+#: Of what a launcher says of its job, the first is taken.
+_JOB = ("SLURM_JOB_ID", "PMIX_NAMESPACE")
+
+
+class Owner(Struct, frozen=True):
+    """Who works in a folder.
+
+    Attributes:
+        host, process: rank 0's.
+        began: when that process did, as the system counts; with its number it is the only one.
+        job: the launcher's name of the job, or nothing.
+        since: date and time, for people.
+    """
+
+    host: str
+    process: int
+    began: str
+    job: str
+    since: str
+
+    def __str__(self) -> str:
+        job = f" of job {self.job}" if self.job else ""
+        return f"process {self.process} on {self.host}{job}, since {self.since}"
+
+    def may_work(self, own: "Owner") -> bool:
+        """Whether it may be alive and another job, as far as ``own`` can know."""
+        if self.host == own.host:
+            # Without /proc the lock of the file alone tells, as it does on one host.
+            known = own.began and self.process != own.process
+            return bool(known) and began(self.process) == self.began
+        return not self.job or self.job != own.job
+
+
+@contextmanager
+def locked(comm: MPI.Intracomm, folder: Path) -> Iterator[None]:
+    """Work in ``folder``, which is made if it is missing, as the only job; collective to enter.
+
+    Raises:
+        ConfigError: on all ranks: another job is in it, or it cannot be written.
+    """
+    handle = together(comm, lambda: _take(folder) if comm.rank == 0 else None, ConfigError)
+    try:
+        yield
+    finally:
+        if handle is not None:
+            with suppress(OSError):  # nobody else's may be removed, and the folder may be gone
+                if _is_at(handle, folder / NAME):
+                    (folder / NAME).unlink()
+            os.close(handle)
+
+
+def myself(environment: Mapping[str, str] = os.environ) -> Owner:
+    """This process."""
+    number = os.getpid()
+    return Owner(
+        host=socket.gethostname(),
+        process=number,
+        began=began(number),
+        job=next((environment[name] for name in _JOB if environment.get(name)), ""),
+        since=strftime("%Y-%m-%d %H:%M:%S"),
+    )
+
+
+def _take(folder: Path) -> int:
+    """The descriptor of the lock's file, which is ours."""
+    own, path = myself(), folder / NAME
+    deadline = monotonic() + _PATIENCE_S
+    try:
+        # What is new is the user's own; one that is there already keeps its permissions.
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        while True:
+            late = monotonic() > deadline
+            handle, why = _try(path, own, late=late)
+            if handle is not None:
+                return handle
+            if late:
+                raise ConfigError(
+                    f"run.dir = {str(folder)!r} belongs to another job ({why}); wait for its end "
+                    f"or choose another run.dir, or, if that job is gone, remove {path}"
+                )
+            sleep(_POLL_S)
+    except OSError as error:
+        raise ConfigError(
+            f"run.dir = {str(folder)!r} is no folder that can be written ({error.strerror}); "
+            "choose another run.dir"
+        ) from error
+
+
+def _try(path: Path, own: Owner, *, late: bool) -> tuple[int | None, str]:
+    """Our descriptor, or who has the file; one without an owner is taken when it is ``late``."""
+    leaving, beginning = "one that is about to end", "one that has just begun"
+    new = True
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        new = False
+        try:
+            check_regular(path)
+            handle = os.open(path, os.O_RDWR)
+        except FileNotFoundError:
+            return None, leaving
+    try:
+        free, owner = _lock(handle), _owner(os.pread(handle, _LARGEST, 0))
+        if not free:
+            why = str(owner or beginning)
+        elif not _is_at(handle, path):
+            why = leaving
+        elif owner is not None and owner.may_work(own):
+            why = str(owner)
+        elif owner is None and not (new or late):
+            why = beginning
+        else:
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, msgspec.json.encode(own) + b"\n", 0)
+            os.fsync(handle)
+            return handle, ""
+    except BaseException:
+        os.close(handle)
+        raise
+    os.close(handle)
+    return None, why
+
+
+def _lock(handle: int) -> bool:
+    """Whether no other process has the file locked; true where the file system cannot tell."""
+    try:
+        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _owner(data: bytes) -> Owner | None:
+    try:
+        return msgspec.json.decode(data, type=Owner)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
+def _is_at(handle: int, path: Path) -> bool:
+    """Whether the open file is the one of that name, still."""
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False

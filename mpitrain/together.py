@@ -1,0 +1,34 @@
+"""An error of one rank becomes an error of all, so that nobody waits for those who left."""
+
+import socket
+from collections.abc import Callable
+from typing import TypeVar
+
+from mpi4py import MPI
+
+T = TypeVar("T")
+
+
+def together(comm: MPI.Intracomm, act: Callable[[], T], *kinds: type[Exception]) -> T:
+    """What ``act`` returns on this rank, when it has returned on all of them; collective.
+
+    Args:
+        comm: the ranks.
+        act: makes no collective call that others could wait in.
+        kinds: errors that are told to the others; any other one ends the job.
+
+    Raises:
+        Exception: one of ``kinds``, on all ranks: the first rank's that had one.
+    """
+    own: Exception | None = None
+    try:
+        result = act()
+    except kinds as error:
+        own = error
+    told = comm.allgather(None if own is None else (type(own), str(own), socket.gethostname()))
+    failed = [(rank, *one) for rank, one in enumerate(told) if one]
+    if not failed:
+        return result
+    rank, kind, text, host = failed[0]
+    where = "" if len(failed) == comm.size else f" (rank {rank} of {comm.size}, on {host})"
+    raise kind(f"{text}{where}") from own

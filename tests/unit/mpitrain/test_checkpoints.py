@@ -1,0 +1,279 @@
+"""A run's checkpoints in one process: which stay, which is found, and what none may say."""
+
+import json
+import os
+import shutil
+from itertools import islice
+
+import msgspec
+import numpy as np
+import pytest
+from mpi4py import MPI
+from msgspec.structs import replace
+
+from collectives import Communicator
+from mpitrain.checkpoint import Checkpoint, CheckpointError, Manifest, Progress, Writer, newest
+from mpitrain.checkpoint.export import export
+from mpitrain.checkpoint.folders import step_of
+from mpitrain.checkpoint.manifest import MANIFEST, encode
+from mpitrain.config import Checkpoint as CheckpointTable
+from mpitrain.config import Config, Data, Model, Optim, Run, Train
+from mpitrain.run import checkpoints, resume, save, train
+from mpitrain.trainer import Trainer
+
+
+@pytest.fixture
+def comm():
+    with Communicator(MPI.COMM_SELF) as one:
+        yield one
+
+
+@pytest.fixture
+def job(tmp_path):
+    data = Data(name="clicks", samples=80, tables=2, rows=5)
+    return Config(
+        run=Run(dir=str(tmp_path / "run"), log_every=1000),
+        data=data,
+        model=Model(kind="recommender", width=2, hidden=(3,)),
+        optim=Optim(reference_batch=0),
+        train=Train(epochs=9, steps=4, batch_size=8),
+        checkpoint=CheckpointTable(every=2, background=False),
+    )
+
+
+def run(comm, job, steps=4, *, go_on=False, **table):
+    job = replace(
+        job,
+        train=replace(job.train, steps=steps),
+        checkpoint=replace(job.checkpoint, **table),
+    )
+    with Trainer(comm, job) as trainer:
+        train(trainer, go_on=go_on)
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def numbers(folder):
+    return sorted(step for name in names(folder) if (step := step_of(name)) is not None)
+
+
+def spoil(checkpoint):
+    """Its numbers are others than were written."""
+    file = next(checkpoint.glob("rank-*"))
+    data = file.read_bytes()
+    file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("step-00000004", 4),
+        ("step-100000000", 10**8),
+        ("step-00000000", 0),
+        ("step-0100000000", None),
+        ("step-best", None),
+        ("step-4", None),
+        ("step-00000004-good", None),
+        ("step-0000000²", None),
+        (".step-00000004.unfinished", None),
+    ],
+)
+def test_names_of_checkpoints(name, step):
+    assert step_of(name) == step
+
+
+def test_folders_of_the_user_survive_everything(comm, job):
+    run(comm, job)
+    folder = checkpoints(job)
+    kept = ["step-best", "step-final", "step-00000002-good"]
+    for name in kept:
+        shutil.copytree(folder / "step-00000004", folder / name)
+    (folder / "step-notes.txt").write_text("mine")
+    run(comm, job, 8, go_on=True)
+    assert set(names(folder)) == {*kept, "step-notes.txt", *map(full, (4, 6, 8))}
+    for _ in range(3):  # each sets the one before aside
+        run(comm, job)
+        assert set(names(folder)) == {*kept, "step-notes.txt", "earlier", *map(full, (2, 4))}
+    assert numbers(folder / "earlier") == [2, 4]
+
+
+def full(step):
+    return f"step-{step:08d}"
+
+
+def test_the_one_that_was_resumed_stays_and_a_corrupt_one_does_not_count(comm, job):
+    run(comm, job)
+    folder = checkpoints(job)
+    spoil(folder / full(4))
+    (folder / full(4)).rename(folder / full(50))  # newer than all that come
+    run(comm, job, 6, go_on=True, keep=1)
+    assert numbers(folder) == [2, 6, 50]
+    assert newest(folder)[0].folder.name == full(6)
+
+
+def test_what_was_just_written_stays_whatever_is_newer(comm, job):
+    run(comm, job, 8, keep=9)
+    folder = checkpoints(job)
+    for step in (6, 8):
+        spoil(folder / full(step))
+    run(comm, job, 5, go_on=True, keep=1)
+    assert numbers(folder) == [4, 5, 6, 8]
+    assert newest(folder)[0].manifest.progress.step == 5
+
+
+def test_numbers_are_sorted_as_numbers(comm, job):
+    with Trainer(comm, job) as trainer:
+        writer = Writer(comm, checkpoints(job), keep=2, background=False)
+        for step in (99_999_998, 99_999_999, 100_000_000, 100_000_001):
+            trainer.steps_done = step
+            save(trainer, writer)
+    assert numbers(checkpoints(job)) == [100_000_000, 100_000_001]
+    assert newest(checkpoints(job))[0].manifest.progress.step == 100_000_001
+
+
+def test_what_is_no_checkpoint_or_a_link_is_never_removed(comm, job, tmp_path):
+    run(comm, job, keep=9)
+    folder = checkpoints(job)
+    (folder / full(1)).mkdir()
+    (folder / full(1) / "notes").write_text("mine")
+    (folder / full(2)).rename(tmp_path / "archive")
+    (folder / full(2)).symlink_to(tmp_path / "archive")
+    run(comm, job, 10, go_on=True, keep=1)
+    assert numbers(folder) == [1, 2, 4, 10]
+    for _ in range(2):
+        run(comm, job)
+    assert Checkpoint(tmp_path / "archive").manifest.progress.step == 2
+
+
+def test_eval_resume_and_export_take_the_same_one(comm, job, tmp_path):
+    run(comm, job, 6, keep=3)
+    folder = checkpoints(job)
+    (folder / "step-zz").mkdir()
+    spoil(folder / full(6))
+    found, refused = newest(folder)
+    done = export(folder.parent, tmp_path / "model")
+    with Trainer(comm, job) as trainer:
+        resumed = resume(trainer)
+    assert found.folder == done.folder == folder / full(4)
+    assert resumed.path == str(found.folder)
+    assert refused == done.refused == resumed.refused
+    assert "digest differs" in refused[0]
+    spoil(folder / full(4))
+    spoil(folder / full(2))
+    with pytest.raises(CheckpointError, match=r"has none that is whole: .*digest differs"):
+        export(folder.parent, tmp_path / "model")
+
+
+def test_a_linked_folder_stays_a_link(comm, job, tmp_path):
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    folder = checkpoints(job)
+    folder.parent.mkdir()
+    folder.symlink_to(scratch)
+    for _ in range(3):
+        run(comm, job)
+        assert folder.readlink() == scratch
+        assert numbers(scratch) == [2, 4]
+    assert numbers(scratch / "earlier") == [2, 4]
+    assert not (folder.parent / "checkpoints.earlier").exists()
+    run(comm, job, 6, go_on=True)
+    assert numbers(scratch) == [4, 6]
+
+
+def change(path, value):
+    """A change of a manifest, as JSON: the value at ``path``."""
+
+    def spoilt(manifest):
+        *parents, last = path
+        for key in parents:
+            manifest = manifest[key]
+        manifest[last] = value
+
+    return spoilt
+
+
+FIRST = "linear0.linear.weight"
+LIES = {
+    "type": change(("dtypes", FIRST), "bogus"),
+    "object": change(("dtypes", FIRST), "object"),
+    "dates": change(("dtypes", FIRST), "M8[s]"),
+    "another type": change(("dtypes", FIRST), "float64"),
+    "16 bits": change(("dtypes", FIRST), "float16"),
+    "huge": change(("shapes", FIRST), [2**40]),
+    "huger": change(("shapes", FIRST), [2**70]),
+    "axes": change(("shapes", FIRST), [1] * 100),
+    "negative": change(("shapes", FIRST), [-1]),
+    "step before": change(("progress", "step"), -5),
+    "step after": change(("progress", "step"), 10**9),
+    "steps": change(("progress", "step"), 2**63),
+    "updates": change(("progress", "updates"), -1),
+    "more updates": change(("progress", "updates"), 99),
+    "scale": change(("progress", "loss_scale"), None),
+    "job": change(("job",), "{{{"),
+    "deep job": change(("job",), "[" * 100_000),
+    "infinite job": change(("job",), '{"optim":{"clip_norm":null}}'),
+    "no pieces": change(("pieces",), []),
+    "twice": lambda manifest: manifest["pieces"].append(manifest["pieces"][0]),
+    "axis": change(("pieces", 0, "axis"), -7),
+    "section": change(("pieces", 0, "section"), "velocity"),
+    "key": change(("pieces", 0, "key"), "parameters.nope"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_manifest_that_lies_is_refused_and_the_one_before_taken(comm, job, lie, tmp_path):
+    run(comm, job)
+    folder = checkpoints(job)
+    path = folder / full(4) / MANIFEST
+    manifest = msgspec.json.decode(path.read_bytes())
+    LIES[lie](manifest)
+    path.write_text(json.dumps(manifest))
+    found, refused = newest(folder)
+    assert found.folder.name == full(2)
+    (reason,) = refused
+    assert full(4) in reason and "\n" not in reason and len(reason) < 300
+    with pytest.raises(CheckpointError):
+        export(folder / full(4), tmp_path / "model")
+    assert export(folder.parent, tmp_path / "model").folder.name == full(2)
+
+
+@pytest.mark.parametrize("what", [MANIFEST, "rank-00000.safetensors"])
+@pytest.mark.parametrize("kind", ["a FIFO", "a device", "a folder"])
+def test_what_is_no_file_is_refused_at_once(comm, job, what, kind):
+    run(comm, job)
+    path = checkpoints(job) / full(4) / what
+    path.unlink()
+    match kind:
+        case "a FIFO":
+            os.mkfifo(path)
+        case "a device":
+            path.symlink_to("/dev/zero")
+        case "a folder":
+            path.mkdir()
+    found, refused = newest(checkpoints(job))
+    assert found.folder.name == full(2)
+    assert f"{path} cannot be read: it is {kind}, not an ordinary file" in refused[0]
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+@pytest.mark.parametrize("field", ["clip_norm", "epsilon", "weight_decay", "lr"])
+def test_numbers_that_no_checkpoint_gives_back_are_no_job(field, value):
+    with pytest.raises(ValueError, match=rf"optim\.{field}: must be a finite number"):
+        Config(optim=Optim(**{field: value}))
+
+
+def test_a_manifest_is_written_only_if_it_is_read_again(comm, job):
+    good = Manifest(1, Progress(3, 3), "{}", "", {}, {}, {}, [])
+    assert msgspec.json.decode(encode(good), type=Manifest) == good
+    for progress in (Progress(3, 3, np.inf), Progress(2**60, 3)):
+        with pytest.raises(CheckpointError, match="what would be written is not a manifest"):
+            encode(replace(good, progress=progress))
+    with Trainer(comm, job) as trainer:
+        list(islice(trainer.run_epoch(0), 1))
+        trainer.scale.value = np.inf
+        writer = Writer(comm, checkpoints(job), keep=1, background=False)
+        with pytest.raises(CheckpointError, match=r"cannot write .*loss_scale.*intact"):
+            save(trainer, writer)
+    assert not numbers(checkpoints(job))

@@ -1,0 +1,191 @@
+"""One job at a time in a run's folder, and no lock that outlives its owner."""
+
+import errno
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+import pytest
+from mpi4py import MPI
+from msgspec.structs import replace
+
+from mpitrain import lock
+from mpitrain.chaos.processes import began
+from mpitrain.config import ConfigError
+from mpitrain.lock import NAME, Owner, locked, myself
+
+ROOT = Path(__file__).parents[3]
+HOLDER = """
+import sys, time
+from pathlib import Path
+from mpi4py import MPI
+from mpitrain.lock import locked
+with locked(MPI.COMM_SELF, Path(sys.argv[1])):
+    print("locked", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(lock, "_PATIENCE_S", 0.3)
+
+
+@pytest.fixture
+def other(tmp_path):
+    """Another process that works in the folder."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, env=environment
+    )
+    assert process.stdout.readline() == b"locked\n"
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+@pytest.fixture
+def without_fcntl(monkeypatch):
+    """As on a file system that has no such locks."""
+
+    def lockf(handle, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "lockf", lockf)
+
+
+def take(folder):
+    with locked(MPI.COMM_SELF, folder):
+        return msgspec.json.decode((folder / NAME).read_bytes(), type=Owner)
+
+
+def left(folder, **changed):
+    """What an owner left that is not here any more."""
+    gone = Owner("elsewhere", 7, "7", "", "then")
+    (folder / NAME).write_bytes(msgspec.json.encode(replace(gone, **changed)))
+
+
+def test_it_names_its_owner_and_is_gone_afterwards(tmp_path):
+    folder = tmp_path / "new" / "run"
+    assert replace(take(folder), since="") == replace(myself(), since="")
+    assert folder.stat().st_mode & 0o777 == 0o700
+    with pytest.raises(KeyError), locked(MPI.COMM_SELF, folder):
+        raise KeyError
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize("locks", [True, False])
+def test_one_that_works_is_left_alone(tmp_path, other, locks, request):
+    if not locks:
+        request.getfixturevalue("without_fcntl")
+    with pytest.raises(ConfigError) as caught:
+        take(tmp_path)
+    assert f"run.dir = '{tmp_path}' belongs to another job (process {other.pid} on " in str(
+        caught.value
+    )
+    assert f"remove {tmp_path / NAME}" in str(caught.value)
+
+
+@pytest.mark.parametrize("waited_for", [True, False])
+@pytest.mark.parametrize("locks", [True, False])
+def test_one_that_was_killed_is_in_nobodys_way(tmp_path, other, locks, waited_for, request):
+    if not locks:
+        request.getfixturevalue("without_fcntl")
+    other.send_signal(signal.SIGKILL)
+    if waited_for:
+        other.wait()
+    begun = time.monotonic()
+    assert take(tmp_path).process == os.getpid()
+    assert time.monotonic() - begun < 1
+
+
+def test_one_that_ends_in_time_is_waited_for(tmp_path, other, monkeypatch):
+    monkeypatch.setattr(lock, "_PATIENCE_S", 20.0)
+    with subprocess.Popen(["sh", "-c", f"sleep 0.5; kill -INT {other.pid}"]):
+        assert take(tmp_path).process == os.getpid()
+
+
+def test_a_number_that_is_another_process_by_now(tmp_path):
+    left(tmp_path, host=myself().host, process=os.getppid(), began="1")
+    assert take(tmp_path).process == os.getpid()
+
+
+def test_nobody_can_tell_of_another_host(tmp_path):
+    left(tmp_path)
+    with pytest.raises(ConfigError, match="process 7 on elsewhere, since then"):
+        take(tmp_path)
+    left(tmp_path, job="8")
+    with pytest.raises(ConfigError, match="process 7 on elsewhere of job 8"):
+        take(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["SLURM_JOB_ID", "PMIX_NAMESPACE"])
+def test_a_job_that_was_queued_again_goes_on(tmp_path, monkeypatch, name):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setenv(name, "31")
+    left(tmp_path, job="31")
+    assert take(tmp_path).job == "31"
+
+
+@pytest.mark.parametrize("content", [b"", b'{"host":"elsewh', b"\xff"])
+def test_one_that_was_never_completed(tmp_path, content):
+    (tmp_path / NAME).write_bytes(content)
+    assert take(tmp_path).process == os.getpid()
+
+
+@pytest.mark.parametrize("kind", ["fifo", "folder"])
+def test_what_is_no_file(tmp_path, kind):
+    (os.mkfifo if kind == "fifo" else os.mkdir)(tmp_path / NAME)
+    with pytest.raises(ConfigError, match="not an ordinary file"):
+        take(tmp_path)
+
+
+@pytest.mark.parametrize("place", ["file", "file/below", "/proc/none", "x" * 300])
+def test_a_folder_that_cannot_be(tmp_path, place):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"run\.dir = .* is no folder that can be written"):
+        take(tmp_path / place)
+
+
+def test_of_many_that_come_at_once_one_gets_it(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    program = HOLDER.replace("import sys, time", "import sys, time, mpitrain.lock as lock").replace(
+        "with", "lock._PATIENCE_S = 0.0\nwith"
+    )
+    with ExitStack() as stack:
+        racers = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", program, str(tmp_path)],
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    env=environment,
+                )
+            )
+            for _ in range(3)
+        ]
+        deadline = time.monotonic() + 30
+        while sum(racer.poll() is None for racer in racers) > 1 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        alive = [racer for racer in racers if racer.poll() is None]
+        for racer in racers:
+            racer.kill()
+    assert len(alive) == 1
+
+
+def test_when_processes_began():
+    assert began(os.getpid()).isdigit()
+    child = subprocess.Popen(["sleep", "60"])
+    assert int(began(child.pid)) >= int(began(os.getpid()))
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # a zombie
+    assert began(child.pid) == ""
+    child.wait()
+    assert began(child.pid) == ""
