@@ -1,5 +1,6 @@
 """mpi4py's buffer specifications, read into flat NumPy arrays."""
 
+import ctypes
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -432,8 +433,7 @@ def _host_array(data: Any, typed: bool, role: str, readonly: bool) -> npt.NDArra
         pass
     try:
         raw = np.frombuffer(MPI.buffer.frombuffer(data, readonly=readonly), np.uint8)  # type: ignore[call-overload]
-        # NumPy reads no DLPack of nothing.
-        return raw if typed or not raw.size else raw.view(_exported(data))
+        return raw if typed else raw.view(_exported(data))
     except NotImplementedError:
         pass
     except (BufferError, ValueError, RuntimeError) as error:
@@ -450,9 +450,34 @@ def _host_array(data: Any, typed: bool, role: str, readonly: bool) -> npt.NDArra
 
 def _exported(data: Any) -> "np.dtype[Any]":
     """The type of what comes by DLPack or CUDA's array interface."""
-    if hasattr(data, "__dlpack__"):
-        return np.from_dlpack(data).dtype
-    return np.dtype(data.__cuda_array_interface__["typestr"])
+    if not hasattr(data, "__dlpack__"):
+        return np.dtype(data.__cuda_array_interface__["typestr"])
+    # NumPy's own reader knows neither long doubles nor arrays of nothing.
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    capsule = data.__dlpack__()
+    tensor = _DLTensor.from_address(pointer(capsule, b"dltensor"))
+    kind = _DLPACK_KINDS.get((tensor.code, tensor.lanes))
+    if kind is None:
+        raise BufferError(f"NumPy has no type for DLPack's {tensor.code}; name an MPI type")
+    return np.dtype(f"{kind}{tensor.bits * tensor.lanes // 8}")
+
+
+class _DLTensor(ctypes.Structure):
+    """The beginning of DLPack's structure of that name."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device", ctypes.c_int32 * 2),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+    ]
+
+
+#: DLPack's kinds of numbers and how many make an item, in NumPy's letters.
+_DLPACK_KINDS = {(0, 1): "i", (1, 1): "u", (2, 1): "f", (2, 2): "c", (5, 1): "c", (6, 1): "b"}
 
 
 def _device_array(data: Any, role: str) -> npt.NDArray[Any]:

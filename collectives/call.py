@@ -326,6 +326,8 @@ def _buffer(
         return None
     if arguments.vector and role in _VECTORS.get(arguments.collective, ()):
         return vector_buffer(spec, role, blocks)
+    if arguments.vector and arguments.collective == "reduce_scatter":
+        blocks = 1  # a count is that of all
     moves = not contract(arguments.collective).reduces
     reads = arguments.collective == "broadcast" and member.is_root
     return read_buffer(spec, role, blocks, moves=moves, readonly=reads)

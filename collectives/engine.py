@@ -315,8 +315,6 @@ class Engine:
                 f"reduce_scatter: rank {counts.argmin()} passes a receive buffer that cannot be "
                 "used"
             )
-        if counts.min() == counts.max():
-            return arguments._replace(vector=False)
         return arguments._replace(recvcounts=counts.tolist())
 
     @property

@@ -41,7 +41,5 @@ def seconds(name: str, environment: Mapping[str, str] = os.environ) -> float | N
     if value == 0:
         return None
     if not (math.isfinite(value) and value > 0):
-        raise ValueError(
-            f"{name}={given!r} must be a number of seconds; 0 is no limit"
-        )
+        raise ValueError(f"{name}={given!r} must be a number of seconds; 0 is no limit")
     return value

@@ -34,8 +34,8 @@ def test_seconds(text, value):
     assert seconds("A", {}) is None
 
 
-@pytest.mark.parametrize("text", ["nan", "inf", "-inf", "-1", "0", "-0.0", "1e999", "ten", "5s"])
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf", "-1", "1e999", "ten", "5s"])
 def test_seconds_that_are_none_are_named(text):
-    with pytest.raises(ValueError, match="must be a number of seconds above 0") as raised:
+    with pytest.raises(ValueError, match="must be a number of seconds; 0 is") as raised:
         seconds("COLLECTIVES_TIMEOUT", {"COLLECTIVES_TIMEOUT": text})
     assert f"COLLECTIVES_TIMEOUT={text!r}" in str(raised.value)
