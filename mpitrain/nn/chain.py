@@ -41,6 +41,13 @@ class Chain(Layer):
             for own, values in layer.parameters(rng, xp, dtype).items()
         }
 
+    def brought(self) -> dict[str, Array]:
+        return {
+            f"{name}.{own}": values
+            for name, layer in self.layers.items()
+            for own, values in layer.brought().items()
+        }
+
     def output_shape(self, shape: Shape) -> Shape:
         for layer in self.layers.values():
             shape = layer.output_shape(shape)
@@ -83,6 +90,9 @@ class Residual(Layer):
         self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike
     ) -> dict[str, Array]:
         return self._names.parameters(rng, xp, dtype)
+
+    def brought(self) -> dict[str, Array]:
+        return self._names.brought()
 
     def output_shape(self, shape: Shape) -> Shape:
         shapes = {name: branch.output_shape(shape) for name, branch in self.branches.items()}
@@ -129,6 +139,9 @@ class Recomputed(Layer):
         self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike
     ) -> dict[str, Array]:
         return self.layer.parameters(rng, xp, dtype)
+
+    def brought(self) -> dict[str, Array]:
+        return self.layer.brought()
 
     def output_shape(self, shape: Shape) -> Shape:
         return self.layer.output_shape(shape)
