@@ -78,7 +78,7 @@ class Bucket:
         self._reset()
 
     @torch.no_grad()
-    def give_back(self, wanted: Iterator[bool]) -> None:
+    def give_back(self, wanted: Iterator[int]) -> None:
         """Each gradient becomes the mean, but for those that no rank has: they stay as they are."""
         for part, parameter, known in zip(self._parts, self.parameters, wanted):
             if not known:

@@ -1,6 +1,7 @@
 """What a module consists of, the same on all ranks."""
 
 from collections.abc import Sequence
+from itertools import permutations
 
 import numpy as np
 import torch
@@ -47,10 +48,10 @@ class Inventory:
         first = told[0][0]
         for rank, (found, _) in enumerate(told):
             if found != first:
-                only = [repr([x for x in a if x not in b][:1]) for a, b in ((first, found), (found, first))]
+                mine, theirs = ([x for x in a if x not in b] for a, b in permutations((first, found)))
                 raise ValueError(
-                    f"DataParallel: the ranks have different modules: only rank 0 has {only[0]}, "
-                    f"and only rank {rank} has {only[1]} (name, type, shape, whether it needs a "
+                    f"DataParallel: the ranks have different modules: only rank 0 has {mine[:1]}, "
+                    f"and only rank {rank} has {theirs[:1]} (name, type, shape, whether it needs a "
                     "gradient); make the same module on all ranks"
                 )
 
@@ -71,7 +72,8 @@ class Inventory:
         ], [(b.dtype, b.device, b.shape) for b in self._module.buffers()]
 
     def _count(self) -> int:
-        return sum(0 if p.is_inference() else p._version for p in self.parameters.values())
+        counted = (p for p in self.parameters.values() if not is_lazy(p) and not p.is_inference())
+        return sum(p._version for p in counted)
 
     def _fault(self) -> str:
         if not self.trained:

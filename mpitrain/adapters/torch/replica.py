@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import count
 from types import TracebackType
 from typing import Any, Self
 
@@ -12,11 +11,23 @@ from mpi4py import MPI
 from collectives import Communicator
 from mpitrain.adapters.torch.gradients import Bucket, cut, refusal
 from mpitrain.adapters.torch.inventory import Inventory, share
-from mpitrain.adapters.torch.meeting import AVERAGE, CLOSE, FORWARD, GIVE_UP, Parted, Refused, meet
+from mpitrain.adapters.torch.meeting import (
+    AVERAGE,
+    BEGIN,
+    CLOSE,
+    FORWARD,
+    GIVE_UP,
+    Parted,
+    Refused,
+    channel,
+    largest,
+    meet,
+)
 from mpitrain.adapters.torch.passes import Reference, is_alive, join
 from mpitrain.nn import Array
 
-_numbers = count()
+#: For the next one; those that share ranks have different ones, the same on all of their ranks.
+_next_number = 0
 
 
 class DataParallel(torch.nn.Module):
@@ -69,10 +80,9 @@ class DataParallel(torch.nn.Module):
                 "DataParallel(Communicator(comm), module)"
             )
         self.module = module
-        self._number = next(_numbers)
         # Gradients and words go apart, so that a rank that waits with one is found by the other.
         self._comm = comm.Dup()
-        self._words = MPI.Intracomm(comm).Dup()
+        self._words = channel(comm)
         self._bucket_bytes, self._algorithm, self._overlap = bucket_bytes, algorithm, overlap
         self._broadcast_buffers = broadcast_buffers
         self._buckets: list[Bucket] = []
@@ -83,6 +93,8 @@ class DataParallel(torch.nn.Module):
         self._pending = False
         self._forwards = 0
         self._ended = ""
+        self._number = -1
+        self._number = _agree_on_number(lambda n: self._meet(BEGIN, n)[0])
         try:
             self._bind()
         except ValueError:
@@ -170,7 +182,6 @@ class DataParallel(torch.nn.Module):
         self._ended = "it was closed"
         self._unbind()
         self._comm.Free()
-        self._words.Free()
 
     def _hook(self, bucket: int, index: int) -> Callable[[torch.Tensor], None]:
         def ready(parameter: torch.Tensor) -> None:
@@ -204,7 +215,7 @@ class DataParallel(torch.nn.Module):
 
     def _begin_step(self) -> None:
         changed, changes = not self._inventory.holds(), self._inventory.changes()
-        changed, most, least = self._meet(FORWARD, changed, changes, -changes)[:3]
+        changed, most, least = self._meet(FORWARD, changed, changes, -changes)
         self._forwards += 1
         if changed:
             self._bind()
@@ -225,19 +236,22 @@ class DataParallel(torch.nn.Module):
 
     def _average(self) -> None:
         self._start(complete=False)
-        again = [number in self._again for number in range(len(self._buckets))]
+        late = [number in self._again for number in range(len(self._buckets))]
         known = [p.grad is not None for bucket in self._buckets for p in bucket.parameters]
-        changed = not self._inventory.holds()
-        agreed = self._meet(AVERAGE, changed, 0, 0, *again, *known, fault=self._fault())
-        if agreed[0]:  # the buckets are those of other parameters
+        changed, incomplete = not self._inventory.holds(), any(late) or not all(known)
+        changed, incomplete, _ = self._meet(AVERAGE, changed, incomplete, fault=self._fault())
+        if changed:  # the buckets are those of other parameters
             self._bind()
             self._inventory.compare(self._words, "at the end of backward()")
             return self._average()
-        for bucket, late in zip(self._buckets, agreed[3:]):
-            if late:
+        if incomplete:
+            agreed = largest(self._words, [*late, *known], self._test)
+            late, known = agreed[: len(late)].tolist(), agreed[len(late) :].tolist()
+        for bucket, again in zip(self._buckets, late):
+            if again:
                 bucket.start()
                 bucket.finish()
-        wanted = iter(agreed[3 + len(again) :] > 0)
+        wanted = iter(known)
         for bucket in self._buckets:
             bucket.give_back(wanted)
         self._pending = False
@@ -264,13 +278,11 @@ class DataParallel(torch.nn.Module):
             self._start(complete=False)
             self._meet(GIVE_UP)
 
-    def _meet(self, doing: str, *numbers: int, fault: str = "") -> Array:
+    def _meet(self, doing: str, a: int = 0, b: int = 0, c: int = 0, fault: str = "") -> Array:
         """:func:`meet`, and the end of all sums that were started."""
-        room = 3 + len(self._buckets) + sum(len(b.parameters) for b in self._buckets)
-        padded = [*numbers, *[0] * (room - len(numbers))]
         try:
             with self._comm.waiting("the replicas of a module"):
-                agreed = meet(self._words, doing, padded, fault, self._test)
+                agreed = meet(self._words, doing, self._number, (a, b, c), fault, self._test)
         except Parted as error:
             self._ended = str(error)
             raise
@@ -284,3 +296,11 @@ class DataParallel(torch.nn.Module):
         for bucket in self._buckets:
             bucket.finish()
         self._again.clear()
+
+
+def _agree_on_number(most: Callable[[int], int]) -> int:
+    """``most``: the largest over the ranks."""
+    global _next_number
+    number = most(_next_number)
+    _next_number = number + 1
+    return number
