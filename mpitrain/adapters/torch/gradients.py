@@ -92,9 +92,7 @@ class Bucket:
         self._plan.Free()
 
 
-def cut(
-    parameters: Sequence[torch.nn.Parameter], least: int
-) -> list[list[torch.nn.Parameter]]:
+def cut(parameters: Sequence[torch.nn.Parameter], least: int) -> list[list[torch.nn.Parameter]]:
     """Parameters in buckets of one type and at least ``least`` bytes, but for each type's last.
 
     In the order in which autograd usually comes by them: last ones first.

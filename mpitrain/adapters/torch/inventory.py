@@ -48,7 +48,9 @@ class Inventory:
         first = told[0][0]
         for rank, (found, _) in enumerate(told):
             if found != first:
-                mine, theirs = ([x for x in a if x not in b] for a, b in permutations((first, found)))
+                mine, theirs = (
+                    [x for x in a if x not in b] for a, b in permutations((first, found))
+                )
                 raise ValueError(
                     f"DataParallel: the ranks have different modules: only rank 0 has {mine[:1]}, "
                     f"and only rank {rank} has {theirs[:1]} (name, type, shape, whether it needs a "

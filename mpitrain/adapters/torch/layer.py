@@ -1,5 +1,6 @@
 """Torch modules as layers of the trainer."""
 
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -74,8 +75,9 @@ class TorchLayer(Layer):
         given, y, own = saved
         wanted = [*([given] if given.requires_grad else []), *own.values()]
         gradient = as_tensor(np.ascontiguousarray(dy))
-        # What has no part in y has a gradient of 0.
-        found = torch.autograd.grad(y, wanted, gradient, materialize_grads=True) if wanted else ()
+        found: Sequence[torch.Tensor] = ()
+        if wanted:  # and what has no part in y has a gradient of 0
+            found = torch.autograd.grad(y, wanted, gradient, materialize_grads=True)
         first = len(wanted) - len(own)
         dx = as_array(found[0]) if first else np.zeros(given.shape, dy.dtype)
         return dx, dict(zip(own, found[first:], strict=True))

@@ -29,9 +29,9 @@ class Refused(RuntimeError):
 
 
 def channel(comm: MPI.Intracomm) -> MPI.Intracomm:
-    """A duplicate where all replicas on ``comm`` meet, and nobody else.  Collective at first use."""
-    found: MPI.Intracomm | None = comm.Get_attr(_CHANNEL)
-    if found is None:
+    """A duplicate where all replicas on ``comm`` meet, and nobody else; collective at first use."""
+    found = comm.Get_attr(_CHANNEL)
+    if not isinstance(found, MPI.Intracomm):
         found = MPI.Intracomm(comm).Dup()
         comm.Set_attr(_CHANNEL, found)
     return found

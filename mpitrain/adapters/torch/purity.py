@@ -1,6 +1,6 @@
 """Whether a module is a function of its parameters and its input, and of nothing else."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
@@ -138,12 +138,20 @@ def examine(
                 f"{name} gives other results in evaluation than in training mode, and the trainer "
                 f"knows one mode only; make its forward pass independent of .training, {_ELSEWHERE}"
             )
-    whole = run(x.clone())
-    if len(x) > 1 and not (len(whole) == len(x) and _close(whole[:1], run(x[:1].clone()))):
+    if len(x) > 1 and not _keeps_samples_apart(run, x):
         raise ImpureModule(
-            f"{name} gives a sample another result when it is alone in its batch, so that training "
-            f"would depend on the layout of the ranks; keep samples apart, {_ELSEWHERE}"
+            f"{name} gives a sample another result, or none, when it is alone in its batch, so "
+            "that training would depend on the layout of the ranks; keep samples apart, "
+            f"{_ELSEWHERE}"
         )
+
+
+def _keeps_samples_apart(run: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> bool:
+    whole = run(x.clone())
+    try:
+        return len(whole) == len(x) and _close(whole[:1], run(x[:1].clone()))
+    except (RuntimeError, ValueError):
+        return False
 
 
 def _changes(name: str, inner: str) -> ImpureModule:
@@ -174,6 +182,4 @@ def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
     if not a.is_floating_point() or not a.numel():
         return torch.equal(a, b)
     most = b.abs().nan_to_num().max().item()
-    return torch.allclose(
-        a, b, rtol=0, atol=torch.finfo(a.dtype).eps ** 0.5 * most, equal_nan=True
-    )
+    return torch.allclose(a, b, rtol=0, atol=torch.finfo(a.dtype).eps ** 0.5 * most, equal_nan=True)

@@ -6,7 +6,6 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
-from mpi4py import MPI
 
 from collectives import Communicator
 from mpitrain.adapters.torch.gradients import Bucket, cut, refusal
