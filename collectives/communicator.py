@@ -66,7 +66,7 @@ class Communicator(Blocking, Nonblocking, Persistent, MPI.Intracomm):  # type: i
         self = super().__new__(cls, comm)
         if check is None:
             check = os.environ.get("COLLECTIVES_CHECK", "0") != "0"
-        if timeout is None:
+        if timeout is None and self != MPI.COMM_NULL:  # as it is while mpi4py duplicates
             timeout = _seconds(os.environ.get("COLLECTIVES_TIMEOUT", ""))
         device = device or os.environ.get("COLLECTIVES_DEVICE", "auto")
         if device not in ("auto", "direct", "staged"):

@@ -574,3 +574,39 @@ def test_other_modules_on_other_ranks_are_refused(comm):
         ValueError, match=r"only rank 1 has \[\('weight', 'torch.float32', \(3, 2\)"
     ):
         data_parallel(comm, nn.Linear(2, 3 if comm.rank == 1 else 2))
+
+
+@ONE_RANK_DIFFERS
+@pytest.mark.parametrize(
+    "options",
+    [dict(bucket_bytes=8), dict(algorithm="ring"), dict(broadcast_buffers=False)],
+    ids=str,
+)
+def test_other_options_on_other_ranks_are_refused(comm, options):
+    with pytest.raises(ValueError, match="give all ranks the same"):
+        data_parallel(comm, perceptron(), **(options if comm.rank == 1 else {}))
+
+
+@ONE_RANK_DIFFERS
+@pytest.mark.parametrize("how", ["eval", "no_sync", "close", "another"])
+def test_a_rank_in_another_mode_is_found(comm, how):
+    net = data_parallel(comm, perceptron())
+    x = torch.ones(1, 8).double()
+
+    def step():
+        if comm.rank == 1 and how == "close":
+            net.close()
+        elif comm.rank == 1 and how == "another":
+            data_parallel(comm, perceptron())
+        else:
+            net(x).sum().backward()
+
+    if comm.rank == 1 and how == "eval":
+        net.eval()
+    lazy = comm.rank == 1 and how == "no_sync"
+    with (
+        pytest.raises(RuntimeError, match="the replicas have parted"),
+        net.no_sync() if lazy else nullcontext(),
+    ):
+        step()
+        net.close()  # who has gone on is found there

@@ -35,18 +35,24 @@ class Inventory:
         """How often values were changed, as far as torch counts it."""
         return self._count() - self._changes
 
-    def check(self, comm: MPI.Intracomm) -> None:
-        """Raise ``ValueError`` on all ranks if one has a module that cannot be a replica."""
+    def check(self, comm: MPI.Intracomm, options: object) -> None:
+        """Raise ``ValueError`` on all ranks if one has a module that cannot be a replica, or other
+        ``options``."""
         layout = [
             (name, str(t.dtype), () if is_lazy(t) else tuple(t.shape), t.requires_grad)
             for name, t in [*self.parameters.items(), *self._module.named_buffers()]
         ]
-        told = comm.allgather((layout, self._fault()))
-        faults = [f"rank {rank}: {fault}" for rank, (_, fault) in enumerate(told) if fault]
+        told = comm.allgather((layout, self._fault(), options))
+        faults = [f"rank {rank}: {fault}" for rank, (_, fault, _) in enumerate(told) if fault]
         if faults:
             raise ValueError(f"DataParallel: {'; '.join(faults)}")
-        first = told[0][0]
-        for rank, (found, _) in enumerate(told):
+        first, _, usual = told[0]
+        for rank, (found, _, given) in enumerate(told):
+            if given != usual:
+                raise ValueError(
+                    f"DataParallel: rank 0 was given {usual}, and rank {rank} {given}; give all "
+                    "ranks the same"
+                )
             if found != first:
                 mine, theirs = (
                     [x for x in a if x not in b] for a, b in permutations((first, found))

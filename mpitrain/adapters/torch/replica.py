@@ -69,8 +69,8 @@ class DataParallel(torch.nn.Module):
 
         Raises:
             TypeError: ``comm`` is no :class:`collectives.Communicator`.
-            ValueError: on all ranks: no parameter needs a gradient, one is not on the CPU or of
-                another type or shape than on rank 0.
+            ValueError: on all ranks: no parameter needs a gradient, one is not on the CPU, or the
+                ranks have different modules or options.
         """
         super().__init__()
         if not isinstance(comm, Communicator):
@@ -79,8 +79,7 @@ class DataParallel(torch.nn.Module):
                 "DataParallel(Communicator(comm), module)"
             )
         self.module = module
-        # Gradients and words go apart, so that a rank that waits with one is found by the other.
-        self._comm = comm.Dup()
+        self._comm = comm
         self._words = channel(comm)
         self._bucket_bytes, self._algorithm, self._overlap = bucket_bytes, algorithm, overlap
         self._broadcast_buffers = broadcast_buffers
@@ -94,6 +93,8 @@ class DataParallel(torch.nn.Module):
         self._ended = ""
         self._number = -1
         self._number = _agree_on_number(lambda n: self._meet(BEGIN, n)[0])
+        # Gradients and words go apart, so that ranks which wait for other gradients meet in words.
+        self._comm = comm.Dup()
         try:
             self._bind()
         except ValueError:
@@ -159,7 +160,12 @@ class DataParallel(torch.nn.Module):
     def _bind(self) -> None:
         """Buckets for the parameters that there are; collective."""
         inventory = Inventory(self.module)
-        inventory.check(self._words)
+        options = dict(
+            bucket_bytes=self._bucket_bytes,
+            algorithm=self._algorithm,
+            broadcast_buffers=self._broadcast_buffers,
+        )
+        inventory.check(self._words, options)
         self._inventory = inventory
         self._unbind()
         self._forwards = 0
