@@ -1,5 +1,6 @@
 """A checkpoint's parameters in one file, for other programs."""
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -10,6 +11,9 @@ from mpitrain.checkpoint.manifest import CheckpointError
 from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.config import Config
 from mpitrain.nn import Array
+
+#: Parameters of a torch module, as mpitrain.adapters.torch.layers names them.
+_OF_TORCH = re.compile(r"part\d+\.")
 
 
 def export(folder: Path, output: Path, *, torch: bool = False) -> int:
@@ -43,7 +47,9 @@ def export(folder: Path, output: Path, *, torch: bool = False) -> int:
 
 
 def as_torch(name: str, values: Array, job: Config) -> Array:
-    """A parameter with its axes as torch has them."""
+    """A parameter with its axes as torch has them; those of torch's own modules have them already."""
+    if _OF_TORCH.match(name):
+        return values
     if job.model.kind == "gpt" and ".qkv." in name:
         width = job.model.width // job.model.heads
         apart = values.reshape(*values.shape[:-1], job.model.heads, 3, width)

@@ -123,7 +123,10 @@ def examine(
     name, values = watched.name, {inner: b.clone() for inner, b in buffers.items()}
     with _modes_kept(watched.module):
         watched.module.train()
-        first, second = run(x.clone()), run(x.clone())
+        given = x.clone()
+        first, second = run(given), run(x.clone())
+        if not _close(given, x):
+            raise ImpureModule(f"{name} changes its input, which is another layer's: inplace=False")
         for inner, before in values.items():
             if not torch.equal(before, buffers[inner]):
                 raise _changes(name, inner)

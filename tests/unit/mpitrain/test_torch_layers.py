@@ -99,6 +99,7 @@ def counting(module, x):
         (moving, "part3 changes its buffer mean"),
         (moving_in_place, "part3 changes its buffer mean"),
         (lambda m, x: (x, x), "returns a tuple"),
+        (lambda m, x: x.relu_(), "part3 changes its input.*inplace=False"),
     ],
     ids=[
         "functional dropout",
@@ -112,6 +113,7 @@ def counting(module, x):
         "new buffer",
         "buffer in place",
         "tuple",
+        "input in place",
     ],
 )
 def test_what_no_class_shows_is_refused_at_the_first_batch(f, match):
@@ -209,3 +211,13 @@ def test_a_module_that_is_no_chain_is_refused():
 
     with pytest.raises(TypeError, match=r"torch\.nn\.Sequential\(module\) has one part"):
         layers(nn.Linear(2, 2))
+
+
+def test_exported_values_have_torchs_axes():
+    from mpitrain.adapters.torch import layers
+    from mpitrain.checkpoint.export import as_torch
+    from mpitrain.config import Config
+
+    (name,) = layers(nn.Sequential(nn.Linear(2, 3)))
+    values = np.ones((3, 2))
+    assert as_torch(f"{name}.weight", values, Config()) is values
