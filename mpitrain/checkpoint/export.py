@@ -47,7 +47,7 @@ def export(folder: Path, output: Path, *, torch: bool = False) -> int:
 
 
 def as_torch(name: str, values: Array, job: Config) -> Array:
-    """A parameter with its axes as torch has them; those of torch's own modules have them already."""
+    """A parameter with its axes as torch has them, as those of torch's own modules are."""
     if _OF_TORCH.match(name):
         return values
     if job.model.kind == "gpt" and ".qkv." in name:
