@@ -198,7 +198,8 @@ class Reducer:
 
     def _fault(self) -> str:
         for name, parameter in self._inventory.parameters.items():
-            if parameter.grad is not None and (why := refusal(parameter, parameter.grad)):
+            gradient = parameter.grad if parameter.requires_grad else None
+            if gradient is not None and (why := refusal(parameter, gradient)):
                 return f"{name}: {why}"
         for bucket in self._buckets:
             for index, parameter in enumerate(bucket.parameters):
