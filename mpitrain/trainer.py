@@ -80,13 +80,14 @@ class Trainer:
             config: the job.
             span: records what is done when.
             stop: asks to stop after a step.
-            layers: a model of one's own, in the place of the [model] table's; its last layer gives
-                a score for each class.
+            layers: a model of one's own, in the place of the [model] table's, with the same values
+                on all ranks; its last layer gives a score for each class.
             before_step: called before each step, on each rank.
 
         Raises:
             ConfigError: a value of the job does not fit the data, the ranks or the memory.
             DataError: on all ranks: one of them cannot read the data, or has other samples.
+            ReplicaMismatch: on all ranks, if ``layers`` bring different values.
             collectives.UnknownAlgorithm: an option of the all-reduce does not fit the ranks.
         """
         self.comm = comm
@@ -127,6 +128,8 @@ class Trainer:
         self.model = models.build(
             self.config, self.data, self.grid.tensor, TensorGroup(self.grid.data), self._layers
         )
+        brought = nn.Chain(self.model.layers).brought()
+        check_replicas(self.comm, [(self.comm, brought)], "in the layers that they were given")
 
     def _place_parameters(self) -> None:
         config, stage = self.config, self.grid.place.stage

@@ -26,6 +26,7 @@ from torch import nn
 
 from collectives import Communicator
 from mpitrain.adapters.torch import DataParallel
+from mpitrain.adapters.torch.gradients import Bucket
 from mpitrain.arena import DATA, Arena
 from mpitrain.models import gpt
 from mpitrain.models.model import Model
@@ -142,6 +143,7 @@ def _measure(comm: Communicator, options: argparse.Namespace) -> dict[str, list[
     )
     torch.manual_seed(0)
     late = DataParallel(comm, TorchGPT(*shape), overlap=False, algorithm=options.algorithm)
+    alone = Bucket(comm, list(TorchGPT(*shape).parameters()), options.algorithm)
     layers = gpt.layers(
         vocabulary=options.vocabulary,
         context=options.context,
@@ -156,10 +158,7 @@ def _measure(comm: Communicator, options: argparse.Namespace) -> dict[str, list[
         Model(layers, options.vocabulary, TensorGroup()),
         Reduction({DATA: comm}, options.algorithm, options.bucket_bytes),
     )
-    optimizers = [
-        torch.optim.AdamW(m.parameters(), 1e-3, fused=True)
-        for m in (gloo, ours.module, late.module)
-    ]
+    optimizers = [torch.optim.AdamW(m.parameters(), 1e-3, fused=True) for m in (gloo, ours, late)]
     rng = np.random.default_rng(comm.rank)
 
     def with_gloo(x: np.ndarray, labels: np.ndarray) -> float:
@@ -174,16 +173,16 @@ def _measure(comm: Communicator, options: argparse.Namespace) -> dict[str, list[
     ) -> float:
         loss = _loss(replica(torch.from_numpy(x)), labels)
         loss.backward()
-        replica.reduce()
         optimizers[which].step()
-        replica.zero_grad()
+        optimizers[which].zero_grad()
         return loss.item()
 
     def at_the_end(x: np.ndarray, labels: np.ndarray) -> float:
         return with_ours(x, labels, late, 2)
 
     def reduction_alone(x: np.ndarray, labels: np.ndarray) -> float:
-        late.reduce()
+        alone.start()
+        alone.finish()
         return 0.0
 
     steps: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
@@ -209,6 +208,7 @@ def _measure(comm: Communicator, options: argparse.Namespace) -> dict[str, list[
         raise RuntimeError(f"the two torch rows do not train the same: {one[-3:]}, {two[-3:]}")
     ours.close()
     late.close()
+    alone.free()
     native.store.close()
     return seconds
 

@@ -1,5 +1,6 @@
 """A checkpoint's parameters in one file, for other programs."""
 
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,6 +11,9 @@ from mpitrain.checkpoint.manifest import MANIFEST, CheckpointError
 from mpitrain.checkpoint.reader import Checkpoint, newest
 from mpitrain.config import Config
 from mpitrain.nn import Array
+
+#: Parameters of a torch module, as mpitrain.adapters.torch.layers names them.
+_OF_TORCH = re.compile(r"part\d+\.")
 
 
 class Exported(NamedTuple):
@@ -68,7 +72,9 @@ def find(folder: Path) -> tuple[Checkpoint, list[str]]:
 
 
 def as_torch(name: str, values: Array, job: Config) -> Array:
-    """A parameter with its axes as torch has them."""
+    """A parameter with its axes as torch has them, as those of torch's own modules are."""
+    if _OF_TORCH.match(name):
+        return values
     if job.model.kind == "gpt" and ".qkv." in name:
         width = job.model.width // job.model.heads
         apart = values.reshape(*values.shape[:-1], job.model.heads, 3, width)

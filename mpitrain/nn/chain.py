@@ -34,6 +34,13 @@ class Chain(Layer):
             for own, values in layer.parameters(rng, xp, dtype).items()
         }
 
+    def brought(self) -> dict[str, Array]:
+        return {
+            f"{name}.{own}": values
+            for name, layer in self.layers.items()
+            for own, values in layer.brought().items()
+        }
+
     def output_shape(self, shape: Shape) -> Shape:
         for layer in self.layers.values():
             shape = layer.output_shape(shape)
@@ -79,6 +86,9 @@ class Wrapper(Layer):
         self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike
     ) -> dict[str, Array]:
         return self.layer.parameters(rng, xp, dtype)
+
+    def brought(self) -> dict[str, Array]:
+        return self.layer.brought()
 
     def output_shape(self, shape: Shape) -> Shape:
         return self.layer.output_shape(shape)

@@ -55,6 +55,10 @@ class Layer(ABC):
         """Initial values, whole; the same ``rng`` state gives the same values for any ``xp``."""
         return {}
 
+    def brought(self) -> dict[str, Array]:
+        """Values that the layer brings with it rather than draws: all ranks must bring the same."""
+        return {}
+
     @abstractmethod
     def output_shape(self, shape: Shape) -> Shape:
         """Shape of one output for one input of ``shape``; ``ValueError`` if that cannot be one."""

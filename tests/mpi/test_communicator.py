@@ -396,3 +396,13 @@ def test_a_blocking_native_call_while_only_some_ranks_have_a_plan_under_way(comm
         request.Wait()
         assert (items == total(comm) + turn * comm.size).all()
         assert (other == total(comm)).all()
+
+
+def test_a_communicator_with_a_time_limit_from_outside_is_duplicated(monkeypatch):
+    monkeypatch.setenv("COLLECTIVES_TIMEOUT", "60")
+    with Communicator(MPI.COMM_WORLD) as comm:
+        twin = comm.Dup()
+        items = np.ones(3)
+        twin.Allreduce(MPI.IN_PLACE, items)
+        assert (items == comm.size).all()
+        twin.Free()

@@ -1,4 +1,4 @@
-"""Torch modules as layers of the trainer, and replicas with our communication."""
+"""Torch modules as layers of the trainer."""
 
 import numpy as np
 import pytest
@@ -6,9 +6,11 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from mpitrain.config import Config, Data, Optim, Parallel, Run, Train
+from mpitrain.parallel.replicas import ReplicaMismatch
 from mpitrain.trainer import Trainer
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
+torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
+torch.set_num_threads(1)
 pytestmark = pytest.mark.mpi
 
 RANKS = MPI.COMM_WORLD.size
@@ -34,11 +36,28 @@ def job(**parallel):
     )
 
 
-def losses(comm, config):
+def losses(comm, config, whole):
     from mpitrain.adapters.torch import layers
 
-    with Trainer(comm, config, layers=layers(module())) as trainer:
+    with Trainer(comm, config, layers=layers(whole)) as trainer:
         return [record.loss for _, record in zip(range(20), trainer.run_epoch(0))]
+
+
+def alone(whole, steps):
+    """Losses of torch in one process, and the trained module."""
+    optimizer = torch.optim.SGD(whole.parameters(), lr=0.1 * 48 / 64, momentum=0.9)
+    with Communicator(MPI.COMM_SELF) as one, Trainer(one, job()) as trainer:
+        data, batches = trainer.data.train, list(trainer.sampler.batches(0))[:steps]
+    found = []
+    for batch in batches:
+        some = data[batch]
+        optimizer.zero_grad()
+        scores = whole(torch.from_numpy(some.inputs))
+        loss = torch.nn.functional.cross_entropy(scores, torch.from_numpy(some.labels))
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found, whole
 
 
 @pytest.mark.parametrize(
@@ -56,65 +75,77 @@ def losses(comm, config):
 def test_torch_layers_train_as_in_torch_alone(comm, parallel):
     if parallel.get("pipe", 1) > 4:
         pytest.skip("the module has 4 parts")
-    config = job(**parallel)
-    found = losses(comm, config)
-
-    whole = module()
-    optimizer = torch.optim.SGD(whole.parameters(), lr=0.1 * 48 / 64, momentum=0.9)
-    with Communicator(MPI.COMM_SELF) as one, Trainer(one, job()) as trainer:
-        data, batches = trainer.data.train, list(trainer.sampler.batches(0))[:20]
-    expected = []
-    for batch in batches:
-        some = data[batch]
-        optimizer.zero_grad()
-        scores = whole(torch.from_numpy(some.inputs))
-        loss = torch.nn.functional.cross_entropy(scores, torch.from_numpy(some.labels))
-        loss.backward()
-        optimizer.step()
-        expected.append(loss.item())
-    np.testing.assert_allclose(found, expected, rtol=1e-10)
+    found = losses(comm, job(**parallel), module())
+    np.testing.assert_allclose(found, alone(module(), 20)[0], rtol=1e-10)
 
 
-@pytest.mark.parametrize("overlap", [True, False])
-def test_replicas_with_our_communication_train_as_one(comm, overlap):
-    from mpitrain.adapters.torch import DataParallel
+class Tables(torch.nn.Module):
+    """A table that is no parameter, in the module's own type."""
 
-    torch.manual_seed(comm.rank)  # rank 0's parameters are everybody's
-    rng = np.random.default_rng(0)
-    x, labels = rng.normal(size=(8, RANKS * 4, 64)), rng.integers(0, 10, (8, RANKS * 4))
-    own = slice(4 * comm.rank, 4 * comm.rank + 4)
-    with DataParallel(comm, module(), bucket_bytes=2000, overlap=overlap) as replica:
-        parameters = [p.data_ptr() for p in replica.module.parameters()]
-        gradients = [p.grad.data_ptr() for p in replica.module.parameters()]
-        optimizer = torch.optim.SGD(replica.module.parameters(), lr=0.1)
-        for batch, truth in zip(x, labels):
-            scores = replica(torch.from_numpy(batch[own]))
-            torch.nn.functional.cross_entropy(scores, torch.from_numpy(truth[own])).backward()
-            replica.reduce()
-            optimizer.step()
-            replica.zero_grad()
-        # Nothing was copied to another place.
-        assert parameters == [p.data_ptr() for p in replica.module.parameters()]
-        assert gradients == [p.grad.data_ptr() for p in replica.module.parameters()]
-        found = replica.parameters.copy()
-    assert len(set(comm.allgather(found.tobytes()))) == 1
+    def __init__(self, value=0.5):
+        super().__init__()
+        self.register_buffer("table", torch.linspace(0, value, 64))
 
-    alone = module()
-    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
-    for batch, truth in zip(x, labels):
-        optimizer.zero_grad()
-        scores = alone(torch.from_numpy(batch))
-        torch.nn.functional.cross_entropy(scores, torch.from_numpy(truth)).backward()
-        optimizer.step()
-    expected = np.concatenate(
-        [p.detach().numpy().ravel() for p in reversed(list(alone.parameters()))]
-    )
-    np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-13)
+    def forward(self, x):
+        return x.flatten(1) + self.table
 
 
-def test_parameters_of_several_types_are_refused(comm):
-    from mpitrain.adapters.torch import DataParallel
+class Tied(torch.nn.Module):
+    """The weights of another layer, the other way round."""
 
-    mixed = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2).double())
-    with pytest.raises(ValueError, match="of one type on the CPU"):
-        DataParallel(comm, mixed)
+    def __init__(self, weight):
+        super().__init__()
+        self.weight = weight
+        self.scale = torch.nn.Parameter(torch.ones(64))
+
+    def forward(self, x):
+        return (x @ self.weight) * self.scale
+
+
+def with_tables_and_ties():
+    torch.manual_seed(0)
+    first = torch.nn.Linear(64, 16)
+    parts = Tables(), first, torch.nn.Tanh(), Tied(first.weight), torch.nn.Linear(64, 10)
+    return torch.nn.Sequential(*parts).double()
+
+
+@pytest.mark.parametrize(
+    "parallel", [{}, dict(pipe=RANKS), dict(zero=3), dict(recompute=True)], ids=str
+)
+def test_constant_buffers_and_tied_parameters(comm, parallel):
+    if RANKS > 4:
+        pytest.skip("the module has 5 parts")
+    found = losses(comm, job(**parallel), with_tables_and_ties())
+    np.testing.assert_allclose(found, alone(with_tables_and_ties(), 20)[0], rtol=1e-10)
+
+
+@pytest.mark.parametrize("parallel", [{}, dict(pipe=RANKS), dict(zero=2), dict(zero=3)], ids=str)
+def test_the_trained_values_go_back_into_the_module(comm, parallel):
+    from mpitrain.adapters.torch import layers, load_into
+
+    if RANKS > 4:
+        pytest.skip("the module has 4 parts")
+    mine = module()
+    with Trainer(comm, job(**parallel), layers=layers(mine)) as trainer:
+        for _, _ in zip(range(3), trainer.run_epoch(0)):
+            pass
+        load_into(mine, trainer)
+    for found, expected in zip(mine.parameters(), alone(module(), 3)[1].parameters(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.skipif(RANKS == 1, reason="needs a rank that differs")
+@pytest.mark.parametrize("zero", [0, 3])
+def test_ranks_that_bring_other_values_are_refused(comm, zero):
+    from mpitrain.adapters.torch import layers
+
+    def other():
+        parts = Tables(0.5 + (comm.rank == 1)), torch.nn.Linear(64, 10)
+        return torch.nn.Sequential(*parts).double()
+
+    torch.manual_seed(0)
+    with pytest.raises(ReplicaMismatch, match=r"rank 1 against .* in part0\.table"):
+        Trainer(comm, job(zero=zero), layers=layers(other()))
+    torch.manual_seed(comm.rank)
+    with pytest.raises(ReplicaMismatch, match=r"part1\.weight"):
+        Trainer(comm, job(zero=zero), layers=layers(torch.nn.Sequential(Tables(), other()[1])))

@@ -1,0 +1,18 @@
+"""Any ``torch.nn.Module``: torch computes, we communicate.
+
+As layers of the trainer, in any layout of ranks:
+
+    Trainer(comm, job, layers=layers(torch.nn.Sequential(...)))
+
+or in a loop of one's own, in the place of torch's DistributedDataParallel:
+
+    with DataParallel(Communicator(MPI.COMM_WORLD), module) as replica:
+        optimizer.zero_grad()
+        criterion(replica(inputs), labels).backward()
+        optimizer.step()
+"""
+
+from mpitrain.adapters.torch.layer import TorchLayer, layers, load_into
+from mpitrain.adapters.torch.replica import DataParallel
+
+__all__ = ["DataParallel", "TorchLayer", "layers", "load_into"]

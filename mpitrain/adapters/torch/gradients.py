@@ -1,0 +1,109 @@
+"""Gradients that travel together: copied in, summed over the ranks, copied back."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from mpi4py import MPI
+
+from collectives import Communicator
+from mpitrain.adapters.torch.arrays import as_array, as_tensor
+
+
+def refusal(parameter: torch.nn.Parameter, gradient: torch.Tensor) -> str:
+    """Why a gradient cannot be averaged, if it cannot."""
+    if gradient.requires_grad:
+        return (
+            "its gradient has a graph of its own: backward(create_graph=True) would differentiate "
+            "one rank's part of the mean alone; use torch.autograd.grad"
+        )
+    if gradient.layout != torch.strided:
+        return "its gradient is sparse: make the layer with sparse=False"
+    for of in ("dtype", "device", "shape"):
+        given, needed = getattr(gradient, of), getattr(parameter, of)
+        if given != needed:
+            return f"its gradient has {of} {given}, and it has {needed}"
+    return ""
+
+
+class Bucket:
+    """The gradients of some parameters of one type, and the all-reduce of them.
+
+    They lie in memory of their own: autograd, the optimiser and the caller may do with ``.grad``
+    what they like, and nothing that a message carries changes under it.
+
+    Attributes:
+        parameters: in the order of memory.
+        missing: indices of those whose gradient autograd has not come by in this pass.
+        started: the sum is under way, or done.
+    """
+
+    def __init__(
+        self, comm: Communicator, parameters: Sequence[torch.nn.Parameter], algorithm: str
+    ) -> None:
+        """Bind the all-reduce; collective."""
+        self.parameters = tuple(parameters)
+        sizes = [p.numel() for p in self.parameters]
+        memory = comm.empty(sum(sizes), as_array(self.parameters[0].new_empty(0)).dtype)
+        parts = as_tensor(memory).split(sizes)
+        self._parts = [part.view(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
+        self._ranks = comm.size
+        self._plan = comm.Allreduce_init(MPI.IN_PLACE, memory, algorithm=algorithm)
+        self._reset()
+
+    def _reset(self) -> None:
+        self.missing = set(range(len(self.parameters)))
+        self.started = False
+
+    @torch.no_grad()
+    def start(self) -> None:
+        """Copy the gradients in, divided by the number of ranks, and start to sum them."""
+        for part, parameter in zip(self._parts, self.parameters, strict=True):
+            gradient = parameter.grad
+            if gradient is None or part.shape != gradient.shape or refusal(parameter, gradient):
+                part.zero_()
+            else:
+                torch.div(gradient, self._ranks, out=part)
+        self.started = True
+        self._plan.Start()
+
+    def test(self) -> None:
+        """Let the sum make progress."""
+        if self.started:
+            self._plan.Test()
+
+    def finish(self) -> None:
+        """Until the sum is done; then the next pass may begin."""
+        if self.started:
+            self._plan.Wait()
+        self._reset()
+
+    @torch.no_grad()
+    def give_back(self, wanted: Iterator[int]) -> None:
+        """Each gradient becomes the mean, but for those that no rank has: they stay as they are."""
+        for part, parameter, known in zip(self._parts, self.parameters, wanted):
+            if not known:
+                continue
+            if parameter.grad is None:
+                parameter.grad = torch.empty_like(parameter, requires_grad=False)
+            parameter.grad.copy_(part)
+
+    def free(self) -> None:
+        """Release what is bound."""
+        self._plan.Free()
+
+
+def cut(parameters: Sequence[torch.nn.Parameter], least: int) -> list[list[torch.nn.Parameter]]:
+    """Parameters in buckets of one type and at least ``least`` bytes, but for each type's last.
+
+    In the order in which autograd usually comes by them: last ones first.
+    """
+    found: list[list[torch.nn.Parameter]] = []
+    filling: dict[torch.dtype, list[torch.nn.Parameter]] = {}
+    for parameter in reversed(parameters):
+        bucket = filling.setdefault(parameter.dtype, [])
+        if not bucket:
+            found.append(bucket)
+        bucket.append(parameter)
+        if sum(p.numel() * p.element_size() for p in bucket) >= least:
+            del filling[parameter.dtype]
+    return found

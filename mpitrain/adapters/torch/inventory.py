@@ -1,0 +1,120 @@
+"""What a module consists of, the same on all ranks."""
+
+from collections.abc import Sequence
+from itertools import permutations
+
+import numpy as np
+import torch
+from mpi4py import MPI
+from torch.nn.parameter import is_lazy
+
+from mpitrain.adapters.torch.arrays import as_array, as_bytes
+from mpitrain.parallel.replicas import check_replicas
+
+
+class Inventory:
+    """The parameters of a module, and the types and shapes of its buffers, at one moment.
+
+    Attributes:
+        parameters: by name; one that has several names is there once.
+        trained: those that need a gradient.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+        self.parameters = dict(module.named_parameters())
+        self.trained = [p for p in self.parameters.values() if p.requires_grad]
+        self._seen = self._look()
+        self._changes = self._count()
+
+    def holds(self) -> bool:
+        """Whether the module still consists of the same; values may be others."""
+        return self._look() == self._seen
+
+    def changes(self) -> int:
+        """How often values were changed, as far as torch counts it."""
+        return self._count() - self._changes
+
+    def check(self, comm: MPI.Intracomm, options: object) -> None:
+        """Raise ``ValueError`` on all ranks if one has a module that cannot be a replica, or other
+        ``options``."""
+        layout = [
+            (name, str(t.dtype), () if is_lazy(t) else tuple(t.shape), t.requires_grad)
+            for name, t in [*self.parameters.items(), *self._module.named_buffers()]
+        ]
+        told = comm.allgather((layout, self._fault(), options))
+        faults = [f"rank {rank}: {fault}" for rank, (_, fault, _) in enumerate(told) if fault]
+        if faults:
+            raise ValueError(f"DataParallel: {'; '.join(faults)}")
+        first, _, usual = told[0]
+        for rank, (found, _, given) in enumerate(told):
+            if given != usual:
+                raise ValueError(
+                    f"DataParallel: rank 0 was given {usual}, and rank {rank} {given}; give all "
+                    "ranks the same"
+                )
+            if found != first:
+                mine, theirs = (
+                    [x for x in a if x not in b] for a, b in permutations((first, found))
+                )
+                raise ValueError(
+                    f"DataParallel: the ranks have different modules: only rank 0 has {mine[:1]}, "
+                    f"and only rank {rank} has {theirs[:1]} (name, type, shape, whether it needs a "
+                    "gradient); make the same module on all ranks"
+                )
+
+    def compare(self, comm: MPI.Intracomm, when: str) -> None:
+        """Compare all parameters bit by bit; collective.
+
+        Raises:
+            ReplicaMismatch: on all ranks.
+        """
+        values = {name: as_bytes(p) for name, p in self.parameters.items()}
+        check_replicas(comm, [(comm, values)], when)
+        self._changes = self._count()
+
+    def _look(self) -> object:
+        return [
+            (id(p), p.requires_grad, p.dtype, p.device, None if is_lazy(p) else p.shape)
+            for p in self._module.parameters()
+        ], [(b.dtype, b.device, b.shape) for b in self._module.buffers()]
+
+    def _count(self) -> int:
+        counted = (p for p in self.parameters.values() if not is_lazy(p) and not p.is_inference())
+        return sum(p._version for p in counted)
+
+    def _fault(self) -> str:
+        if not self.trained:
+            return "no parameter needs a gradient"
+        for name, tensor in [*self.parameters.items(), *self._module.named_buffers()]:
+            if is_lazy(tensor):
+                return f"{name} has no shape yet: run the module once before"
+            if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+                return (
+                    f"{name} is a {str(tensor.layout).removeprefix('torch.')} tensor on "
+                    f"{tensor.device}; dense ones on the CPU are needed: module.cpu()"
+                )
+            if tensor.requires_grad and tensor.is_leaf:
+                try:
+                    as_array(tensor.new_empty(0))
+                except (ImportError, TypeError) as error:
+                    return f"{name} is of {tensor.dtype}, which cannot be averaged ({error})"
+        return ""
+
+
+@torch.no_grad()
+def share(comm: MPI.Intracomm, tensors: Sequence[torch.Tensor]) -> None:
+    """Give all ranks rank 0's values; collective.  What is equal is not touched."""
+    if not tensors:
+        return
+    packed = np.concatenate([as_bytes(tensor) for tensor in tensors])
+    comm.Bcast(packed)
+    start = 0
+    for tensor in tensors:
+        stop = start + tensor.numel() * tensor.element_size()
+        values = torch.from_numpy(packed[start:stop].copy())
+        if not np.array_equal(values.numpy(), as_bytes(tensor)):
+            # As torch does it: what autograd has saved of a forward pass before stays valid.
+            with torch.autograd._unsafe_preserve_version_counter(tensor):
+                tensor.detach().copy_(values.view(tensor.dtype).view(tensor.shape))
+        start = stop

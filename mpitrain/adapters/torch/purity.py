@@ -1,0 +1,188 @@
+"""Whether a module is a function of its parameters and its input, and of nothing else."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import nn
+
+_ELSEWHERE = "or train it with DataParallel in a loop of your own"
+
+#: Whose results are random in training, and the number that says so.
+_RANDOM: tuple[tuple[type[nn.Module] | tuple[type[nn.Module], ...], str], ...] = (
+    (nn.modules.dropout._DropoutNd, "p"),
+    ((nn.RNNBase, nn.MultiheadAttention), "dropout"),
+)
+_ALWAYS_RANDOM = (nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
+
+
+class ImpureModule(ValueError):
+    """A module that the trainer cannot have as a layer."""
+
+
+def refuse(name: str, module: nn.Module) -> None:
+    """Refuse what its classes, parameters and buffers show.
+
+    Raises:
+        ImpureModule: with the name of the part and what to do instead.
+    """
+    for inner, part in module.named_modules():
+        what = f"{name}{inner and f'.{inner}'} ({type(part).__name__})"
+        if isinstance(part, nn.modules.batchnorm._BatchNorm):
+            raise ImpureModule(
+                f"{what}: its results depend on which samples are in a micro-batch, and so on the "
+                f"layout of the ranks; use GroupNorm or LayerNorm, {_ELSEWHERE}"
+            )
+        if getattr(part, "track_running_stats", False):
+            raise ImpureModule(
+                f"{what}: it changes its running statistics in training; use "
+                f"track_running_stats=False, {_ELSEWHERE}"
+            )
+        for kind, number in _RANDOM:
+            if isinstance(part, kind) and getattr(part, number) > 0:
+                raise ImpureModule(
+                    f"{what}: it draws random numbers in training, which would differ from layout "
+                    f"to layout; set {number}=0, {_ELSEWHERE}"
+                )
+        if isinstance(part, _ALWAYS_RANDOM):
+            raise ImpureModule(
+                f"{what}: it draws random numbers, which would differ from layout to layout; use "
+                f"another, {_ELSEWHERE}"
+            )
+    for inner, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if nn.parameter.is_lazy(tensor) or tensor.device.type != "cpu":
+            raise ImpureModule(
+                f"{name}.{inner} lies on {tensor.device}, or has no shape yet; layers of the "
+                "trainer need values on the CPU: module.cpu(), and run lazy modules once"
+            )
+    for inner, parameter in module.named_parameters():
+        if not parameter.requires_grad or not parameter.is_floating_point():
+            raise ImpureModule(
+                f"{name}.{inner} is frozen or no floating-point number, and the trainer would "
+                "train it; make it a buffer"
+            )
+
+
+class Watched(nn.Module):
+    """A module that says when it changes a buffer or draws random numbers."""
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        super().__init__()
+        self.name = name
+        self.module = module
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The module's output.
+
+        Raises:
+            ImpureModule: as the class says; the generator is as it was before.
+        """
+        state = torch.get_rng_state()
+        before = [(b, b._version) for b in self.module.buffers()]
+        y = self.module(x)
+        if not torch.equal(state, torch.get_rng_state()):
+            torch.set_rng_state(state)
+            raise ImpureModule(
+                f"{self.name} draws random numbers in its forward pass, which would differ from "
+                f"layout to layout; do without dropout, {_ELSEWHERE}"
+            )
+        after = dict(self.module.named_buffers())
+        for (buffer, version), (inner, found) in zip(before, after.items()):
+            if found is not buffer or found._version != version:
+                raise _changes(self.name, inner)
+        if len(after) != len(before):
+            raise _changes(self.name, "a new one")
+        if not isinstance(y, torch.Tensor):
+            raise ImpureModule(
+                f"{self.name} returns a {type(y).__name__}; a layer returns one tensor"
+            )
+        return y
+
+
+@torch.no_grad()
+def examine(
+    watched: Watched,
+    run: Callable[[torch.Tensor], torch.Tensor],
+    buffers: Mapping[str, torch.Tensor],
+    x: torch.Tensor,
+) -> None:
+    """Run a module some times more and refuse it if the results are not those of a function.
+
+    It goes forward twice in training mode, once in evaluation mode, and on the first sample alone.
+    What this cannot see: what happens for other inputs or in later steps only, and randomness that
+    does not come from torch's generator and happens to repeat.
+
+    Args:
+        watched: in whose name errors speak.
+        run: goes forward.
+        buffers: those that it goes forward with.
+        x: a batch of at least one sample.
+
+    Raises:
+        ImpureModule: with what to do instead.
+    """
+    name, values = watched.name, {inner: b.clone() for inner, b in buffers.items()}
+    with _modes_kept(watched.module):
+        watched.module.train()
+        given = x.clone()
+        first, second = run(given), run(x.clone())
+        if not _close(given, x):
+            raise ImpureModule(f"{name} changes its input, which is another layer's: inplace=False")
+        for inner, before in values.items():
+            if not torch.equal(before, buffers[inner]):
+                raise _changes(name, inner)
+        if not _close(first, second):
+            raise ImpureModule(
+                f"{name} gives two results for one input in training: it draws random numbers, or "
+                f"keeps state that is no parameter; do without, {_ELSEWHERE}"
+            )
+        watched.module.eval()
+        if not _close(first, run(x.clone())):
+            raise ImpureModule(
+                f"{name} gives other results in evaluation than in training mode, and the trainer "
+                f"knows one mode only; make its forward pass independent of .training, {_ELSEWHERE}"
+            )
+    if len(x) > 1 and not _keeps_samples_apart(run, x):
+        raise ImpureModule(
+            f"{name} gives a sample another result, or none, when it is alone in its batch, so "
+            "that training would depend on the layout of the ranks; keep samples apart, "
+            f"{_ELSEWHERE}"
+        )
+
+
+def _keeps_samples_apart(run: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> bool:
+    whole = run(x.clone())
+    try:
+        return len(whole) == len(x) and _close(whole[:1], run(x[:1].clone()))
+    except (RuntimeError, ValueError):
+        return False
+
+
+def _changes(name: str, inner: str) -> ImpureModule:
+    return ImpureModule(
+        f"{name} changes its buffer {inner} in its forward pass, and the trainer neither averages "
+        f"nor saves that; keep buffers constant, {_ELSEWHERE}"
+    )
+
+
+class _modes_kept:
+    """Each module is in its own mode again at the end."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._modes = [(part, part.training) for part in module.modules()]
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        for part, mode in self._modes:
+            part.training = mode
+
+
+def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Up to rounding, for which half of the digits are left."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if not a.is_floating_point() or not a.numel():
+        return torch.equal(a, b)
+    most = b.abs().nan_to_num().max().item()
+    return torch.allclose(a, b, rtol=0, atol=torch.finfo(a.dtype).eps ** 0.5 * most, equal_nan=True)

@@ -1,0 +1,113 @@
+"""A loop of one's own over replicas, in the place of torch's DistributedDataParallel."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from collectives import Communicator
+from mpitrain.adapters.torch.reducer import Options, Reducer
+
+
+class DataParallel(torch.nn.Module):
+    """A replica of a module on each rank; ``backward()`` leaves means over the ranks in ``.grad``.
+
+    A bucket of gradients is summed as soon as autograd has its last one, and ``backward()`` ends
+    when all are done.  Several passes before a step add up as in one process, each with a sum of
+    its own, or in :meth:`no_sync` without.
+
+    Each forward pass in training (``module.training``, gradients enabled) begins with a word among
+    the ranks: who is elsewhere in the program, or has other parameters than before, ends in an
+    error on all ranks.  At the first, second, fourth, eighth ... and when the ranks have changed
+    their parameters unequally often, parameters are compared bit by bit.  Parameters that were
+    added, replaced, converted, frozen or unfrozen are noticed there, and broadcast.
+
+    Attributes:
+        module: as given.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        module: torch.nn.Module,
+        *,
+        bucket_bytes: int = 25 * 2**20,
+        algorithm: str = "auto",
+        overlap: bool = True,
+        broadcast_buffers: bool = True,
+    ) -> None:
+        """Give all ranks rank 0's parameters and buffers, and bind the all-reduces; collective.
+
+        Args:
+            comm: the replicas; it is duplicated.
+            module: on the CPU.
+            bucket_bytes: least size of a bucket.
+            algorithm: as ``comm.Allreduce_init`` takes it.
+            overlap: start buckets while autograd goes on rather than all of them at the end.
+            broadcast_buffers: give all ranks rank 0's buffers before each forward pass in training,
+                as running statistics need it.
+
+        Raises:
+            TypeError: ``comm`` is no :class:`collectives.Communicator`.
+            ValueError: on all ranks: no parameter needs a gradient, one is not on the CPU, or the
+                ranks have different modules or options.
+        """
+        super().__init__()
+        if not isinstance(comm, Communicator):
+            raise TypeError(
+                f"DataParallel needs a collectives.Communicator, not a {type(comm).__name__}: "
+                "DataParallel(Communicator(comm), module)"
+            )
+        self.module = module
+        options = Options(bucket_bytes, algorithm, overlap, broadcast_buffers)
+        self._reducer = Reducer(comm, module, options)
+
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
+        """The module's outputs."""
+        if torch.is_grad_enabled():
+            # Within a backward pass it is a checkpoint that computes the same again.
+            again = torch._C._current_graph_task_id() >= 0
+            if self.module.training and not again:
+                self._reducer.begin_forward()
+            self._reducer.pending = True
+        return self.module(*inputs, **keywords)
+
+    def reduce(self) -> None:
+        """Average the gradients now; collective.
+
+        ``backward()`` has done it already, and then this does nothing, unless it ran in
+        :meth:`no_sync`, or reached no parameter of the module on this rank.
+        """
+        self._reducer.reduce()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes in it leave each rank its own gradients, for one that follows to add to
+        and average, or :meth:`reduce`."""
+        reducer = self._reducer
+        before, reducer.synchronises = reducer.synchronises, False
+        try:
+            yield
+        finally:
+            reducer.synchronises = before
+
+    def close(self) -> None:
+        """Free what is bound to the communicator; collective.  The module is one's own again."""
+        self._reducer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+
+    def __getstate__(self) -> Any:
+        raise TypeError("a DataParallel can be neither copied nor saved: copy or save its .module")

@@ -1,0 +1,612 @@
+"""DataParallel: what a loop of one's own may do, each as in one process or a clear error."""
+
+import copy
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from mpitrain.parallel.replicas import ReplicaMismatch
+
+torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
+nn = torch.nn
+torch.set_num_threads(1)
+pytestmark = pytest.mark.mpi
+
+RANKS = MPI.COMM_WORLD.size
+STEPS = 6
+ONE_RANK_DIFFERS = pytest.mark.skipif(RANKS == 1, reason="needs a rank that differs")
+
+
+def data_parallel(comm, module, **options):
+    from mpitrain.adapters.torch import DataParallel
+
+    return DataParallel(comm, module, **options)
+
+
+def perceptron():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 2)).double()
+
+
+def batches():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(STEPS, RANKS * 4, 8)), rng.normal(size=(STEPS, RANKS * 4, 2))
+    return torch.from_numpy(x), torch.from_numpy(y)
+
+
+def own(values, comm):
+    return values[4 * comm.rank : 4 * comm.rank + 4]
+
+
+def mse(scores, truth):
+    return nn.functional.mse_loss(scores, truth)
+
+
+def fit(module, rank_part, steps=STEPS, forward=None, **zero):
+    """Steps of SGD with momentum and decay, so that a gradient of 0 is not the same as none."""
+    optimizer = torch.optim.SGD(module.parameters(), 0.1, momentum=0.9, weight_decay=0.1)
+    x, y = batches()
+    for step in range(steps):
+        optimizer.zero_grad(**zero)
+        mse((forward or module)(rank_part(x[step])), rank_part(y[step])).backward()
+        optimizer.step()
+
+
+def alone(module, **options):
+    fit(module, lambda values: values, **options)
+    return module
+
+
+def assert_equal(comm, found, expected, **tolerance):
+    """The same on all ranks, bit by bit, and as in one process."""
+    flat = b"".join(p.detach().contiguous().numpy().tobytes() for p in found.parameters())
+    assert len(set(comm.allgather(flat))) == 1
+    for one, other in zip(found.parameters(), expected.parameters(), strict=True):
+        tolerance = tolerance or dict(rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(one, other, **tolerance)
+
+
+def assert_trains_as_alone(comm, make, **options):
+    with data_parallel(comm, make(), bucket_bytes=500, **options) as net:
+        fit(net, lambda values: own(values, comm))
+        assert_equal(comm, net.module, alone(make()))
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("lazy", [True, False], ids=["no_sync", "summed each time"])
+@pytest.mark.parametrize("to_none", [True, False], ids=["to None", "to 0"])
+@pytest.mark.parametrize("passes", [1, 2, 3])
+def test_accumulation_and_zero_grad_as_in_one_process(comm, passes, to_none, lazy, overlap):
+    x, y = batches()
+    net = data_parallel(comm, perceptron(), overlap=overlap, bucket_bytes=500)
+    one = perceptron()
+    optimizers = [torch.optim.SGD(m.parameters(), 0.1, momentum=0.9) for m in (net, one)]
+    for step in range(STEPS):
+        last = step % passes == passes - 1
+        with net.no_sync() if lazy and not last else nullcontext():
+            (mse(net(own(x[step], comm)), own(y[step], comm)) / passes).backward()
+        (mse(one(x[step]), y[step]) / passes).backward()
+        if last:
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=to_none)
+    assert_equal(comm, net.module, one)
+    net.close()
+
+
+def test_reduce_averages_once(comm):
+    x, y = batches()
+    with data_parallel(comm, perceptron()) as net:
+        mse(net(own(x[0], comm)), own(y[0], comm)).backward()
+        means = [p.grad.clone() for p in net.parameters()]
+        net.reduce()
+        assert all(torch.equal(p.grad, mean) for p, mean in zip(net.parameters(), means))
+        net.zero_grad()
+        with net.no_sync():
+            mse(net(own(x[0], comm)), own(y[0], comm)).backward()
+        net.reduce()
+        for parameter, mean in zip(net.parameters(), means):
+            torch.testing.assert_close(parameter.grad, mean)
+        net.reduce()
+        assert len(set(comm.allgather(net.module[0].weight.grad.numpy().tobytes()))) == 1
+
+
+def test_it_is_a_module(comm):
+    with data_parallel(comm, perceptron()) as net:
+        assert list(net.state_dict()) == [f"module.{name}" for name in net.module.state_dict()]
+        assert not net.eval().module.training and net.train().module.training
+        assert net(input=torch.zeros(1, 8).double()).shape == (1, 2)
+        copy.deepcopy(net.module)(torch.zeros(1, 8).double()).sum().backward()
+        with pytest.raises(TypeError, match=r"copy or save its \.module"):
+            copy.deepcopy(net)
+    with pytest.raises(RuntimeError, match="it was closed"):
+        net(torch.zeros(1, 8).double())
+    with pytest.raises(TypeError, match=r"DataParallel\(Communicator\(comm\), module\)"):
+        data_parallel(MPI.COMM_WORLD, perceptron())
+
+
+class Everything(nn.Module):
+    """Tensors of all kinds, different on each rank."""
+
+    def __init__(self, rank):
+        super().__init__()
+        storage = torch.full((6,), float(rank))
+        self.trained = nn.Parameter(torch.full((3, 2), float(rank)))
+        self.frozen = nn.Parameter(torch.full((2,), float(rank)), requires_grad=False)
+        self.left, self.right = nn.Parameter(storage[:2]), nn.Parameter(storage[2:])
+        self.turned = nn.Parameter(torch.full((3, 5), float(rank)).T)
+        self.short = nn.Parameter(torch.full((4,), rank, dtype=torch.bfloat16))
+        self.whole = nn.Parameter(torch.tensor(rank), requires_grad=False)
+        self.again = self.trained
+        for name, kind in dict(count=torch.int64, flag=torch.bool, sixteen=torch.float16).items():
+            self.register_buffer(name, torch.tensor(rank, dtype=kind))
+        self.register_buffer("every_second", torch.full((8,), rank)[::2])
+        self.register_buffer("short_buffer", torch.full((3,), rank, dtype=torch.bfloat16))
+        self.register_buffer("empty", torch.zeros(0))
+        self.register_buffer("wave", torch.full((2,), rank + 1j).conj())
+
+
+def test_rank_0_gives_all_their_beginning(comm):
+    pytest.importorskip("ml_dtypes")
+    with data_parallel(comm, Everything(comm.rank)) as net:
+        expected = Everything(0)
+        for (name, found), (_, wanted) in zip(
+            net.module.state_dict().items(), expected.state_dict().items(), strict=True
+        ):
+            assert torch.equal(found, wanted), name
+        assert net.module.again is net.module.trained
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_buffers_are_rank_0s_before_each_forward_pass_in_training(comm, given):
+    torch.manual_seed(0)
+    with data_parallel(comm, nn.BatchNorm1d(3), broadcast_buffers=given) as net:
+        for step in range(3):
+            net(
+                torch.full((4, 3), comm.rank + step + 1.0) * torch.arange(4)[:, None]
+            ).sum().backward()
+        net(torch.zeros(4, 3))
+        means = comm.allgather(tuple(net.module.running_mean.tolist()))
+        assert (len(set(means)) == 1) == (given or RANKS == 1)
+        assert net.module.num_batches_tracked == 4
+
+
+class Branches(nn.Module):
+    """Uses the layers that it is told to, in the order that it is told."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.parts = nn.ModuleList(nn.Linear(8, 2) for _ in range(4)).double()
+
+    def forward(self, x, which):
+        return sum(self.parts[index](x) for index in which)
+
+
+def test_what_no_rank_uses_stays_as_it_is(comm):
+    make = lambda: (Branches(), [0, 2])  # noqa: E731
+    (one, which), (module, _) = make(), make()
+    with data_parallel(comm, module, bucket_bytes=100) as net:
+        fit(net, lambda v: own(v, comm), forward=lambda x: net(x, which))
+        assert net.module.parts[1].weight.grad is None
+        alone(one, forward=lambda x: one(x, which))
+        assert_equal(comm, net.module, one)
+
+
+def test_ranks_may_use_other_parts_in_another_order(comm):
+    x, y = batches()
+    one = Branches()
+    with data_parallel(comm, Branches(), bucket_bytes=100) as net:
+        optimizers = [torch.optim.AdamW(m.parameters(), 0.01) for m in (one, net)]
+        for step in range(STEPS):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            parts = [np.random.default_rng(r + step).permutation(3)[:2] for r in range(RANKS)]
+            mse(net(own(x[step], comm), parts[comm.rank]), own(y[step], comm)).backward()
+            for rank, which in enumerate(parts):
+                rows = slice(4 * rank, 4 * rank + 4)
+                (mse(one(x[step][rows], which), y[step][rows]) / RANKS).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+        assert_equal(comm, net.module, one)
+
+
+@ONE_RANK_DIFFERS
+def test_a_rank_without_any_part_reduces_by_hand(comm):
+    torch.manual_seed(0)
+    with data_parallel(comm, nn.Linear(2, 1)) as net:
+        out = net(torch.ones(1, 2))
+        if comm.rank:
+            out.sum().backward()
+        net.reduce()
+        torch.testing.assert_close(net.module.bias.grad, torch.tensor([(RANKS - 1) / RANKS]))
+
+
+class Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, dy):
+        raise KeyError("a bug of the caller's")
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_training_goes_on_after_an_error_in_backward(comm, overlap):
+    x, y = batches()
+    with data_parallel(comm, perceptron(), overlap=overlap, bucket_bytes=100) as net:
+        for again in range(2):
+            inside = Fails.apply(net.module[0](own(x[0], comm)))
+            with pytest.raises(KeyError) as error:
+                mse(net.module[2](inside), own(y[0], comm)).backward()
+            if again:
+                net.zero_grad()
+        fit(net, lambda values: own(values, comm))
+        assert_equal(comm, net.module, alone(perceptron()))
+        assert error  # its traceback is alive, and holds nothing of ours up
+
+
+@ONE_RANK_DIFFERS
+def test_an_error_in_backward_on_one_rank_ends_in_one_on_all(comm):
+    net = data_parallel(comm, perceptron())
+    out = net.module[2](net(torch.ones(1, 8).double()).new_ones(1, 16))
+    if comm.rank == 0:
+        with pytest.raises(KeyError):
+            net.module[2](Fails.apply(net.module[0](torch.ones(1, 8).double()))).sum().backward()
+    with pytest.raises(RuntimeError, match="rank 0 gives up a backward pass that raised an error"):
+        out.sum().backward() if comm.rank else net(torch.ones(1, 8).double())
+    with pytest.raises(RuntimeError, match="cannot be used any more: the replicas have parted"):
+        net(torch.ones(1, 8).double())
+
+
+@ONE_RANK_DIFFERS
+def test_a_rank_that_is_elsewhere_is_found(comm):
+    net = data_parallel(comm, perceptron())
+    out = net(torch.ones(1, 8).double())
+    with pytest.raises(RuntimeError, match="rank 0 goes forward in training, rank 1 averages"):
+        out.sum().backward() if comm.rank else net(torch.ones(1, 8).double())
+
+
+def test_one_rank_may_evaluate_alone(comm):
+    with data_parallel(comm, perceptron()) as net:
+        if comm.rank == 0:
+            with torch.no_grad():
+                net(torch.ones(1, 8).double())
+            net.eval()
+            x = torch.ones(1, 8).double().requires_grad_()
+            torch.autograd.grad(net(x).sum(), x)
+            net.train()
+        fit(net, lambda values: own(values, comm))
+        assert_equal(comm, net.module, alone(perceptron()))
+
+
+def test_a_graph_of_the_gradient_is_refused(comm):
+    with data_parallel(comm, perceptron()) as net:
+        loss = net(torch.ones(1, 8).double()).square().sum()
+        with pytest.raises(RuntimeError, match="create_graph=True"):
+            loss.backward(create_graph=comm.rank == RANKS - 1)
+        net.zero_grad()
+        fit(net, lambda values: own(values, comm))
+        assert_equal(comm, net.module, alone(perceptron()))
+
+
+def test_sparse_gradients_are_refused(comm):
+    with (
+        data_parallel(comm, nn.Embedding(5, 2, sparse=True)) as net,
+        pytest.raises(RuntimeError, match="weight: its gradient is sparse"),
+    ):
+        net(torch.tensor([1])).sum().backward()
+
+
+def test_a_step_within_backward_is_refused(comm):
+    with data_parallel(comm, perceptron()) as net:
+        for parameter in net.parameters():
+            parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+        with pytest.raises(RuntimeError, match="step after backward"):
+            net(torch.ones(1, 8).double()).sum().backward()
+
+
+class Checkpointed(nn.Module):
+    """``where``: which of two halves are computed again."""
+
+    def __init__(self, reentrant, where):
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem = nn.Linear(8, 8).double()
+        self.halves = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 2)]).double()
+        self.options, self.where = dict(use_reentrant=reentrant), where
+
+    def forward(self, x):
+        x = self.stem(x).tanh()
+        for index, half in enumerate(self.halves):
+            if index in self.where:
+                x = torch.utils.checkpoint.checkpoint(half, x, **self.options)
+            else:
+                x = half(x)
+        return x
+
+
+@pytest.mark.parametrize("where", [[0], [1], [0, 1]], ids=str)
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointed_modules(comm, reentrant, where):
+    assert_trains_as_alone(comm, lambda: Checkpointed(reentrant, where))
+
+
+class Shared(nn.Module):
+    """One layer in two segments that are computed again: autograd comes by it twice in a pass."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem, self.twice = nn.Linear(8, 8).double(), nn.Linear(8, 8).double()
+        self.head = nn.Linear(8, 2).double()
+
+    def forward(self, x):
+        x = self.stem(x)
+        for _ in range(2):
+            x = torch.utils.checkpoint.checkpoint(self.twice, x, use_reentrant=True)
+        return self.head(x)
+
+
+def test_a_layer_in_two_reentrant_segments(comm):
+    assert_trains_as_alone(comm, Shared)
+
+
+def test_a_checkpoint_around_the_replica(comm):
+    with data_parallel(comm, perceptron()) as net:
+        again = lambda x: torch.utils.checkpoint.checkpoint(net, x, use_reentrant=False)  # noqa: E731
+        fit(net, lambda values: own(values, comm), forward=again)
+        assert_equal(comm, net.module, alone(perceptron()))
+
+
+def test_two_forward_passes_and_one_graph_twice(comm):
+    x, y = batches()
+    one = perceptron()
+    with data_parallel(comm, perceptron(), bucket_bytes=100) as net:
+        for module, part in ((one, lambda v: v), (net, lambda v: own(v, comm))):
+            optimizer = torch.optim.SGD(module.parameters(), 0.1)
+            for step in range(2):
+                loss = mse(module(part(x[step])), part(y[step]))
+                loss = loss + mse(module(part(x[step + 2])), part(y[step + 2]))
+                loss.backward(retain_graph=True)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        assert_equal(comm, net.module, one)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_two_replicas_in_one_backward_pass_in_any_order(comm, overlap):
+    x, y = batches()
+    a, b, one, two = perceptron(), perceptron(), perceptron(), perceptron()
+    options = dict(overlap=overlap, bucket_bytes=100)
+    with data_parallel(comm, a, **options) as left, data_parallel(comm, b, **options) as right:
+        nets = (a, b) if comm.rank % 2 else (b, a)
+        optimizer = torch.optim.SGD([*left.parameters(), *right.parameters()], 0.1)
+        expected = torch.optim.SGD([*one.parameters(), *two.parameters()], 0.1)
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            expected.zero_grad()
+            sum(mse(net(own(x[step], comm)), own(y[step], comm)) for net in nets).backward()
+            sum(mse(net(x[step]), y[step]) for net in (one, two)).backward()
+            optimizer.step()
+            expected.step()
+        assert_equal(comm, a, one)
+        assert_equal(comm, b, two)
+
+
+@ONE_RANK_DIFFERS
+def test_replicas_that_go_forward_in_another_order_are_found(comm):
+    nets = [data_parallel(comm, perceptron()) for _ in range(2)]
+    match = "rank 0 goes forward in training in DataParallel .*, rank 1 goes forward in training in"
+    with pytest.raises(RuntimeError, match=match):
+        nets[comm.rank % 2](torch.ones(1, 8).double())
+
+
+def unfreeze(module):
+    module[0].requires_grad_(True)
+
+
+def freeze(module):
+    module[2].weight.requires_grad_(False)
+
+
+def replace(module):
+    module[2].weight = nn.Parameter(torch.full((2, 16), 0.1).double())
+
+
+def add(module):
+    module.append(nn.Linear(2, 2).double())
+    with torch.no_grad():
+        module[-1].weight.copy_(torch.eye(2))
+        module[-1].bias.zero_()
+
+
+def swap(module):
+    module[2].weight.data = torch.full((2, 16), 0.2).double()
+
+
+def load(module):
+    module.load_state_dict({name: v * 0.5 for name, v in module.state_dict().items()})
+
+
+@pytest.mark.parametrize("change", [unfreeze, freeze, replace, add, swap, load])
+@pytest.mark.parametrize("wrapper", [True, False], ids=["forward by it", "forward by the module"])
+def test_a_module_may_change_between_steps(comm, change, wrapper):
+    def make():
+        module = perceptron()
+        module[0].requires_grad_(False)
+        return module
+
+    one = make()
+    with data_parallel(comm, make(), bucket_bytes=100) as net:
+        for module, part in ((one, lambda v: v), (net, lambda v: own(v, comm))):
+            forward = module if wrapper or module is one else net.module
+            fit(module, part, steps=3, forward=forward)
+            change(module if module is one else net.module)
+            fit(module, part, steps=3, forward=forward)
+        assert_equal(comm, net.module, one)
+
+
+@ONE_RANK_DIFFERS
+@pytest.mark.parametrize("change", [unfreeze, freeze, add])
+def test_a_module_that_changes_on_one_rank_is_refused_on_all(comm, change):
+    module = perceptron()
+    module[0].requires_grad_(False)
+    with data_parallel(comm, module) as net:
+        fit(net, lambda values: own(values, comm), steps=3)
+        if comm.rank == 1:
+            change(net.module)
+        with pytest.raises(ValueError, match="the ranks have different modules"):
+            fit(net, lambda values: own(values, comm), steps=1)
+
+
+@ONE_RANK_DIFFERS
+@pytest.mark.parametrize("change", [swap, load])
+def test_values_that_change_on_one_rank_are_found_on_all(comm, change):
+    with data_parallel(comm, perceptron()) as net:
+        fit(net, lambda values: own(values, comm), steps=1)
+        if comm.rank == 1:
+            change(net.module)
+        with pytest.raises(ReplicaMismatch, match="forward pass 2"):
+            fit(net, lambda values: own(values, comm), steps=1)
+
+
+@ONE_RANK_DIFFERS
+def test_a_rank_that_loads_alone_is_found_at_once(comm):
+    with data_parallel(comm, perceptron()) as net:
+        fit(net, lambda values: own(values, comm), steps=4)
+        if comm.rank == 1:
+            load(net.module)
+        with pytest.raises(ReplicaMismatch, match="forward pass 5"):
+            fit(net, lambda values: own(values, comm), steps=1)
+
+
+def test_a_module_in_another_type_from_now_on(comm):
+    with data_parallel(comm, perceptron().float()) as net:
+        net.zero_grad()
+        net(torch.ones(1, 8)).sum().backward()
+        net.double()
+        net.zero_grad()
+        fit(net, lambda values: own(values, comm))
+        one = perceptron().float().double()
+        assert_equal(comm, net.module, alone(one))
+
+
+class Types(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        kinds = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64]
+        self.values = nn.ParameterList(torch.ones(n + 1, dtype=k) for n, k in enumerate(kinds))
+        self.nothing = nn.Parameter(torch.zeros(0, 3))
+        self.scalar = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, scale):
+        values = [*self.values, self.nothing, self.scalar]
+        return sum((v.abs().sum() * scale).double() for v in values)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_parameters_of_several_types(comm, overlap):
+    pytest.importorskip("ml_dtypes")
+    with data_parallel(comm, Types(), overlap=overlap, bucket_bytes=4) as net:
+        net(comm.rank + 1.0).backward()
+        for value in net.parameters():
+            mean = torch.full_like(value.grad, (RANKS + 1) / 2)
+            torch.testing.assert_close(value.grad, mean, rtol=1e-2, atol=0)
+            same = comm.allgather(value.grad.view(torch.uint8).tolist() if value.ndim else 0)
+            assert all(other == same[0] for other in same)
+
+
+def test_any_layout_of_memory(comm):
+    def make():
+        torch.manual_seed(0)
+        body = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(16, 2)).double()
+        return body.to(memory_format=torch.channels_last)
+
+    x = torch.randn(RANKS * 4, 2, 4, 4, generator=torch.Generator().manual_seed(0)).double()
+    one = make()
+    with data_parallel(comm, make()) as net:
+        for module, some in ((one, x), (net, own(x, comm))):
+            optimizer = torch.optim.AdamW(module.parameters(), 0.01, fused=True)
+            for _ in range(3):
+                optimizer.zero_grad()
+                module(some).square().mean().backward()
+                optimizer.step()
+        assert_equal(comm, net.module, one)
+
+
+def test_gradients_given_by_hand(comm):
+    with data_parallel(comm, nn.Linear(2, 1)) as net:
+        for parameter in net.parameters():
+            parameter.grad = torch.full_like(parameter, 1.0 + comm.rank)
+        kept = net.module.bias.grad
+        with net.no_sync():
+            net(torch.zeros(1, 2)).sum().backward()
+        net.reduce()
+        torch.testing.assert_close(net.module.bias.grad, torch.tensor([1 + (RANKS + 1) / 2]))
+        assert net.module.bias.grad is kept
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: nn.Flatten(), "no parameter needs a gradient"),
+        (lambda: nn.LazyLinear(2), "run the module once before"),
+        (lambda: nn.Linear(2, 2, device="meta"), r"on meta; dense ones on the CPU.*module\.cpu"),
+        (lambda: nn.Linear(2, 2).to(torch.float8_e4m3fn), "float8_e4m3fn, which cannot"),
+    ],
+    ids=["no parameters", "lazy", "elsewhere", "float8"],
+)
+def test_what_cannot_be_a_replica_is_refused_on_all_ranks(comm, make, match):
+    last = comm.rank == RANKS - 1
+    with pytest.raises(ValueError, match=match):
+        data_parallel(comm, make() if last else nn.Linear(2, 2))
+
+
+@ONE_RANK_DIFFERS
+def test_other_modules_on_other_ranks_are_refused(comm):
+    with pytest.raises(
+        ValueError, match=r"only rank 1 has \[\('weight', 'torch.float32', \(3, 2\)"
+    ):
+        data_parallel(comm, nn.Linear(2, 3 if comm.rank == 1 else 2))
+
+
+@ONE_RANK_DIFFERS
+@pytest.mark.parametrize(
+    "options",
+    [dict(bucket_bytes=8), dict(algorithm="ring"), dict(broadcast_buffers=False)],
+    ids=str,
+)
+def test_other_options_on_other_ranks_are_refused(comm, options):
+    with pytest.raises(ValueError, match="give all ranks the same"):
+        data_parallel(comm, perceptron(), **(options if comm.rank == 1 else {}))
+
+
+@ONE_RANK_DIFFERS
+@pytest.mark.parametrize("how", ["eval", "no_sync", "close", "another"])
+def test_a_rank_in_another_mode_is_found(comm, how):
+    net = data_parallel(comm, perceptron())
+    x = torch.ones(1, 8).double()
+
+    def step():
+        if comm.rank == 1 and how == "close":
+            net.close()
+        elif comm.rank == 1 and how == "another":
+            data_parallel(comm, perceptron())
+        else:
+            net(x).sum().backward()
+
+    if comm.rank == 1 and how == "eval":
+        net.eval()
+    lazy = comm.rank == 1 and how == "no_sync"
+    with (
+        pytest.raises(RuntimeError, match="the replicas have parted"),
+        net.no_sync() if lazy else nullcontext(),
+    ):
+        step()
+        net.close()  # who has gone on is found there

@@ -1,0 +1,223 @@
+"""Which torch modules can be layers of the trainer, and what the others are told."""
+
+import random
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
+nn = torch.nn
+
+
+def functional(f, *buffers):
+    """A module that computes ``f(module, x)``."""
+
+    class Functional(nn.Module):
+        def __init__(self):
+            super().__init__()
+            for name in buffers:
+                self.register_buffer(name, torch.zeros(6))
+
+        def forward(self, x):
+            return f(self, x)
+
+    return Functional()
+
+
+def forward(module, x=None):
+    from mpitrain.adapters.torch import TorchLayer
+
+    layer = TorchLayer(module, "part3")
+    values = layer.parameters(np.random.default_rng(0), np, np.float64)
+    x = np.random.default_rng(0).normal(size=(4, 6)) if x is None else x
+    y, saved = layer.forward(values, x)
+    dx, kept = layer.backward(values, saved, np.ones_like(y))
+    return layer, y, dx, layer.gradients(values, kept)
+
+
+def attention(**options):
+    return nn.TransformerEncoderLayer(6, 2, 8, batch_first=True, **options)
+
+
+@pytest.mark.parametrize(
+    ("module", "match"),
+    [
+        (nn.Dropout(0.1), r"part3 \(Dropout\): it draws random numbers.*; set p=0, or train it"),
+        (nn.Sequential(nn.Linear(6, 6), nn.AlphaDropout()), r"part3\.1 \(AlphaDropout\)"),
+        (nn.BatchNorm1d(6), r"part3 \(BatchNorm1d\): .*use GroupNorm or LayerNorm, or train it"),
+        (nn.BatchNorm1d(6, track_running_stats=False), "BatchNorm1d"),
+        (nn.SyncBatchNorm(6), "SyncBatchNorm"),
+        (nn.InstanceNorm1d(6, track_running_stats=True), "use track_running_stats=False"),
+        (nn.RReLU(), "RReLU"),
+        (nn.FractionalMaxPool2d(2, 1), "FractionalMaxPool2d"),
+        (attention(), r"part3\.self_attn \(MultiheadAttention\).*; set dropout=0"),
+        (nn.LSTM(6, 6, 2, dropout=0.5), "LSTM"),
+        (nn.Dropout(0.5).eval(), "Dropout"),
+        (nn.Linear(6, 6).requires_grad_(False), r"part3\.weight is frozen"),
+        (nn.LazyLinear(6), "has no shape yet"),
+        (nn.Linear(6, 6, device="meta"), "lies on meta"),
+    ],
+    ids=lambda value: getattr(value, "__class__", type(value)).__name__,
+)
+def test_what_cannot_be_a_layer_is_refused_when_it_is_made(module, match):
+    from mpitrain.adapters.torch import layers
+
+    with pytest.raises(ValueError, match=match):
+        layers(nn.Sequential(nn.Flatten(), nn.Tanh(), nn.Tanh(), module))
+
+
+def moving(module, x):
+    module.mean = 0.9 * module.mean + 0.1 * x.detach().mean(0)
+    return x - module.mean
+
+
+def running(module, x):
+    return nn.functional.batch_norm(x, module.mean, torch.ones_like(module.mean), training=True)
+
+
+def moving_in_place(module, x):
+    module.mean.mul_(0.9)
+    return x
+
+
+def counting(module, x):
+    module.calls = getattr(module, "calls", 0) + 1
+    return x * module.calls
+
+
+@pytest.mark.parametrize(
+    ("f", "match"),
+    [
+        (lambda m, x: nn.functional.dropout(x, 0.5, m.training), "draws random numbers"),
+        (lambda m, x: x + torch.rand(()), "draws random numbers"),
+        (lambda m, x: x * random.random(), "two results for one input"),
+        (counting, "two results for one input"),
+        (lambda m, x: x * (2 if m.training else 1), "other results in evaluation"),
+        (lambda m, x: x - x.mean(0), "alone in its batch"),
+        (lambda m, x: nn.functional.batch_norm(x, None, None, training=True), "alone in its batch"),
+        (running, "part3 changes its buffer mean"),
+        (moving, "part3 changes its buffer mean"),
+        (moving_in_place, "part3 changes its buffer mean"),
+        (lambda m, x: (x, x), "returns a tuple"),
+        (lambda m, x: x.relu_(), "part3 changes its input.*inplace=False"),
+    ],
+    ids=[
+        "functional dropout",
+        "noise",
+        "noise of Python's",
+        "state",
+        "mode",
+        "statistics",
+        "functional batch norm",
+        "running statistics",
+        "new buffer",
+        "buffer in place",
+        "tuple",
+        "input in place",
+    ],
+)
+def test_what_no_class_shows_is_refused_at_the_first_batch(f, match):
+    torch.manual_seed(0)
+    state, module = torch.get_rng_state(), functional(f, "mean")
+    module.train()
+    with pytest.raises(ValueError, match=match):
+        forward(module)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert module.training and not module.mean.any()
+
+
+def test_what_begins_later_is_refused_then():
+    module = functional(lambda m, x: nn.functional.dropout(x, 0.5) if m.late else x)
+    module.late = False
+    layer, *_ = forward(module)
+    module.late = True
+    with pytest.raises(ValueError, match="draws random numbers"):
+        layer.forward({}, np.ones((4, 6)))
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Linear(6, 6),
+        nn.Identity(),
+        nn.Dropout(0),
+        nn.GroupNorm(2, 6),
+        nn.Sequential(nn.Unflatten(1, (2, 3)), nn.InstanceNorm1d(2), nn.Flatten()),
+        nn.Sequential(nn.Unflatten(1, (1, 6)), attention(dropout=0.0), nn.Flatten()),
+        nn.utils.parametrizations.weight_norm(nn.Linear(6, 6)),
+        nn.Sequential(nn.Linear(6, 6), nn.ReLU(inplace=True)),
+        nn.Linear(6, 6).bfloat16(),
+        functional(lambda m, x: x + m.table, "table"),
+    ],
+    ids=lambda module: type(module).__name__,
+)
+def test_functions_are_layers_and_nothing_is_disturbed(module):
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    given = {name: v.clone() for name, v in module.state_dict().items()}
+    _, y, dx, gradients = forward(module)
+    assert y.dtype == dx.dtype == np.float64
+    assert list(gradients) == [name for name, _ in module.named_parameters()]
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(v, given[name]) for name, v in module.state_dict().items())
+
+
+def test_buffers_have_the_type_that_parameters_have():
+    class Table(nn.Linear):
+        def __init__(self):
+            super().__init__(6, 6)
+            self.register_buffer("table", torch.ones(6, 6))
+            self.register_buffer("index", torch.arange(6).flip(0))
+
+        def forward(self, x):
+            return super().forward(x)[:, self.index] @ self.table
+
+    _, y, _, _ = forward(Table())  # float32 and int64, called with float64
+    assert y.dtype == np.float64
+
+
+def test_bfloat16():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    from mpitrain.adapters.torch import TorchLayer
+
+    layer = TorchLayer(nn.Linear(6, 2))
+    values = layer.parameters(np.random.default_rng(0), np, ml_dtypes.bfloat16)
+    y, saved = layer.forward(values, np.ones((3, 6), ml_dtypes.bfloat16))
+    dx, kept = layer.backward(values, saved, y)
+    assert (
+        y.dtype == dx.dtype == layer.gradients(values, kept)["weight"].dtype == ml_dtypes.bfloat16
+    )
+
+
+def test_a_parameter_without_a_part_has_a_gradient_of_0():
+    module = nn.Linear(6, 6)
+    module.unused = nn.Parameter(torch.ones(3))
+    *_, gradients = forward(module)
+    assert not gradients["unused"].any() and gradients["weight"].any()
+
+
+def test_whole_numbers_without_parameters_have_no_gradient():
+    _, y, dx, _ = forward(nn.Flatten(), np.ones((2, 3, 2), np.int64))
+    assert y.shape == (2, 6) and dx.shape == (2, 3, 2)
+
+
+def test_no_samples():
+    _, y, dx, _ = forward(nn.Linear(6, 2), np.empty((0, 6)))
+    assert y.shape == (0, 2) and dx.shape == (0, 6)
+
+
+def test_a_module_that_is_no_chain_is_refused():
+    from mpitrain.adapters.torch import layers
+
+    with pytest.raises(TypeError, match=r"torch\.nn\.Sequential\(module\) has one part"):
+        layers(nn.Linear(2, 2))
+
+
+def test_exported_values_have_torchs_axes():
+    from mpitrain.adapters.torch import layers
+    from mpitrain.checkpoint.export import as_torch
+    from mpitrain.config import Config
+
+    (name,) = layers(nn.Sequential(nn.Linear(2, 3)))
+    values = np.ones((3, 2))
+    assert as_torch(f"{name}.weight", values, Config()) is values
