@@ -103,8 +103,9 @@ class Buffer:
     gaps: Gaps | None = None
     writable: bool = True
 
-    @property
+    @cached_property
     def address(self) -> int:
+        """Where it begins."""
         return self.memory.address(self.items)
 
     @cached_property
@@ -187,7 +188,7 @@ def read_buffer(
         length = whole
     else:
         length = _number(count, role, "count") * max(blocks, 1)
-    return replace(space.buffer([Block(start, length)]), writable=not readonly)
+    return space.buffer([Block(start, length)])
 
 
 def vector_buffer(spec: object, role: str, blocks: int) -> Buffer:
@@ -235,6 +236,7 @@ class _Space:
         moves: bool,
     ) -> None:
         self.role = role
+        self.writable = not readonly
         self.memory = _memory(data, named is not None, role, readonly)
         self.datatype = _inferred(self.memory.dtype)
         self.dtype = self.memory.dtype
@@ -271,6 +273,13 @@ class _Space:
             self._expect(start, count, f"{asked} from item {start} on" if start else asked)
         if self.gapped:
             return self._packed(blocks, counts)
+        if counts is None:
+            start, length = blocks[0]
+            items = self.memory
+            if self.dtype is not items.dtype or length * self.extent != items.nbytes:
+                part = items.view(np.uint8)[start * self.extent : (start + length) * self.extent]
+                items = part.view(self.dtype)
+            return Buffer(items, self.datatype, writable=self.writable)
         starts, lengths = zip(*blocks)
         first = starts[0] if lengths[0] else 0
         behind = tuple(accumulate(lengths[:-1], initial=first))
@@ -286,7 +295,9 @@ class _Space:
         size = self.datatype.Get_size()
         packed = np.empty(sum(count for _, count in blocks), np.dtype((np.void, size)))
         gaps = Gaps(self.memory, HOST.address(self.memory), self.datatype, blocks)
-        return Buffer(packed.view(np.uint8), self.datatype, _times(counts, size), gaps=gaps)
+        return Buffer(
+            packed.view(np.uint8), self.datatype, _times(counts, size), None, gaps, self.writable
+        )
 
     def _expect(self, start: int, count: int, asked: str) -> None:
         if not count:

@@ -143,7 +143,7 @@ class Call:
             return max(map(sum, self.counts)) * self.buffer.items.itemsize
         return 0  # the others' counts differ from rank to rank
 
-    @property
+    @cached_property
     def key(self) -> tuple[object, ...] | None:
         """Equal keys mean equal plans: memory is named by address, length and type.
 
@@ -362,8 +362,10 @@ def _lengths(buffer: Buffer | None) -> tuple[int, ...]:
 
 def _expect(role: str, buffer: Buffer | None, items: int) -> None:
     if buffer is not None and buffer.items.size != items:
+        size = buffer.items.itemsize
         raise InvalidBuffer(
-            f"the {role} buffer has {buffer.items.size} items, but the counts say {items}"
+            f"the {role} buffer has {buffer.items.size * size} bytes, but the counts say "
+            f"{items * size}"
         )
 
 
