@@ -1,0 +1,111 @@
+"""mpi4py's own collective tests, with our communicator in the place of ``COMM_WORLD`` and
+``COMM_SELF``: ``make conformance``.
+
+The tests come from mpi4py's source package, of the version that is installed; no copy is kept here.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+import unittest
+from importlib.metadata import version
+from pathlib import Path
+
+MODULES = [
+    "test_cco_buf",
+    "test_cco_vec",
+    "test_cco_nb_buf",
+    "test_cco_nb_vec",
+    "test_cco_pr_buf",
+    "test_cco_pr_vec",
+    "test_cco_obj",
+    "test_cco_ngh_buf",
+    "test_cco_ngh_obj",
+]
+#: Of one module on one number of ranks.
+SECONDS = 600
+
+
+def fetch(folder: Path) -> Path:
+    """The tests of the installed mpi4py, from its source package."""
+    name = f"mpi4py-{version('mpi4py')}"
+    if not (folder / name).exists():
+        package = f"mpi4py=={version('mpi4py')}"
+        pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", "mpi4py"]
+        subprocess.run([*pip, "-d", str(folder), package], check=True)
+        with tarfile.open(next(folder.glob(f"{name}.tar.gz"))) as archive:
+            archive.extractall(folder, filter="data")
+    return folder / name / "test"
+
+
+def on_this_rank(tests: Path, module: str, plain: bool) -> int:
+    """Runs one module on all ranks; rank 0 prints how many tests ran, and which ones failed."""
+    from mpi4py import MPI
+
+    if not plain:
+        from collectives import Communicator
+
+        world, alone = Communicator(MPI.COMM_WORLD), Communicator(MPI.COMM_SELF)
+        MPI.COMM_WORLD, MPI.COMM_SELF = world, alone  # type: ignore[misc]
+    sys.path.insert(0, str(tests))
+    suite = unittest.defaultTestLoader.loadTestsFromName(module)
+    with open(os.devnull, "w") as quiet:
+        result = unittest.TextTestRunner(stream=quiet).run(suite)
+    failed = {str(test): why for test, why in [*result.failures, *result.errors]}
+    everywhere = MPI.COMM_WORLD.gather(failed)
+    if everywhere is not None:
+        merged = {test: why for own in everywhere for test, why in own.items()}
+        print(json.dumps([result.testsRun, merged]), flush=True)
+    return 0
+
+
+def run(tests: Path, module: str, size: int, plain: bool) -> tuple[int, dict[str, str]]:
+    """How many tests ran on each of ``size`` ranks, and what failed, with its traceback."""
+    launcher = os.environ.get("MPIEXEC", "mpiexec")
+    command = [launcher, "-n", str(size), sys.executable, "-m", "tests.conformance"]
+    command += ["--tests", str(tests), "--module", module, *(["--plain"] if plain else [])]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+        ran, failed = json.loads(done.stdout.splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        return 0, {module: f"did not end in {SECONDS} s"}
+    except (IndexError, ValueError):
+        return 0, {module: f"ended with {done.returncode}: {done.stderr[-2000:]}"}
+    return ran, failed
+
+
+def main() -> int:
+    """Prints a table; 1 if a test fails that plain mpi4py passes."""
+    parser = argparse.ArgumentParser(prog="python -m tests.conformance", description=__doc__)
+    parser.add_argument("--sizes", default="1,2,3,4,5", help="numbers of ranks")
+    parser.add_argument("--modules", default=",".join(MODULES))
+    parser.add_argument("--tests", type=Path, help="mpi4py's folder of tests; default: fetched")
+    parser.add_argument("--module", help=argparse.SUPPRESS)
+    parser.add_argument("--plain", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.module:
+        return on_this_rank(options.tests, options.module, options.plain)
+    folder = Path(tempfile.gettempdir()) / "conformance"
+    folder.mkdir(exist_ok=True)
+    tests = options.tests or fetch(folder)
+    worse = 0
+    print(
+        "| module | ranks | tests | failed, plain mpi4py | failed, ours |\n| --- | " + "---: | " * 4
+    )
+    for module in options.modules.split(","):
+        for size in map(int, options.sizes.split(",")):
+            _, known = run(tests, module, size, plain=True)
+            ran, failed = run(tests, module, size, plain=False)
+            print(f"| {module} | {size} | {ran} | {len(known)} | {len(failed)} |", flush=True)
+            for test in failed.keys() - known.keys():
+                worse += 1
+                print(f"{test}:\n{failed[test]}", file=sys.stderr, flush=True)
+    return 1 if worse else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
