@@ -44,7 +44,7 @@ class Gaps:
         self._extent = datatype.Get_extent()[1]
         self._datatype = datatype.Dup()
         self._blocks = [block for block in blocks if block.length]
-        weakref.finalize(self, _free, self._datatype).atexit = False
+        weakref.finalize(self, free_types, [self._datatype]).atexit = False
 
     def pack(self, packed: Items) -> None:
         """Copies the items into ``packed``, bytes without gaps."""
@@ -76,9 +76,11 @@ class Gaps:
             )
 
 
-def _free(datatype: MPI.Datatype) -> None:
+def free_types(types: Sequence[MPI.Datatype]) -> None:
+    """Frees them while MPI is there."""
     if not MPI.Is_finalized():
-        datatype.Free()
+        for datatype in types:
+            datatype.Free()
 
 
 @dataclass(frozen=True)
@@ -123,10 +125,11 @@ class Buffer:
             blocks = [*zip(self.displacements, self.counts or ())]
         return [(first + start * size, first + (start + n) * size) for start, n in blocks if n]
 
-    def blocks(self) -> list[npt.NDArray[Any]]:
-        """Views of the blocks, where there are gaps between them."""
+    def blocks(self, borrow: bool) -> list[npt.NDArray[Any]]:
+        """Views of the blocks, where there are gaps between them; ``borrow`` as of :meth:`view`."""
         pairs = zip(self.displacements or (), self.counts or ())
-        return [self.items[start : start + count] for start, count in pairs]
+        items = self.view(borrow)
+        return [items[start : start + count] for start, count in pairs]
 
     def view(self, borrow: bool) -> npt.NDArray[Any]:
         """``items``, or the same memory without keeping it alive."""

@@ -85,10 +85,10 @@ class Engine:
         self.algorithm = algorithm
         self.check = check
         self.timeout = timeout
-        self.resources = Resources(comm, tuning, device, transport)
+        self.underway = Underway()
+        self.resources = Resources(comm, tuning, device, transport, self.complete)
         self.watchdog = Watchdog(MPI.Intracomm(comm), timeout) if timeout else None
         self.last_plan: AnyPlan | Native | None = None
-        self.underway = Underway()
         self._agreement = Agreement(self.underway.progress)
         self._recent = Recent()
         self._small = _Limits(self)

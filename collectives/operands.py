@@ -51,7 +51,7 @@ class Operands:
             return buffer.items
         if buffer.displacements is None:
             return buffer.view(borrow)
-        blocks = buffer.blocks()
+        blocks = buffer.blocks(borrow)
         packed = self._memory.empty(sum(b.size for b in blocks), buffer.items.dtype)
         ends = np.cumsum([b.size for b in blocks])
         for block, end in zip(blocks, ends.tolist()):

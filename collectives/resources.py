@@ -1,6 +1,7 @@
 """What a communicator's collectives use: its duplicate, the node's memory, the table, the GPU."""
 
 import logging
+from collections.abc import Callable
 from functools import cached_property
 from math import prod
 from operator import index
@@ -36,11 +37,14 @@ class Resources:
         tuning: str | Path | None,
         device: str,
         transport: type[MPITransport],
+        wait: Callable[[MPI.Request], None],
     ) -> None:
+        """``wait`` for a request while plans that are under way move along."""
         self._given = comm
         self.tuning = tuning
         self.device = device
         self.kind = transport
+        self._wait = wait
         self.node: NodeMemory | None = None
         self.tags = Lanes(min(_tags() // TAGS_PER_PLAN - 1, 1 << 30))
         self._transport: MPITransport | None = None
@@ -64,7 +68,10 @@ class Resources:
     def transport(self) -> MPITransport:
         """Messages on a duplicate of the communicator, where they cannot meet the caller's."""
         if self._transport is None:
-            self._transport = self.kind(self.comm.Dup())
+            # Another rank may wait for a plan of ours on another communicator before it comes here.
+            channel, request = self.comm.Idup()
+            self._wait(request)
+            self._transport = self.kind(channel)
         return self._transport
 
     @property
@@ -124,7 +131,8 @@ class Resources:
         alone = self.ranks_per_node < self.comm.size or self.kind.sealed
         try:
             kind: Memory = CudaMemory() if memory == "cupy" else HOST
-            dimensions, dtype = _read_shape(shape), _read_type(dtype)
+            dtype = _read_type(dtype)
+            dimensions = _read_shape(shape, dtype)
             items = kind.zeros(dimensions, dtype) if alone else None
             problem = None
         except (ValueError, TypeError, MemoryError) as error:
@@ -175,9 +183,9 @@ def _tags() -> int:
     return MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767
 
 
-def _read_shape(shape: Any) -> tuple[int, ...]:
+def _read_shape(shape: Any, dtype: "np.dtype[Any]") -> tuple[int, ...]:
     lengths = tuple(map(index, shape)) if np.iterable(shape) else (index(shape),)
-    if min(lengths, default=0) < 0 or prod(lengths) >= 1 << 62:
+    if min(lengths, default=0) < 0 or prod(lengths) * dtype.itemsize >= 1 << 62:
         raise ValueError(f"{shape!r} is no shape of an array")
     return lengths
 

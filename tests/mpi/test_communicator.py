@@ -310,7 +310,7 @@ def test_a_node_that_does_not_share_memory(monkeypatch):
     """One rank's failure makes it ordinary memory on all, and everything else goes on."""
     with Communicator(MPI.COMM_WORLD) as comm:
         if comm.rank == comm.size - 1:
-            monkeypatch.setattr("mmap.mmap", refuse)
+            monkeypatch.setattr("collectives.transport.shared_memory.Mapping", refuse)
         items = comm.empty(5000, float)
         items[...] = comm.rank
         comm.Allreduce(MPI.IN_PLACE, items, algorithm="direct")
@@ -357,7 +357,7 @@ def test_checking_finds_calls_that_do_not_belong_together(what):
 
 
 def test_arrays_that_change_in_place(comm):
-    """The same object is another buffer when its type changes; NumPy resizes none that is known."""
+    """The same object is another buffer when its type changes."""
     items = np.zeros(6, np.int64)
     for _ in range(2):
         items[...] = comm.rank

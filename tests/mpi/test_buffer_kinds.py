@@ -1,0 +1,252 @@
+"""Whatever mpi4py takes as a buffer, in every form, and different ones on different ranks."""
+
+import array
+import ctypes
+import mmap
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from collectives import Communicator, InvalidBuffer
+
+pytestmark = pytest.mark.mpi
+two_or_more = pytest.mark.mpi(min_size=2)
+WAYS = ["ring", "butterfly", "auto", "native"]
+
+
+def total(comm):
+    return comm.size * (comm.size - 1) // 2
+
+
+class Exported:
+    """Memory by DLPack alone."""
+
+    def __init__(self, items):
+        self.items = items
+
+    def __dlpack__(self, **options):
+        return self.items.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.items.__dlpack_device__()
+
+
+class Interface:
+    """Host memory by CUDA's array interface, as NumPy's own has it."""
+
+    def __init__(self, items):
+        self.items = items
+        self.__cuda_array_interface__ = items.__array_interface__
+
+
+def from_ctypes(items):
+    return (ctypes.c_double * items.size).from_buffer(items)
+
+
+def anonymous(items):
+    made = np.frombuffer(mmap.mmap(-1, items.nbytes), items.dtype)
+    made[...] = items
+    return made
+
+
+#: What makes a buffer of an array of doubles, and how to see what is in it then.
+KINDS = {
+    "array": (lambda items: items, np.asarray),
+    "memoryview": (memoryview, np.asarray),
+    "array.array": (lambda items: array.array("d", items), np.asarray),
+    "bytearray": (
+        lambda items: [bytearray(items), MPI.DOUBLE],
+        lambda spec: np.frombuffer(spec[0]),
+    ),
+    "ctypes": (from_ctypes, np.asarray),
+    "subclass": (lambda items: items.view(np.matrix), lambda made: np.asarray(made).ravel()),
+    "masked": (
+        lambda items: np.ma.MaskedArray(items, mask=[True] * items.size),
+        lambda made: made.data,
+    ),
+    "mapped": (anonymous, np.asarray),
+    "DLPack": (Exported, lambda made: made.items),
+    "interface": (Interface, lambda made: made.items),
+    "typed": (lambda items: [items, MPI.DOUBLE], lambda spec: spec[0]),
+    "named": (lambda items: [items, "d"], lambda spec: spec[0]),
+    "counted": (lambda items: [items, items.size, MPI.DOUBLE], lambda spec: spec[0]),
+    "displaced": (lambda items: (items, (np.int64(items.size), 0), "d"), lambda spec: spec[0]),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("algorithm", WAYS)
+def test_buffers_made_anew_for_each_call(comm, kind, algorithm):
+    """CPython gives the id and the memory of what is dropped to what comes next."""
+    made, seen = KINDS[kind]
+    for turn in range(12):
+        send, recv = made(np.full(600, turn + comm.rank, float)), made(np.zeros(600))
+        comm.Allreduce(send, recv, algorithm=algorithm)
+        assert (seen(recv) == turn * comm.size + total(comm)).all()
+        both = made(np.full(600, turn + comm.rank, float))
+        comm.Iallreduce(MPI.IN_PLACE, both, algorithm=algorithm).Wait()
+        assert (seen(both) == turn * comm.size + total(comm)).all()
+
+
+@pytest.mark.parametrize("collective", ["Allreduce", "Bcast", "Allgather", "Alltoall"])
+@pytest.mark.parametrize("algorithm", [None, "direct"])
+def test_ranks_that_pass_different_forms(collective, algorithm):
+    """In the first call, too, when the ranks find out what they share."""
+    forms = ["array", "typed", "memoryview", "DLPack", "interface", "mapped", "array.array"]
+    if collective == "Bcast" and algorithm:
+        algorithm = "binomial_tree"
+    if collective == "Alltoall" and algorithm:
+        algorithm = "linear"
+    for first in range(len(forms)):
+        with Communicator(MPI.COMM_WORLD) as comm:
+            made, seen = KINDS[forms[(first + comm.rank) % len(forms)]]
+            for blocks in (1, 3000):
+                items = np.full(blocks * comm.size, comm.rank, float)
+                many, one = made(items), made(items[:blocks].copy())
+                result = made(np.full(blocks * comm.size, -1.0))
+                ranks = np.repeat(np.arange(comm.size), blocks)
+                if collective == "Bcast":
+                    comm.Bcast(many, algorithm=algorithm)
+                    result, ranks = many, 0 * ranks
+                elif collective == "Allreduce":
+                    comm.Allreduce(many, result, algorithm=algorithm)
+                    ranks = 0 * ranks + total(comm)
+                else:
+                    send = one if collective == "Allgather" else many
+                    getattr(comm, collective)(send, result, algorithm=algorithm)
+                assert (seen(result) == ranks).all()
+
+
+TYPES = {
+    "every other": (lambda: MPI.DOUBLE.Create_vector(6, 1, 2), slice(0, 12, 2)),
+    "longer than it is": (lambda: MPI.DOUBLE.Create_resized(0, 24), slice(0, 18, 3)),
+    "further on": (lambda: MPI.DOUBLE.Create_hindexed([3, 3], [16, 72]), [2, 3, 4, 9, 10, 11]),
+    "in pairs": (lambda: MPI.DOUBLE.Create_contiguous(2), slice(0, 6)),
+}
+
+
+@two_or_more
+@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("algorithm", ["binomial_tree", "native", "auto"])
+def test_types_that_differ_between_ranks(comm, name, algorithm):
+    """The same six numbers: of a type with gaps on rank 0, one behind the other on the others."""
+    make, where = TYPES[name]
+    kind = make().Commit()
+    count = {"longer than it is": 6, "in pairs": 3}.get(name, 1)
+    for root in range(comm.size):
+        for _ in range(3):
+            spread, packed = np.arange(40.0) + 100 * comm.rank, np.arange(6.0) + 100 * comm.rank
+            expected = np.arange(40.0)[where] if root == 0 else np.arange(6.0) + 100 * root
+            if comm.rank == 0:
+                before = spread.copy()
+                comm.Bcast([spread, count, kind], root, algorithm=algorithm)
+                before[where] = expected
+                assert np.array_equal(spread, before), "and what lies in the gaps stays"
+            else:
+                comm.Bcast(packed, root, algorithm=algorithm)
+                assert np.array_equal(packed, expected)
+    spread[...], packed[...] = np.arange(40.0), np.zeros(6)
+    plan = comm.Bcast_init([spread, count, kind] if comm.rank == 0 else packed, 0)
+    kind.Free()  # as MPI allows
+    plan()
+    assert np.array_equal(spread[where] if comm.rank == 0 else packed, np.arange(40.0)[where])
+    plan.Free()
+
+
+@pytest.mark.parametrize("algorithm", ["pairwise", "native"])
+def test_blocks_with_gaps_of_a_type_with_gaps(comm, algorithm):
+    kind = MPI.INT.Create_vector(2, 1, 2).Create_resized(0, 16).Commit()
+    counts = [1 + j % 2 for j in range(comm.size)]
+    places = [3 * j for j in range(comm.size)]
+    send = np.arange(12 * comm.size, dtype="i4") + 1000 * comm.rank
+    mine = counts[comm.rank]
+    sent = [send, ([mine] * comm.size, places), kind]
+    results = []
+    for name in (algorithm, "native"):
+        recv = np.full(12 * comm.size, -1, "i4")
+        comm.Alltoallv(sent, [recv, (counts, places), kind], algorithm=name)
+        results.append(recv)
+    assert np.array_equal(*results)
+    kind.Free()
+
+
+@pytest.mark.parametrize("stride", [4, np.int64(4), np.array(4)])
+def test_a_number_as_displacement_is_the_distance_of_the_blocks(comm, stride):
+    send, recv = np.array([0.0, 1]) + 10 * comm.rank, np.full(4 * comm.size, -1.0)
+    comm.Allgatherv(send, [recv, (2, stride), MPI.DOUBLE], algorithm="ring")
+    for rank in range(comm.size):
+        assert recv[4 * rank :][:4].tolist() == [10 * rank, 10 * rank + 1, -1, -1]
+
+
+@pytest.mark.parametrize("algorithm", ["native", "direct"])
+def test_reduce_scatter_takes_the_counts_from_the_buffers(comm, algorithm):
+    """Unless they are named: each rank's own, as in mpi4py."""
+    counts = [rank + 1 for rank in range(comm.size)]
+    send = np.arange(float(sum(counts)))
+    first = sum(counts[: comm.rank])
+    expected = comm.size * send[first:][: comm.rank + 1]
+    for begin in (comm.Reduce_scatter, comm.Ireduce_scatter):
+        recv = np.zeros(comm.rank + 1)
+        plan = begin(send, recv, None, MPI.SUM, algorithm=algorithm)
+        if plan is not None:
+            plan.Wait()
+        assert np.array_equal(recv, expected)
+
+
+def test_a_root_may_send_what_it_may_not_write(comm):
+    for algorithm in ("binomial_tree", "chain", "native", "auto"):
+        for items in (10, 30_000):
+            values = np.arange(items) * (comm.rank == 0)
+            values.flags.writeable = comm.rank != 0
+            comm.Bcast(values, algorithm=algorithm)
+            assert np.array_equal(values, np.arange(items))
+
+
+def test_torch_tensors(comm):
+    torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
+    for algorithm in WAYS:
+        tensor = torch.full((40, 30), float(comm.rank))
+        comm.Allreduce(MPI.IN_PLACE, tensor, algorithm=algorithm)
+        assert (tensor == total(comm)).all()
+    bits = torch.full((7,), 1.5, dtype=torch.bfloat16)
+    comm.Bcast([bits, MPI.BYTE], algorithm="binomial_tree")
+    with pytest.raises(InvalidBuffer, match="gives no access"):
+        comm.Allreduce(MPI.IN_PLACE, torch.ones(3, requires_grad=True), algorithm="ring")
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "native", "direct"])
+def test_arrays_whose_memory_moves(comm, algorithm):
+    """Between calls, without a sign: NumPy may resize an array, and array.array grows."""
+    items, numbers, keep = np.zeros(400), array.array("d", bytes(800)), []
+    for turn in range(10):
+        items.resize(40_000 if turn % 2 else 100, refcheck=False)
+        keep.append(np.zeros(400))
+        items.resize(400, refcheck=False)
+        numbers.extend([0.0] * 1000)
+        del numbers[100:]
+        for buffer in (items, numbers):
+            np.asarray(buffer)[...] = comm.rank + turn
+            comm.Allreduce(MPI.IN_PLACE, buffer, algorithm=algorithm)
+            assert (np.asarray(buffer) == turn * comm.size + total(comm)).all()
+
+
+def test_a_specification_is_read_once(comm):
+    """A plan does not follow the caller's changes to the list."""
+    for algorithm in ("ring", "native"):
+        spec = [np.full(10, comm.rank), 10, MPI.LONG]
+        plan = comm.Allreduce_init(MPI.IN_PLACE, spec, algorithm=algorithm)
+        items, spec[0], spec[1] = spec[0], np.zeros(3), 3
+        plan.Start()
+        plan.Wait()
+        assert (items == total(comm)).all()
+        plan.Free()
+
+
+@two_or_more
+@pytest.mark.parametrize("shared", [False, True])
+def test_buffers_that_share_memory_are_refused(comm, shared):
+    items = comm.empty(100) if shared else np.zeros(100)
+    for send, recv in ((items, items), (items[:60], items[40:])):
+        with pytest.raises(InvalidBuffer, match=r"share \d+ bytes; pass MPI.IN_PLACE"):
+            comm.Allreduce(send, recv, algorithm="butterfly")

@@ -1,0 +1,313 @@
+"""Plans that are under way, left, freed, dropped, or many; and what goes on meanwhile."""
+
+import gc
+import os
+import signal
+import time
+import warnings
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from collectives import CollectiveError, Communicator, InvalidBuffer, MismatchError
+
+pytestmark = pytest.mark.mpi
+two_or_more = pytest.mark.mpi(min_size=2)
+
+
+def total(comm):
+    return comm.size * (comm.size - 1) // 2
+
+
+@two_or_more
+def test_counters_are_not_given_out_twice():
+    """A plan that is under way while hundreds come and go."""
+    with Communicator(MPI.COMM_WORLD) as comm:
+        kept, short = comm.empty(1000), comm.empty(1000)
+        plan = comm.Allreduce_init(MPI.IN_PLACE, kept, algorithm="direct")
+        for turn in range(530):
+            kept[...], short[...] = comm.rank + turn, comm.rank
+            plan.Start()
+            other = comm.Iallreduce(MPI.IN_PLACE, short, algorithm="direct")
+            if comm.rank == 0 and turn in (508, 509, 510, 511):
+                time.sleep(0.02)
+            plan.Wait()
+            assert (kept == turn * comm.size + total(comm)).all()
+            other.Wait()
+            assert (short == total(comm)).all()
+
+
+@pytest.mark.parametrize("make", [np.zeros, None], ids=["messages", "shared"])
+def test_more_plans_than_counters(make):
+    with Communicator(MPI.COMM_WORLD) as comm:
+        arrays = [(make or comm.empty)(8) for _ in range(540)]
+        plans = [comm.Allreduce_init(MPI.IN_PLACE, a, algorithm="direct") for a in arrays]
+        for items, plan in zip(arrays, plans):
+            items[...] = comm.rank
+            plan.Start()
+        for plan in plans[::-1] if comm.rank else plans:
+            plan.Wait()
+        assert all((items == total(comm)).all() for items in arrays)
+        # Dropped in another order on each rank, some not at all: new ones still work.
+        del plan, plans[comm.rank % 3 :: 2]
+        gc.collect()
+        for items in arrays[:40]:
+            items[...] = comm.rank
+            comm.Iallreduce(MPI.IN_PLACE, items, algorithm="direct").Wait()
+            assert (items == total(comm)).all()
+
+
+def overflowing(comm, algorithm):
+    big = np.full(3000, 1e308)
+    big[0] = 1e308 if comm.rank else -1e308
+    comm.Allreduce(MPI.IN_PLACE, big, op=MPI.SUM, algorithm=algorithm)
+    assert comm.size == 1 or np.isinf(big[1:]).all()
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "butterfly", "direct", "native"])
+def test_an_overflow_raises_on_no_rank(comm, algorithm):
+    """As MPI's operations never do; a rank that raised would leave the others."""
+    for _ in range(2):
+        with np.errstate(all="raise"):
+            overflowing(comm, algorithm)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            overflowing(comm, algorithm)
+    items = np.ones(3000)
+    comm.Allreduce(MPI.IN_PLACE, items, algorithm=algorithm)
+    assert (items == comm.size).all()
+
+
+class Alarm(Exception):
+    pass
+
+
+def ring_the_alarm(*_):
+    raise Alarm
+
+
+@two_or_more
+@pytest.mark.parametrize(("shared", "way"), [(True, "blocking"), (True, "plan"), (False, "plan")])
+def test_a_collective_that_a_signal_left(shared, way):
+    """All later ones say so; the MPI library's own and a new communicator go on."""
+    with Communicator(MPI.COMM_WORLD) as comm:
+        items = comm.empty(100) if shared else np.zeros(100)
+        plan = comm.Allreduce_init(MPI.IN_PLACE, items, algorithm="butterfly")
+        comm.Allreduce(MPI.IN_PLACE, items, algorithm="butterfly")
+        other = comm.Allreduce_init(MPI.IN_PLACE, np.zeros(3), algorithm="ring")
+        before = signal.signal(signal.SIGALRM, ring_the_alarm)
+        if comm.rank == 0:  # whom the others keep waiting
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            with pytest.raises(Alarm):
+                if way == "plan":
+                    plan.Start()
+                    while not plan.Test():
+                        pass
+                else:
+                    while True:
+                        comm.Allreduce(MPI.IN_PLACE, items, algorithm="butterfly")
+        signal.signal(signal.SIGALRM, before)
+        if comm.rank == 0:
+            for act in (
+                lambda: comm.Allreduce(MPI.IN_PLACE, items, algorithm="butterfly"),
+                lambda: comm.Iallreduce(MPI.IN_PLACE, np.zeros(4), algorithm="ring"),
+                other.Start,
+                other,
+            ):
+                with pytest.raises(CollectiveError, match="left in the middle by Alarm"):
+                    act()
+        ones = np.ones(5)
+        comm.Allreduce(MPI.IN_PLACE, ones, algorithm="native")
+        assert (ones == comm.size).all()
+        with Communicator(MPI.COMM_WORLD) as fresh:
+            ones = np.ones(100)
+            fresh.Allreduce(MPI.IN_PLACE, ones, algorithm="butterfly")
+            assert (ones == fresh.size).all()
+        MPI.COMM_WORLD.Barrier()
+
+
+@two_or_more
+def test_a_plan_goes_on_while_its_rank_waits_for_a_message(comm):
+    items = np.zeros(50_000)
+    calls = {
+        "recv": (lambda: comm.recv(source=1), lambda: comm.send("x", 0)),
+        "Recv": (lambda: comm.Recv(np.zeros(3), 1), lambda: comm.Send(np.ones(3), 0)),
+        "Ssend": (lambda: comm.Ssend(np.ones(3), 1), lambda: comm.Recv(np.zeros(3), 0)),
+        "ssend": (lambda: comm.ssend("x", 1), lambda: comm.recv(source=0)),
+        "sendrecv": (
+            lambda: comm.sendrecv("x", 1, source=1),
+            lambda: comm.sendrecv("y", 0, source=0),
+        ),
+        "Sendrecv": (
+            lambda: comm.Sendrecv(np.ones(3), 1, recvbuf=np.ones(3), source=1),
+            lambda: comm.Sendrecv(np.ones(3), 0, recvbuf=np.ones(3), source=0),
+        ),
+        "Mprobe": (lambda: comm.Mprobe(1).Recv(np.zeros(3)), lambda: comm.Send(np.ones(3), 0)),
+        "mprobe": (lambda: comm.mprobe(1).recv(), lambda: comm.send("x", 0)),
+        "probe": (lambda: comm.probe(1) and comm.recv(source=1), lambda: comm.send("x", 0)),
+    }
+    for before, after in calls.values():
+        items[...] = comm.rank
+        plan = comm.Iallreduce(MPI.IN_PLACE, items, algorithm="ring")
+        if comm.rank == 0:
+            before()
+        plan.Wait()
+        if comm.rank == 1:
+            after()
+        assert (items == total(comm)).all()
+
+
+@two_or_more
+def test_a_plan_goes_on_while_its_rank_is_in_another_communicators_collective(comm):
+    with Communicator(MPI.COMM_WORLD) as other:
+        for algorithm in ("ring", "butterfly"):
+            items, others = np.full(50_000, comm.rank), np.full(50_000, comm.rank)
+            plan = comm.Iallreduce(MPI.IN_PLACE, items, algorithm=algorithm)
+            if comm.rank % 2 == 0:
+                other.Allreduce(MPI.IN_PLACE, others, algorithm=algorithm)
+                plan.Wait()
+            else:
+                plan.Wait()
+                other.Allreduce(MPI.IN_PLACE, others, algorithm=algorithm)
+            assert (items == total(comm)).all() and (others == total(comm)).all()
+
+
+@two_or_more
+@pytest.mark.parametrize("algorithm", ["ring", "native"])
+def test_a_plan_under_way_is_not_freed_nor_started(comm, algorithm):
+    plan = comm.Allreduce_init(np.ones(50_000), np.zeros(50_000), algorithm=algorithm)
+    MPI.COMM_WORLD.Barrier()
+    if comm.rank:
+        time.sleep(0.1)
+    plan.Start()
+    if comm.rank == 0:
+        with pytest.raises(RuntimeError, match="under way; Wait for it before Free"):
+            plan.Free()
+        with pytest.raises(RuntimeError, match="without Wait or a true Test"):
+            plan.Start()
+    plan.Wait()
+    plan.Free()
+    for act in (plan.Start, plan):
+        with pytest.raises(RuntimeError, match="was freed; make another one"):
+            act()
+    comm.Barrier()
+
+
+def test_a_communicator_that_closes_ends_its_plans():
+    comm = Communicator(MPI.COMM_WORLD)
+    items = np.full(50_000, comm.rank)
+    comm.Iallreduce(MPI.IN_PLACE, items, algorithm="ring")
+    comm.close()
+    assert (items == total(comm)).all()
+
+
+@pytest.mark.parametrize("way", ["Clone", "Dup", "Dup_with_info", "Idup", "Create", "Split"])
+def test_communicators_made_of_ours_are_ours(way):
+    with Communicator(MPI.COMM_WORLD, algorithm="ring", check=True) as comm:
+        made = {
+            "Dup_with_info": lambda: comm.Dup_with_info(MPI.INFO_NULL),
+            "Create": lambda: comm.Create(comm.Get_group()),
+        }.get(way, getattr(comm, way))()
+        if way == "Idup":
+            made, request = made
+            request.Wait()
+        assert type(made) is Communicator
+        items = np.full(30, comm.rank)
+        made.Allreduce(MPI.IN_PLACE, items)
+        assert (items == total(comm)).all() and made.last_plan.algorithm == "ring"
+        window = made.empty(30)
+        window[...] = comm.rank
+        made.Allreduce(MPI.IN_PLACE, window)
+        assert (window == total(comm)).all()
+        if comm.size > 1:
+            with pytest.raises(MismatchError):
+                made.Allreduce(MPI.IN_PLACE, np.zeros(3 + (comm.rank == 0)))
+        made.Free()
+
+
+def test_null_communicators_fail_as_mpi4pys():
+    nobody = Communicator(MPI.COMM_NULL)
+    assert nobody == MPI.COMM_NULL
+    with pytest.raises(MPI.Exception):
+        nobody.Allreduce(MPI.IN_PLACE, np.zeros(3))
+
+
+@two_or_more
+def test_checking_compares_operations_counts_and_odd_arguments():
+    add = MPI.Op.Create(lambda a, b, kind: None, commute=MPI.COMM_WORLD.rank == 0)
+    with Communicator(MPI.COMM_WORLD, check=True) as comm:
+        odd = comm.rank == 1
+        ones, room = np.ones(2), np.zeros(8 * comm.size)
+        counts = [2] * comm.size
+        wrong = [3 if odd and rank == 0 else n for rank, n in enumerate(counts)]
+        calls = {
+            "commute": lambda: comm.Allreduce(np.ones(2), np.zeros(2), add),
+            "counts do not": lambda: comm.Allgatherv(ones, [room, wrong], algorithm="ring"),
+            "from rank": lambda: comm.Alltoallv(
+                [room[: 2 * comm.size].copy(), counts], [room, wrong]
+            ),
+            "root None|root 0": lambda: comm.Bcast(ones, None if odd else 0),
+            "no operation": lambda: comm.Allreduce(
+                np.ones(2), np.zeros(2), "sum" if odd else MPI.SUM
+            ),
+        }
+        for sentence, call in calls.items():
+            with pytest.raises(MismatchError, match=sentence):
+                call()
+        comm.Allgatherv(ones, [room, counts], algorithm="ring")
+        assert (room[: 2 * comm.size] == 1).all()
+    add.Free()
+
+
+@pytest.mark.parametrize("shape", [-1, (2, -3), 2**61, 2**70, (2**40, 2**40), "x", 1.5, [None]])
+def test_memory_that_one_rank_asks_for_in_vain(comm, shape):
+    given = shape if comm.rank == comm.size - 1 else 10
+    with pytest.raises(InvalidBuffer, match=f"rank {comm.size - 1}: "):
+        comm.empty(given)
+    assert comm.empty(10).size == 10
+
+
+@two_or_more
+def test_more_memory_than_there_is(comm):
+    with pytest.raises(MemoryError, match=r"ask for \d+ bytes of shared memory"):
+        comm.empty(2**42 if comm.rank == 0 else 1)
+    assert (comm.empty(1000) == 0).all()
+
+
+@two_or_more
+def test_arrays_of_the_node_take_no_descriptors(comm):
+    before = len(os.listdir("/proc/self/fd"))
+    kept = [comm.empty(10) for _ in range(100)]
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
+    for items in kept[::25]:
+        items[...] = comm.rank
+        comm.Allreduce(MPI.IN_PLACE, items, algorithm="direct")
+        assert (items == total(comm)).all()
+
+
+@two_or_more
+def test_arrays_that_only_some_ranks_have_dropped(comm):
+    """Its memory is given back, and the others' stays readable."""
+    first, second = comm.empty(5000), comm.empty(5000)
+    for turn in range(6):
+        items = second if comm.rank or turn < 2 else first
+        items[...] = comm.rank + turn
+        comm.Allreduce(MPI.IN_PLACE, items, algorithm="direct")
+        assert (items == turn * comm.size + total(comm)).all()
+        if turn == 3 and comm.rank:
+            del first
+        if turn == 4:
+            third = comm.empty(5000)
+            third[...] = 1
+            comm.Allreduce(MPI.IN_PLACE, third, algorithm="direct")
+            assert (third == comm.size).all()
+
+
+def test_a_native_call_keeps_no_buffer(comm):
+    items = np.ones(1000)
+    held = __import__("weakref").ref(items)
+    comm.Allreduce(MPI.IN_PLACE, items, algorithm="native")
+    comm.Iallreduce(MPI.IN_PLACE, items, algorithm="native").Wait()
+    del items
+    assert held() is None and comm.last_plan.algorithm == "native"
