@@ -26,7 +26,7 @@ export OMPI_MCA_rmaps_base_oversubscribe ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 
-.PHONY: help install train test test-full bench check wheel-check soak tune peers hosts cluster clean
+.PHONY: help install train test test-full bench check wheel-check soak conformance tune peers hosts cluster clean
 
 help:
 	@echo "make train          train $(CONFIG) on NP=$(NP) ranks"
@@ -35,6 +35,7 @@ help:
 	@echo "make test-full      with the long sweeps"
 	@echo "make check          ruff, mypy and the tests without MPI; seconds"
 	@echo "make wheel-check    build the wheel, install it and use it where there is no repository"
+	@echo "make conformance    mpi4py's own collective tests with our communicator, on 1 to 5 ranks"
 	@echo "make soak           drawn calls on buffers of every kind, SOAK=$(SOAK) s on NP=$(NP) ranks"
 	@echo "make bench          our all-reduces beside the MPI library's, on 2 ranks"
 	@echo "make tune           measure a tuning table for NP=$(NP) ranks of this machine"
@@ -77,6 +78,9 @@ check: install
 
 wheel-check: install
 	$(BIN)/python -m tests.wheel
+
+conformance: install
+	$(BIN)/python -m tests.conformance
 
 soak: install
 	$(MPIEXEC) -n $(NP) $(BIN)/python -m tests.soak --seconds $(SOAK)

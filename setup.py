@@ -44,7 +44,7 @@ setup(
     package_data={"collectives": ["tuned.json"]},
     install_requires=[
         "mpi4py>=4.0",
-        "numpy>=1.26",
+        "numpy>=2.0",
         "msgspec>=0.18",
         "rich>=13",
         "safetensors>=0.4",

@@ -102,6 +102,31 @@ batch_size = 4
 """
 
 
+LONELY = """
+    if comm.rank == 1:
+        raise ValueError("a bad sample")
+    if os.environ.get("COLLECTIVES_ABORT") == "0":
+        time.sleep(1)
+        print("rank", comm.rank, "goes on", flush=True)
+    else:
+        comm.Allreduce(np.ones(1000), np.zeros(1000), algorithm="ring")
+"""
+
+
+def test_an_exception_that_nobody_catches_ends_the_job(tmp_path):
+    """With no guard but the communicator itself."""
+    ended = job(tmp_path, LONELY)
+    assert ended.returncode not in (0, None)
+    assert "rank 1 of 3" in ended.stderr and "ValueError: a bad sample" in ended.stderr
+    assert "program.py" in ended.stderr, "the traceback"
+
+
+def test_a_job_that_is_to_go_on_after_an_exception(tmp_path):
+    ended = job(tmp_path, LONELY, COLLECTIVES_ABORT="0")
+    assert "ValueError: a bad sample" in ended.stderr
+    assert "rank 0 goes on" in ended.stdout and "rank 2 goes on" in ended.stdout
+
+
 def test_a_file_of_data_that_is_cut_while_it_is_mapped(tmp_path):
     """The rank that reads it is killed by SIGBUS; it says where it was."""
     (tmp_path / "program.py").write_text(CUT)
@@ -330,7 +355,7 @@ def test_a_slow_rank_that_comes_in_time_disturbs_nobody(tmp_path):
 
 def test_a_timeout_that_is_none(tmp_path):
     ended = job(tmp_path, "", COLLECTIVES_TIMEOUT="soon", ranks=1)
-    assert "COLLECTIVES_TIMEOUT='soon' is no number of seconds" in ended.stderr
+    assert "COLLECTIVES_TIMEOUT='soon' must be a number of seconds" in ended.stderr
 
 
 @pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(0)"])
