@@ -1,14 +1,11 @@
 """mpi4py's buffer specifications, read into flat NumPy arrays."""
 
-import ctypes
-import weakref
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from math import gcd
 from operator import index
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,71 +13,9 @@ from mpi4py import MPI
 from mpi4py.util import dtlib
 
 from collectives.errors import InvalidBuffer
-from collectives.memory import HOST, CudaMemory, Items, Memory, is_on_device
-
-
-class Block(NamedTuple):
-    """``length`` items from item ``start`` of a buffer on."""
-
-    start: int
-    length: int
-
-
-class Gaps:
-    """The caller's memory, whose items have gaps between or inside them, and how it is packed.
-
-    Args:
-        keep: what keeps the memory alive.
-        address: of item 0.
-        datatype: of an item; duplicated, as the caller may free it before the collective runs.
-        blocks: which items are packed, one behind the other.
-    """
-
-    def __init__(
-        self, keep: object, address: int, datatype: MPI.Datatype, blocks: Sequence[Block]
-    ) -> None:
-        self._keep = keep
-        self._address = address
-        self._extent = datatype.Get_extent()[1]
-        self._datatype = datatype.Dup()
-        self._blocks = [block for block in blocks if block.length]
-        weakref.finalize(self, free_types, [self._datatype]).atexit = False
-
-    def pack(self, packed: Items) -> None:
-        """Copies the items into ``packed``, bytes without gaps."""
-        position = 0
-        for memory in self._memories(readonly=True):
-            position = self._datatype.Pack(memory, packed, position, MPI.COMM_SELF)
-        self._expect(position, packed)
-
-    def unpack(self, packed: Items) -> None:
-        """Copies ``packed`` into the items; what lies in the gaps stays."""
-        position = 0
-        for memory in self._memories(readonly=False):
-            position = self._datatype.Unpack(packed, position, memory, MPI.COMM_SELF)
-        self._expect(position, packed)
-
-    def _memories(self, readonly: bool) -> list[MPI.buffer]:
-        return [
-            MPI.buffer.fromaddress(
-                self._address + start * self._extent, count * self._extent, readonly
-            )
-            for start, count in self._blocks
-        ]
-
-    def _expect(self, position: int, packed: Items) -> None:
-        if position != packed.nbytes:
-            raise InvalidBuffer(
-                f"this MPI packs items of {packed.nbytes} bytes into {position}; call with "
-                "algorithm='native'"
-            )
-
-
-def free_types(types: Sequence[MPI.Datatype]) -> None:
-    """Frees them while MPI is there."""
-    if not MPI.Is_finalized():
-        for datatype in types:
-            datatype.Free()
+from collectives.exported import memory_of
+from collectives.gaps import Block, Gaps
+from collectives.memory import HOST, CudaMemory, Memory, is_on_device
 
 
 @dataclass(frozen=True)
@@ -240,7 +175,7 @@ class _Space:
     ) -> None:
         self.role = role
         self.writable = not readonly
-        self.memory = _memory(data, named is not None, role, readonly)
+        self.memory = memory_of(data, named is not None, role, readonly)
         self.datatype = _inferred(self.memory.dtype)
         self.dtype = self.memory.dtype
         self.extent = self.memory.itemsize
@@ -413,100 +348,3 @@ def _dtype(datatype: MPI.Datatype, extent: int) -> "np.dtype[Any]":
     # Of several numbers, only the operation knows them.
     several = dtype.subdtype is not None or dtype.names is not None
     return np.dtype((np.void, extent)) if several or dtype.itemsize != extent else dtype
-
-
-def _memory(data: Any, typed: bool, role: str, readonly: bool) -> Items:
-    """A 1-D view of what the caller passed; of bytes or of its own type if it is to be ``typed``
-    by an MPI type that was named."""
-    if data is None or data is MPI.BOTTOM:
-        if not typed:
-            raise InvalidBuffer(f"the {role} buffer is None; pass an array, or [None, 0, type]")
-        return np.empty(0, np.uint8)
-    if is_on_device(data):
-        return _device_array(data, role)
-    array = _host_array(data, typed, role, readonly)
-    if not (array.flags.c_contiguous or array.flags.f_contiguous):
-        raise InvalidBuffer(
-            f"the {role} buffer is not contiguous (shape {array.shape}, strides {array.strides}); "
-            "pass np.ascontiguousarray(array)"
-        )
-    if array.dtype.hasobject:
-        raise InvalidBuffer(f"the {role} buffer holds Python objects; use the lower-case method")
-    if not (readonly or array.flags.writeable):
-        raise InvalidBuffer("the receive buffer is read-only; pass a writable array")
-    return array.reshape(-1, order="A")
-
-
-def _host_array(data: Any, typed: bool, role: str, readonly: bool) -> npt.NDArray[Any]:
-    """NumPy's own kind of array on the memory of anything that mpi4py takes."""
-    if isinstance(data, np.ndarray):
-        return np.asarray(data)  # of a subclass, the memory without its ways
-    try:
-        return np.asarray(memoryview(data))
-    except TypeError:
-        pass
-    try:
-        raw = np.frombuffer(MPI.buffer.frombuffer(data, readonly=readonly), np.uint8)  # type: ignore[call-overload]
-        return raw if typed else raw.view(_exported(data))
-    except NotImplementedError:
-        pass
-    except (BufferError, ValueError, RuntimeError) as error:
-        raise InvalidBuffer(
-            f"the {role} buffer, a {type(data).__name__}, gives no access: {error}"
-        ) from None
-    except TypeError:
-        pass
-    raise InvalidBuffer(
-        f"the {role} buffer is a {type(data).__name__}; pass an array or another object with the "
-        "buffer protocol"
-    )
-
-
-def _exported(data: Any) -> "np.dtype[Any]":
-    """The type of what comes by DLPack or CUDA's array interface."""
-    if not hasattr(data, "__dlpack__"):
-        return np.dtype(data.__cuda_array_interface__["typestr"])
-    # NumPy's own reader knows neither long doubles nor arrays of nothing.
-    pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    capsule = data.__dlpack__()
-    tensor = _DLTensor.from_address(pointer(capsule, b"dltensor"))
-    kind = _DLPACK_KINDS.get((tensor.code, tensor.lanes))
-    if kind is None:
-        raise BufferError(f"NumPy has no type for DLPack's {tensor.code}; name an MPI type")
-    return np.dtype(f"{kind}{tensor.bits * tensor.lanes // 8}")
-
-
-class _DLTensor(ctypes.Structure):
-    """The beginning of DLPack's structure of that name."""
-
-    _fields_ = [
-        ("data", ctypes.c_void_p),
-        ("device", ctypes.c_int32 * 2),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-    ]
-
-
-#: DLPack's kinds of numbers and how many make an item, in NumPy's letters.
-_DLPACK_KINDS = {(0, 1): "i", (1, 1): "u", (2, 1): "f", (2, 2): "c", (5, 1): "c", (6, 1): "b"}
-
-
-def _device_array(data: Any, role: str) -> npt.NDArray[Any]:
-    """CuPy's view of device memory, whoever allocated it."""
-    try:
-        import cupy
-    except ImportError:
-        raise InvalidBuffer(
-            f"the {role} buffer lies on a GPU, which needs CuPy: pip install 'mpitrain[cuda13]' "
-            "(or cuda12), or copy it to the host first"
-        ) from None
-    array = cupy.asarray(data)
-    if not (array.flags.c_contiguous or array.flags.f_contiguous):
-        raise InvalidBuffer(
-            f"the {role} buffer is not contiguous (shape {array.shape}, strides {array.strides}); "
-            "pass cupy.ascontiguousarray(array)"
-        )
-    return array.reshape(-1, order="A")

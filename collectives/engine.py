@@ -15,12 +15,13 @@ from collectives.agreement import Agreement
 from collectives.algorithms import names, parse
 from collectives.binding import bind_call
 from collectives.buffers import read_buffer
-from collectives.call import Arguments, Call, read_call
+from collectives.call import Arguments, Call
 from collectives.errors import CollectiveError, InvalidBuffer
 from collectives.lanes import Mask
 from collectives.library import library
 from collectives.native import NativePlan
 from collectives.plan import Plan
+from collectives.reading import read_call
 from collectives.recent import Entry, Recent
 from collectives.resources import Resources
 from collectives.shared_executor import Places, shared_places, still_there, words

@@ -6,8 +6,8 @@ from typing import Any, Self
 
 from mpi4py import MPI
 
-from collectives.buffers import free_types
 from collectives.call import Arguments
+from collectives.gaps import free_types
 
 #: The names of MPI's methods; nonblocking ones begin with an I.
 _METHODS = {
@@ -36,10 +36,10 @@ class NativePlan:
         name = _METHODS[self.collective]
         if arguments.vector or arguments.recvcounts is not None:
             name = "Reduce_scatter" if self.collective == "reduce_scatter" else f"{name}v"
-        types: list[MPI.Datatype] = []
+        types: dict[int, MPI.Datatype] = {}
         given = [_as_it_is_now(one, types) for one in _as_mpi_takes_them(arguments)]
         if types:
-            weakref.finalize(self, free_types, types).atexit = False
+            weakref.finalize(self, free_types, types.values()).atexit = False
         self._run = partial(getattr(MPI.Intracomm, name), comm, *given)
         self._start = partial(getattr(MPI.Intracomm, f"I{name.lower()}"), comm, *given)
         self._request: MPI.Request = MPI.REQUEST_NULL
@@ -102,16 +102,17 @@ class NativePlan:
         return f"<NativePlan: {self.collective}>"
 
 
-def _as_it_is_now(spec: Any, types: list[MPI.Datatype]) -> Any:
+def _as_it_is_now(spec: Any, types: dict[int, MPI.Datatype]) -> Any:
     """A specification that the caller's changes to it do not reach, as MPI reads it once.
 
-    Duplicates of the caller's own types, which he may free, are added to ``types``.
+    Duplicates of the caller's own types, which may be freed, are added to ``types``, by handle.
     """
     if type(spec) in (list, tuple):
         return type(spec)(_as_it_is_now(part, types) for part in spec)
     if isinstance(spec, MPI.Datatype) and not (spec == MPI.DATATYPE_NULL or spec.is_predefined):
-        types.append(spec.Dup())
-        return types[-1]
+        if spec.handle not in types:
+            types[spec.handle] = spec.Dup()
+        return types[spec.handle]
     return spec
 
 
