@@ -79,6 +79,7 @@ class Windows:
     """
 
     def __init__(self) -> None:
+        self._process = os.getpid()
         self._made = 0
         self._kept: dict[int, Window] = {}
         self._unused: set[int] = set()
@@ -114,6 +115,8 @@ class Windows:
         del self._kept[number]
 
     def _end_use(self, number: int, address: int, nbytes: int) -> None:
+        if os.getpid() != self._process:  # a child that was forked has but a view of it
+            return
         self._unused.add(number)
         _libc().madvise(address, nbytes, mmap.MADV_REMOVE)
 

@@ -287,6 +287,21 @@ def test_arrays_of_the_node_take_no_descriptors(comm):
 
 
 @two_or_more
+def test_a_forked_child_gives_no_memory_of_its_parent_back(comm):
+    items = comm.empty(5000)
+    items[...] = comm.rank + 1
+    child = os.fork()
+    if not child:
+        del items
+        gc.collect()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert (items == comm.rank + 1).all()
+    comm.Allreduce(MPI.IN_PLACE, items, algorithm="direct")
+    assert (items == total(comm) + comm.size).all()
+
+
+@two_or_more
 def test_arrays_that_only_some_ranks_have_dropped(comm):
     """Its memory is given back, and the others' stays readable."""
     first, second = comm.empty(5000), comm.empty(5000)
