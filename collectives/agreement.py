@@ -16,11 +16,11 @@ class Agreement:
     """Compares the calls of one communicator.
 
     Args:
-        idle: called while waiting, as something else may be under way that the others need.
+        wait: for a request, while what else is under way goes on.
     """
 
-    def __init__(self, idle: Callable[[], None]) -> None:
-        self.idle = idle
+    def __init__(self, wait: Callable[[MPI.Request], None]) -> None:
+        self._wait = wait
         self._calls = 0
 
     def check(self, channel: MPI.Intracomm, call: str, lengths: Mapping[Hashable, int]) -> None:
@@ -65,10 +65,6 @@ class Agreement:
         told = np.empty(lengths.sum(), np.uint8)
         self._wait(channel.Iallgatherv(own, [told, lengths]))
         return [pickle.loads(part.tobytes()) for part in np.split(told, np.cumsum(lengths)[:-1])]
-
-    def _wait(self, request: MPI.Request) -> None:
-        while not request.Test():
-            self.idle()
 
 
 def _names(ranks: list[int]) -> str:

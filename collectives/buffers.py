@@ -14,7 +14,7 @@ from mpi4py.util import dtlib
 
 from collectives.errors import InvalidBuffer
 from collectives.exported import memory_of
-from collectives.gaps import Block, Gaps
+from collectives.gaps import Block, Gaps, fills_its_extent, is_one_block
 from collectives.memory import HOST, CudaMemory, Memory, is_on_device
 
 
@@ -182,10 +182,11 @@ class _Space:
         self.gapped = False
         if named is not None:
             self.datatype = datatype = _named(named, role)
-            lower, self.extent = datatype.Get_extent()
-            contiguous = lower == 0 and self.extent == datatype.Get_size()
-            # The pair types of MAXLOC may have gaps, which nobody looks at.
-            self.gapped = not contiguous and (moves or not datatype.is_predefined)
+            self.extent = datatype.Get_extent()[1]
+            # A reduction goes item by item, so the order of the numbers in one plays no part; and
+            # the pair types of MAXLOC may have gaps, which nobody looks at.
+            whole = is_one_block(datatype) if moves else fills_its_extent(datatype)
+            self.gapped = not (whole or (datatype.is_predefined and not moves))
             self.dtype = _dtype(datatype, self.extent)
         if self.gapped and (not moves or self.extent <= 0 or is_on_device(self.memory)):
             size = self.datatype.Get_size() if self.datatype else 0

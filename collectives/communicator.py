@@ -158,6 +158,10 @@ class Communicator(Blocking, Nonblocking, Persistent, PointToPoint, MPI.Intracom
         self._engine.underway.drain()
         return self.waiting(what)
 
+    def Alltoallw(self, sendbuf: Any, recvbuf: Any) -> None:
+        with self._blocking("alltoallw"):
+            return super().Alltoallw(sendbuf, recvbuf)
+
     @property
     def checks_messages(self) -> bool:
         """Whether its messages carry checksums."""
@@ -201,12 +205,15 @@ class Communicator(Blocking, Nonblocking, Persistent, PointToPoint, MPI.Intracom
         return self._engine.empty(shape, dtype, memory)
 
     def Clone(self) -> Self:
+        self._engine.underway.drain()
         return self._like(super().Clone())
 
     def Dup(self, info: MPI.Info | None = None) -> Self:
+        self._engine.underway.drain()
         return self._like(super().Dup(info))
 
     def Dup_with_info(self, info: MPI.Info) -> Self:
+        self._engine.underway.drain()
         return self._like(super().Dup_with_info(info))
 
     def Idup(self, info: MPI.Info | None = None) -> tuple[Self, MPI.Request]:
@@ -222,12 +229,15 @@ class Communicator(Blocking, Nonblocking, Persistent, PointToPoint, MPI.Intracom
         return self._duplicate(super().Idup_with_info, info)
 
     def Create(self, group: MPI.Group) -> Self:
+        self._engine.underway.drain()
         return self._like(super().Create(group))
 
     def Split(self, color: int = 0, key: int = 0) -> Self:
+        self._engine.underway.drain()
         return self._like(super().Split(color, key))
 
     def Split_type(self, split_type: int, key: int = 0, info: MPI.Info = MPI.INFO_NULL) -> Self:
+        self._engine.underway.drain()
         return self._like(super().Split_type(split_type, key, info))
 
     def Create_group(self, group: MPI.Group, tag: int = 0) -> Self:

@@ -87,10 +87,12 @@ class Engine:
         self.check = check
         self.timeout = timeout
         self.underway = Underway()
-        self.resources = Resources(comm, tuning, device, transport, self.complete)
+        self.resources = Resources(
+            comm, tuning, device, transport, self.complete, self.underway.drain
+        )
         self.watchdog = Watchdog(MPI.Intracomm(comm), timeout) if timeout else None
         self.last_plan: AnyPlan | Native | None = None
-        self._agreement = Agreement(self.underway.progress)
+        self._agreement = Agreement(self.complete)
         self._recent = Recent()
         self._small = _Limits(self)
         self._cache: OrderedDict[object, Plan] = OrderedDict()
@@ -109,6 +111,7 @@ class Engine:
             self.watchdog.close()
             self.watchdog = None
         self.underway.drain()
+        self.underway.forget()
         for plan in self._cache.values():
             plan.Free()
         self._cache.clear()
@@ -122,8 +125,7 @@ class Engine:
             self.watchdog = None
         self._cache.clear()
         self._recent.clear()
-        for plan in tuple(self.underway.plans):
-            self.underway.remove(plan)
+        self.underway.forget()
         self.resources.revoke()
 
     @contextmanager
@@ -166,7 +168,7 @@ class Engine:
         if algorithm == "native" and not self.check:
             self._complete(None, arguments, "asked for")
             return
-        call = self._read(arguments, algorithm)
+        call = self._read(arguments, algorithm, "")
         node, places = self.resources.node, None
         own = words(call, node) if node is not None and self._meets(call) else None
         if node is not None and own is not None:
@@ -224,7 +226,8 @@ class Engine:
 
     def _make(self, arguments: Arguments, algorithm: str | None) -> Plan | NativePlan:
         """A plan of its own, with tags and counters of its own."""
-        call = self._read(arguments, algorithm or self._default(arguments.collective))
+        algorithm = algorithm or self._default(arguments.collective)
+        call = self._read(arguments, algorithm, ", as a plan")
         node, places = self.resources.node, None
         if node is not None and self._meets(call):
             places = shared_places(self._meet(words(call, node)), node)
@@ -279,8 +282,9 @@ class Engine:
         default = self.algorithm if known else "auto"
         return "native" if collective == "barrier" and default == "auto" else default
 
-    def _read(self, arguments: Arguments, algorithm: str) -> Call:
-        """Understands a call; with checking on, all ranks raise if one of them has to."""
+    def _read(self, arguments: Arguments, algorithm: str, how: str) -> Call:
+        """Understands a call; with checking on, all ranks raise if one of them has to, or makes it
+        in another form, which ``how`` says."""
         refused: Exception | None = None
         call: Call | None = None
         try:
@@ -289,8 +293,9 @@ class Engine:
         except (CollectiveError, TypeError, ValueError, BufferError, MPI.Exception) as error:
             refused = error
         if self.check:
+            self.underway.expect_whole()
             lengths = call.lengths if call is not None else {}
-            self._agreement.check(self.resources.channel, str(refused or call), lengths)
+            self._agreement.check(self.resources.channel, f"{refused or call}{how}", lengths)
         if call is None:
             assert refused is not None, "a call is understood or refused"
             raise refused
@@ -302,6 +307,7 @@ class Engine:
         without = arguments.vector and arguments.recvcounts is None and not in_place
         if arguments.collective != "reduce_scatter" or not without:
             return arguments
+        self.underway.expect_whole()
         counts = np.full(self.comm.size, -1)
         refused = None
         try:
@@ -325,8 +331,12 @@ class Engine:
 
     def complete(self, *requests: MPI.Request) -> None:
         """Waits for ``requests`` while the plans that are under way move along."""
-        while not MPI.Request.Testall(requests):
-            self.underway.progress()
+        try:
+            while not MPI.Request.Testall(requests):
+                self.underway.progress()
+        except BaseException as error:  # a signal handler's
+            self.underway.leave("an agreement of the ranks", error, requests)
+            raise
 
     @property
     def _idle(self) -> Callable[[], None] | None:

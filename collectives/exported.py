@@ -86,8 +86,17 @@ class _DLTensor(ctypes.Structure):
     ]
 
 
-#: DLPack's kinds of numbers and how many make an item, in NumPy's letters.
-_DLPACK_KINDS = {(0, 1): "i", (1, 1): "u", (2, 1): "f", (2, 2): "c", (5, 1): "c", (6, 1): "b"}
+#: DLPack's kinds of numbers and how many make an item, in NumPy's letters; bfloat16, which
+#: NumPy has not, is moved as it is.
+_DLPACK_KINDS = {
+    (0, 1): "i",
+    (1, 1): "u",
+    (2, 1): "f",
+    (2, 2): "c",
+    (5, 1): "c",
+    (6, 1): "b",
+    (4, 1): "V",
+}
 
 
 def _device_array(data: Any, role: str) -> npt.NDArray[Any]:

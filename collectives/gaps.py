@@ -67,6 +67,33 @@ class Gaps:
             )
 
 
+def fills_its_extent(datatype: MPI.Datatype) -> bool:
+    """Whether its items, one behind the other, leave no byte between them."""
+    size = datatype.Get_size()
+    return datatype.Get_extent() == datatype.Get_true_extent() == (0, size)
+
+
+def is_one_block(datatype: MPI.Datatype) -> bool:
+    """Whether its numbers are known to lie one behind the other, in this order.
+
+    A type may fill its extent and have them in another order, as the one of a transposed matrix
+    does.
+    """
+    if datatype.is_predefined or not fills_its_extent(datatype):
+        return fills_its_extent(datatype)
+    if datatype.combiner not in (
+        MPI.COMBINER_DUP,
+        MPI.COMBINER_CONTIGUOUS,
+        MPI.COMBINER_RESIZED,
+    ):
+        return False
+    parts = datatype.Get_contents()[-1]
+    try:
+        return all(map(is_one_block, parts))
+    finally:
+        free_types(part for part in parts if not part.is_predefined)
+
+
 def free_types(types: Iterable[MPI.Datatype]) -> None:
     """Frees them while MPI is there."""
     if not MPI.Is_finalized():

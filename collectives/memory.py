@@ -97,7 +97,10 @@ class HostMemory:
 
     @staticmethod
     def convert(target: Items, source: Items) -> None:
-        np.copyto(target, source, casting="unsafe")
+        if target.dtype == source.dtype:
+            np.copyto(target, source)
+        else:
+            _quiet().run(np.copyto, target, source, casting="unsafe")
 
     @staticmethod
     def address(items: Items) -> int:
@@ -111,9 +114,7 @@ class HostMemory:
         others waiting."""
         if not isinstance(function, np.ufunc):
             return function
-        quiet = Context()
-        quiet.run(np.seterr, all="ignore")
-        return partial(quiet.run, function)
+        return partial(_quiet().run, function)
 
     @staticmethod
     def borrowed(items: Items) -> Items:
@@ -123,6 +124,13 @@ class HostMemory:
             return np.empty(0, items.dtype)
         memory = MPI.buffer.fromaddress(HostMemory.address(items), items.nbytes)
         return np.frombuffer(memory, items.dtype)  # type: ignore[call-overload]
+
+
+def _quiet() -> Context:
+    """A context in which arithmetic neither raises nor warns; one thread at a time can be in it."""
+    quiet = Context()
+    quiet.run(np.seterr, all="ignore")
+    return quiet
 
 
 class CudaMemory:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any, Self
 
 from collectives.errors import CorruptMessage
@@ -69,6 +70,11 @@ class Plan:
 
         self._transient = False
         self._freed = False
+        self._broken = False
+        #: The plans of the thread that moves it along.
+        self.among: list[Plan] = []
+        # Of two threads, one moves it along.
+        self._turn = Lock()
 
     def begin(self) -> Self:
         """Starts a plan that is for one run, and frees itself at the end of it."""
@@ -103,11 +109,11 @@ class Plan:
             RuntimeError: it was freed, or is under way.
             CollectiveError: a collective of this communicator was left in the middle before.
         """
+        self._underway.expect_whole()
         if self._freed:
             raise RuntimeError(f"{self!r} was freed; make another one")
         if self.is_underway:
             raise RuntimeError(f"{self!r} was started twice without Wait or a true Test in between")
-        self._underway.expect_whole()
         self._next = 0
         self._underway.add(self)
         try:
@@ -117,8 +123,18 @@ class Plan:
             raise
 
     def Test(self) -> bool:
-        """Goes on as far as the messages allow; returns whether the collective has completed."""
+        """Goes on as far as the messages allow; returns whether the collective has completed.
+
+        Raises:
+            CollectiveError: it was left in the middle.
+        """
+        turn = False
         try:
+            if self._broken:
+                self._underway.expect_whole()
+            turn = self._turn.acquire(blocking=False)
+            if not turn:
+                return False
             while self._next < len(self._rounds):
                 current = self._rounds[self._next]
                 if current.requests and not self._testall(current.requests):
@@ -130,21 +146,35 @@ class Plan:
         except BaseException as error:
             self._leave(error, self._next)
             raise
+        finally:
+            if turn:
+                self._turn.release()
         return True
 
     def Wait(self) -> None:
-        """Completes the collective; other plans that this thread has started go on meanwhile."""
+        """Completes the collective; other plans that this thread has started go on meanwhile.
+
+        Raises:
+            CollectiveError: it was left in the middle.
+        """
+        if self._broken:
+            self._underway.expect_whole()
+        self._underway.adopt(self)
         try:
             while len(self._underway.here) > 1 and not self.Test():
                 self._underway.progress()
+            self._finish()
+        except BaseException as error:
+            self._leave(error, self._next)
+            raise
+
+    def _finish(self) -> None:
+        with self._turn:
             while self._next < len(self._rounds):
                 for call in self._rounds[self._next].finish:
                     call()
                 self._next += 1
                 self._start_round()
-        except BaseException as error:
-            self._leave(error, self._next)
-            raise
 
     @property
     def is_freed(self) -> bool:
@@ -186,8 +216,10 @@ class Plan:
             return
         where = f"{self.collective} by {self.algorithm} of {self.nbytes} bytes, round {number}"
         self._underway.leave(f"the {where},", error, self._rounds)
+        if self.is_underway and self in self._underway.plans:
+            self._underway.remove(self)
         self._rounds, self._program, self._next = [], [], 0
-        self._freed = True
+        self._freed = self._broken = True
         if isinstance(error, CorruptMessage):
             raise CorruptMessage(f"{where}: {error}") from error
 

@@ -38,21 +38,24 @@ class Resources:
         device: str,
         transport: type[MPITransport],
         wait: Callable[[MPI.Request], None],
+        drain: Callable[[], None],
     ) -> None:
-        """``wait`` for a request while plans that are under way move along."""
+        """``wait`` for a request while plans that are under way move along; ``drain`` ends those of
+        this communicator."""
         self._given = comm
         self.tuning = tuning
         self.device = device
         self.kind = transport
         self._wait = wait
+        self._drain = drain
         self.node: NodeMemory | None = None
         self.tags = Lanes(min(_tags() // TAGS_PER_PLAN - 1, 1 << 30))
         self._transport: MPITransport | None = None
 
-    @cached_property
+    @property
     def comm(self) -> MPI.Intracomm:
-        """The caller's communicator, as it is at the first collective: not before that, as a
-        duplicate that ``Idup`` makes comes to life later."""
+        """The caller's communicator, as it is now: one that ``Idup`` makes comes to life later, and
+        the caller may free it."""
         return MPI.Intracomm(self._given)
 
     @property
@@ -82,6 +85,7 @@ class Resources:
     @cached_property
     def ranks_per_node(self) -> int:
         """On the fullest node."""
+        self._drain()
         node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
         most = self.comm.allreduce(node.size, MPI.MAX)
         node.Free()
@@ -90,6 +94,7 @@ class Resources:
     @cached_property
     def table(self) -> Table:
         """The tuning table, as rank 0 finds it."""
+        self._drain()
         told: Table | CollectiveError | None = None
         if self.comm.rank == 0:
             try:

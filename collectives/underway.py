@@ -45,12 +45,19 @@ class Underway:
         """It starts."""
         self.plans.append(plan)
         _HERE.plans.append(plan)
+        plan.among = _HERE.plans
+
+    def adopt(self, plan: "Plan") -> None:
+        """This thread moves it along from now on, whoever has started it."""
+        if plan in self.plans and plan.among is not _HERE.plans:
+            plan.among.remove(plan)
+            _HERE.plans.append(plan)
+            plan.among = _HERE.plans
 
     def remove(self, plan: "Plan") -> None:
         """It has ended."""
         self.plans.remove(plan)
-        if plan in _HERE.plans:  # not if another thread waited for it
-            _HERE.plans.remove(plan)
+        plan.among.remove(plan)
 
     def progress(self) -> None:
         """Moves the plans of this thread along, lest a rank that waits for them wait for us."""
@@ -59,11 +66,17 @@ class Underway:
         os.sched_yield()
 
     def drain(self) -> None:
-        """Ends the plans of this communicator: all ranks have started them."""
-        while self.plans:
+        """Ends the plans of this communicator: all ranks have started them.  After one was left in
+        the middle, nobody knows whether the others can end."""
+        while self.plans and not self.left:
             for plan in tuple(self.plans):
                 plan.Test()
             self.progress()
+
+    def forget(self) -> None:
+        """Nobody waits for this communicator's plans any more."""
+        for plan in tuple(self.plans):
+            self.remove(plan)
 
     def leave(self, what: str, error: BaseException, used: object) -> None:
         """An exception ended a collective on this rank alone: no later one can be relied upon.
@@ -73,8 +86,6 @@ class Underway:
         """
         self.left = self.left or f"{what} was left in the middle by {type(error).__name__}"
         _HERE.left.append(used)
-        for plan in tuple(self.plans):
-            self.remove(plan)
 
     def keep(self, used: object) -> None:
         """Keeps what a collective that was left may still read and write."""

@@ -34,6 +34,8 @@ BLOCKING = 1
 WORDS = 4
 #: Polls before a rank with a core of its own offers it to others: about 100 us.
 _SPINS = 2000
+#: Polls after which a rank that waits calls the MPI library once: tens of microseconds.
+_MISSES = 64
 
 
 class Place(NamedTuple):
@@ -184,24 +186,41 @@ class Epoch:
 
 
 class Flag:
-    """A condition in the shape of a request: a rank's counter has reached a value of this run."""
+    """A condition in the shape of a request: a rank's counter has reached a value of this run.
 
-    __slots__ = ("_counters", "_epoch", "_polite", "_slot", "_value")
+    A rank that waits for it calls ``progress`` now and then, as another may wait for a message of
+    the MPI library's that only goes on in a call of the library.
+    """
+
+    __slots__ = ("_counters", "_epoch", "_missed", "_polite", "_progress", "_slot", "_value")
 
     def __init__(
-        self, counters: memoryview, slot: int, epoch: Epoch, value: int, polite: bool
+        self,
+        counters: memoryview,
+        slot: int,
+        epoch: Epoch,
+        value: int,
+        polite: bool,
+        progress: Action,
     ) -> None:
         self._counters = counters
         self._slot = slot
         self._epoch = epoch
         self._value = value
         self._polite = polite
+        self._progress = progress
+        self._missed = 0
 
     def Start(self) -> None:
         """Nothing to start."""
 
     def Test(self) -> bool:
-        return self._counters[self._slot] >= self._epoch.base + self._value
+        if self._counters[self._slot] >= self._epoch.base + self._value:
+            return True
+        self._missed += 1
+        if self._missed % _MISSES == 0:
+            self._progress()
+        return False
 
     def Wait(self) -> None:
         counters, slot, wanted = self._counters, self._slot, self._epoch.base + self._value
@@ -209,7 +228,7 @@ class Flag:
             for _ in range(_SPINS):
                 if counters[slot] >= wanted:
                     return
-        while counters[slot] < wanted:
+        while not self.Test():
             os.sched_yield()
 
     def Free(self) -> None:
@@ -256,6 +275,9 @@ class NodeMemory:
         # With a core each, polling is the fastest wait; without, it keeps the awaited from running.
         self._polite = comm.size > (os.cpu_count() or 1)
         self._meetings = 0
+        # Nobody sends itself such a message, so the library looks at all that it has to do.
+        tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767
+        self._progress = partial(comm.Iprobe, comm.rank, tag)
         self._arrivals = [self.flag(rank, MEETING, 1) for rank in range(comm.size)]
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike, memory: Memory = HOST) -> Items:
@@ -287,7 +309,8 @@ class NodeMemory:
 
     def flag(self, rank: int, slot: int, value: int) -> Flag:
         """The condition that ``rank`` has counted up to ``value`` in this run of ``slot``."""
-        return Flag(self._counters[rank], slot * _LINE, self._epochs[slot], value, self._polite)
+        counters, epoch = self._counters[rank], self._epochs[slot]
+        return Flag(counters, slot * _LINE, epoch, value, self._polite, self._progress)
 
     def tick(self, slot: int, value: int) -> Tick:
         """The action that sets this rank's count."""
@@ -345,7 +368,10 @@ class NodeMemory:
             if self.rank == 0:
                 descriptor = os.memfd_create("collectives")
                 os.truncate(descriptor, sum(lengths))
-            path = self.comm.bcast(f"/proc/{os.getpid()}/fd/{descriptor}")
+        except OSError as error:
+            problem = f"rank {self.rank}: {error}"
+        path = self.comm.bcast(f"/proc/{os.getpid()}/fd/{descriptor}")
+        try:
             if self.rank != 0:
                 descriptor = os.open(path, os.O_RDWR)
             memory = Mapping(descriptor, sum(lengths))

@@ -123,6 +123,11 @@ TYPES = {
     "longer than it is": (lambda: MPI.DOUBLE.Create_resized(0, 24), slice(0, 18, 3)),
     "further on": (lambda: MPI.DOUBLE.Create_hindexed([3, 3], [16, 72]), [2, 3, 4, 9, 10, 11]),
     "in pairs": (lambda: MPI.DOUBLE.Create_contiguous(2), slice(0, 6)),
+    "backwards": (lambda: MPI.DOUBLE.Create_indexed([1] * 6, range(5, -1, -1)), slice(5, None, -1)),
+    "transposed": (
+        lambda: MPI.DOUBLE.Create_vector(2, 1, 3).Create_hvector(3, 1, 8),
+        [0, 3, 1, 4, 2, 5],
+    ),
 }
 
 
@@ -209,8 +214,10 @@ def test_torch_tensors(comm):
         tensor = torch.full((40, 30), float(comm.rank))
         comm.Allreduce(MPI.IN_PLACE, tensor, algorithm=algorithm)
         assert (tensor == total(comm)).all()
-    bits = torch.full((7,), 1.5, dtype=torch.bfloat16)
-    comm.Bcast([bits, MPI.BYTE], algorithm="binomial_tree")
+    for algorithm in ("binomial_tree", "auto"):
+        bits = torch.full((7,), 1.5 + comm.rank, dtype=torch.bfloat16)
+        comm.Bcast(bits, algorithm=algorithm)
+        assert (bits == 1.5).all()
     with pytest.raises(InvalidBuffer, match="gives no access"):
         comm.Allreduce(MPI.IN_PLACE, torch.ones(3, requires_grad=True), algorithm="ring")
 

@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import threading
 import time
 import warnings
 
@@ -41,14 +42,14 @@ def test_counters_are_not_given_out_twice():
 @pytest.mark.parametrize("make", [np.zeros, None], ids=["messages", "shared"])
 def test_more_plans_than_counters(make):
     with Communicator(MPI.COMM_WORLD) as comm:
-        arrays = [(make or comm.empty)(8) for _ in range(540)]
+        arrays = (make or comm.empty)((540, 8))
         plans = [comm.Allreduce_init(MPI.IN_PLACE, a, algorithm="direct") for a in arrays]
         for items, plan in zip(arrays, plans):
             items[...] = comm.rank
             plan.Start()
         for plan in plans[::-1] if comm.rank else plans:
             plan.Wait()
-        assert all((items == total(comm)).all() for items in arrays)
+        assert (arrays == total(comm)).all()
         # Dropped in another order on each rank, some not at all: new ones still work.
         del plan, plans[comm.rank % 3 :: 2]
         gc.collect()
@@ -79,6 +80,17 @@ def test_an_overflow_raises_on_no_rank(comm, algorithm):
     assert (items == comm.size).all()
 
 
+@pytest.mark.parametrize("algorithm", ["ring", "direct"])
+def test_an_overflow_of_16_bits_raises_on_no_rank(comm, algorithm):
+    """They are added up in 32, and overflow when the sum is rounded."""
+    for errors in ("raise", "warn"):
+        with np.errstate(all=errors), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            items = np.full(300, 6e4, np.float16)
+            comm.Allreduce(MPI.IN_PLACE, items, algorithm=algorithm)
+        assert comm.size == 1 or np.isinf(items).all()
+
+
 class Alarm(Exception):
     pass
 
@@ -100,10 +112,10 @@ def test_a_collective_that_a_signal_left(shared, way):
         if comm.rank == 0:  # whom the others keep waiting
             signal.setitimer(signal.ITIMER_REAL, 0.2)
             with pytest.raises(Alarm):
-                if way == "plan":
+                if way == "plan":  # of two, so that the wait is no single one inside MPI
+                    other.Start()
                     plan.Start()
-                    while not plan.Test():
-                        pass
+                    plan.Wait()
                 else:
                     while True:
                         comm.Allreduce(MPI.IN_PLACE, items, algorithm="butterfly")
@@ -112,8 +124,7 @@ def test_a_collective_that_a_signal_left(shared, way):
             for act in (
                 lambda: comm.Allreduce(MPI.IN_PLACE, items, algorithm="butterfly"),
                 lambda: comm.Iallreduce(MPI.IN_PLACE, np.zeros(4), algorithm="ring"),
-                other.Start,
-                other,
+                *([plan.Wait, plan.Test] if way == "plan" else [other.Start, other]),
             ):
                 with pytest.raises(CollectiveError, match="left in the middle by Alarm"):
                     act()
@@ -125,6 +136,74 @@ def test_a_collective_that_a_signal_left(shared, way):
             fresh.Allreduce(MPI.IN_PLACE, ones, algorithm="butterfly")
             assert (ones == fresh.size).all()
         MPI.COMM_WORLD.Barrier()
+
+
+@two_or_more
+@pytest.mark.parametrize("way", ["check", "counts"])
+def test_an_agreement_that_a_signal_left(way):
+    with Communicator(MPI.COMM_WORLD, check=way == "check") as comm:
+        comm.Allreduce(np.ones(3), np.zeros(3), algorithm="ring")
+        before = signal.signal(signal.SIGALRM, ring_the_alarm)
+        if comm.rank == 0:
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            with pytest.raises(Alarm):
+                comm.Reduce_scatter(np.ones(comm.size), np.zeros(1), algorithm="direct")
+        signal.signal(signal.SIGALRM, before)
+        MPI.COMM_WORLD.Barrier()
+        if comm.rank == 0:
+            with pytest.raises(CollectiveError, match="left in the middle by Alarm"):
+                comm.Reduce_scatter(np.ones(comm.size), np.zeros(1), algorithm="direct")
+    with Communicator(MPI.COMM_WORLD) as fresh:
+        ones = np.ones(100)
+        fresh.Allreduce(MPI.IN_PLACE, ones, algorithm="ring")
+        assert (ones == fresh.size).all()
+
+
+@two_or_more
+@pytest.mark.parametrize("items", [10, 2_000_000])
+def test_the_librarys_own_goes_on_while_a_rank_waits_in_shared_memory(comm, items):
+    """Another rank waits for it before it comes to where this one waits."""
+    shared, ordinary = comm.empty(1000), np.ones(items)
+    shared[...] = comm.rank
+    request = MPI.COMM_WORLD.Iallreduce(MPI.IN_PLACE, ordinary)
+    if comm.rank:
+        request.Wait()
+    comm.Allreduce(MPI.IN_PLACE, shared, algorithm="direct")
+    request.Wait()
+    assert (ordinary == comm.size).all() and (shared == total(comm)).all()
+
+
+@two_or_more
+@pytest.mark.parametrize("way", ["Split", "Dup", "Clone", "Create", "Split_type", "barrier"])
+def test_a_plan_goes_on_while_its_rank_makes_a_communicator(comm, way):
+    items = np.full(50_000, comm.rank)
+    plan = comm.Iallreduce(MPI.IN_PLACE, items, algorithm="ring")
+    if comm.rank:
+        plan.Wait()
+    arguments = {"Create": [comm.Get_group()], "Split_type": [MPI.COMM_TYPE_SHARED]}.get(way, [])
+    made = getattr(comm, way)(*arguments)
+    plan.Wait()
+    assert (items == total(comm)).all()
+    if made is not None:
+        made.Free()
+
+
+def test_a_plan_that_another_thread_waits_for():
+    """It belongs to that one then, and is moved along by one thread at a time."""
+    if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
+        pytest.skip("MPI has one thread")
+    with Communicator(MPI.COMM_WORLD) as comm, Communicator(MPI.COMM_WORLD) as other:
+        items, others = np.zeros(5000), np.zeros(5000)
+        plan = comm.Allreduce_init(MPI.IN_PLACE, items, algorithm="ring")
+        for turn in range(20):
+            items[...] = others[...] = comm.rank + turn
+            plan.Start()
+            thread = threading.Thread(target=plan.Wait)
+            thread.start()
+            other.Allreduce(MPI.IN_PLACE, others, algorithm="ring")
+            thread.join()
+            assert (items == turn * comm.size + total(comm)).all()
+            assert (others == items).all() and not comm._engine.underway.here
 
 
 @two_or_more
@@ -226,6 +305,16 @@ def test_communicators_made_of_ours_are_ours(way):
         made.Free()
 
 
+def test_a_communicator_that_was_freed_says_so():
+    for algorithm in ("auto", "native", "ring"):
+        with Communicator(MPI.COMM_WORLD) as comm:
+            made = comm.Dup()
+            made.Allreduce(np.ones(3), np.zeros(3), algorithm="ring")
+            made.Free()
+            with pytest.raises(MPI.Exception):
+                made.Allreduce(np.ones(3), np.zeros(3), algorithm=algorithm)
+
+
 def test_null_communicators_fail_as_mpi4pys():
     nobody = Communicator(MPI.COMM_NULL)
     assert nobody == MPI.COMM_NULL
@@ -248,6 +337,7 @@ def test_checking_compares_operations_counts_and_odd_arguments():
                 [room[: 2 * comm.size].copy(), counts], [room, wrong]
             ),
             "root None|root 0": lambda: comm.Bcast(ones, None if odd else 0),
+            "as a plan": lambda: (comm.Ibcast if odd else comm.Bcast)(ones),
             "no operation": lambda: comm.Allreduce(
                 np.ones(2), np.zeros(2), "sum" if odd else MPI.SUM
             ),
@@ -266,6 +356,20 @@ def test_memory_that_one_rank_asks_for_in_vain(comm, shape):
     with pytest.raises(InvalidBuffer, match=f"rank {comm.size - 1}: "):
         comm.empty(given)
     assert comm.empty(10).size == 10
+
+
+@two_or_more
+def test_a_first_rank_that_can_make_no_memory(monkeypatch):
+    def refuse(name):
+        raise OSError(24, "Too many open files")
+
+    with Communicator(MPI.COMM_WORLD) as comm:
+        if comm.rank == 0:
+            monkeypatch.setattr("os.memfd_create", refuse)
+        items = comm.empty(100)
+        items[...] = comm.rank
+        comm.Allreduce(MPI.IN_PLACE, items, algorithm="direct")
+        assert (items == total(comm)).all()
 
 
 @two_or_more
