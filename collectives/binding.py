@@ -9,6 +9,7 @@ from collectives.errors import CollectiveError
 from collectives.executor import bind
 from collectives.formulas import segments_for
 from collectives.lanes import Mask
+from collectives.library import library
 from collectives.native import NativePlan
 from collectives.operands import Operands, is_widened
 from collectives.plan import Plan
@@ -43,7 +44,8 @@ def bind_call(
         CollectiveError: on all ranks, if there are more plans than tags.
     """
     size = call.member.size
-    algorithm, reason = _choice(call, resources, shared=places is not None)
+    planned = used_anywhere is not None
+    algorithm, reason = _choice(call, resources, shared=places is not None, planned=planned)
     log.info("%s: %s (%s)", call, algorithm, reason)
     if algorithm == "native":
         return NativePlan(resources.comm, call.arguments, reason)
@@ -96,9 +98,17 @@ def bind_call(
     )
 
 
-def _choice(call: Call, resources: Resources, shared: bool) -> Choice:
+def _is_wrong_in_open_mpi(call: Call) -> bool:
+    """Seen with Open MPI 5.0.11 on 4 ranks: ``MPI_Ialltoallv`` in place gives other ranks' items."""
+    in_place = call.collective == "alltoall" and call.counts is not None and call.send is None
+    return in_place and library().startswith("Open MPI")
+
+
+def _choice(call: Call, resources: Resources, shared: bool, planned: bool) -> Choice:
     """The algorithm with all its options, and why."""
     choice = Choice(call.algorithm, "asked for")
+    if call.algorithm == "auto" and planned and _is_wrong_in_open_mpi(call):
+        return Choice("pairwise", "in place, Open MPI's nonblocking one mixes up unequal blocks")
     if call.algorithm == "auto":
         per_node, table = resources.facts
         choice = call.choose(table, per_node, shared, resources.kind.sealed)
