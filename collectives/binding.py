@@ -99,7 +99,7 @@ def bind_call(
 
 
 def _is_wrong_in_open_mpi(call: Call) -> bool:
-    """Seen with Open MPI 5.0.11 on 4 ranks: ``MPI_Ialltoallv`` in place gives other ranks' items."""
+    """Seen with Open MPI 5.0.11 on 4 ranks: ``MPI_Ialltoallv`` in place gives others' items."""
     in_place = call.collective == "alltoall" and call.counts is not None and call.send is None
     return in_place and library().startswith("Open MPI")
 
