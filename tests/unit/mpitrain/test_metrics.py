@@ -2,6 +2,7 @@
 
 import json
 import resource
+from contextlib import contextmanager
 
 import pytest
 from msgspec.structs import replace
@@ -130,18 +131,20 @@ def test_curves_for_tensorboard(tmp_path):
         assert name in content
 
 
-@pytest.fixture
-def full_disk():
-    """From now on files cannot grow beyond 2 KiB."""
+@contextmanager
+def full_disk(size):
+    """No file of this process can grow past size bytes, and pytest's own report is one of them."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2048, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_disk_that_is_full_is_one_sentence(tmp_path, full_disk):
+def test_a_disk_that_is_full_is_one_sentence(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    with pytest.raises(ReportError) as caught, json_lines(path) as write:
+    with full_disk(2048), pytest.raises(ReportError) as caught, json_lines(path) as write:
         for _ in range(99):
             write(STEP)
     assert str(caught.value).startswith(f"{path} cannot be written: ")
