@@ -81,9 +81,25 @@ class Recent:
 
 
 def _memory(buffer: Any, writable: bool) -> tuple[object, ...] | None:
-    """Where a plain array lies, and what it is; empty for ``MPI.IN_PLACE``, ``None`` for others."""
+    """Where a plain array lies, and what it is; empty for ``MPI.IN_PLACE``, ``None`` for others.
+
+    An array may be followed by its count and a type of MPI's own, as in ``[array, MPI.FLOAT]``;
+    other types can be freed, and their names given to new ones.
+    """
+    described: tuple[object, ...] = ()
+    if type(buffer) in (list, tuple) and buffer:
+        buffer, *rest = buffer
+        for word in rest:
+            if type(word) is int:
+                described += (word,)
+            elif type(word) is MPI.Datatype and word.is_predefined:
+                described += (MPI.Datatype, word.handle)
+            else:
+                return None
+        if type(buffer) is not np.ndarray:
+            return None
     if type(buffer) is np.ndarray:
         if writable and not buffer.flags.writeable:
             return None
-        return _address(buffer), buffer.nbytes, buffer.dtype
+        return _address(buffer), buffer.nbytes, buffer.dtype, *described
     return () if buffer is None or buffer is MPI.IN_PLACE else None

@@ -260,3 +260,25 @@ def test_buffers_that_share_memory_are_refused(comm, shared):
     for send, recv in ((items, items), (items[:60], items[40:])):
         with pytest.raises(InvalidBuffer, match=r"share \d+ bytes; pass MPI.IN_PLACE"):
             comm.Allreduce(send, recv, algorithm="butterfly")
+
+
+@pytest.mark.parametrize("algorithm", WAYS)
+def test_one_array_described_in_many_ways(comm, algorithm):
+    ours = Communicator(comm, algorithm=algorithm)
+    items, result, expected = np.empty(6, "i4"), np.empty(6, "i4"), np.empty(6, "i4")
+    items[:] = (np.arange(6) - 3) * (1 + comm.rank)  # the greatest one depends on the sign
+
+    def described(buffer):
+        yield buffer
+        yield [buffer, MPI.INT]
+        yield [buffer, MPI.UINT32_T]
+        yield [buffer, 4]
+        yield [buffer, 2, MPI.INT]
+
+    ways = zip(described(items), described(result), described(expected), strict=True)
+    for send, recv, native in ways:
+        for _ in range(3):
+            result[:] = expected[:] = -9
+            comm.Allreduce(send, native, MPI.MAX)
+            ours.Allreduce(send, recv, MPI.MAX)
+            assert np.array_equal(result, expected)
