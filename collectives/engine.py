@@ -267,7 +267,7 @@ class Engine:
         try:
             return node.meet(mine, self._idle)
         except BaseException as error:  # a signal handler's
-            self.underway.leave("the ranks' meeting", error, None)
+            self.underway.leave("the ranks' meeting", error)
             raise
 
     def _used_anywhere(self, used: Mask) -> Mask:
@@ -335,7 +335,8 @@ class Engine:
             while not MPI.Request.Testall(requests):
                 self.underway.progress()
         except BaseException as error:  # a signal handler's
-            self.underway.leave("an agreement of the ranks", error, requests)
+            self.underway.leave("an agreement of the ranks", error)
+            self.underway.keep(requests)
             raise
 
     @property

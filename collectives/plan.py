@@ -206,6 +206,14 @@ class Plan:
         self._lane = None
         self._freed = True
 
+    def abandon(self) -> None:
+        """Gives it up in the middle: ``Wait`` and ``Test`` say so from now on."""
+        self._underway.keep(self._rounds)
+        if self.is_underway and self in self._underway.plans:
+            self._underway.remove(self)
+        self._rounds, self._program, self._next = [], [], 0
+        self._freed = self._broken = True
+
     def _leave(self, error: BaseException, number: int) -> None:
         """An exception ends it in round ``number``, counted from 0.
 
@@ -215,11 +223,8 @@ class Plan:
         if self._freed:  # it was left before the exception came here
             return
         where = f"{self.collective} by {self.algorithm} of {self.nbytes} bytes, round {number}"
-        self._underway.leave(f"the {where},", error, self._rounds)
-        if self.is_underway and self in self._underway.plans:
-            self._underway.remove(self)
-        self._rounds, self._program, self._next = [], [], 0
-        self._freed = self._broken = True
+        self._underway.leave(f"the {where},", error)
+        self.abandon()
         if isinstance(error, CorruptMessage):
             raise CorruptMessage(f"{where}: {error}") from error
 

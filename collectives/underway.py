@@ -74,18 +74,13 @@ class Underway:
             self.progress()
 
     def forget(self) -> None:
-        """Nobody waits for this communicator's plans any more."""
+        """Gives up the plans that nobody can end, as a collective was left in the middle."""
         for plan in tuple(self.plans):
-            self.remove(plan)
+            plan.abandon()
 
-    def leave(self, what: str, error: BaseException, used: object) -> None:
-        """An exception ended a collective on this rank alone: no later one can be relied upon.
-
-        Args:
-            used: memory that its messages may still read and write; it is kept for good.
-        """
+    def leave(self, what: str, error: BaseException) -> None:
+        """An exception ended a collective on this rank alone: no later one can be relied upon."""
         self.left = self.left or f"{what} was left in the middle by {type(error).__name__}"
-        _HERE.left.append(used)
 
     def keep(self, used: object) -> None:
         """Keeps what a collective that was left may still read and write."""
