@@ -6,6 +6,7 @@ Importing this package starts no MPI and needs neither mpi4py nor a GPU; :class:
 
 from typing import TYPE_CHECKING, Any
 
+from collectives.analysis.verify import verify
 from collectives.errors import (
     CollectiveError,
     CorruptMessage,
@@ -16,7 +17,6 @@ from collectives.errors import (
     UnknownAlgorithm,
 )
 from collectives.schedule import Schedule
-from collectives.verify import verify
 
 if TYPE_CHECKING:
     from collectives.communicator import Communicator

@@ -7,15 +7,17 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from collectives import bench, draw, models
+from collectives import bench
 from collectives.algorithms import ALGORITHMS, build, find, names, parse
+from collectives.analysis import draw
+from collectives.analysis.cost import count
+from collectives.analysis.topology import TOPOLOGIES
+from collectives.analysis.verify import verify
 from collectives.bench import compare
+from collectives.commands import models
+from collectives.commands.mutate import survey
 from collectives.contracts import CONTRACTS
-from collectives.cost import count
 from collectives.errors import CollectiveError, TooLarge
-from collectives.mutate import survey
-from collectives.topology import TOPOLOGIES
-from collectives.verify import verify
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -232,7 +234,7 @@ def _compare(options: argparse.Namespace) -> int:
 
 def _export(options: argparse.Namespace) -> int:
     from collectives.bench.openmpi_rules import rules_file
-    from collectives.tuner import load
+    from collectives.calls.tuner import load
 
     print(rules_file(load(options.table)), end="")
     return 0

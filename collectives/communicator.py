@@ -10,14 +10,14 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from collectives.algorithms import check_default
-from collectives.call import Arguments
-from collectives.engine import AnyPlan, Engine, Native
+from collectives.calls.call import Arguments
+from collectives.calls.engine import AnyPlan, Engine, Native
+from collectives.calls.methods import Blocking, Nonblocking, Persistent, PointToPoint
 from collectives.environment import seconds, switch
 from collectives.errors import CollectiveError
+from collectives.execution.transport.checked import CheckedTransport
+from collectives.execution.transport.mpi import MPITransport
 from collectives.launch import abort_when_uncaught
-from collectives.methods import Blocking, Nonblocking, Persistent, PointToPoint
-from collectives.transport.checked import CheckedTransport
-from collectives.transport.mpi import MPITransport
 from collectives.watchdog import report_calls
 
 

@@ -20,8 +20,8 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from collectives.algorithms.butterfly import Fold
+from collectives.calls.engine import Engine
 from collectives.communicator import Communicator
-from collectives.engine import Engine
 from collectives.errors import CollectiveError, InvalidBuffer, MismatchError
 
 Array = npt.NDArray[Any]

@@ -12,7 +12,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator, CorruptMessage
-from collectives.transport.checked import CheckedTransport
+from collectives.execution.transport.checked import CheckedTransport
 from mpitrain import build, data, models, nn
 from mpitrain.arena import Arena
 from mpitrain.batches import MicroBatches

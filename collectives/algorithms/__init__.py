@@ -3,12 +3,12 @@
 import difflib
 from collections.abc import Callable
 
-from collectives.algorithms.registry import Algorithm, Option
+from collectives.algorithms.algorithm import Algorithm, Option
+from collectives.algorithms.segments import MOST_SEGMENTS, segmented
 from collectives.algorithms.table import ALGORITHMS
 from collectives.contracts import CONTRACTS, contract
 from collectives.errors import UnknownAlgorithm
 from collectives.schedule import Schedule
-from collectives.segments import MOST_SEGMENTS, segmented
 
 #: Characters of an option's value.
 _LONGEST = 32

@@ -15,10 +15,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from collectives.algorithms.links import Lanes, named
+from collectives.algorithms.packing import Place, Tree, connectivity, pack
 from collectives.contracts import contract
 from collectives.errors import TooLarge, UnknownAlgorithm
-from collectives.links import Lanes, named
-from collectives.packing import Place, Tree, connectivity, pack
 from collectives.schedule import (
     Copy,
     Recv,
@@ -98,7 +98,7 @@ def schedule(links: npt.ArrayLike, collective: str = "allreduce", root: int = 0)
 
 
 def named_allreduce(rank: int, size: int, links: str = "complete") -> Iterator[Round]:
-    """:func:`allreduce` over the trees of a machine that has a name in :mod:`collectives.links`."""
+    """:func:`allreduce` over the trees of a machine that has a name in :mod:`collectives.algorithms.links`."""
     return allreduce(rank, size, _named(links, size, 0))
 
 

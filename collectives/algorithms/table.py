@@ -21,8 +21,8 @@ from collectives.algorithms import (
     spanning_trees,
     swing,
 )
-from collectives.algorithms.registry import Algorithm
-from collectives.rooted import rotated
+from collectives.algorithms.algorithm import Algorithm
+from collectives.algorithms.rooted import rotated
 
 ALGORITHMS = (
     Algorithm(

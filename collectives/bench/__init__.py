@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from collectives.algorithms import find, names, parse
+from collectives.analysis.pictures import pyplot
 from collectives.contracts import CONTRACTS
 from collectives.errors import CollectiveError
-from collectives.pictures import pyplot
 
 if TYPE_CHECKING:
     from collectives.bench.measure import Result

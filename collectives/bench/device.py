@@ -5,12 +5,12 @@ from typing import Any
 
 from mpi4py import MPI
 
-from collectives.call import Arguments
-from collectives.cuda_probe import probe
-from collectives.engine import AnyPlan
+from collectives.calls.call import Arguments
+from collectives.calls.engine import AnyPlan
+from collectives.calls.native import NativePlan
 from collectives.errors import CollectiveError
-from collectives.memory import CudaMemory, Items
-from collectives.native import NativePlan
+from collectives.execution.memory import CudaMemory, Items
+from collectives.execution.transport.cuda_probe import probe
 
 _INTEGERS = ("int8", "uint8", "int32", "uint32", "int64", "uint64")
 _FLOATS = ("float16", "bfloat16", "float32", "float64")

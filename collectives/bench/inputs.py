@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from collectives.contracts import Member, contract
-from collectives.memory import is_on_device
+from collectives.execution.memory import is_on_device
 
 Items = npt.NDArray[Any]
 

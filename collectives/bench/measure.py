@@ -14,10 +14,10 @@ from mpi4py import MPI
 from collectives.bench import inputs
 from collectives.bench.device import ByTheHost, Nccl, NcclPlan, Row
 from collectives.bench.overlap import overlap
-from collectives.call import Arguments
+from collectives.calls.call import Arguments
 from collectives.communicator import Communicator
 from collectives.contracts import CONTRACTS, Member, contract
-from collectives.memory import CudaMemory
+from collectives.execution.memory import CudaMemory
 
 #: Without ``--iters``, one repeat of one algorithm takes about this many seconds.
 BUDGET_S = 0.02

@@ -6,7 +6,7 @@ memory, it is likely to be a good choice for Open MPI as well; use the file with
 """
 
 from collectives.algorithms import parse
-from collectives.tuner import Rule, Table
+from collectives.calls.tuner import Rule, Table
 
 #: Numbers of the collectives in ``coll_base_functions.h``, and of their algorithms in
 #: ``coll_tuned_*_decision.c``.

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from collectives.analysis.pictures import pyplot
 from collectives.bench.measure import Result
-from collectives.pictures import pyplot
 
 _THREADS = {
     MPI.THREAD_SINGLE: "single",

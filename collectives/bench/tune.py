@@ -14,11 +14,11 @@ from mpi4py import MPI
 from collectives.algorithms import build, names
 from collectives.bench import report
 from collectives.bench.measure import Case, Result, measure
+from collectives.calls.library import library
+from collectives.calls.tuner import Entry, Kind, Rule, Table, load
 from collectives.communicator import Communicator
 from collectives.contracts import CONTRACTS
 from collectives.errors import CollectiveError
-from collectives.library import library
-from collectives.tuner import Entry, Kind, Rule, Table, load
 
 #: Ours has to be this much faster than native to be chosen: figures repeat no better.
 CLEARLY = 1.05

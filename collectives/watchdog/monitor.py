@@ -15,7 +15,7 @@ from typing import Any, Self
 from mpi4py import MPI
 
 from collectives.launch import expect_end
-from collectives.watchdog.calls import Call, Calls, size_of
+from collectives.watchdog.history import Call, Calls, size_of
 from collectives.watchdog.neighbours import Neighbour, Neighbours
 from collectives.watchdog.peers import MOST_BYTES, Peers
 

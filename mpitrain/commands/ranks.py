@@ -9,8 +9,8 @@ from pathlib import Path
 from mpi4py import MPI
 
 from collectives import Communicator, LaunchError, UnknownAlgorithm
+from collectives.execution.transport.checked import CheckedTransport
 from collectives.launch import abort_on_exception, check_launch
-from collectives.transport.checked import CheckedTransport
 from mpitrain import data, evaluation, shrink
 from mpitrain.checkpoint import CheckpointError
 from mpitrain.commands.arguments import parse

@@ -8,8 +8,8 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.errors import InvalidBuffer
-from collectives.memory import HOST
-from collectives.transport.shared_memory import NodeMemory
+from collectives.execution.memory import HOST
+from collectives.execution.transport.shared_memory import NodeMemory
 from mpitrain.doctor.finding import Finding, Status, in_parts
 
 #: MPI libraries keep their queues and large messages there.

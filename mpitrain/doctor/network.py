@@ -11,9 +11,9 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator
-from collectives.cuda_probe import probe
-from collectives.library import library
-from collectives.tuner import Situation, choose, load
+from collectives.calls.library import library
+from collectives.calls.tuner import Situation, choose, load
+from collectives.execution.transport.cuda_probe import probe
 from mpitrain.doctor.finding import Finding, Status, gathered, in_parts, leader
 
 #: What users set to choose a transport, by library.

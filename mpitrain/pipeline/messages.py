@@ -8,8 +8,8 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator
-from collectives.transport import Bytes
-from collectives.transport.checked import Sealed
+from collectives.execution.transport import Bytes
+from collectives.execution.transport.checked import Sealed
 from mpitrain.nn import Array, Shape, array_namespace
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from collectives.algorithms import ALGORITHMS, build
 from collectives.errors import InvalidBuffer
-from collectives.local import run
-from collectives.memory import HostMemory
-from collectives.transport.device import DirectTransport, StagedTransport
+from collectives.execution.local import run
+from collectives.execution.memory import HostMemory
+from collectives.execution.transport.device import DirectTransport, StagedTransport
 
 
 class QueuedMemory(HostMemory):
@@ -100,7 +100,7 @@ def test_without_synchronization_the_results_are_wrong(transport):
 
 
 def test_staged_messages_go_in_parts(monkeypatch):
-    monkeypatch.setattr("collectives.transport.device.PART_BYTES", 64)
+    monkeypatch.setattr("collectives.execution.transport.device.PART_BYTES", 64)
     schedule = build("allreduce", "butterfly", 4)
     inputs = [np.arange(1000) * rank for rank in range(4)]
     for result in run_queued(schedule, inputs, StagedTransport):
@@ -114,9 +114,9 @@ class SaysItIsOnAGpu:
 
 
 def test_device_arrays_without_cupy(monkeypatch):
-    from collectives.buffers import read_buffer
+    from collectives.calls.buffers import read_buffer
 
     monkeypatch.setitem(__import__("sys").modules, "cupy", None)
-    monkeypatch.setattr("collectives.memory._is_device_address", lambda address: True)
+    monkeypatch.setattr("collectives.execution.memory._is_device_address", lambda address: True)
     with pytest.raises(InvalidBuffer, match=r"needs CuPy: pip install 'mpitrain\[cuda13\]'"):
         read_buffer(SaysItIsOnAGpu(), "send")

@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collectives.algorithms import ALGORITHMS, build
+from collectives.algorithms.segments import segmented
 from collectives.contracts import contract
 from collectives.errors import InvalidBuffer, ScheduleError
-from collectives.executor import Counts
-from collectives.local import run
-from collectives.segments import segmented
+from collectives.execution.local import run
+from collectives.execution.messages import Counts
 
 SIZES = (1, 2, 3, 4, 5, 7, 8)
 every_algorithm = pytest.mark.parametrize(
@@ -178,8 +178,8 @@ def test_reduce_scatter_has_no_room_in_place():
 
 def test_sizes_that_do_not_fit():
     with pytest.raises(InvalidBuffer, match="not a multiple of the 3 blocks"):
-        from collectives.executor import bind
-        from collectives.transport.local import connect
+        from collectives.execution.messages import bind
+        from collectives.execution.transport.local import connect
 
         bind(build("allgather", "ring", 3), connect(3)[0], np.zeros(1), np.zeros(4))
     with pytest.raises(InvalidBuffer, match="has 5 items, but 4 go with"):

@@ -6,7 +6,7 @@ from mpi4py import MPI
 
 from collectives import Communicator, CorruptMessage
 from collectives.algorithms import names
-from collectives.transport.checked import CheckedTransport, Sealed, SealedSend
+from collectives.execution.transport.checked import CheckedTransport, Sealed, SealedSend
 from mpitrain.pipeline.messages import Expected, Mailbox, Spec
 
 pytestmark = pytest.mark.mpi

@@ -10,8 +10,8 @@ from mpi4py import MPI
 
 from collectives import Communicator, InvalidBuffer, MismatchError, UnknownAlgorithm
 from collectives.algorithms import ALGORITHMS, names
-from collectives.library import library
-from collectives.tuner import Situation, choose, load
+from collectives.calls.library import library
+from collectives.calls.tuner import Situation, choose, load
 
 pytestmark = pytest.mark.mpi
 two_or_more = pytest.mark.mpi(min_size=2)
@@ -310,7 +310,7 @@ def test_a_node_that_does_not_share_memory(monkeypatch):
     """One rank's failure makes it ordinary memory on all, and everything else goes on."""
     with Communicator(MPI.COMM_WORLD) as comm:
         if comm.rank == comm.size - 1:
-            monkeypatch.setattr("collectives.transport.shared_memory.Mapping", refuse)
+            monkeypatch.setattr("collectives.execution.transport.shared_memory.Mapping", refuse)
         items = comm.empty(5000, float)
         items[...] = comm.rank
         comm.Allreduce(MPI.IN_PLACE, items, algorithm="direct")

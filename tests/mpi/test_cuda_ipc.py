@@ -10,7 +10,7 @@ from mpi4py import MPI
 from collectives import Communicator
 from collectives.algorithms import names
 from collectives.errors import InvalidBuffer
-from collectives.shared_executor import SharedBinder
+from collectives.execution.shared import SharedBinder
 from tests import standin_cupy
 
 pytestmark = pytest.mark.mpi

@@ -8,11 +8,11 @@ import pytest
 from collectives.algorithms import ALGORITHMS, build, check_default, find, names, parse
 from collectives.algorithms.circulant import skips
 from collectives.algorithms.double_binary_tree import node, trees
-from collectives.cost import count
+from collectives.algorithms.segments import MOST_SEGMENTS
+from collectives.analysis.cost import count
+from collectives.analysis.formulas import Model, best_segments
 from collectives.errors import UnknownAlgorithm
-from collectives.formulas import Model, best_segments
 from collectives.schedule import Send
-from collectives.segments import MOST_SEGMENTS
 
 SIZES = [2, 3, 4, 5, 7, 8, 12, 16, 17, 32, 33]
 POWERS = [2, 4, 8, 16, 32]

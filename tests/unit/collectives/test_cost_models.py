@@ -7,12 +7,12 @@ import pytest
 
 from collectives.__main__ import main
 from collectives.algorithms import build, in_segments
-from collectives.cost import count
+from collectives.analysis.cost import count
+from collectives.analysis.fit import fit, read
+from collectives.analysis.formulas import BOUNDS, FORMULAS, Model, best_segments, segments_for
+from collectives.analysis.simulate import Machine, simulate
+from collectives.analysis.topology import Flat, Link
 from collectives.errors import CollectiveError, UnknownAlgorithm
-from collectives.fit import fit, read
-from collectives.formulas import BOUNDS, FORMULAS, Model, best_segments, segments_for
-from collectives.simulate import Machine, simulate
-from collectives.topology import Flat, Link
 
 MODEL = Model(2e-6, 1e-9, 3e-10)
 MACHINE = Machine(Flat(Link(MODEL.alpha, MODEL.beta)), MODEL.gamma)

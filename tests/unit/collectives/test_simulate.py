@@ -7,11 +7,11 @@ import pytest
 
 from collectives.__main__ import main
 from collectives.algorithms import build
+from collectives.algorithms.links import dgx1
+from collectives.analysis.simulate import Machine, simulate
+from collectives.analysis.topology import Cluster, FatTree, Flat, Islands, Link, Torus, grid
+from collectives.analysis.topology import build as topology
 from collectives.errors import TooLarge
-from collectives.links import dgx1
-from collectives.simulate import Machine, simulate
-from collectives.topology import Cluster, FatTree, Flat, Islands, Link, Torus, grid
-from collectives.topology import build as topology
 
 ALPHA, BETA, GAMMA = 2e-6, 1e-9, 3e-10
 LINK = Link(ALPHA, BETA)
@@ -89,7 +89,7 @@ def test_a_torus_shares_links_between_hops():
 
 def test_a_uniform_schedule_is_sampled(monkeypatch):
     whole = seconds("ring", 32)
-    monkeypatch.setattr("collectives.simulate.MOST_STEPS", 100)
+    monkeypatch.setattr("collectives.analysis.simulate.MOST_STEPS", 100)
     with pytest.raises(TooLarge, match="too many steps"):
         seconds("ring", 32)
     sampled = simulate(build("allreduce", "ring", 32), M, Machine(Flat(LINK), GAMMA), uniform=True)

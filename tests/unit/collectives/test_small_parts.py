@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from collectives.algorithms import build
-from collectives.draw import figure, grid
+from collectives.analysis.draw import figure, grid
 from collectives.errors import CollectiveError, LaunchError
-from collectives.executor import Layout
+from collectives.execution.messages import Layout
 from collectives.launch import check_launch
 from collectives.schedule import Chunk, recvbuf
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from collectives.algorithms import build, spanning_trees
+from collectives.algorithms.links import PATTERNS, named
+from collectives.algorithms.packing import connectivity, pack
+from collectives.analysis.simulate import Machine, simulate
+from collectives.analysis.topology import Link, Wired
+from collectives.analysis.verify import verify
 from collectives.errors import TooLarge, UnknownAlgorithm
-from collectives.links import PATTERNS, named
-from collectives.packing import connectivity, pack
 from collectives.schedule import Send
-from collectives.simulate import Machine, simulate
-from collectives.topology import Link, Wired
-from collectives.verify import verify
 
 LANE = Link(1e-6, 1 / 25e9)
 HBM = 3 / 900e9  # a V100 reads two numbers and writes one

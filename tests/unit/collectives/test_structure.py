@@ -65,7 +65,9 @@ def test_one_direction_and_no_heavy_imports(path):
     assert not imported(path, top_level_only=True) & {"matplotlib", "cupy", "torch", "ml_dtypes"}
 
 
-@pytest.mark.parametrize("module", ["collectives", "collectives.__main__", "collectives.local"])
+@pytest.mark.parametrize(
+    "module", ["collectives", "collectives.__main__", "collectives.execution.local"]
+)
 def test_importing_starts_no_mpi(module):
     code = (
         f"import {module}, sys; "

@@ -5,7 +5,7 @@ import pytest
 from collectives.__main__ import main
 from collectives.algorithms import ALGORITHMS, build
 from collectives.algorithms.double_binary_tree import trees as double_trees
-from collectives.structure import trees
+from collectives.analysis.structure import trees
 
 
 def test_the_binomial_tree():

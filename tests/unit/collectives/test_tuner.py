@@ -6,9 +6,9 @@ import pytest
 from collectives.__main__ import main
 from collectives.algorithms import names
 from collectives.bench.openmpi_rules import rules_file
+from collectives.calls.tuner import DEFAULT, Entry, Rule, Situation, Table, choose, load
 from collectives.contracts import CONTRACTS, contract
 from collectives.errors import CollectiveError
-from collectives.tuner import DEFAULT, Entry, Rule, Situation, Table, choose, load
 
 TABLE = Table(
     1,

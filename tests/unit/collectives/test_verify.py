@@ -3,9 +3,11 @@
 import pytest
 
 from collectives.algorithms import ALGORITHMS, build
+from collectives.algorithms.segments import segmented
+from collectives.analysis.verify import is_in_place_safe, verify
+from collectives.commands.mutate import survey
 from collectives.contracts import contract
 from collectives.errors import ScheduleError
-from collectives.mutate import survey
 from collectives.schedule import (
     Copy,
     Recv,
@@ -16,8 +18,6 @@ from collectives.schedule import (
     sendbuf,
     workspace,
 )
-from collectives.segments import segmented
-from collectives.verify import is_in_place_safe, verify
 
 SIZES = [*range(1, 34), 64]
 every_algorithm = pytest.mark.parametrize(

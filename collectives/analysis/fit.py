@@ -1,0 +1,121 @@
+"""Alpha, beta and gamma of a machine, from a benchmark's file, and how well they explain it.
+
+Each measured time of an algorithm of ours is alpha times its messages in a row, plus beta times the
+bytes that its busiest rank sends, plus gamma times the bytes that it reduces, as counted in its
+schedule.  Relative errors are minimised, as times range over six orders of magnitude.
+"""
+
+import json
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from collectives.algorithms import build, names, parse
+from collectives.analysis.cost import count
+from collectives.analysis.formulas import Model
+from collectives.errors import CollectiveError
+
+#: Two size classes are worth their parameters when they divide the median error by this.
+_CLEARLY = 2.0
+#: ... and only if one class does not explain the times within this.
+_GOOD = 0.05
+
+
+class Sample(NamedTuple):
+    """One measured time, and what the schedule counts: messages, bytes sent, bytes reduced."""
+
+    algorithm: str
+    nbytes: int
+    seconds: float
+    counted: tuple[float, float, float]
+
+    def predicted(self, model: Model) -> float:
+        """Seconds by the model."""
+        return float(np.dot(self.counted, model))
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The parameters for buffers of ``least`` to ``most`` bytes, and their relative errors."""
+
+    least: int
+    most: int
+    model: Model
+    errors: npt.NDArray[np.float64]
+
+    @property
+    def median_error(self) -> float:
+        return float(np.median(self.errors))
+
+
+def read(paths: list[Path], memory: str = "numpy") -> list[Sample]:
+    """The times of our algorithms in files of ``bench -J``.
+
+    Raises:
+        CollectiveError: for a file that is none, or if there are fewer than three times.
+    """
+    samples = []
+    for path in paths:
+        try:
+            results: list[dict[str, Any]] = json.loads(path.read_text())["results"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CollectiveError(
+                f"cannot read {path} as what 'bench -J' writes: {error}"
+            ) from None
+        for r in results:
+            if r["memory"] != memory or parse(r["ran"])[0] not in names(r["collective"]):
+                continue
+            cost = count(build(r["collective"], r["ran"], r["ranks"]))
+            nbytes = r["bytes"]
+            counted = (cost.latency, cost.sent * nbytes, cost.reduced * nbytes)
+            samples.append(Sample(r["algorithm"], nbytes, 1e-6 * r["p50_us"], counted))
+    if len(samples) < 3:
+        raise CollectiveError(
+            f"{len(samples)} times of our algorithms on {memory} memory; three parameters need more"
+        )
+    return samples
+
+
+def fit(samples: list[Sample]) -> list[Fit]:
+    """One set of parameters, or two, below and above a size, where that is much better.
+
+    Caches, and the protocols of MPI libraries, make small messages another machine than large ones.
+    """
+    whole = _fit(samples)
+    sizes = sorted({s.nbytes for s in samples})
+    best = [whole]
+    for cut in sizes[2:-2]:
+        parts = [s for s in samples if s.nbytes < cut], [s for s in samples if s.nbytes >= cut]
+        split = [_fit(part) for part in parts]
+        if _error(split) < _error(best):
+            best = split
+    worth = whole.median_error > _GOOD and _error(best) * _CLEARLY < whole.median_error
+    return best if worth else [whole]
+
+
+def _error(fits: list[Fit]) -> float:
+    return float(np.median(np.concatenate([f.errors for f in fits])))
+
+
+def _fit(samples: list[Sample]) -> Fit:
+    """Non-negative least squares of the relative errors, over all subsets of three parameters."""
+    counted = np.array([s.counted for s in samples])
+    seconds = np.array([s.seconds for s in samples])
+    scaled = counted / seconds[:, None]
+    best, least = np.zeros(3), np.inf
+    for used in (c for n in (1, 2, 3) for c in combinations(range(3), n)):
+        columns = list(used)
+        found, *_ = np.linalg.lstsq(scaled[:, columns], np.ones(len(seconds)), rcond=None)
+        parameters = np.zeros(3)
+        parameters[columns] = found
+        residual = float(np.sum((scaled @ parameters - 1) ** 2))
+        if found.min() >= 0 and residual < least:
+            best, least = parameters, residual
+    model = Model(*best.tolist())
+    errors = np.array([abs(s.predicted(model) / s.seconds - 1) for s in samples])
+    sizes = [s.nbytes for s in samples]
+    return Fit(min(sizes), max(sizes), model, errors)

@@ -1,0 +1,149 @@
+"""Closed forms of the all-reduces' costs, ours beside the textbook's.
+
+Ours count what our schedules do on one switch where a rank has one port in each direction; the
+simulator gives the same (a test says so).  The textbook's leave the reduction out and let a rank
+use as many ports as it has messages.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil, floor, log2
+from typing import NamedTuple
+
+from collectives.algorithms.segments import MOST_SEGMENTS
+from collectives.analysis.cost import count
+from collectives.schedule import Schedule
+
+
+class Model(NamedTuple):
+    """The alpha-beta-gamma model.
+
+    Attributes:
+        alpha: seconds a message.
+        beta: seconds a byte on the way.
+        gamma: seconds a byte that is reduced.
+    """
+
+    alpha: float
+    beta: float
+    gamma: float
+
+
+Seconds = Callable[[Model, float, int], float]
+
+
+@dataclass(frozen=True)
+class Formula:
+    """The cost of an all-reduce of m bytes on p ranks.
+
+    Attributes:
+        text: our closed form; ``None`` stands for ``book`` where the textbook has nothing.
+        powers_only: holds for p a power of two; other numbers of ranks are folded onto one.
+        book, book_seconds: as printed there, with L for alpha and T' for beta m.
+        difference: in one sentence, why the two are not the same.
+    """
+
+    algorithm: str
+    text: str
+    seconds: Seconds
+    powers_only: bool = False
+    book: str | None = None
+    book_seconds: Seconds | None = None
+    difference: str = ""
+
+
+def _up(p: int) -> int:
+    return ceil(log2(p))
+
+
+FORMULAS = (
+    Formula(
+        "ring",
+        "2(p-1)(alpha + beta m/p) + (p-1) gamma m/p",
+        lambda c, m, p: 2 * (p - 1) * (c.alpha + c.beta * m / p) + (p - 1) * c.gamma * m / p,
+        difference="the book's 'AllReduce-Ring' is what we call direct",
+    ),
+    Formula(
+        "direct",
+        "2(p-1)(alpha + beta m/p) + (p-1) gamma m/p",
+        lambda c, m, p: 2 * (p - 1) * (c.alpha + c.beta * m / p) + (p - 1) * c.gamma * m / p,
+        book="T_ring = 2(L + T'/P)",
+        book_seconds=lambda c, m, p: 2 * (c.alpha + c.beta * m / p),
+        difference="the book gives each rank p-1 ports; with one, its messages follow one another",
+    ),
+    Formula(
+        "butterfly",
+        "log2 p (alpha + beta m + gamma m)",
+        lambda c, m, p: log2(p) * (c.alpha + (c.beta + c.gamma) * m),
+        powers_only=True,
+        book="T_bf = log(P)(L + T')",
+        book_seconds=lambda c, m, p: floor(log2(p)) * (c.alpha + c.beta * m),
+        difference="the same but for the reduction",
+    ),
+    Formula(
+        "halving_doubling",
+        "2 log2 p alpha + (p-1)/p m (2 beta + gamma)",
+        lambda c, m, p: 2 * log2(p) * c.alpha + (p - 1) / p * m * (2 * c.beta + c.gamma),
+        powers_only=True,
+    ),
+    Formula(
+        "swing",
+        "2 log2 p alpha + (p-1)/p m (2 beta + gamma)",
+        lambda c, m, p: 2 * log2(p) * c.alpha + (p - 1) / p * m * (2 * c.beta + c.gamma),
+        powers_only=True,
+    ),
+    Formula(
+        "circulant",
+        "2 log2 p alpha + (p-1)/p m (2 beta + gamma)",
+        lambda c, m, p: 2 * _up(p) * c.alpha + (p - 1) / p * m * (2 * c.beta + c.gamma),
+        powers_only=True,
+        difference="for every p, plus one alpha for each message whose blocks wrap round the end",
+    ),
+    Formula(
+        "binomial_tree",
+        "2 ceil(log2 p)(alpha + beta m) + ceil(log2 p) gamma m",
+        lambda c, m, p: _up(p) * (2 * (c.alpha + c.beta * m) + c.gamma * m),
+        powers_only=True,
+        book="T_tree = 2 log(P)(L + T')",
+        book_seconds=lambda c, m, p: 2 * floor(log2(p)) * (c.alpha + c.beta * m),
+        difference="the same but for the reduction and the rounding of the logarithm",
+    ),
+    Formula(
+        "double_binary_tree",
+        "at most 2 ceil(log2 p)(2 alpha + beta m + gamma m)",
+        lambda c, m, p: 2 * _up(p) * (2 * c.alpha + (c.beta + c.gamma) * m),
+        powers_only=True,
+        book="T_tree2 = 2 log(P)(L + T'/2)",
+        book_seconds=lambda c, m, p: 2 * floor(log2(p)) * (c.alpha + c.beta * m / 2),
+        difference="the book lets a parent hear from both children at once; with one port it does "
+        "so twice, and only segments (double_binary_tree:segments=k) fill the links",
+    ),
+    Formula(
+        "parameter_server",
+        "2(p-1)(alpha + beta m) + (p-1) gamma m",
+        lambda c, m, p: 2 * (p - 1) * (c.alpha + c.beta * m) + (p - 1) * c.gamma * m,
+        book="T_PS = 2(L + T')",
+        book_seconds=lambda c, m, p: 2 * (c.alpha + c.beta * m),
+        difference="the book gives the server p-1 ports; with one it serves worker after worker",
+    ),
+)
+#: Closed forms that are bounds and not equalities.
+BOUNDS = ("double_binary_tree", "circulant")
+
+
+def segments_for(schedule: Schedule, nbytes: int, alpha: float, beta: float) -> int:
+    """:func:`best_segments` of a schedule on buffers of ``nbytes``."""
+    messages = count(schedule).latency
+    return best_segments(messages, nbytes / schedule.chunks, Model(alpha, beta, 0.0))
+
+
+def best_segments(messages: int, nbytes: float, model: Model) -> int:
+    """The number of segments that makes a schedule of so many messages in a row fastest.
+
+    k segments take (messages - 1 + k)(alpha + beta m/k), least at k = sqrt((messages - 1) beta m /
+    alpha) (Hockney's pipelining argument); at most :data:`~collectives.algorithms.segments.MOST_SEGMENTS`.
+    """
+    if messages <= 1 or model.alpha <= 0:
+        return 1
+    best = round(min(MOST_SEGMENTS, ((messages - 1) * model.beta * nbytes / model.alpha) ** 0.5))
+    return max(1, best)

@@ -1,0 +1,150 @@
+"""Runs a schedule in time on a model of a network, at sizes that nobody has at hand.
+
+A message takes ``alpha`` and then its bytes at the rate of the slowest link on its way, where the
+messages of a round share a link evenly.  It begins when both of its ranks have ended their round
+before (rendezvous), and a round ends with the last of its messages and its reductions.
+"""
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import zip_longest
+
+import numpy as np
+import numpy.typing as npt
+
+from collectives.analysis.topology import Ranks, Topology
+from collectives.errors import TooLarge
+from collectives.schedule import Recv, Round, Schedule, Send
+
+#: Steps of all ranks together that are simulated one by one; more would take minutes.
+MOST_STEPS = 12_000_000
+#: Of a schedule whose rounds are all alike, as many stand for the rest.
+SAMPLE = 4
+
+Seconds = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A network and what a rank does to its own memory.
+
+    Attributes:
+        gamma: seconds a byte of a reduction.
+        ports: ``"one"``: a rank's messages of a round follow one another; ``"multi"``: each has a
+            port of its own.
+    """
+
+    topology: Topology
+    gamma: float = 1 / 100e9
+    ports: str = "one"
+
+
+def simulate(schedule: Schedule, nbytes: int, machine: Machine, uniform: bool = False) -> float:
+    """Seconds until the last rank is done with buffers of ``nbytes`` (the larger one).
+
+    Cost: a step of Python for each step of the schedule; 65,536 ranks of a logarithmic algorithm
+    take seconds.
+
+    Args:
+        uniform: every round moves the same number of bytes to the same distance (a ring); then a
+            few rounds stand for all where there are too many.
+
+    Raises:
+        TooLarge: if there are too many rounds and they are not uniform.
+    """
+    size = schedule.size
+    cut = Cut(nbytes // schedule.contract.blocks(size), schedule.chunks)
+    clock = np.zeros(size)
+    lengths = [len(steps) for steps in schedule.rounds(0)]
+    sampled = size * sum(lengths) > MOST_STEPS
+    if sampled and not uniform:
+        raise TooLarge(f"{schedule} has too many steps to simulate: {size * sum(lengths)}")
+    with _no_garbage_collection():
+        for number, steps in enumerate(_together(schedule)):
+            if sampled and number == SAMPLE:
+                return float(clock.max()) * len(lengths) / SAMPLE
+            _advance(clock, steps, cut, machine)
+    return float(clock.max())
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Millions of steps are made, and none of them is part of a cycle."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Blocks of ``count`` bytes cut into ``chunks``, as :class:`Layout` does it, for arrays."""
+
+    count: int
+    chunks: int
+
+    def offsets(self, i: Ranks) -> Ranks:
+        """Where chunks begin."""
+        block, piece = np.divmod(i, self.chunks)
+        length, longer = divmod(self.count, self.chunks)
+        return block * self.count + piece * length + np.minimum(piece, longer)
+
+
+def _together(schedule: Schedule) -> Iterator[tuple[Round, ...]]:
+    """The rounds of the same number of all ranks."""
+    return zip_longest(*(schedule.rounds(r) for r in range(schedule.size)), fillvalue=())
+
+
+def _advance(clock: Seconds, rounds: tuple[Round, ...], cut: Cut, machine: Machine) -> None:
+    """One round of everybody; the loop is plain, as it sees every step of every rank."""
+    messages: list[tuple[int, int, int, int]] = []  # source, target, first and last chunk
+    local: list[tuple[int, int, int]] = []  # rank, first and last chunk
+    for rank, steps in enumerate(rounds):
+        for step in steps:
+            if isinstance(step, Send):
+                _, first, last = step.chunk
+                messages.append((rank, step.peer, first, last))
+            elif not isinstance(step, Recv):
+                _, first, last = step.chunk
+                local.append((rank, first, last))
+    if messages:
+        source, target, first, last = np.array(messages).T
+        nbytes = (cut.offsets(last) - cut.offsets(first)).astype(float)
+        ends = _ends(clock, source, target, nbytes, machine)
+        np.maximum.at(clock, source, ends)
+        np.maximum.at(clock, target, ends)
+    if local:
+        rank, first, last = np.array(local).T
+        work = (cut.offsets(last) - cut.offsets(first)) * machine.gamma
+        clock += np.bincount(rank, work, minlength=len(clock))
+
+
+def _ends(
+    clock: Seconds,
+    source: npt.NDArray[np.int64],
+    target: npt.NDArray[np.int64],
+    nbytes: Seconds,
+    machine: Machine,
+) -> Seconds:
+    """When each message of a round has arrived."""
+    network = machine.topology
+    beta = network.beta(source, target)
+    latency = network.alpha(source, target)
+    moving = nbytes * beta
+    if machine.ports == "one":
+        for end in (source, target):
+            moving = np.maximum(moving, np.bincount(end, nbytes * beta)[end])
+        most = np.maximum(np.bincount(source)[source], np.bincount(target)[target])
+        latency = latency * most
+    for links, seconds in network.shared(source, target):
+        used = links >= 0
+        carried = np.broadcast_to(nbytes, links.shape)[used]
+        load = np.bincount(links[used], carried, minlength=1) * seconds
+        slowest = np.where(used, load[np.maximum(links, 0)], 0.0).max(axis=0)
+        moving = np.maximum(moving, slowest)
+    return np.maximum(clock[source], clock[target]) + latency + moving

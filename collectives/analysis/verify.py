@@ -1,0 +1,283 @@
+"""Proves a schedule: replays all ranks symbolically and compares what they hold with the contract.
+
+The value of a chunk is the *expression tree* of its reduction, not a set of contributions.  So the
+proof says: every message is matched and nobody waits for ever, no chunk is used while it is being
+written, every contribution enters exactly once, and every rank ends with the same tree (up to
+commuting two operands), which makes replicas bit-identical in floating point.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from collectives.analysis.draw import grid
+from collectives.analysis.replay import Begin, End, Message, replay
+from collectives.errors import InvalidBuffer, ScheduleError
+from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send
+
+
+class Expression(NamedTuple):
+    """A partial reduction of one chunk.
+
+    Attributes:
+        chunk: the chunk of ``sendbuf`` that all its leaves come from.
+        ranks: bit r is set if rank r's contribution is in it.
+        tree: number of its tree, equal for trees that differ only in the order of two operands.
+        ordered: its leaves, read from left to right, are consecutive ranks.
+    """
+
+    chunk: int
+    ranks: int
+    tree: int
+    ordered: bool
+
+
+class Proof(NamedTuple):
+    """What the verifier found out about a correct schedule.
+
+    Attributes:
+        messages: messages in all.
+        keeps_order: every reduction is in rank order, as non-commutative operations need.
+        uneven: each value stays in places of its own block's length, so blocks may differ in
+            length, as in a v-variant.
+    """
+
+    messages: int
+    keeps_order: bool
+    uneven: bool
+
+
+def verify(schedule: Schedule, in_place: bool = False) -> Proof:
+    """Proves ``schedule``, with ``sendbuf`` lying in ``recvbuf`` if ``in_place``.
+
+    Cost: one step of Python for each chunk that a step names, on all ranks.
+
+    Raises:
+        ScheduleError: with the reason, the rank, round and step, and for a small schedule the grid
+            of all ranks and rounds.
+    """
+    try:
+        return prove(schedule, in_place)
+    except ScheduleError as error:
+        picture = f"\n{grid(schedule)}" if schedule.size <= 9 else ""
+        raise ScheduleError(f"{error}{picture}") from None
+
+
+def prove(schedule: Schedule, in_place: bool = False) -> Proof:
+    """As :func:`verify`, with no picture in the error."""
+    return _Verifier(schedule, in_place).run()
+
+
+def is_in_place_safe(schedule: Schedule) -> bool:
+    """Whether ``schedule`` is also correct when ``sendbuf`` lies in ``recvbuf``."""
+    try:
+        prove(schedule, in_place=True)
+    except (ScheduleError, InvalidBuffer):
+        return False
+    return True
+
+
+Cell = tuple[str, int]
+
+
+@dataclass
+class _Verifier:
+    schedule: Schedule
+    in_place: bool
+    memory: list[dict[Cell, Expression]] = field(default_factory=list)
+    trees: dict[tuple[int, int], int] = field(default_factory=dict)
+    results: dict[tuple[int, int], int] = field(default_factory=dict)
+    uneven: bool = True
+    arrived: dict[tuple[int, int], list[Expression]] = field(default_factory=dict)
+    departed: dict[tuple[int, int], list[Expression]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        schedule = self.schedule
+        self.contract = schedule.contract
+        self.members = [schedule.member(rank) for rank in range(schedule.size)]
+        self.limits = [schedule.limits(rank) for rank in range(schedule.size)]
+        self.places = [self.contract.place(m) if self.in_place else None for m in self.members]
+
+    def run(self) -> Proof:
+        size = self.schedule.size
+        self.uneven = self.contract.block is not None
+        for rank in range(size):
+            self.memory.append({})
+            for i in range(self.limits[rank]["sendbuf"]):
+                leaf = Expression(i, 1 << rank, self._tree(-1 - rank, -1 - i), True)
+                self.memory[rank][self._cell(rank, "sendbuf", i)] = leaf
+        messages = 0
+        for event in replay(self.schedule):
+            match event:
+                case Begin(rank, number, steps):
+                    self._check_round(rank, number, steps)
+                    for position, step in enumerate(steps):
+                        if isinstance(step, Send | Copy):
+                            source = step.chunk if isinstance(step, Send) else step.source
+                            values = self._read(rank, number, step, source)
+                            self.departed[rank, position] = values
+                case Message(sender, sent, receiver, received):
+                    messages += 1
+                    self.arrived[receiver, received] = self.departed[sender, sent]
+                case End(rank, number, steps):
+                    self._apply(rank, number, steps)
+        ordered = [self._check_result(rank) for rank in range(size)]
+        return Proof(messages, all(ordered), self.uneven)
+
+    def _cell(self, rank: int, buffer: str, i: int) -> Cell:
+        place = self.places[rank]
+        if place is not None and buffer == "sendbuf":
+            return "recvbuf", i + place
+        return buffer, i
+
+    def _cells(self, rank: int, chunk: Chunk) -> list[Cell]:
+        return [self._cell(rank, chunk.buffer, i) for i in range(chunk.start, chunk.stop)]
+
+    def _tree(self, left: int, right: int) -> int:
+        """Hash-consing: one number for a pair of subtrees, whichever comes first."""
+        return self.trees.setdefault((min(left, right), max(left, right)), len(self.trees))
+
+    def _fail(self, rank: int, number: int, step: object, reason: str) -> ScheduleError:
+        mode = " in place" if self.in_place else ""
+        return ScheduleError(f"{self.schedule}{mode}: rank {rank} round {number}: {step} {reason}")
+
+    def _check_round(self, rank: int, number: int, steps: Round) -> None:
+        """Bounds, and rule 3: what is being written is not used elsewhere in the round."""
+        writing: set[Cell] = set()
+        for step in steps:
+            for chunk in _chunks(step):
+                if not 0 <= chunk.start < chunk.stop <= self.limits[rank][chunk.buffer]:
+                    raise self._fail(rank, number, step, f"names {chunk}, which does not exist")
+            if not isinstance(step, Send) and step.chunk.buffer == "sendbuf":
+                raise self._fail(rank, number, step, "writes to sendbuf")
+            if isinstance(step, Recv | Copy) and not self._is_itself(rank, step):
+                cells = self._cells(rank, step.chunk)
+                if not writing.isdisjoint(cells):
+                    raise self._fail(rank, number, step, "writes what another step is writing")
+                writing.update(cells)
+        for step in steps:
+            if self._is_itself(rank, step):
+                continue
+            used = {c for chunk in _used(step) for c in self._cells(rank, chunk)}
+            if not writing.isdisjoint(used):
+                raise self._fail(rank, number, step, "uses a chunk that its round is writing")
+
+    def _is_itself(self, rank: int, step: object) -> bool:
+        """In place, the copy of a block to its own place is nothing."""
+        return isinstance(step, Copy) and (
+            self._cells(rank, step.chunk) == self._cells(rank, step.source)
+        )
+
+    def _read(self, rank: int, number: int, step: object, chunk: Chunk) -> list[Expression]:
+        held = self.memory[rank]
+        values = [held.get(cell) for cell in self._cells(rank, chunk)]
+        if None in values:
+            raise self._fail(rank, number, step, f"reads {chunk} before anything was written there")
+        return [value for value in values if value is not None]
+
+    def _apply(self, rank: int, number: int, steps: Round) -> None:
+        for position, step in enumerate(steps):
+            if isinstance(step, Recv):
+                self._write(rank, number, step, self.arrived.pop((rank, position)))
+            elif isinstance(step, Copy):
+                self._write(rank, number, step, self.departed[rank, position])
+        for position, step in enumerate(steps):
+            if isinstance(step, RecvReduce):
+                arrived = self.arrived.pop((rank, position))
+                own = self._read(rank, number, step, step.operand or step.chunk)
+                if len(arrived) != len(own):
+                    raise self._fail(
+                        rank, number, step, f"has {len(own)} chunks to reduce {len(arrived)} with"
+                    )
+                pairs = zip(arrived, own) if step.peer < rank else zip(own, arrived)
+                reduced = [self._reduce(rank, number, step, a, b) for a, b in pairs]
+                self._write(rank, number, step, reduced)
+
+    def _reduce(
+        self, rank: int, number: int, step: RecvReduce, left: Expression, right: Expression
+    ) -> Expression:
+        if left.chunk != right.chunk:
+            raise self._fail(
+                rank, number, step, f"reduces chunk {left.chunk} with chunk {right.chunk}"
+            )
+        if left.ranks & right.ranks and not self.contract.idempotent:
+            twice = sorted(_members(left.ranks & right.ranks))
+            raise self._fail(rank, number, step, f"counts the contribution of ranks {twice} twice")
+        adjacent = left.ranks.bit_length() == (right.ranks & -right.ranks).bit_length() - 1
+        return Expression(
+            left.chunk,
+            left.ranks | right.ranks,
+            self._tree(left.tree, right.tree),
+            left.ordered and right.ordered and adjacent,
+        )
+
+    def _write(self, rank: int, number: int, step: Recv | RecvReduce | Copy, values: list) -> None:
+        chunk, n = step.chunk, self.schedule.chunks
+        if len(values) != chunk.stop - chunk.start:
+            raise self._fail(
+                rank, number, step, f"gets {len(values)} chunks for {chunk.stop - chunk.start}"
+            )
+        for i, value in zip(range(chunk.start, chunk.stop), values):
+            if value.chunk % n != i % n:
+                raise self._fail(
+                    rank, number, step, f"puts piece {value.chunk % n} of a block in place {i % n}"
+                )
+            if self.uneven and not self._fits(rank, chunk.buffer, i // n, value):
+                self.uneven = False
+            self.memory[rank][self._cell(rank, chunk.buffer, i)] = value
+
+    def _fits(self, rank: int, buffer: str, j: int, value: Expression) -> bool:
+        """Whether a value lies in a block of the length of the one that it came from."""
+        block = self.contract.block
+        assert block is not None, "asked only of collectives with a v-variant"
+        origin = self.members[next(_members(value.ranks))]
+        length = block(origin, "sendbuf", value.chunk // self.schedule.chunks)
+        return length == block(self.members[rank], buffer, j)
+
+    def _check_result(self, rank: int) -> bool:
+        """Compares ``rank``'s recvbuf with the contract and with rank 0's trees."""
+        ordered = True
+        for i in range(self.limits[rank]["recvbuf"]):
+            wanted = self.contract.result(self.members[rank], i)
+            if wanted is None:
+                continue
+            got = self.memory[rank].get(("recvbuf", i))
+            ranks = sum(1 << r for r in wanted.ranks)
+            where = f"{self.schedule}: rank {rank} ends with recvbuf[{i}]"
+            if got is None:
+                raise ScheduleError(f"{where} never written")
+            if (got.chunk, got.ranks) != (wanted.chunk, ranks):
+                raise ScheduleError(
+                    f"{where} = chunk {got.chunk} of ranks {sorted(_members(got.ranks))}; "
+                    f"expected chunk {wanted.chunk} of ranks {list(wanted.ranks)}"
+                )
+            tree = self.results.setdefault((got.chunk, got.ranks), got.tree)
+            if tree != got.tree and not self.contract.idempotent:
+                raise ScheduleError(
+                    f"{where} reduced in another order than on rank 0, so not bitwise equal to it"
+                )
+            ordered = ordered and got.ordered
+        return ordered
+
+
+def _chunks(step: object) -> Iterator[Chunk]:
+    """Every chunk that a step names."""
+    if isinstance(step, Send | Recv | RecvReduce | Copy):
+        yield step.chunk
+        yield from _used(step)
+
+
+def _used(step: object) -> Iterator[Chunk]:
+    """The chunks that must not be written by a receive or a copy of the same round."""
+    match step:
+        case Send(_, chunk):
+            yield chunk
+        case RecvReduce(_, chunk, operand):
+            yield chunk
+            yield operand or chunk
+        case Copy(_, source):
+            yield source
+
+
+def _members(ranks: int) -> Iterator[int]:
+    return (rank for rank in range(ranks.bit_length()) if ranks >> rank & 1)

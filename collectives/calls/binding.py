@@ -1,0 +1,124 @@
+"""From a call to the plan that carries it out: which algorithm, on which transport."""
+
+import logging
+from collections.abc import Callable
+
+from collectives.algorithms import build, in_segments
+from collectives.analysis.formulas import segments_for
+from collectives.calls.call import Call
+from collectives.calls.library import library
+from collectives.calls.native import NativePlan
+from collectives.calls.operands import Operands, is_widened
+from collectives.calls.reduction import combiner
+from collectives.calls.resources import Resources
+from collectives.calls.tuner import Choice
+from collectives.errors import CollectiveError
+from collectives.execution.lanes import Mask
+from collectives.execution.messages import bind
+from collectives.execution.plan import Plan
+from collectives.execution.shared import Places, bind_shared, runs_shared
+from collectives.execution.underway import Underway
+
+log = logging.getLogger("collectives")
+
+
+def bind_call(
+    call: Call,
+    resources: Resources,
+    places: Places | None,
+    underway: Underway,
+    used_anywhere: Callable[[Mask], Mask] | None,
+) -> Plan | NativePlan:
+    """Binds ``call``; the same on all ranks.
+
+    Args:
+        places: where all ranks' buffers lie, if that is in the node's memory.
+        underway: the communicator's plans that are under way.
+        used_anywhere: for a plan of the caller's, how the ranks agree on tags and counters that no
+            other plan has (:class:`~collectives.execution.lanes.Lanes`).  ``None`` for a blocking call: it
+            has those of all blocking calls, and names the memory by address, so that the plan does
+            not keep it.
+
+    Raises:
+        InvalidBuffer: for buffers that share memory.
+        CollectiveError: on all ranks, if there are more plans than tags.
+    """
+    size = call.member.size
+    planned = used_anywhere is not None
+    algorithm, reason = _choice(call, resources, shared=places is not None, planned=planned)
+    log.info("%s: %s (%s)", call, algorithm, reason)
+    if algorithm == "native":
+        return NativePlan(resources.comm, call.arguments, reason)
+    underway.expect_whole()
+    call.refuse_overlap()
+    items = None if call.counts else call.count * call.contract.blocks(size)
+    schedule = build(call.collective, algorithm, size, call.root, items)
+    buffer = call.buffer
+    combine = None
+    if call.op is not None:
+        combine = combiner(call.op, buffer.items.dtype, buffer.datatype)
+    node, lane = resources.node, None
+    if node and places and runs_shared(schedule, places) and not is_widened(call):
+        if used_anywhere is not None:
+            lane = node.slots.take(used_anywhere)
+        if lane is not None or used_anywhere is None:
+            return bind_shared(
+                schedule,
+                node,
+                places,
+                call,
+                combine,
+                lane=lane,
+                reason=reason,
+                underway=underway,
+            )
+        log.warning("messages instead of shared memory: %d plans use it", node.slots.most)
+    if used_anywhere is not None:
+        lane = resources.tags.take(used_anywhere)
+        if lane is None:
+            raise CollectiveError(
+                f"there are {resources.tags.most} plans on this communicator, and this MPI has no "
+                "tags for more; Free some"
+            )
+    operands = Operands(call, borrow=lane is None)
+    return bind(
+        schedule,
+        resources.device_transport if call.is_on_device else resources.transport,
+        operands.send,
+        operands.recv,
+        combine,
+        counts=call.counts,
+        memory=buffer.memory,
+        aside=call.aside,
+        before=operands.before,
+        after=operands.after,
+        lane=lane,
+        reason=reason,
+        underway=underway,
+    )
+
+
+def _is_wrong_in_open_mpi(call: Call) -> bool:
+    """Seen with Open MPI 5.0.11 on 4 ranks: ``MPI_Ialltoallv`` in place gives others' items."""
+    in_place = call.collective == "alltoall" and call.counts is not None and call.send is None
+    return in_place and library().startswith("Open MPI")
+
+
+def _choice(call: Call, resources: Resources, shared: bool, planned: bool) -> Choice:
+    """The algorithm with all its options, and why."""
+    choice = Choice(call.algorithm, "asked for")
+    if call.algorithm == "auto" and planned and _is_wrong_in_open_mpi(call):
+        return Choice("pairwise", "in place, Open MPI's nonblocking one mixes up unequal blocks")
+    if call.algorithm == "auto":
+        per_node, table = resources.facts
+        choice = call.choose(table, per_node, shared, resources.kind.sealed)
+    if "segments=auto" not in choice.algorithm:
+        return choice
+    alpha, beta = 1e-6 * resources.table.alpha_us, 1e-9 / resources.table.bandwidth_GBs
+    algorithm = in_segments(
+        call.collective,
+        choice.algorithm,
+        call.member.size,
+        lambda schedule: segments_for(schedule, call.nbytes, alpha, beta),
+    )
+    return choice._replace(algorithm=algorithm)

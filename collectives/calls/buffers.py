@@ -1,0 +1,351 @@
+"""mpi4py's buffer specifications, read into flat NumPy arrays."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
+from math import gcd
+from operator import index
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from mpi4py import MPI
+from mpi4py.util import dtlib
+
+from collectives.calls.exported import memory_of
+from collectives.calls.gaps import Block, Gaps, fills_its_extent, is_one_block
+from collectives.errors import InvalidBuffer
+from collectives.execution.memory import HOST, CudaMemory, Memory, is_on_device
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory as MPI sees it: ``items.size`` items of one type.
+
+    Attributes:
+        items: contiguous 1-D view of the caller's memory, NumPy's or CuPy's; where its items have
+            ``gaps``, memory of our own that they are packed into.
+        datatype: the MPI type of an item, named by the caller or inferred; ``None`` where this MPI
+            has none (float16, bfloat16 on some).
+        counts: items of the blocks of a v-variant; ``None`` if all are equal.
+        displacements: where these blocks begin; ``None`` if they lie one behind the other.
+        gaps: how the caller's memory is packed into ``items``; ``None`` if ``items`` is it.
+        writable: whether the collective may write to it.
+    """
+
+    items: npt.NDArray[Any]
+    datatype: MPI.Datatype | None
+    counts: tuple[int, ...] | None = None
+    displacements: tuple[int, ...] | None = None
+    gaps: Gaps | None = None
+    writable: bool = True
+
+    @cached_property
+    def address(self) -> int:
+        """Where it begins."""
+        return self.memory.address(self.items)
+
+    @cached_property
+    def memory(self) -> Memory:
+        """Where it lies."""
+        return CudaMemory() if is_on_device(self.items) else HOST
+
+    def spans(self) -> list[tuple[int, int]]:
+        """First address and the one behind the last, of each part of the caller's memory."""
+        if self.gaps is not None:
+            return []  # packed before anything is stored to it
+        first, size = self.address, self.items.itemsize
+        blocks = [(0, self.items.size)]
+        if self.displacements is not None:
+            blocks = [*zip(self.displacements, self.counts or ())]
+        return [(first + start * size, first + (start + n) * size) for start, n in blocks if n]
+
+    def blocks(self, borrow: bool) -> list[npt.NDArray[Any]]:
+        """Views of the blocks, where there are gaps between them; ``borrow`` as of :meth:`view`."""
+        pairs = zip(self.displacements or (), self.counts or ())
+        items = self.view(borrow)
+        return [items[start : start + count] for start, count in pairs]
+
+    def view(self, borrow: bool) -> npt.NDArray[Any]:
+        """``items``, or the same memory without keeping it alive."""
+        return self.memory.borrowed(self.items) if borrow and self.gaps is None else self.items
+
+    def in_units(self, nbytes: int) -> "Buffer":
+        """The same memory as items of ``nbytes`` each, for collectives that only move data.
+
+        Ranks may describe the same bytes by different types, and must cut them at the same places.
+        """
+        size = self.items.itemsize
+
+        def units(items: tuple[int, ...] | None) -> tuple[int, ...] | None:
+            return items and tuple(n * size // nbytes for n in items)
+
+        return replace(
+            self,
+            items=self.items.view(np.dtype(f"u{nbytes}")),
+            counts=units(self.counts),
+            displacements=units(self.displacements),
+        )
+
+
+def unit_of(block_bytes: int) -> int:
+    """Bytes of the largest unsigned integer that a block is a whole number of."""
+    return gcd(block_bytes, 8) or 8
+
+
+def read_buffer(
+    spec: object, role: str, blocks: int = 1, *, moves: bool = False, readonly: bool = False
+) -> Buffer:
+    """Reads ``array``, ``[array, type]``, ``[array, count]``, ``[array, count, type]``,
+    ``[array, (count, displ), type]`` or ``[array, count, displ, type]``.
+
+    An array is whatever mpi4py takes: with the buffer protocol, DLPack or CUDA's array interface.
+
+    Args:
+        role: ``"send"`` or ``"receive"``, for messages; a receive buffer must be writable.
+        blocks: blocks that the collective puts into this buffer; as in mpi4py, a given count is
+            that of one block, and displacements are in items.
+        moves: the collective only moves data, so types with gaps are packed.
+        readonly: a receive buffer that this rank only reads, as the root of a broadcast does.
+
+    Raises:
+        InvalidBuffer: for memory that is not contiguous, not writable, too short, or of a kind that
+            nobody can read, and for types with gaps unless ``moves``.
+    """
+    data, count, displacement, named = _parts(spec)
+    readonly = readonly or role == "send"
+    space = _Space(data, named, role, readonly=readonly, moves=moves)
+    start = _number(displacement or 0, role, "displacement")
+    if count is None:
+        whole = space.whole_items(start)
+        if whole % max(blocks, 1):
+            raise InvalidBuffer(
+                f"the {role} buffer of {whole} items is not a multiple of the {blocks} blocks that "
+                "as many ranks need"
+            )
+        length = whole
+    else:
+        length = _number(count, role, "count") * max(blocks, 1)
+    return space.buffer([Block(start, length)])
+
+
+def vector_buffer(spec: object, role: str, blocks: int) -> Buffer:
+    """Reads ``[array, counts]``, ``[array, (counts, displacements)]``, with a type behind, or
+    ``[array, counts, displacements, type]``, as mpi4py's v-variants take them.
+
+    Counts and displacements are in items; a number stands for as many equal counts, or for the
+    distance of one block from the next.  Left out, the blocks are as equal as can be, the first
+    ones longer by one, and one behind the other.
+
+    Raises:
+        InvalidBuffer: as :func:`read_buffer`, and for lists that are not ``blocks`` long.
+    """
+    data, lengths, starts, named = _vector_parts(spec)
+    space = _Space(data, named, role, readonly=role == "send", moves=True)
+    if lengths is None:
+        length, longer = divmod(space.whole_items(0), blocks)
+        counts = tuple(length + (j < longer) for j in range(blocks))
+    else:
+        counts = _numbers(lengths, role, "counts", blocks)
+    stride = None if starts is None else _index(starts)
+    if starts is None:
+        displacements = tuple(accumulate(counts[:-1], initial=0))
+    elif stride is not None:
+        displacements = tuple(stride * j for j in range(blocks))
+    else:
+        displacements = _numbers(starts, role, "displacements", blocks)
+    return space.buffer([*map(Block, displacements, counts)], counts)
+
+
+class _Space:
+    """The memory that a specification names, before it is known which items of it are meant.
+
+    Attributes:
+        datatype: of an item; as :class:`Buffer` has it.
+    """
+
+    def __init__(
+        self,
+        data: object,
+        named: MPI.Datatype | str | None,
+        role: str,
+        *,
+        readonly: bool,
+        moves: bool,
+    ) -> None:
+        self.role = role
+        self.writable = not readonly
+        self.memory = memory_of(data, named is not None, role, readonly)
+        self.datatype = _inferred(self.memory.dtype)
+        self.dtype = self.memory.dtype
+        self.extent = self.memory.itemsize
+        self.gapped = False
+        if named is not None:
+            self.datatype = datatype = _named(named, role)
+            self.extent = datatype.Get_extent()[1]
+            # A reduction goes item by item, so the order of the numbers in one plays no part; and
+            # the pair types of MAXLOC may have gaps, which nobody looks at.
+            whole = is_one_block(datatype) if moves else fills_its_extent(datatype)
+            self.gapped = not (whole or (datatype.is_predefined and not moves))
+            self.dtype = _dtype(datatype, self.extent)
+        if self.gapped and (not moves or self.extent <= 0 or is_on_device(self.memory)):
+            size = self.datatype.Get_size() if self.datatype else 0
+            raise InvalidBuffer(
+                f"the {role} buffer's datatype has gaps (extent {self.extent}, size {size} bytes); "
+                "pack it first, or call with algorithm='native'"
+            )
+
+    def whole_items(self, start: int) -> int:
+        """How many items there are from item ``start`` on."""
+        nbytes = self.memory.nbytes - start * self.extent
+        if nbytes < 0 or nbytes % max(self.extent, 1):
+            raise InvalidBuffer(
+                f"the {self.role} buffer of {self.memory.nbytes} bytes is no whole number of "
+                f"{self.dtype} items from item {start} on; name a count"
+            )
+        return nbytes // max(self.extent, 1)
+
+    def buffer(self, blocks: list[Block], counts: tuple[int, ...] | None = None) -> Buffer:
+        """These items; ``counts`` are those of a v-variant."""
+        for j, (start, count) in enumerate(blocks):
+            asked = f"{count} were asked for" if counts is None else f"block {j} is {count} items"
+            self._expect(start, count, f"{asked} from item {start} on" if start else asked)
+        if self.gapped:
+            return self._packed(blocks, counts)
+        if counts is None:
+            start, length = blocks[0]
+            items = self.memory
+            if self.dtype is not items.dtype or length * self.extent != items.nbytes:
+                part = items.view(np.uint8)[start * self.extent : (start + length) * self.extent]
+                items = part.view(self.dtype)
+            return Buffer(items, self.datatype, writable=self.writable)
+        starts, lengths = zip(*blocks)
+        first = starts[0] if lengths[0] else 0
+        behind = tuple(accumulate(lengths[:-1], initial=first))
+        raw = self.memory.view(np.uint8)
+        if all(d == p for d, p, n in zip(starts, behind, lengths) if n):
+            part = raw[first * self.extent : (first + sum(lengths)) * self.extent]
+            return Buffer(part.view(self.dtype), self.datatype, counts)
+        whole = raw[: len(raw) // self.extent * self.extent].view(self.dtype)
+        return Buffer(whole, self.datatype, counts, starts)
+
+    def _packed(self, blocks: list[Block], counts: tuple[int, ...] | None) -> Buffer:
+        assert self.datatype is not None, "only a type that was named has gaps"
+        size = self.datatype.Get_size()
+        packed = np.empty(sum(count for _, count in blocks), np.dtype((np.void, size)))
+        gaps = Gaps(self.memory, HOST.address(self.memory), self.datatype, blocks)
+        return Buffer(
+            packed.view(np.uint8), self.datatype, _times(counts, size), None, gaps, self.writable
+        )
+
+    def _expect(self, start: int, count: int, asked: str) -> None:
+        if not count:
+            return
+        first, end = start * self.extent, (start + count) * self.extent
+        if self.gapped and self.datatype is not None:
+            lower, length = self.datatype.Get_true_extent()
+            first, end = first + lower, end - self.extent + lower + length
+        if count < 0 or first < 0 or end > self.memory.nbytes:
+            raise InvalidBuffer(
+                f"the {self.role} buffer holds {self.memory.nbytes // max(self.extent, 1)} items, "
+                f"but {asked}"
+            )
+
+
+def _times(numbers: tuple[int, ...] | None, factor: int) -> tuple[int, ...] | None:
+    return None if numbers is None else tuple(n * factor for n in numbers)
+
+
+def _index(value: Any) -> int | None:
+    """A whole number of any type, ``None`` for what is none."""
+    try:
+        return index(value)
+    except TypeError:
+        return None
+
+
+def _number(value: Any, role: str, what: str) -> int:
+    found = _index(value)
+    if found is None or found < 0:
+        raise InvalidBuffer(f"the {role} buffer's {what} is {value!r}, not a number from 0 on")
+    return found
+
+
+def _numbers(values: Any, role: str, what: str, blocks: int) -> tuple[int, ...]:
+    one = _index(values)
+    if one is not None:
+        return (one,) * blocks
+    try:
+        numbers = tuple(index(v) for v in values)
+    except TypeError:
+        raise InvalidBuffer(f"the {role} buffer's {what} are no whole numbers") from None
+    if len(numbers) != blocks:
+        raise InvalidBuffer(
+            f"the {role} buffer has {len(numbers)} {what}, but there are {blocks} ranks"
+        )
+    return numbers
+
+
+def _parts(spec: object) -> tuple[object, Any, Any, MPI.Datatype | str | None]:
+    """The array, count, displacement and type of a specification."""
+    if not isinstance(spec, list | tuple):
+        return spec, None, None, None
+    match spec:
+        case [data]:
+            return data, None, None, None
+        case [data, MPI.Datatype() | str() as datatype]:
+            return data, None, None, datatype
+        case [data, [count, displacement]] | [data, (count, displacement)]:
+            return data, count, displacement, None
+        case [data, count]:
+            return data, count, None, None
+        case [data, [count, displacement], datatype]:
+            return data, count, displacement, datatype
+        case [data, count, datatype]:
+            return data, count, None, datatype
+        case [data, count, displacement, datatype]:
+            return data, count, displacement, datatype
+    raise InvalidBuffer(f"a buffer specification has 1 to 4 parts, this one has {len(spec)}")
+
+
+def _vector_parts(spec: object) -> tuple[object, Any, Any, MPI.Datatype | str | None]:
+    if not isinstance(spec, list | tuple):
+        return spec, None, None, None
+    data, *rest = spec or [None] * 5
+    datatype = rest.pop() if rest and isinstance(rest[-1], MPI.Datatype | str) else None
+    if len(rest) == 1 and isinstance(rest[0], tuple) and len(rest[0]) == 2:
+        rest = list(rest[0])  # counts and displacements
+    if len(rest) == 2 and datatype is None and rest[1] is None:
+        rest.pop()  # [array, counts, None]: the type is to be inferred
+    if len(rest) > 2:
+        raise InvalidBuffer(f"a buffer specification has 1 to 4 parts, this one has {len(spec)}")
+    lengths, starts = [*rest, None, None][:2]
+    return data, lengths, starts, datatype
+
+
+def _named(datatype: MPI.Datatype | str, role: str) -> MPI.Datatype:
+    if isinstance(datatype, str):
+        datatype = MPI._typedict.get(datatype, MPI.DATATYPE_NULL)
+    if not isinstance(datatype, MPI.Datatype):
+        raise InvalidBuffer(
+            f"the {role} buffer's type is a {type(datatype).__name__}; pass an MPI.Datatype"
+        )
+    if datatype == MPI.DATATYPE_NULL:
+        raise InvalidBuffer(f"the {role} buffer names a datatype that this MPI does not have")
+    return datatype
+
+
+def _inferred(dtype: "np.dtype[Any]") -> MPI.Datatype | None:
+    """The MPI type of a NumPy type, if there is one."""
+    return (MPI._typedict.get(dtype.char) or None) if dtype.isnative else None
+
+
+def _dtype(datatype: MPI.Datatype, extent: int) -> "np.dtype[Any]":
+    """NumPy's type of items of an MPI type, or as many bytes where it has none."""
+    try:
+        dtype = np.dtype(dtlib.to_numpy_dtype(datatype))
+    except (ValueError, TypeError):
+        dtype = np.dtype((np.void, extent))
+    # Of several numbers, only the operation knows them.
+    several = dtype.subdtype is not None or dtype.names is not None
+    return np.dtype((np.void, extent)) if several or dtype.itemsize != extent else dtype

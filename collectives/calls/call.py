@@ -1,0 +1,223 @@
+"""One collective call: what it moves, what it is called, which plan may serve it."""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives.calls.buffers import Buffer
+from collectives.calls.library import library
+from collectives.calls.tuner import Choice, Situation, Table, choose
+from collectives.contracts import Contract, Member, contract
+from collectives.errors import InvalidBuffer
+from collectives.execution.memory import is_on_device
+from collectives.execution.messages import Counts
+
+#: Of one block; above it the MPI library's own collectives cannot count the items.
+_MOST_NATIVE_ITEMS = (1 << 31) - 1
+
+
+class Arguments(NamedTuple):
+    """A call as the caller made it, with mpi4py's buffer specifications.
+
+    Attributes:
+        vector: the v-variant, whose blocks have lengths of their own.
+        recvcounts: of ``Reduce_scatter``; ``None`` if each rank's is what its buffer holds.
+    """
+
+    collective: str
+    sendbuf: Any
+    recvbuf: Any
+    op: MPI.Op | None = None
+    root: int = 0
+    vector: bool = False
+    recvcounts: Sequence[int] | None = None
+
+
+def barrier_arguments() -> Arguments:
+    """A barrier is the reduction of a byte that nobody looks at."""
+    return Arguments("barrier", np.zeros(1, np.uint8), np.zeros(1, np.uint8), MPI.BOR)
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a rank asks for; ``str(call)`` must be the same on all ranks.
+
+    Attributes:
+        arguments: as the caller gave them.
+        member: this rank.
+        send: ``None`` in place, or where this rank sends nothing.
+        recv: ``None`` where this rank receives nothing, or at the root of a scatter in place.
+        counts: lengths of the blocks of a v-variant.
+        aside: in place, but the input lies where the result goes.
+        algorithm: what was asked for.
+    """
+
+    arguments: Arguments
+    member: Member
+    send: Buffer | None
+    recv: Buffer | None
+    counts: Counts | None
+    aside: bool
+    algorithm: str
+
+    @property
+    def collective(self) -> str:
+        return self.arguments.collective
+
+    @property
+    def contract(self) -> Contract:
+        return contract(self.collective)
+
+    @property
+    def op(self) -> MPI.Op | None:
+        return self.arguments.op
+
+    @property
+    def root(self) -> int:
+        return self.arguments.root
+
+    @cached_property
+    def buffer(self) -> Buffer:
+        """One of the two buffers: both have the same type."""
+        buffer = self.recv or self.send
+        assert buffer is not None, "every rank of a collective has a buffer"
+        return buffer
+
+    @property
+    def count(self) -> int:
+        """Items of a block, where all are equal."""
+        blocks = self.contract
+        if self.recv is not None:
+            return self.recv.items.size // max(1, blocks.recv_blocks(self.member))
+        return self.buffer.items.size // max(1, blocks.send_blocks(self.member))
+
+    @property
+    def nbytes(self) -> int:
+        """Of the largest buffer of any rank."""
+        return self.count * self.contract.blocks(self.member.size) * self.buffer.items.itemsize
+
+    @property
+    def is_on_device(self) -> bool:
+        """Whether the buffers lie on a GPU."""
+        return is_on_device(self.buffer.items)
+
+    def choose(self, table: Table, per_node: int, shared: bool, sealed: bool) -> Choice:
+        """What ``auto`` comes to, and why.
+
+        Args:
+            table: what was measured.
+            per_node: ranks of a node.
+            shared: the buffers lie in the node's memory.
+            sealed: messages must carry checksums.
+        """
+        countable = self.count <= _MOST_NATIVE_ITEMS and not self.is_on_device
+        memory = "shared" if shared else "numpy"
+        if self.is_on_device:
+            memory = "ipc" if shared else "cupy"
+        situation = Situation(
+            library(),
+            self.collective,
+            self._known_bytes,
+            self.member.size,
+            per_node,
+            commutes=self.op is None or self.op.is_commutative,
+            native=self.buffer.datatype is not None and countable and not sealed,
+            sealed=sealed,
+            uneven=self.counts is not None,
+            memory=memory,
+        )
+        return choose(table, situation)
+
+    @property
+    def _known_bytes(self) -> int:
+        """Of the largest buffer, if all ranks know it."""
+        if self.counts is None:
+            return self.nbytes
+        if self.collective in ("reduce_scatter", "allgather"):
+            return max(map(sum, self.counts)) * self.buffer.items.itemsize
+        return 0  # the others' counts differ from rank to rank
+
+    @cached_property
+    def key(self) -> tuple[object, ...] | None:
+        """Equal keys mean equal plans: memory is named by address, length and type.
+
+        ``None`` for a call whose plan cannot be used again: its types may be freed, and another one
+        get their handles.
+        """
+        datatype = self.buffer.datatype
+        if datatype is not None and not datatype.is_predefined:
+            return None
+        return (
+            self.collective,
+            self.algorithm,
+            self.root,
+            _identity(self.op),
+            *(
+                (b.address, b.items.size, b.displacements) if b is not None else None
+                for b in (self.send, self.recv)
+            ),
+            self.counts,
+            self.aside,
+            self.buffer.items.dtype,
+            datatype.handle if datatype is not None else None,
+        )
+
+    def refuse_overlap(self) -> None:
+        """Raises :class:`InvalidBuffer` if the two buffers share memory: results would depend on
+        who comes first."""
+        if self.send is None or self.recv is None or self.aside:
+            return
+        for first, last in self.send.spans():
+            for start, end in self.recv.spans():
+                if first < end and start < last:
+                    raise InvalidBuffer(
+                        f"{self.collective}: the send and receive buffers share "
+                        f"{min(last, end) - max(first, start)} bytes; pass MPI.IN_PLACE, or "
+                        "buffers of their own"
+                    )
+
+    @property
+    def lengths(self) -> dict[Hashable, int]:
+        """Bytes of each block of a v-variant that this rank knows, by the block's name: the same
+        on all ranks that know it."""
+        blocks, found = self.contract, {}
+        if self.counts is None or blocks.block is None:
+            return {}
+        for buffer, counts in zip(("sendbuf", "recvbuf"), self.counts):
+            for j, count in enumerate(counts):
+                found[blocks.block(self.member, buffer, j)] = count * self.buffer.items.itemsize
+        return found
+
+    def __str__(self) -> str:
+        op = f" {_name(self.op)}" if self.op is not None else ""
+        root = f" at root {self.root}" if self.contract.rooted else ""
+        block = self.count * self.buffer.items.itemsize
+        size = f"{block} bytes"
+        if self.counts:
+            size = "blocks"
+        elif self.contract.reduces:
+            size = f"{self.count} x {self.buffer.items.dtype}"
+        return (
+            f"{self.collective}{op}{root} of {size} "
+            f"{'on a GPU ' if self.is_on_device else ''}by {self.algorithm}"
+        )
+
+
+def _identity(op: MPI.Op | None) -> object:
+    """Of a user's operation, the object, which the plan keeps: another may get its handle."""
+    if op is None:
+        return None
+    return op.handle if op.is_predefined else (id(op),)
+
+
+def _name(op: MPI.Op) -> str:
+    """Handles of operations that users made differ between ranks, so those have one name."""
+    predefined = ("SUM", "PROD", "MAX", "MIN", "MAXLOC", "MINLOC")
+    logical = ("LAND", "LOR", "LXOR", "BAND", "BOR", "BXOR")
+    known = (name for name in (*predefined, *logical) if op == getattr(MPI, name))
+    commutes = "commutes" if op.is_commutative else "does not commute"
+    return next(known, f"of the user's that {commutes}")

@@ -1,0 +1,344 @@
+"""What a communicator does with a call: understand it, agree on it, bind it or find it, run it."""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from mpi4py import MPI
+
+from collectives.algorithms import names, parse
+from collectives.calls.agreement import Agreement
+from collectives.calls.binding import bind_call
+from collectives.calls.buffers import read_buffer
+from collectives.calls.call import Arguments, Call
+from collectives.calls.library import library
+from collectives.calls.native import NativePlan
+from collectives.calls.reading import read_call
+from collectives.calls.recent import Entry, Recent
+from collectives.calls.resources import Resources
+from collectives.errors import CollectiveError, InvalidBuffer
+from collectives.execution.lanes import Mask
+from collectives.execution.plan import Plan
+from collectives.execution.shared import Places, shared_places, still_there, words
+from collectives.execution.transport.mpi import MPITransport
+from collectives.execution.transport.shared_memory import Meeting
+from collectives.execution.underway import Underway
+from collectives.watchdog import Watchdog, Watched
+
+log = logging.getLogger("collectives")
+
+#: Plans of blocking calls are kept for the next call with the same memory: as many, up to this
+#: size each.
+CACHED_PLANS = 32
+CACHED_BYTES = 4 << 20
+
+AnyPlan = Plan | NativePlan | Watched
+
+
+class Native(NamedTuple):
+    """In the place of a plan, for calls of the MPI library's own: it keeps no buffer alive."""
+
+    reason: str
+    algorithm: str = "native"
+
+
+_LEFT_TO_NATIVE = Native("small: fastest, as measured")
+
+
+class _Limits(dict[str, int]):
+    """For each collective, the bytes below which a call without ``algorithm`` is native."""
+
+    def __init__(self, engine: "Engine") -> None:
+        self.engine = engine
+
+    def __missing__(self, collective: str) -> int:
+        engine = self.engine
+        auto = engine.algorithm == "auto" and not engine.check and engine.watchdog is None
+        auto = auto and not engine.resources.kind.sealed
+        self[collective] = engine.native_below(collective) if auto else 0
+        return self[collective]
+
+
+class Engine:
+    """The state of one communicator: its duplicate, its plans, its memory.
+
+    Attributes:
+        last_plan: the plan of the last call.
+        underway: its plans that are under way.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        algorithm: str,
+        check: bool,
+        tuning: str | Path | None,
+        timeout: float | None,
+        device: str,
+        transport: type[MPITransport],
+    ) -> None:
+        self.comm = comm
+        self.algorithm = algorithm
+        self.check = check
+        self.timeout = timeout
+        self.underway = Underway()
+        self.resources = Resources(
+            comm, tuning, device, transport, self.complete, self.underway.drain
+        )
+        self.watchdog = Watchdog(MPI.Intracomm(comm), timeout) if timeout else None
+        self.last_plan: AnyPlan | Native | None = None
+        self._agreement = Agreement(self.complete)
+        self._recent = Recent()
+        self._small = _Limits(self)
+        self._cache: OrderedDict[object, Plan] = OrderedDict()
+
+    def empty(self, shape: Any, dtype: npt.DTypeLike, memory: str) -> npt.NDArray[Any]:
+        """Zeros in the node's memory, or in ordinary memory where that cannot be."""
+        with self._watched(Arguments("empty", None, None), None):
+            self.underway.drain()
+            # From now on, the ranks meet, and the memory may lie where other memory lay before.
+            self._recent.clear()
+            return self.resources.empty(shape, dtype, memory)
+
+    def close(self) -> None:
+        """Releases plans and the duplicate.  Collective."""
+        if self.watchdog is not None:
+            self.watchdog.close()
+            self.watchdog = None
+        self.underway.drain()
+        self.underway.forget()
+        for plan in self._cache.values():
+            plan.Free()
+        self._cache.clear()
+        self._recent.clear()
+        self.resources.close()
+
+    def revoke(self) -> None:
+        """Lets go of everything without asking the other ranks, some of which may be dead."""
+        if self.watchdog is not None:
+            self.watchdog.close()
+            self.watchdog = None
+        self._cache.clear()
+        self._recent.clear()
+        self.underway.forget()
+        self.resources.revoke()
+
+    @contextmanager
+    def _watched(self, arguments: Arguments, algorithm: str | None) -> Iterator[None]:
+        """The watchdog, if there is one, watches what is done in it."""
+        watchdog = self.watchdog
+        if watchdog is None:
+            yield
+            return
+        call = watchdog.enter(arguments, algorithm)
+        try:
+            yield
+        finally:
+            watchdog.leave(call)
+
+    def run(self, arguments: Arguments, algorithm: str | None = None) -> None:
+        """A blocking call."""
+        if self.watchdog is None:
+            self._run(arguments, algorithm)
+            return
+        with self._watched(arguments, algorithm or self.algorithm):
+            self._run(arguments, algorithm)
+
+    def _run(self, arguments: Arguments, algorithm: str | None) -> None:
+        """Looks a plan up by the memory of the call, first as it stands in the call
+        (:class:`Recent`), then as it was read, or binds one."""
+        key = None if self.check else self._recent.key(arguments, algorithm)
+        meeting = None
+        if key is not None and (entry := self._recent.find(key)) is not None:
+            if entry.words is None:
+                self._complete(entry.plan, arguments, "as before")
+                return
+            node = self.resources.node
+            if node is not None and still_there(entry.words, node):
+                meeting = self._meet(entry.words)
+                if meeting == entry.meeting:  # nobody came with other memory
+                    self._complete(entry.plan, arguments, "as before")
+                    return
+        algorithm = algorithm or self._default(arguments.collective)
+        if algorithm == "native" and not self.check:
+            self._complete(None, arguments, "asked for")
+            return
+        call = self._read(arguments, algorithm, "")
+        node, places = self.resources.node, None
+        own = words(call, node) if node is not None and self._meets(call) else None
+        if node is not None and own is not None:
+            if meeting is None:
+                meeting = self._meet(own)
+            places = shared_places(meeting, node)
+        plan = self._cache.pop((call.key, places), None)
+        reason = "as before"
+        if plan is None or plan.is_freed:
+            # Blocking calls follow one another, so all can use the same tags and counters.
+            made = bind_call(call, self.resources, places, self.underway, None)
+            plan, reason = (None if isinstance(made, NativePlan) else made), made.reason
+        kept = self._keep(call, places, plan)
+        if key is not None and kept:
+            self._recent.remember(key, Entry(arguments.op, plan, own, meeting))
+        self._complete(plan, call.arguments, reason)
+        if plan is not None and not kept:
+            plan.Free()
+
+    def _keep(self, call: Call, places: Places | None, plan: Plan | None) -> bool:
+        """Keeps the plan of a blocking call for the next one; whether it did, or need not."""
+        if plan is None or call.key is None:
+            return plan is None
+        # Above some size, binding is cheap beside the transfer.
+        if not places and plan.nbytes > CACHED_BYTES:
+            return False
+        self._cache[call.key, places] = plan
+        if len(self._cache) > CACHED_PLANS:
+            self._cache.popitem(last=False)[1].Free()
+        return True
+
+    def _complete(self, plan: Plan | None, arguments: Arguments, reason: str) -> None:
+        """Runs a plan, or the MPI library's own collective in its place."""
+        if plan is not None:
+            self.last_plan = plan
+            try:
+                plan()
+            except BaseException:
+                self.underway.keep(arguments)
+                raise
+            return
+        # MPI's blocking collectives match none of its nonblocking ones, and no rank knows who else
+        # has plans under way: whoever has, ends them first.  All ranks have started them.
+        self.underway.drain()
+        NativePlan(self.comm, arguments, reason)()
+        self.last_plan = Native(reason)
+
+    def make(self, arguments: Arguments, algorithm: str | None = None) -> AnyPlan:
+        """A persistent call."""
+        if self.watchdog is None:
+            return self._make(arguments, algorithm)
+        with self._watched(arguments, algorithm or self.algorithm):
+            plan = self._make(arguments, algorithm)
+        return Watched(plan, arguments, self.watchdog)
+
+    def _make(self, arguments: Arguments, algorithm: str | None) -> Plan | NativePlan:
+        """A plan of its own, with tags and counters of its own."""
+        algorithm = algorithm or self._default(arguments.collective)
+        call = self._read(arguments, algorithm, ", as a plan")
+        node, places = self.resources.node, None
+        if node is not None and self._meets(call):
+            places = shared_places(self._meet(words(call, node)), node)
+        plan = bind_call(call, self.resources, places, self.underway, self._used_anywhere)
+        self.last_plan = Native(plan.reason) if isinstance(plan, NativePlan) else plan
+        return plan
+
+    def leaves_to_native(self, collective: str, items: Any) -> bool:
+        """Whether ``auto`` is native for an array of this size, before anything else is looked at.
+
+        Anything else costs more than a small native collective takes.
+        """
+        if type(items) is not np.ndarray or items.nbytes >= self._small[collective]:
+            return False
+        if self.underway.plans or items.dtype.char not in MPI._typedict:
+            return False
+        self.last_plan = _LEFT_TO_NATIVE
+        return True
+
+    def native_below(self, collective: str) -> int:
+        """The bytes up to which ``auto`` is native."""
+        per_node, table = self.resources.facts
+        return table.native_below(library(), collective, self.comm.size, per_node)
+
+    def _meets(self, call: Call) -> bool:
+        """Whether the ranks tell one another where their buffers lie: the same on all of them."""
+        if self.resources.node is None or call.counts is not None:
+            return False
+        if call.algorithm != "auto" or call.is_on_device:
+            return True
+        return call.nbytes >= self.native_below(call.collective)
+
+    def _meet(self, mine: Sequence[int]) -> Meeting:
+        node = self.resources.node
+        assert node is not None, "ranks meet in its memory"
+        self.underway.expect_whole()
+        try:
+            return node.meet(mine, self._idle)
+        except BaseException as error:  # a signal handler's
+            self.underway.leave("the ranks' meeting", error)
+            raise
+
+    def _used_anywhere(self, used: Mask) -> Mask:
+        """The numbers that any rank uses."""
+        self.complete(self.channel.Iallreduce(MPI.IN_PLACE, used, MPI.BOR))
+        return used
+
+    def _default(self, collective: str) -> str:
+        """The communicator's algorithm, where this collective has it."""
+        name, _ = parse(self.algorithm)
+        known = name in ("auto", "native", *names(collective))
+        default = self.algorithm if known else "auto"
+        return "native" if collective == "barrier" and default == "auto" else default
+
+    def _read(self, arguments: Arguments, algorithm: str, how: str) -> Call:
+        """Understands a call; with checking on, all ranks raise if one of them has to, or makes it
+        in another form, which ``how`` says."""
+        refused: Exception | None = None
+        call: Call | None = None
+        try:
+            arguments = self._with_counts(arguments)
+            call = read_call(arguments, algorithm, self.comm.rank, self.comm.size)
+        except (CollectiveError, TypeError, ValueError, BufferError, MPI.Exception) as error:
+            refused = error
+        if self.check:
+            self.underway.expect_whole()
+            lengths = call.lengths if call is not None else {}
+            self._agreement.check(self.resources.channel, f"{refused or call}{how}", lengths)
+        if call is None:
+            assert refused is not None, "a call is understood or refused"
+            raise refused
+        return call
+
+    def _with_counts(self, arguments: Arguments) -> Arguments:
+        """``Reduce_scatter`` without counts: each rank's is what its receive buffer holds."""
+        in_place = arguments.sendbuf is None or arguments.sendbuf is MPI.IN_PLACE
+        without = arguments.vector and arguments.recvcounts is None and not in_place
+        if arguments.collective != "reduce_scatter" or not without:
+            return arguments
+        self.underway.expect_whole()
+        counts = np.full(self.comm.size, -1)
+        refused = None
+        try:
+            counts[self.comm.rank] = read_buffer(arguments.recvbuf, "receive").items.size
+        except InvalidBuffer as error:
+            refused = error
+        self.complete(self.channel.Iallreduce(MPI.IN_PLACE, counts, MPI.MAX))
+        if refused is not None:
+            raise refused
+        if counts.min() < 0:
+            raise InvalidBuffer(
+                f"reduce_scatter: rank {counts.argmin()} passes a receive buffer that cannot be "
+                "used"
+            )
+        return arguments._replace(recvcounts=counts.tolist())
+
+    @property
+    def channel(self) -> MPI.Intracomm:
+        """The duplicate.  No plan uses the last tag, ``MPI.TAG_UB``.  Collective at first use."""
+        return self.resources.channel
+
+    def complete(self, *requests: MPI.Request) -> None:
+        """Waits for ``requests`` while the plans that are under way move along."""
+        try:
+            while not MPI.Request.Testall(requests):
+                self.underway.progress()
+        except BaseException as error:  # a signal handler's
+            self.underway.leave("an agreement of the ranks", error)
+            self.underway.keep(requests)
+            raise
+
+    @property
+    def _idle(self) -> Callable[[], None] | None:
+        return self.underway.progress if self.underway.here else None

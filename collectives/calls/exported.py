@@ -1,0 +1,117 @@
+"""The memory of what mpi4py takes for an array: buffer protocol, DLPack, CUDA's interface."""
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from mpi4py import MPI
+
+from collectives.errors import InvalidBuffer
+from collectives.execution.memory import Items, is_on_device
+
+
+def memory_of(data: Any, typed: bool, role: str, readonly: bool) -> Items:
+    """A 1-D view of what the caller passed; of bytes or of its own type if it is to be ``typed``
+    by an MPI type that was named."""
+    if data is None or data is MPI.BOTTOM:
+        if not typed:
+            raise InvalidBuffer(f"the {role} buffer is None; pass an array, or [None, 0, type]")
+        return np.empty(0, np.uint8)
+    if is_on_device(data):
+        return _device_array(data, role)
+    array = _host_array(data, typed, role, readonly)
+    if not (array.flags.c_contiguous or array.flags.f_contiguous):
+        raise InvalidBuffer(
+            f"the {role} buffer is not contiguous (shape {array.shape}, strides {array.strides}); "
+            "pass np.ascontiguousarray(array)"
+        )
+    if array.dtype.hasobject:
+        raise InvalidBuffer(f"the {role} buffer holds Python objects; use the lower-case method")
+    if not (readonly or array.flags.writeable):
+        raise InvalidBuffer("the receive buffer is read-only; pass a writable array")
+    return array.reshape(-1, order="A")
+
+
+def _host_array(data: Any, typed: bool, role: str, readonly: bool) -> npt.NDArray[Any]:
+    """NumPy's own kind of array on the memory of anything that mpi4py takes."""
+    if isinstance(data, np.ndarray):
+        return np.asarray(data)  # of a subclass, the memory without its ways
+    try:
+        return np.asarray(memoryview(data))
+    except TypeError:
+        pass
+    try:
+        raw = np.frombuffer(MPI.buffer.frombuffer(data, readonly=readonly), np.uint8)  # type: ignore[call-overload]
+        return raw if typed else raw.view(_exported(data))
+    except NotImplementedError:
+        pass
+    except (BufferError, ValueError, RuntimeError) as error:
+        raise InvalidBuffer(
+            f"the {role} buffer, a {type(data).__name__}, gives no access: {error}"
+        ) from None
+    except TypeError:
+        pass
+    raise InvalidBuffer(
+        f"the {role} buffer is a {type(data).__name__}; pass an array or another object with the "
+        "buffer protocol"
+    )
+
+
+def _exported(data: Any) -> "np.dtype[Any]":
+    """The type of what comes by DLPack or CUDA's array interface."""
+    if not hasattr(data, "__dlpack__"):
+        return np.dtype(data.__cuda_array_interface__["typestr"])
+    # NumPy's own reader knows neither long doubles nor arrays of nothing.
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    capsule = data.__dlpack__()
+    tensor = _DLTensor.from_address(pointer(capsule, b"dltensor"))
+    kind = _DLPACK_KINDS.get((tensor.code, tensor.lanes))
+    if kind is None:
+        raise BufferError(f"NumPy has no type for DLPack's {tensor.code}; name an MPI type")
+    return np.dtype(f"{kind}{tensor.bits * tensor.lanes // 8}")
+
+
+class _DLTensor(ctypes.Structure):
+    """The beginning of DLPack's structure of that name."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device", ctypes.c_int32 * 2),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+    ]
+
+
+#: DLPack's kinds of numbers and how many make an item, in NumPy's letters; bfloat16, which
+#: NumPy has not, is moved as it is.
+_DLPACK_KINDS = {
+    (0, 1): "i",
+    (1, 1): "u",
+    (2, 1): "f",
+    (2, 2): "c",
+    (5, 1): "c",
+    (6, 1): "b",
+    (4, 1): "V",
+}
+
+
+def _device_array(data: Any, role: str) -> npt.NDArray[Any]:
+    """CuPy's view of device memory, whoever allocated it."""
+    try:
+        import cupy
+    except ImportError:
+        raise InvalidBuffer(
+            f"the {role} buffer lies on a GPU, which needs CuPy: pip install 'mpitrain[cuda13]' "
+            "(or cuda12), or copy it to the host first"
+        ) from None
+    array = cupy.asarray(data)
+    if not (array.flags.c_contiguous or array.flags.f_contiguous):
+        raise InvalidBuffer(
+            f"the {role} buffer is not contiguous (shape {array.shape}, strides {array.strides}); "
+            "pass cupy.ascontiguousarray(array)"
+        )
+    return array.reshape(-1, order="A")

@@ -1,0 +1,203 @@
+"""The nonblocking collectives: each returns a plan that is under way."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from mpi4py import MPI
+
+from collectives.calls.call import Arguments, barrier_arguments
+from collectives.calls.engine import AnyPlan, Engine
+
+
+class Nonblocking:
+    """``Wait`` for what these return, with calls of ``Test`` in between."""
+
+    _engine: Engine
+
+    def Iallreduce(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        op: MPI.Op = MPI.SUM,
+        *,
+        algorithm: str | None = None,
+    ) -> AnyPlan:
+        """:meth:`Allreduce` under way."""
+        return self._engine.make(Arguments("allreduce", sendbuf, recvbuf, op), algorithm).begin()
+
+    def Ireduce_scatter_block(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        op: MPI.Op = MPI.SUM,
+        *,
+        algorithm: str | None = None,
+    ) -> AnyPlan:
+        """:meth:`Reduce_scatter_block` under way."""
+        return self._engine.make(
+            Arguments("reduce_scatter", sendbuf, recvbuf, op), algorithm
+        ).begin()
+
+    def Ireduce_scatter(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        recvcounts: Sequence[int] | None = None,
+        op: MPI.Op = MPI.SUM,
+        *,
+        algorithm: str | None = None,
+    ) -> AnyPlan:
+        """:meth:`Reduce_scatter` under way."""
+        return self._engine.make(
+            Arguments("reduce_scatter", sendbuf, recvbuf, op, 0, True, recvcounts), algorithm
+        ).begin()
+
+    def Iallgather(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        *,
+        algorithm: str | None = None,
+    ) -> AnyPlan:
+        """:meth:`Allgather` under way."""
+        return self._engine.make(Arguments("allgather", sendbuf, recvbuf), algorithm).begin()
+
+    def Iallgatherv(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        *,
+        algorithm: str | None = None,
+    ) -> AnyPlan:
+        """:meth:`Allgatherv` under way."""
+        return self._engine.make(
+            Arguments("allgather", sendbuf, recvbuf, vector=True), algorithm
+        ).begin()
+
+    def Ialltoall(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        *,
+        algorithm: str | None = None,
+    ) -> AnyPlan:
+        """:meth:`Alltoall` under way."""
+        return self._engine.make(Arguments("alltoall", sendbuf, recvbuf), algorithm).begin()
+
+    def Ialltoallv(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        *,
+        algorithm: str | None = None,
+    ) -> AnyPlan:
+        """:meth:`Alltoallv` under way."""
+        return self._engine.make(
+            Arguments("alltoall", sendbuf, recvbuf, vector=True), algorithm
+        ).begin()
+
+    def Ibcast(
+        self,
+        buf: Any,
+        root: int = 0,
+        *,
+        algorithm: str | None = None,
+    ) -> AnyPlan:
+        """:meth:`Bcast` under way."""
+        return self._engine.make(
+            Arguments("broadcast", MPI.IN_PLACE, buf, root=root), algorithm
+        ).begin()
+
+    def Ireduce(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        op: MPI.Op = MPI.SUM,
+        root: int = 0,
+        *,
+        algorithm: str | None = None,
+    ) -> AnyPlan:
+        """:meth:`Reduce` under way."""
+        return self._engine.make(Arguments("reduce", sendbuf, recvbuf, op, root), algorithm).begin()
+
+    def Igather(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        root: int = 0,
+        *,
+        algorithm: str | None = None,
+    ) -> AnyPlan:
+        """:meth:`Gather` under way."""
+        return self._engine.make(
+            Arguments("gather", sendbuf, recvbuf, root=root), algorithm
+        ).begin()
+
+    def Igatherv(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        root: int = 0,
+        *,
+        algorithm: str | None = None,
+    ) -> AnyPlan:
+        """:meth:`Gatherv` under way."""
+        return self._engine.make(
+            Arguments("gather", sendbuf, recvbuf, root=root, vector=True), algorithm
+        ).begin()
+
+    def Iscatter(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        root: int = 0,
+        *,
+        algorithm: str | None = None,
+    ) -> AnyPlan:
+        """:meth:`Scatter` under way."""
+        return self._engine.make(
+            Arguments("scatter", sendbuf, recvbuf, root=root), algorithm
+        ).begin()
+
+    def Iscatterv(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        root: int = 0,
+        *,
+        algorithm: str | None = None,
+    ) -> AnyPlan:
+        """:meth:`Scatterv` under way."""
+        return self._engine.make(
+            Arguments("scatter", sendbuf, recvbuf, root=root, vector=True), algorithm
+        ).begin()
+
+    def Iscan(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        op: MPI.Op = MPI.SUM,
+        *,
+        algorithm: str | None = None,
+    ) -> AnyPlan:
+        """:meth:`Scan` under way."""
+        return self._engine.make(Arguments("scan", sendbuf, recvbuf, op), algorithm).begin()
+
+    def Iexscan(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        op: MPI.Op = MPI.SUM,
+        *,
+        algorithm: str | None = None,
+    ) -> AnyPlan:
+        """:meth:`Exscan` under way."""
+        return self._engine.make(Arguments("exscan", sendbuf, recvbuf, op), algorithm).begin()
+
+    def Ibarrier(
+        self,
+        *,
+        algorithm: str | None = None,
+    ) -> AnyPlan:
+        """:meth:`Barrier` under way."""
+        return self._engine.make(barrier_arguments(), algorithm).begin()

@@ -1,0 +1,207 @@
+"""The persistent collectives: each returns a plan to be run again and again."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from mpi4py import MPI
+
+from collectives.calls.call import Arguments, barrier_arguments
+from collectives.calls.engine import AnyPlan, Engine
+
+
+class Persistent:
+    """What these return keeps the buffers alive.  Collective, as MPI's."""
+
+    _engine: Engine
+
+    def Allreduce_init(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        op: MPI.Op = MPI.SUM,
+        info: MPI.Info = MPI.INFO_NULL,
+        *,
+        algorithm: str | None = None,
+    ) -> AnyPlan:
+        """A plan for :meth:`Allreduce`."""
+        return self._engine.make(Arguments("allreduce", sendbuf, recvbuf, op), algorithm)
+
+    def Reduce_scatter_block_init(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        op: MPI.Op = MPI.SUM,
+        info: MPI.Info = MPI.INFO_NULL,
+        *,
+        algorithm: str | None = None,
+    ) -> AnyPlan:
+        """A plan for :meth:`Reduce_scatter_block`."""
+        return self._engine.make(Arguments("reduce_scatter", sendbuf, recvbuf, op), algorithm)
+
+    def Reduce_scatter_init(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        recvcounts: Sequence[int] | None = None,
+        op: MPI.Op = MPI.SUM,
+        info: MPI.Info = MPI.INFO_NULL,
+        *,
+        algorithm: str | None = None,
+    ) -> AnyPlan:
+        """A plan for :meth:`Reduce_scatter`."""
+        return self._engine.make(
+            Arguments("reduce_scatter", sendbuf, recvbuf, op, 0, True, recvcounts), algorithm
+        )
+
+    def Allgather_init(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        info: MPI.Info = MPI.INFO_NULL,
+        *,
+        algorithm: str | None = None,
+    ) -> AnyPlan:
+        """A plan for :meth:`Allgather`."""
+        return self._engine.make(Arguments("allgather", sendbuf, recvbuf), algorithm)
+
+    def Allgatherv_init(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        info: MPI.Info = MPI.INFO_NULL,
+        *,
+        algorithm: str | None = None,
+    ) -> AnyPlan:
+        """A plan for :meth:`Allgatherv`."""
+        return self._engine.make(Arguments("allgather", sendbuf, recvbuf, vector=True), algorithm)
+
+    def Alltoall_init(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        info: MPI.Info = MPI.INFO_NULL,
+        *,
+        algorithm: str | None = None,
+    ) -> AnyPlan:
+        """A plan for :meth:`Alltoall`."""
+        return self._engine.make(Arguments("alltoall", sendbuf, recvbuf), algorithm)
+
+    def Alltoallv_init(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        info: MPI.Info = MPI.INFO_NULL,
+        *,
+        algorithm: str | None = None,
+    ) -> AnyPlan:
+        """A plan for :meth:`Alltoallv`."""
+        return self._engine.make(Arguments("alltoall", sendbuf, recvbuf, vector=True), algorithm)
+
+    def Bcast_init(
+        self,
+        buf: Any,
+        root: int = 0,
+        info: MPI.Info = MPI.INFO_NULL,
+        *,
+        algorithm: str | None = None,
+    ) -> AnyPlan:
+        """A plan for :meth:`Bcast`."""
+        return self._engine.make(Arguments("broadcast", MPI.IN_PLACE, buf, root=root), algorithm)
+
+    def Reduce_init(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        op: MPI.Op = MPI.SUM,
+        root: int = 0,
+        info: MPI.Info = MPI.INFO_NULL,
+        *,
+        algorithm: str | None = None,
+    ) -> AnyPlan:
+        """A plan for :meth:`Reduce`."""
+        return self._engine.make(Arguments("reduce", sendbuf, recvbuf, op, root), algorithm)
+
+    def Gather_init(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        root: int = 0,
+        info: MPI.Info = MPI.INFO_NULL,
+        *,
+        algorithm: str | None = None,
+    ) -> AnyPlan:
+        """A plan for :meth:`Gather`."""
+        return self._engine.make(Arguments("gather", sendbuf, recvbuf, root=root), algorithm)
+
+    def Gatherv_init(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        root: int = 0,
+        info: MPI.Info = MPI.INFO_NULL,
+        *,
+        algorithm: str | None = None,
+    ) -> AnyPlan:
+        """A plan for :meth:`Gatherv`."""
+        return self._engine.make(
+            Arguments("gather", sendbuf, recvbuf, root=root, vector=True), algorithm
+        )
+
+    def Scatter_init(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        root: int = 0,
+        info: MPI.Info = MPI.INFO_NULL,
+        *,
+        algorithm: str | None = None,
+    ) -> AnyPlan:
+        """A plan for :meth:`Scatter`."""
+        return self._engine.make(Arguments("scatter", sendbuf, recvbuf, root=root), algorithm)
+
+    def Scatterv_init(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        root: int = 0,
+        info: MPI.Info = MPI.INFO_NULL,
+        *,
+        algorithm: str | None = None,
+    ) -> AnyPlan:
+        """A plan for :meth:`Scatterv`."""
+        return self._engine.make(
+            Arguments("scatter", sendbuf, recvbuf, root=root, vector=True), algorithm
+        )
+
+    def Scan_init(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        op: MPI.Op = MPI.SUM,
+        info: MPI.Info = MPI.INFO_NULL,
+        *,
+        algorithm: str | None = None,
+    ) -> AnyPlan:
+        """A plan for :meth:`Scan`."""
+        return self._engine.make(Arguments("scan", sendbuf, recvbuf, op), algorithm)
+
+    def Exscan_init(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        op: MPI.Op = MPI.SUM,
+        info: MPI.Info = MPI.INFO_NULL,
+        *,
+        algorithm: str | None = None,
+    ) -> AnyPlan:
+        """A plan for :meth:`Exscan`."""
+        return self._engine.make(Arguments("exscan", sendbuf, recvbuf, op), algorithm)
+
+    def Barrier_init(
+        self,
+        info: MPI.Info = MPI.INFO_NULL,
+        *,
+        algorithm: str | None = None,
+    ) -> AnyPlan:
+        """A plan for :meth:`Barrier`."""
+        return self._engine.make(barrier_arguments(), algorithm)

@@ -1,0 +1,79 @@
+"""The arrays that a plan works on, where these cannot be the caller's own memory.
+
+A v-variant's blocks may lie anywhere in the caller's buffer, and MPI's types may have gaps: both
+are packed.
+Sums of 16-bit floating point are done in 32 bits, whatever the algorithm and the MPI library, so
+that the result is rounded once and not with every rank.
+"""
+
+from functools import partial
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives.calls.buffers import Buffer
+from collectives.calls.call import Call
+from collectives.execution.memory import Items
+from collectives.execution.plan import Action
+
+
+class Operands:
+    """The operands of one call.
+
+    Attributes:
+        send, recv: what to bind; ``None`` as in the call.
+        before, after: copies from and to the caller's memory.
+    """
+
+    def __init__(self, call: Call, borrow: bool) -> None:
+        """``borrow`` names the caller's memory by address, so that the plan does not keep it."""
+        self._memory = call.buffer.memory
+        self.before: list[Action] = []
+        self.after: list[Action] = []
+        in_place = call.send is None
+        self.send = self._packed(call.send, borrow, reads=True, writes=False)
+        self.recv = self._packed(call.recv, borrow, reads=in_place, writes=True)
+        if is_widened(call):
+            self.send = self._widened(self.send, reads=True, writes=False)
+            self.recv = self._widened(self.recv, reads=in_place, writes=True)
+
+    def _packed(
+        self, buffer: Buffer | None, borrow: bool, reads: bool, writes: bool
+    ) -> Items | None:
+        if buffer is None:
+            return None
+        writes = writes and buffer.writable
+        if buffer.gaps is not None:
+            if reads:
+                self.before.append(partial(buffer.gaps.pack, buffer.items))
+            if writes:
+                self.after.insert(0, partial(buffer.gaps.unpack, buffer.items))
+            return buffer.items
+        if buffer.displacements is None:
+            return buffer.view(borrow)
+        blocks = buffer.blocks(borrow)
+        packed = self._memory.empty(sum(b.size for b in blocks), buffer.items.dtype)
+        ends = np.cumsum([b.size for b in blocks])
+        for block, end in zip(blocks, ends.tolist()):
+            self._stage(block, packed[end - block.size : end], reads, writes)
+        return packed
+
+    def _widened(self, items: Items | None, reads: bool, writes: bool) -> Items | None:
+        if items is None:
+            return None
+        wide = self._memory.empty(items.size, np.dtype(np.float32))
+        self._stage(items, wide, reads, writes)
+        return wide
+
+    def _stage(self, outside: Items, inside: Items, reads: bool, writes: bool) -> None:
+        if reads:
+            self.before.append(partial(self._memory.convert, inside, outside))
+        if writes:
+            self.after.insert(0, partial(self._memory.convert, outside, inside))
+
+
+def is_widened(call: Call) -> bool:
+    """Whether several 16-bit numbers are added or multiplied; two are rounded once anyway."""
+    dtype = call.buffer.items.dtype
+    rounds = call.op in (MPI.SUM, MPI.PROD) and call.member.size > 2
+    return rounds and dtype.itemsize == 2 and dtype.kind not in "iub"

@@ -1,0 +1,193 @@
+"""A collective call as the caller made it, understood or refused."""
+
+from dataclasses import replace
+from operator import index
+from typing import Any
+
+from mpi4py import MPI
+
+from collectives.algorithms import find, parse
+from collectives.calls.buffers import Buffer, read_buffer, unit_of, vector_buffer
+from collectives.calls.call import Arguments, Call
+from collectives.contracts import Member, contract
+from collectives.errors import InvalidBuffer, UnknownAlgorithm
+from collectives.execution.memory import is_on_device
+from collectives.execution.messages import Counts
+
+
+def read_call(arguments: Arguments, algorithm: str, rank: int, size: int) -> Call:
+    """Reads the buffers, as mpi4py takes them.
+
+    Raises:
+        InvalidBuffer: for buffers that cannot be used.
+        UnknownAlgorithm: for no such algorithm, or one that the call cannot use.
+    """
+    collective = arguments.collective
+    root = _root(arguments, size)
+    op = arguments.op
+    if contract(collective).reduces and (not isinstance(op, MPI.Op) or op == MPI.OP_NULL):
+        raise InvalidBuffer(f"{collective}: {op!r} is no operation; pass MPI.SUM or another MPI.Op")
+    _check_algorithm(arguments, algorithm)
+    member = Member(rank, size, root)
+    arguments = arguments._replace(root=root)
+    blocks = contract(collective)
+    to_send, to_recv = blocks.send_blocks(member), blocks.recv_blocks(member)
+    aside = collective == "reduce_scatter" and _is_in_place(arguments.sendbuf)
+    send: Buffer | None
+    recv: Buffer | None
+    if aside:
+        send, recv = _input_where_the_result_goes(arguments, member)
+    else:
+        send = _buffer(arguments, arguments.sendbuf, "send", to_send, member)
+        recv = _buffer(arguments, arguments.recvbuf, "receive", to_recv, member)
+    if send is None and recv is None:
+        raise InvalidBuffer(f"{collective}: rank {rank} passes no buffer")
+    if recv is None and to_recv and collective != "scatter":
+        raise InvalidBuffer(f"{collective}: rank {rank} must pass a receive buffer")
+    places = {is_on_device(b.items) for b in (send, recv) if b is not None}
+    if len(places) > 1:
+        raise InvalidBuffer(
+            f"{collective}: one of the send and receive buffers lies on a GPU, the other does not"
+        )
+    if not blocks.reduces:
+        send, recv = _as_units(arguments, send, recv, to_send, to_recv)
+    elif send and recv and recv.items.size and send.items.dtype != recv.items.dtype:
+        raise InvalidBuffer(
+            f"{collective}: the send buffer is {send.items.dtype}, the receive buffer "
+            f"{recv.items.dtype}; both must have the same type"
+        )
+    counts = _counts(arguments, member, send, recv)
+    return Call(arguments, member, send, recv, counts, aside, algorithm)
+
+
+def _root(arguments: Arguments, size: int) -> int:
+    try:
+        root = index(arguments.root)
+    except TypeError:
+        root = -1
+    if not 0 <= root < size:
+        raise InvalidBuffer(
+            f"{arguments.collective}: root {arguments.root!r} is not one of the {size} ranks"
+        )
+    return root
+
+
+def _as_units(
+    arguments: Arguments, send: Buffer | None, recv: Buffer | None, to_send: int, to_recv: int
+) -> tuple[Buffer | None, Buffer | None]:
+    """Both buffers in units that all ranks come to, however they describe the same bytes."""
+    pairs = ((send, to_send), (recv, to_recv))
+    blocks = [b.items.nbytes // n for b, n in pairs if b is not None]
+    if not arguments.vector and len(set(blocks)) > 1:
+        raise InvalidBuffer(
+            f"{arguments.collective}: a block of the send buffer has {blocks[0]} bytes, and one of "
+            f"the receive buffer {blocks[1]}"
+        )
+    unit = 1 if arguments.vector else unit_of(blocks[0])
+    return send and send.in_units(unit), recv and recv.in_units(unit)
+
+
+def _check_algorithm(arguments: Arguments, algorithm: str) -> None:
+    name, _ = parse(algorithm)
+    if name in ("auto", "native"):
+        return
+    entry = find(arguments.collective, name)
+    op = arguments.op
+    if op is not None and not op.is_commutative and not entry.keeps_order:
+        raise UnknownAlgorithm(
+            f"{name} does not keep rank order, which this operation needs because it does not "
+            "commute; use 'native' or one that 'python -m collectives list' says keeps it"
+        )
+    uneven = arguments.vector or arguments.recvcounts is not None
+    if uneven and not entry.uneven:
+        raise UnknownAlgorithm(
+            f"{name} needs blocks of equal length; use 'native' or another {arguments.collective}"
+        )
+
+
+def _is_in_place(buffer: Any) -> bool:
+    return buffer is None or buffer is MPI.IN_PLACE
+
+
+#: The buffers of each v-variant that have a block for each rank.
+_VECTORS = {
+    "allgather": ("receive",),
+    "alltoall": ("send", "receive"),
+    "gather": ("receive",),
+    "scatter": ("send",),
+}
+
+
+def _buffer(
+    arguments: Arguments, spec: Any, role: str, blocks: int, member: Member
+) -> Buffer | None:
+    if not blocks or _is_in_place(spec):
+        return None
+    if arguments.vector and role in _VECTORS.get(arguments.collective, ()):
+        return vector_buffer(spec, role, blocks)
+    if arguments.vector and arguments.collective == "reduce_scatter":
+        blocks = 1  # a count is that of all
+    moves = not contract(arguments.collective).reduces
+    reads = arguments.collective == "broadcast" and member.is_root
+    return read_buffer(spec, role, blocks, moves=moves, readonly=reads)
+
+
+def _counts(
+    arguments: Arguments, member: Member, send: Buffer | None, recv: Buffer | None
+) -> Counts | None:
+    """Lengths of the blocks of a v-variant."""
+    if arguments.recvcounts is not None:
+        counts = _recvcounts(arguments, member)
+        _expect("send", send, sum(counts))
+        _expect("receive", recv, counts[member.rank])
+        return Counts(counts, (counts[member.rank],))
+    if not arguments.vector:
+        return None
+    sent, received = _lengths(send), _lengths(recv)
+    if send is None and contract(arguments.collective).send_blocks(member):  # in place
+        sent = received if arguments.collective == "alltoall" else (received[member.rank],)
+    if recv is None and sent and arguments.collective == "scatter":
+        received = (sent[member.rank],)
+    if arguments.collective == "allgather":
+        _expect("send", send, received[member.rank])
+    return Counts(sent, received)
+
+
+def _lengths(buffer: Buffer | None) -> tuple[int, ...]:
+    if buffer is None:
+        return ()
+    return (buffer.items.size,) if buffer.counts is None else buffer.counts
+
+
+def _expect(role: str, buffer: Buffer | None, items: int) -> None:
+    if buffer is not None and buffer.items.size != items:
+        size = buffer.items.itemsize
+        raise InvalidBuffer(
+            f"the {role} buffer has {buffer.items.size * size} bytes, but the counts say "
+            f"{items * size}"
+        )
+
+
+def _recvcounts(arguments: Arguments, member: Member) -> tuple[int, ...]:
+    try:
+        counts = tuple(index(count) for count in arguments.recvcounts or ())
+    except TypeError:
+        counts = (-1,)
+    if len(counts) != member.size or min(counts) < 0:
+        raise InvalidBuffer(
+            f"reduce_scatter: recvcounts are {member.size} numbers from 0 on, one for each rank, "
+            f"not {arguments.recvcounts!r}"
+        )
+    return counts
+
+
+def _input_where_the_result_goes(arguments: Arguments, member: Member) -> tuple[Buffer, Buffer]:
+    """Reduce-scatter in place: the result goes to the beginning of the input."""
+    if arguments.vector:
+        if arguments.recvcounts is None:
+            raise InvalidBuffer("reduce_scatter in place needs recvcounts, one for each rank")
+        whole = read_buffer(arguments.recvbuf, "receive")
+        own = _recvcounts(arguments, member)[member.rank]
+        return whole, replace(whole, items=whole.items[:own])
+    whole = read_buffer(arguments.recvbuf, "receive", member.size)
+    return whole, replace(whole, items=whole.items[: whole.items.size // member.size])

@@ -1,0 +1,202 @@
+"""What a communicator's collectives use: its duplicate, the node's memory, the table, the GPU."""
+
+import logging
+from collections.abc import Callable
+from functools import cached_property
+from math import prod
+from operator import index
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives.calls.tuner import Table, load
+from collectives.errors import CollectiveError, InvalidBuffer
+from collectives.execution.lanes import Lanes
+from collectives.execution.memory import HOST, CudaMemory, Items, Memory
+from collectives.execution.messages import TAGS_PER_PLAN
+from collectives.execution.transport.cuda_probe import probe
+from collectives.execution.transport.device import DirectTransport, StagedTransport
+from collectives.execution.transport.mpi import MPITransport
+from collectives.execution.transport.shared_memory import NodeMemory
+
+log = logging.getLogger("collectives")
+
+
+class Resources:
+    """Made when they are first needed, which is collective for each of them.
+
+    Attributes:
+        node: memory that all ranks can address, once some was asked for and can be had.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        tuning: str | Path | None,
+        device: str,
+        transport: type[MPITransport],
+        wait: Callable[[MPI.Request], None],
+        drain: Callable[[], None],
+    ) -> None:
+        """``wait`` for a request while plans that are under way move along; ``drain`` ends those of
+        this communicator."""
+        self._given = comm
+        self.tuning = tuning
+        self.device = device
+        self.kind = transport
+        self._wait = wait
+        self._drain = drain
+        self.node: NodeMemory | None = None
+        self.tags = Lanes(min(_tags() // TAGS_PER_PLAN - 1, 1 << 30))
+        self._transport: MPITransport | None = None
+
+    @property
+    def comm(self) -> MPI.Intracomm:
+        """The caller's communicator, as it is now: one that ``Idup`` makes comes to life later, and
+        the caller may free it."""
+        return MPI.Intracomm(self._given)
+
+    @property
+    def facts(self) -> tuple[int, Table]:
+        """Ranks of the fullest node, and the tuning table: what ``auto`` goes by.
+
+        In one place, as finding each of them is collective, and ranks that ask for them in another
+        order would wait for one another.
+        """
+        return self.ranks_per_node, self.table
+
+    @property
+    def transport(self) -> MPITransport:
+        """Messages on a duplicate of the communicator, where they cannot meet the caller's."""
+        if self._transport is None:
+            # Another rank may wait for a plan of ours on another communicator before it comes here.
+            channel, request = self.comm.Idup()
+            self._wait(request)
+            self._transport = self.kind(channel)
+        return self._transport
+
+    @property
+    def channel(self) -> MPI.Intracomm:
+        """The duplicate."""
+        return self.transport.channel
+
+    @cached_property
+    def ranks_per_node(self) -> int:
+        """On the fullest node."""
+        self._drain()
+        node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
+        most = self.comm.allreduce(node.size, MPI.MAX)
+        node.Free()
+        return most
+
+    @cached_property
+    def table(self) -> Table:
+        """The tuning table, as rank 0 finds it."""
+        self._drain()
+        told: Table | CollectiveError | None = None
+        if self.comm.rank == 0:
+            try:
+                told = load(self.tuning)
+            except CollectiveError as error:
+                told = error
+        told = self.comm.bcast(told)
+        if not isinstance(told, Table):
+            raise told or CollectiveError("rank 0 has no tuning table")
+        return told
+
+    @cached_property
+    def device_transport(self) -> DirectTransport | StagedTransport:
+        """For device memory, as ``device`` says."""
+        # Checksums are computed by the host.
+        how = "staged" if self.kind.sealed else self.device
+        if how == "auto":
+            # One rank of each node tries, as loading CUDA takes seconds; all must be able to.
+            node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
+            works, seen = probe() if node.rank == 0 else (True, "")
+            node.Free()
+            how = "direct" if self.comm.allreduce(works, MPI.LAND) else "staged"
+            log.info("device memory is %s: %s", how, seen or "as the node's first rank found")
+        memory = CudaMemory()
+        if how == "direct":
+            return DirectTransport(self.transport, memory)
+        return StagedTransport(self.transport, memory)
+
+    def empty(self, shape: Any, dtype: Any, memory: str) -> Items:
+        """Zeros in the node's memory, or in ordinary memory where that cannot be.
+
+        Args:
+            memory: ``"numpy"`` or ``"cupy"``.
+
+        Raises:
+            InvalidBuffer: on all ranks, if one of them asks for what cannot be, or has no GPU.
+            MemoryError: on all ranks.
+        """
+        alone = self.ranks_per_node < self.comm.size or self.kind.sealed
+        try:
+            kind: Memory = CudaMemory() if memory == "cupy" else HOST
+            dtype = _read_type(dtype)
+            dimensions = _read_shape(shape, dtype)
+            items = kind.zeros(dimensions, dtype) if alone else None
+            problem = None
+        except (ValueError, TypeError, MemoryError) as error:
+            problem = str(error)
+        self._expect_none(problem)
+        if items is not None:
+            return items
+        try:
+            if self.node is None:
+                self.node = NodeMemory(self.channel)
+            return self.node.empty(dimensions, dtype, kind)
+        except InvalidBuffer as error:  # on all ranks
+            log.warning("ordinary memory instead of shared: %s", error)
+        try:
+            items = kind.zeros(dimensions, dtype)
+        except MemoryError as error:
+            problem = str(error)
+        self._expect_none(problem)
+        assert items is not None, "without a problem there is an array"
+        return items
+
+    def _expect_none(self, problem: str | None) -> None:
+        """Raises on all ranks if one has a problem."""
+        told = enumerate(self.channel.allgather(problem))
+        problems = [f"rank {rank}: {text}" for rank, text in told if text is not None]
+        if problems:
+            raise InvalidBuffer(f"Communicator.empty: {'; '.join(problems[:3])}")
+
+    def revoke(self) -> None:
+        """Ends all waits in the duplicate, and lets go of it."""
+        self.node = None
+        if self._transport is not None:
+            self._transport.channel.Revoke()
+            self._transport = None
+
+    def close(self) -> None:
+        """Releases the duplicate; arrays in the node's memory stay.  Collective."""
+        if self.node is not None:
+            self.node.close()
+            self.node = None
+        if self._transport is not None:
+            self._transport.channel.Free()
+            self._transport = None
+
+
+def _tags() -> int:
+    """As many as this MPI has, but for the last one, which no plan uses."""
+    return MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767
+
+
+def _read_shape(shape: Any, dtype: "np.dtype[Any]") -> tuple[int, ...]:
+    lengths = tuple(map(index, shape)) if np.iterable(shape) else (index(shape),)
+    if min(lengths, default=0) < 0 or prod(lengths) * dtype.itemsize >= 1 << 62:
+        raise ValueError(f"{shape!r} is no shape of an array")
+    return lengths
+
+
+def _read_type(dtype: Any) -> "np.dtype[Any]":
+    kind = np.dtype(dtype)
+    if kind.hasobject or not kind.itemsize:
+        raise TypeError(f"arrays of {kind} cannot be shared between processes")
+    return kind

@@ -1,0 +1,242 @@
+"""``algorithm="auto"``: which algorithm a call gets, and why, by a table that was measured.
+
+``python -m collectives tune`` measures one for a machine or an allocation; without it, the table in
+``tuned.json`` beside this module counts, which comes from one node with a core for each rank.
+"""
+
+import os
+from itertools import pairwise
+from math import log2
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple
+
+import msgspec
+
+from collectives.algorithms import check, find, parse
+from collectives.contracts import contract
+from collectives.errors import CollectiveError
+
+DEFAULT = Path(__file__).with_name("tuned.json")
+
+
+#: Of the file; another would be read differently.
+_VERSION = 1
+
+Kind = Literal["numpy", "shared", "cupy", "ipc"]
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class Choice(NamedTuple):
+    """An algorithm's name and the sentence that explains it."""
+
+    algorithm: str
+    reason: str
+
+
+class Rule(msgspec.Struct, forbid_unknown_fields=True):
+    """From so many bytes on, this algorithm; ``ratio`` is native's time over its own."""
+
+    from_bytes: Annotated[int, msgspec.Meta(ge=0)]
+    algorithm: str
+    ratio: Positive
+
+
+class Entry(msgspec.Struct, forbid_unknown_fields=True):
+    """What was measured of one collective on one kind of memory and number of ranks.
+
+    Attributes:
+        mpi: the library that native was (:func:`collectives.calls.library.library`).
+        memory: as in :class:`Situation`.
+        rules: by rising bytes.
+
+    Raises:
+        ValueError: an algorithm that the collective does not have, rules in another order, or more
+            ranks on a node than there are.
+    """
+
+    mpi: str
+    collective: str
+    memory: Kind
+    ranks: Count
+    ranks_per_node: Count
+    rules: list[Rule]
+
+    def __post_init__(self) -> None:
+        if self.ranks_per_node > self.ranks:
+            raise ValueError(f"ranks_per_node = {self.ranks_per_node} of ranks = {self.ranks}")
+        for rule, next_one in pairwise(self.rules):
+            if rule.from_bytes >= next_one.from_bytes:
+                raise ValueError(
+                    f"rules go by rising from_bytes, and {next_one.from_bytes} comes after "
+                    f"{rule.from_bytes}"
+                )
+        for rule in self.rules:
+            check(self.collective, rule.algorithm)
+            if rule.algorithm == "auto":
+                raise ValueError("a rule names the algorithm that auto takes, not auto")
+
+
+class Table(msgspec.Struct, forbid_unknown_fields=True):
+    """A tuning table, as the file holds it.
+
+    Attributes:
+        environment: what it was measured on.
+        alpha_us, bandwidth_GBs: of one message between two ranks, for the number of segments.
+    """
+
+    version: int
+    environment: dict[str, object]
+    alpha_us: Positive
+    bandwidth_GBs: Positive
+    entries: list[Entry]
+
+    def entry(
+        self, mpi: str, collective: str, memory: str, size: int, per_node: int
+    ) -> Entry | None:
+        """The nearest in factors of ranks.
+
+        What one node is like says nothing about several, and one library's messages nothing about
+        another's; shared memory does not depend on the library, but native's time there does.
+        """
+
+        def distance(entry: Entry) -> float:
+            ranks = abs(log2(size / entry.ranks)) + abs(log2(per_node / entry.ranks_per_node))
+            return ranks + 100 * (entry.mpi != mpi)
+
+        fitting = (
+            entry
+            for entry in self.entries
+            if (entry.collective, entry.memory) == (collective, memory)
+            and (entry.ranks == entry.ranks_per_node) == (size == per_node)
+            and (entry.mpi == mpi or memory == "shared")
+        )
+        return min(fitting, key=distance, default=None)
+
+    def native_below(self, mpi: str, collective: str, size: int, per_node: int) -> int:
+        """Bytes up to which every kind of memory is served best by the MPI library."""
+        limits = [0]
+        for memory in ("numpy", "shared"):
+            entry = self.entry(mpi, collective, memory, size, per_node)
+            if entry is not None:
+                ours = [rule.from_bytes for rule in entry.rules if rule.algorithm != "native"]
+                limits.append(min(ours, default=1 << 62))
+        return min(limits[1:], default=0)
+
+
+class Situation(NamedTuple):
+    """What an algorithm is chosen by; all ranks see the same.
+
+    Attributes:
+        mpi: the library (:func:`collectives.calls.library.library`).
+        nbytes: size of the largest buffer; 0 where ranks do not know it (v-variants).
+        per_node: ranks of a node.
+        commutes: whether the operation commutes (true where there is none).
+        native: whether this MPI can do it: has the datatype, and can count the items.
+        uneven: whether blocks differ in length.
+        memory: of the buffers: ``"numpy"``, ``"shared"`` (all ranks can address it), ``"cupy"`` or
+            ``"ipc"`` (on a GPU, and all ranks can address it).
+        sealed: whether messages must carry checksums.
+    """
+
+    mpi: str
+    collective: str
+    nbytes: int
+    size: int
+    per_node: int
+    commutes: bool = True
+    native: bool = True
+    uneven: bool = False
+    memory: str = "numpy"
+    sealed: bool = False
+
+    def allows(self, algorithm: str) -> bool:
+        """Whether ``algorithm`` can serve the call."""
+        name, _ = parse(algorithm)
+        if name == "native":
+            return self.native
+        entry = find(self.collective, name)
+        ordered = self.commutes or entry.keeps_order or contract(self.collective).idempotent
+        return ordered and (entry.uneven or not self.uneven)
+
+
+_KINDS = {
+    "shared": " in shared memory",
+    "cupy": " in device memory",
+    "ipc": " in device memory that the ranks share",
+}
+#: From here on, on a GPU, the ring's bandwidth is worth its rounds (as in NCCL).
+_RING_BYTES = 1 << 20
+#: Where the table's choice cannot be: these keep rank order, take unequal blocks, or both.
+_WITHOUT_TABLE = {
+    "allreduce": "butterfly",
+    "reduce_scatter": "direct",
+    "allgather": "direct",
+    "alltoall": "pairwise",
+    "broadcast": "binomial_tree",
+    "reduce": "direct",
+    "gather": "direct",
+    "scatter": "direct",
+    "scan": "recursive_doubling",
+    "exscan": "recursive_doubling",
+    "barrier": "dissemination",
+}
+
+
+def choose(table: Table, call: Situation) -> Choice:
+    """The algorithm for a call; a function of what all ranks agree on, so all choose the same."""
+    kind = _KINDS.get(call.memory, "")
+    where = f"{call.nbytes} bytes{kind}, {call.size} ranks"
+    entry = table.entry(call.mpi, call.collective, call.memory, call.size, call.per_node)
+    if call.size > 1 and entry is not None:
+        rules = [rule for rule in entry.rules if rule.from_bytes <= call.nbytes]
+        if rules and call.allows(rules[-1].algorithm):
+            rule = rules[-1]
+            measured = f"measured on {entry.ranks}"
+            if rule.algorithm == "native":
+                return Choice("native", f"{where}: fastest, {measured}")
+            return Choice(rule.algorithm, f"{where}: {rule.ratio:.1f}x native, {measured}")
+    if call.native:
+        return Choice("native", f"{where}: {_why_not(call, entry)}")
+    reason = "this MPI has no such datatype or count"
+    if call.sealed:
+        reason = f"{where}: native's messages carry no checksums"
+    if call.memory in ("cupy", "ipc"):
+        reason = f"{where}: MPI's own collectives on device memory stage badly or crash"
+    if call.memory == "ipc" and call.collective == "allreduce" and call.allows("direct"):
+        return Choice("direct", reason)
+    if call.memory == "cupy" and call.collective == "allreduce" and call.commutes:
+        return Choice("ring" if call.nbytes >= _RING_BYTES else "butterfly", reason)
+    return Choice(_WITHOUT_TABLE[call.collective], reason)
+
+
+def _why_not(call: Situation, entry: Entry | None) -> str:
+    """Why the table says nothing about a call."""
+    if call.size == 1:
+        return "a rank alone"
+    if entry is None:
+        nodes = "one node" if call.size == call.per_node else "several nodes"
+        return f"{call.collective} was not measured with {call.mpi} on {nodes}"
+    rules = [rule for rule in entry.rules if rule.from_bytes <= call.nbytes]
+    if not rules:
+        return f"not measured on {entry.ranks} ranks for so few bytes"
+    return f"{rules[-1].algorithm}, the fastest measured on {entry.ranks}, cannot serve this call"
+
+
+def load(path: str | Path | None = None) -> Table:
+    """The table in ``path``; by default that of ``COLLECTIVES_TUNING``, or the one built in.
+
+    Raises:
+        CollectiveError: for a file that cannot be read or says what cannot be, with the place.
+    """
+    source = Path(path or os.environ.get("COLLECTIVES_TUNING") or DEFAULT)
+    try:
+        table = msgspec.json.decode(source.read_bytes(), type=Table)
+    except (OSError, msgspec.DecodeError) as error:
+        raise CollectiveError(f"cannot read the tuning table {source}: {error}") from None
+    if table.version != _VERSION:
+        raise CollectiveError(
+            f"cannot read the tuning table {source}: it is of version {table.version}, and this "
+            f"program reads version {_VERSION}; measure again: python -m collectives tune"
+        )
+    return table

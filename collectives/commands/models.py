@@ -1,0 +1,110 @@
+"""The commands that put the cost models into tables: ``simulate``, ``cost`` and ``fit``."""
+
+import argparse
+from collections.abc import Iterator
+from math import log2
+
+from collectives.algorithms import build, find, names, parse
+from collectives.analysis import draw
+from collectives.analysis.fit import Fit, Sample, fit, read
+from collectives.analysis.formulas import FORMULAS, Formula, Model
+from collectives.analysis.pictures import pyplot
+from collectives.analysis.simulate import Machine, simulate
+from collectives.analysis.topology import Flat, Link
+from collectives.analysis.topology import build as topology
+from collectives.bench import split
+from collectives.errors import TooLarge
+
+
+def simulate_sizes(options: argparse.Namespace) -> int:
+    """Which algorithm wins at which number of ranks."""
+    if options.plot:
+        pyplot()  # refused now rather than when all is simulated
+    link = Link(options.alpha * 1e-6, 1e-9 / options.bandwidth)
+    wanted = names(options.collective) if options.algorithm == "all" else split(options.algorithm)
+    title = (
+        f"{options.collective} of {options.size} bytes, {options.topology}, {options.ports}-port"
+    )
+    print(f"{title}, milliseconds")
+    print("  ranks" + "".join(f"{name:>{len(name) + 2}}" for name in wanted))
+    table: dict[str, list[tuple[int, float]]] = {name: [] for name in wanted}
+    for size in options.ranks:
+        machine = Machine(topology(options.topology, size, port=link), ports=options.ports)
+        line = f"{size:>7}"
+        for name in wanted:
+            uniform = find(options.collective, parse(name)[0]).uniform
+            try:
+                schedule = build(options.collective, name, size)
+                seconds = simulate(schedule, options.size, machine, uniform)
+            except TooLarge:
+                line += f"{'-':>{len(name) + 2}}"
+                continue
+            table[name].append((size, seconds))
+            line += f"{1e3 * seconds:>{len(name) + 2}.3f}"
+        times = {name: rows[-1][1] for name, rows in table.items() if rows and rows[-1][0] == size}
+        print(f"{line}  {min(times, key=times.__getitem__) if times else ''}", flush=True)
+    if options.plot:
+        draw.curves(table, title, options.plot)
+        print(f"wrote {options.plot}")
+    return 0
+
+
+def cost(options: argparse.Namespace) -> int:
+    """Each all-reduce by its closed form, by the simulator, and as the textbook prints it."""
+    model = Model(1e-6 * options.alpha, 1e-9 / options.bandwidth, 1e-9 / options.reduction)
+    machine = Machine(Flat(Link(model.alpha, model.beta)), model.gamma)
+    p, m = options.ranks, options.size
+    print(f"all-reduce of {m} bytes on {p} ranks of one switch, one port each, microseconds")
+    print(f"{'algorithm':<20}{'ours':>11}{'simulated':>11}{'the book':>11}  closed form")
+    notes = []
+    for formula in FORMULAS:
+        ours = f"{1e6 * formula.seconds(model, m, p):.1f}" if _holds(formula, p) else "-"
+        seconds = simulate(build("allreduce", formula.algorithm, p), m, machine)
+        book = "-"
+        if formula.book_seconds is not None:
+            book = f"{1e6 * formula.book_seconds(model, m, p):.1f}"
+        print(
+            f"{formula.algorithm:<20}{ours:>11}{1e6 * seconds:>11.1f}{book:>11}  {formula.text}"
+            + (f"; the book: {formula.book}" if formula.book else "")
+        )
+        if formula.difference:
+            notes.append(f"{formula.algorithm}: {formula.difference}")
+    print("\n".join(["", *notes]))
+    return 0
+
+
+def _holds(formula: Formula, p: int) -> bool:
+    return not formula.powers_only or log2(p).is_integer()
+
+
+def fit_files(options: argparse.Namespace) -> int:
+    """The parameters of a machine, and its times beside those that they predict."""
+    samples = read(options.files, options.memory)
+    fits = fit(samples)
+    for found in fits:
+        alpha, beta, gamma = found.model
+        print(
+            f"{found.least} to {found.most} bytes: alpha {1e6 * alpha:.2f} us, 1/beta "
+            f"{_rate(beta)}, 1/gamma {_rate(gamma)}; error: median "
+            f"{100 * found.median_error:.0f}%, largest {100 * found.errors.max():.0f}%"
+        )
+    if max(found.median_error for found in fits) > 0.25:
+        print("a straight line in alpha and beta explains this machine badly: caches, or noise")
+    print(f"{'algorithm':<28}{'bytes':>11}{'measured':>12}{'predicted':>12}{'error':>8}   (us)")
+    for sample, seconds in _predictions(samples, fits):
+        error = 100 * (seconds / sample.seconds - 1)
+        print(
+            f"{sample.algorithm:<28}{sample.nbytes:>11}{1e6 * sample.seconds:>12.2f}"
+            f"{1e6 * seconds:>12.2f}{error:>7.0f}%"
+        )
+    return 0
+
+
+def _predictions(samples: list[Sample], fits: list[Fit]) -> Iterator[tuple[Sample, float]]:
+    for sample in samples:
+        found = next(f for f in fits if f.least <= sample.nbytes <= f.most)
+        yield sample, sample.predicted(found.model)
+
+
+def _rate(seconds: float) -> str:
+    return f"{1e-9 / seconds:.1f} GB/s" if seconds else "not seen"

@@ -1,0 +1,246 @@
+"""Where arrays live and how a plan works on them there: NumPy on the host, CuPy on a GPU.
+
+Work on a GPU is queued on a stream and done later, so MPI must not read or write device memory
+before the stream has come that far.  That is the transports' business
+(:mod:`collectives.execution.transport.device`); here is what there is to queue.
+"""
+
+import ctypes
+import os
+import sys
+from contextvars import Context
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from collectives.errors import InvalidBuffer
+
+Items = npt.NDArray[Any]
+
+
+class Combine(Protocol):
+    """A reduction of two arrays, as NumPy's functions are."""
+
+    def __call__(self, left: Items, right: Items, /, *, out: Items) -> object:
+        """Puts ``left (op) right`` into ``out``, which may be either of them."""
+
+
+class Memory(Protocol):
+    """What a binder does with the arrays of one kind of memory."""
+
+    def empty(self, count: int, dtype: "np.dtype[Any]") -> Items:
+        """A new 1-D array."""
+
+    def zeros(self, shape: Any, dtype: npt.DTypeLike) -> Items:
+        """A new array of zeros."""
+
+    def copy(self, target: Items, source: Items) -> object:
+        """Copies between arrays of one type."""
+
+    def convert(self, target: Items, source: Items) -> object:
+        """Copies between arrays that may differ in their type."""
+
+    def address(self, items: Items) -> int:
+        """Where an array begins."""
+
+    def combine(self, function: Combine) -> Combine:
+        """The same reduction for arrays of this memory."""
+
+    def borrowed(self, items: Items) -> Items:
+        """The same memory by address: whoever uses it must know that it is still there."""
+
+
+@runtime_checkable
+class DeviceMemory(Memory, Protocol):
+    """Memory whose work is queued."""
+
+    def synchronize(self) -> object:
+        """Returns when all that was queued is done."""
+
+    def pinned(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Host memory that copies to and from the device are fastest with."""
+
+    def download(self, host: Items, device: Items) -> None:
+        """Queues a copy to the host."""
+
+    def upload(self, device: Items, host: Items) -> None:
+        """Queues a copy from the host."""
+
+    def shareable(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """New memory that other processes can map."""
+
+    def handle(self, items: Items) -> bytes:
+        """What another process maps :meth:`shareable` memory by."""
+
+    def mapped(self, handle: bytes, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Another process's memory."""
+
+    def unmap(self, items: Items) -> None:
+        """Lets go of :meth:`mapped` memory."""
+
+
+class HostMemory:
+    """NumPy."""
+
+    @staticmethod
+    def empty(count: int, dtype: "np.dtype[Any]") -> Items:
+        return np.empty(count, dtype)
+
+    @staticmethod
+    def zeros(shape: Any, dtype: npt.DTypeLike) -> Items:
+        return np.zeros(shape, dtype)
+
+    #: As it is: many copies take less time than a Python function in between would.
+    copy = staticmethod(np.copyto)
+
+    @staticmethod
+    def convert(target: Items, source: Items) -> None:
+        if target.dtype == source.dtype:
+            np.copyto(target, source)
+        else:
+            _quiet().run(np.copyto, target, source, casting="unsafe")
+
+    @staticmethod
+    def address(items: Items) -> int:
+        address: int = items.__array_interface__["data"][0]
+        return address
+
+    @staticmethod
+    def combine(function: Combine) -> Combine:
+        """In a context of its own, where no overflow raises or warns, whatever the caller's
+        ``np.errstate``: MPI's operations never do, and a rank that raised alone would leave the
+        others waiting."""
+        if not isinstance(function, np.ufunc):
+            return function
+        return partial(_quiet().run, function)
+
+    @staticmethod
+    def borrowed(items: Items) -> Items:
+        from mpi4py import MPI
+
+        if not items.nbytes:
+            return np.empty(0, items.dtype)
+        memory = MPI.buffer.fromaddress(HostMemory.address(items), items.nbytes)
+        return np.frombuffer(memory, items.dtype)  # type: ignore[call-overload]
+
+
+def _quiet() -> Context:
+    """A context in which arithmetic neither raises nor warns; one thread at a time can be in it."""
+    quiet = Context()
+    quiet.run(np.seterr, all="ignore")
+    return quiet
+
+
+class CudaMemory:
+    """CuPy, on the stream that is current when something is called."""
+
+    def __init__(self) -> None:
+        try:
+            import cupy
+        except ImportError as error:
+            raise InvalidBuffer(
+                f"memory on a GPU needs CuPy ({error}): pip install 'mpitrain[cuda13]' (or cuda12)"
+            ) from None
+        self.cupy = cupy
+
+    def empty(self, count: int, dtype: "np.dtype[Any]") -> Items:
+        return self.cupy.empty(count, dtype)
+
+    def zeros(self, shape: Any, dtype: npt.DTypeLike) -> Items:
+        return self.cupy.zeros(shape, dtype)
+
+    def copy(self, target: Items, source: Items) -> None:
+        self.cupy.copyto(target, source)
+
+    def convert(self, target: Items, source: Items) -> None:
+        self.cupy.copyto(target, source, casting="unsafe")
+
+    def address(self, items: Items) -> int:
+        return items.data.ptr  # type: ignore[attr-defined]
+
+    def combine(self, function: Combine) -> Combine:
+        """CuPy's function of the same name, one kernel on the device."""
+        name = getattr(function, "__name__", "")
+        if not isinstance(function, np.ufunc) or not hasattr(self.cupy, name):
+            raise InvalidBuffer(
+                "this operation has no kernel for device memory; copy the arrays to the host "
+                "(array.get()), or use a built-in operation"
+            )
+        return getattr(self.cupy, name)
+
+    def borrowed(self, items: Items) -> Items:
+        gpu: int = items.device.id  # type: ignore[attr-defined]
+        return self._at(self.address(items), items.size, items.dtype, gpu)
+
+    def synchronize(self) -> None:
+        self.cupy.cuda.get_current_stream().synchronize()
+
+    def pinned(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        memory = self.cupy.cuda.alloc_pinned_memory(max(1, nbytes))
+        return np.frombuffer(memory, np.uint8, nbytes)
+
+    def download(self, host: Items, device: Items) -> None:
+        self._queue(host.ctypes.data, self.address(device), device.nbytes)
+
+    def upload(self, device: Items, host: Items) -> None:
+        self._queue(self.address(device), host.ctypes.data, device.nbytes)
+
+    def shareable(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        # Not from CuPy's pool: a handle is of a whole allocation.
+        memory = self.cupy.cuda.Memory(nbytes)
+        pointer = self.cupy.cuda.MemoryPointer(memory, 0)
+        return self.cupy.ndarray(nbytes, np.uint8, pointer)
+
+    def handle(self, items: Items) -> bytes:
+        handle: bytes = self.cupy.cuda.runtime.ipcGetMemHandle(self.address(items))
+        return handle
+
+    def mapped(self, handle: bytes, nbytes: int) -> npt.NDArray[np.uint8]:
+        address = self.cupy.cuda.runtime.ipcOpenMemHandle(handle)
+        # Whichever GPU it is on, this one can use it, and CuPy need not look further.
+        return self._at(address, nbytes, np.dtype(np.uint8), self.cupy.cuda.Device().id)
+
+    def unmap(self, items: Items) -> None:
+        self.cupy.cuda.runtime.ipcCloseMemHandle(self.address(items))
+
+    def _at(self, address: int, count: int, dtype: "np.dtype[Any]", gpu: int) -> Items:
+        cuda = self.cupy.cuda
+        memory = cuda.UnownedMemory(address, max(1, count * dtype.itemsize), None, gpu)
+        return self.cupy.ndarray(count, dtype, cuda.MemoryPointer(memory, 0))
+
+    def _queue(self, target: int, source: int, nbytes: int) -> None:
+        runtime = self.cupy.cuda.runtime
+        stream = self.cupy.cuda.get_current_stream()
+        runtime.memcpyAsync(target, source, nbytes, runtime.memcpyDefault, stream.ptr)
+
+
+HOST = HostMemory()
+
+
+def is_on_device(array: object) -> bool:
+    """Whether an array lies on a GPU.
+
+    CUDA's array interface alone does not say so: host memory may have it, too.
+    """
+    if not hasattr(array, "__cuda_array_interface__"):
+        return False
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and isinstance(array, cupy.ndarray):
+        return True
+    return _is_device_address(array.__cuda_array_interface__["data"][0])
+
+
+def _is_device_address(address: int) -> bool:
+    """As CUDA's driver says; in a process that has not loaded it, there is no GPU's memory."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    except OSError:
+        return False
+    kind = ctypes.c_uint(0)
+    memory_type, on_device = 2, 2  # CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_MEMORYTYPE_DEVICE
+    status = driver.cuPointerGetAttribute(
+        ctypes.byref(kind), memory_type, ctypes.c_ulonglong(address)
+    )
+    return status == 0 and kind.value == on_device

@@ -1,0 +1,278 @@
+"""Binds a schedule to buffers and a transport, once, so that running it is a short flat loop."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from typing import NamedTuple, Self
+
+import numpy as np
+
+from collectives.errors import InvalidBuffer, ScheduleError
+from collectives.execution.lanes import Lane
+from collectives.execution.memory import HOST, Combine, DeviceMemory, Items, Memory
+from collectives.execution.plan import Action, BoundRound, Plan
+from collectives.execution.transport import Bytes, Request, Transport
+from collectives.execution.underway import Underway
+from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send
+
+#: Tags of one plan; messages between two ranks cycle through them.
+TAGS_PER_PLAN = 64
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the chunks of a buffer begin: its blocks begin at ``starts``, the last one is its end.
+
+    The first pieces of a block whose length is no multiple of ``chunks`` have one item more.
+    """
+
+    starts: Sequence[int]
+    chunks: int
+
+    @classmethod
+    def even(cls, count: int, blocks: int, chunks: int) -> Self:
+        """Blocks of ``count`` items each."""
+        return cls(range(0, blocks * count + 1, count) if count else (0,) * (blocks + 1), chunks)
+
+    @classmethod
+    def of(cls, counts: Sequence[int], chunks: int) -> Self:
+        """Blocks of these lengths, one behind the other."""
+        return cls((0, *accumulate(counts)), chunks)
+
+    def offset(self, i: int) -> int:
+        """The item at which chunk ``i`` begins."""
+        block, piece = divmod(i, self.chunks)
+        start = self.starts[block]
+        if not piece:
+            return start
+        length, longer = divmod(self.starts[block + 1] - start, self.chunks)
+        return start + piece * length + min(piece, longer)
+
+    def items(self, chunk: Chunk) -> slice:
+        return slice(self.offset(chunk.start), self.offset(chunk.stop))
+
+
+class Counts(NamedTuple):
+    """Items of each block of a send and a receive buffer, where they are not all equal."""
+
+    send: Sequence[int]
+    recv: Sequence[int]
+
+
+class _Binder:
+    """Turns one rank's rounds into calls."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        transport: Transport,
+        buffers: dict[str, Items],
+        layouts: dict[str, Layout],
+        combine: Combine | None,
+        tag: int,
+        memory: Memory,
+    ) -> None:
+        self.transport = transport
+        self.buffers = buffers
+        self.memory = memory
+        self.layouts = layouts
+        self.combine = combine
+        self.tag = tag
+        self.programme = list(schedule.rounds(transport.rank))
+        self.messages: dict[tuple[type, int], int] = {}
+
+    def view(self, chunk: Chunk) -> Items:
+        return self.buffers[chunk.buffer][self.layouts[chunk.buffer].items(chunk)]
+
+    def rounds(self) -> list[BoundRound]:
+        """The rounds that have something to do; chunks of no items move nothing."""
+        most = max(map(self.arriving, self.programme), default=0)
+        arrivals = self.memory.empty(most, self.buffers["recvbuf"].dtype)
+        bound = (self.round(steps, arrivals) for steps in self.programme)
+        return [r for r in bound if r.starts]
+
+    def arriving(self, steps: Round) -> int:
+        """Items that have to be kept aside until they are reduced."""
+        return sum(self.view(step.chunk).size for step in steps if isinstance(step, RecvReduce))
+
+    def round(self, steps: Round, arrivals: Items) -> BoundRound:
+        bound = BoundRound()
+        sent = [self.view(step.chunk) for step in steps if isinstance(step, Send)]
+        sends: list[Request] = []
+        copies: list[Action] = []
+        late: list[Action] = []
+        for step in steps:
+            target = self.view(step.chunk)
+            if not target.size:
+                continue
+            if isinstance(step, Copy):
+                source = self.view(step.source)
+                # In place, the block is there already.
+                if self.memory.address(source) != self.memory.address(target):
+                    copies.append(partial(self.memory.copy, target, source))
+                continue
+            tag = self.next_tag(step)
+            if isinstance(step, Send):
+                parts = self.parts(target)
+                sends += [self.transport.send_init(part, step.peer, tag) for part in parts]
+                continue
+            arriving = target
+            if isinstance(step, RecvReduce):
+                arriving, arrivals = arrivals[: target.size], arrivals[target.size :]
+            for part in self.parts(arriving):
+                request = self.transport.recv_init(part, step.peer, tag)
+                bound.requests.append(request)
+                bound.finish.append(request.Wait)
+            if isinstance(step, RecvReduce):
+                reduction = self.reduction(step, arriving, target)
+                bound.reductions.append(reduction)
+                # A chunk that this round also sends must not change before it has left.
+                busy = any(self.overlap(target, other) for other in sent)
+                (late if busy else bound.finish).append(reduction)
+        # Receives first: a message that finds its receive posted is copied once.
+        bound.starts = [*(request.Start for request in (*bound.requests, *sends)), *copies]
+        bound.finish += [*(request.Wait for request in sends), *late]
+        bound.requests += sends
+        return bound
+
+    def reduction(self, step: RecvReduce, arrived: Items, target: Items) -> Action:
+        if self.combine is None:
+            raise ScheduleError(f"{step} reduces, but no operation was given")
+        own = self.view(step.operand or step.chunk)
+        operands = (arrived, own) if step.peer < self.transport.rank else (own, arrived)
+        return partial(self.combine, *operands, out=target)
+
+    def overlap(self, one: Items, other: Items) -> bool:
+        first, second = self.memory.address(one), self.memory.address(other)
+        return first < second + other.nbytes and second < first + one.nbytes
+
+    def parts(self, items: Items) -> list[Bytes]:
+        """The memory of ``items``, in parts that the transport can send."""
+        memory, longest = items.view(np.uint8), self.transport.longest
+        return [memory[start : start + longest] for start in range(0, memory.size, longest)]
+
+    def next_tag(self, step: Send | Recv | RecvReduce) -> int:
+        """The k-th message from one rank to another has the same tag at both ends."""
+        route = (Send if isinstance(step, Send) else Recv, step.peer)
+        k = self.messages.get(route, 0)
+        self.messages[route] = k + 1
+        return self.tag + k % TAGS_PER_PLAN
+
+
+def bind(
+    schedule: Schedule,
+    transport: Transport,
+    send: Items | None,
+    recv: Items | None,
+    combine: Combine | None = None,
+    *,
+    counts: Counts | None = None,
+    aside: bool = False,
+    before: Sequence[Action] = (),
+    after: Sequence[Action] = (),
+    memory: Memory = HOST,
+    lane: Lane | None = None,
+    reason: str = "asked for",
+    underway: Underway | None = None,
+) -> Plan:
+    """A plan for ``schedule`` on these buffers.
+
+    Args:
+        send: contiguous 1-D array; ``None`` for in place (``recv`` holds the input), or if this
+            rank has none.
+        recv: contiguous 1-D array of the same dtype; ``None`` if this rank has none, or at the root
+            of a scatter for in place.
+        combine: the reduction, for a collective that reduces.
+        counts: lengths of the blocks of a v-variant; otherwise all are equal.
+        aside: the input lies where the schedule writes; copy it aside first.
+        memory: where the buffers lie.
+        before, after: done first and last in each run.
+        lane: tells its tags from other plans' under way; ``None`` for blocking calls, which follow
+            one another.
+        underway: the plans of the same communicator that are under way.
+
+    Raises:
+        InvalidBuffer: if the sizes do not fit the collective.
+    """
+    member = schedule.member(transport.rank)
+    layouts = _layouts(schedule, transport.rank, send, recv, counts)
+    blocks = schedule.contract
+    if send is None and blocks.send_blocks(member):
+        first = blocks.place(member)
+        if first is None or recv is None:
+            raise InvalidBuffer(f"{schedule.collective}: only the root can pass MPI.IN_PLACE")
+        start = layouts["recvbuf"].offset(first)
+        send = recv[start : start + layouts["sendbuf"].starts[-1]]
+        aside = aside or not schedule.in_place
+    elif recv is None and blocks.recv_blocks(member):
+        assert send is not None, "there is one buffer at least"
+        own = Chunk("sendbuf", member.rank * schedule.chunks, (member.rank + 1) * schedule.chunks)
+        recv = send[layouts["sendbuf"].items(own)]
+    prepare = list(before)
+    if aside and send is not None:
+        copy = memory.empty(send.size, send.dtype)
+        prepare.append(partial(memory.copy, copy, send))
+        send = copy
+    dtype = next(items.dtype for items in (recv, send) if items is not None)
+    nothing = memory.empty(0, dtype)
+    room = layouts["workspace"].offset(schedule.workspace) if schedule.workspace else 0
+    buffers = {
+        "sendbuf": nothing if send is None else send,
+        "recvbuf": nothing if recv is None else recv,
+        "workspace": memory.empty(room, dtype),
+    }
+    if combine is not None:
+        combine = memory.combine(combine)
+    tag = 0 if lane is None else (lane.number + 1) * TAGS_PER_PLAN
+    rounds = _Binder(schedule, transport, buffers, layouts, combine, tag, memory).rounds()
+    if prepare:
+        rounds.insert(0, BoundRound(starts=prepare))
+    if after:
+        rounds.append(BoundRound(starts=list(after)))
+    if isinstance(memory, DeviceMemory):  # the caller may go on with another stream
+        rounds.append(BoundRound(starts=[memory.synchronize]))
+    return Plan(
+        schedule.collective,
+        schedule.algorithm,
+        reason,
+        max(buffers["sendbuf"].nbytes, buffers["recvbuf"].nbytes),
+        rounds,
+        transport.testall,
+        Underway() if underway is None else underway,
+        lane,
+    )
+
+
+def _layouts(
+    schedule: Schedule, rank: int, send: Items | None, recv: Items | None, counts: Counts | None
+) -> dict[str, Layout]:
+    """Of each buffer of ``rank``, by name; the sizes given must fit them."""
+    member, n = schedule.member(rank), schedule.chunks
+    blocks = {
+        "sendbuf": schedule.contract.send_blocks(member),
+        "recvbuf": schedule.contract.recv_blocks(member),
+    }
+    if counts is not None:
+        layouts = {"sendbuf": Layout.of(counts.send, n), "recvbuf": Layout.of(counts.recv, n)}
+        more = max(layouts.values(), key=lambda layout: len(layout.starts))
+        return {**layouts, "workspace": more}
+    given = {"recvbuf": recv, "sendbuf": send}
+    sized = [name for name, items in given.items() if items is not None and blocks[name]]
+    items = given[sized[0]] if sized else None
+    count, rest = divmod(items.size, blocks[sized[0]]) if items is not None else (0, 0)
+    if rest and items is not None:
+        role = "receive" if sized[0] == "recvbuf" else "send"
+        raise InvalidBuffer(
+            f"{schedule.collective}: the {role} buffer of {items.size} items is not a multiple of "
+            f"the {blocks[sized[0]]} blocks that {schedule.size} ranks need"
+        )
+    if len(sized) == 2 and send is not None and recv is not None:
+        expected = count * blocks["sendbuf"]
+        if send.size != expected:
+            raise InvalidBuffer(
+                f"{schedule.collective}: the send buffer has {send.size} items, but {expected} go "
+                f"with a receive buffer of {recv.size} on {schedule.size} ranks"
+            )
+    blocks["workspace"] = -(-schedule.workspace // n)
+    return {name: Layout.even(count, number, n) for name, number in blocks.items()}

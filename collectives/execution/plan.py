@@ -1,0 +1,241 @@
+"""A collective that is bound to its buffers: the calls that carry it out, and their progress."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any, Self
+
+from collectives.errors import CorruptMessage
+from collectives.execution.lanes import Lane
+from collectives.execution.transport import Request
+from collectives.execution.underway import Underway
+
+Action = Callable[[], object]
+
+
+@dataclass
+class BoundRound:
+    """One round, as the calls that carry it out.
+
+    Attributes:
+        starts: start the messages, then make the local copies.
+        requests: the messages, for polling.
+        finish: the waits, each reduction as early as its operands allow.
+        reductions: the reductions alone, for after a successful poll.
+    """
+
+    starts: list[Action] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
+    finish: list[Action] = field(default_factory=list)
+    reductions: list[Action] = field(default_factory=list)
+
+
+class Plan:
+    """A collective that is bound to its buffers; MPI would call it a persistent request.
+
+    Call it to run it, or ``Start`` it, ``Test`` it now and then (nothing advances in between), and
+    ``Wait`` for it.  Like any collective, all ranks must start their plans in the same order.
+
+    An exception in the middle of it, of a signal handler for one, leaves the ranks parted: its
+    communicator's collectives then raise :class:`~collectives.CollectiveError`.
+
+    Attributes:
+        algorithm: name of the algorithm, with its options.
+        reason: why it was chosen.
+        collective: name of the collective.
+        nbytes: size of the larger buffer.
+    """
+
+    def __init__(
+        self,
+        collective: str,
+        algorithm: str,
+        reason: str,
+        nbytes: int,
+        rounds: list[BoundRound],
+        testall: Callable[[Sequence[Any]], bool],
+        underway: Underway,
+        lane: Lane | None = None,
+    ) -> None:
+        self.collective = collective
+        self.algorithm = algorithm
+        self.reason = reason
+        self.nbytes = nbytes
+        self._rounds = rounds
+        self._testall = testall
+        self._underway = underway
+        self._lane = lane
+        self._program = [call for r in rounds for call in (*r.starts, *r.finish)]
+        self._next = len(rounds)
+
+        self._transient = False
+        self._freed = False
+        self._broken = False
+        #: The plans of the thread that moves it along.
+        self.among: list[Plan] = []
+        # Of two threads, one moves it along.
+        self._turn = Lock()
+
+    def begin(self) -> Self:
+        """Starts a plan that is for one run, and frees itself at the end of it."""
+        self._transient = True
+        self.Start()
+        return self
+
+    def __call__(self) -> None:
+        """Runs the collective to its end.
+
+        Raises:
+            CollectiveError: a collective of this communicator was left in the middle before.
+        """
+        # Another plan is under way, and its peers may need us to go on with it; or this one is.
+        if self._underway.here or self._underway.left or self._freed:
+            self.Start()
+            self.Wait()
+            return
+        try:
+            for call in self._program:
+                call()
+        except BaseException as error:
+            steps = [(*r.starts, *r.finish) for r in self._rounds]
+            number = next((n for n, calls in enumerate(steps) if call in calls), 0)
+            self._leave(error, number)
+            raise
+
+    def Start(self) -> None:
+        """Starts the first round; the buffers are not the caller's until the plan has completed.
+
+        Raises:
+            RuntimeError: it was freed, or is under way.
+            CollectiveError: a collective of this communicator was left in the middle before.
+        """
+        self._underway.expect_whole()
+        if self._freed:
+            raise RuntimeError(f"{self!r} was freed; make another one")
+        if self.is_underway:
+            raise RuntimeError(f"{self!r} was started twice without Wait or a true Test in between")
+        self._next = 0
+        self._underway.add(self)
+        try:
+            self._start_round()
+        except BaseException as error:
+            self._leave(error, 0)
+            raise
+
+    def Test(self) -> bool:
+        """Goes on as far as the messages allow; returns whether the collective has completed.
+
+        Raises:
+            CollectiveError: it was left in the middle.
+        """
+        turn = False
+        try:
+            if self._broken:
+                self._underway.expect_whole()
+            turn = self._turn.acquire(blocking=False)
+            if not turn:
+                return False
+            while self._next < len(self._rounds):
+                current = self._rounds[self._next]
+                if current.requests and not self._testall(current.requests):
+                    return False
+                for call in current.reductions:
+                    call()
+                self._next += 1
+                self._start_round()
+        except BaseException as error:
+            self._leave(error, self._next)
+            raise
+        finally:
+            if turn:
+                self._turn.release()
+        return True
+
+    def Wait(self) -> None:
+        """Completes the collective; other plans that this thread has started go on meanwhile.
+
+        Raises:
+            CollectiveError: it was left in the middle.
+        """
+        if self._broken:
+            self._underway.expect_whole()
+        self._underway.adopt(self)
+        try:
+            while len(self._underway.here) > 1 and not self.Test():
+                self._underway.progress()
+            self._finish()
+        except BaseException as error:
+            self._leave(error, self._next)
+            raise
+
+    def _finish(self) -> None:
+        with self._turn:
+            while self._next < len(self._rounds):
+                for call in self._rounds[self._next].finish:
+                    call()
+                self._next += 1
+                self._start_round()
+
+    @property
+    def is_freed(self) -> bool:
+        """Whether it cannot be used any more."""
+        return self._freed
+
+    @property
+    def is_underway(self) -> bool:
+        """Whether it was started and has not completed."""
+        return self._next < len(self._rounds)
+
+    @property
+    def progress(self) -> int:
+        """Rounds completed since ``Start``."""
+        return self._next
+
+    def Free(self) -> None:
+        """Releases the requests; the plan cannot be used after it.
+
+        Raises:
+            RuntimeError: it is under way.
+        """
+        if self.is_underway:
+            raise RuntimeError(f"{self!r} is under way; Wait for it before Free")
+        for bound in self._rounds:
+            for request in bound.requests:
+                request.Free()
+        self._rounds, self._program, self._next = [], [], 0
+        self._lane = None
+        self._freed = True
+
+    def abandon(self) -> None:
+        """Gives it up in the middle: ``Wait`` and ``Test`` say so from now on."""
+        self._underway.keep(self._rounds)
+        if self.is_underway and self in self._underway.plans:
+            self._underway.remove(self)
+        self._rounds, self._program, self._next = [], [], 0
+        self._freed = self._broken = True
+
+    def _leave(self, error: BaseException, number: int) -> None:
+        """An exception ends it in round ``number``, counted from 0.
+
+        Raises:
+            CorruptMessage: in place of one that does not know the collective and the round.
+        """
+        if self._freed:  # it was left before the exception came here
+            return
+        where = f"{self.collective} by {self.algorithm} of {self.nbytes} bytes, round {number}"
+        self._underway.leave(f"the {where},", error)
+        self.abandon()
+        if isinstance(error, CorruptMessage):
+            raise CorruptMessage(f"{where}: {error}") from error
+
+    def _start_round(self) -> None:
+        if self._next == len(self._rounds):
+            self._underway.remove(self)
+            if self._transient:
+                self.Free()
+            return
+        for call in self._rounds[self._next].starts:
+            call()
+
+    def __repr__(self) -> str:
+        return f"<Plan: {self.collective} by {self.algorithm} of {self.nbytes} bytes>"

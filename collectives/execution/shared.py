@@ -1,0 +1,302 @@
+"""Binds a schedule to memory that all its ranks can address: messages become loads and stores.
+
+A ``RecvReduce`` reads its operand where it lies, in the sender's buffer; a ``Send`` that meets a
+``Recv`` is stored by the sender into the receiver's buffer, while it is in the sender's cache.
+With the direct all-reduce in segments this is "the owner of a slice reduces it and stores it to all
+outputs": 2 p s bytes of loads and stores for p ranks of s bytes, against 11 s (p-1) of a ring that
+copies into and out of shared memory (Peng et al., "YHCCL", SC 2023).
+
+On GPUs that map one another's memory, a ``RecvReduce`` is one kernel that reads the other's.
+"""
+
+import struct
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from collectives.algorithms.segments import segmented
+from collectives.analysis.dataflow import Cell, Dataflow, End, entered, moved
+from collectives.calls.call import Call
+from collectives.errors import ScheduleError
+from collectives.execution.lanes import Lane
+from collectives.execution.memory import HOST, Combine, DeviceMemory, Items, Memory
+from collectives.execution.messages import Layout
+from collectives.execution.plan import Action, BoundRound, Plan
+from collectives.execution.transport.shared_memory import BLOCKING, Flag, Meeting, NodeMemory, Place
+from collectives.execution.underway import Underway
+from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send
+
+#: Chunks are cut into segments of about this size: what is reduced, or sent, is stored to the
+#: others while it is in a level-2 cache of 1 MiB, together with where it came from.
+SEGMENT_BYTES = 1 << 19
+
+
+#: For each rank, where its send and its receive buffer lie; ``None``: in place, or it has none.
+Places = tuple[tuple[Place | None, Place | None], ...]
+
+# Instead of a window's number:
+_NO_BUFFER = -1
+_ORDINARY = -2
+
+
+def words(call: Call, node: NodeMemory) -> tuple[int, ...]:
+    """What a rank says of where its buffers lie, when the ranks meet."""
+    found: list[int] = []
+    for buffer in (call.send, call.recv):
+        if buffer is None:
+            found += (_NO_BUFFER, 0)
+        elif call.counts or call.aside or buffer.gaps is not None:
+            found += (_ORDINARY, 0)
+        else:
+            found += node.locate(buffer.address, buffer.items.nbytes) or (_ORDINARY, 0)
+    return tuple(found)
+
+
+def still_there(words: tuple[int, ...], node: NodeMemory) -> bool:
+    """Whether memory that was once at these places, by its address, is there now."""
+    return all(number < 0 or node.windows.uses(number) for number in words[::2])
+
+
+def shared_places(meeting: Meeting, node: NodeMemory) -> Places | None:
+    """Where all ranks' buffers lie, or ``None`` if some of them are ordinary memory, or of another
+    kind than the others.
+
+    Args:
+        meeting: where all ranks brought their :func:`words`.
+    """
+    found = [struct.unpack("4q", told) for told in meeting]
+    if any(_ORDINARY in (send, recv) for send, _, recv, _ in found):
+        return None
+
+    def place(window: int, offset: int) -> Place | None:
+        return None if window == _NO_BUFFER else Place(window, offset)
+
+    places = tuple((place(*told[:2]), place(*told[2:])) for told in found)
+    on_host = {node.windows[one.window].memory is HOST for both in places for one in both if one}
+    return places if len(on_host) == 1 else None
+
+
+def runs_shared(schedule: Schedule, places: Places) -> bool:
+    """Whether ``schedule`` needs no other memory than the buffers."""
+    return not schedule.workspace and (schedule.in_place or not _is_in_place(schedule, places))
+
+
+def _is_in_place(schedule: Schedule, places: Places) -> bool:
+    return any(
+        send is None and schedule.contract.send_blocks(schedule.member(rank))
+        for rank, (send, _) in enumerate(places)
+    )
+
+
+def bind_shared(
+    schedule: Schedule,
+    node: NodeMemory,
+    places: Places,
+    call: Call,
+    combine: Combine | None,
+    *,
+    lane: Lane | None,
+    reason: str,
+    underway: Underway,
+) -> Plan:
+    """A plan for ``schedule`` on arrays that lie in the node's memory.
+
+    Args:
+        places: of all ranks' buffers, which :func:`runs_shared` must allow.
+        call: this rank's; the others' are alike.
+        lane: tells its counters from other plans' under way; ``None`` for a blocking call's plan,
+            which names the memory by address and does not keep it.
+    """
+    slot = BLOCKING if lane is None else BLOCKING + 1 + lane.number
+    dtype, memory = call.buffer.items.dtype, call.buffer.memory
+    if memory is HOST:  # a GPU is better off with few kernels
+        largest = -(-call.count // schedule.chunks) * dtype.itemsize
+        schedule = segmented(schedule, max(1, -(-largest // SEGMENT_BYTES)))
+    layout = Layout.even(call.count, schedule.contract.blocks(schedule.size), schedule.chunks)
+    buffers = []
+    for rank in range(schedule.size):
+        named = _buffers(schedule, rank, call, node, places)
+        buffers.append({k: memory.borrowed(v) if lane is None else v for k, v in named.items()})
+    flow = Dataflow(schedule, _is_in_place(schedule, places))
+    combine = combine and memory.combine(combine)
+    binder = SharedBinder(flow, node, slot, memory, buffers, layout, combine)
+    return Plan(
+        schedule.collective,
+        schedule.algorithm,
+        reason,
+        call.nbytes,
+        binder.rounds(),
+        _all_reached,
+        underway,
+        lane,
+    )
+
+
+def _buffers(
+    schedule: Schedule, rank: int, call: Call, node: NodeMemory, places: Places
+) -> dict[str, Items]:
+    """The send and receive buffer of ``rank``, as this process addresses them."""
+    member = schedule.member(rank)._replace(chunks=1)
+    send_place, recv_place = places[rank]
+    dtype = call.buffer.items.dtype
+    send = recv = call.buffer.memory.empty(0, dtype)
+    sent = call.count * schedule.contract.send_blocks(member)
+    received = call.count * schedule.contract.recv_blocks(member)
+    if send_place is not None:
+        send = node.view(rank, send_place, sent, dtype)
+    if recv_place is not None:
+        recv = node.view(rank, recv_place, received, dtype)
+    if send_place is None and sent:  # in place
+        start = (schedule.contract.place(member) or 0) * call.count
+        send = recv[start : start + sent]
+    if recv_place is None and received:  # a scatter in place
+        recv = send[rank * call.count :][:received]
+    return {"sendbuf": send, "recvbuf": recv}
+
+
+def _all_reached(flags: Sequence[Flag]) -> bool:
+    return all(flag.Test() for flag in flags)
+
+
+class Pending(NamedTuple):
+    """A wait ``until`` a count of ``rank``, put off until ``cells`` are next used.
+
+    ``reading`` says that the peer only reads them, so that this rank may go on reading them too.
+    """
+
+    cells: frozenset[Cell]
+    reading: bool
+    rank: int
+    until: int
+
+
+class SharedBinder:
+    """Turns one rank's rounds into calls.
+
+    Args:
+        flow: of the schedule, with in place as the caller has it.
+        node: the ranks' memory; ``slot`` is that of the counters.
+        memory: what kind of memory the buffers are in.
+        buffers: for each rank, by name.
+    """
+
+    def __init__(
+        self,
+        flow: Dataflow,
+        node: NodeMemory,
+        slot: int,
+        memory: Memory,
+        buffers: list[dict[str, Items]],
+        layout: Layout,
+        combine: Combine | None,
+    ) -> None:
+        self.flow = flow
+        self.node = node
+        self.rank = node.rank
+        self.slot = slot
+        self.memory = memory
+        self.buffers = buffers
+        self.layout = layout
+        self.combine = combine
+        self.told = 0  # the count that this rank's last tick says
+        self.reached = [0] * node.size
+        self.pending: list[Pending] = []
+
+    def rounds(self) -> list[BoundRound]:
+        """The rounds of one run."""
+        last = entered(self.flow.rounds)
+        bound = [BoundRound(starts=[self.node.advance(self.slot, last + 1)])]
+        for number, steps in enumerate(self.flow.programmes[self.rank]):
+            if steps:
+                bound += self.round(number, steps)
+        return [*bound, self.wait(self.pending, self.tick(last))]
+
+    def round(self, number: int, steps: Round) -> list[BoundRound]:
+        writes = self.flow.writes(self.rank, steps)
+        touches = writes | self.flow.reads(self.rank, steps)
+        due = [w for w in self.pending if w.cells & (writes if w.reading else touches)]
+        self.pending = [w for w in self.pending if w not in due]
+        told: list[Action] = []
+        if self.flow.is_awaited(self.rank, self.told, entered(number)):
+            told = self.tick(entered(number))
+        self.told = moved(number)
+        entering = [self.wait(due, told)] if due or told else []
+
+        moving = BoundRound()
+        lent: list[Pending] = []  # what peers read of our memory in this round
+        late: list[Action] = []
+        # Stores first: the chunk that a round sends may be one that it then reduces into.
+        in_order = sorted(enumerate(steps), key=lambda item: not isinstance(item[1], Send))
+        for position, step in in_order:
+            target = self.view(self.rank, step.chunk)
+            if not target.size:
+                continue
+            cells = self.flow.cells(self.rank, step.chunk)
+            if isinstance(step, Copy):
+                self.add(moving, [], self.copy(target, self.view(self.rank, step.source)))
+                continue
+            other = self.flow.ends[End(self.rank, number, position)]
+            theirs = self.flow.step(other)
+            done = moved(other.round)
+            remote = self.view(other.rank, theirs.chunk)
+            match step:
+                case Send() if isinstance(theirs, RecvReduce):
+                    lent.append(Pending(cells, True, other.rank, done))
+                case Send():
+                    flags = self.flags(other.rank, self.flow.writable(other))
+                    self.add(moving, flags, self.copy(remote, target))
+                case Recv():
+                    self.pending.append(Pending(cells, False, other.rank, done))
+                case RecvReduce():
+                    flags = self.flags(other.rank, self.flow.readable(other))
+                    if any(wait.cells & cells for wait in lent):  # not ours to overwrite yet
+                        aside = self.memory.empty(remote.size, remote.dtype)
+                        self.add(moving, flags, self.copy(aside, remote))
+                        late.append(self.reduction(step, aside, target))
+                    else:
+                        self.add(moving, flags, self.reduction(step, remote, target))
+        self.add(moving, [], *self.tick(moved(number)))
+        if late:
+            return [*entering, moving, self.wait(lent, late)]
+        self.pending += lent
+        return [*entering, moving]
+
+    def view(self, rank: int, chunk: Chunk) -> Items:
+        return self.buffers[rank][chunk.buffer][self.layout.items(chunk)]
+
+    def copy(self, target: Items, source: Items) -> Action:
+        return partial(self.memory.copy, target, source)
+
+    def tick(self, count: int) -> list[Action]:
+        """Says how far this rank has come: what it has queued so far must have been done."""
+        tick = self.node.tick(self.slot, count)
+        return [self.memory.synchronize, tick] if isinstance(self.memory, DeviceMemory) else [tick]
+
+    def flags(self, rank: int, count: int) -> list[Flag]:
+        """The condition that ``rank`` has reached ``count``, unless an earlier one implies it."""
+        if count <= self.reached[rank]:
+            return []
+        self.reached[rank] = count
+        return [self.node.flag(rank, self.slot, count)]
+
+    def wait(self, pending: Iterable[Pending], then: list[Action]) -> BoundRound:
+        latest: dict[int, int] = {}
+        for one in pending:
+            latest[one.rank] = max(one.until, latest.get(one.rank, 0))
+        flags = [flag for rank, until in latest.items() for flag in self.flags(rank, until)]
+        return BoundRound(
+            requests=list(flags), finish=[*(flag.Wait for flag in flags), *then], reductions=then
+        )
+
+    @staticmethod
+    def add(bound: BoundRound, flags: list[Flag], *actions: Action) -> None:
+        bound.requests += flags
+        bound.finish += [*(flag.Wait for flag in flags), *actions]
+        bound.reductions += actions
+
+    def reduction(self, step: RecvReduce, arrived: Items, target: Items) -> Action:
+        if self.combine is None:
+            raise ScheduleError(f"{step} reduces, but no operation was given")
+        own = self.view(self.rank, step.operand or step.chunk)
+        operands = (arrived, own) if step.peer < self.rank else (own, arrived)
+        return partial(self.combine, *operands, out=target)

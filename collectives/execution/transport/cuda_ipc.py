@@ -1,0 +1,56 @@
+"""Device memory that all ranks of a node can address, by CUDA's handles between processes.
+
+A process can map what another one has allocated, and must let go of it before that is freed.  So
+such memory stays until all ranks have let go of it, when their communicator closes.
+"""
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives.errors import InvalidBuffer
+from collectives.execution.memory import DeviceMemory
+from collectives.execution.transport import Bytes
+
+
+def exchange(comm: MPI.Intracomm, memory: DeviceMemory, nbytes: int) -> list[Bytes]:
+    """New memory of ``nbytes`` on every rank, and that of all ranks as this one addresses it.
+
+    Whether a mapping works is found out by reading through it.  Collective.
+
+    Raises:
+        InvalidBuffer: on all ranks, where one of them cannot read another's: its GPU does not
+            reach the other, or the ranks are in containers of their own.
+    """
+    own = handle = problem = None
+    segments: list[Bytes] = []
+    try:
+        own = memory.shareable(max(nbytes, 8))
+        own[:8].view(np.int64)[...] = comm.rank
+        memory.synchronize()
+        handle = memory.handle(own)
+    except (RuntimeError, MemoryError) as error:
+        problem = str(error)
+    told = comm.allgather((handle, 0 if own is None else own.nbytes))
+    if own is not None and all(other for other, _ in told):
+        try:
+            for rank, (other, length) in enumerate(told):
+                segments.append(own if rank == comm.rank else memory.mapped(other, length))
+            seen = [int(segment[:8].view(np.int64)[0]) for segment in segments]
+            if seen != [*range(comm.size)]:
+                problem = f"instead of the ranks' numbers it reads {seen}"
+        except (RuntimeError, MemoryError) as error:
+            problem = str(error)
+    problems = [f"rank {rank}: {p}" for rank, p in enumerate(comm.allgather(problem)) if p]
+    if problems:
+        release(comm, memory, segments)
+        raise InvalidBuffer(f"the ranks cannot share device memory: {'; '.join(problems)}")
+    return segments
+
+
+def release(comm: MPI.Intracomm, memory: DeviceMemory, segments: list[Bytes]) -> None:
+    """Lets go of the others' memory; returns when the others have let go of ours.  Collective."""
+    memory.synchronize()
+    for rank, segment in enumerate(segments):
+        if rank != comm.rank:
+            memory.unmap(segment)
+    comm.Barrier()

@@ -1,0 +1,37 @@
+"""Two-sided MPI: persistent requests on a communicator of our own."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from mpi4py import MPI
+
+from collectives.execution.transport import Bytes, Request
+
+
+class MPITransport:
+    """Messages over ``channel``, a communicator that nothing else sends on.
+
+    Requests are persistent, as that reads the arguments once: three quarters of the price of a
+    ``Sendrecv`` of 8 bytes.  All messages are bytes, so types that the MPI library lacks (float16,
+    bfloat16) travel as well.
+    """
+
+    #: Many MPI libraries count in 32 bits.
+    longest = 1 << 30
+    #: Whether messages carry checksums: collectives then send nothing in any other way.
+    sealed = False
+
+    def __init__(self, channel: MPI.Intracomm) -> None:
+        self.channel = channel
+        self.rank = channel.rank
+        self.size = channel.size
+
+    def send_init(self, data: Bytes, peer: int, tag: int) -> Request:
+        return self.channel.Send_init([data, data.nbytes, MPI.BYTE], peer, tag)
+
+    def recv_init(self, data: Bytes, peer: int, tag: int) -> Request:
+        return self.channel.Recv_init([data, data.nbytes, MPI.BYTE], peer, tag)
+
+    @staticmethod
+    def testall(requests: Sequence[Any]) -> bool:
+        return MPI.Request.Testall(requests)
