@@ -1,8 +1,8 @@
 """CuPy's names on host memory: what is written for a GPU runs where there is none.
 
 Put in the place of ``cupy`` in ``sys.modules``.  Every array says that it lies on a device, and so
-takes the road through :mod:`collectives.execution.transport.device`; nothing is queued, that is what
-``tests/local/test_device_memory.py`` has a queue for.
+takes the road through :mod:`collectives.execution.transport.device`; nothing is queued, that is
+what ``tests/local/test_device_memory.py`` has a queue for.
 """
 
 import ctypes

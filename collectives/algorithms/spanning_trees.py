@@ -98,7 +98,7 @@ def schedule(links: npt.ArrayLike, collective: str = "allreduce", root: int = 0)
 
 
 def named_allreduce(rank: int, size: int, links: str = "complete") -> Iterator[Round]:
-    """:func:`allreduce` over the trees of a machine that has a name in :mod:`collectives.algorithms.links`."""
+    """:func:`allreduce` over the trees of a machine that ``links`` names."""
     return allreduce(rank, size, _named(links, size, 0))
 
 

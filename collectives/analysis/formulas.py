@@ -141,7 +141,8 @@ def best_segments(messages: int, nbytes: float, model: Model) -> int:
     """The number of segments that makes a schedule of so many messages in a row fastest.
 
     k segments take (messages - 1 + k)(alpha + beta m/k), least at k = sqrt((messages - 1) beta m /
-    alpha) (Hockney's pipelining argument); at most :data:`~collectives.algorithms.segments.MOST_SEGMENTS`.
+    alpha) (Hockney's pipelining argument); at most
+    :data:`~collectives.algorithms.segments.MOST_SEGMENTS`.
     """
     if messages <= 1 or model.alpha <= 0:
         return 1

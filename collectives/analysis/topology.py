@@ -103,8 +103,8 @@ class Islands(Flat):
     """Nodes whose ranks are joined by unequal links, with ``adapters`` network ports to leave by.
 
     Attributes:
-        lanes: as the patterns of :mod:`collectives.algorithms.links` give it, for one node; two ranks without
-            a link use the bus of the node.
+        lanes: as the patterns of :mod:`collectives.algorithms.links` give it, for one node; two
+            ranks without a link use the bus of the node.
         lane, bus: seconds a byte of each.
     """
 

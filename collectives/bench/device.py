@@ -9,7 +9,8 @@ from collectives.calls.call import Arguments
 from collectives.calls.engine import AnyPlan
 from collectives.calls.native import NativePlan
 from collectives.errors import CollectiveError
-from collectives.execution.memory import CudaMemory, Items
+from collectives.execution.memory import Items
+from collectives.execution.transport.cuda_memory import CudaMemory
 from collectives.execution.transport.cuda_probe import probe
 
 _INTEGERS = ("int8", "uint8", "int32", "uint32", "int64", "uint64")

@@ -17,7 +17,7 @@ from collectives.bench.overlap import overlap
 from collectives.calls.call import Arguments
 from collectives.communicator import Communicator
 from collectives.contracts import CONTRACTS, Member, contract
-from collectives.execution.memory import CudaMemory
+from collectives.execution.transport.cuda_memory import CudaMemory
 
 #: Without ``--iters``, one repeat of one algorithm takes about this many seconds.
 BUDGET_S = 0.02

@@ -35,9 +35,9 @@ def bind_call(
         places: where all ranks' buffers lie, if that is in the node's memory.
         underway: the communicator's plans that are under way.
         used_anywhere: for a plan of the caller's, how the ranks agree on tags and counters that no
-            other plan has (:class:`~collectives.execution.lanes.Lanes`).  ``None`` for a blocking call: it
-            has those of all blocking calls, and names the memory by address, so that the plan does
-            not keep it.
+            other plan has (:class:`~collectives.execution.lanes.Lanes`).  ``None`` for a blocking
+            call: it has those of all blocking calls, and names the memory by address, so that the
+            plan does not keep it.
 
     Raises:
         InvalidBuffer: for buffers that share memory.

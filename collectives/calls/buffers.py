@@ -15,7 +15,8 @@ from mpi4py.util import dtlib
 from collectives.calls.exported import memory_of
 from collectives.calls.gaps import Block, Gaps, fills_its_extent, is_one_block
 from collectives.errors import InvalidBuffer
-from collectives.execution.memory import HOST, CudaMemory, Memory, is_on_device
+from collectives.execution.memory import HOST, Memory, is_on_device
+from collectives.execution.transport.cuda_memory import CudaMemory
 
 
 @dataclass(frozen=True)

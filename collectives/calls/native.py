@@ -26,7 +26,7 @@ _METHODS = {
 
 
 class NativePlan:
-    """Same interface as :class:`collectives.execution.plan.Plan`; the buffers are mpi4py's to read."""
+    """A :class:`~collectives.execution.plan.Plan` to its user; the buffers are mpi4py's to read."""
 
     algorithm = "native"
 

@@ -14,8 +14,9 @@ from mpi4py import MPI
 from collectives.calls.tuner import Table, load
 from collectives.errors import CollectiveError, InvalidBuffer
 from collectives.execution.lanes import Lanes
-from collectives.execution.memory import HOST, CudaMemory, Items, Memory
+from collectives.execution.memory import HOST, Items, Memory
 from collectives.execution.messages import TAGS_PER_PLAN
+from collectives.execution.transport.cuda_memory import CudaMemory
 from collectives.execution.transport.cuda_probe import probe
 from collectives.execution.transport.device import DirectTransport, StagedTransport
 from collectives.execution.transport.mpi import MPITransport

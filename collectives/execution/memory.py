@@ -1,8 +1,8 @@
-"""Where arrays live and how a plan works on them there: NumPy on the host, CuPy on a GPU.
+"""What a plan needs of the memory in which arrays lie, and how NumPy does it on the host.
 
-Work on a GPU is queued on a stream and done later, so MPI must not read or write device memory
-before the stream has come that far.  That is the transports' business
-(:mod:`collectives.execution.transport.device`); here is what there is to queue.
+A GPU's memory is :mod:`collectives.execution.transport.cuda_memory`.  Work there is queued on a
+stream and done later, so MPI must not read or write it before the stream has come that far; that
+is the transports' business (:mod:`collectives.execution.transport.device`).
 """
 
 import ctypes
@@ -14,8 +14,6 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
-
-from collectives.errors import InvalidBuffer
 
 Items = npt.NDArray[Any]
 
@@ -118,11 +116,9 @@ class HostMemory:
 
     @staticmethod
     def borrowed(items: Items) -> Items:
-        from mpi4py import MPI
-
         if not items.nbytes:
             return np.empty(0, items.dtype)
-        memory = MPI.buffer.fromaddress(HostMemory.address(items), items.nbytes)
+        memory = (ctypes.c_byte * items.nbytes).from_address(HostMemory.address(items))
         return np.frombuffer(memory, items.dtype)  # type: ignore[call-overload]
 
 
@@ -131,89 +127,6 @@ def _quiet() -> Context:
     quiet = Context()
     quiet.run(np.seterr, all="ignore")
     return quiet
-
-
-class CudaMemory:
-    """CuPy, on the stream that is current when something is called."""
-
-    def __init__(self) -> None:
-        try:
-            import cupy
-        except ImportError as error:
-            raise InvalidBuffer(
-                f"memory on a GPU needs CuPy ({error}): pip install 'mpitrain[cuda13]' (or cuda12)"
-            ) from None
-        self.cupy = cupy
-
-    def empty(self, count: int, dtype: "np.dtype[Any]") -> Items:
-        return self.cupy.empty(count, dtype)
-
-    def zeros(self, shape: Any, dtype: npt.DTypeLike) -> Items:
-        return self.cupy.zeros(shape, dtype)
-
-    def copy(self, target: Items, source: Items) -> None:
-        self.cupy.copyto(target, source)
-
-    def convert(self, target: Items, source: Items) -> None:
-        self.cupy.copyto(target, source, casting="unsafe")
-
-    def address(self, items: Items) -> int:
-        return items.data.ptr  # type: ignore[attr-defined]
-
-    def combine(self, function: Combine) -> Combine:
-        """CuPy's function of the same name, one kernel on the device."""
-        name = getattr(function, "__name__", "")
-        if not isinstance(function, np.ufunc) or not hasattr(self.cupy, name):
-            raise InvalidBuffer(
-                "this operation has no kernel for device memory; copy the arrays to the host "
-                "(array.get()), or use a built-in operation"
-            )
-        return getattr(self.cupy, name)
-
-    def borrowed(self, items: Items) -> Items:
-        gpu: int = items.device.id  # type: ignore[attr-defined]
-        return self._at(self.address(items), items.size, items.dtype, gpu)
-
-    def synchronize(self) -> None:
-        self.cupy.cuda.get_current_stream().synchronize()
-
-    def pinned(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        memory = self.cupy.cuda.alloc_pinned_memory(max(1, nbytes))
-        return np.frombuffer(memory, np.uint8, nbytes)
-
-    def download(self, host: Items, device: Items) -> None:
-        self._queue(host.ctypes.data, self.address(device), device.nbytes)
-
-    def upload(self, device: Items, host: Items) -> None:
-        self._queue(self.address(device), host.ctypes.data, device.nbytes)
-
-    def shareable(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        # Not from CuPy's pool: a handle is of a whole allocation.
-        memory = self.cupy.cuda.Memory(nbytes)
-        pointer = self.cupy.cuda.MemoryPointer(memory, 0)
-        return self.cupy.ndarray(nbytes, np.uint8, pointer)
-
-    def handle(self, items: Items) -> bytes:
-        handle: bytes = self.cupy.cuda.runtime.ipcGetMemHandle(self.address(items))
-        return handle
-
-    def mapped(self, handle: bytes, nbytes: int) -> npt.NDArray[np.uint8]:
-        address = self.cupy.cuda.runtime.ipcOpenMemHandle(handle)
-        # Whichever GPU it is on, this one can use it, and CuPy need not look further.
-        return self._at(address, nbytes, np.dtype(np.uint8), self.cupy.cuda.Device().id)
-
-    def unmap(self, items: Items) -> None:
-        self.cupy.cuda.runtime.ipcCloseMemHandle(self.address(items))
-
-    def _at(self, address: int, count: int, dtype: "np.dtype[Any]", gpu: int) -> Items:
-        cuda = self.cupy.cuda
-        memory = cuda.UnownedMemory(address, max(1, count * dtype.itemsize), None, gpu)
-        return self.cupy.ndarray(count, dtype, cuda.MemoryPointer(memory, 0))
-
-    def _queue(self, target: int, source: int, nbytes: int) -> None:
-        runtime = self.cupy.cuda.runtime
-        stream = self.cupy.cuda.get_current_stream()
-        runtime.memcpyAsync(target, source, nbytes, runtime.memcpyDefault, stream.ptr)
 
 
 HOST = HostMemory()

@@ -1,79 +1,35 @@
-"""Who may import whom, and what importing costs."""
-
-import ast
-import subprocess
-import sys
-from pathlib import Path
+"""The trees behind schedules, and a picture for every algorithm."""
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
-PURE = [
-    "schedule",
-    "contracts",
-    "replay",
-    "verify",
-    "cost",
-    "draw",
-    "mutate",
-    "local",
-    "plan",
-    "executor",
-    "dataflow",
-    "segments",
-    "tuner",
-    "errors",
-    "environment",
-    "pictures",
-    "simulate",
-    "topology",
-    "links",
-    "packing",
-    "formulas",
-    "fit",
-    "models",
-    "structure",
-    "rooted",
-]
-PURE_FILES = [ROOT / "collectives" / f"{name}.py" for name in PURE]
-PURE_FILES += sorted((ROOT / "collectives" / "algorithms").glob("*.py"))
-PURE_FILES += [ROOT / "collectives" / "transport" / f"{name}.py" for name in ("__init__", "local")]
+from collectives.__main__ import main
+from collectives.algorithms import ALGORITHMS, build
+from collectives.algorithms.double_binary_tree import trees as double_trees
+from collectives.analysis.structure import trees
 
 
-def imported(path, top_level_only=False):
-    """Top-level packages that a file imports, by reading it."""
-    tree = ast.parse(path.read_text())
-    found = set()
-    for node in tree.body if top_level_only else ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            found.add(node.module.partition(".")[0])
-    return found
+def test_the_binomial_tree():
+    wanted = {1: 0, 2: 0, 3: 2, 4: 0, 5: 4, 6: 4, 7: 6}
+    for collective in ("allreduce", "broadcast", "reduce"):
+        assert trees(build(collective, "binomial_tree", 8)) == {0: wanted}
 
 
-@pytest.mark.parametrize("path", PURE_FILES, ids=lambda p: p.stem)
-def test_schedules_need_no_mpi_and_no_gpu(path):
-    assert not imported(path) & {"mpi4py", "cupy", "torch", "mpitrain"}
+@pytest.mark.parametrize("p", [2, 5, 8])
+def test_the_double_binary_tree(p):
+    found = trees(build("allreduce", "double_binary_tree", p))
+    for rank in range(p):
+        for tree in double_trees(rank, p):
+            assert found[tree.chunk].get(rank) == tree.parent
 
 
-@pytest.mark.parametrize(
-    "path", sorted((ROOT / "collectives").rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT))
-)
-def test_one_direction_and_no_heavy_imports(path):
-    assert "mpitrain" not in imported(path)
-    assert not imported(path, top_level_only=True) & {"matplotlib", "cupy", "torch", "ml_dtypes"}
+@pytest.mark.parametrize("name", ["ring", "butterfly", "swing", "direct", "circulant"])
+def test_what_is_no_tree(name):
+    assert trees(build("allreduce", name, 8)) == {}
 
 
-@pytest.mark.parametrize(
-    "module", ["collectives", "collectives.__main__", "collectives.execution.local"]
-)
-def test_importing_starts_no_mpi(module):
-    code = (
-        f"import {module}, sys; "
-        "print(sorted({'mpi4py', 'cupy', 'matplotlib', 'torch'} & set(sys.modules)))"
-    )
-    told = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert told.stdout.strip() == "[]"
+def test_a_picture_for_every_algorithm(tmp_path, capsys):
+    assert main(["draw", "all", "-n", "4", "-o", str(tmp_path)]) == 0
+    capsys.readouterr()
+    for algorithm in ALGORITHMS:
+        path = tmp_path / f"{algorithm.collective}_{algorithm.name}_4.png"
+        assert path.read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,92 @@
+"""Arrays on a GPU, by CuPy: what a plan queues on a stream there."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from collectives.errors import InvalidBuffer
+from collectives.execution.memory import Combine, Items
+
+
+class CudaMemory:
+    """CuPy, on the stream that is current when something is called."""
+
+    def __init__(self) -> None:
+        try:
+            import cupy
+        except ImportError as error:
+            raise InvalidBuffer(
+                f"memory on a GPU needs CuPy ({error}): pip install 'mpitrain[cuda13]' (or cuda12)"
+            ) from None
+        self.cupy = cupy
+
+    def empty(self, count: int, dtype: "np.dtype[Any]") -> Items:
+        return self.cupy.empty(count, dtype)
+
+    def zeros(self, shape: Any, dtype: npt.DTypeLike) -> Items:
+        return self.cupy.zeros(shape, dtype)
+
+    def copy(self, target: Items, source: Items) -> None:
+        self.cupy.copyto(target, source)
+
+    def convert(self, target: Items, source: Items) -> None:
+        self.cupy.copyto(target, source, casting="unsafe")
+
+    def address(self, items: Items) -> int:
+        return items.data.ptr  # type: ignore[attr-defined]
+
+    def combine(self, function: Combine) -> Combine:
+        """CuPy's function of the same name, one kernel on the device."""
+        name = getattr(function, "__name__", "")
+        if not isinstance(function, np.ufunc) or not hasattr(self.cupy, name):
+            raise InvalidBuffer(
+                "this operation has no kernel for device memory; copy the arrays to the host "
+                "(array.get()), or use a built-in operation"
+            )
+        return getattr(self.cupy, name)
+
+    def borrowed(self, items: Items) -> Items:
+        gpu: int = items.device.id  # type: ignore[attr-defined]
+        return self._at(self.address(items), items.size, items.dtype, gpu)
+
+    def synchronize(self) -> None:
+        self.cupy.cuda.get_current_stream().synchronize()
+
+    def pinned(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        memory = self.cupy.cuda.alloc_pinned_memory(max(1, nbytes))
+        return np.frombuffer(memory, np.uint8, nbytes)
+
+    def download(self, host: Items, device: Items) -> None:
+        self._queue(host.ctypes.data, self.address(device), device.nbytes)
+
+    def upload(self, device: Items, host: Items) -> None:
+        self._queue(self.address(device), host.ctypes.data, device.nbytes)
+
+    def shareable(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        # Not from CuPy's pool: a handle is of a whole allocation.
+        memory = self.cupy.cuda.Memory(nbytes)
+        pointer = self.cupy.cuda.MemoryPointer(memory, 0)
+        return self.cupy.ndarray(nbytes, np.uint8, pointer)
+
+    def handle(self, items: Items) -> bytes:
+        handle: bytes = self.cupy.cuda.runtime.ipcGetMemHandle(self.address(items))
+        return handle
+
+    def mapped(self, handle: bytes, nbytes: int) -> npt.NDArray[np.uint8]:
+        address = self.cupy.cuda.runtime.ipcOpenMemHandle(handle)
+        # Whichever GPU it is on, this one can use it, and CuPy need not look further.
+        return self._at(address, nbytes, np.dtype(np.uint8), self.cupy.cuda.Device().id)
+
+    def unmap(self, items: Items) -> None:
+        self.cupy.cuda.runtime.ipcCloseMemHandle(self.address(items))
+
+    def _at(self, address: int, count: int, dtype: "np.dtype[Any]", gpu: int) -> Items:
+        cuda = self.cupy.cuda
+        memory = cuda.UnownedMemory(address, max(1, count * dtype.itemsize), None, gpu)
+        return self.cupy.ndarray(count, dtype, cuda.MemoryPointer(memory, 0))
+
+    def _queue(self, target: int, source: int, nbytes: int) -> None:
+        runtime = self.cupy.cuda.runtime
+        stream = self.cupy.cuda.get_current_stream()
+        runtime.memcpyAsync(target, source, nbytes, runtime.memcpyDefault, stream.ptr)

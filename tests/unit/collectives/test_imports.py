@@ -1,0 +1,54 @@
+"""Who may import whom, and what importing costs."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+COLLECTIVES = ROOT / "collectives"
+#: What a schedule is, means and does needs no MPI; the transports bring it.
+LANGUAGE = [COLLECTIVES / name for name in ("schedule.py", "contracts.py", "errors.py")]
+WINGS = [COLLECTIVES / name for name in ("algorithms", "analysis", "execution")]
+PURE_FILES = LANGUAGE + sorted(path for wing in WINGS for path in wing.glob("*.py"))
+
+
+def imported(path, top_level_only=False):
+    """Top-level packages that a file imports, by reading it."""
+    tree = ast.parse(path.read_text())
+    found = set()
+    for node in tree.body if top_level_only else ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            found.add(node.module.partition(".")[0])
+    return found
+
+
+@pytest.mark.parametrize("path", PURE_FILES, ids=lambda p: p.stem)
+def test_schedules_need_no_mpi_and_no_gpu(path):
+    assert not imported(path) & {"mpi4py", "cupy", "torch", "mpitrain"}
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "collectives").rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT))
+)
+def test_one_direction_and_no_heavy_imports(path):
+    assert "mpitrain" not in imported(path)
+    assert not imported(path, top_level_only=True) & {"matplotlib", "cupy", "torch", "ml_dtypes"}
+
+
+@pytest.mark.parametrize(
+    "module", ["collectives", "collectives.__main__", "collectives.execution.local"]
+)
+def test_importing_starts_no_mpi(module):
+    code = (
+        f"import {module}, sys; "
+        "print(sorted({'mpi4py', 'cupy', 'matplotlib', 'torch'} & set(sys.modules)))"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert told.stdout.strip() == "[]"
