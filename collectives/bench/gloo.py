@@ -15,8 +15,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from collectives.bench import size
 from collectives.bench.inputs import sizes
+from collectives.commands.arguments import size
 
 #: As in ours: a repeat takes about so long.
 _BUDGET_S = 0.02

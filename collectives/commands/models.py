@@ -3,6 +3,8 @@
 import argparse
 from collections.abc import Iterator
 from math import log2
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from collectives.algorithms import build, find, names, parse
 from collectives.analysis import draw
@@ -10,10 +12,46 @@ from collectives.analysis.fit import Fit, Sample, fit, read
 from collectives.analysis.formulas import FORMULAS, Formula, Model
 from collectives.analysis.pictures import pyplot
 from collectives.analysis.simulate import Machine, simulate
-from collectives.analysis.topology import Flat, Link
+from collectives.analysis.topology import TOPOLOGIES, Flat, Link
 from collectives.analysis.topology import build as topology
-from collectives.bench import split
+from collectives.commands.arguments import powers, size, split
+from collectives.contracts import CONTRACTS
 from collectives.errors import TooLarge
+
+if TYPE_CHECKING:
+    from collectives.commands.arguments import Commands
+
+
+def add(commands: "Commands") -> None:
+    """Adds ``simulate``, ``cost`` and ``fit``."""
+    timing = commands.add_parser("simulate", help="which algorithm wins, on ranks nobody has")
+    timing.add_argument("collective", nargs="?", choices=CONTRACTS, default="allreduce")
+    timing.add_argument("--ranks", type=powers, default=powers("8..65536"), help="8..65536")
+    timing.add_argument("--topology", choices=TOPOLOGIES, default="fat-tree")
+    timing.add_argument("--size", type=size, default=64 << 20, help="bytes (64M)")
+    timing.add_argument("--ports", choices=("one", "multi"), default="one")
+    timing.add_argument("--algorithm", default="all", metavar="A,B", help="names with options")
+    timing.add_argument("--alpha", type=float, default=1.5, help="microseconds a message (1.5)")
+    timing.add_argument("--bandwidth", type=float, default=25.0, help="GB/s of a port (25)")
+    timing.add_argument("--plot", type=Path, help="write a PNG")
+    timing.set_defaults(run=simulate_sizes)
+
+    pricing = commands.add_parser(
+        "cost", help="closed forms, ours and the textbook's, beside the simulator"
+    )
+    pricing.add_argument("-n", "--ranks", type=int, default=8, help="(8)")
+    pricing.add_argument("--size", type=size, default=1 << 20, help="bytes (1M)")
+    pricing.add_argument("--alpha", type=float, default=1.5, help="microseconds a message (1.5)")
+    pricing.add_argument("--bandwidth", type=float, default=25.0, help="GB/s of a port (25)")
+    pricing.add_argument("--reduction", type=float, default=100.0, help="GB/s reduced (100)")
+    pricing.set_defaults(run=cost)
+
+    fitting = commands.add_parser(
+        "fit", help="alpha, beta and gamma from files of 'bench -J', and how well they explain them"
+    )
+    fitting.add_argument("files", nargs="+", type=Path, metavar="JSON")
+    fitting.add_argument("--memory", choices=("numpy", "shared"), default="numpy")
+    fitting.set_defaults(run=fit_files)
 
 
 def simulate_sizes(options: argparse.Namespace) -> int:
@@ -28,20 +66,20 @@ def simulate_sizes(options: argparse.Namespace) -> int:
     print(f"{title}, milliseconds")
     print("  ranks" + "".join(f"{name:>{len(name) + 2}}" for name in wanted))
     table: dict[str, list[tuple[int, float]]] = {name: [] for name in wanted}
-    for size in options.ranks:
-        machine = Machine(topology(options.topology, size, port=link), ports=options.ports)
-        line = f"{size:>7}"
+    for ranks in options.ranks:
+        machine = Machine(topology(options.topology, ranks, port=link), ports=options.ports)
+        line = f"{ranks:>7}"
         for name in wanted:
             uniform = find(options.collective, parse(name)[0]).uniform
             try:
-                schedule = build(options.collective, name, size)
-                seconds = simulate(schedule, options.size, machine, uniform)
+                schedule = build(options.collective, name, ranks)
+                seconds = simulate(schedule, options.ranks, machine, uniform)
             except TooLarge:
                 line += f"{'-':>{len(name) + 2}}"
                 continue
-            table[name].append((size, seconds))
+            table[name].append((ranks, seconds))
             line += f"{1e3 * seconds:>{len(name) + 2}.3f}"
-        times = {name: rows[-1][1] for name, rows in table.items() if rows and rows[-1][0] == size}
+        times = {name: rows[-1][1] for name, rows in table.items() if rows and rows[-1][0] == ranks}
         print(f"{line}  {min(times, key=times.__getitem__) if times else ''}", flush=True)
     if options.plot:
         draw.curves(table, title, options.plot)

@@ -5,21 +5,21 @@ import argparse
 import numpy as np
 import pytest
 
-from collectives import bench
 from collectives.bench import inputs
+from collectives.commands import arguments, bench
 
 
 @pytest.mark.parametrize(
     ("text", "size"), [("8", 8), ("4K", 4096), ("64M", 1 << 26), ("2GiB", 2 << 30)]
 )
 def test_sizes(text, size):
-    assert bench.size(text) == size
+    assert arguments.size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "M", "-8", "8X", "1.5M"])
 def test_sizes_that_cannot_be_read(text):
     with pytest.raises(argparse.ArgumentTypeError, match="write 8, 4K, 1M or 2G"):
-        bench.size(text)
+        arguments.size(text)
 
 
 def test_steps_end_with_the_largest():
@@ -37,7 +37,7 @@ def test_native_is_always_measured():
 
 
 def test_commas_within_options():
-    assert bench.split("ring,parameter_server:servers=2,native") == [
+    assert arguments.split("ring,parameter_server:servers=2,native") == [
         "ring",
         "parameter_server:servers=2",
         "native",

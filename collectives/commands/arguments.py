@@ -1,0 +1,53 @@
+"""What several commands read from the command line."""
+
+import argparse
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    #: To which a command adds its parser.
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def positive(text: str) -> int:
+    """A number from 1 on."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+    return int(text)
+
+
+def size(text: str) -> int:
+    """``"64M"`` -> 67108864."""
+    match = re.fullmatch(r"(\d+)([KMG]?)i?B?", text.strip(), re.IGNORECASE)
+    if not match:
+        raise argparse.ArgumentTypeError(f"cannot read the size {text!r}; write 8, 4K, 1M or 2G")
+    return int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2].upper()]
+
+
+def split(text: str) -> list[str]:
+    """At commas, but those between an algorithm's options: ``ring,parameter_server:servers=2``."""
+    return [name for name in re.split(r",(?![\w]+=)", text) if name]
+
+
+def powers(text: str) -> list[int]:
+    """``"8..64"`` -> ``[8, 16, 32, 64]``; ``"4,6"`` -> ``[4, 6]``."""
+    first, dots, last = text.partition("..")
+    if not dots:
+        return ranks(text)
+    if not (first.isdecimal() and last.isdecimal()) or int(first) < 1:
+        raise argparse.ArgumentTypeError(f"cannot read {text!r}; write e.g. 8..65536 or 4,6,8")
+    sizes = [int(first)]
+    while 2 * sizes[-1] <= int(last):
+        sizes.append(2 * sizes[-1])
+    return sizes
+
+
+def ranks(text: str) -> list[int]:
+    """``"1-4,8"`` -> ``[1, 2, 3, 4, 8]``."""
+    sizes: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or int(first) < 1:
+            raise argparse.ArgumentTypeError(f"cannot read {text!r}; write e.g. 1-33,64")
+        sizes += range(int(first), int(last or first) + 1)
+    return sizes

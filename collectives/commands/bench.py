@@ -1,0 +1,228 @@
+"""``mpirun -n 4 python -m collectives bench allreduce``: flags and columns as of nccl-tests."""
+
+import argparse
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from collectives.algorithms import find, names, parse
+from collectives.analysis.pictures import pyplot
+from collectives.bench import compare
+from collectives.commands.arguments import positive, size, split
+from collectives.contracts import CONTRACTS
+from collectives.errors import CollectiveError
+
+if TYPE_CHECKING:
+    from collectives.bench.measure import Result
+    from collectives.commands.arguments import Commands
+    from collectives.communicator import Communicator
+
+_OPERATIONS = ("sum", "prod", "max", "min", "land", "lor", "lxor", "band", "bor", "bxor")
+
+
+def add(commands: "Commands") -> None:
+    """Adds ``bench`` and ``compare``."""
+    parser = commands.add_parser("bench", help="measure, under mpirun, beside the MPI library")
+    _add_flags(parser.add_argument)
+    parser.set_defaults(run=run)
+
+    comparing = commands.add_parser("compare", help="several files of 'bench -J' in one table")
+    comparing.add_argument("files", nargs="+", type=Path, metavar="JSON")
+    comparing.add_argument(
+        "--peers", action="store_true", help="one collective under several MPIs, ours and theirs"
+    )
+    comparing.set_defaults(run=_compare)
+
+
+def _add_flags(add: Callable[..., object]) -> None:
+    tests = ("latency", "bandwidth", "bibandwidth", "multipair", "round")
+    told = "or messages between pairs of ranks, or the cost of one round, in parts"
+    add("collective", choices=[*CONTRACTS, *tests], help=told)
+    listed = "names, auto, native, nccl (on a GPU), or all (of ours; default)"
+    add("--algorithm", default="all", metavar="A,B", help=listed)
+    add("-b", "--minbytes", type=size, default=8, help="smallest buffer, as 8, 4K, 1M (8)")
+    add("-e", "--maxbytes", type=size, default=1 << 20, help="largest buffer (1M)")
+    add("-f", "--stepfactor", type=int, default=4, help="from one size to the next (4)")
+    add("-i", "--stepbytes", type=size, help="add this from one size to the next instead")
+    add("-n", "--iters", type=int, help="calls in a repeat (as many as take 20 ms)")
+    add("-w", "--warmup_iters", type=int, default=3, help="calls before these (3)")
+    add("--repeats", type=positive, default=7, help="the median is over these (7)")
+    add("-c", "--check", type=int, choices=(0, 1), default=1, help="check results bit by bit (1)")
+    add("-o", "--op", choices=_OPERATIONS, default="sum")
+    add("-d", "--datatype", default="float", help="NumPy's or nccl-tests' name (float)")
+    average = "the ranks' times become rank 0's, their mean, least or largest (3)"
+    add("-a", "--average", type=int, choices=(0, 1, 2, 3), default=3, help=average)
+    add("--place", choices=("out", "in", "both"), default="out", help="out of place, in place")
+    memory = "of the buffers; both: numpy and shared; ipc: on GPUs, shared"
+    add(
+        "--memory", choices=("numpy", "shared", "both", "cupy", "ipc"), default="numpy", help=memory
+    )
+    cached = "cached: the same in every call; rotating: enough of them to be in no cache"
+    add("--buffers", choices=("cached", "rotating"), default="cached", help=cached)
+    floor = "beside each time, its share of what STREAM takes to move the least number of bytes"
+    add("--floor", action="store_true", help=floor)
+    hidden = "how much a computation hides of a nonblocking call, with K calls of Test in it"
+    add("--overlap", type=int, metavar="K", help=hidden)
+    add("--thread-level", choices=("single", "multiple"), help="that MPI is asked for (multiple)")
+    add("-T", "--timeout", type=float, help="seconds after which the job is aborted")
+    add("--format", choices=("table", "osu"), default="table")
+    add("-J", "--output_file", type=Path, help="write JSON")
+    add("--csv", type=Path, help="write CSV")
+    add("--plot", type=Path, help="write a PNG")
+    add("--min-busbw", type=float, default=0, help="fail below this average, GB/s")
+
+
+def _compare(options: argparse.Namespace) -> int:
+    print((compare.peers if options.peers else compare.table)(options.files))
+    return 0
+
+
+def algorithms(collective: str, text: str) -> list[str]:
+    """Those of ``--algorithm``, each known, with native among them."""
+    wanted: list[str] = []
+    for name in split(text):
+        wanted += names(collective) if name == "all" else [name]
+    for name in wanted:
+        if name not in ("auto", "native", "nccl"):
+            find(collective, parse(name)[0])
+    return wanted if "native" in wanted else [*wanted, "native"]
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measures and reports; the exit status is 1 for wrong results or too little bandwidth."""
+    if options.thread_level:
+        import mpi4py
+
+        mpi4py.rc.thread_level = options.thread_level
+    from mpi4py import MPI
+
+    from collectives.communicator import Communicator
+    from collectives.launch import abort_on_exception, check_launch
+
+    comm = Communicator(MPI.COMM_WORLD)
+    with abort_on_exception(comm):
+        check_launch(comm.size)
+        with _deadline(comm, options.timeout):
+            if options.collective == "round":
+                from collectives.bench.round_cost import report_round
+
+                return report_round(comm)
+            return _measure(comm, options)
+
+
+def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
+    from collectives.bench import inputs, report
+    from collectives.bench.device import Nccl, check_device_messages, use_own_gpu
+    from collectives.bench.measure import FLOORS, Case, measure
+    from collectives.bench.point_to_point import measure_pairs
+
+    try:
+        pairs = options.collective not in CONTRACTS
+        wanted = ["native"] if pairs else algorithms(options.collective, options.algorithm)
+        on_device = options.memory in ("cupy", "ipc")
+        if "nccl" in wanted and not on_device:
+            raise ValueError("nccl needs --memory cupy or ipc")
+        if options.plot:
+            pyplot()  # refused now rather than when all is measured
+        dtype = inputs.parse_dtype(options.datatype)
+        lengths = list(
+            inputs.sizes(options.minbytes, options.maxbytes, options.stepfactor, options.stepbytes)
+        )
+        about = report.environment(comm)
+        nccl = None
+        if on_device:
+            about["gpu"] = use_own_gpu(comm)
+            nccl = Nccl(comm) if "nccl" in wanted else None
+            if pairs:
+                check_device_messages(comm)
+    except (CollectiveError, ValueError) as error:  # the same on all ranks
+        if comm.rank == 0:
+            print(f"error: {error}", file=sys.stderr)
+        return 2
+
+    def say(text: str) -> None:
+        if comm.rank == 0 and options.format == "table":
+            print(text, flush=True)
+
+    say(report.header(about, report.command_line()))
+    width = max(26, 2 + max(map(len, wanted)))
+    say(report.columns(width))
+    results: list[Result] = []
+    kinds = ["numpy", "shared"] if options.memory == "both" else [options.memory]
+    places = {"out": [False], "in": [True], "both": [False, True]}
+    for nbytes in lengths:
+        for memory in kinds:
+            for in_place in places[options.place]:
+                case = Case(
+                    collective=options.collective,
+                    nbytes=nbytes,
+                    dtype=dtype,
+                    op=options.op,
+                    algorithms=wanted,
+                    in_place=in_place,
+                    memory=memory,
+                    iters=options.iters,
+                    warmup=options.warmup_iters,
+                    repeats=options.repeats,
+                    check=bool(options.check),
+                    average=options.average,
+                    rotating=report.beyond_caches() if options.buffers == "rotating" else 0,
+                    tests=options.overlap,
+                    floor=options.floor and not on_device and options.collective in FLOORS,
+                )
+                measured = measure_pairs(comm, case) if pairs else measure(comm, case, nccl)
+                native = next((r for r in measured if r.algorithm == "native"), None)
+                for result in measured:
+                    say(report.row(result, native, width))
+                results += measured
+    if nccl is not None:
+        nccl.close()
+    say(report.footer(results))
+    if comm.rank == 0:
+        _write(options, results, about)
+    wrong = any(result.wrong for result in results)
+    return int(wrong or report.average_busbw(results) < options.min_busbw)
+
+
+def _write(options: argparse.Namespace, results: "list[Result]", about: dict) -> None:
+    from collectives.bench import report
+
+    if options.format == "osu":
+        print(report.osu(results))
+    config = {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in vars(options).items()
+        if not callable(value)
+    }
+    if options.output_file:
+        report.write_json(options.output_file, results, about, config)
+    if options.csv:
+        report.write_csv(options.csv, results)
+    if options.plot:
+        report.plot(options.plot, results, about)
+
+
+@contextmanager
+def _deadline(comm: "Communicator", seconds: float | None) -> Iterator[None]:
+    """Aborts the job after ``seconds``: a thread does, as the main one may hang inside MPI."""
+    if seconds is None:
+        yield
+        return
+
+    def expired() -> None:
+        print(f"error: rank {comm.rank}: not done after {seconds:g} s (--timeout)", file=sys.stderr)
+        sys.stderr.flush()
+        comm.Abort(124)
+        os._exit(124)
+
+    timer = threading.Timer(seconds, expired)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

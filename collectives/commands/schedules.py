@@ -1,0 +1,151 @@
+"""``list``, ``verify`` and ``draw``: which schedules there are, their proofs, their pictures."""
+
+import argparse
+import re
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from collectives.algorithms import ALGORITHMS, build, find, names, parse
+from collectives.analysis import draw
+from collectives.analysis.cost import count
+from collectives.analysis.verify import verify
+from collectives.commands.arguments import ranks
+from collectives.commands.mutate import survey
+from collectives.contracts import CONTRACTS
+from collectives.errors import CollectiveError, TooLarge
+
+if TYPE_CHECKING:
+    from collectives.commands.arguments import Commands
+
+
+def add(commands: "Commands") -> None:
+    """Adds ``list``, ``verify`` and ``draw``."""
+    listing = commands.add_parser("list", help="the algorithms, what they cost and who found them")
+    listing.add_argument("collective", nargs="?", choices=CONTRACTS)
+    listing.add_argument("-n", "--size", type=int, default=8, help="ranks for the costs (8)")
+    listing.set_defaults(run=_list)
+
+    proving = commands.add_parser("verify", help="prove every algorithm at many numbers of ranks")
+    proving.add_argument("collective", nargs="?", choices=CONTRACTS)
+    proving.add_argument("--algorithm", help="only this one, with options if it has any")
+    proving.add_argument(
+        "--ranks", type=ranks, help="e.g. 1-33,64 (the default; of mutations, 2-5)"
+    )
+    proving.add_argument(
+        "--mutations",
+        action="store_true",
+        help="break every step of every schedule and count how many of these the proof rejects",
+    )
+    proving.set_defaults(run=_verify)
+
+    drawing = commands.add_parser("draw", help="one algorithm: a grid in the terminal and a PNG")
+    drawing.add_argument("algorithm", help="its name, with options if it has any, or all")
+    drawing.add_argument("-c", "--collective", choices=CONTRACTS, default="allreduce")
+    drawing.add_argument("-n", "--size", type=int, default=8, help="ranks (8)")
+    drawing.add_argument("-o", "--output", type=Path, help="the PNG, or the folder for all")
+    drawing.add_argument("--text", action="store_true", help="only the grid")
+    drawing.set_defaults(run=_draw)
+
+
+def _mutations(options: argparse.Namespace) -> int:
+    print(
+        f"{'collective':<11}{'algorithm':<21}{'ranks':>5}{'mutants':>9}{'rejected':>9}{'harmless':>9}{'missed':>7}"
+    )
+    totals = [0, 0, 0, 0]
+    for collective, algorithm in _chosen(options.collective, options.algorithm):
+        for size in options.ranks:
+            counted = survey(build(collective, algorithm, size))
+            totals = [a + b for a, b in zip(totals, counted)]
+            print(f"{collective:<11}{algorithm:<21}{size:>5}" + _counts(counted))
+    print(f"{'total':<37}" + _counts(totals))
+    print("rejected: by the proof; harmless: a real run gave the right result; missed: neither")
+    return int(totals[3] > 0)
+
+
+def _counts(counted: Iterable[int]) -> str:
+    return "".join(f"{n:>{width}}" for n, width in zip(counted, (9, 9, 9, 7)))
+
+
+def _list(options: argparse.Namespace) -> int:
+    print(
+        f"latency: messages in a row; sent: by the busiest rank, in buffers; {options.size} ranks"
+    )
+    head = f"{'collective':<11}{'algorithm':<20}{'latency':>8}{'sent':>7}  order  in place  summary"
+    print(head)
+    for algorithm in ALGORITHMS:
+        if options.collective not in (None, algorithm.collective):
+            continue
+        try:
+            cost = count(algorithm.schedule(options.size))
+            costs = f"{cost.latency:>8}{cost.sent:>7.2f}"
+        except TooLarge:
+            costs = f"{'-':>8}{'-':>7}"
+        print(
+            f"{algorithm.collective:<11}{algorithm.name:<20}{costs}  "
+            f"{'kept' if algorithm.keeps_order else '-':<5}  "
+            f"{'yes' if algorithm.in_place else 'by a copy':<9} "
+            f"{algorithm.summary} [{algorithm.reference}]"
+        )
+    return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    options.ranks = options.ranks or ranks("2-5" if options.mutations else "1-33,64")
+    if options.mutations:
+        return _mutations(options)
+    begun = time.perf_counter()
+    proved = 0
+    for collective, algorithm in _chosen(options.collective, options.algorithm):
+        messages = 0
+        for size in options.ranks:
+            schedule = build(collective, algorithm, size)
+            messages += verify(schedule).messages
+            if schedule.in_place:
+                verify(schedule, in_place=True)
+        proved += len(options.ranks)
+        print(f"{collective:<11}{algorithm:<28}{len(options.ranks)} sizes, {messages} messages")
+    print(f"{proved} schedules proved in {time.perf_counter() - begun:.1f} s")
+    return 0
+
+
+def _chosen(collective: str | None, algorithm: str | None) -> list[tuple[str, str]]:
+    """The registry's entries that the command line selects."""
+    collectives = [collective] if collective else list(CONTRACTS)
+    if algorithm is None:
+        return [(c, name) for c in collectives for name in names(c)]
+    chosen = [(c, algorithm) for c in collectives if parse(algorithm)[0] in names(c)]
+    if not chosen:
+        find(collectives[0], parse(algorithm)[0])
+    return chosen
+
+
+def _draw(options: argparse.Namespace) -> int:
+    if options.algorithm == "all":
+        return _draw_all(options)
+    schedule = build(options.collective, options.algorithm, options.size)
+    plain = re.sub(r"\W+", "_", options.algorithm)
+    path = options.output or Path(f"{options.collective}_{plain}_{options.size}.png")
+    if not options.text:
+        draw.figure(schedule, path)
+    print(draw.grid(schedule))
+    if not options.text:
+        print(f"wrote {path}")
+    return 0
+
+
+def _draw_all(options: argparse.Namespace) -> int:
+    """One picture for every algorithm of the registry."""
+    folder = options.output or Path("pictures")
+    folder.mkdir(parents=True, exist_ok=True)
+    for algorithm in ALGORITHMS:
+        try:
+            schedule = algorithm.schedule(options.size)
+        except CollectiveError as reason:  # not of so many ranks
+            print(f"{algorithm.collective} {algorithm.name}: {reason}")
+            continue
+        path = folder / f"{algorithm.collective}_{algorithm.name}_{options.size}.png"
+        draw.figure(schedule, path)
+        print(f"wrote {path}")
+    return 0

@@ -1,0 +1,68 @@
+"""``tune``: what ``algorithm="auto"`` goes by; ``export``: the same for Open MPI."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from collectives.calls.tuner import load
+from collectives.commands.arguments import positive, size
+from collectives.contracts import CONTRACTS
+from collectives.errors import CollectiveError
+
+if TYPE_CHECKING:
+    from collectives.commands.arguments import Commands
+
+
+def add(commands: "Commands") -> None:
+    """Adds ``tune`` and ``export``."""
+    tuning = commands.add_parser(
+        "tune", help="measure, under mpirun, what algorithm='auto' is to choose"
+    )
+    tuning.add_argument("collective", nargs="?", choices=CONTRACTS, help="one; default: all")
+    tuning.add_argument("-b", "--minbytes", type=size, default=8, help="smallest (8)")
+    tuning.add_argument("-e", "--maxbytes", type=size, default=16 << 20, help="largest (16M)")
+    tuning.add_argument("-f", "--stepfactor", type=int, default=2, help="between sizes (2)")
+    tuning.add_argument("--repeats", type=positive, default=5, help="of each pass (5)")
+    passes = "over everything, minutes apart: what a rule says holds in three of four repeats (2)"
+    tuning.add_argument("--passes", type=positive, default=2, help=passes)
+    tuning.add_argument(
+        "-o", "--output", type=Path, default=Path("tuned.json"), help="merged into (tuned.json)"
+    )
+    tuning.set_defaults(run=run)
+
+    exporting = commands.add_parser(
+        "export", help="a tuning table as a rules file for Open MPI's coll_tuned"
+    )
+    exporting.add_argument("table", type=Path, nargs="?", help="default: the one in use")
+    exporting.set_defaults(run=_export)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measures a tuning table."""
+    from mpi4py import MPI
+
+    from collectives.bench import inputs
+    from collectives.bench.tune import known_entries, tune
+    from collectives.communicator import Communicator
+    from collectives.launch import abort_on_exception, check_launch
+
+    comm = Communicator(MPI.COMM_WORLD)
+    with abort_on_exception(comm):
+        check_launch(comm.size)
+        try:
+            lengths = inputs.sizes(options.minbytes, options.maxbytes, options.stepfactor, None)
+            sizes, known = list(lengths), known_entries(comm, options.output)
+        except (CollectiveError, ValueError) as error:  # the same on all ranks
+            if comm.rank == 0:
+                print(f"error: {error}", file=sys.stderr)
+            return 2
+        tune(comm, options, sizes, known)
+        return 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    from collectives.bench.openmpi_rules import rules_file
+
+    print(rules_file(load(options.table)), end="")
+    return 0
