@@ -73,7 +73,7 @@ def simulate_sizes(options: argparse.Namespace) -> int:
             uniform = find(options.collective, parse(name)[0]).uniform
             try:
                 schedule = build(options.collective, name, ranks)
-                seconds = simulate(schedule, options.ranks, machine, uniform)
+                seconds = simulate(schedule, options.size, machine, uniform)
             except TooLarge:
                 line += f"{'-':>{len(name) + 2}}"
                 continue

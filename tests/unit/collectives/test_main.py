@@ -100,3 +100,26 @@ def test_ranks_that_cannot_be_read(capsys):
         main(["verify", "--ranks", "1-x"])
     assert stop.value.code == 2
     assert "write e.g. 1-33,64" in capsys.readouterr().err
+
+
+def test_simulate(capsys):
+    flags = [
+        "--topology",
+        "flat",
+        "--alpha",
+        "1",
+        "--bandwidth",
+        "10",
+        "--algorithm",
+        "ring,direct",
+    ]
+    assert main(["simulate", "--ranks", "4,8", "--size", "8M", *flags]) == 0
+    title, _, four, eight = capsys.readouterr().out.splitlines()
+    assert title.startswith("allreduce of 8388608 bytes, flat")
+    for line, p in ((four, 4), (eight, 8)):
+        ranks, ring, direct, best = line.split()
+        assert int(ranks) == p
+        slice_bytes = (8 << 20) / p
+        seconds = (p - 1) * (2 * (1e-6 + slice_bytes / 10e9) + slice_bytes / 100e9)
+        assert float(ring) == pytest.approx(1e3 * seconds, abs=1e-3)
+        assert best == ("ring" if float(ring) <= float(direct) else "direct")
