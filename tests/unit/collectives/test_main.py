@@ -122,4 +122,4 @@ def test_simulate(capsys):
         slice_bytes = (8 << 20) / p
         seconds = (p - 1) * (2 * (1e-6 + slice_bytes / 10e9) + slice_bytes / 100e9)
         assert float(ring) == pytest.approx(1e3 * seconds, abs=1e-3)
-        assert best == ("ring" if float(ring) <= float(direct) else "direct")
+        assert {"ring": ring, "direct": direct}[best] == min(ring, direct, key=float)
