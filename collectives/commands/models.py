@@ -88,7 +88,7 @@ def simulate_sizes(options: argparse.Namespace) -> int:
 
 
 def cost(options: argparse.Namespace) -> int:
-    """Each all-reduce by its closed form, by the simulator, and as Rodriguez's textbook prints it."""
+    """Each all-reduce by its closed form, by the simulator, and as Rodriguez prints it."""
     model = Model(1e-6 * options.alpha, 1e-9 / options.bandwidth, 1e-9 / options.reduction)
     machine = Machine(Flat(Link(model.alpha, model.beta)), model.gamma)
     p, m = options.ranks, options.size

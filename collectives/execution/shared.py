@@ -22,7 +22,8 @@ from collectives.execution.lanes import Lane
 from collectives.execution.memory import HOST, Combine, DeviceMemory, Items, Memory
 from collectives.execution.messages import Layout
 from collectives.execution.plan import Action, BoundRound, Plan
-from collectives.execution.transport.shared_memory import BLOCKING, Flag, NodeMemory, Place
+from collectives.execution.transport.flags import Flag
+from collectives.execution.transport.shared_memory import BLOCKING, NodeMemory, Place
 from collectives.execution.underway import Underway
 from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send
 
