@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from collectives.algorithms.segments import segmented
-from collectives.analysis.dataflow import Cell, Dataflow, End, entered, moved
+from collectives.analysis.dataflow import Cell, Dataflow, Endpoint, entered, moved
 from collectives.errors import ScheduleError
 from collectives.execution.lanes import Lane
 from collectives.execution.memory import HOST, Combine, DeviceMemory, Items, Memory
@@ -202,7 +202,7 @@ class SharedBinder:
             if isinstance(step, Copy):
                 self.add(moving, [], self.copy(target, self.view(self.rank, step.source)))
                 continue
-            other = self.flow.ends[End(self.rank, number, position)]
+            other = self.flow.ends[Endpoint(self.rank, number, position)]
             theirs = self.flow.step(other)
             done = moved(other.round)
             remote = self.view(other.rank, theirs.chunk)

@@ -14,7 +14,7 @@ _SPINS = 2000
 _MISSES = 64
 
 
-class Epoch:
+class RunCount:
     """Counts the runs of the plans that use a slot: the counters rise from one to the next."""
 
     __slots__ = ("base", "following")
@@ -36,20 +36,20 @@ class Flag:
     the MPI library's that only goes on in a call of the library.
     """
 
-    __slots__ = ("_counters", "_epoch", "_missed", "_polite", "_progress", "_slot", "_value")
+    __slots__ = ("_counters", "_missed", "_polite", "_progress", "_runs", "_slot", "_value")
 
     def __init__(
         self,
         counters: memoryview,
         slot: int,
-        epoch: Epoch,
+        runs: RunCount,
         value: int,
         polite: bool,
         progress: Action,
     ) -> None:
         self._counters = counters
         self._slot = slot
-        self._epoch = epoch
+        self._runs = runs
         self._value = value
         self._polite = polite
         self._progress = progress
@@ -59,7 +59,7 @@ class Flag:
         """Nothing to start."""
 
     def Test(self) -> bool:
-        if self._counters[self._slot] >= self._epoch.base + self._value:
+        if self._counters[self._slot] >= self._runs.base + self._value:
             return True
         self._missed += 1
         if self._missed % _MISSES == 0:
@@ -67,7 +67,7 @@ class Flag:
         return False
 
     def Wait(self) -> None:
-        counters, slot, wanted = self._counters, self._slot, self._epoch.base + self._value
+        counters, slot, wanted = self._counters, self._slot, self._runs.base + self._value
         if not self._polite:
             for _ in range(_SPINS):
                 if counters[slot] >= wanted:
@@ -82,13 +82,13 @@ class Flag:
 class Tick:
     """An action: sets this rank's counter to a value of this run."""
 
-    __slots__ = ("_counters", "_epoch", "_slot", "_value")
+    __slots__ = ("_counters", "_runs", "_slot", "_value")
 
-    def __init__(self, counters: memoryview, slot: int, epoch: Epoch, value: int) -> None:
+    def __init__(self, counters: memoryview, slot: int, runs: RunCount, value: int) -> None:
         self._counters = counters
         self._slot = slot
-        self._epoch = epoch
+        self._runs = runs
         self._value = value
 
     def __call__(self) -> None:
-        self._counters[self._slot] = self._epoch.base + self._value
+        self._counters[self._slot] = self._runs.base + self._value

@@ -17,7 +17,7 @@ from collectives.execution.lanes import Lanes
 from collectives.execution.memory import HOST, DeviceMemory, Items, Memory
 from collectives.execution.plan import Action
 from collectives.execution.transport import Bytes, cuda_ipc
-from collectives.execution.transport.flags import Epoch, Flag, Tick
+from collectives.execution.transport.flags import Flag, RunCount, Tick
 from collectives.execution.transport.windows import Mapping, Window, Windows
 
 _LINE = 8  # a cache line in 8-byte words: two ranks never write to the same one
@@ -62,7 +62,7 @@ class NodeMemory:
         self.slots = Lanes(SLOTS - BLOCKING - 1)
         control = self._allocate((SLOTS * _LINE + 2 * WORDS) * 8)
         self._counters = [memoryview(segment.data).cast("q") for segment in control]
-        self._epochs = [Epoch() for _ in range(SLOTS)]
+        self._runs = [RunCount() for _ in range(SLOTS)]
         # With a core each, polling is the fastest wait; without, it keeps the awaited from running.
         self._polite = comm.size > (os.cpu_count() or 1)
         self._meetings = 0
@@ -100,12 +100,12 @@ class NodeMemory:
 
     def flag(self, rank: int, slot: int, value: int) -> Flag:
         """The condition that ``rank`` has counted up to ``value`` in this run of ``slot``."""
-        counters, epoch = self._counters[rank], self._epochs[slot]
-        return Flag(counters, slot * _LINE, epoch, value, self._polite, self._progress)
+        counters, runs = self._counters[rank], self._runs[slot]
+        return Flag(counters, slot * _LINE, runs, value, self._polite, self._progress)
 
     def tick(self, slot: int, value: int) -> Tick:
         """The action that sets this rank's count."""
-        return Tick(self._counters[self.rank], slot * _LINE, self._epochs[slot], value)
+        return Tick(self._counters[self.rank], slot * _LINE, self._runs[slot], value)
 
     def meet(self, words: Sequence[int], idle: Action | None) -> Meeting:
         """Waits for all ranks to call this, and returns what each of them brought.
@@ -114,7 +114,7 @@ class NodeMemory:
             words: at most ``WORDS`` integers.
             idle: called while waiting, if something else is under way that the others may need.
         """
-        self._epochs[MEETING].advance(2)
+        self._runs[MEETING].advance(2)
         self._meetings += 1
         # The next meeting uses the other half: a rank may come to it before all have read this one.
         first = SLOTS * _LINE + WORDS * (self._meetings % 2)
@@ -130,7 +130,7 @@ class NodeMemory:
 
     def advance(self, slot: int, ticks: int) -> Action:
         """The action that begins a run."""
-        return partial(self._epochs[slot].advance, ticks)
+        return partial(self._runs[slot].advance, ticks)
 
     def locate(self, address: int, nbytes: int) -> Place | None:
         """Where so much memory lies, or ``None`` if it is ordinary."""
