@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from mpitrain.nn import Array, Layer, Parameters, Shape
-from mpitrain.parallel.tensor import TensorGroup
+from mpitrain.arrays import Array, Parameters, Shape
+from mpitrain.group import TensorGroup
+from mpitrain.nn import Layer
 
 #: Nobody's: what lies on one replica alone.
 OWN = "own"

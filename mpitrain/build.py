@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from mpitrain.arena import Arena
+from mpitrain.arrays import Array
 from mpitrain.config import Config, ConfigError, Optim
-from mpitrain.data.sampler import share
+from mpitrain.group import share
 from mpitrain.models import Model
-from mpitrain.nn import Array
 from mpitrain.optim import LAMB, LARS, SGD, Adam, Optimizer
 from mpitrain.parallel.grid import Layout
 from mpitrain.parallel.node_shared import NodeShared

@@ -15,17 +15,17 @@ from collectives import Communicator, CorruptMessage
 from collectives.execution.transport.checked import CheckedTransport
 from mpitrain import build, data, models, nn
 from mpitrain.arena import Arena
+from mpitrain.arrays import Array
 from mpitrain.batches import MicroBatches
 from mpitrain.config import Config, ConfigError
 from mpitrain.data.dataset import Indexed
 from mpitrain.data.everywhere import load_on_all
+from mpitrain.group import TensorGroup
 from mpitrain.lr import learning_rate
 from mpitrain.metrics import Skipped, Step, Straggler
-from mpitrain.nn import Array
 from mpitrain.parallel.grid import ProcessGrid, shared_name
 from mpitrain.parallel.replicas import check_replicas
 from mpitrain.parallel.store import Reduction
-from mpitrain.parallel.tensor import TensorGroup
 from mpitrain.pipeline.messages import Spec
 from mpitrain.pipeline.runtime import Latest, Runner, Span, no_span
 from mpitrain.pipeline.window import Window

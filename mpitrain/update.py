@@ -8,7 +8,7 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from mpitrain.arena import Tensor
-from mpitrain.nn import Array, array_namespace
+from mpitrain.arrays import Array, array_namespace
 from mpitrain.optim import Optimizer
 from mpitrain.parallel.grid import ProcessGrid
 from mpitrain.parallel.store import Allocate, Piece, Store

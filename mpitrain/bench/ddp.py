@@ -28,13 +28,13 @@ from collectives import Communicator
 from mpitrain.adapters.torch import DataParallel
 from mpitrain.adapters.torch.gradients import Bucket
 from mpitrain.arena import DATA, Arena
+from mpitrain.arrays import Parameters
+from mpitrain.group import TensorGroup
 from mpitrain.models import gpt
 from mpitrain.models.model import Model
-from mpitrain.nn import Parameters
 from mpitrain.optim import Adam
 from mpitrain.parallel.replicated import Replicated
 from mpitrain.parallel.store import Reduction
-from mpitrain.parallel.tensor import TensorGroup
 from mpitrain.stage import LayerStage
 
 

@@ -7,10 +7,10 @@ import numpy as np
 from mpi4py import MPI
 from safetensors import SafetensorError, safe_open
 
+from mpitrain.arrays import Array
 from mpitrain.checkpoint.folders import numbered, step_of
 from mpitrain.checkpoint.manifest import CheckpointError, Manifest, Piece, digest, job_of, read
 from mpitrain.config import Config
-from mpitrain.nn import Array
 
 #: As safetensors calls them.
 _TYPES = {"float32": "F32", "float64": "F64"}

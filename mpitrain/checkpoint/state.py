@@ -7,9 +7,9 @@ import msgspec
 from msgspec.structs import replace
 
 from mpitrain.arena import Tensor
+from mpitrain.arrays import Array
 from mpitrain.checkpoint.manifest import CheckpointError, Manifest, Piece, Progress
 from mpitrain.checkpoint.reader import Checkpoint
-from mpitrain.nn import Array
 from mpitrain.update import overlaps
 
 if TYPE_CHECKING:

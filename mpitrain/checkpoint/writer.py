@@ -13,6 +13,7 @@ import msgspec
 from mpi4py import MPI
 from safetensors.numpy import save_file
 
+from mpitrain.arrays import Array
 from mpitrain.checkpoint.folders import clean, folder_name, numbered, remove, unfinished
 from mpitrain.checkpoint.manifest import (
     MANIFEST,
@@ -22,7 +23,6 @@ from mpitrain.checkpoint.manifest import (
     digest,
     encode,
 )
-from mpitrain.nn import Array
 
 
 class Writer:

@@ -6,8 +6,10 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import DTypeLike
 
-from mpitrain.nn import Array, Layer, Shape
-from mpitrain.parallel.tensor import TensorGroup, VocabularyLoss
+from mpitrain.arrays import Array, Shape
+from mpitrain.group import TensorGroup
+from mpitrain.nn import Layer
+from mpitrain.parallel.tensor import VocabularyLoss
 
 
 class Model:

@@ -8,11 +8,10 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from mpitrain import nn
-from mpitrain.data.sampler import share
-from mpitrain.nn import Array, Parameters, Shape, array_namespace
+from mpitrain.arrays import Array, Parameters, Shape, array_namespace
+from mpitrain.group import TensorGroup, share
 from mpitrain.nn.embedding import scatter_add
 from mpitrain.nn.layer import normal
-from mpitrain.parallel.tensor import TensorGroup
 
 
 def layers(

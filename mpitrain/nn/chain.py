@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from mpitrain.nn.layer import Array, Layer, Parameters, Shape
+from mpitrain.arrays import Array, Parameters, Shape
+from mpitrain.nn.layer import Layer
 
 
 class Chain(Layer):

@@ -5,16 +5,8 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import DTypeLike
 
-from mpitrain.nn.layer import (
-    Array,
-    Layer,
-    Parameters,
-    Shape,
-    array_namespace,
-    he_normal,
-    matmul,
-    total,
-)
+from mpitrain.arrays import Array, Parameters, Shape, array_namespace
+from mpitrain.nn.layer import Layer, he_normal, matmul, total
 from mpitrain.nn.windows import window_counts, windows
 
 #: The patches of the padded input as a matrix, and the padded input's shape.

@@ -5,17 +5,9 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import DTypeLike
 
-from mpitrain.nn.layer import (
-    Array,
-    Elementwise,
-    Layer,
-    Parameters,
-    Shape,
-    array_namespace,
-    matmul,
-    normal,
-)
-from mpitrain.parallel.tensor import TensorGroup
+from mpitrain.arrays import Array, Parameters, Shape, array_namespace
+from mpitrain.group import TensorGroup
+from mpitrain.nn.layer import Elementwise, Layer, matmul, normal
 
 #: Row numbers of the own part of a table, and which of them are in it.
 _Rows = tuple[Array, Array]

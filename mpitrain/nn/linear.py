@@ -6,17 +6,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import DTypeLike
 
-from mpitrain.nn.layer import (
-    Array,
-    Elementwise,
-    Layer,
-    Parameters,
-    Shape,
-    he_normal,
-    matmul,
-    normal,
-    total,
-)
+from mpitrain.arrays import Array, Parameters, Shape
+from mpitrain.nn.layer import Elementwise, Layer, he_normal, matmul, normal, total
 
 
 class Linear(Layer):

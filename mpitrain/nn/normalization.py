@@ -5,7 +5,8 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import DTypeLike
 
-from mpitrain.nn.layer import Array, Elementwise, Parameters, Shape, array_namespace, total
+from mpitrain.arrays import Array, Parameters, Shape, array_namespace
+from mpitrain.nn.layer import Elementwise, total
 
 #: The normalised input, and the reciprocal of its standard deviation.
 _Saved = tuple[Array, Array]

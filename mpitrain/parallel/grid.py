@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from mpitrain.arena import COPIES, DATA, OWN, SUMMED
-from mpitrain.parallel.tensor import TensorGroup
+from mpitrain.group import TensorGroup
 
 
 class Place(NamedTuple):

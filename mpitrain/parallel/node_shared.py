@@ -13,8 +13,8 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from mpitrain.arena import Arena, Bucket, Tensor
-from mpitrain.data.sampler import share
-from mpitrain.nn import Array, Parameters
+from mpitrain.arrays import Array, Parameters
+from mpitrain.group import share
 from mpitrain.parallel.store import Allocate, Piece, Reduction, Store
 
 

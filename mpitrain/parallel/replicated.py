@@ -5,8 +5,8 @@ from typing import Any
 from mpi4py import MPI
 
 from mpitrain.arena import Arena, Bucket
-from mpitrain.data.sampler import share
-from mpitrain.nn import Array, Parameters
+from mpitrain.arrays import Array, Parameters
+from mpitrain.group import share
 from mpitrain.parallel.store import Allocate, Piece, Reduction, Store
 
 

@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 from collectives.communicator import AnyPlan
 from mpitrain.arena import COPIES, DATA, SUMMED, Arena, Bucket
-from mpitrain.nn import Array, Parameters, array_namespace
+from mpitrain.arrays import Array, Parameters, array_namespace
 from mpitrain.parallel.store import Allocate, Piece, Reduction, Store
 
 

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 from collectives import Communicator
 from mpitrain.arena import Arena, Bucket
-from mpitrain.data.sampler import share
-from mpitrain.nn import Array, Parameters
+from mpitrain.arrays import Array, Parameters
+from mpitrain.group import share
 from mpitrain.parallel.buckets import BucketsInFlight
 
 #: Makes an array: ``allocate(size, dtype)``.

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from collectives import Communicator
-from mpitrain.nn import Array, Parameters
+from mpitrain.arrays import Array, Parameters
 from mpitrain.parallel.grid import Layout, Place
 from mpitrain.parallel.store import Weights
 from mpitrain.pipeline.actions import (

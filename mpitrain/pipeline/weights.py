@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from mpitrain.arena import Arena
-from mpitrain.nn import Array, Parameters
+from mpitrain.arrays import Array, Parameters
 from mpitrain.pipeline.actions import Pipeline
 from mpitrain.pipeline.replay import Report
 

@@ -6,7 +6,7 @@ from math import isfinite, sqrt
 import numpy as np
 from mpi4py import MPI
 
-from mpitrain.nn import Array
+from mpitrain.arrays import Array
 from mpitrain.parallel.grid import ProcessGrid
 from mpitrain.parallel.store import Store
 from mpitrain.pipeline.runtime import Runner

@@ -11,7 +11,8 @@ from numpy.typing import DTypeLike
 
 from mpitrain.adapters.torch.arrays import as_array, as_tensor
 from mpitrain.adapters.torch.purity import Watched, examine, refuse
-from mpitrain.nn import Array, Layer, Parameters, Shape
+from mpitrain.arrays import Array, Parameters, Shape
+from mpitrain.nn import Layer
 from mpitrain.trainer import Trainer
 
 

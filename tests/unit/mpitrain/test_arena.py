@@ -5,7 +5,7 @@ import pytest
 
 from mpitrain import nn
 from mpitrain.arena import COPIES, DATA, SUMMED, Arena, Bucket
-from mpitrain.parallel.tensor import TensorGroup
+from mpitrain.group import TensorGroup
 
 LAYERS = {
     "a": nn.Linear(3, 2),

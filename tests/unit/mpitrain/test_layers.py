@@ -7,9 +7,9 @@ from scipy.signal import correlate
 from scipy.special import ndtr
 
 from mpitrain import nn
+from mpitrain.group import TensorGroup
 from mpitrain.models.recommender import SpreadTables
 from mpitrain.nn.embedding import PositionEmbedding, TokenEmbedding, Unembedding
-from mpitrain.parallel.tensor import TensorGroup
 
 LAYERS = {
     "linear": (nn.Linear(5, 3), (4, 5)),
