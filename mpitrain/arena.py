@@ -4,6 +4,7 @@ The optimiser and the hash then see one array, a bucket of gradients is a slice 
 that its all-reduce is bound once, and a shard is a range of elements.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -129,6 +130,7 @@ class Arena:
             start = tensors[-1].stop
         self.tensors = tuple(tensors)
         self.size = start
+        self._starts = [tensor.start for tensor in tensors]
         self._by_name = {tensor.name: tensor for tensor in tensors}
         self._users = {name: frozenset(layers) for name, layers in users.items()}
 
@@ -153,6 +155,16 @@ class Arena:
     def names(self, layer: int) -> dict[str, str]:
         """The names in the model of a layer's parameters."""
         return self._names[layer]
+
+    def inside(self, bucket: Bucket, flat: Array) -> dict[str, Array]:
+        """The tensors of ``bucket``, by name, as views into its elements ``flat``."""
+        first = bisect_left(self._starts, bucket.start)
+        stop = bisect_right(self._starts, bucket.stop)
+        return {
+            t.name: flat[t.start - bucket.start : t.stop - bucket.start].reshape(t.shape)
+            for t in self.tensors[first:stop]
+            if t.stop <= bucket.stop
+        }
 
     def within(self, layer: int, bucket: Bucket, flat: Array) -> dict[str, Array]:
         """Those tensors of a layer that are in ``bucket``, as views into its elements ``flat``."""

@@ -25,7 +25,6 @@ from mpitrain.lr import learning_rate
 from mpitrain.metrics import Skipped, Step, Straggler
 from mpitrain.parallel.grid import ProcessGrid, shared_name
 from mpitrain.parallel.replicas import check_replicas
-from mpitrain.parallel.store import Reduction
 from mpitrain.pipeline.messages import Spec
 from mpitrain.pipeline.runtime import Latest, Runner, Span, no_span
 from mpitrain.pipeline.window import Window
@@ -145,10 +144,10 @@ class Trainer:
         )
         flat = np.empty(self.arena.size, config.run.dtype)
         self.arena.fill(flat, initial, self.layers)
-        p = config.parallel
-        reduction = Reduction(self.grid.groups, p.algorithm, p.bucket_bytes, p.overlap)
+        reduction = build.reduction(config.parallel, self.grid.groups)
         self.store = build.store(config, self.arena, flat, reduction, self.grid.data.empty)
-        offload = build.mapped(Path(p.offload), self.comm.rank) if p.offload else None
+        folder = config.parallel.offload
+        offload = build.mapped(Path(folder), self.comm.rank) if folder else None
         self.updater = Updater(self.grid, self.store, build.optimizer(config.optim), offload)
 
     def _initial(self) -> dict[str, dict[str, Array]]:

@@ -35,6 +35,7 @@ from mpitrain.models.model import Model
 from mpitrain.optim import Adam
 from mpitrain.parallel.replicated import Replicated
 from mpitrain.parallel.store import Reduction
+from mpitrain.parallel.summation import Dense
 from mpitrain.stage import LayerStage
 
 
@@ -156,7 +157,7 @@ def _measure(comm: Communicator, options: argparse.Namespace) -> dict[str, list[
     native = Ours(
         comm,
         Model(layers, options.vocabulary, TensorGroup()),
-        Reduction({DATA: comm}, options.algorithm, options.bucket_bytes),
+        Reduction({DATA: comm}, Dense(options.algorithm), options.bucket_bytes),
     )
     optimizers = [torch.optim.AdamW(m.parameters(), 1e-3, fused=True) for m in (gloo, ours, late)]
     rng = np.random.default_rng(comm.rank)

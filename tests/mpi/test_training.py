@@ -26,6 +26,7 @@ from mpitrain.models import Model
 from mpitrain.parallel.replicas import ReplicaMismatch
 from mpitrain.parallel.replicated import Replicated
 from mpitrain.parallel.store import Reduction
+from mpitrain.parallel.summation import Dense
 from mpitrain.run import checkpoints, resume, save, train
 from mpitrain.stop import StopFlag, Stopped
 from mpitrain.threads import limit_blas_threads
@@ -464,10 +465,10 @@ def test_a_checkpoint_has_every_tensor_whole(comm, folder):
 def store(comm):
     """Builds a store of two layers, of 3 and 5 numbers."""
 
-    def make(**options):
+    def make(algorithm="auto", **options):
         layers = {"a": nn.Linear(3, 1, bias=False), "b": nn.Linear(5, 1, bias=False)}
         arena = Arena(layers, {"a": {"weight": (3, 1)}, "b": {"weight": (5, 1)}})
-        reduction = Reduction({DATA: comm}, bucket_bytes=1, **options)
+        reduction = Reduction({DATA: comm}, Dense(algorithm), bucket_bytes=1, **options)
         return Replicated(arena, np.zeros(8), reduction, np.empty)
 
     return make
