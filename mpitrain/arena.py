@@ -5,7 +5,7 @@ that its all-reduce is bound once, and a shard is a range of elements.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -175,12 +175,19 @@ class Arena:
             if bucket.start <= t.start and t.stop <= bucket.stop
         }
 
-    def fill(self, flat: Array, initial: Mapping[str, Parameters], layers: Sequence[str]) -> None:
-        """Write the own parts of initial values, which are whole, into ``flat``."""
-        for name, names in zip(layers, self._names, strict=True):
-            for own, full in names.items():
-                tensor = self._by_name[full]
-                self._view(flat, tensor)[...] = initial[name][own][tensor.part]
+    def fill(self, flat: Array, layer: int, values: Parameters) -> None:
+        """Write the own parts of a layer's parameters, which are whole, into ``flat``.
+
+        Raises:
+            ValueError: they are not those that the layer's shapes have promised.
+        """
+        given = {own: value.shape for own, value in values.items()}
+        said = {own: self._by_name[full].whole for own, full in self._names[layer].items()}
+        if given != said:
+            raise ValueError(f"parameters() gives the shapes {given}, and shapes() says {said}")
+        for own, full in self._names[layer].items():
+            tensor = self._by_name[full]
+            self._view(flat, tensor)[...] = values[own][tensor.part]
 
     def buckets(self, minimum_bytes: int, itemsize: int) -> list[Bucket]:
         """Cut the gradients into buckets in the order in which a backward pass writes them.

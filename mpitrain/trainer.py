@@ -134,31 +134,37 @@ class Trainer:
         config, stage = self.config, self.grid.place.stage
         chunks = self.partition.of_stage(stage)
         self.layers = [name for chunk in chunks for name in chunk]
-        initial = together(self.comm, self._initial, ConfigError)
         self.arena = Arena(
             {name: self.model.layers[name] for name in self.layers},
-            {n: {own: value.shape for own, value in ps.items()} for n, ps in initial.items()},
+            self.model.shapes(self.layers),
             self.grid.tensor,
             {n: shared_name(stages) for n, stages in self._shared.items() if stage in stages},
             TensorGroup(self.grid.data),
         )
-        flat = np.empty(self.arena.size, config.run.dtype)
-        self.arena.fill(flat, initial, self.layers)
+        flat = together(self.comm, self._initial, ConfigError)
         reduction = build.reduction(config.parallel, self.grid.groups)
         self.store = build.store(config, self.arena, flat, reduction, self.grid.data.empty)
         folder = config.parallel.offload
         offload = build.mapped(Path(folder), self.comm.rank) if folder else None
         self.updater = Updater(self.grid, self.store, build.optimizer(config.optim), offload)
 
-    def _initial(self) -> dict[str, dict[str, Array]]:
+    def _initial(self) -> Array:
+        """The own parameters as they begin, flat; one layer at a time is whole."""
         run = self.config.run
         try:
-            return self.model.initial(self.layers, run.seed, np, run.dtype)
+            flat = np.empty(self.arena.size, run.dtype)
+            for index, name in enumerate(self.layers):
+                drawn = self.model.initial([name], run.seed, np, run.dtype)[name]
+                try:
+                    self.arena.fill(flat, index, drawn)
+                except ValueError as error:
+                    raise ConfigError(f"model: layer {name}: {error}") from error
         except MemoryError as error:
             raise ConfigError(
                 f"model: the parameters of {', '.join(self.layers)} do not fit into memory "
                 f"({error}); make the model smaller, or spread it over more ranks"
             ) from error
+        return flat
 
     def _bind_pipeline(self) -> None:
         config, grid = self.config, self.grid

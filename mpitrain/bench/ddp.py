@@ -84,7 +84,8 @@ class Ours:
         shapes = {n: {k: v.shape for k, v in ps.items()} for n, ps in initial.items()}
         arena = Arena(model.layers, shapes)
         flat = np.empty(arena.size, np.float32)
-        arena.fill(flat, initial, names)
+        for index, name in enumerate(names):
+            arena.fill(flat, index, initial[name])
         self.model = model
         self.store = Replicated(arena, flat, reduction, comm.empty)
         self.stage = LayerStage(list(model.layers.values()))

@@ -50,7 +50,10 @@ class SpreadTables(nn.Layer):
     def parameters(
         self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike
     ) -> dict[str, Array]:
-        return {"table": normal(rng, (self.tables, self.rows, self.width), 0.1, xp, dtype)}
+        return {"table": normal(rng, self.shapes()["table"], 0.1, xp, dtype)}
+
+    def shapes(self) -> dict[str, Shape]:
+        return {"table": (self.tables, self.rows, self.width)}
 
     def output_shape(self, shape: Shape) -> Shape:
         return self.tables, self.width

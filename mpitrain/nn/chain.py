@@ -35,6 +35,13 @@ class Chain(Layer):
             for own, values in layer.parameters(rng, xp, dtype).items()
         }
 
+    def shapes(self) -> dict[str, Shape]:
+        return {
+            f"{name}.{own}": shape
+            for name, layer in self.layers.items()
+            for own, shape in layer.shapes().items()
+        }
+
     def brought(self) -> dict[str, Array]:
         return {
             f"{name}.{own}": values
@@ -87,6 +94,9 @@ class Wrapper(Layer):
         self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike
     ) -> dict[str, Array]:
         return self.layer.parameters(rng, xp, dtype)
+
+    def shapes(self) -> dict[str, Shape]:
+        return self.layer.shapes()
 
     def brought(self) -> dict[str, Array]:
         return self.layer.brought()

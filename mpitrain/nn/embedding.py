@@ -32,6 +32,9 @@ class TokenEmbedding(Layer):
     ) -> dict[str, Array]:
         return {"token": normal(rng, (self.vocabulary, self.width), 0.02, xp, dtype)}
 
+    def shapes(self) -> dict[str, Shape]:
+        return {"token": (self.vocabulary, self.width)}
+
     def output_shape(self, shape: Shape) -> Shape:
         return *shape, self.width
 
@@ -75,6 +78,9 @@ class PositionEmbedding(Elementwise):
     ) -> dict[str, Array]:
         return {"position": normal(rng, (self.context, self.width), 0.02, xp, dtype)}
 
+    def shapes(self) -> dict[str, Shape]:
+        return {"position": (self.context, self.width)}
+
     def forward(self, parameters: Parameters, x: Array) -> tuple[Array, None]:
         return x + parameters["position"][self._positions(x)], None
 
@@ -109,6 +115,9 @@ class Unembedding(Layer):
         self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike
     ) -> dict[str, Array]:
         return {"token": normal(rng, (self.vocabulary, self.width), 0.02, xp, dtype)}
+
+    def shapes(self) -> dict[str, Shape]:
+        return {"token": (self.vocabulary, self.width)}
 
     def output_shape(self, shape: Shape) -> Shape:
         return *shape[:-1], self.vocabulary

@@ -41,6 +41,14 @@ class Layer(ABC):
         """Initial values, whole; the same ``rng`` state gives the same values for any ``xp``."""
         return {}
 
+    def shapes(self) -> dict[str, Shape]:
+        """Shapes of :meth:`parameters`.
+
+        Where a layer does not say them itself, its parameters are drawn to see.
+        """
+        drawn = self.parameters(np.random.default_rng(0), np, np.float32)
+        return {name: values.shape for name, values in drawn.items()}
+
     def brought(self) -> dict[str, Array]:
         """Values that the layer brings with it rather than draws: all ranks must bring the same."""
         return {}

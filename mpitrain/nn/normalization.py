@@ -26,6 +26,9 @@ class LayerNorm(Elementwise):
     ) -> dict[str, Array]:
         return {"weight": xp.ones(self.features, dtype), "bias": xp.zeros(self.features, dtype)}
 
+    def shapes(self) -> dict[str, Shape]:
+        return {"weight": (self.features,), "bias": (self.features,)}
+
     def output_shape(self, shape: Shape) -> Shape:
         if not shape or shape[-1] != self.features:
             raise ValueError(

@@ -45,6 +45,9 @@ class TorchLayer(Layer):
         named = self.module.named_parameters()
         return {name: as_array(p.double()).astype(dtype) for name, p in named}
 
+    def shapes(self) -> dict[str, Shape]:
+        return {name: tuple(p.shape) for name, p in self.module.named_parameters()}
+
     def brought(self) -> dict[str, Array]:
         """Parameters and buffers."""
         named = [*self.module.named_parameters(), *self.module.named_buffers()]

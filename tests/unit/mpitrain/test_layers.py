@@ -98,6 +98,21 @@ def test_backward_is_the_derivative_of_forward(case):
         np.testing.assert_allclose(gradient, numeric, rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [
+        *(layer for layer, _ in LAYERS.values()),
+        TokenEmbedding(7, 3, TensorGroup()),
+        SpreadTables(4, 7, 3, TensorGroup()),
+    ],
+    ids=[*LAYERS, "tokens", "tables"],
+)
+def test_shapes_are_those_of_the_parameters(layer):
+    drawn = layer.parameters(np.random.default_rng(0), np, np.float32)
+    assert layer.shapes() == {name: values.shape for name, values in drawn.items()}
+    assert list(layer.shapes()) == list(drawn)
+
+
 def test_output_shape_is_what_forward_returns(case):
     layer, parameters, x = case
     assert layer.output_shape(x.shape[1:]) == layer.forward(parameters, x)[0].shape[1:]
