@@ -23,7 +23,7 @@ from mpitrain.parallel.sharded import ShardedGradients, ShardedOptimizer, Sharde
 from mpitrain.parallel.store import Allocate, Reduction, Store
 from mpitrain.parallel.summation import Dense
 from mpitrain.pipeline.actions import Pipeline
-from mpitrain.pipeline.replay import Report, ScheduleError, replay
+from mpitrain.pipeline.replay import PipelineError, Report, replay
 from mpitrain.pipeline.schedules import SCHEDULES
 
 
@@ -127,7 +127,7 @@ def schedule(config: Config, grid: Layout, steps: int = 1) -> tuple[Pipeline, Re
     try:
         return pipeline, replay(found.generate, pipeline)
     except ValueError as error:
-        hint = "; set train.micro_batches" if not isinstance(error, ScheduleError) else ""
+        hint = "; set train.micro_batches" if not isinstance(error, PipelineError) else ""
         raise ConfigError(f"parallel.schedule: {error}{hint}") from error
 
 
@@ -186,7 +186,7 @@ def mapped(folder: Path, rank: int) -> Allocate:
 
 
 def _profiled(config: Config, names: list[str], parts: int) -> list[int]:
-    from mpitrain.pipeline.partition import even_partition
+    from mpitrain.pipeline.partition import balanced_partition
     from mpitrain.profiles import ProfileError, read_profile
 
     try:
@@ -199,4 +199,4 @@ def _profiled(config: Config, names: list[str], parts: int) -> list[int]:
             f"parallel.profile: {config.parallel.profile} has the layers {', '.join(found)}, and "
             f"the model {', '.join(names)}; run mpitrain profile again"
         )
-    return even_partition(profile, parts)
+    return balanced_partition(profile, parts)

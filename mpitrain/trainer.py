@@ -1,4 +1,4 @@
-"""Training on any layout of ranks, readable from top to bottom."""
+"""A job on any layout of ranks: its parts, and a step; :mod:`mpitrain.run` has the loop."""
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
@@ -6,7 +6,7 @@ from math import lcm
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
-from typing import Self
+from typing import Self, cast
 
 import numpy as np
 from mpi4py import MPI
@@ -25,6 +25,7 @@ from mpitrain.lr import learning_rate
 from mpitrain.metrics import Skipped, Step, Straggler
 from mpitrain.parallel.grid import ProcessGrid, shared_name
 from mpitrain.parallel.replicas import check_replicas
+from mpitrain.parallel.replicated import Replicated
 from mpitrain.pipeline.messages import Spec
 from mpitrain.pipeline.runtime import Latest, Runner, Span, no_span
 from mpitrain.pipeline.window import Window
@@ -33,7 +34,7 @@ from mpitrain.stage import LayerStage, Stage
 from mpitrain.stop import StopFlag
 from mpitrain.stragglers import Busy
 from mpitrain.together import together
-from mpitrain.update import NonFinite, Updater
+from mpitrain.update import NonFinite, Told, Updater
 
 
 class Trainer:
@@ -246,17 +247,16 @@ class Trainer:
         Raises:
             NonFinite: on all ranks; the parameters are those before this step.
         """
-        records: list[Step | Skipped] = []
 
-        def update(number: int, loss: float) -> None:
+        def update(number: int, loss: float) -> Step | Skipped:
             with self.span("reduce", "communicate"), self.comm.waiting("the sum of gradients"):
                 comm_seconds = self.store.wait()
-            records.append(self._update(epoch, len(batch), loss, comm_seconds))
+            return self._update(epoch, len(batch), loss, comm_seconds)
 
         self.store.reset()
         source = self._source(self.data.train, [batch])
-        self.runner().run(source, Latest(self.weights), self.store, update)
-        return records[0]
+        (record,) = self.runner().run(source, Latest(self.weights), self.store, update)
+        return record
 
     @np.errstate(over="ignore", invalid="ignore")
     def window(self, epoch: int, batches: list[Array]) -> list[Step]:
@@ -267,13 +267,13 @@ class Trainer:
         """
         runner = self.runner(len(batches))
         done, start = self.steps_done, perf_counter()
-        window = Window(
-            self.grid, self.store, self.updater, runner, self.config.parallel.weights, self._rate
-        )
+        # The configuration has refused other stores.
+        store = cast(Replicated, self.store)
+        policy = self.config.parallel.weights
+        window = Window(self.grid, store, self.updater, runner, policy, self._rate)
         self.store.reset()
-        runner.run(
-            self._source(self.data.train, batches), window.weights, self.store, window.update
-        )
+        source = self._source(self.data.train, batches)
+        own = runner.run(source, window.weights, self.store, window.update)
         seconds = (perf_counter() - start) / len(batches)
         self.steps_done += len(batches)
         self.stopping = self.comm.allreduce(self._stop.raised(), op=MPI.LOR)
@@ -282,15 +282,15 @@ class Trainer:
                 step=done + 1 + index,
                 epoch=epoch,
                 samples=len(batch),
-                loss=loss,
-                grad_norm=grad_norm,
+                loss=agreed.loss,
+                grad_norm=agreed.grad_norm,
                 lr=self._rate(done + index),
                 seconds=seconds,
                 samples_per_s=len(batch) / seconds,
-                comm_share=min(1.0, comm_seconds / self.comm.size / seconds),
+                comm_share=min(1.0, agreed.comm_seconds / self.comm.size / seconds),
             )
-            for index, (batch, (loss, grad_norm, comm_seconds)) in enumerate(
-                zip(batches, window.agree(done), strict=True)
+            for index, (batch, agreed) in enumerate(
+                zip(batches, window.agree(own, done), strict=True)
             )
         ]
 
@@ -319,10 +319,11 @@ class Trainer:
         # The loss is known to the tensor ranks of the last stage, each of which has all of it.
         own = loss if self.grid.place.tensor == 0 else 0.0
         self._busy.add(now - self._lap - comm_seconds - self.runner().waited)
-        agreed = self.updater.agree(own, now - self._lap, comm_seconds, float(self._stop.raised()))
+        agreed = self.updater.agree(
+            Told(own, now - self._lap, comm_seconds, stopping=self._stop.raised())
+        )
         self._lap = now
-        seconds, comm_seconds, stopping = agreed.totals
-        self.stopping = stopping > 0
+        self.stopping = agreed.stopping
         grad_norm = agreed.grad_norm / self.scale.value
         number = self.steps_done + 1
         if not agreed.finite:
@@ -332,6 +333,7 @@ class Trainer:
         clip = most / grad_norm if most and grad_norm > most else 1.0
         with self.span("update", "update"):
             self.updater.step(lr, clip / self.scale.value)
+        comm_seconds = agreed.comm_seconds
         with self.span("publish", "communicate"):
             comm_seconds += self.comm.size * self.store.publish()
         if self._cast:
@@ -345,9 +347,9 @@ class Trainer:
             loss=agreed.loss,
             grad_norm=grad_norm,
             lr=lr,
-            seconds=seconds / self.comm.size,
-            samples_per_s=samples * self.comm.size / seconds,
-            comm_share=min(1.0, comm_seconds / seconds),
+            seconds=agreed.seconds / self.comm.size,
+            samples_per_s=samples * self.comm.size / agreed.seconds,
+            comm_share=min(1.0, comm_seconds / agreed.seconds),
         )
 
     def _skip(self, number: int, loss: float) -> Skipped:

@@ -19,7 +19,7 @@ from mpitrain.checkpoint.manifest import (
     MANIFEST,
     CheckpointError,
     Manifest,
-    Piece,
+    SavedPiece,
     digest,
     encode,
 )
@@ -67,7 +67,7 @@ class Writer:
         self,
         step: int,
         arrays: Mapping[str, Array],
-        pieces: Sequence[Piece],
+        pieces: Sequence[SavedPiece],
         manifest: Manifest,
     ) -> None:
         """Start to write a checkpoint, after the one before is complete.
