@@ -62,13 +62,14 @@ def train(trainer: Trainer, *, go_on: bool = False) -> Summary:
         if not resumed:
             writer.set_aside()
         try:
-            return _train(trainer, writer, resumed)
+            return _to_the_end(trainer, writer, resumed)
         except MPI.Exception:
             writer.abandon()
             raise
 
 
-def _train(trainer: Trainer, writer: Writer, resumed: Resumed | None) -> Summary:
+def _to_the_end(trainer: Trainer, writer: Writer, resumed: Resumed | None) -> Summary:
+    """Epoch after epoch, with its records, checkpoints and tests."""
     config = trainer.config
     log_every = config.run.log_every
     totals = _Totals()

@@ -13,6 +13,7 @@ from mpi4py import MPI
 from collectives import Communicator
 from mpitrain.arena import Arena, Bucket, Tensor
 from mpitrain.arrays import Array, Parameters
+from mpitrain.config import ConfigError
 from mpitrain.group import share
 from mpitrain.parallel.store import Allocate, Piece, Reduction
 from mpitrain.parallel.summation import Sum, Summand
@@ -32,7 +33,7 @@ class NodeShared(WholeGradients):
         """Allocate and bind; collective.  Arguments as those of ``Replicated``.
 
         Raises:
-            ValueError: nodes have different numbers of ranks.
+            ConfigError: nodes have different numbers of ranks.
         """
         super().__init__(arena, reduction, allocate(arena.size, initial.dtype))
         self._shared = {
@@ -100,7 +101,7 @@ class _NodeCopy:
         self.across = comm.Split(self.node.rank, comm.rank)
         sizes = comm.allgather(self.node.size)
         if len(set(sizes)) > 1:
-            raise ValueError(
+            raise ConfigError(
                 f"parallel.node_shared needs as many ranks on every node, not {sorted(set(sizes))}"
             )
         nbytes = (stop - self.start) * initial.itemsize

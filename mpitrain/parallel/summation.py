@@ -2,9 +2,10 @@
 
 A store says what is summed and where the sum goes, in a :class:`Summand`; a :class:`Summation` says
 how, and makes a :class:`Sum`, which is started in each step.  Another way of summing is another
-Summation.  It finds the bucket's tensors by name; it may take several collectives, one started when
-``Test`` finds the one before complete; and what it needs again in the next step, it keeps by
-bucket.
+Summation.  It finds the bucket's tensors by name.  What it needs again in the next step it keeps by
+bucket, for a store that keeps no whole gradients makes its sums anew in each backward pass.  A
+second collective of a Sum, started in ``Test``, needs a communicator of its own: buckets are
+complete in another order on each rank.
 """
 
 from collections.abc import Mapping, Sequence
