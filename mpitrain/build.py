@@ -149,7 +149,7 @@ def optimizer(config: Optim) -> Optimizer:
 
 def reduction(config: Parallel, groups: Mapping[str, Communicator]) -> Reduction:
     """How the gradients of a job are summed over these groups of ranks."""
-    # Who keeps shards sums them a layer at a time, by what was measured to be fastest.
+    # Not every algorithm of an all-reduce has a reduce-scatter, which sums into shards.
     whole = config.zero < 2 and not config.node_shared
     summation = Dense(config.algorithm if whole else "auto")
     return Reduction(groups, summation, config.bucket_bytes, config.overlap)

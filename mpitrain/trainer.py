@@ -5,8 +5,7 @@ from itertools import islice
 from math import lcm
 from pathlib import Path
 from time import perf_counter
-from types import TracebackType
-from typing import Self, cast
+from typing import cast
 
 import numpy as np
 from mpi4py import MPI
@@ -33,11 +32,11 @@ from mpitrain.precision import CastWeights, LossScale, compute_type
 from mpitrain.stage import LayerStage, Stage
 from mpitrain.stop import StopFlag
 from mpitrain.stragglers import Busy
-from mpitrain.together import together
+from mpitrain.together import ClosedTogether, together
 from mpitrain.update import NonFinite, Told, Updater
 
 
-class Trainer:
+class Trainer(ClosedTogether):
     """Trains a job's model on the ranks of ``comm``, in the layout that the job asks for.
 
     Every layout computes the same global mean loss and gradient as one process, up to rounding;
@@ -183,19 +182,6 @@ class Trainer:
         self._inputs = Spec(self.data.input_shape, self.compute_type if kind.kind == "f" else kind)
         self._runners: dict[int, Runner] = {}
         self.runner()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        # Freeing is collective, and after an error the other ranks may be elsewhere.
-        if error is None:
-            self.close()
 
     @property
     def total_steps(self) -> int:

@@ -25,6 +25,7 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import nn
 
 from collectives import Communicator
+from collectives.calls.library import release
 from mpitrain.adapters.torch import DataParallel
 from mpitrain.adapters.torch.gradients import Bucket
 from mpitrain.arena import DATA, Arena
@@ -239,11 +240,10 @@ def _report(comm: Communicator, options: argparse.Namespace, rows: dict[str, lis
             options.vocabulary, options.context, options.width, options.blocks, options.heads
         ).parameters()
     )
-    vendor, version = MPI.get_vendor()
     print(
         f"GPT of {options.blocks} blocks, width {options.width}, {count} parameters; "
         f"{comm.size} ranks, batch {options.batch} x {options.context} a rank, float32; "
-        f"PyTorch {torch.__version__}, {vendor} {'.'.join(map(str, version))}"
+        f"PyTorch {torch.__version__}, {release()}"
     )
     first = median(next(iter(rows.values())))
     print(f"{'':<26} {'ms/step':>8} {'x DDP':>6}")
