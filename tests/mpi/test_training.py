@@ -11,6 +11,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from collectives import Communicator
 from collectives.algorithms import names
+from mpitrain import nn
 from mpitrain.config import ConfigError
 from mpitrain.data import DataError
 from mpitrain.metrics import Skipped
@@ -137,6 +138,16 @@ def test_a_model_that_is_too_large_is_refused_on_all_ranks(comm, monkeypatch):
         monkeypatch.setattr(Model, "initial", initial)
     with pytest.raises(ConfigError, match=r"model: the parameters .*954\. GiB.*make the model"):
         Trainer(comm, mlp())
+
+
+def test_a_layer_that_says_other_shapes_than_it_has_is_refused_on_all_ranks(comm):
+    class Forgetful(nn.Linear):
+        def shapes(self):
+            return {"weight": (64, 10)}
+
+    layers = {"flatten": nn.Flatten(), "scores": Forgetful(64, 10)}
+    with pytest.raises(ConfigError, match=r"layer scores: parameters\(\) gives .* shapes\(\) says"):
+        Trainer(comm, mlp(), layers=layers)
 
 
 def test_blas_threads_share_a_node_and_stay_below_what_was_asked_for(comm):
