@@ -199,8 +199,9 @@ class Parallel(Struct, frozen=True, forbid_unknown_fields=True):
         node_shared: parameters and optimiser state once per node, in shared memory.
         offload: folder for the optimiser state, which is then mapped from files there.
         recompute: activations again in the backward pass rather than keeping them.
-        algorithm: of the all-reduce of gradients, as ``python -m collectives list`` names them;
-            ``native`` is the MPI library's, ``auto`` takes what was measured to be fastest.
+        algorithm: that sums the gradients, as ``python -m collectives list`` names them; ``native``
+            is the MPI library's, ``auto`` takes what was measured to be fastest.  Of ``zero`` 2 and
+            3 and ``node_shared``, which sum into shards, it is always ``auto``.
         bucket_bytes: gradients are reduced in pieces of at least this many bytes.
         overlap: reduce a piece while the layers below it are still computing their gradients.
         checksums: on every message of gradients, parameters and activations, so that one that

@@ -2,9 +2,7 @@
 
 import os
 import socket
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from math import prod
 from pathlib import Path
 
 from mpi4py import MPI
@@ -25,7 +23,6 @@ from mpitrain.metrics import (
     recorder,
     tensorboard,
 )
-from mpitrain.models import Model
 from mpitrain.stop import Stopped
 from mpitrain.together import together
 from mpitrain.trainer import Trainer
@@ -65,13 +62,14 @@ def train(trainer: Trainer, *, go_on: bool = False) -> Summary:
         if not resumed:
             writer.set_aside()
         try:
-            return _train(trainer, writer, resumed)
+            return _to_the_end(trainer, writer, resumed)
         except MPI.Exception:
             writer.abandon()
             raise
 
 
-def _train(trainer: Trainer, writer: Writer, resumed: Resumed | None) -> Summary:
+def _to_the_end(trainer: Trainer, writer: Writer, resumed: Resumed | None) -> Summary:
+    """Epoch after epoch, with its records, checkpoints and tests."""
     config = trainer.config
     log_every = config.run.log_every
     totals = _Totals()
@@ -188,18 +186,6 @@ def _start(trainer: Trainer) -> Start:
         stages=[list(names) for names in trainer.partition.layers],
         algorithm=trainer.store.algorithm,
         reason=trainer.store.reason,
-        parameters=_parameters(trainer.model),
+        parameters=trainer.model.size,
         config=trainer.config,
-    )
-
-
-def _parameters(model: Model) -> int:
-    """Numbers that are trained; those of tied tensors once."""
-    tied = {f"{name}.{own}" for name, layer in model.layers.items() for own in layer.tied}
-    shapes: Mapping[str, Mapping[str, tuple[int, ...]]] = model.shapes(list(model.layers))
-    return sum(
-        prod(shape)
-        for name, own in shapes.items()
-        for key, shape in own.items()
-        if f"{name}.{key}" not in tied
     )

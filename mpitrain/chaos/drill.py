@@ -15,11 +15,11 @@ from typing import Any
 
 from msgspec import Struct, json
 
+from mpitrain.arrays import Array
 from mpitrain.chaos.faults import KINDS, Fault
 from mpitrain.chaos.outside import Outside
-from mpitrain.chaos.processes import running
 from mpitrain.checkpoint import Checkpoint, CheckpointError, newest
-from mpitrain.nn import Array
+from mpitrain.processes import running
 
 #: A job without a fault takes no longer.
 _PATIENCE_S = 600.0

@@ -64,10 +64,10 @@ def plan(options: argparse.Namespace) -> int:
 
 def cut(options: argparse.Namespace) -> int:
     """Partition a profile."""
-    from mpitrain.pipeline.partition import Costs, Links, describe, partition
+    from mpitrain.pipeline.partition import ClusterLinks, Costs, describe, partition
     from mpitrain.profiles import read_profile
 
-    costs = Costs(read_profile(options.profile), Links(options.bandwidth), options.memory)
+    costs = Costs(read_profile(options.profile), ClusterLinks(options.bandwidth), options.memory)
     print(describe(costs, partition(costs, options.workers)))
     return 0
 

@@ -67,13 +67,15 @@ def train(comm: Communicator, options: argparse.Namespace) -> int:
     if options.fault:
         comm, injector = with_fault(comm, options.fault, config)
     ranks, go_on = comm.size, options.resume
+    traced = Path(config.run.dir) / "trace.json"
     while True:
         with stop_flag(options.grace, comm) as stop:
             trace = Trace(comm.rank, enabled=config.run.trace)
             try:
                 trainer = Trainer(comm, config, span=trace.span, stop=stop, before_step=injector)
                 try:
-                    train_on(trainer, trace, go_on=go_on)
+                    with trainer, trace.to_file(trainer.comm, traced, Stopped):
+                        run_training(trainer, go_on=go_on)
                     break
                 except MPI.Exception as error:
                     if not (options.shrink and shrink.is_death(error)):
@@ -94,21 +96,6 @@ def train(comm: Communicator, options: argparse.Namespace) -> int:
     if comm.size < ranks:
         shrink.leave(comm, 0)
     return 0
-
-
-def train_on(trainer: Trainer, trace: Trace, *, go_on: bool) -> None:
-    """Train to the end, or until it is asked to stop; the trace is written in both cases."""
-    with trainer:
-        trace.align(trainer.comm)
-        stopped = None
-        try:
-            run_training(trainer, go_on=go_on)
-        except Stopped as error:
-            stopped = error
-        if trainer.config.run.trace:
-            trace.write(trainer.comm, Path(trainer.config.run.dir) / "trace.json")
-        if stopped:
-            raise stopped
 
 
 def with_fault(

@@ -3,34 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from mpitrain.pipeline.actions import (
-    Action,
-    Backward,
-    BackwardInput,
-    BackwardWeight,
-    Forward,
-    Pipeline,
-    Update,
-)
+from mpitrain.pipeline.actions import Pipeline, Update
 from mpitrain.pipeline.simulate import Block, Simulation
 
 #: Forward, backward, gradient by the input, gradient by the weights, update.
 COLOURS = {"F": "#4c78a8", "B": "#f58518", "I": "#f2a75c", "W": "#54a24b", "U": "#79706e"}
-
-
-def letter(action: Action) -> str:
-    """One letter for the kind of an action."""
-    match action:
-        case Forward():
-            return "F"
-        case Backward():
-            return "B"
-        case BackwardInput():
-            return "I"
-        case BackwardWeight():
-            return "W"
-        case Update():
-            return "U"
 
 
 def text(simulation: Simulation, pipeline: Pipeline, unit: float) -> str:
@@ -42,7 +19,7 @@ def text(simulation: Simulation, pipeline: Pipeline, unit: float) -> str:
         cells = ["." * width] * columns
         for block in simulation.blocks:
             if block.place == place and not isinstance(block.action, Update):
-                name = f"{letter(block.action)}{block.action.micro_batch}"
+                name = f"{block.action.letter}{block.action.micro_batch}"
                 for column in range(round(block.start / unit), round(block.stop / unit)):
                     cells[column] = name.ljust(width)
         name = f"stage {place[0]}" + (f".{place[1]}" if max(pipeline.replicas) > 1 else "")
@@ -74,7 +51,7 @@ def picture(rows: Sequence[tuple[str, Sequence[Block]]], path: Path, title: str)
                 width,
                 left=block.start,
                 height=0.86,
-                color=COLOURS[letter(block.action)],
+                color=COLOURS[block.action.letter],
                 edgecolor="white",
                 linewidth=0.4,
                 alpha=1.0 - 0.45 * (getattr(block.action, "chunk", 0) % 2),

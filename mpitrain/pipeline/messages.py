@@ -10,7 +10,7 @@ from mpi4py import MPI
 from collectives import Communicator
 from collectives.execution.transport import Bytes
 from collectives.execution.transport.checked import Sealed
-from mpitrain.nn import Array, Shape, array_namespace
+from mpitrain.arrays import Array, Shape, array_namespace
 
 
 class Spec(NamedTuple):
