@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from math import prod
 from pathlib import Path
 
+import msgspec
 from mpi4py import MPI
 
 from mpitrain.checkpoint import CheckpointError, Writer, newest
@@ -97,6 +98,7 @@ def _train(trainer: Trainer, writer: Writer, resumed: Resumed | None) -> Summary
             if trainer.stopping:
                 _tell(write, save(trainer, writer))
                 _tell(write, writer.finish())
+                write(trainer.times())
                 raise Stopped(
                     f"stopped after step {trainer.steps_done} of {trainer.total_steps} "
                     f"({trainer.stop_reason()}); train --resume goes on from there"
@@ -109,6 +111,7 @@ def _train(trainer: Trainer, writer: Writer, resumed: Resumed | None) -> Summary
             _tell(write, save(trainer, writer))
         _tell(write, writer.finish())
         result = result or evaluate(trainer, config.train.epochs - 1)
+        write(trainer.times())
         summary = totals.summary(trainer, result)
         write(summary)
     return summary
@@ -149,12 +152,13 @@ class _Totals:
     """Over all steps of a run."""
 
     def __init__(self) -> None:
-        self.samples = self.seconds = self.comm_seconds = 0.0
+        self.samples = self.seconds = self.comm_seconds = self.waiting = 0.0
 
     def add(self, step: Step) -> None:
         self.samples += step.samples
         self.seconds += step.seconds
         self.comm_seconds += step.seconds * step.comm_share
+        self.waiting += step.seconds * step.wait_share
 
     def summary(self, trainer: Trainer, result: Epoch) -> Summary:
         return Summary(
@@ -165,6 +169,7 @@ class _Totals:
             reason=trainer.store.reason,
             samples_per_s=self.samples / self.seconds if self.seconds else 0.0,
             comm_share=self.comm_seconds / self.seconds if self.seconds else 0.0,
+            wait_share=self.waiting / self.seconds if self.seconds else 0.0,
         )
 
 
@@ -189,7 +194,7 @@ def _start(trainer: Trainer) -> Start:
         algorithm=trainer.store.algorithm,
         reason=trainer.store.reason,
         parameters=_parameters(trainer.model),
-        config=trainer.config,
+        config=msgspec.to_builtins(trainer.config),
     )
 
 

@@ -20,7 +20,7 @@ from mpitrain.config import Config, ConfigError
 from mpitrain.data.dataset import Indexed
 from mpitrain.data.everywhere import load_on_all
 from mpitrain.lr import learning_rate
-from mpitrain.metrics import Skipped, Step, Straggler
+from mpitrain.metrics import Skipped, Step, Straggler, Times
 from mpitrain.nn import Array
 from mpitrain.parallel.grid import ProcessGrid, shared_name
 from mpitrain.parallel.replicas import check_replicas
@@ -215,6 +215,7 @@ class Trainer:
             CorruptMessage: on one rank, naming the step, where messages carry checksums.
         """
         self._lap = perf_counter()
+        self._busy.begin()
         first = self.steps_done - epoch * self.sampler.steps_per_epoch
         left = self.total_steps - self.steps_done
         batches = islice(self.sampler.batches(epoch), first, first + left)
@@ -269,7 +270,10 @@ class Trainer:
         runner.run(
             self._source(self.data.train, batches), window.weights, self.store, window.update
         )
-        seconds = (perf_counter() - start) / len(batches)
+        lasted = perf_counter() - start
+        self._busy.add(lasted, window.reducing, runner.waited)
+        waiting = self.comm.allreduce(sum(runner.waited.values()))
+        seconds = lasted / len(batches)
         self.steps_done += len(batches)
         self.stopping = self.comm.allreduce(self._stop.raised(), op=MPI.LOR)
         return [
@@ -283,6 +287,7 @@ class Trainer:
                 seconds=seconds,
                 samples_per_s=len(batch) / seconds,
                 comm_share=min(1.0, comm_seconds / self.comm.size / seconds),
+                wait_share=min(1.0, waiting / self.comm.size / lasted),
             )
             for index, (batch, (loss, grad_norm, comm_seconds)) in enumerate(
                 zip(batches, window.agree(done), strict=True)
@@ -313,10 +318,15 @@ class Trainer:
         now = perf_counter()
         # The loss is known to the tensor ranks of the last stage, each of which has all of it.
         own = loss if self.grid.place.tensor == 0 else 0.0
-        self._busy.add(now - self._lap - comm_seconds - self.runner().waited)
-        agreed = self.updater.agree(own, now - self._lap, comm_seconds, float(self._stop.raised()))
+        waited = self.runner().waited
+        self._busy.add(now - self._lap, comm_seconds, waited)
+        waiting = sum(waited.values()) + self._busy.met
+        agreed = self.updater.agree(
+            own, now - self._lap, comm_seconds, waiting, float(self._stop.raised())
+        )
+        self._busy.met = perf_counter() - now
         self._lap = now
-        seconds, comm_seconds, stopping = agreed.totals
+        seconds, comm_seconds, waiting, stopping = agreed.totals
         self.stopping = stopping > 0
         grad_norm = agreed.grad_norm / self.scale.value
         number = self.steps_done + 1
@@ -328,7 +338,8 @@ class Trainer:
         with self.span("update", "update"):
             self.updater.step(lr, clip / self.scale.value)
         with self.span("publish", "communicate"):
-            comm_seconds += self.comm.size * self.store.publish()
+            self._busy.published = self.store.publish()
+            comm_seconds += self.comm.size * self._busy.published
         if self._cast:
             self._cast.forget()
         self.scale.went_well()
@@ -343,6 +354,7 @@ class Trainer:
             seconds=seconds / self.comm.size,
             samples_per_s=samples * self.comm.size / seconds,
             comm_share=min(1.0, comm_seconds / seconds),
+            wait_share=min(1.0, waiting / seconds),
         )
 
     def _skip(self, number: int, loss: float) -> Skipped:
@@ -368,6 +380,10 @@ class Trainer:
     def straggler(self) -> Straggler | None:
         """Who kept the others waiting since the last call, if anybody did."""
         return self._busy.slowest(self.comm, self.grid.place.stage, self.steps_done)
+
+    def times(self) -> Times:
+        """Where the time of each rank went since the start."""
+        return self._busy.times(self.comm, self.grid.place.stage, self.grid.place.tensor)
 
     def close(self) -> None:
         """Free what was bound to communicators."""

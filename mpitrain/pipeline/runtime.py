@@ -89,7 +89,7 @@ class Runner:
 
     Attributes:
         pipeline, report: as given.
-        waited: seconds spent waiting for other stages in the last run.
+        waited: seconds spent waiting for each other rank's activations in the last run, by rank.
         specs: of what goes into each virtual stage.
     """
 
@@ -128,7 +128,7 @@ class Runner:
         self.chunks = chunks
         self._span = span
         self._xp = xp
-        self.waited = 0.0
+        self.waited: dict[int, float] = {}
         self.specs = self._agree(probe, inputs)
         self._last = _last_before_updates(self.actions)
 
@@ -155,7 +155,8 @@ class Runner:
         mailbox = Mailbox(self.comm, expected, self._xp)
         saved: dict[tuple[int, int], tuple[Any, Array]] = {}
         kept: dict[tuple[int, int], Any] = {}
-        loss = self.waited = 0.0
+        loss = 0.0
+        self.waited = {}
         for index, action in enumerate(self.actions):
             if isinstance(action, Update):
                 update(action.number, loss)
@@ -240,10 +241,10 @@ class Runner:
         return self._receive(mailbox, Forward(micro_batch))
 
     def _receive(self, mailbox: Mailbox, action: Compute) -> Array:
-        start = perf_counter()
-        with self._span(f"receive for {letter(action)}{action.micro_batch}", "wait"):
+        source, start = mailbox.next_source, perf_counter()
+        with self._span(f"receive for {letter(action)}{action.micro_batch}", "wait", source=source):
             found = mailbox.receive()
-        self.waited += perf_counter() - start
+        self.waited[source] = self.waited.get(source, 0.0) + perf_counter() - start
         return found
 
     def _send(

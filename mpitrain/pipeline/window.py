@@ -60,6 +60,11 @@ class Window:
         self._updater.step(self._rate(self._updater.steps))
         self._store.reset()
 
+    @property
+    def reducing(self) -> float:
+        """Seconds that this rank has spent in the sums of gradients."""
+        return sum(seconds for _, _, seconds in self._records)
+
     def agree(self, steps_done: int) -> list[tuple[float, float, float]]:
         """(loss, gradient norm, seconds in communication of all ranks) of each update; collective.
 
