@@ -6,7 +6,6 @@ import os
 import platform
 import sys
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,6 @@ def environment(comm: MPI.Intracomm) -> dict[str, Any]:
     hosts = comm.allgather(MPI.Get_processor_name())
     vendor, version = MPI.get_vendor()
     return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "mpi": f"{vendor} {'.'.join(map(str, version))}",
         "threads": _THREADS[MPI.Query_thread()],
         "mpi4py": __import__("mpi4py").__version__,
@@ -68,9 +66,7 @@ def beyond_caches() -> int:
 def header(about: dict[str, Any], command: str) -> str:
     """The lines above the table."""
     gpu = f", {about['gpu']}" if "gpu" in about else ""
-    hosts = about["hosts"][:4] + ["..."] * (len(about["hosts"]) > 4)
     return (
-        f"# {about['date']} on {', '.join(hosts)}\n"
         f"# {about['mpi']}, threads {about['threads']}; mpi4py {about['mpi4py']}, "
         f"NumPy {about['numpy']}, Python {about['python']}\n"
         f"# {about['ranks']} ranks on {about['nodes']} node(s), {about['cores']} cores of "

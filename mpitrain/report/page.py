@@ -159,13 +159,11 @@ def _told(value: object, default: object) -> _Html:
 
 def _run(log: Log, ranks: Sequence[facts.Rank]) -> str:
     start, steps = log.start(), log.of(Step)
+    software: dict[str, str] = getattr(start, "software", {})
     seconds = sum(step.seconds for step in steps)
     rows: list[Row] = [
-        # Fields of newer versions, which older files lack.
-        ("started", getattr(start, "date", "")),
-        ("command", getattr(start, "command", "")),
-        ("mpitrain", getattr(start, "version", "")),
-        ("MPI", getattr(start, "mpi", "")),
+        ("started", getattr(start, "date", "")),  # older files do not have it
+        ("software", ", ".join(f"{name} {version}" for name, version in software.items())),
         ("ranks", f"{start.ranks} on {facts.where(start)}"),
         ("time in steps", facts.duration(seconds)),
         ("samples/s", f"{sum(s.samples for s in steps) / seconds:.0f}" if seconds else ""),
