@@ -5,6 +5,7 @@ import socket
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
+import msgspec
 from mpi4py import MPI
 
 from mpitrain.checkpoint import CheckpointError, Writer, newest
@@ -95,6 +96,7 @@ def _to_the_end(trainer: Trainer, writer: Writer, resumed: Resumed | None) -> Su
             if trainer.stopping:
                 _tell(write, save(trainer, writer))
                 _tell(write, writer.finish())
+                write(trainer.times())
                 raise Stopped(
                     f"stopped after step {trainer.steps_done} of {trainer.total_steps} "
                     f"({trainer.stop_reason()}); train --resume goes on from there"
@@ -107,6 +109,7 @@ def _to_the_end(trainer: Trainer, writer: Writer, resumed: Resumed | None) -> Su
             _tell(write, save(trainer, writer))
         _tell(write, writer.finish())
         result = result or evaluate(trainer, config.train.epochs - 1)
+        write(trainer.times())
         summary = totals.summary(trainer, result)
         write(summary)
     return summary
@@ -147,12 +150,13 @@ class _Totals:
     """Over all steps of a run."""
 
     def __init__(self) -> None:
-        self.samples = self.seconds = self.comm_seconds = 0.0
+        self.samples = self.seconds = self.comm_seconds = self.waiting = 0.0
 
     def add(self, step: Step) -> None:
         self.samples += step.samples
         self.seconds += step.seconds
         self.comm_seconds += step.seconds * step.comm_share
+        self.waiting += step.seconds * step.wait_share
 
     def summary(self, trainer: Trainer, result: Epoch) -> Summary:
         return Summary(
@@ -163,6 +167,7 @@ class _Totals:
             reason=trainer.store.reason,
             samples_per_s=self.samples / self.seconds if self.seconds else 0.0,
             comm_share=self.comm_seconds / self.seconds if self.seconds else 0.0,
+            wait_share=self.waiting / self.seconds if self.seconds else 0.0,
         )
 
 
@@ -187,5 +192,5 @@ def _start(trainer: Trainer) -> Start:
         algorithm=trainer.store.algorithm,
         reason=trainer.store.reason,
         parameters=trainer.model.size,
-        config=trainer.config,
+        config=msgspec.to_builtins(trainer.config),
     )

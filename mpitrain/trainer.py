@@ -21,7 +21,7 @@ from mpitrain.data.dataset import Indexed
 from mpitrain.data.everywhere import load_on_all
 from mpitrain.group import TensorGroup
 from mpitrain.lr import learning_rate
-from mpitrain.metrics import Skipped, Step, Straggler
+from mpitrain.metrics import Skipped, Step, Straggler, Times
 from mpitrain.parallel.grid import ProcessGrid, shared_name
 from mpitrain.parallel.replicas import check_replicas
 from mpitrain.parallel.replicated import Replicated
@@ -207,6 +207,7 @@ class Trainer(ClosedTogether):
             CorruptMessage: on one rank, naming the step, where messages carry checksums.
         """
         self._lap = perf_counter()
+        self._busy.begin()
         first = self.steps_done - epoch * self.sampler.steps_per_epoch
         left = self.total_steps - self.steps_done
         batches = islice(self.sampler.batches(epoch), first, first + left)
@@ -260,7 +261,10 @@ class Trainer(ClosedTogether):
         self.store.reset()
         source = self._source(self.data.train, batches)
         own = runner.run(source, window.weights, self.store, window.update)
-        seconds = (perf_counter() - start) / len(batches)
+        lasted = perf_counter() - start
+        self._busy.add(lasted, sum(updated.comm_seconds for updated in own), runner.waited)
+        waiting = self.comm.allreduce(sum(runner.waited.values()))
+        seconds = lasted / len(batches)
         self.steps_done += len(batches)
         self.stopping = self.comm.allreduce(self._stop.raised(), op=MPI.LOR)
         return [
@@ -274,6 +278,7 @@ class Trainer(ClosedTogether):
                 seconds=seconds,
                 samples_per_s=len(batch) / seconds,
                 comm_share=min(1.0, agreed.comm_seconds / self.comm.size / seconds),
+                wait_share=min(1.0, waiting / self.comm.size / lasted),
             )
             for index, (batch, agreed) in enumerate(
                 zip(batches, window.agree(own, done), strict=True)
@@ -304,10 +309,13 @@ class Trainer(ClosedTogether):
         now = perf_counter()
         # The loss is known to the tensor ranks of the last stage, each of which has all of it.
         own = loss if self.grid.place.tensor == 0 else 0.0
-        self._busy.add(now - self._lap - comm_seconds - self.runner().waited)
+        waited = self.runner().waited
+        self._busy.add(now - self._lap, comm_seconds, waited)
+        waiting = sum(waited.values()) + self._busy.met
         agreed = self.updater.agree(
-            Told(own, now - self._lap, comm_seconds, stopping=self._stop.raised())
+            Told(own, now - self._lap, comm_seconds, waiting, stopping=self._stop.raised())
         )
+        self._busy.met = perf_counter() - now
         self._lap = now
         self.stopping = agreed.stopping
         grad_norm = agreed.grad_norm / self.scale.value
@@ -321,7 +329,8 @@ class Trainer(ClosedTogether):
             self.updater.step(lr, clip / self.scale.value)
         comm_seconds = agreed.comm_seconds
         with self.span("publish", "communicate"):
-            comm_seconds += self.comm.size * self.store.publish()
+            self._busy.published = self.store.publish()
+            comm_seconds += self.comm.size * self._busy.published
         if self._cast:
             self._cast.forget()
         self.scale.went_well()
@@ -336,6 +345,7 @@ class Trainer(ClosedTogether):
             seconds=agreed.seconds / self.comm.size,
             samples_per_s=samples * self.comm.size / agreed.seconds,
             comm_share=min(1.0, comm_seconds / agreed.seconds),
+            wait_share=min(1.0, agreed.wait_seconds / agreed.seconds),
         )
 
     def _skip(self, number: int, loss: float) -> Skipped:
@@ -361,6 +371,10 @@ class Trainer(ClosedTogether):
     def straggler(self) -> Straggler | None:
         """Who kept the others waiting since the last call, if anybody did."""
         return self._busy.slowest(self.comm, self.grid.place.stage, self.steps_done)
+
+    def times(self) -> Times:
+        """Where the time of each rank went since the start."""
+        return self._busy.times(self.comm, self.grid.place.stage, self.grid.place.tensor)
 
     def close(self) -> None:
         """Free what was bound to communicators."""

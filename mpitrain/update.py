@@ -25,13 +25,15 @@ class Told:
     Attributes:
         loss: its part of the mean over the global batch.
         seconds: that the step took it.
-        comm_seconds: those of them in communication.
+        comm_seconds: those of them in the sum of gradients.
+        wait_seconds: those of them in waiting for other ranks.
         stopping: whether it was asked to stop.
     """
 
     loss: float
     seconds: float = 0.0
     comm_seconds: float = 0.0
+    wait_seconds: float = 0.0
     stopping: bool = False
 
 
@@ -42,7 +44,7 @@ class Agreed:
     Attributes:
         loss: mean over the global batch.
         grad_norm: Euclidean norm of the global gradient, before clipping.
-        seconds, comm_seconds: sums over the ranks of what each of them told.
+        seconds, comm_seconds, wait_seconds: sums over the ranks of what each of them told.
         stopping: whether one of them was asked to stop.
     """
 
@@ -50,6 +52,7 @@ class Agreed:
     grad_norm: float
     seconds: float
     comm_seconds: float
+    wait_seconds: float
     stopping: bool
 
     @property
@@ -85,13 +88,12 @@ class Updater:
 
     def agree(self, own: Told) -> Agreed:
         """Sum what the ranks tell, and their parts of the squared norm; collective, one message."""
-        values = np.array(
-            [own.loss, self.own_squares(), own.seconds, own.comm_seconds, own.stopping], float
-        )
+        told = (own.seconds, own.comm_seconds, own.wait_seconds, own.stopping)
+        values = np.array([own.loss, self.own_squares(), *told], float)
         self._grid.comm.Allreduce(MPI.IN_PLACE, values, op=MPI.SUM, algorithm="native")
-        loss, squared, seconds, comm_seconds, stopping = values.tolist()
+        loss, squared, seconds, comm_seconds, wait_seconds, stopping = values.tolist()
         norm = sqrt(squared) if squared >= 0 else squared
-        return Agreed(loss, norm, seconds, comm_seconds, stopping > 0)
+        return Agreed(loss, norm, seconds, comm_seconds, wait_seconds, stopping > 0)
 
     def own_squares(self) -> float:
         """The own part of the squared norm of the gradient."""

@@ -73,7 +73,11 @@ def _add_flags(add: Callable[..., object]) -> None:
     add("-J", "--output_file", type=Path, help="write JSON")
     add("--csv", type=Path, help="write CSV")
     add("--plot", type=Path, help="write a PNG")
-    add("--min-busbw", type=float, default=0, help="fail below this average, GB/s")
+    judged = (
+        "exit with 1 if the mean bus bandwidth over all rows of ours (of native, where there are "
+        "no others) is below this, in GB/s"
+    )
+    add("--min-busbw", type=float, default=0, help=judged)
 
 
 def _compare(options: argparse.Namespace) -> int:
@@ -181,7 +185,7 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
                 results += measured
     if nccl is not None:
         nccl.close()
-    say(report.footer(results))
+    say(report.footer(results, options.min_busbw))
     if comm.rank == 0:
         _write(options, results, about)
     wrong = any(result.wrong for result in results)

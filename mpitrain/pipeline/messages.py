@@ -55,6 +55,11 @@ class Mailbox:
         self._sent: list[tuple[MPI.Request, Array, Sealed | None]] = []
         self._post()
 
+    @property
+    def next_source(self) -> int:
+        """The rank that sends the next of the expected messages."""
+        return self._posted[0][2]
+
     def receive(self) -> Array:
         """The next of the expected messages.
 

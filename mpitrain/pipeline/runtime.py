@@ -90,7 +90,7 @@ class Runner:
 
     Attributes:
         pipeline, report: as given.
-        waited: seconds spent waiting for other stages in the last run.
+        waited: seconds spent waiting for each other rank's activations in the last run, by rank.
         specs: of what goes into each virtual stage.
     """
 
@@ -129,7 +129,7 @@ class Runner:
         self.chunks = chunks
         self._span = span
         self._xp = xp
-        self.waited = 0.0
+        self.waited: dict[int, float] = {}
         self.specs = self._agree(probe, inputs)
         self._last = _last_before_updates(self.actions)
 
@@ -160,7 +160,8 @@ class Runner:
         saved: dict[tuple[int, int], tuple[Any, Array]] = {}
         kept: dict[tuple[int, int], Any] = {}
         updates: list[Updated] = []
-        loss = self.waited = 0.0
+        loss = 0.0
+        self.waited = {}
         for index, action in enumerate(self.actions):
             if isinstance(action, Update):
                 updates.append(update(action.number, loss))
@@ -246,10 +247,11 @@ class Runner:
         return self._receive(mailbox, Forward(micro_batch))
 
     def _receive(self, mailbox: Mailbox, action: Compute) -> Array:
-        start = perf_counter()
-        with self._span(f"receive for {action.letter}{action.micro_batch}", "wait"):
+        source, start = mailbox.next_source, perf_counter()
+        name = f"receive for {action.letter}{action.micro_batch}"
+        with self._span(name, "wait", source=source):
             found = mailbox.receive()
-        self.waited += perf_counter() - start
+        self.waited[source] = self.waited.get(source, 0.0) + perf_counter() - start
         return found
 
     def _send(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mpitrain import build
-from mpitrain.commands.plan import explain
+from mpitrain.commands.plan import explain, predicted
 from mpitrain.config import Config, ConfigError, Data, Model, Parallel, Train
 from mpitrain.parallel.grid import Layout, Place
 from mpitrain.pipeline.partition import (
@@ -125,7 +125,22 @@ def test_a_plan_says_who_does_what():
     assert "stage 0: ranks 0+1 2+3; layer0, layer1" in text
     assert "stage 1: ranks 4+5 6+7; layer2, layer3" in text
     assert f"  {64 * 30 + 30 + 30 * 20 + 20} parameters" in text
-    assert "predicted:" in text
+    assert "predicted with a core for each rank: " in text
+
+
+def test_a_plan_divides_by_the_cores_that_there_are():
+    """8 ranks that compute 75% of a second share the cores, whose work is the bound."""
+    assert predicted(1.0, 0.25, 60, 8, cores=8) == [
+        "predicted with a core for each rank: 1000.0 ms a step without communication, "
+        "60 samples/s, bubble 25.0%"
+    ]
+    assert predicted(1.0, 0.25, 60, 8, cores=2)[1:] == [
+        "this machine has 2 cores for 8 ranks: 3000.0 ms a step at best, 20 samples/s"
+    ]
+    assert predicted(1.0, 0.25, 60, 8, cores=7)[1:] == [
+        "this machine has 7 cores for 8 ranks: 1000.0 ms a step at best, 60 samples/s"
+    ]
+    assert "1 core for 8 ranks: 6000.0 ms" in predicted(1.0, 0.25, 60, 8, cores=1)[1]
 
 
 def test_a_plan_that_cannot_be():
