@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mpi4py import MPI
 
+from collectives import provenance
 from mpitrain.checkpoint import CheckpointError, Writer, newest
 from mpitrain.checkpoint.state import collect, restore
 from mpitrain.config import Config
@@ -181,6 +182,7 @@ def _recorder(trainer: Trainer) -> AbstractContextManager[Write]:
 
 
 def _start(trainer: Trainer) -> Start:
+    software = provenance()
     return Start(
         ranks=trainer.comm.size,
         processes=trainer.comm.allgather(f"{socket.gethostname()}:{os.getpid()}"),
@@ -190,6 +192,8 @@ def _start(trainer: Trainer) -> Start:
         reason=trainer.store.reason,
         parameters=_parameters(trainer.model),
         config=trainer.config,
+        date=software.pop("date"),
+        software=software,
     )
 
 

@@ -26,7 +26,7 @@ launch "$@"
 
 def test_the_script_that_is_submitted():
     lines = directives(nodes=4, ranks_per_node=8, time="2:00:00", partition="gpu", gpus_per_node=8)
-    assert render(SCRIPT, lines, ["a job.toml", "--set", "run.dir=$(rm -rf /)'; x"]) == (
+    assert render(SCRIPT, lines, ["a job.toml", "--set", "run.dir=$(rm -rf /)'; x"], "/a b/python", JOBS) == (
         "#!/bin/bash\n"
         "# A comment.\n"
         "#SBATCH --nodes=4\n"
