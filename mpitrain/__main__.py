@@ -19,6 +19,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             load_mpi()
         except LaunchError as error:
+            if {"-h", "--help"} & set(given):
+                arguments.parse(given)
             print(f"mpitrain: {error}", file=sys.stderr)
             return 2
         from mpitrain.commands import ranks

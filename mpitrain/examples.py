@@ -1,4 +1,4 @@
-"""The example jobs and job scripts: ``jobs/`` of the repository, ``mpitrain/jobs/`` as installed."""
+"""The example jobs and job scripts: ``jobs/`` here, ``mpitrain/jobs/`` as installed."""
 
 import difflib
 import shutil

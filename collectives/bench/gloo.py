@@ -39,7 +39,7 @@ def main() -> int:
     try:
         from torch import multiprocessing
     except ImportError:
-        print("error: Gloo is measured by PyTorch; pip install torch", file=sys.stderr)
+        print("error: Gloo is measured by PyTorch; pip install 'mpitrain[torch]'", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory() as folder:
         arguments = (options, f"file://{folder}/meeting")

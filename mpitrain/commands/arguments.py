@@ -49,8 +49,7 @@ def _parser() -> argparse.ArgumentParser:
         "[parallel] table.  Each step is written to metrics.jsonl in the job's run.dir, "
         "checkpoints to checkpoints/ in it.  SIGTERM and SIGUSR1 stop training after a step, with "
         "a checkpoint and exit code 75.",
-        epilog="example: mpirun -n 4 %(prog)s digits "
-        "--set parallel.algorithm=ring",
+        epilog="example: mpirun -n 4 %(prog)s digits --set parallel.algorithm=ring",
     )
     _job(train)
     train.add_argument(
@@ -157,8 +156,7 @@ def _parser() -> argparse.ArgumentParser:
     submit = commands.add_parser(
         "submit",
         help="submit a job to SLURM, or print its script",
-        epilog="example: %(prog)s digits --nodes 4 "
-        "--ranks-per-node 4 --time 2:00:00 --dry-run",
+        epilog="example: %(prog)s digits --nodes 4 --ranks-per-node 4 --time 2:00:00 --dry-run",
     )
     _job(submit)
     submit.add_argument("--nodes", type=int, default=2)
