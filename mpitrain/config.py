@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from collectives import UnknownAlgorithm, algorithms
+from mpitrain import examples
 
 Positive = Annotated[float, Meta(gt=0)]
 NonNegative = Annotated[float, Meta(ge=0)]
@@ -350,7 +351,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     """Read a job from a TOML file.
 
     Args:
-        path: the file.
+        path: the file, or the name of an example (:mod:`mpitrain.examples`).
         overrides: ``table.key=value`` each, applied in turn on top of the file.  Values are
             written as in TOML; what is not TOML is a string, so that ``=ring`` needs no quotes.
 
@@ -359,6 +360,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
             is one sentence with the place as a dotted path.
     """
     try:
+        path = examples.find(path)
         with path.open("rb") as file:
             text = file.read(_LARGEST + 1)
         if len(text) > _LARGEST:

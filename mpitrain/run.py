@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 from mpi4py import MPI
 
+from collectives import provenance
 from mpitrain.checkpoint import CheckpointError, Writer, newest
 from mpitrain.checkpoint.state import collect, restore
 from mpitrain.config import Config
@@ -184,6 +185,7 @@ def _recorder(trainer: Trainer) -> AbstractContextManager[Write]:
 
 
 def _start(trainer: Trainer) -> Start:
+    software = provenance()
     return Start(
         ranks=trainer.comm.size,
         processes=trainer.comm.allgather(f"{socket.gethostname()}:{os.getpid()}"),
@@ -193,4 +195,6 @@ def _start(trainer: Trainer) -> Start:
         reason=trainer.store.reason,
         parameters=trainer.model.size,
         config=msgspec.to_builtins(trainer.config),
+        date=software.pop("date"),
+        software=software,
     )

@@ -10,8 +10,7 @@ from typing import cast
 import numpy as np
 from mpi4py import MPI
 
-from collectives import Communicator, CorruptMessage
-from collectives.execution.transport.checked import CheckedTransport
+from collectives import CheckedTransport, Communicator, CorruptMessage
 from mpitrain import build, data, models, nn
 from mpitrain.arena import Arena
 from mpitrain.arrays import Array

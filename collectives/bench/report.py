@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import platform
+import shlex
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from collectives.about import program, provenance
 from collectives.analysis.pictures import pyplot
 from collectives.bench.measure import Result
 
@@ -29,13 +31,9 @@ _THREADS = {
 def environment(comm: MPI.Intracomm) -> dict[str, Any]:
     """What the figures depend on.  Collective."""
     hosts = comm.allgather(MPI.Get_processor_name())
-    vendor, version = MPI.get_vendor()
     return {
-        "mpi": f"{vendor} {'.'.join(map(str, version))}",
+        **provenance(),
         "threads": _THREADS[MPI.Query_thread()],
-        "mpi4py": __import__("mpi4py").__version__,
-        "numpy": np.__version__,
-        "python": platform.python_version(),
         "ranks": comm.size,
         "nodes": len(set(hosts)),
         "hosts": sorted(set(hosts)),
@@ -66,11 +64,13 @@ def beyond_caches() -> int:
 def header(about: dict[str, Any], command: str) -> str:
     """The lines above the table."""
     gpu = f", {about['gpu']}" if "gpu" in about else ""
+    hosts = ", ".join(about["hosts"][:4]) + (", ..." if about["nodes"] > 4 else "")
     return (
-        f"# {about['mpi']}, threads {about['threads']}; mpi4py {about['mpi4py']}, "
-        f"NumPy {about['numpy']}, Python {about['python']}\n"
-        f"# {about['ranks']} ranks on {about['nodes']} node(s), {about['cores']} cores of "
-        f"{about['processor']}{gpu}\n"
+        f"# mpitrain {about['mpitrain']}, {about['mpi']}, threads {about['threads']}; mpi4py "
+        f"{about['mpi4py']}, NumPy {about['numpy']}, Python {about['python']}\n"
+        f"# {about['ranks']} ranks on {about['nodes']} node(s): {hosts}; "
+        f"{about['cores']} cores of {about['processor']}{gpu}\n"
+        f"# {about['date']}\n"
         f"# {command}\n"
         "# time: median over repeats, by default of the slowest rank; bandwidths in GB/s\n"
         "# +-%: how far the quartiles of the repeats lie from the median; ! marks more than "
@@ -250,5 +250,5 @@ def plot(path: Path, results: list[Result], about: dict[str, Any]) -> None:
 
 
 def command_line() -> str:
-    """What was typed after ``python``, without the path of this package."""
-    return "python -m collectives " + " ".join(sys.argv[1:])
+    """What was typed, without the path of this package."""
+    return shlex.join([*program("collectives").split(), *sys.argv[1:]])

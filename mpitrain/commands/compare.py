@@ -51,7 +51,7 @@ def compare(folder: Path) -> str:
 def _settings(start: Start) -> dict[str, Any]:
     """What a run was told, and by which versions and on how many ranks it ran."""
     told: dict[str, Any] = {"ranks": start.ranks}
-    told |= getattr(start, "software", {})  # older files do not have it
+    told |= start.software
     for table, keys in start.config.items():
         told |= {f"{table}.{key}": value for key, value in keys.items()}
     return told

@@ -8,9 +8,15 @@ from pathlib import Path
 
 from mpi4py import MPI
 
-from collectives import Communicator, LaunchError, UnknownAlgorithm
-from collectives.execution.transport.checked import CheckedTransport
-from collectives.launch import abort_on_exception, check_launch
+from collectives import (
+    CheckedTransport,
+    Communicator,
+    LaunchError,
+    UnknownAlgorithm,
+    abort_on_exception,
+    check_launch,
+)
+from collectives.commands.program import show_log
 from mpitrain import data, evaluation, shrink
 from mpitrain.checkpoint import CheckpointError
 from mpitrain.commands.arguments import parse
@@ -40,6 +46,7 @@ def run(argv: Sequence[str]) -> int:
     faulthandler.enable()
     with Communicator(MPI.COMM_WORLD) as comm:
         options = parse(argv, speak=comm.rank == 0)
+        show_log(options, comm.rank)
         with abort_on_exception(comm):
             try:
                 if options.command != "doctor":  # which says so in its own words

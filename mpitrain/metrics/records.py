@@ -18,6 +18,9 @@ class Start(Struct, frozen=True, tag="start", tag_field="event"):
         reason: why it was chosen.
         parameters: numbers that are trained.
         config: the whole job by table and key, defaults included.
+        date: in UTC, to the second, as ISO 8601 has it; empty in older files.
+        software: versions of ``mpitrain``, ``mpi`` (the library), ``mpi4py``, ``numpy`` and
+            ``python``; empty in older files.
     """
 
     ranks: int
@@ -28,6 +31,8 @@ class Start(Struct, frozen=True, tag="start", tag_field="event"):
     reason: str
     parameters: int
     config: dict[str, dict[str, Any]]
+    date: str = ""
+    software: dict[str, str] = {}
 
 
 class Step(Struct, frozen=True, tag="step", tag_field="event"):

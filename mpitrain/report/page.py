@@ -159,11 +159,10 @@ def _told(value: object, default: object) -> _Html:
 
 def _run(log: Log, ranks: Sequence[facts.Rank]) -> str:
     start, steps = log.start(), log.of(Step)
-    software: dict[str, str] = getattr(start, "software", {})
     seconds = sum(step.seconds for step in steps)
     rows: list[Row] = [
-        ("started", getattr(start, "date", "")),  # older files do not have it
-        ("software", ", ".join(f"{name} {version}" for name, version in software.items())),
+        ("started", start.date),
+        ("software", ", ".join(f"{name} {version}" for name, version in start.software.items())),
         ("ranks", f"{start.ranks} on {facts.where(start)}"),
         ("time in steps", facts.duration(seconds)),
         ("samples/s", f"{sum(s.samples for s in steps) / seconds:.0f}" if seconds else ""),
