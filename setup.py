@@ -41,7 +41,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["collectives*", "mpitrain*"]),
-    package_data={"collectives.calls": ["tuned.json"]},
+    package_data={"collectives.calls": ["tuned.json"], "*": ["pages/*"]},
     install_requires=[
         "mpi4py>=4.0",
         "numpy>=2.0",

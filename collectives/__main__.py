@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from collectives.commands import bench, models, schedules, tune
+from collectives.commands import bench, explore, models, schedules, tune
 from collectives.errors import CollectiveError
 
 
@@ -17,6 +17,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     schedules.add(commands)
+    explore.add(commands)
     bench.add(commands)
     models.add(commands)
     tune.add(commands)
