@@ -5,8 +5,13 @@ import pytest
 from collectives.algorithms import build
 from collectives.analysis.explore import record
 from collectives.commands.explore import explorer
+from mpitrain.pipeline.actions import Pipeline
+from mpitrain.pipeline.explore import explorer as pipelines
+from mpitrain.pipeline.explore import record as record_pipeline
+from mpitrain.pipeline.simulate import Times
 from tests.browser import browser
 from tests.unit.collectives.test_explore import spelled, states
+from tests.unit.mpitrain.test_pipeline_page import held_at
 
 WIDTHS = {390: 844, 1600: 1000}
 
@@ -108,4 +113,32 @@ def test_play_reaches_the_end(window, tmp_path):
         if "▶" in window.script("return document.querySelector('#play').textContent"):
             break
     assert labels(window) == told("broadcast", "binomial_tree", 4)[-1]
+    is_clean(window, address)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_pipelines_are_stepped_through_in_time(window, tmp_path, width):
+    window.resize(width, WIDTHS[width], mobile=width < 600)
+    pipeline, times = Pipeline((1,) * 4, 8), Times(1.0, 1.0, 1.0)
+    page = pipelines({"1f1b": pipeline, "gpipe": pipeline}, times)
+    address = opened(window, tmp_path / "page.html", page, "#step=3")
+    data = record_pipeline("1f1b", pipeline, times)
+    moments = sorted({time for block in data["blocks"] for time in block[4:]})
+    for key, step in {"ArrowRight": 4, "End": len(moments) - 1, "9": 9, "ArrowLeft": 8}.items():
+        window.press(key)
+        code = "return [...document.querySelectorAll('.holds')].map(td => td.textContent)"
+        wanted = []
+        for held, most in zip(held_at(data, moments[step]), data["held"]):
+            micros = "".join(str(m) for m, _ in sorted(held)) or "–"
+            wanted.append(f"{micros} ({most})")
+        assert window.script(code) == wanted
+    said = window.script("return document.querySelector('#said').textContent")
+    assert (
+        said == "Time 9: stage 0 idle, stage 1 backward 0, stage 2 backward 1, stage 3 forward 2."
+    )
+    window.press("ArrowDown")
+    window.press("ArrowDown")
+    assert "micro=1" in window.script("return location.hash")
+    window.script("const s = document.querySelector('#second'); s.value = 'gpipe'; s.onchange()")
+    assert window.script("return document.querySelectorAll('.view').length") == 2
     is_clean(window, address)
