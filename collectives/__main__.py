@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from collectives.about import program
-from collectives.commands import bench, models, schedules, tune
+from collectives.commands import bench, explore, models, schedules, tune
 from collectives.commands.program import add_verbose, add_version
 from collectives.errors import CollectiveError
 
@@ -21,6 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
     add_verbose(parser)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     schedules.add(commands)
+    explore.add(commands)
     bench.add(commands)
     models.add(commands)
     tune.add(commands)

@@ -65,7 +65,7 @@ def verify(schedule: Schedule, in_place: bool = False) -> Proof:
 
 def prove(schedule: Schedule, in_place: bool = False) -> Proof:
     """As :func:`verify`, with no picture in the error."""
-    return _Verifier(schedule, in_place).run()
+    return Verifier(schedule, in_place).run()
 
 
 def is_in_place_safe(schedule: Schedule) -> bool:
@@ -81,7 +81,9 @@ Cell = tuple[str, int]
 
 
 @dataclass
-class _Verifier:
+class Verifier:
+    """One proof; who wants to see what it writes inherits from it."""
+
     schedule: Schedule
     in_place: bool
     memory: list[dict[Cell, Expression]] = field(default_factory=list)
@@ -105,7 +107,7 @@ class _Verifier:
             self.memory.append({})
             for i in range(self.limits[rank]["sendbuf"]):
                 leaf = Expression(i, 1 << rank, self._tree(-1 - rank, -1 - i), True)
-                self.memory[rank][self._cell(rank, "sendbuf", i)] = leaf
+                self.memory[rank][self.cell(rank, "sendbuf", i)] = leaf
         messages = 0
         for event in replay(self.schedule):
             match event:
@@ -124,14 +126,15 @@ class _Verifier:
         ordered = [self._check_result(rank) for rank in range(size)]
         return Proof(messages, all(ordered), self.uneven)
 
-    def _cell(self, rank: int, buffer: str, i: int) -> Cell:
+    def cell(self, rank: int, buffer: str, i: int) -> Cell:
+        """Where chunk ``i`` of a buffer lies in memory."""
         place = self.places[rank]
         if place is not None and buffer == "sendbuf":
             return "recvbuf", i + place
         return buffer, i
 
     def _cells(self, rank: int, chunk: Chunk) -> list[Cell]:
-        return [self._cell(rank, chunk.buffer, i) for i in range(chunk.start, chunk.stop)]
+        return [self.cell(rank, chunk.buffer, i) for i in range(chunk.start, chunk.stop)]
 
     def _tree(self, left: int, right: int) -> int:
         """Hash-consing: one number for a pair of subtrees, whichever comes first."""
@@ -224,7 +227,7 @@ class _Verifier:
                 )
             if self.uneven and not self._fits(rank, chunk.buffer, i // n, value):
                 self.uneven = False
-            self.memory[rank][self._cell(rank, chunk.buffer, i)] = value
+            self.memory[rank][self.cell(rank, chunk.buffer, i)] = value
 
     def _fits(self, rank: int, buffer: str, j: int, value: Expression) -> bool:
         """Whether a value lies in a block of the length of the one that it came from."""

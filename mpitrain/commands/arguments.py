@@ -141,6 +141,9 @@ def _parser() -> argparse.ArgumentParser:
         help="of a forward pass and the halves of a backward pass",
     )
     schedules.add_argument("-o", "--output", type=Path, help="folder for pictures")
+    schedules.add_argument(
+        "--html", type=Path, metavar="FILE", help="write a page that steps through them in time"
+    )
 
     cut = commands.add_parser(
         "partition", help="cut a profile into replicated stages (PipeDream's dynamic programme)"

@@ -19,6 +19,7 @@ def schedules(options: argparse.Namespace) -> int:
     """Prove, time and draw schedules."""
     from mpitrain.pipeline import draw
     from mpitrain.pipeline.actions import Pipeline
+    from mpitrain.pipeline.explore import explorer
     from mpitrain.pipeline.replay import replay
     from mpitrain.pipeline.schedules import SCHEDULES
     from mpitrain.pipeline.simulate import Times, simulate
@@ -27,10 +28,13 @@ def schedules(options: argparse.Namespace) -> int:
     if unknown:
         raise ConfigError(f"no schedule {sorted(unknown)[0]!r}; there are {', '.join(SCHEDULES)}")
     times = Times(*options.times)
-    for name in options.names or SCHEDULES:
+    p, m = options.stages, options.micro_batches
+    pipelines = {
+        name: Pipeline((1,) * p, m, options.chunks if name == "interleaved" else 1)
+        for name in options.names or SCHEDULES
+    }
+    for name, pipeline in pipelines.items():
         schedule = SCHEDULES[name]
-        p, m = options.stages, options.micro_batches
-        pipeline = Pipeline((1,) * p, m, options.chunks if name == "interleaved" else 1)
         report = replay(schedule.generate, pipeline)
         found = simulate(schedule.generate, pipeline, times)
         formula = schedule.bubble(p, m, pipeline.chunks, *options.times)
@@ -50,6 +54,10 @@ def schedules(options: argparse.Namespace) -> int:
             path = options.output / f"{name}.png"
             draw.picture(rows, path, f"{name}, {p} stages, {m} micro-batches")
             print(f"  drawn in {path}")
+    if options.html:
+        options.html.parent.mkdir(parents=True, exist_ok=True)
+        options.html.write_text(explorer(pipelines, times), encoding="utf-8")
+        print(f"wrote {options.html}")
     return 0
 
 
