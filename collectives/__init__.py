@@ -6,6 +6,8 @@ Importing this package starts no MPI and needs neither mpi4py nor a GPU; :class:
 
 from typing import TYPE_CHECKING, Any
 
+from collectives.algorithms import Algorithm
+from collectives.analysis.own import register
 from collectives.analysis.verify import verify
 from collectives.errors import (
     CollectiveError,
@@ -33,6 +35,7 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "Algorithm",
     "CollectiveError",
     "Communicator",
     "CorruptMessage",
@@ -42,5 +45,6 @@ __all__ = [
     "Schedule",
     "ScheduleError",
     "UnknownAlgorithm",
+    "register",
     "verify",
 ]
