@@ -11,7 +11,7 @@ from collectives.errors import CollectiveError, InvalidBuffer, ScheduleError
 from collectives.schedule import Copy, Round, Schedule, Send
 
 #: Rounds of a rank, or 100 for each rank if that is more: a generator that yields more never ends.
-_MOST_ROUNDS = 100_000
+_MOST_ROUNDS = 10_000
 
 
 def planned(algorithm: Algorithm, size: int, root: int = 0, **options: Option) -> Schedule:
