@@ -15,6 +15,15 @@ from collectives.errors import UnknownAlgorithm
 RESERVED = ("auto", "native", "nccl", "all")
 
 
+def expect_name(name: object) -> None:
+    """Raises :class:`UnknownAlgorithm` for what cannot be the name of an algorithm."""
+    if not isinstance(name, str) or not name.isidentifier() or name in RESERVED:
+        raise UnknownAlgorithm(
+            f"an algorithm cannot have the name {name!r}; take letters, digits and _, and none of "
+            f"{', '.join(RESERVED)}"
+        )
+
+
 class Registry:
     """Iterates over all entries: the package's first, then the others as they were added."""
 
@@ -34,12 +43,8 @@ class Registry:
         Raises:
             UnknownAlgorithm: the name is taken, or cannot be one.
         """
+        expect_name(algorithm.name)
         key = (algorithm.collective, algorithm.name)
-        if not algorithm.name.isidentifier() or algorithm.name in RESERVED:
-            raise UnknownAlgorithm(
-                f"an algorithm cannot have the name {algorithm.name!r}; take letters, digits "
-                f"and _, and none of {', '.join(RESERVED)}"
-            )
         if key in self._entries:
             raise UnknownAlgorithm(
                 f"there is another {algorithm.collective} algorithm {algorithm.name!r}; give this "

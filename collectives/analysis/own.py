@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 
 from collectives.algorithms import REGISTRY, Algorithm
-from collectives.algorithms.registry import RESERVED
+from collectives.algorithms.registry import RESERVED, expect_name
 from collectives.analysis.claims import claims, fingerprint, planned, prove_claims
 from collectives.contracts import contract
 from collectives.errors import CollectiveError, UnknownAlgorithm
@@ -53,6 +53,9 @@ def register(algorithm: Algorithm) -> Algorithm:
     contract(collective)
     if any(entry is algorithm for entry in REGISTRY):
         return algorithm
+    expect_name(name)
+    if not callable(algorithm.rounds or algorithm.compose):
+        raise UnknownAlgorithm(f"{collective} {name} needs rounds, a generator function")
     content = hashlib.sha256(claims(algorithm).encode())
     proved = 0
     refused: CollectiveError | None = None

@@ -11,10 +11,17 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from collectives.analysis.draw import grid
-from collectives.analysis.provenance import Arrival, Expression, last_write, members, spelled
+from collectives.analysis.provenance import (
+    Arrival,
+    Expression,
+    last_write,
+    malformed,
+    members,
+    spelled,
+)
 from collectives.analysis.replay import Begin, End, Message, replay
 from collectives.errors import InvalidBuffer, ScheduleError
-from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send, Step
+from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send
 
 #: Ranks up to which a complaint shows the grid, and the order of operands.
 _READABLE = 9
@@ -53,7 +60,12 @@ def verify(schedule: Schedule, in_place: bool = False) -> Proof:
 
 def prove(schedule: Schedule, in_place: bool = False) -> Proof:
     """As :func:`verify`, with no picture in the error."""
-    return _Verifier(schedule, in_place).run()
+    try:
+        return _Verifier(schedule, in_place).run()
+    except (AttributeError, KeyError, TypeError):
+        if why := malformed(schedule):
+            raise ScheduleError(why) from None
+        raise
 
 
 def is_in_place_safe(schedule: Schedule) -> bool:
@@ -140,7 +152,7 @@ class _Verifier:
 
     def _check_round(self, rank: int, number: int, steps: Round) -> None:
         """Types, bounds, and rule 3: what is being written is not used elsewhere in the round."""
-        if type(steps) is not tuple or not all(isinstance(step, Step) for step in steps):
+        if type(steps) is not tuple:
             raise self._fail(rank, number, steps, "is not a round: yield a tuple of steps")
         writing: set[Cell] = set()
         for step in steps:
@@ -239,21 +251,14 @@ class _Verifier:
         arrival: Arrival | None = None,
     ) -> None:
         chunk, n = step.chunk, self.schedule.chunks
-        came = f" from {arrival}" if arrival else ""
         if len(values) != chunk.stop - chunk.start:
             wanted = _in_number(chunk.stop - chunk.start)
-            raise self._fail(
-                rank, number, step, f"expected {wanted}{came}" if came else f"copies {len(values)}"
-            )
+            raise self._fail(rank, number, step, f"expected {wanted} from {arrival or 'its copy'}")
         for i, value in zip(range(chunk.start, chunk.stop), values):
             if value.chunk % n != i % n:
-                raise self._fail(
-                    rank,
-                    number,
-                    step,
-                    f"puts piece {value.chunk % n} of a block in place {i % n}"
-                    + (f", where it expected piece {i % n}{came}" if came else ""),
-                )
+                came = f", where it expected piece {i % n} from {arrival}" if arrival else ""
+                wrong = f"puts piece {value.chunk % n} of a block in place {i % n}{came}"
+                raise self._fail(rank, number, step, wrong)
             if self.uneven and not self._fits(rank, chunk.buffer, i // n, value):
                 self.uneven = False
             self.memory[rank][self._cell(rank, chunk.buffer, i)] = value

@@ -15,7 +15,7 @@ from collectives.algorithms.butterfly import recursive_doubling
 from collectives.analysis import own
 from collectives.analysis.own import named
 from collectives.calls.tuner import Entry, Rule
-from collectives.schedule import Recv, Send, recvbuf, sendbuf
+from collectives.schedule import Buffer, Recv, Send, recvbuf, sendbuf
 
 ROOT = Path(__file__).parents[3]
 OWN = ROOT / "examples" / "own_algorithm.py"
@@ -42,7 +42,7 @@ def test_a_name_means_one_algorithm():
     assert find("allreduce", "ring") is ALGORITHMS[0]
 
 
-@pytest.mark.parametrize("name", ["auto", "native", "all", "a b", "", "a:b", "x.py"])
+@pytest.mark.parametrize("name", [None, "auto", "native", "all", "a b", "", "a:b", "x.py"])
 def test_names_that_cannot_be(name):
     with pytest.raises(UnknownAlgorithm, match="cannot have the name"):
         register(of_ring(name))
@@ -69,6 +69,19 @@ def of_numbers(rank, size):
     yield (rank, size)
 
 
+def to_peer(peer):
+    return lambda rank, size: iter([(Send(peer, sendbuf[0]),)])
+
+
+def of_chunk(chunk):
+    return lambda rank, size: iter([(Send((rank + 1) % size, chunk),)])
+
+
+def to_floats(rank, size):
+    for steps in recursive_doubling(rank, size):
+        yield tuple(step._replace(peer=float(step.peer)) for step in steps)
+
+
 def dividing(rank, size):
     yield (Send(1 // (size - 2), sendbuf[0]),)
 
@@ -86,6 +99,16 @@ def rotate(rank, size):
         (no_rounds, {}, "'NoneType' object is not iterable"),
         (bare, {}, "is not a round: yield a tuple of steps"),
         (of_numbers, {}, "is not a round: yield a tuple of steps"),
+        (to_floats, {}, "has a peer or chunk that is no whole number"),
+        (to_peer("1"), {}, "has a peer or chunk that is no whole number"),
+        (of_chunk("r0"), {}, "names what is no chunk of sendbuf, recvbuf or workspace"),
+        (
+            of_chunk(Buffer("mine")[0]),
+            {},
+            "names what is no chunk of sendbuf, recvbuf or workspace",
+        ),
+        (of_chunk(sendbuf[0.5]), {}, "names s0.5, which does not exist"),
+        (of_chunk(sendbuf[-1]), {}, "names s-1, which does not exist"),
         (dividing, {}, "on 2 ranks: rank 0 round 0: ZeroDivisionError"),
         (rotate, {}, "from rank 1, whose round 0 sends s0"),
         (lambda rank: iter(()), {}, "TypeError"),
@@ -144,6 +167,9 @@ def test_sizes_that_it_is_not_for():
 def test_register_takes_algorithms():
     with pytest.raises(UnknownAlgorithm, match="register takes an Algorithm, not a function"):
         register(ring.allreduce)
+    for rounds in (None, "ring"):
+        with pytest.raises(UnknownAlgorithm, match="needs rounds, a generator function"):
+            register(Algorithm("allreduce", "roundless", rounds))
 
 
 @pytest.mark.parametrize(
