@@ -7,6 +7,8 @@ Importing this package starts no MPI and needs neither mpi4py nor a GPU; names s
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from collectives.algorithms import Algorithm
+from collectives.analysis.own import register
 from collectives.analysis.verify import verify
 from collectives.errors import (
     CollectiveError,
@@ -53,6 +55,7 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
+    "Algorithm",
     "AnyPlan",
     "CheckedTransport",
     "CollectiveError",
@@ -68,6 +71,7 @@ __all__ = [
     "abort_on_exception",
     "check_launch",
     "provenance",
+    "register",
     "sparse_allreduce",
     "verify",
 ]

@@ -13,7 +13,7 @@ from collectives.about import load_mpi
 from collectives.algorithms import find, names, parse
 from collectives.analysis.pictures import pyplot
 from collectives.bench import compare
-from collectives.commands.arguments import positive, size, split
+from collectives.commands.arguments import known, positive, size
 from collectives.commands.program import add_verbose, show_log
 from collectives.contracts import CONTRACTS
 from collectives.errors import CollectiveError
@@ -45,7 +45,7 @@ def _add_flags(add: Callable[..., object]) -> None:
     tests = ("latency", "bandwidth", "bibandwidth", "multipair", "round")
     told = "or messages between pairs of ranks, or the cost of one round, in parts"
     add("collective", choices=[*CONTRACTS, *tests], help=told)
-    listed = "names, auto, native, nccl (on a GPU), or all (of ours; default)"
+    listed = "names, mine.py:name, auto, native, nccl (on a GPU), or all (of ours; default)"
     add("--algorithm", default="all", metavar="A,B", help=listed)
     add("-b", "--minbytes", type=size, default=8, help="smallest buffer, as 8, 4K, 1M (8)")
     add("-e", "--maxbytes", type=size, default=1 << 20, help="largest buffer (1M)")
@@ -89,9 +89,10 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def algorithms(collective: str, text: str) -> list[str]:
-    """Those of ``--algorithm``, each known, with native among them."""
+    """Those of ``--algorithm``, each known, with native among them; those of files and packages
+    are proved and registered."""
     wanted: list[str] = []
-    for name in split(text):
+    for name in known(text):
         wanted += names(collective) if name == "all" else [name]
     for name in wanted:
         if name not in ("auto", "native", "nccl"):

@@ -14,7 +14,7 @@ from collectives.analysis.pictures import pyplot
 from collectives.analysis.simulate import Machine, simulate
 from collectives.analysis.topology import TOPOLOGIES, Flat, Link
 from collectives.analysis.topology import build as topology
-from collectives.commands.arguments import powers, size, split
+from collectives.commands.arguments import known, powers, size
 from collectives.contracts import CONTRACTS
 from collectives.errors import TooLarge
 
@@ -30,7 +30,8 @@ def add(commands: "Commands") -> None:
     timing.add_argument("--topology", choices=TOPOLOGIES, default="fat-tree")
     timing.add_argument("--size", type=size, default=64 << 20, help="bytes (64M)")
     timing.add_argument("--ports", choices=("one", "multi"), default="one")
-    timing.add_argument("--algorithm", default="all", metavar="A,B", help="names with options")
+    which = "names with options, mine.py:name, or all (all)"
+    timing.add_argument("--algorithm", default="all", metavar="A,B", help=which)
     timing.add_argument("--alpha", type=float, default=1.5, help="microseconds a message (1.5)")
     timing.add_argument("--bandwidth", type=float, default=25.0, help="GB/s of a port (25)")
     timing.add_argument("--plot", type=Path, help="write a PNG")
@@ -44,6 +45,8 @@ def add(commands: "Commands") -> None:
     pricing.add_argument("--alpha", type=float, default=1.5, help="microseconds a message (1.5)")
     pricing.add_argument("--bandwidth", type=float, default=25.0, help="GB/s of a port (25)")
     pricing.add_argument("--reduction", type=float, default=100.0, help="GB/s reduced (100)")
+    beside = "all-reduces of your own beside these, as mine.py:name: by the simulator"
+    pricing.add_argument("--algorithm", default="", metavar="A,B", help=beside)
     pricing.set_defaults(run=cost)
 
     fitting = commands.add_parser(
@@ -59,7 +62,7 @@ def simulate_sizes(options: argparse.Namespace) -> int:
     if options.plot:
         pyplot()  # refused now rather than when all is simulated
     link = Link(options.alpha * 1e-6, 1e-9 / options.bandwidth)
-    wanted = names(options.collective) if options.algorithm == "all" else split(options.algorithm)
+    wanted = names(options.collective) if options.algorithm == "all" else known(options.algorithm)
     title = (
         f"{options.collective} of {options.size} bytes, {options.topology}, {options.ports}-port"
     )
@@ -94,6 +97,7 @@ def cost(options: argparse.Namespace) -> int:
     p, m = options.ranks, options.size
     print(f"all-reduce of {m} bytes on {p} ranks of one switch, one port each, microseconds")
     print(f"{'algorithm':<20}{'ours':>11}{'simulated':>11}{'Rodriguez':>11}  closed form")
+    others = known(options.algorithm)
     notes = []
     for formula in FORMULAS:
         ours = f"{1e6 * formula.seconds(model, m, p):.1f}" if _holds(formula, p) else "-"
@@ -107,6 +111,9 @@ def cost(options: argparse.Namespace) -> int:
         )
         if formula.difference:
             notes.append(f"{formula.algorithm}: {formula.difference}")
+    for name in others:
+        seconds = simulate(build("allreduce", name, p), m, machine)
+        print(f"{name:<20}{'-':>11}{1e6 * seconds:>11.1f}{'-':>11}  no closed form")
     print("\n".join(["", *notes]))
     return 0
 

@@ -213,3 +213,28 @@ def test_reducing_different_chunks_is_an_error():
     ]
     with pytest.raises(ScheduleError, match="reduces chunk"):
         verify(schedule(*crossed, chunks=2))
+
+
+def test_a_complaint_names_both_ends_of_the_message():
+    """Rank 1 sends its second chunk where rank 0 expects the first, and it is the last round."""
+    crossed = schedule(
+        [(Send(1, sendbuf[0:2]), Recv(1, workspace[0])), (RecvReduce(1, recvbuf[0], sendbuf[0]),)],
+        [(Send(0, sendbuf[0]), Recv(0, recvbuf[0:2])), (Send(0, sendbuf[1]),)],
+        chunks=2,
+        room=1,
+    )
+    with pytest.raises(ScheduleError) as caught:
+        verify(crossed)
+    assert (
+        "rank 0 round 1: r0=s0+<1 reduces chunk 0 of ranks [0] and expected chunk 0 from rank 1, "
+        "whose round 1 sends s1 = chunk 1 of ranks [1]"
+    ) in str(caught.value)
+    longer = schedule(
+        [(Send(1, sendbuf[0]),)], [(Recv(0, recvbuf[0:2]),)], collective="broadcast", chunks=2
+    )
+    with pytest.raises(ScheduleError) as caught:
+        verify(longer)
+    assert (
+        "rank 1 round 0: r0:2<0 expected 2 chunks from rank 0, whose round 0 sends s0 = chunk 0 of "
+        "ranks [0]"
+    ) in str(caught.value)
