@@ -25,7 +25,7 @@ class NoPartition(ValueError):
 
 @dataclass(frozen=True)
 class StagePlan:
-    """Layers ``first <= i < stop`` on so many replicas, and the seconds of a micro-batch there."""
+    """Layers ``first <= i < stop`` on some replicas, and the seconds of a micro-batch there."""
 
     first: int
     stop: int
@@ -66,7 +66,7 @@ class ClusterLinks:
     across: float = 0.0
 
     def of(self, workers: int) -> float:
-        """The slowest link that so many workers in a row need among them."""
+        """The slowest link among a number of workers in a row."""
         return self.bandwidth if not self.group or workers <= self.group else self.across
 
 
