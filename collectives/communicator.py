@@ -58,9 +58,9 @@ class Communicator(Blocking, Nonblocking, Persistent, PointToPoint, MPI.Intracom
             process works.  Default: that of ``COLLECTIVES_DEVICE``, or auto.
 
     Raises:
-        UnknownAlgorithm: no collective has this algorithm.
-        ValueError: the timeout, the device or an environment variable has a value that is not
-            allowed.
+        UnknownAlgorithm: for an algorithm that no collective has.
+        ValueError: for a timeout or a device that is none, or an environment variable that says
+            something else than expected.
     """
 
     _engine: Engine

@@ -199,7 +199,7 @@ class Parallel(Struct, frozen=True, forbid_unknown_fields=True):
         node_shared: parameters and optimiser state once per node, in shared memory.
         offload: folder for the optimiser state, which is then mapped from files there.
         recompute: compute activations again in the backward pass instead of keeping them.
-        algorithm: all-reduce of the gradients, as ``python -m collectives list`` names it; ``native``
+        algorithm: sums the gradients, as ``python -m collectives list`` names it; ``native``
             is the MPI library's, ``auto`` takes what was measured to be fastest.  Of ``zero`` 2 and
             3 and ``node_shared``, which sum into shards, it is always ``auto``.
         bucket_bytes: gradients are reduced in pieces of at least this many bytes.

@@ -32,7 +32,7 @@ def parse(argv: Sequence[str], *, speak: bool = True) -> argparse.Namespace:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="mpitrain",
-        description="Distributed training over MPI.  Start train, eval, profile and doctor with "
+        description="Distributed training on MPI.  Start train, eval, profile and doctor with "
         "mpirun or srun, one process a rank; without a launcher they run as a single rank.  The "
         "other commands need no ranks.",
     )
@@ -91,9 +91,7 @@ def _parser() -> argparse.ArgumentParser:
         "profile", help="measure each layer of a job's model: times, activations, parameters"
     )
     _job(profile)
-    profile.add_argument(
-        "-o", "--output", type=Path, default=Path("profile.json"), help="file to write"
-    )
+    profile.add_argument("-o", "--output", type=Path, default=Path("profile.json"))
 
     doctor = commands.add_parser("doctor", help="check this machine or allocation for training")
     doctor.add_argument(
@@ -170,24 +168,18 @@ def _parser() -> argparse.ArgumentParser:
         "--ranks-per-node 4 --time 2:00:00 --dry-run",
     )
     _job(submit)
-    submit.add_argument("--nodes", type=int, default=2, help="nodes (2)")
-    submit.add_argument("--ranks-per-node", type=int, default=2, help="ranks on each node (2)")
-    submit.add_argument("--gpus-per-node", type=int, default=0, help="GPUs to ask for (0)")
-    submit.add_argument("--time", default="01:00:00", help="time limit in SLURM's form (01:00:00)")
-    submit.add_argument("--partition", help="SLURM's partition")
-    submit.add_argument("--account", help="SLURM's account")
-    submit.add_argument("--name", help="name of the job")
-    submit.add_argument(
-        "--jobs", type=Path, default=Path("jobs"), help="folder of the job scripts (jobs)"
-    )
-    submit.add_argument(
-        "--dry-run", action="store_true", help="print the script instead of submitting it"
-    )
+    submit.add_argument("--nodes", type=int, default=2)
+    submit.add_argument("--ranks-per-node", type=int, default=2)
+    submit.add_argument("--gpus-per-node", type=int, default=0)
+    submit.add_argument("--time", default="01:00:00", help="limit, as SLURM has it (01:00:00)")
+    submit.add_argument("--partition")
+    submit.add_argument("--account")
+    submit.add_argument("--name", help="of the job")
+    submit.add_argument("--jobs", type=Path, default=Path("jobs"), help="folder of the scripts")
+    submit.add_argument("--dry-run", action="store_true", help="print the script")
 
-    compare = commands.add_parser(
-        "compare", help="show the runs of a folder in one table, best first"
-    )
-    compare.add_argument("runs", type=Path, help="a folder of runs, as jobs/sweep.sbatch makes it")
+    compare = commands.add_parser("compare", help="runs of a folder in one table, best first")
+    compare.add_argument("runs", type=Path, help="a folder of runs, as jobs/sweep.sbatch leaves")
 
     chaos = commands.add_parser(
         "chaos",

@@ -66,7 +66,7 @@ class ClusterLinks:
     across: float = 0.0
 
     def of(self, workers: int) -> float:
-        """The slowest link among a number of workers in a row."""
+        """The slowest link that so many workers in a row need among them."""
         return self.bandwidth if not self.group or workers <= self.group else self.across
 
 
