@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from xml.etree import ElementTree
 
 import pytest
 
@@ -76,6 +77,26 @@ def test_files_in_the_text_exist(document):
     for name in re.findall(r"`([\w.-]+(?:/[\w.-]+)+\.(?:py|md|toml|sbatch|sh))`", prose(document)):
         known = any((base / name).exists() for base in bases)
         assert known or "NAME" in name, f"{name}: there is no such file"
+
+
+@pytest.mark.parametrize("package", ["collectives", "mpitrain"])
+def test_the_map_has_every_room(package):
+    """Folders and modules of the package's root, and nothing that is not there."""
+    text = (ROOT / "docs/structure.md").read_text()
+    for path in (ROOT / package).iterdir():
+        if path.suffix == ".py" and not path.name.startswith("__"):
+            assert f"`{path.name}`" in text
+        elif (path / "__init__.py").exists():
+            assert f"`{path.name}/`" in text
+
+
+def test_the_drawn_map_names_rooms_that_exist():
+    tree = ElementTree.parse(ROOT / "docs/figures/rooms.svg")
+    drawn = " ".join(node.text or "" for node in tree.iter("{http://www.w3.org/2000/svg}text"))
+    rooms = re.findall(r"\b[\w/]+(?:\.py\b|/(?=[ ,]|$))", drawn)
+    assert len(rooms) > 30
+    for room in rooms:
+        assert any(list((ROOT / package).rglob(room)) for package in ("collectives", "mpitrain"))
 
 
 @every_document
