@@ -26,6 +26,11 @@ def prose(path: Path) -> str:
     return _FENCE.sub("", path.read_text())
 
 
+def blocks(path: Path) -> list[tuple[str, str]]:
+    """The blocks of code, each with the name of its language."""
+    return _FENCE.findall(path.read_text())
+
+
 def links(path: Path) -> list[str]:
     """The targets of all links and images."""
     text = re.sub(r"`[^`]*`", "", prose(path))
@@ -52,14 +57,15 @@ def commands(path: Path) -> Iterator[list[str]]:
         for line in re.findall(r"^#\s{3,}((?:mpirun|python|mpitrain) .+)$", path.read_text(), re.M):
             yield from words_of(line)
         return
-    for language, block in _FENCE.findall(path.read_text()):
+    for language, block in blocks(path):
         if language == "console":
             for line in block.replace("\\\n", " ").splitlines():
                 if _PROMPT.match(line):
                     yield from words_of(_PROMPT.sub("", line))
-    for text in re.findall(r"`([^`\n]+)`", prose(path)):
-        if _INLINE.fullmatch(text) and "..." not in text:
-            yield from words_of(text)
+    for paragraph in prose(path).split("\n\n"):
+        for text in re.findall(r"`([^`]+)`", paragraph.replace("\n", " ")):
+            if _INLINE.fullmatch(text) and not re.search(r"\.\.\.| \| ", text):
+                yield from words_of(text)
 
 
 def words_of(line: str) -> Iterator[list[str]]:

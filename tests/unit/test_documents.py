@@ -18,6 +18,7 @@ from tests.documents import (
     DOCUMENTS,
     ROOT,
     anchors,
+    blocks,
     commands,
     links,
     make_targets,
@@ -54,6 +55,16 @@ CHEAP = {
     "collectives": ("list", "cost", "draw", "fit", "export", "explore"),
     "mpitrain": ("schedules", "submit"),
 }
+
+
+@every_document
+def test_blocks_are_of_kinds_that_are_tested(document):
+    """What a reader types is in a console with prompts, or is Python."""
+    assert document.read_text().count("```") == 2 * len(blocks(document))
+    for language, block in blocks(document):
+        assert language in ("console", "python", "")
+        typed = [line for line in block.splitlines() if re.match(r"\w*\$ ", line)]
+        assert bool(typed or re.search(r"^# ", block, re.M)) == (language == "console")
 
 
 @every_document
