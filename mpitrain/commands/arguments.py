@@ -142,7 +142,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="T",
         help="times of a forward pass and of the two halves of a backward pass (1 1 1)",
     )
-    schedules.add_argument("-o", "--output", type=Path, help="folder to write pictures to")
+    schedules.add_argument("-o", "--output", type=Path, help="folder for pictures")
 
     cut = commands.add_parser(
         "partition", help="cut a profile into replicated stages (PipeDream's dynamic programme)"
