@@ -58,9 +58,9 @@ def commands(path: Path) -> Iterator[list[str]]:
             yield from words_of(line)
         return
     for language, block in blocks(path):
-        if language == "console":
+        if language in ("console", "bash"):
             for line in block.replace("\\\n", " ").splitlines():
-                if _PROMPT.match(line):
+                if _PROMPT.match(line) or language == "bash":
                     yield from words_of(_PROMPT.sub("", line))
     for paragraph in prose(path).split("\n\n"):
         for text in re.findall(r"`([^`]+)`", paragraph.replace("\n", " ")):

@@ -38,7 +38,7 @@ SNIPPETS = [
     for path in DOCUMENTS
     for line, text in snippets(path)
 ]
-#: They begin with their imports, and need nothing else.
+#: They begin with their imports, and need nothing else but the document's earlier ones.
 WHOLE = [s for s in SNIPPETS if s.values[0].startswith(("import ", "from "))]
 COMMANDS = {
     tuple(words): f"{path.relative_to(ROOT)}: {' '.join(words)}"
@@ -62,9 +62,9 @@ def test_blocks_are_of_kinds_that_are_tested(document):
     """What a reader types is in a console with prompts, or is Python."""
     assert document.read_text().count("```") == 2 * len(blocks(document))
     for language, block in blocks(document):
-        assert language in ("console", "python", "")
-        typed = [line for line in block.splitlines() if re.match(r"\w*\$ ", line)]
-        assert bool(typed or re.search(r"^# ", block, re.M)) == (language == "console")
+        assert language in ("console", "bash", "python", "text", "")
+        typed = re.search(r"^(\w*\$|#) ", block, re.M) is not None
+        assert typed == (language == "console") or language in ("bash", "python")
 
 
 @every_document
@@ -128,10 +128,14 @@ def test_snippets_compile(text):
 
 
 def test_whole_snippets_run(tmp_path):
-    """One behind the other in one launch, each with names of its own."""
-    texts = {param.id: param.values[0] for param in WHOLE}
+    """One behind the other in one launch; those of a document have their names in common."""
+    texts = [(*param.id.split(":"), param.values[0]) for param in WHOLE]
     assert len(texts) > 3
-    code = f"for place, text in {texts!r}.items(): exec(compile(text, place, 'exec'), {{}})"
+    code = (
+        "from collections import defaultdict\nnames = defaultdict(dict)\n"
+        f"for document, line, text in {texts!r}:\n"
+        "    exec(compile(text, f'{document}:{line}', 'exec'), names[document])"
+    )
     launch = [LAUNCHER, "-n", "2"] if shutil.which(LAUNCHER) else []
     done = subprocess.run(
         [*launch, sys.executable, "-c", code],
