@@ -271,7 +271,7 @@ def is_cheap(words):
 @pytest.mark.parametrize("words", [*filter(is_cheap, COMMANDS)], ids=" ".join)
 def test_cheap_commands_run(words, tmp_path, monkeypatch, capsys):
     name, rest = program(words)
-    for kept in ("jobs", "docs", "README.md"):
+    for kept in ("jobs", "docs", "examples", "README.md"):
         (tmp_path / kept).symlink_to(ROOT / kept)
     monkeypatch.chdir(tmp_path)
     assert {"collectives": collectives, "mpitrain": mpitrain}[name](rest) == 0
