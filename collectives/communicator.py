@@ -44,18 +44,18 @@ class Communicator(Blocking, Nonblocking, Persistent, PointToPoint, MPI.Intracom
     Args:
         comm: the communicator to work on.  It is duplicated at the first collective, so that our
             messages and the caller's cannot meet.
-        algorithm: what calls use that name none, where their collective has it.
+        algorithm: what calls use that name no algorithm, where their collective has it.
         check: compare every call across ranks first, so that calls that do not belong together
             raise :class:`MismatchError` on all ranks instead of hanging; one small exchange a
             call.  Default: whether ``COLLECTIVES_CHECK`` is on.
         tuning: the table that ``auto`` goes by, as rank 0 finds it; a file of ``python -m
             collectives tune``.  Default: that of ``COLLECTIVES_TUNING``, or the one built in.
-        timeout: after so many seconds in one collective, one of the ranks that wait says who is
+        timeout: after this many seconds in one collective, one of the ranks that wait says who is
             missing and where they are, and the job ends (:mod:`collectives.watchdog`); making the
             communicator is then collective.  Default: that of ``COLLECTIVES_TIMEOUT``, or never.
-        transport: of messages: :class:`MPITransport`, or :class:`CheckedTransport`, whose messages
-            each carry a checksum; ``auto`` then is never native, and ``empty`` gives ordinary
-            memory.  Default: the latter if ``COLLECTIVES_CHECKSUMS`` is on.
+        transport: how messages are sent: :class:`MPITransport`, or :class:`CheckedTransport`, whose
+            messages each carry a checksum; ``auto`` is then never native, and ``empty`` gives
+            ordinary memory.  Default: the latter if ``COLLECTIVES_CHECKSUMS`` is on.
         device: how messages of CuPy arrays go: ``"direct"``, handed to a CUDA-aware MPI;
             ``"staged"`` through pinned host memory; ``"auto"``: direct if a transfer in a child
             process works.  Default: that of ``COLLECTIVES_DEVICE``, or auto.
@@ -108,11 +108,11 @@ class Communicator(Blocking, Nonblocking, Persistent, PointToPoint, MPI.Intracom
         return report_calls()
 
     def waiting(self, what: str, *, by_all: bool = True) -> AbstractContextManager[None]:
-        """What happens in a ``with`` statement waits for other ranks: the watchdog watches it, too.
+        """Marks a block that waits for other ranks, so that the watchdog sees it.
 
         Args:
-            what: it is, for the report.
-            by_all: all ranks do it, in the same order of their collectives.
+            what: how the report names it.
+            by_all: whether all ranks do it, in the same order among their collectives.
         """
         watchdog = self._engine.watchdog
         return watchdog.waiting(what, numbered=by_all) if watchdog else nullcontext()
@@ -174,12 +174,12 @@ class Communicator(Blocking, Nonblocking, Persistent, PointToPoint, MPI.Intracom
 
     @property
     def ranks_per_node(self) -> int:
-        """On the fullest node.  Collective at its first use."""
+        """Number of ranks on the fullest node.  Collective at its first use."""
         return self._engine.resources.ranks_per_node
 
     @property
     def nodes(self) -> int:
-        """At least so many.  Collective at its first use."""
+        """Lower bound on the number of nodes.  Collective at its first use."""
         return -(-self.size // self.ranks_per_node)
 
     def plan(self, arguments: Arguments, algorithm: Algorithm | str | None = None) -> AnyPlan:

@@ -140,7 +140,7 @@ class Schedule:
         workspace: chunks of ``workspace`` that each rank needs.
         in_place: whether ``sendbuf`` may lie in ``recvbuf``; if not, it is copied aside first.
         generate: ``generate(rank)`` iterates over that rank's rounds in O(its own rounds).
-        root: of a broadcast, reduce, gather or scatter.
+        root: root of a broadcast, reduce, gather or scatter.
     """
 
     collective: str

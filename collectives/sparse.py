@@ -83,9 +83,10 @@ def sparse_allreduce(
         comm: a :class:`~collectives.Communicator`, or any other, which is duplicated for the call.
         indices: shape (pairs,), uint32 or uint64, rising; how many is each rank's own affair.
         values: shape (pairs,), floating point or complex, ml_dtypes' types too.
-        length: of the vectors; the same on all ranks, as are the types.
+        length: length of the vectors; the same on all ranks, as are the types.
         dense_at: pairs above which a vector travels, and is returned, as it is; the same on all
-            ranks.  Default: above as many bytes as the vector has.
+            ranks.  Default: where the pairs take more bytes than
+            the vector.
         traffic: what is sent is added to it.
 
     Returns:

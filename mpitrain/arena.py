@@ -13,13 +13,13 @@ from mpitrain.arrays import Array, Parameters, Shape
 from mpitrain.group import TensorGroup
 from mpitrain.nn import Layer
 
-#: Nobody's: what lies on one replica alone.
+#: Summed with nobody: the tensor exists on one replica only.
 OWN = "own"
-#: Whose gradients are summed with ours: the replicas' of this part of the model.
+#: Summed over the replicas of this part of the model.
 DATA = "data"
-#: The same, for what all ranks of a tensor group have alike.
+#: Summed over the replicas: the ranks of a tensor group hold equal copies.
 COPIES = "copies"
-#: The replicas' and the tensor group's, for what each rank of it knows only a part of.
+#: Summed over the replicas and the tensor group: each rank of it knows only a part of the sum.
 SUMMED = "summed"
 
 
@@ -30,7 +30,7 @@ class Tensor:
     Attributes:
         name: in the model, as in ``block0.mlp.up.weight``.
         whole: shape of all of it.
-        shape: of the own part.
+        shape: shape of this rank's part.
         axis, bounds: the part is ``bounds`` along ``axis``; None for all of it.
         group: with whom its gradient is summed: :data:`DATA`, :data:`COPIES`, :data:`SUMMED`,
             :data:`OWN` or the name of a group of pipeline stages that share it.
@@ -95,7 +95,7 @@ class Arena:
 
         Args:
             layers: by their names in the model, in order.
-            shapes: of each layer's parameters, whole.
+            shapes: whole shapes of each layer's parameters.
             group: the ranks that share each layer.
             shared: the group of pipeline stages that has a tensor, by name, if several have it.
             replicas: the ranks on which tensors are spread.

@@ -33,13 +33,13 @@ class MicroBatches:
 
         Args:
             samples: where they come from.
-            batches: sample indices of each.
-            parts: micro-batches of each.
-            loss: of the last stage.
+            batches: sample indices of each batch.
+            parts: micro-batches of each batch.
+            loss: the loss, for the last stage.
             labels_per_sample: over which the loss is a mean, too.
-            dtype: of inputs of floating point.
-            scale: of the loss whose gradient is taken.
-            xp: where arrays are to be.
+            dtype: type of floating-point inputs.
+            scale: factor on the loss before its gradient is taken.
+            xp: NumPy or CuPy: where the arrays are made.
         """
         self._samples = samples
         self._batches = batches

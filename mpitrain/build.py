@@ -28,7 +28,7 @@ from mpitrain.pipeline.schedules import SCHEDULES
 
 
 def layout(config: Config, ranks: int) -> Layout:
-    """The grid of a job on so many ranks.
+    """The grid of a job on this number of ranks.
 
     Raises:
         ConfigError: the ranks cannot be arranged like this; the message says what would do.

@@ -37,9 +37,9 @@ class Run(Struct, frozen=True, forbid_unknown_fields=True):
     """[run]
 
     Attributes:
-        seed: of the initial parameters and of the order of samples.
-        dtype: of parameters, gradients and optimiser state.
-        compute: of activations and of the parameters that layers see; 16-bit types keep the
+        seed: seed of the initial parameters and of the order of samples.
+        dtype: type of parameters, gradients and optimiser state.
+        compute: type of activations and of the parameters that layers see; 16-bit types keep the
             parameters themselves in ``dtype``.
         loss_scale: at first, for ``compute = "float16"``; it is halved when a gradient overflows
             and doubled after ``loss_scale_window`` steps without.
@@ -81,8 +81,8 @@ class Data(Struct, frozen=True, forbid_unknown_fields=True):
             file of its name, for a rank that reads what was cut off is killed (SIGBUS).
         units: what a text is made of.
         context: positions of a sample of text.
-        vocabulary: of ``tokens``; found in the data if 0.
-        samples, tables, rows: of ``clicks``: samples, features, and values of each.
+        vocabulary: number of tokens in ``tokens``; 0: found in the data.
+        samples, tables, rows: for ``clicks``: samples, features, and values of each feature.
         test_fraction: part of the samples that is kept for the test.
     """
 
@@ -109,8 +109,8 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
         hidden: widths of the linear layers before the last one.
         channels: output channels of each block of a convnet.
         layers: blocks of the gpt.
-        heads: of its attention; they must divide ``width``.
-        width: of its positions, or of a row of an embedding table.
+        heads: heads of its attention; their number must divide ``width``.
+        width: features of a position, or of a row of an embedding table.
     """
 
     kind: Literal["mlp", "convnet", "vgg", "resnet", "gpt", "recommender"] = "convnet"
@@ -132,14 +132,14 @@ class Optim(Struct, frozen=True, forbid_unknown_fields=True):
             (linear scaling rule, Goyal et al. 2017).  0: ``lr`` as it is.
         warmup_epochs: epochs in which the rate climbs from ``lr`` to the scaled one (from 0 if it
             is not scaled).
-        schedule: of the rate after that.  ``cosine`` falls to 0 at the end, ``step`` multiplies
+        schedule: the rate after that.  ``cosine`` falls to 0 at the end, ``step`` multiplies
             it by ``decay`` at each epoch of ``milestones``.
         milestones: epochs, counted from 0.
         decay: factor.
         momentum: part of the velocity that a step of sgd or lars keeps.
         nesterov: look ahead along the velocity.
-        beta1, beta2, epsilon: of adam, adamw and lamb.
-        trust: of lars.
+        beta1, beta2, epsilon: parameters of adam, adamw and lamb.
+        trust: trust coefficient of lars.
         weight_decay: this times a parameter is added to its gradient, or with adamw and lamb to
             its change.
         clip_norm: the gradient of the whole model is scaled down to this Euclidean norm; 0: never
@@ -168,7 +168,7 @@ class Train(Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         epochs: passes over the training samples.
-        steps: end after so many steps, wherever in an epoch that is; 0: after the epochs.
+        steps: end after this many steps, even within an epoch; 0: after the epochs.
         batch_size: samples in a step over all ranks; each takes its share of them.
         micro_batches: parts of each replica's share of a batch, which a pipeline works on at the
             same time; without a pipeline, gradients are accumulated over them.
@@ -186,12 +186,12 @@ class Parallel(Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         pipe: stages of the pipeline.
         tensor: ranks that share each layer (gpt and mlp).
-        data: replicas; 0: as many as the ranks are enough for.
-        replicas: of each stage, if they are not all as many: [2, 1, 1] is PipeDream's 2-1-1.
-        partition: how layers become stages: ``even``, as many layers in each; ``auto``, by
+        data: replicas; 0: ranks / (pipe * tensor).
+        replicas: number for each stage, if they differ: [2, 1, 1] is PipeDream's 2-1-1.
+        partition: how layers become stages: ``even``, equally many layers in each; ``auto``, by
             ``profile``'s measured times; or how many layers each stage has, as in [3, 2].
         profile: file of ``mpitrain profile``.
-        schedule: of the pipeline; ``python -m mpitrain schedules`` lists and draws them.
+        schedule: order of work in the pipeline; ``python -m mpitrain schedules`` draws them.
         chunks: pieces of the model on each stage, for ``interleaved``.
         weights: which weights a micro-batch sees under ``asynchronous``.
         window: steps of ``asynchronous`` after which the pipeline drains.
@@ -200,9 +200,9 @@ class Parallel(Struct, frozen=True, forbid_unknown_fields=True):
             parameters too.
         node_shared: parameters and optimiser state once per node, in shared memory.
         offload: folder for the optimiser state, which is then mapped from files there.
-        recompute: activations again in the backward pass rather than keeping them.
-        algorithm: that sums the gradients, as ``python -m collectives list`` names them, or one
-            that the program registered (``collectives.register``); ``native`` is the MPI library's,
+        recompute: compute activations again in the backward pass instead of keeping them.
+        algorithm: sums the gradients, as ``python -m collectives list`` names it, or one that the
+            program registered (``collectives.register``); ``native`` is the MPI library's,
             ``auto`` takes what was measured to be fastest.  Of ``zero`` 2 and 3 and
             ``node_shared``, which sum into shards, it is always ``auto``.
         bucket_bytes: gradients are reduced in pieces of at least this many bytes.

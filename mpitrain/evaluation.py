@@ -13,7 +13,7 @@ from mpitrain.trainer import Trainer
 def evaluate(trainer: Trainer, epoch: int) -> Epoch:
     """Accuracy and mean loss on the test samples; collective."""
     test, size = trainer.data.test, trainer.config.train.batch_size
-    # As many micro-batches for every replica; the last ones may be empty.
+    # Every replica has equally many micro-batches; the last ones may be empty.
     replicas = lcm(*trainer.grid.layout.replicas)
     count = -(-len(test) // size)
     count += -count % replicas

@@ -21,10 +21,10 @@ class LayerProfile(Struct, frozen=True, forbid_unknown_fields=True):
     """A layer with one micro-batch.
 
     Attributes:
-        name: of the layer.
+        name: the layer's name.
         forward_s, backward_s: seconds.
-        activation_bytes: that it passes on.
-        parameter_bytes: that it is trained on.
+        activation_bytes: size of its output.
+        parameter_bytes: size of its parameters.
     """
 
     name: str

@@ -56,7 +56,7 @@ def survivors(comm: Communicator, others: Iterable[Communicator]) -> Communicato
     """The ranks of ``comm`` that live, with its settings; collective over these.
 
     Args:
-        comm: of all ranks.
+        comm: the communicator of all ranks.
         others: all the communicators in which somebody may be waiting for us.
 
     Raises:

@@ -9,7 +9,8 @@ from mpi4py import MPI
 
 from mpitrain.metrics import RankTime, Straggler, Times
 
-#: A rank is one from this multiple of its peers' median on, and from so many seconds over it.
+#: A rank is a straggler if it takes this many times its peers' median, and is this many seconds
+#: slower.
 _FACTOR = 1.5
 _SECONDS = 0.05
 

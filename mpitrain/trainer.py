@@ -48,7 +48,7 @@ class Trainer(ClosedTogether):
         config: the job.
         grid: who does what.
         data: what is trained and tested on, the same on all ranks.
-        data_digest: of it.
+        data_digest: digest of the data.
         sampler: the order of samples.
         model: all of it, of which this rank has :attr:`layers`.
         layers: names of the own layers.
@@ -56,7 +56,7 @@ class Trainer(ClosedTogether):
         updater: how parameters follow gradients.
         partition: which layers each stage has.
         span: records what is done when.
-        compute_type: of activations.
+        compute_type: type of activations.
         steps_done: steps since the beginning, those that were skipped included.
         stopping: whether a rank was asked to stop; all ranks know.
     """

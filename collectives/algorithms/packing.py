@@ -30,7 +30,7 @@ class Tree:
     Attributes:
         weight: at least 1.
         parents: each rank's parent; the root's is itself.
-        height: of the root above the lowest leaf.
+        height: height of the root above the lowest leaf.
         places: each rank's place.
     """
 

@@ -75,7 +75,7 @@ def schedule(links: npt.ArrayLike, collective: str = "allreduce", root: int = 0)
         links: shape (ranks, ranks), whole numbers: the bandwidth between each two, in any unit.
             Symmetric; 0 for ranks that are not joined.  The diagonal does not matter.
         collective: ``"allreduce"`` or ``"broadcast"``.
-        root: of the trees, and of the broadcast.
+        root: root of the trees and of the broadcast.
 
     Raises:
         ValueError: for links that are not such a matrix, or that do not reach every rank.

@@ -125,7 +125,7 @@ class Run:
         native: the library's time, on the memory where it is fastest.
         ours: the records that are not the library's.
         by: our fastest algorithm, and the memory if it is not NumPy's.
-        share: of the least memory traffic's time in our fastest; ``None`` if that is unknown.
+        share: time of the least memory traffic over our fastest time; ``None`` if unknown.
         auto_to_native: for each kind of memory where ``auto`` took one of ours, the library's time
             over its own.
     """

@@ -33,7 +33,7 @@ class Case:
     """What is measured: one collective on one size, by several algorithms.
 
     Attributes:
-        nbytes: of the larger buffer, rounded down to whole items and blocks.
+        nbytes: size of the larger buffer, rounded down to whole items and blocks.
         memory: ``"numpy"``, ``"shared"`` for arrays of ``Communicator.empty``, or on a GPU
             ``"cupy"``, and ``"ipc"`` for arrays of ``Communicator.empty`` there.
         rotating: use as many sets of buffers in turn as have this many bytes together, so that

@@ -22,8 +22,8 @@ class Gaps:
 
     Args:
         keep: what keeps the memory alive.
-        address: of item 0.
-        datatype: of an item; duplicated, as the caller may free it before the collective runs.
+        address: address of item 0.
+        datatype: type of an item; duplicated, as the caller may free it before the collective runs.
         blocks: which items are packed, one behind the other.
     """
 

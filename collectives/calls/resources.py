@@ -85,7 +85,7 @@ class Resources:
 
     @cached_property
     def ranks_per_node(self) -> int:
-        """On the fullest node."""
+        """Number of ranks on the fullest node."""
         self._drain()
         node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
         most = self.comm.allreduce(node.size, MPI.MAX)
@@ -185,7 +185,7 @@ class Resources:
 
 
 def _tags() -> int:
-    """As many as this MPI has, but for the last one, which no plan uses."""
+    """The largest tag of this MPI, which no plan uses."""
     return MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767
 
 

@@ -35,7 +35,7 @@ class Choice(NamedTuple):
 
 
 class Rule(msgspec.Struct, forbid_unknown_fields=True):
-    """From so many bytes on, this algorithm; ``ratio`` is native's time over its own."""
+    """From this many bytes on, this algorithm; ``ratio`` is native's time over its own."""
 
     from_bytes: Annotated[int, msgspec.Meta(ge=0)]
     algorithm: str

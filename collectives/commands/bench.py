@@ -28,51 +28,70 @@ _OPERATIONS = ("sum", "prod", "max", "min", "land", "lor", "lxor", "band", "bor"
 
 def add(commands: "Commands") -> None:
     """Adds ``bench`` and ``compare``."""
-    parser = commands.add_parser("bench", help="measure, under mpirun, beside the MPI library")
+    parser = commands.add_parser("bench", help="measure under mpirun, beside the MPI library")
     _add_flags(parser.add_argument)
     add_verbose(parser)
     parser.set_defaults(run=run)
 
-    comparing = commands.add_parser("compare", help="several files of 'bench -J' in one table")
+    comparing = commands.add_parser("compare", help="show several files of 'bench -J' in one table")
     comparing.add_argument("files", nargs="+", type=Path, metavar="JSON")
     comparing.add_argument(
-        "--peers", action="store_true", help="one collective under several MPIs, ours and theirs"
+        "--peers",
+        action="store_true",
+        help="compare our algorithms with each MPI library's own, one file for each MPI",
     )
     comparing.set_defaults(run=_compare)
 
 
 def _add_flags(add: Callable[..., object]) -> None:
     tests = ("latency", "bandwidth", "bibandwidth", "multipair", "round")
-    told = "or messages between pairs of ranks, or the cost of one round, in parts"
+    told = "a collective, messages between pairs of ranks, or the parts of one round"
     add("collective", choices=[*CONTRACTS, *tests], help=told)
     listed = "names, mine.py:name, auto, native, nccl (on a GPU), or all (of ours; default)"
     add("--algorithm", default="all", metavar="A,B", help=listed)
     add("-b", "--minbytes", type=size, default=8, help="smallest buffer, as 8, 4K, 1M (8)")
     add("-e", "--maxbytes", type=size, default=1 << 20, help="largest buffer (1M)")
-    add("-f", "--stepfactor", type=int, default=4, help="from one size to the next (4)")
-    add("-i", "--stepbytes", type=size, help="add this from one size to the next instead")
-    add("-n", "--iters", type=int, help="calls in a repeat (as many as take 20 ms)")
-    add("-w", "--warmup_iters", type=int, default=3, help="calls before these (3)")
-    add("--repeats", type=positive, default=7, help="the median is over these (7)")
-    add("-c", "--check", type=int, choices=(0, 1), default=1, help="check results bit by bit (1)")
-    add("-o", "--op", choices=_OPERATIONS, default="sum")
+    add(
+        "-f",
+        "--stepfactor",
+        type=int,
+        default=4,
+        help="multiply each size by this to get the next (4)",
+    )
+    add("-i", "--stepbytes", type=size, help="add this many bytes to each size instead")
+    add("-n", "--iters", type=int, help="calls in a repeat (default: enough for 20 ms)")
+    add("-w", "--warmup_iters", type=int, default=3, help="calls before the timed ones (3)")
+    add("--repeats", type=positive, default=7, help="repeats; the median is printed (7)")
+    add(
+        "-c", "--check", type=int, choices=(0, 1), default=1, help="1: check results bit by bit (1)"
+    )
+    add("-o", "--op", choices=_OPERATIONS, default="sum", help="reduction (sum)")
     add("-d", "--datatype", default="float", help="NumPy's or nccl-tests' name (float)")
-    average = "the ranks' times become rank 0's, their mean, least or largest (3)"
+    average = "combine the ranks' times: 0 rank 0, 1 mean, 2 min, 3 max (3)"
     add("-a", "--average", type=int, choices=(0, 1, 2, 3), default=3, help=average)
-    add("--place", choices=("out", "in", "both"), default="out", help="out of place, in place")
-    memory = "of the buffers; both: numpy and shared; ipc: on GPUs, shared"
+    add(
+        "--place",
+        choices=("out", "in", "both"),
+        default="out",
+        help="run out of place, in place, or both (out)",
+    )
+    memory = "memory of the buffers: both is numpy and shared; ipc is GPU memory that ranks map"
     add(
         "--memory", choices=("numpy", "shared", "both", "cupy", "ipc"), default="numpy", help=memory
     )
-    cached = "cached: the same in every call; rotating: enough of them to be in no cache"
+    cached = "cached: the same buffers in every call; rotating: more buffers than the caches hold"
     add("--buffers", choices=("cached", "rotating"), default="cached", help=cached)
-    floor = "beside each time, its share of what STREAM takes to move the least number of bytes"
+    floor = "print the fastest possible time, by STREAM's bandwidth, as a share of each time"
     add("--floor", action="store_true", help=floor)
-    hidden = "how much a computation hides of a nonblocking call, with K calls of Test in it"
+    hidden = "share of a nonblocking call hidden behind computation that calls Test K times"
     add("--overlap", type=int, metavar="K", help=hidden)
-    add("--thread-level", choices=("single", "multiple"), help="that MPI is asked for (multiple)")
-    add("-T", "--timeout", type=float, help="seconds after which the job is aborted")
-    add("--format", choices=("table", "osu"), default="table")
+    add(
+        "--thread-level",
+        choices=("single", "multiple"),
+        help="thread level to ask MPI for (multiple)",
+    )
+    add("-T", "--timeout", type=float, help="abort the job after this many seconds")
+    add("--format", choices=("table", "osu"), default="table", help="columns (table)")
     add("-J", "--output_file", type=Path, help="write JSON")
     add("--csv", type=Path, help="write CSV")
     add("--plot", type=Path, help="write a PNG")

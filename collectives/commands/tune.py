@@ -19,25 +19,41 @@ if TYPE_CHECKING:
 def add(commands: "Commands") -> None:
     """Adds ``tune`` and ``export``."""
     tuning = commands.add_parser(
-        "tune", help="measure, under mpirun, what algorithm='auto' is to choose"
+        "tune", help="measure under mpirun which algorithm 'auto' should choose"
     )
-    tuning.add_argument("collective", nargs="?", choices=CONTRACTS, help="one; default: all")
-    tuning.add_argument("-b", "--minbytes", type=size, default=8, help="smallest (8)")
-    tuning.add_argument("-e", "--maxbytes", type=size, default=16 << 20, help="largest (16M)")
-    tuning.add_argument("-f", "--stepfactor", type=int, default=2, help="between sizes (2)")
-    tuning.add_argument("--repeats", type=positive, default=5, help="of each pass (5)")
-    passes = "over everything, minutes apart: what a rule says holds in three of four repeats (2)"
+    tuning.add_argument(
+        "collective", nargs="?", choices=CONTRACTS, help="measure only this collective"
+    )
+    tuning.add_argument("-b", "--minbytes", type=size, default=8, help="smallest buffer (8)")
+    tuning.add_argument(
+        "-e", "--maxbytes", type=size, default=16 << 20, help="largest buffer (16M)"
+    )
+    tuning.add_argument(
+        "-f",
+        "--stepfactor",
+        type=int,
+        default=2,
+        help="multiply each size by this to get the next (2)",
+    )
+    tuning.add_argument("--repeats", type=positive, default=5, help="repeats in each pass (5)")
+    passes = "measure everything this often, minutes apart; a rule must win 3 of 4 repeats (2)"
     tuning.add_argument("--passes", type=positive, default=2, help=passes)
     tuning.add_argument(
-        "-o", "--output", type=Path, default=Path("tuned.json"), help="merged into (tuned.json)"
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("tuned.json"),
+        help="table to write; an existing one is updated (tuned.json)",
     )
     add_verbose(tuning)
     tuning.set_defaults(run=run)
 
     exporting = commands.add_parser(
-        "export", help="a tuning table as a rules file for Open MPI's coll_tuned"
+        "export", help="print a tuning table as a rules file for Open MPI's coll_tuned"
     )
-    exporting.add_argument("table", type=Path, nargs="?", help="default: the one in use")
+    exporting.add_argument(
+        "table", type=Path, nargs="?", help="file of tune (default: the table in use)"
+    )
     exporting.set_defaults(run=_export)
 
 

@@ -64,7 +64,7 @@ def bind_shared(
     """A plan for ``schedule`` on arrays that lie in the node's memory.
 
     Args:
-        places: of all ranks' buffers, which :func:`runs_shared` must allow.
+        places: where all ranks' buffers lie, which :func:`runs_shared` must allow.
         count: items of a block.
         memory: the kind of memory that all buffers are in.
         lane: tells its counters from other plans' under way; ``None`` for a blocking call's plan,

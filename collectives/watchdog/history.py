@@ -6,9 +6,9 @@ from time import monotonic
 from types import CodeType
 from typing import Any
 
-#: As many are kept.
+#: Calls kept per communicator.
 KEPT = 64
-#: Frames of these are not the user's.
+#: Frames of these modules are not the user's code.
 _NOT_THE_USER = (__name__.partition(".")[0], "contextlib")
 
 

@@ -1,7 +1,8 @@
-"""Seeing another rank's process die, at once and whatever MPI makes of it.
+"""Sees another rank's process die, at once and independently of MPI.
 
-Ranks hold hands in a ring of connections, which the system closes when a process ends, however that
-comes about.  MPI libraries often report the rank that noticed in the place of the one that died.
+The ranks are connected in a ring.  The system closes a connection when the process at its end
+terminates, for whatever reason.  MPI libraries often name the rank that noticed, not the one that
+died.
 """
 
 import atexit
@@ -29,7 +30,7 @@ class Neighbours:
     """The two ranks beside this one; making it is collective.
 
     Attributes:
-        alive: those whose connections are open.
+        alive: neighbours whose connections are open.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Neighbours:
         atexit.register(self.close)
 
     def listen(self, neighbour: Neighbour) -> str:
-        """Its connection is readable: what to say of it, if anything."""
+        """Reads from a connection that has become readable; returns the message to print, or ""."""
         try:
             died = neighbour.connection.recv(1) != _FAREWELL
         except OSError:
@@ -67,11 +68,11 @@ class Neighbours:
         neighbour.connection.close()
         self.alive.remove(neighbour)
         now = datetime.now().isoformat(timespec="milliseconds")
-        text = f"{now} rank {neighbour.rank} on {neighbour.host} has died, sees rank {self._rank}"
+        text = f"{now} rank {self._rank} saw rank {neighbour.rank} on {neighbour.host} die"
         return text if died else ""
 
     def close(self) -> None:
-        """Take leave, so that the end of this process worries nobody."""
+        """Says farewell, so that the neighbours do not report the end of this process."""
         atexit.unregister(self.close)
         self._leaving = True
         for neighbour in self.alive:

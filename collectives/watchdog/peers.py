@@ -13,11 +13,11 @@ from typing import Any
 
 from mpi4py import MPI
 
-#: A datagram's worth of stacks.
+#: Largest answer with stacks, in bytes: it must fit a datagram.
 MOST_BYTES = 32_000
 #: A datagram may get lost, so a rank is asked this often.
 _TRIES = 3
-#: So many ranks of a group are named.
+#: Ranks listed in a message before "and N more".
 _SHOWN = 8
 
 

@@ -35,7 +35,7 @@ class Outcome(Struct, frozen=True):
 
     Attributes:
         fault: as ``str`` writes it.
-        kind: of it.
+        kind: kind of the fault.
         verdict: ``went on``, to the weights of a run without; ``named``: failed, said why, and came
             to these weights when it was resumed; ``skipped``; or what was wrong.
         good: whether that is as it should be.
@@ -63,7 +63,7 @@ class Drills:
         folder: for the runs.
         settings: ``table.key=value`` each, for all of them.
         outside: what the faults around a job break, by kind.
-        environment: of the launcher.
+        environment: the launcher's environment.
         hang_s: a job that has not ended so long after its fault hangs.
         watchdog_s: a rank that waits for so long says who is missing.
     """

@@ -15,7 +15,7 @@ class Kind:
         survives: the job is to end as if nothing had happened; else it is to fail, say why, and be
             resumed.
         named: regular expression of what a failing job must say, of ``{rank}``.
-        settings: of the job, without which nobody would notice.
+        settings: settings of the job without which the fault would go unnoticed.
     """
 
     text: str
@@ -61,11 +61,11 @@ class Fault:
     """One thing that goes wrong.
 
     Attributes:
-        kind: of :data:`KINDS`.
-        rank: whom it hits, where it hits a rank.
-        step: before which it happens, counted from 1.
-        seconds: of a pause, or how far into the step something happens.
-        seed: of what else is drawn.
+        kind: name in :data:`KINDS`.
+        rank: the rank that it hits, if it hits one.
+        step: the step before which it happens, counted from 1.
+        seconds: length of a pause, or time into the step at which the fault happens.
+        seed: seed of all other random choices.
     """
 
     kind: str

@@ -20,8 +20,8 @@ class Exported(NamedTuple):
     """What was written.
 
     Attributes:
-        tensors: how many.
-        folder: of the checkpoint.
+        tensors: number of tensors.
+        folder: the checkpoint's folder.
         refused: newer checkpoints that could not be used, and why.
     """
 

@@ -12,7 +12,7 @@ _LEFT = re.compile(r"\.step-[0-9]{8,}\.(unfinished|removed)")
 
 
 def folder_name(step: int) -> str:
-    """The name of the checkpoint after so many steps."""
+    """The name of the checkpoint after a number of steps."""
     return f"step-{step:08d}"
 
 

@@ -61,7 +61,7 @@ class Progress(Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         step: steps that were done, those that were skipped included.
         updates: steps that changed the parameters.
-        loss_scale, good_steps: of 16-bit training.
+        loss_scale, good_steps: state of the loss scale in 16-bit training.
     """
 
     step: Steps
@@ -75,18 +75,18 @@ class Progress(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
-    """All of it.
+    """The manifest of a checkpoint.
 
     Attributes:
-        format: of this file.
+        format: number of this file's format.
         progress: how far training was.
         job: the configuration, as JSON.
-        layout: of the ranks that wrote it, for people.
-        shapes: of each tensor, whole.
-        dtypes: of each tensor.
+        layout: layout of the ranks that wrote it, for people to read.
+        shapes: whole shape of each tensor.
+        dtypes: type of each tensor.
         digests: SHA-256 of each file, hexadecimal.
         pieces: where everything is.
-        data: digest of what it was trained on; empty in those of an earlier version.
+        data: digest of the data it was trained on; empty in manifests of an earlier version.
     """
 
     format: int

@@ -20,9 +20,9 @@ class Checkpoint:
     """A checkpoint whose files are what its manifest says.
 
     Attributes:
-        folder: of it.
-        manifest: of it.
-        job: that it is of.
+        folder: the checkpoint's folder.
+        manifest: its manifest.
+        job: the configuration of the job that wrote it.
     """
 
     def __init__(self, folder: Path) -> None:

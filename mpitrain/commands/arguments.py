@@ -55,34 +55,33 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument(
         "--resume",
         action="store_true",
-        help="go on from the newest checkpoint that is whole, on this or another layout; start "
-        "anew if there is none",
+        help="continue from the newest complete checkpoint, on this or another layout; without "
+        "one, start from the beginning",
     )
     train.add_argument(
         "--grace",
         type=float,
         default=120.0,
         metavar="SECONDS",
-        help="stop so long before SLURM's time limit (120)",
+        help="stop this many seconds before SLURM's time limit (120)",
     )
 
     train.add_argument(
         "--ended",
         type=Path,
         metavar="FILE",
-        help="make this file when training has ended as it should; some launchers return 0 for "
-        "jobs that died",
+        help="create FILE only when training completes; some launchers exit 0 for a job that died",
     )
     train.add_argument(
         "--shrink",
         action="store_true",
-        help="experimental: go on without ranks that die, from the newest checkpoint, if the "
-        "others can be arranged as the job says; with Open MPI's mpirun --with-ft ulfm",
+        help="experimental: when ranks die, continue from the newest checkpoint on the remaining "
+        "ranks, if the job's layout fits them; needs Open MPI's mpirun --with-ft ulfm",
     )
     train.add_argument(
         "--fault",
         metavar="FAULT",
-        help="do to a rank what may happen to it, as in 'kill rank=1 step=20'; kinds: "
+        help="inject a fault, as in 'kill rank=1 step=20'; kinds: "
         + ", ".join(name for name, kind in KINDS.items() if kind.inside),
     )
     add_verbose(train)
@@ -102,21 +101,30 @@ def _parser() -> argparse.ArgumentParser:
 
     doctor = commands.add_parser("doctor", help="check this machine or allocation for training")
     doctor.add_argument(
-        "folder", type=Path, nargs="?", default=Path("runs"), help="for checkpoints"
+        "folder", type=Path, nargs="?", default=Path("runs"), help="folder of checkpoints (runs)"
     )
     add_verbose(doctor)
 
     rehearse = commands.add_parser(
         "rehearse",
-        help="run the pipeline schedules, a stage a rank, with stages that sleep",
+        help="run the pipeline schedules with one stage on each rank, where stages sleep",
         description="Run each pipeline schedule with stages that sleep instead of computing, and "
         "print the idle share of the ranks beside the simulated one and the published formula.",
         epilog="example: mpirun -n 4 %(prog)s -m 8",
     )
-    rehearse.add_argument("-m", "--micro-batches", type=int, default=8)
-    rehearse.add_argument("-v", "--chunks", type=int, default=2, help="of interleaved (2)")
+    rehearse.add_argument("-m", "--micro-batches", type=int, default=8, help="micro-batches (8)")
     rehearse.add_argument(
-        "--milliseconds", type=float, default=30.0, help="of a forward pass; a backward takes two"
+        "-v",
+        "--chunks",
+        type=int,
+        default=2,
+        help="model chunks on each stage, for interleaved (2)",
+    )
+    rehearse.add_argument(
+        "--milliseconds",
+        type=float,
+        default=30.0,
+        help="time of a forward pass; a backward pass takes twice that (30)",
     )
     add_verbose(rehearse, "--verbose")
 
@@ -125,20 +133,22 @@ def _parser() -> argparse.ArgumentParser:
         help="print ranks, groups, stages, memory and predicted time before anything runs",
     )
     _job(plan)
-    plan.add_argument("-n", "--ranks", type=int, required=True)
+    plan.add_argument("-n", "--ranks", type=int, required=True, help="number of ranks")
 
     schedules = commands.add_parser("schedules", help="prove, time and draw pipeline schedules")
     schedules.add_argument("names", nargs="*", metavar="NAME", help=", ".join(SCHEDULES))
-    schedules.add_argument("-p", "--stages", type=int, default=4)
-    schedules.add_argument("-m", "--micro-batches", type=int, default=8, help="of each replica")
-    schedules.add_argument("-v", "--chunks", type=int, default=2, help="of interleaved")
+    schedules.add_argument("-p", "--stages", type=int, default=4, help="stages (4)")
+    schedules.add_argument(
+        "-m", "--micro-batches", type=int, default=8, help="micro-batches of each replica (8)"
+    )
+    schedules.add_argument("-v", "--chunks", type=int, default=2, help="chunks of interleaved (2)")
     schedules.add_argument(
         "--times",
         type=float,
         nargs=3,
         default=(1.0, 1.0, 1.0),
         metavar="T",
-        help="of a forward pass and the halves of a backward pass",
+        help="times of a forward pass and of the two halves of a backward pass (1 1 1)",
     )
     schedules.add_argument("-o", "--output", type=Path, help="folder for pictures")
     schedules.add_argument(
@@ -148,13 +158,19 @@ def _parser() -> argparse.ArgumentParser:
     cut = commands.add_parser(
         "partition", help="cut a profile into replicated stages (PipeDream's dynamic programme)"
     )
-    cut.add_argument("profile", type=Path, help="of mpitrain profile, or PipeDream's text format")
-    cut.add_argument("-n", "--workers", type=int, required=True)
-    cut.add_argument("--bandwidth", type=float, default=1.25e9, help="bytes/s of a link (1.25e9)")
-    cut.add_argument("--memory", type=float, help="bytes of a worker")
+    cut.add_argument(
+        "profile", type=Path, help="file of 'mpitrain profile', or PipeDream's text format"
+    )
+    cut.add_argument("-n", "--workers", type=int, required=True, help="number of workers")
+    cut.add_argument(
+        "--bandwidth", type=float, default=1.25e9, help="bandwidth of a link in bytes/s (1.25e9)"
+    )
+    cut.add_argument("--memory", type=float, help="memory of a worker in bytes (no limit)")
 
-    report = commands.add_parser("report", help="one HTML file of a run: curves, time, layout")
-    report.add_argument("run", type=Path, help="its folder")
+    report = commands.add_parser(
+        "report", help="write one HTML file about a run: curves, time, layout"
+    )
+    report.add_argument("run", type=Path, help="the run's folder")
 
     submit = commands.add_parser(
         "submit",
@@ -186,26 +202,32 @@ def _parser() -> argparse.ArgumentParser:
 
     chaos = commands.add_parser(
         "chaos",
-        help="try out what a job does when ranks, messages, memory or disks fail",
+        help="try out what happens to a job when ranks, messages, memory or disks fail",
         description="Run a job once for each fault and seed, on ranks that it starts itself; "
         "resume each run that fails, and compare the weights with those of a run without a fault. "
         "Kinds: " + "; ".join(f"{name}: {kind.text}" for name, kind in KINDS.items()) + ".",
         epilog="example: %(prog)s drill -n 4 --seeds 3",
     )
     _job(chaos)
-    chaos.add_argument("-n", "--ranks", type=int, default=4)
-    chaos.add_argument("--seeds", type=int, default=3, help="of each kind (3)")
-    chaos.add_argument("--faults", metavar="KIND,...", help="these kinds only")
+    chaos.add_argument("-n", "--ranks", type=int, default=4, help="ranks of each run (4)")
+    chaos.add_argument("--seeds", type=int, default=3, help="runs of each kind (3)")
+    chaos.add_argument("--faults", metavar="KIND,...", help="try only these kinds")
     chaos.add_argument(
-        "--launcher", default=None, help="the words before python; {n} are the ranks"
+        "--launcher", default=None, help="command before python; {n} becomes the number of ranks"
     )
-    chaos.add_argument("-o", "--output", type=Path, default=Path("runs/chaos"), help="folder")
+    chaos.add_argument(
+        "-o", "--output", type=Path, default=Path("runs/chaos"), help="folder (runs/chaos)"
+    )
 
-    export = commands.add_parser("export", help="a checkpoint's parameters as one safetensors file")
+    export = commands.add_parser(
+        "export", help="write a checkpoint's parameters as one safetensors file"
+    )
     export.add_argument("checkpoint", type=Path, help="folder of a checkpoint, or of a run")
-    export.add_argument("output", type=Path)
+    export.add_argument("output", type=Path, help="file to write")
     export.add_argument(
-        "--torch", action="store_true", help="axes as in torch: (out, in), (out, in, rows, columns)"
+        "--torch",
+        action="store_true",
+        help="order the axes as torch does: (out, in), (out, in, rows, columns)",
     )
     return parser
 

@@ -15,7 +15,7 @@ from mpitrain.profiles import LayerProfile, measure
 
 
 def explain(config: Config, ranks: int) -> str:
-    """Ranks, groups, stages, memory and predicted step time of a job on so many ranks.
+    """Ranks, groups, stages, memory and predicted step time of a job.
 
     Raises:
         ConfigError: the layout cannot be.

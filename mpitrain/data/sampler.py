@@ -14,8 +14,8 @@ class Sampler:
 
     Attributes:
         samples: in an epoch; each is in exactly one of its batches.
-        batch_size: of all batches but the last of an epoch, which has what remains.
-        seed: of the orders.
+        batch_size: samples in a batch; the last one of an epoch has what remains.
+        seed: seed of the orders.
     """
 
     samples: int

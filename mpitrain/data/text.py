@@ -1,4 +1,4 @@
-"""Text as a language model reads it: pieces of so many tokens, each labelled by the one after."""
+"""Text as a language model reads it: pieces of equal length, each token labelled by the next."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -22,8 +22,8 @@ class Finding:
     """A check's result.
 
     Attributes:
-        name: of the check.
-        status: how it is.
+        name: the check's name.
+        status: ok, to look at, or failed.
         text: what was found.
         fix: what to do, in one sentence; empty if nothing.
     """

@@ -33,7 +33,7 @@ class Cores(NamedTuple):
 
     Attributes:
         affinity: cores that it may run on.
-        threads: of its BLAS.
+        threads: threads of its BLAS.
     """
 
     node: int
@@ -61,7 +61,7 @@ def visible_gpus(environment: os._Environ[str] | dict[str, str], devices: str = 
 
 
 def judge_ranks(found: list[Place]) -> Finding:
-    """As many ranks on every node, and a GPU for each where there are any."""
+    """Equally many ranks on every node, and a GPU for each rank where there are any."""
     nodes: dict[int, list[int]] = {}
     for rank, place in enumerate(found):
         nodes.setdefault(place.node, []).append(rank)

@@ -99,7 +99,7 @@ def judge_threads(found: list[int]) -> Finding:
 
 
 def launcher(comm: MPI.Intracomm, folder: Path) -> Finding:
-    """The launcher started as many ranks as the library sees."""
+    """The launcher started the number of ranks that the library sees."""
 
     def local() -> str:
         try:

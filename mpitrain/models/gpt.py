@@ -23,9 +23,9 @@ def layers(
     Args:
         vocabulary: tokens.
         context: most positions of a sample.
-        width: of a position; the perceptron's is four times as wide.
+        width: features of a position; the perceptron's is four times as wide.
         blocks: how many.
-        heads: of attention; they divide the width.
+        heads: attention heads; their number divides the width.
         group: ranks that share each layer; one all-reduce forward and one backward for attention
             and perceptron each (Shoeybi et al. 2019).
         sequence: they share the positions of what lies between too (Korthikanti et al. 2022).

@@ -27,7 +27,7 @@ class Linear(Layer):
         Args:
             inputs, outputs: sizes of the last axes of x and y, over all tensor ranks.
             bias: add one.
-            deviation: of the initial weights; He's by default.
+            deviation: standard deviation of the initial weights; He's by default.
             split: which of the two the ranks of a tensor group share among them (Shoeybi et al.
                 2019): ``outputs`` gives each rank columns of y, ``inputs`` a part of the sum.
 

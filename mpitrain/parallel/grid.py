@@ -28,8 +28,8 @@ class Layout:
     Tensor ranks, which talk most, are neighbours; then the replicas of a stage; then the stages.
 
     Attributes:
-        replicas: of each stage; (2, 2) is two pipelines of two stages, (2, 1, 1) PipeDream's
-            "2-1-1".
+        replicas: number for each stage; (2, 2) is two pipelines of two stages, (2, 1, 1)
+            PipeDream's "2-1-1".
         tensor: ranks that share each layer.
     """
 
@@ -71,7 +71,7 @@ class ProcessGrid(ClosedTogether):
 
     Attributes:
         layout: as given.
-        comm: of all ranks, as given.
+        comm: the communicator of all ranks, as given.
         place: the own coordinates.
         tensor: the ranks that share our layers.
         groups: for each group of an arena (see :mod:`mpitrain.arena`), those whose gradients are

@@ -8,7 +8,7 @@ from mpi4py import MPI
 
 from mpitrain.arrays import Array
 
-#: So many arrays are named.
+#: Arrays listed in a message before "and N more".
 _SHOWN = 3
 
 

@@ -74,7 +74,7 @@ class Store(ABC):
         arena: the layout.
         pieces: what this rank updates; all ranks of a group together have each element once, or,
             if it is replicated, all of them.
-        algorithm, reason: of the reduction of the largest bucket.
+        algorithm, reason: how the largest bucket is reduced, and why so.
         is_replicated: whether all ranks of a group hold, and update, the same.
     """
 

@@ -70,10 +70,10 @@ class Pipeline:
     """What a schedule is for.
 
     Attributes:
-        replicas: of each stage; micro-batch m of a stage is its replica's number m modulo these.
-        micro_batches: of one run of the schedule, over all replicas.
+        replicas: number for each stage; micro-batch m is computed by replica m modulo this number.
+        micro_batches: number in one run of the schedule, over all replicas.
         chunks: pieces of the model on each stage.
-        accumulate: micro-batches of each update, for schedules that update as they go.
+        accumulate: micro-batches in each update, for schedules that update as they go.
     """
 
     replicas: tuple[int, ...]

@@ -24,10 +24,10 @@ class Expected(NamedTuple):
     """A message to come.
 
     Attributes:
-        source: rank.
-        tag: of the edge that it comes along.
-        samples: in the micro-batch.
-        spec: of one of them.
+        source: the sending rank.
+        tag: tag of the edge between the stages.
+        samples: number of samples in the micro-batch.
+        spec: shape and type of one sample.
     """
 
     source: int

@@ -25,7 +25,7 @@ class NoPartition(ValueError):
 
 @dataclass(frozen=True)
 class StagePlan:
-    """Layers ``first <= i < stop`` on so many replicas, and the seconds of a micro-batch there."""
+    """Layers ``first <= i < stop`` on some replicas, and the seconds of a micro-batch there."""
 
     first: int
     stop: int

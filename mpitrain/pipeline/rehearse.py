@@ -90,7 +90,7 @@ class Rehearsal:
     """A schedule's idle share as a formula, a simulation and the run have it.
 
     Attributes:
-        name: of the schedule.
+        name: the schedule's name.
         formula, simulated, measured: idle share of the ranks, 0 to 1.
         promised, held: most activations of the first stage, as published and as counted.
     """

@@ -35,7 +35,7 @@ class Report:
 
     Attributes:
         order: the actions of all ranks as (place, action), each after what it depends on.
-        actions: of each (stage, replica).
+        actions: actions of each (stage, replica).
         held: most micro-batches of which a (stage, replica) holds activations, or what of them the
             weight gradients need, at a time; chunks count one each.
         staleness: for each (stage, micro-batch), the updates that come between its forward pass and

@@ -23,8 +23,8 @@ class Times:
     Attributes:
         forward: F.
         backward_input, backward_weight: B and W, whose sum a Backward takes.
-        message: from one stage to the next.
-        update: of the reduction and the step.
+        message: a message from one stage to the next.
+        update: the reduction of the gradients and the optimiser step.
     """
 
     forward: float = 1.0
@@ -64,7 +64,7 @@ class Simulation:
 
     Attributes:
         blocks: in order of dependency.
-        seconds: of the whole run.
+        seconds: time of the whole run.
         bubble: part of the time in which ranks are idle, mean over the ranks.
     """
 
@@ -81,7 +81,7 @@ def simulate(
     Args:
         generate: the schedule.
         pipeline: what it is for.
-        times: of all stages, or of each.
+        times: one for all stages, or one for each.
 
     Raises:
         PipelineError: the schedule cannot run.

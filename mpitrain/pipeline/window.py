@@ -52,7 +52,7 @@ class Window:
         policy: Policy,
         rate: Callable[[int], float],
     ) -> None:
-        """``rate(steps)``: the learning rate after so many steps."""
+        """``rate(steps)``: the learning rate after this many steps."""
         self._grid = grid
         self._store = store
         self._updater = updater

@@ -49,13 +49,13 @@ FAULTS = [
     Fault(
         "verify: a contribution counted twice passes",
         "collectives/analysis/verify.py",
-        "if left.ranks & right.ranks and not self.contract.idempotent:",
+        "if came.ranks & own.ranks and not self.contract.idempotent:",
         "if False and not self.contract.idempotent:",
     ),
     Fault(
         "verify: ranks that reduce in another order pass",
         "collectives/analysis/verify.py",
-        "if tree != got.tree and not self.contract.idempotent:",
+        "if same.tree != got.tree and not self.contract.idempotent:",
         "if False and not self.contract.idempotent:",
     ),
     Fault(

@@ -1,0 +1,282 @@
+"""The documents: their links lead somewhere, their snippets run, their commands can be typed."""
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from xml.etree import ElementTree
+
+import pytest
+
+from collectives.__main__ import main as collectives
+from mpitrain import examples
+from mpitrain.__main__ import main as mpitrain
+from mpitrain.config import load
+from tests.documents import (
+    DOCUMENTS,
+    ROOT,
+    anchors,
+    blocks,
+    commands,
+    links,
+    make_targets,
+    make_variables,
+    parse,
+    prose,
+    snippets,
+    words_of,
+)
+
+LAUNCHER = os.environ.get("MPIEXEC", "mpirun")
+every_document = pytest.mark.parametrize(
+    "document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT))
+)
+SNIPPETS = [
+    pytest.param(text, id=f"{path.name}:{line}")
+    for path in DOCUMENTS
+    for line, text in snippets(path)
+]
+#: They begin with their imports, and need nothing else but the document's earlier ones.
+WHOLE = [s for s in SNIPPETS if s.values[0].startswith(("import ", "from "))]
+COMMANDS = {
+    tuple(words): f"{path.relative_to(ROOT)}: {' '.join(words)}"
+    for path in [*DOCUMENTS, *sorted(ROOT.glob("jobs/examples/*.toml"))]
+    for words in commands(path)
+}
+#: As pyproject.toml declares them; without it, they are typed as ``python -m``.
+CONSOLE_COMMANDS = (
+    tomllib.loads((ROOT / "pyproject.toml").read_text()).get("project", {}).get("scripts", {})
+)
+every_command = pytest.mark.parametrize("words", COMMANDS, ids=COMMANDS.values())
+#: Of a second or two, without ranks and without files that other commands write.
+CHEAP = {
+    "collectives": ("list", "cost", "draw", "fit", "export", "explore"),
+    "mpitrain": ("schedules", "submit", "examples"),
+}
+
+
+@every_document
+def test_blocks_are_of_kinds_that_are_tested(document):
+    """What a reader types is in a console with prompts, or is Python."""
+    assert document.read_text().count("```") == 2 * len(blocks(document))
+    for language, block in blocks(document):
+        assert language in ("console", "bash", "python", "text", "")
+        typed = re.search(r"^(\w*\$|#) ", block, re.M) is not None
+        assert typed == (language == "console") or language in ("bash", "python")
+
+
+@every_document
+def test_links_lead_somewhere(document):
+    for target in links(document):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        found = (document.parent / path).resolve() if path else document
+        assert found.exists(), f"{target}: there is no such file"
+        assert found.is_relative_to(ROOT), f"{target}: outside of the repository"
+        if anchor:
+            assert anchor in anchors(found), f"{target}: there is no such heading"
+
+
+@every_document
+def test_files_in_the_text_exist(document):
+    if document.name == "CHANGELOG.md":
+        return  # which tells of files that were
+    bases = [ROOT, document.parent, *(ROOT / name for name in ("collectives", "mpitrain", "jobs"))]
+    for name in re.findall(r"`([\w.-]+(?:/[\w.-]+)+\.(?:py|md|toml|sbatch|sh))`", prose(document)):
+        known = any((base / name).exists() for base in bases)
+        assert known or "NAME" in name, f"{name}: there is no such file"
+
+
+@pytest.mark.parametrize("package", ["collectives", "mpitrain"])
+def test_the_map_has_every_room(package):
+    """Folders and modules of the package's root, and nothing that is not there."""
+    text = (ROOT / "docs/structure.md").read_text()
+    for path in (ROOT / package).iterdir():
+        if path.suffix == ".py" and not path.name.startswith("__"):
+            assert f"`{path.name}`" in text
+        elif (path / "__init__.py").exists():
+            assert f"`{path.name}/`" in text
+
+
+def test_the_drawn_map_names_rooms_that_exist():
+    tree = ElementTree.parse(ROOT / "docs/figures/rooms.svg")
+    drawn = " ".join(node.text or "" for node in tree.iter("{http://www.w3.org/2000/svg}text"))
+    rooms = re.findall(r"\b[\w/]+(?:\.py\b|/(?=[ ,]|$))", drawn)
+    assert len(rooms) > 30
+    for room in rooms:
+        assert any(list((ROOT / package).rglob(room)) for package in ("collectives", "mpitrain"))
+
+
+@every_document
+def test_variables_in_the_text_are_read(document):
+    read = "".join(
+        path.read_text()
+        for folder in ("collectives", "mpitrain", "jobs")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".py", ".sh", ".sbatch")
+    )
+    for name in set(re.findall(r"\b(?:COLLECTIVES|MPITRAIN)_[A-Z_]+\b", document.read_text())):
+        assert name in read, f"nothing reads {name}"
+
+
+@pytest.mark.parametrize("text", SNIPPETS)
+def test_snippets_compile(text):
+    compile(text, "snippet", "exec")
+
+
+def test_whole_snippets_run(tmp_path):
+    """One behind the other in one launch; those of a document have their names in common."""
+    texts = [(*param.id.split(":"), param.values[0]) for param in WHOLE]
+    assert len(texts) > 3
+    code = (
+        "from collections import defaultdict\nnames = defaultdict(dict)\n"
+        f"for document, line, text in {texts!r}:\n"
+        "    exec(compile(text, f'{document}:{line}', 'exec'), names[document])"
+    )
+    launch = [LAUNCHER, "-n", "2"] if shutil.which(LAUNCHER) else []
+    done = subprocess.run(
+        [*launch, sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_ring_of_the_readme_is_the_ring():
+    (shown,) = [ast.parse(text) for _, text in snippets(ROOT / "README.md") if "_circulate" in text]
+    real = ast.parse((ROOT / "collectives/algorithms/ring.py").read_text())
+
+    def code(tree):
+        functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+        for function in functions:
+            if isinstance(function.body[0], ast.Expr) and ast.get_docstring(function):
+                del function.body[0]
+        return {function.name: ast.dump(function) for function in functions}
+
+    assert code(shown).items() <= code(real).items()
+    assert len(code(shown)) == 3
+
+
+@every_command
+def test_commands_can_be_typed(words):
+    check(list(words))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "python -m collectives verfy",
+        "python -m collectives draw ring --sise 8",
+        "mpirun -n 4 python -m mpitrain train jobs/examples/nothing.toml",
+        "mpirun -n 4 python -m mpitrain train jobs/examples/digits.toml --set optim.lrr=1",
+        "python -m mpitrain plan --ranks",
+        "python -m mpitrain.bench.nothing",
+        "make tests",
+        "make install MPII=mpich",
+        "sbatch jobs/nothing.sbatch",
+        "mpirun -n 4 mpitrain train digit",
+        "COLLECTIVES_TIMEOUT=60 mpirun -n 4 mpitrain trian digits",
+        "rm -rf runs",
+    ],
+)
+def test_mistakes_are_found(text):
+    ((words),) = words_of(text)
+    with pytest.raises(AssertionError):
+        check(words)
+
+
+def test_all_forms_of_commands_are_seen():
+    seen = {program(words)[0] for words in COMMANDS}
+    assert seen >= {"make", "sbatch", "collectives", "mpitrain", "pytest"}
+    assert len(COMMANDS) > 70
+
+
+def program(words):
+    """What is run, and its words, without variables, launchers and interpreters."""
+    rest = list(words)
+    while rest and re.fullmatch(r"[A-Z_]+=.*", rest[0]):
+        rest.pop(0)
+    if rest[:1] == ["sudo"]:
+        rest.pop(0)
+    if rest[:1] and rest[0] in ("mpirun", "mpiexec", "srun"):
+        at = [i for i, word in enumerate(rest) if is_program(word)]
+        rest = rest[at[0] :] if at else rest
+    if rest and re.search(r"python$|\$MPITRAIN_PYTHON", rest[0]) and rest[1:2] == ["-m"]:
+        rest = rest[2:]
+    return rest[0] if rest else "", rest[1:]
+
+
+def is_program(word):
+    return word in ("collectives", "mpitrain") or re.search(r"python$|\$MPITRAIN_PYTHON", word)
+
+
+def check(words):
+    """Raises ``AssertionError`` for a command that cannot be typed here."""
+    name, rest = program(words)
+    if name in ("collectives", "mpitrain") and name in words and len(words) > 2:
+        assert "-m" in words or name in CONSOLE_COMMANDS, f"{name} is not installed as a command"
+    if "--" in rest and name.startswith("tests."):
+        inner = rest[rest.index("--") + 1 :]
+        check(["python", *inner] if inner[0] == "-m" else inner)
+        rest = rest[: rest.index("--")]
+    for path in (re.split("[:,]", word.rpartition("=")[2])[0] for word in rest):
+        if re.match(r"(jobs|docs|tests|examples|collectives|mpitrain)/", path):
+            assert (ROOT / path).exists(), f"there is no {path}"
+    if name in ("collectives", "mpitrain"):
+        check_options(name, rest)
+    elif name == "make":
+        check_make(rest)
+    elif name.startswith(("tests.", "mpitrain.", "collectives.")):
+        path = ROOT / name.replace(".", "/")
+        assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), f"no {name}"
+    else:
+        known = "pytest sbatch bash git cd source export cat tail apt pip srun kill munge scontrol"
+        assert name in [*known.split(), "ucx_info", "ibstat", "dmesg", "sacct"], f"what is {name}?"
+
+
+def check_options(name, words):
+    if len(words) < 2:  # its name, in a sentence
+        words = [*words, "--help"]
+    options = parse(name, words)
+    config = getattr(options, "config", None)
+    if config is not None and (config.is_relative_to("jobs") or len(config.parts) == 1):
+        if config.name in ("job.toml", "CONFIG"):
+            return  # the reader's own
+        try:
+            load(ROOT / examples.find(config), options.set)
+        except ValueError as error:
+            raise AssertionError(str(error)) from error
+
+
+def check_make(words):
+    for word in words:
+        variable, equals, _ = word.partition("=")
+        if equals:
+            assert variable in make_variables(), f"the Makefile reads no {variable}"
+        else:
+            assert any(target.fullmatch(word) for target in make_targets()), f"no target {word}"
+
+
+def is_cheap(words):
+    name, rest = program(words)
+    reads = [ROOT / word for word in rest if word.endswith((".json", ".toml"))]
+    named = rest in (["draw"], ["explore"], ["fit"], ["submit"])  # in a sentence
+    known = rest[:1] and rest[0] in CHEAP.get(name, ())
+    return known and not named and all(path.exists() for path in reads)
+
+
+@pytest.mark.parametrize("words", [*filter(is_cheap, COMMANDS)], ids=" ".join)
+def test_cheap_commands_run(words, tmp_path, monkeypatch, capsys):
+    name, rest = program(words)
+    for kept in ("jobs", "docs", "examples", "README.md"):
+        (tmp_path / kept).symlink_to(ROOT / kept)
+    monkeypatch.chdir(tmp_path)
+    assert {"collectives": collectives, "mpitrain": mpitrain}[name](rest) == 0
+    assert capsys.readouterr().out
