@@ -8,7 +8,8 @@ from pathlib import Path
 
 from mpi4py import MPI
 
-from collectives import LaunchError, check_launch
+from collectives import LaunchError
+from collectives.launch import check_launch
 from mpitrain.doctor.finding import Finding, Status, gathered
 
 _NEEDED = ("mpi4py", "numpy")
