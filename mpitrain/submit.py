@@ -100,14 +100,16 @@ def read_script(folder: Path | None) -> tuple[str, Path]:
         folder: ``None``: ``jobs`` in the current folder if it has one, else that of the package.
 
     Raises:
-        ConfigError: it is not there.
+        ConfigError: it is not there, or ``launch.sh`` is not beside it.
     """
     here = Path("jobs")
     jobs = folder or (here if (here / "train.sbatch").exists() else examples.folder())
     try:
-        return (jobs / "train.sbatch").read_text(), jobs.absolute()
+        script = (jobs / "train.sbatch").read_text()
+        (jobs / "launch.sh").read_text()
     except OSError as error:
         raise ConfigError(
-            f"{jobs / 'train.sbatch'}: {error.strerror}; --jobs names the folder of the job "
-            "scripts, and is not needed for the package's own"
+            f"{error.filename}: {error.strerror}; --jobs names a folder with train.sbatch and "
+            "launch.sh, and is not needed for the package's own"
         ) from error
+    return script, jobs.absolute()

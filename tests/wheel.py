@@ -156,6 +156,7 @@ def use(work: Path, wheel: Path) -> None:
     ]  # fmt: skip
     if left:
         raise Broken(f"pip uninstall leaves {', '.join(sorted(left))}")
+    print("pip uninstall leaves nothing")
 
 
 def main() -> int:

@@ -102,7 +102,10 @@ def test_a_job_that_cannot_be_is_not_submitted(capsys):
 
 
 def test_scripts_elsewhere(tmp_path):
-    with pytest.raises(ConfigError, match="No such file or directory; --jobs names the folder"):
+    with pytest.raises(ConfigError, match=r"train\.sbatch: No such file or directory; --jobs"):
+        read_script(tmp_path)
+    (tmp_path / "train.sbatch").write_text(SCRIPT)
+    with pytest.raises(ConfigError, match=r"launch\.sh: No such file or directory; --jobs"):
         read_script(tmp_path)
 
 
