@@ -18,6 +18,7 @@ from collectives.calls.binding import bind_call
 from collectives.calls.buffers import read_buffer
 from collectives.calls.call import Arguments, Call
 from collectives.calls.library import library
+from collectives.calls.meeting import shared_places, still_there, words
 from collectives.calls.native import NativePlan
 from collectives.calls.proofs import Proofs
 from collectives.calls.reading import read_call
@@ -26,7 +27,7 @@ from collectives.calls.resources import Resources
 from collectives.errors import CollectiveError, InvalidBuffer
 from collectives.execution.lanes import Mask
 from collectives.execution.plan import Plan
-from collectives.execution.shared import Places, shared_places, still_there, words
+from collectives.execution.shared import Places
 from collectives.execution.transport.mpi import MPITransport
 from collectives.execution.transport.shared_memory import Meeting
 from collectives.execution.underway import Underway

@@ -38,7 +38,7 @@ def add(commands: "Commands") -> None:
     timing.set_defaults(run=simulate_sizes)
 
     pricing = commands.add_parser(
-        "cost", help="closed forms, ours and the textbook's, beside the simulator"
+        "cost", help="closed forms, ours and a textbook's, beside the simulator"
     )
     pricing.add_argument("-n", "--ranks", type=int, default=8, help="(8)")
     pricing.add_argument("--size", type=size, default=1 << 20, help="bytes (1M)")
@@ -91,12 +91,12 @@ def simulate_sizes(options: argparse.Namespace) -> int:
 
 
 def cost(options: argparse.Namespace) -> int:
-    """Each all-reduce by its closed form, by the simulator, and as the textbook prints it."""
+    """Each all-reduce by its closed form, by the simulator, and as Rodriguez prints it."""
     model = Model(1e-6 * options.alpha, 1e-9 / options.bandwidth, 1e-9 / options.reduction)
     machine = Machine(Flat(Link(model.alpha, model.beta)), model.gamma)
     p, m = options.ranks, options.size
     print(f"all-reduce of {m} bytes on {p} ranks of one switch, one port each, microseconds")
-    print(f"{'algorithm':<20}{'ours':>11}{'simulated':>11}{'the book':>11}  closed form")
+    print(f"{'algorithm':<20}{'ours':>11}{'simulated':>11}{'Rodriguez':>11}  closed form")
     others = known(options.algorithm)
     notes = []
     for formula in FORMULAS:
@@ -107,7 +107,7 @@ def cost(options: argparse.Namespace) -> int:
             book = f"{1e6 * formula.book_seconds(model, m, p):.1f}"
         print(
             f"{formula.algorithm:<20}{ours:>11}{1e6 * seconds:>11.1f}{book:>11}  {formula.text}"
-            + (f"; the book: {formula.book}" if formula.book else "")
+            + (f"; Rodriguez: {formula.book}" if formula.book else "")
         )
         if formula.difference:
             notes.append(f"{formula.algorithm}: {formula.difference}")

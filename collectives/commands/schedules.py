@@ -44,11 +44,13 @@ def add(commands: "Commands") -> None:
     )
     proving.set_defaults(run=_verify)
 
-    drawing = commands.add_parser("draw", help="one algorithm: a grid in the terminal and a PNG")
+    drawing = commands.add_parser(
+        "draw", help="one algorithm: a grid in the terminal and a picture"
+    )
     drawing.add_argument("algorithm", help="name, with options if it has any, mine.py:name, or all")
     drawing.add_argument("-c", "--collective", choices=CONTRACTS, default="allreduce")
     drawing.add_argument("-n", "--size", type=int, default=8, help="ranks (8)")
-    drawing.add_argument("-o", "--output", type=Path, help="the PNG, or the folder for all")
+    drawing.add_argument("-o", "--output", type=Path, help="a .png or .svg; the folder for all")
     drawing.add_argument("--text", action="store_true", help="only the grid")
     drawing.set_defaults(run=_draw)
 

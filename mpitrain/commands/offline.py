@@ -19,6 +19,7 @@ def schedules(options: argparse.Namespace) -> int:
     """Prove, time and draw schedules."""
     from mpitrain.pipeline import draw
     from mpitrain.pipeline.actions import Pipeline
+    from mpitrain.pipeline.explore import explorer
     from mpitrain.pipeline.replay import replay
     from mpitrain.pipeline.schedules import SCHEDULES
     from mpitrain.pipeline.simulate import Times, simulate
@@ -27,10 +28,13 @@ def schedules(options: argparse.Namespace) -> int:
     if unknown:
         raise ConfigError(f"no schedule {sorted(unknown)[0]!r}; there are {', '.join(SCHEDULES)}")
     times = Times(*options.times)
-    for name in options.names or SCHEDULES:
+    p, m = options.stages, options.micro_batches
+    pipelines = {
+        name: Pipeline((1,) * p, m, options.chunks if name == "interleaved" else 1)
+        for name in options.names or SCHEDULES
+    }
+    for name, pipeline in pipelines.items():
         schedule = SCHEDULES[name]
-        p, m = options.stages, options.micro_batches
-        pipeline = Pipeline((1,) * p, m, options.chunks if name == "interleaved" else 1)
         report = replay(schedule.generate, pipeline)
         found = simulate(schedule.generate, pipeline, times)
         formula = schedule.bubble(p, m, pipeline.chunks, *options.times)
@@ -50,6 +54,10 @@ def schedules(options: argparse.Namespace) -> int:
             path = options.output / f"{name}.png"
             draw.picture(rows, path, f"{name}, {p} stages, {m} micro-batches")
             print(f"  drawn in {path}")
+    if options.html:
+        options.html.parent.mkdir(parents=True, exist_ok=True)
+        options.html.write_text(explorer(pipelines, times), encoding="utf-8")
+        print(f"wrote {options.html}")
     return 0
 
 
@@ -64,10 +72,10 @@ def plan(options: argparse.Namespace) -> int:
 
 def cut(options: argparse.Namespace) -> int:
     """Partition a profile."""
-    from mpitrain.pipeline.partition import Costs, Links, describe, partition
+    from mpitrain.pipeline.partition import ClusterLinks, Costs, describe, partition
     from mpitrain.profiles import read_profile
 
-    costs = Costs(read_profile(options.profile), Links(options.bandwidth), options.memory)
+    costs = Costs(read_profile(options.profile), ClusterLinks(options.bandwidth), options.memory)
     print(describe(costs, partition(costs, options.workers)))
     return 0
 
@@ -107,8 +115,30 @@ def submit(options: argparse.Namespace) -> int:
         name=options.name,
     )
     given = [str(options.config), *(part for pair in options.set for part in ("--set", pair))]
-    script = slurm.render(slurm.read_script(options.jobs), lines, given)
+    template, jobs = slurm.read_script(options.jobs)
+    script = slurm.render(template, lines, given, sys.executable, jobs)
     print(script if options.dry_run else slurm.submit(script), end="" if options.dry_run else "\n")
+    return 0
+
+
+def examples(options: argparse.Namespace) -> int:
+    """List the example jobs."""
+    from mpitrain import examples as packaged
+    from mpitrain.config import load
+
+    found = packaged.examples()
+    for name, path in found.items():
+        reads = load(path).data.path
+        print(f"{name:<17} {packaged.summary(path)}" + (f" Reads {reads}." if reads else ""))
+    print(f"in {packaged.folder() / 'examples'}; --set data.path=FILE reads another text")
+    return 0
+
+
+def init(options: argparse.Namespace) -> int:
+    """Copy the examples and scripts."""
+    from mpitrain import examples as packaged
+
+    print(f"{packaged.copy(options.folder)} has the job scripts, and examples/ in it the jobs")
     return 0
 
 
@@ -131,6 +161,8 @@ _COMMANDS = {
     "chaos": chaos,
     "submit": submit,
     "compare": compare,
+    "examples": examples,
+    "init": init,
     "schedules": schedules,
     "plan": plan,
     "partition": cut,

@@ -3,34 +3,20 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from mpitrain.pipeline.actions import (
-    Action,
-    Backward,
-    BackwardInput,
-    BackwardWeight,
-    Forward,
-    Pipeline,
-    Update,
-)
+from mpitrain.pipeline.actions import Pipeline, Update
 from mpitrain.pipeline.simulate import Block, Simulation
 
-#: Forward, backward, gradient by the input, gradient by the weights, update.
-COLOURS = {"F": "#4c78a8", "B": "#f58518", "I": "#f2a75c", "W": "#54a24b", "U": "#79706e"}
-
-
-def letter(action: Action) -> str:
-    """One letter for the kind of an action."""
-    match action:
-        case Forward():
-            return "F"
-        case Backward():
-            return "B"
-        case BackwardInput():
-            return "I"
-        case BackwardWeight():
-            return "W"
-        case Update():
-            return "U"
+#: Forward, backward, gradient by the input, gradient by the weights, update; told apart by the
+#: colour-blind.
+COLOURS = {"F": "#0072b2", "B": "#e69f00", "I": "#f3cf73", "W": "#009e73", "U": "#6f6a62"}
+#: What is legible on them.
+INK = {"F": "white", "B": "#241800", "I": "#241800", "W": "white", "U": "white"}
+NAMES = {
+    "F": "forward",
+    "B": "backward",
+    "I": "backward, by the input",
+    "W": "backward, by the weights",
+}
 
 
 def text(simulation: Simulation, pipeline: Pipeline, unit: float) -> str:
@@ -42,7 +28,7 @@ def text(simulation: Simulation, pipeline: Pipeline, unit: float) -> str:
         cells = ["." * width] * columns
         for block in simulation.blocks:
             if block.place == place and not isinstance(block.action, Update):
-                name = f"{letter(block.action)}{block.action.micro_batch}"
+                name = f"{block.action.letter}{block.action.micro_batch}"
                 for column in range(round(block.start / unit), round(block.stop / unit)):
                     cells[column] = name.ljust(width)
         name = f"stage {place[0]}" + (f".{place[1]}" if max(pipeline.replicas) > 1 else "")
@@ -58,35 +44,45 @@ def picture(rows: Sequence[tuple[str, Sequence[Block]]], path: Path, title: str)
     """
     try:
         from matplotlib.figure import Figure
+        from matplotlib.patches import Patch
     except ImportError as error:
         raise ImportError(
             f"a picture needs matplotlib ({error}): pip install 'mpitrain[plot]'"
         ) from error
 
     end = max((block.stop for _, blocks in rows for block in blocks), default=1.0)
-    figure = Figure(figsize=(11, 0.9 + 0.42 * len(rows)), layout="constrained")
+    figure = Figure(figsize=(11, 1.2 + 0.42 * len(rows)), layout="constrained")
     axes = figure.subplots()
     for row, (_, blocks) in enumerate(rows):
         for block in blocks:
-            width = block.stop - block.start
+            width, kind = block.stop - block.start, block.action.letter
+            paler = getattr(block.action, "chunk", 0) % 2
             axes.barh(
                 row,
                 width,
                 left=block.start,
                 height=0.86,
-                color=COLOURS[letter(block.action)],
+                color=COLOURS[kind],
                 edgecolor="white",
                 linewidth=0.4,
-                alpha=1.0 - 0.45 * (getattr(block.action, "chunk", 0) % 2),
+                alpha=1.0 - 0.45 * paler,
             )
             if not isinstance(block.action, Update) and width > 0.012 * end:
                 number = str(block.action.micro_batch)
                 centre = block.start + width / 2
-                axes.text(centre, row, number, ha="center", va="center", size=6.5, color="white")
+                ink = "black" if paler else INK[kind]
+                axes.text(centre, row, number, ha="center", va="center", size=8, color=ink)
     axes.set_yticks(range(len(rows)), [name for name, _ in rows])
     axes.invert_yaxis()
     axes.set_xlim(0, end)
-    axes.set_xlabel("time")
+    axes.set_xlabel("time; white: idle")
+    actions = [block.action for _, blocks in rows for block in blocks]
+    kinds = {action.letter for action in actions}
+    keys = [Patch(color=COLOURS[k], label=name) for k, name in NAMES.items() if k in kinds]
+    if any(getattr(action, "chunk", 0) % 2 for action in actions):
+        keys.append(Patch(color=COLOURS["F"], alpha=0.55, label="paler: the second chunk"))
+    keys.append(Patch(color="none", label="the number is the micro-batch"))
+    figure.legend(handles=keys, loc="outside lower left", ncols=6, fontsize=8, frameon=False)
     axes.set_title(title, loc="left", size=10)
     axes.spines[["top", "right", "left"]].set_visible(False)
     figure.savefig(path, dpi=150)

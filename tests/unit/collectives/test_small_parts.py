@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from collectives.algorithms import build
-from collectives.analysis.draw import figure, grid
-from collectives.errors import CollectiveError, LaunchError
+from collectives.analysis.draw import grid
+from collectives.errors import LaunchError
 from collectives.execution.messages import Layout
 from collectives.launch import check_launch
 from collectives.schedule import Chunk, recvbuf
@@ -46,20 +46,6 @@ def test_the_grid_is_as_it_was(algorithm, size):
     if os.environ.get("UPDATE_GOLDEN"):
         path.write_text(drawn)
     assert drawn == path.read_text()
-
-
-@pytest.mark.parametrize(
-    ("collective", "algorithm", "size"),
-    [("allreduce", "ring", 5), ("allreduce", "circulant", 32), ("alltoall", "bruck", 4)],
-)
-def test_the_figure_is_a_png(tmp_path, collective, algorithm, size):
-    figure(build(collective, algorithm, size), tmp_path / "a.png")
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_figure_of_too_many_ranks_is_refused(tmp_path):
-    with pytest.raises(CollectiveError, match="at most 32 ranks, not 33"):
-        figure(build("allreduce", "ring", 33), tmp_path / "a.png")
 
 
 @pytest.mark.parametrize(

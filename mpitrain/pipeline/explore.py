@@ -1,0 +1,59 @@
+"""Pipeline schedules as data that a page can step through in time."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from collectives.analysis.page import fill
+from mpitrain.pipeline.actions import Pipeline, Update
+from mpitrain.pipeline.replay import replay
+from mpitrain.pipeline.schedules import SCHEDULES
+from mpitrain.pipeline.simulate import Times, simulate
+
+
+def record(name: str, pipeline: Pipeline, times: Times) -> dict[str, Any]:
+    """The schedule ``name`` in time, as data for JSON.
+
+    Returns:
+        ``name``, ``description``, ``seconds``, the ``bubble`` as a part of them, ``stages``, their
+        names; ``held``, the most activations that each holds at a time; and ``blocks``, the actions
+        as ``[stage's place in stages, letter, micro-batch, chunk, start, stop]``, updates of no
+        micro-batch with -1 for it.
+
+    Raises:
+        ValueError: the schedule cannot run on such a pipeline.
+    """
+    schedule = SCHEDULES[name]
+    report = replay(schedule.generate, pipeline)
+    found = simulate(schedule.generate, pipeline, times)
+    places = list(pipeline.places())
+    several = max(pipeline.replicas) > 1
+    blocks: list[list[object]] = []
+    for block in found.blocks:
+        action, place = block.action, places.index(block.place)
+        item = (-1, 0) if isinstance(action, Update) else (action.micro_batch, action.chunk)
+        span = round(block.start, 9), round(block.stop, 9)
+        blocks.append([place, action.letter, *item, *span])
+    return {
+        "name": name,
+        "description": schedule.description,
+        "seconds": round(found.seconds, 9),
+        "bubble": found.bubble,
+        "stages": [f"stage {s}.{r}" if several else f"stage {s}" for s, r in places],
+        "held": [report.held[place] for place in places],
+        "blocks": blocks,
+    }
+
+
+def explorer(pipelines: Mapping[str, Pipeline], times: Times) -> str:
+    """One HTML file that steps through schedules, which share their number of stages.
+
+    Args:
+        pipelines: what each schedule, by its name, is for; the page begins with the first.
+    """
+    runs: Sequence[dict[str, Any]] = [
+        record(name, pipeline, times) for name, pipeline in pipelines.items()
+    ]
+    shape = next(iter(pipelines.values()))
+    title = f"Pipeline schedules: {shape.stages} stages, {shape.micro_batches} micro-batches"
+    data = {"title": title, "schedules": runs}
+    return fill("mpitrain.pipeline", "schedules.html", title, data)

@@ -1,0 +1,72 @@
+"""The drawn schedule: what it shows of many rounds, ranks and chunks."""
+
+from itertools import combinations
+
+import pytest
+
+from collectives.algorithms import build
+from collectives.analysis.figure import columns, figure, moves, shade
+from collectives.errors import CollectiveError
+
+
+@pytest.mark.parametrize(
+    ("collective", "algorithm", "size"),
+    [("allreduce", "ring", 5), ("allreduce", "circulant", 32), ("alltoall", "bruck", 4)],
+)
+def test_the_figure_is_a_png(tmp_path, collective, algorithm, size):
+    figure(build(collective, algorithm, size), tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_figure_of_too_many_ranks_is_refused(tmp_path):
+    with pytest.raises(CollectiveError, match="at most 32 ranks, not 33"):
+        figure(build("allreduce", "ring", 33), tmp_path / "a.png")
+
+
+def test_another_suffix_is_refused(tmp_path):
+    for name in ("a", "a.gif"):
+        with pytest.raises(CollectiveError, match=r"ends with \.png or \.svg"):
+            figure(build("allreduce", "ring", 3), tmp_path / name)
+
+
+def test_equal_rounds_in_a_row_are_drawn_once():
+    many = "12 more\nalike"
+    shown = columns(moves(build("allreduce", "ring", 16)))
+    assert shown == [0, 1, many, 14, 15, 16, many, 29]
+    assert columns(moves(build("allreduce", "ring", 5))) == list(range(8))
+    # The rounds of a swing go to ranks at other distances.
+    assert columns(moves(build("allreduce", "swing", 32))) == list(range(10))
+
+
+@pytest.mark.parametrize("ranks", [4, 8, 16, 32])
+def test_each_chunk_has_a_colour_of_its_own(ranks):
+    schedule = build("allreduce", "ring", ranks)
+    shades = [shade(schedule, chunk) for chunk in range(ranks)]
+    assert all(0 <= part <= 1 for colour in shades for part in colour)
+    assert all(a != b for a, b in combinations(shades, 2))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "ranks", "told"),
+    [
+        ("ring", 8, "14 messages in a row, 1.75 buffers sent by the busiest rank<"),
+        ("ring", 16, "the messages of rank 0 in colour"),
+        ("direct", 16, "only the messages of rank 0 are drawn"),
+        ("hierarchical:local=2", 8, "free: the ranks"),
+    ],
+)
+def test_an_svg_says_what_it_leaves_out(tmp_path, algorithm, ranks, told):
+    """Its words are text, and drawing it again gives the same file."""
+    one, two = tmp_path / "1.svg", tmp_path / "2.svg"
+    for path in (one, two):
+        figure(build("allreduce", algorithm, ranks), path)
+    assert told in one.read_text()
+    assert "receive and reduce" in one.read_text()
+    assert one.read_bytes() == two.read_bytes()
+
+
+def test_receives_of_one_rank_stand_apart(tmp_path):
+    figure(build("allreduce", "direct", 4), tmp_path / "a.svg")
+    lines = (tmp_path / "a.svg").read_text().splitlines()
+    places = [line.split("transform=")[1].split(">")[0] for line in lines if ">r0<" in line]
+    assert len(places) == len(set(places)) == 6
