@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from collectives.analysis.draw import grid
-from collectives.analysis.provenance import (
+from collectives.analysis.expression import (
     Arrival,
     Expression,
     last_write,
@@ -92,6 +92,7 @@ class Verifier:
     uneven: bool = True
     arrived: dict[tuple[int, int], Arrival] = field(default_factory=dict)
     departed: dict[tuple[int, int], list[Expression]] = field(default_factory=dict)
+    arrival: Arrival | None = None  # the message that is being applied; none for a copy
 
     def __post_init__(self) -> None:
         schedule = self.schedule
@@ -192,51 +193,36 @@ class Verifier:
     def _apply(self, rank: int, number: int, steps: Round) -> None:
         for position, step in enumerate(steps):
             if isinstance(step, Recv):
-                arrival = self.arrived.pop((rank, position))
-                self._write(rank, number, step, arrival.values, arrival)
+                self.arrival = self.arrived.pop((rank, position))
+                self._write(rank, number, step, self.arrival.values)
             elif isinstance(step, Copy):
+                self.arrival = None
                 self._write(rank, number, step, self.departed[rank, position])
         for position, step in enumerate(steps):
             if isinstance(step, RecvReduce):
-                arrival = self.arrived.pop((rank, position))
+                self.arrival = self.arrived.pop((rank, position))
+                came = self.arrival.values
                 own = self._read(rank, number, step, step.operand or step.chunk)
-                if len(arrival.values) != len(own):
-                    raise self._fail(
-                        rank,
-                        number,
-                        step,
-                        f"expected {_in_number(len(own))} to reduce with from {arrival}",
-                    )
-                pairs = zip(arrival.values, own)
-                reduced = [self._reduce(rank, number, step, *pair, arrival) for pair in pairs]
-                self._write(rank, number, step, reduced, arrival)
+                if len(came) != len(own):
+                    wanted = f"{_in_number(len(own))} to reduce with"
+                    raise self._fail(rank, number, step, f"expected {wanted} from {self.arrival}")
+                pairs = zip(came, own) if step.peer < rank else zip(own, came)
+                reduced = [self._reduce(rank, number, step, a, b) for a, b in pairs]
+                self._write(rank, number, step, reduced)
 
     def _reduce(
-        self,
-        rank: int,
-        number: int,
-        step: RecvReduce,
-        came: Expression,
-        own: Expression,
-        of: Arrival,
+        self, rank: int, number: int, step: RecvReduce, left: Expression, right: Expression
     ) -> Expression:
-        if came.chunk != own.chunk:
-            raise self._fail(
-                rank,
-                number,
-                step,
-                f"reduces {own} and expected chunk {own.chunk} from {of}",
-            )
-        if came.ranks & own.ranks and not self.contract.idempotent:
-            twice = sorted(members(came.ranks & own.ranks))
-            raise self._fail(
-                rank,
-                number,
-                step,
-                f"counts the contribution of ranks {twice} twice: it holds {own}, and "
-                f"expected others' from {of}",
-            )
-        left, right = (came, own) if step.peer < rank else (own, came)
+        if left.chunk != right.chunk:
+            own = right if step.peer < rank else left
+            wrong = f"reduces {own} and expected chunk {own.chunk} from {self.arrival}"
+            raise self._fail(rank, number, step, wrong)
+        if left.ranks & right.ranks and not self.contract.idempotent:
+            own = right if step.peer < rank else left
+            twice = sorted(members(left.ranks & right.ranks))
+            wrong = f"counts the contribution of ranks {twice} twice: it holds {own}"
+            others = f"and expected others' from {self.arrival}"
+            raise self._fail(rank, number, step, f"{wrong}, {others}")
         adjacent = left.ranks.bit_length() == (right.ranks & -right.ranks).bit_length() - 1
         return Expression(
             left.chunk,
@@ -246,20 +232,15 @@ class Verifier:
         )
 
     def _write(
-        self,
-        rank: int,
-        number: int,
-        step: Recv | RecvReduce | Copy,
-        values: list[Expression],
-        arrival: Arrival | None = None,
+        self, rank: int, number: int, step: Recv | RecvReduce | Copy, values: list[Expression]
     ) -> None:
-        chunk, n = step.chunk, self.schedule.chunks
+        chunk, n, source = step.chunk, self.schedule.chunks, self.arrival
         if len(values) != chunk.stop - chunk.start:
             wanted = _in_number(chunk.stop - chunk.start)
-            raise self._fail(rank, number, step, f"expected {wanted} from {arrival or 'its copy'}")
+            raise self._fail(rank, number, step, f"expected {wanted} from {source or 'its copy'}")
         for i, value in zip(range(chunk.start, chunk.stop), values):
             if value.chunk % n != i % n:
-                came = f", where it expected piece {i % n} from {arrival}" if arrival else ""
+                came = f", where it expected piece {i % n} from {source}" if source else ""
                 wrong = f"puts piece {value.chunk % n} of a block in place {i % n}{came}"
                 raise self._fail(rank, number, step, wrong)
             if self.uneven and not self._fits(rank, chunk.buffer, i // n, value):

@@ -48,8 +48,8 @@ def add(commands: "Commands") -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Writes the page."""
-    wanted = [options.algorithm, *([options.beside] if options.beside else [])]
-    names = [named(name) for name in wanted]
+    asked = [options.algorithm, *([options.beside] if options.beside else [])]
+    names = [named(algorithm) for algorithm in asked]
     page = explorer(options.collective, names, options.size, options.root, options.in_place)
     plain = re.sub(r"\W+", "_", "_".join(names))
     path = options.output or Path(f"{options.collective}_{plain}.html")
