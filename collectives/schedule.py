@@ -15,7 +15,7 @@ An empty round is free.  Generators use it to keep the two ends of a message in 
 number, which makes a schedule free of deadlock by construction.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -103,6 +103,29 @@ class Copy(NamedTuple):
 
 Step = Send | Recv | RecvReduce | Copy
 Round = tuple[Step, ...]
+
+
+def mapped(
+    step: Step, chunks: Callable[[Chunk], Iterable[Chunk]], peer: Callable[[int], int]
+) -> Iterator[Step]:
+    """``step`` done elsewhere: one step for each chunk that its chunk becomes, with another peer.
+
+    A copy of a chunk to itself is left out.
+    """
+    match step:
+        case Send(other, chunk):
+            for c in chunks(chunk):
+                yield Send(peer(other), c)
+        case Recv(other, chunk):
+            for c in chunks(chunk):
+                yield Recv(peer(other), c)
+        case RecvReduce(other, chunk, operand):
+            for c, o in zip(chunks(chunk), chunks(operand or chunk), strict=True):
+                yield RecvReduce(peer(other), c, None if o == c else o)
+        case Copy(chunk, source):
+            for c, s in zip(chunks(chunk), chunks(source), strict=True):
+                if c != s:
+                    yield Copy(c, s)
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@
 #   MPITRAIN_LAUNCHER  pmix    srun --mpi=pmix: Open MPI where SLURM has that plugin
 #                      pmi2    srun --mpi=pmi2: MPICH
 #                      mpirun  the environment's mpiexec within the allocation (the default)
-#   MPITRAIN_SITE      a file of jobs/sites/ to source first, as in infiniband_openmpi
+#   MPITRAIN_SITE      a file of sites/, beside this one, to source first: infiniband_openmpi, ...
 
 python=${MPITRAIN_PYTHON:-python}
 if [ -n "${MPITRAIN_SITE:-}" ]; then
     # shellcheck source=/dev/null
-    . "${MPITRAIN_HOME:-$SLURM_SUBMIT_DIR}/jobs/sites/$MPITRAIN_SITE.sh"
+    . "$(dirname "${BASH_SOURCE[0]}")/sites/$MPITRAIN_SITE.sh"
 fi
 
 launch() {

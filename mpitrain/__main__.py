@@ -1,8 +1,10 @@
-"""The command line: ``mpirun -n 4 python -m mpitrain train job.toml``."""
+"""The command line: ``mpirun -n 4 mpitrain train job.toml``."""
 
 import sys
 from collections.abc import Sequence
 
+from collectives import LaunchError
+from collectives.about import load_mpi
 from mpitrain.commands import arguments, offline
 
 
@@ -14,6 +16,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     given = list(sys.argv[1:] if argv is None else argv)
     if arguments.needs_ranks(given):
+        try:
+            load_mpi()
+        except LaunchError as error:
+            if {"-h", "--help"} & set(given):
+                arguments.parse(given)
+            print(f"mpitrain: {error}", file=sys.stderr)
+            return 2
         from mpitrain.commands import ranks
 
         return ranks.run(given)

@@ -4,12 +4,14 @@ The optimiser and the hash then see one array, a bucket of gradients is a slice 
 that its all-reduce is bound once, and a shard is a range of elements.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 
-from mpitrain.nn import Array, Layer, Parameters, Shape
-from mpitrain.parallel.tensor import TensorGroup
+from mpitrain.arrays import Array, Parameters, Shape
+from mpitrain.group import TensorGroup
+from mpitrain.nn import Layer
 
 #: Nobody's: what lies on one replica alone.
 OWN = "own"
@@ -128,6 +130,7 @@ class Arena:
             start = tensors[-1].stop
         self.tensors = tuple(tensors)
         self.size = start
+        self._starts = [tensor.start for tensor in tensors]
         self._by_name = {tensor.name: tensor for tensor in tensors}
         self._users = {name: frozenset(layers) for name, layers in users.items()}
 
@@ -153,6 +156,16 @@ class Arena:
         """The names in the model of a layer's parameters."""
         return self._names[layer]
 
+    def inside(self, bucket: Bucket, flat: Array) -> dict[str, Array]:
+        """The tensors of ``bucket``, by name, as views into its elements ``flat``."""
+        first = bisect_left(self._starts, bucket.start)
+        stop = bisect_right(self._starts, bucket.stop)
+        return {
+            t.name: flat[t.start - bucket.start : t.stop - bucket.start].reshape(t.shape)
+            for t in self.tensors[first:stop]
+            if t.stop <= bucket.stop
+        }
+
     def within(self, layer: int, bucket: Bucket, flat: Array) -> dict[str, Array]:
         """Those tensors of a layer that are in ``bucket``, as views into its elements ``flat``."""
         tensors = {own: self._by_name[full] for own, full in self._names[layer].items()}
@@ -162,12 +175,19 @@ class Arena:
             if bucket.start <= t.start and t.stop <= bucket.stop
         }
 
-    def fill(self, flat: Array, initial: Mapping[str, Parameters], layers: Sequence[str]) -> None:
-        """Write the own parts of initial values, which are whole, into ``flat``."""
-        for name, names in zip(layers, self._names, strict=True):
-            for own, full in names.items():
-                tensor = self._by_name[full]
-                self._view(flat, tensor)[...] = initial[name][own][tensor.part]
+    def fill(self, flat: Array, layer: int, values: Parameters) -> None:
+        """Write the own parts of a layer's parameters, which are whole, into ``flat``.
+
+        Raises:
+            ValueError: they are not those that the layer's shapes have promised.
+        """
+        given = {own: value.shape for own, value in values.items()}
+        said = {own: self._by_name[full].whole for own, full in self._names[layer].items()}
+        if given != said:
+            raise ValueError(f"parameters() gives the shapes {given}, and shapes() says {said}")
+        for own, full in self._names[layer].items():
+            tensor = self._by_name[full]
+            self._view(flat, tensor)[...] = values[own][tensor.part]
 
     def buckets(self, minimum_bytes: int, itemsize: int) -> list[Bucket]:
         """Cut the gradients into buckets in the order in which a backward pass writes them.

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from mpitrain.arrays import Array
 from mpitrain.data.dataset import Indexed
-from mpitrain.data.sampler import share
-from mpitrain.nn import Array
+from mpitrain.group import share
 from mpitrain.parallel.tensor import VocabularyLoss
 
 

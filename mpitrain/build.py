@@ -9,19 +9,21 @@ from typing import Any
 
 import numpy as np
 
+from collectives import Communicator
 from mpitrain.arena import Arena
-from mpitrain.config import Config, ConfigError, Optim
-from mpitrain.data.sampler import share
+from mpitrain.arrays import Array
+from mpitrain.config import Config, ConfigError, Optim, Parallel
+from mpitrain.group import share
 from mpitrain.models import Model
-from mpitrain.nn import Array
 from mpitrain.optim import LAMB, LARS, SGD, Adam, Optimizer
 from mpitrain.parallel.grid import Layout
 from mpitrain.parallel.node_shared import NodeShared
 from mpitrain.parallel.replicated import Replicated
 from mpitrain.parallel.sharded import ShardedGradients, ShardedOptimizer, ShardedParameters
 from mpitrain.parallel.store import Allocate, Reduction, Store
+from mpitrain.parallel.summation import Dense
 from mpitrain.pipeline.actions import Pipeline
-from mpitrain.pipeline.replay import Report, ScheduleError, replay
+from mpitrain.pipeline.replay import PipelineError, Report, replay
 from mpitrain.pipeline.schedules import SCHEDULES
 
 
@@ -125,7 +127,7 @@ def schedule(config: Config, grid: Layout, steps: int = 1) -> tuple[Pipeline, Re
     try:
         return pipeline, replay(found.generate, pipeline)
     except ValueError as error:
-        hint = "; set train.micro_batches" if not isinstance(error, ScheduleError) else ""
+        hint = "; set train.micro_batches" if not isinstance(error, PipelineError) else ""
         raise ConfigError(f"parallel.schedule: {error}{hint}") from error
 
 
@@ -143,6 +145,14 @@ def optimizer(config: Optim) -> Optimizer:
             return LARS(config.momentum, config.weight_decay, config.trust)
         case "lamb":
             return LAMB(*betas)
+
+
+def reduction(config: Parallel, groups: Mapping[str, Communicator]) -> Reduction:
+    """How the gradients of a job are summed over these groups of ranks."""
+    # Not every algorithm of an all-reduce has a reduce-scatter, which sums into shards.
+    whole = config.zero < 2 and not config.node_shared
+    summation = Dense(config.algorithm if whole else "auto")
+    return Reduction(groups, summation, config.bucket_bytes, config.overlap)
 
 
 def store(
@@ -176,7 +186,7 @@ def mapped(folder: Path, rank: int) -> Allocate:
 
 
 def _profiled(config: Config, names: list[str], parts: int) -> list[int]:
-    from mpitrain.pipeline.partition import even_partition
+    from mpitrain.pipeline.partition import balanced_partition
     from mpitrain.profiles import ProfileError, read_profile
 
     try:
@@ -189,4 +199,4 @@ def _profiled(config: Config, names: list[str], parts: int) -> list[int]:
             f"parallel.profile: {config.parallel.profile} has the layers {', '.join(found)}, and "
             f"the model {', '.join(names)}; run mpitrain profile again"
         )
-    return even_partition(profile, parts)
+    return balanced_partition(profile, parts)

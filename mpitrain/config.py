@@ -15,7 +15,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from collectives import UnknownAlgorithm, algorithms
+from collectives import ScheduleError, UnknownAlgorithm, algorithms
+from collectives.analysis.own import named
+from mpitrain import examples
 
 Positive = Annotated[float, Meta(gt=0)]
 NonNegative = Annotated[float, Meta(ge=0)]
@@ -199,8 +201,10 @@ class Parallel(Struct, frozen=True, forbid_unknown_fields=True):
         node_shared: parameters and optimiser state once per node, in shared memory.
         offload: folder for the optimiser state, which is then mapped from files there.
         recompute: activations again in the backward pass rather than keeping them.
-        algorithm: of the all-reduce of gradients, as ``python -m collectives list`` names them;
-            ``native`` is the MPI library's, ``auto`` takes what was measured to be fastest.
+        algorithm: that sums the gradients, as ``python -m collectives list`` names them, or one
+            that the program registered (``collectives.register``); ``native`` is the MPI library's,
+            ``auto`` takes what was measured to be fastest.  Of ``zero`` 2 and 3 and
+            ``node_shared``, which sum into shards, it is always ``auto``.
         bucket_bytes: gradients are reduced in pieces of at least this many bytes.
         overlap: reduce a piece while the layers below it are still computing their gradients.
         checksums: on every message of gradients, parameters and activations, so that one that
@@ -266,11 +270,21 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
                 f"train.epochs = {self.train.epochs}"
             )
         try:
-            algorithms.check("allreduce", self.parallel.algorithm)
-        except UnknownAlgorithm as error:
+            _check_algorithm(self.parallel.algorithm)
+        except (UnknownAlgorithm, ScheduleError) as error:
             raise ValueError(f"parallel.algorithm: {error}") from error
         for place, why in _conflicts(self):
             raise ValueError(f"{place}: {why}")
+
+
+def _check_algorithm(algorithm: str) -> None:
+    if ".py" in algorithm:
+        raise UnknownAlgorithm(
+            f"{algorithm!r} is a file, and a checkpoint's job must be readable without it; call "
+            "collectives.register in the program that makes the Trainer and give the name here, or "
+            "name it in a package's entry point group collectives.algorithms"
+        )
+    algorithms.check("allreduce", named(algorithm))
 
 
 def _values(job: Config) -> Iterator[tuple[str, object]]:
@@ -349,7 +363,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     """Read a job from a TOML file.
 
     Args:
-        path: the file.
+        path: the file, or the name of an example (:mod:`mpitrain.examples`).
         overrides: ``table.key=value`` each, applied in turn on top of the file.  Values are
             written as in TOML; what is not TOML is a string, so that ``=ring`` needs no quotes.
 
@@ -358,6 +372,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
             is one sentence with the place as a dotted path.
     """
     try:
+        path = examples.find(path)
         with path.open("rb") as file:
             text = file.read(_LARGEST + 1)
         if len(text) > _LARGEST:

@@ -4,9 +4,9 @@ from math import lcm
 
 import numpy as np
 
+from mpitrain.arrays import Array
 from mpitrain.batches import MicroBatches
 from mpitrain.metrics import Epoch
-from mpitrain.nn import Array
 from mpitrain.trainer import Trainer
 
 

@@ -17,9 +17,9 @@ import msgspec
 from mpi4py import MPI
 from msgspec import Struct
 
-from mpitrain.chaos.processes import began
 from mpitrain.config import ConfigError
 from mpitrain.files import check_regular
+from mpitrain.processes import began
 from mpitrain.together import together
 
 NAME = "lock.json"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import ClassVar, Protocol
 
-from mpitrain.nn import Array, array_namespace
+from mpitrain.arrays import Array, array_namespace
 
 #: A piece's state by name, each array of the shape and type of the piece.
 State = Mapping[str, Array]

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from mpitrain.nn import Parameters
+from mpitrain.arrays import Parameters
 from mpitrain.parallel.store import Weights
 
 #: Far beyond what keeps any gradient; gradients that are all 0 would double it without end.

@@ -2,13 +2,13 @@
 
 import os
 import socket
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from math import prod
 from pathlib import Path
 
+import msgspec
 from mpi4py import MPI
 
+from collectives import provenance
 from mpitrain.checkpoint import CheckpointError, Writer, newest
 from mpitrain.checkpoint.state import collect, restore
 from mpitrain.config import Config
@@ -25,7 +25,6 @@ from mpitrain.metrics import (
     recorder,
     tensorboard,
 )
-from mpitrain.models import Model
 from mpitrain.stop import Stopped
 from mpitrain.together import together
 from mpitrain.trainer import Trainer
@@ -65,13 +64,14 @@ def train(trainer: Trainer, *, go_on: bool = False) -> Summary:
         if not resumed:
             writer.set_aside()
         try:
-            return _train(trainer, writer, resumed)
+            return _to_the_end(trainer, writer, resumed)
         except MPI.Exception:
             writer.abandon()
             raise
 
 
-def _train(trainer: Trainer, writer: Writer, resumed: Resumed | None) -> Summary:
+def _to_the_end(trainer: Trainer, writer: Writer, resumed: Resumed | None) -> Summary:
+    """Epoch after epoch, with its records, checkpoints and tests."""
     config = trainer.config
     log_every = config.run.log_every
     totals = _Totals()
@@ -97,6 +97,7 @@ def _train(trainer: Trainer, writer: Writer, resumed: Resumed | None) -> Summary
             if trainer.stopping:
                 _tell(write, save(trainer, writer))
                 _tell(write, writer.finish())
+                write(trainer.times())
                 raise Stopped(
                     f"stopped after step {trainer.steps_done} of {trainer.total_steps} "
                     f"({trainer.stop_reason()}); train --resume goes on from there"
@@ -109,6 +110,7 @@ def _train(trainer: Trainer, writer: Writer, resumed: Resumed | None) -> Summary
             _tell(write, save(trainer, writer))
         _tell(write, writer.finish())
         result = result or evaluate(trainer, config.train.epochs - 1)
+        write(trainer.times())
         summary = totals.summary(trainer, result)
         write(summary)
     return summary
@@ -149,12 +151,13 @@ class _Totals:
     """Over all steps of a run."""
 
     def __init__(self) -> None:
-        self.samples = self.seconds = self.comm_seconds = 0.0
+        self.samples = self.seconds = self.comm_seconds = self.waiting = 0.0
 
     def add(self, step: Step) -> None:
         self.samples += step.samples
         self.seconds += step.seconds
         self.comm_seconds += step.seconds * step.comm_share
+        self.waiting += step.seconds * step.wait_share
 
     def summary(self, trainer: Trainer, result: Epoch) -> Summary:
         return Summary(
@@ -165,6 +168,7 @@ class _Totals:
             reason=trainer.store.reason,
             samples_per_s=self.samples / self.seconds if self.seconds else 0.0,
             comm_share=self.comm_seconds / self.seconds if self.seconds else 0.0,
+            wait_share=self.waiting / self.seconds if self.seconds else 0.0,
         )
 
 
@@ -181,6 +185,7 @@ def _recorder(trainer: Trainer) -> AbstractContextManager[Write]:
 
 
 def _start(trainer: Trainer) -> Start:
+    software = provenance()
     return Start(
         ranks=trainer.comm.size,
         processes=trainer.comm.allgather(f"{socket.gethostname()}:{os.getpid()}"),
@@ -188,18 +193,8 @@ def _start(trainer: Trainer) -> Start:
         stages=[list(names) for names in trainer.partition.layers],
         algorithm=trainer.store.algorithm,
         reason=trainer.store.reason,
-        parameters=_parameters(trainer.model),
-        config=trainer.config,
-    )
-
-
-def _parameters(model: Model) -> int:
-    """Numbers that are trained; those of tied tensors once."""
-    tied = {f"{name}.{own}" for name, layer in model.layers.items() for own in layer.tied}
-    shapes: Mapping[str, Mapping[str, tuple[int, ...]]] = model.shapes(list(model.layers))
-    return sum(
-        prod(shape)
-        for name, own in shapes.items()
-        for key, shape in own.items()
-        if f"{name}.{key}" not in tied
+        parameters=trainer.model.size,
+        config=msgspec.to_builtins(trainer.config),
+        date=software.pop("date"),
+        software=software,
     )

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from mpitrain.nn import Array, Layer, Parameters
+from mpitrain.arrays import Array, Parameters
+from mpitrain.nn import Layer
 from mpitrain.parallel.store import Weights
 
 #: Takes the gradients of a layer, by its index in the store.

@@ -1,12 +1,13 @@
 """Ranks that keep the others waiting: found by what they do while the others wait."""
 
+import resource
 import socket
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from statistics import median
 
 from mpi4py import MPI
 
-from mpitrain.metrics import Straggler
+from mpitrain.metrics import RankTime, Straggler, Times
 
 #: A rank is one from this multiple of its peers' median on, and from so many seconds over it.
 _FACTOR = 1.5
@@ -14,14 +15,41 @@ _SECONDS = 0.05
 
 
 class Busy:
-    """Seconds in which this rank did not wait for others, between two looks at them."""
+    """What this rank spent its time on, in all and, outside of communication, since a look at it.
+
+    Attributes:
+        computing, reducing, meeting: seconds in all, as in :class:`RankTime`.
+        waiting: seconds in all, by the rank that was waited for.
+        met, published: seconds at the end of the last step that belong to the next one's time.
+    """
 
     def __init__(self) -> None:
-        self._seconds = 0.0
+        self._seconds = self.computing = self.reducing = self.meeting = 0.0
+        self.met = self.published = 0.0
+        self.waiting: dict[int, float] = {}
 
-    def add(self, seconds: float) -> None:
-        """A step took so long, communication and waits left out."""
-        self._seconds += seconds
+    def begin(self) -> None:
+        """Time is taken anew from now: nothing that has passed belongs to the next step."""
+        self.met = self.published = 0.0
+
+    def add(self, seconds: float, reducing: float, waiting: Mapping[int, float]) -> None:
+        """A step took ``seconds``, parts of them in the sum of gradients and waiting for ranks."""
+        reducing += self.published
+        for rank, part in waiting.items():
+            self.waiting[rank] = self.waiting.get(rank, 0.0) + part
+        own = seconds - reducing - sum(waiting.values()) - self.met
+        self.meeting += self.met
+        self.reducing += reducing
+        self.computing += own
+        self._seconds += own
+
+    def times(self, comm: MPI.Intracomm, stage: int, tensor: int) -> Times:
+        """What all ranks spent their time on so far; collective."""
+        memory = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        own = RankTime(
+            stage, tensor, self.computing, self.reducing, self.waiting, self.meeting, memory
+        )
+        return Times(comm.allgather(own))
 
     def slowest(self, comm: MPI.Intracomm, peers: Hashable, step: int) -> Straggler | None:
         """Who kept the others waiting since the last time; collective, a small all-gather.

@@ -6,9 +6,12 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from mpitrain import examples
 from mpitrain.config import ConfigError
 
 _TIME = re.compile(r"(\d+-)?\d{1,3}(:\d{2}){0,2}")
+#: How the scripts find ``launch.sh`` when sbatch is given them as they are.
+_SOURCE = re.compile(r"^\. .*/launch\.sh\"?$", re.MULTILINE)
 _NAME = re.compile(r"[\w.,@%+=:/\[\]-]+")
 
 
@@ -47,13 +50,17 @@ def directives(
     return found
 
 
-def render(script: str, lines: Mapping[str, str], arguments: Sequence[str]) -> str:
-    """``script`` with other #SBATCH lines, and with ``arguments`` as its own; pure.
+def render(
+    script: str, lines: Mapping[str, str], arguments: Sequence[str], python: str, jobs: Path
+) -> str:
+    """``script`` as it runs from any folder, with other #SBATCH lines and ``arguments``; pure.
 
     Args:
         script: a job script, as ``jobs/train.sbatch``.
         lines: values by option; those that the script has are replaced, others added.
         arguments: quoted here, whatever is in them.
+        python: the interpreter, unless ``MPITRAIN_PYTHON`` names another when it is submitted.
+        jobs: the folder whose ``launch.sh`` is sourced.
     """
     left = dict(lines)
     done = []
@@ -65,7 +72,10 @@ def render(script: str, lines: Mapping[str, str], arguments: Sequence[str]) -> s
     last = max(i for i, line in enumerate(done) if line.startswith("#SBATCH"))
     added = [f"#SBATCH --{key}={value}" for key, value in left.items()]
     given = f"set -- {shlex.join(arguments)}"
-    return "\n".join([*done[: last + 1], *added, given, *done[last + 1 :], ""])
+    chosen = f"export MPITRAIN_PYTHON=${{MPITRAIN_PYTHON:-{shlex.quote(python)}}}"
+    whole = "\n".join([*done[: last + 1], *added, chosen, given, *done[last + 1 :], ""])
+    source = f". {shlex.quote(str(jobs / 'launch.sh'))}"
+    return _SOURCE.sub(lambda _: source, whole)
 
 
 def submit(script: str) -> str:
@@ -83,12 +93,21 @@ def submit(script: str) -> str:
     return done.stdout.strip()
 
 
-def read_script(folder: Path) -> str:
-    """``train.sbatch`` of a folder of job scripts; ``ConfigError`` if it is not there."""
-    path = folder / "train.sbatch"
+def read_script(folder: Path | None) -> tuple[str, Path]:
+    """``train.sbatch``, and the whole path of the folder that it is in.
+
+    Args:
+        folder: ``None``: ``jobs`` in the current folder if it has one, else that of the package.
+
+    Raises:
+        ConfigError: it is not there.
+    """
+    here = Path("jobs")
+    jobs = folder or (here if (here / "train.sbatch").exists() else examples.folder())
     try:
-        return path.read_text()
+        return (jobs / "train.sbatch").read_text(), jobs.absolute()
     except OSError as error:
         raise ConfigError(
-            f"{path}: {error.strerror}; run in the repository, or --jobs DIR"
+            f"{jobs / 'train.sbatch'}: {error.strerror}; --jobs names the folder of the job "
+            "scripts, and is not needed for the package's own"
         ) from error

@@ -1,8 +1,10 @@
 """An error of one rank becomes an error of all, so that nobody waits for those who left."""
 
 import socket
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TypeVar
+from types import TracebackType
+from typing import Self, TypeVar
 
 from mpi4py import MPI
 
@@ -32,3 +34,26 @@ def together(comm: MPI.Intracomm, act: Callable[[], T], *kinds: type[Exception])
     rank, kind, text, host = failed[0]
     where = "" if len(failed) == comm.size else f" (rank {rank} of {comm.size}, on {host})"
     raise kind(f"{text}{where}") from own
+
+
+class ClosedTogether(ABC):
+    """Closed at the end of a ``with`` statement, by all ranks.
+
+    After an error it stays open: closing is collective, and the other ranks may be elsewhere.
+    """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free what is bound to communicators; collective."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()

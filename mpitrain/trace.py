@@ -85,6 +85,26 @@ class Trace:
         back = perf_counter()
         return back - there, (there + back) / 2 - theirs
 
+    @contextmanager
+    def to_file(self, comm: MPI.Intracomm, path: Path, *ends: type[Exception]) -> Iterator[None]:
+        """Write what is done in a ``with`` statement; collective, and nothing if not enabled.
+
+        Args:
+            comm: the ranks.
+            path: of the file, as :meth:`write` takes it.
+            ends: exceptions of all ranks after which the trace is written, too.
+        """
+        if not self._enabled:
+            yield
+            return
+        self.align(comm)
+        try:
+            yield
+        except ends:
+            self.write(comm, path)
+            raise
+        self.write(comm, path)
+
     def write(self, comm: MPI.Intracomm, path: Path) -> None:
         """All ranks' spans as one Chrome trace, a thread for each rank; collective."""
         gathered = comm.gather(list(self._spans))

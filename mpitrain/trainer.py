@@ -1,31 +1,29 @@
-"""Training on any layout of ranks, readable from top to bottom."""
+"""A job on any layout of ranks: its parts, and a step; :mod:`mpitrain.run` has the loop."""
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from math import lcm
 from pathlib import Path
 from time import perf_counter
-from types import TracebackType
-from typing import Self
+from typing import cast
 
 import numpy as np
 from mpi4py import MPI
 
-from collectives import Communicator, CorruptMessage
-from collectives.execution.transport.checked import CheckedTransport
+from collectives import CheckedTransport, Communicator, CorruptMessage
 from mpitrain import build, data, models, nn
 from mpitrain.arena import Arena
+from mpitrain.arrays import Array
 from mpitrain.batches import MicroBatches
 from mpitrain.config import Config, ConfigError
 from mpitrain.data.dataset import Indexed
 from mpitrain.data.everywhere import load_on_all
+from mpitrain.group import TensorGroup
 from mpitrain.lr import learning_rate
-from mpitrain.metrics import Skipped, Step, Straggler
-from mpitrain.nn import Array
+from mpitrain.metrics import Skipped, Step, Straggler, Times
 from mpitrain.parallel.grid import ProcessGrid, shared_name
 from mpitrain.parallel.replicas import check_replicas
-from mpitrain.parallel.store import Reduction
-from mpitrain.parallel.tensor import TensorGroup
+from mpitrain.parallel.replicated import Replicated
 from mpitrain.pipeline.messages import Spec
 from mpitrain.pipeline.runtime import Latest, Runner, Span, no_span
 from mpitrain.pipeline.window import Window
@@ -33,11 +31,11 @@ from mpitrain.precision import CastWeights, LossScale, compute_type
 from mpitrain.stage import LayerStage, Stage
 from mpitrain.stop import StopFlag
 from mpitrain.stragglers import Busy
-from mpitrain.together import together
-from mpitrain.update import NonFinite, Updater
+from mpitrain.together import ClosedTogether, together
+from mpitrain.update import NonFinite, Told, Updater
 
 
-class Trainer:
+class Trainer(ClosedTogether):
     """Trains a job's model on the ranks of ``comm``, in the layout that the job asks for.
 
     Every layout computes the same global mean loss and gradient as one process, up to rounding;
@@ -135,31 +133,37 @@ class Trainer:
         config, stage = self.config, self.grid.place.stage
         chunks = self.partition.of_stage(stage)
         self.layers = [name for chunk in chunks for name in chunk]
-        initial = together(self.comm, self._initial, ConfigError)
         self.arena = Arena(
             {name: self.model.layers[name] for name in self.layers},
-            {n: {own: value.shape for own, value in ps.items()} for n, ps in initial.items()},
+            self.model.shapes(self.layers),
             self.grid.tensor,
             {n: shared_name(stages) for n, stages in self._shared.items() if stage in stages},
             TensorGroup(self.grid.data),
         )
-        flat = np.empty(self.arena.size, config.run.dtype)
-        self.arena.fill(flat, initial, self.layers)
-        p = config.parallel
-        reduction = Reduction(self.grid.groups, p.algorithm, p.bucket_bytes, p.overlap)
+        flat = together(self.comm, self._initial, ConfigError)
+        reduction = build.reduction(config.parallel, self.grid.groups)
         self.store = build.store(config, self.arena, flat, reduction, self.grid.data.empty)
-        offload = build.mapped(Path(p.offload), self.comm.rank) if p.offload else None
+        folder = config.parallel.offload
+        offload = build.mapped(Path(folder), self.comm.rank) if folder else None
         self.updater = Updater(self.grid, self.store, build.optimizer(config.optim), offload)
 
-    def _initial(self) -> dict[str, dict[str, Array]]:
+    def _initial(self) -> Array:
+        """The own parameters as they begin, flat; one layer at a time is whole."""
         run = self.config.run
         try:
-            return self.model.initial(self.layers, run.seed, np, run.dtype)
+            flat = np.empty(self.arena.size, run.dtype)
+            for index, name in enumerate(self.layers):
+                drawn = self.model.initial([name], run.seed, np, run.dtype)[name]
+                try:
+                    self.arena.fill(flat, index, drawn)
+                except ValueError as error:
+                    raise ConfigError(f"model: layer {name}: {error}") from error
         except MemoryError as error:
             raise ConfigError(
                 f"model: the parameters of {', '.join(self.layers)} do not fit into memory "
                 f"({error}); make the model smaller, or spread it over more ranks"
             ) from error
+        return flat
 
     def _bind_pipeline(self) -> None:
         config, grid = self.config, self.grid
@@ -177,19 +181,6 @@ class Trainer:
         self._inputs = Spec(self.data.input_shape, self.compute_type if kind.kind == "f" else kind)
         self._runners: dict[int, Runner] = {}
         self.runner()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        # Freeing is collective, and after an error the other ranks may be elsewhere.
-        if error is None:
-            self.close()
 
     @property
     def total_steps(self) -> int:
@@ -215,6 +206,7 @@ class Trainer:
             CorruptMessage: on one rank, naming the step, where messages carry checksums.
         """
         self._lap = perf_counter()
+        self._busy.begin()
         first = self.steps_done - epoch * self.sampler.steps_per_epoch
         left = self.total_steps - self.steps_done
         batches = islice(self.sampler.batches(epoch), first, first + left)
@@ -241,17 +233,16 @@ class Trainer:
         Raises:
             NonFinite: on all ranks; the parameters are those before this step.
         """
-        records: list[Step | Skipped] = []
 
-        def update(number: int, loss: float) -> None:
+        def update(number: int, loss: float) -> Step | Skipped:
             with self.span("reduce", "communicate"), self.comm.waiting("the sum of gradients"):
                 comm_seconds = self.store.wait()
-            records.append(self._update(epoch, len(batch), loss, comm_seconds))
+            return self._update(epoch, len(batch), loss, comm_seconds)
 
         self.store.reset()
         source = self._source(self.data.train, [batch])
-        self.runner().run(source, Latest(self.weights), self.store, update)
-        return records[0]
+        (record,) = self.runner().run(source, Latest(self.weights), self.store, update)
+        return record
 
     @np.errstate(over="ignore", invalid="ignore")
     def window(self, epoch: int, batches: list[Array]) -> list[Step]:
@@ -262,14 +253,17 @@ class Trainer:
         """
         runner = self.runner(len(batches))
         done, start = self.steps_done, perf_counter()
-        window = Window(
-            self.grid, self.store, self.updater, runner, self.config.parallel.weights, self._rate
-        )
+        # The configuration has refused other stores.
+        store = cast(Replicated, self.store)
+        policy = self.config.parallel.weights
+        window = Window(self.grid, store, self.updater, runner, policy, self._rate)
         self.store.reset()
-        runner.run(
-            self._source(self.data.train, batches), window.weights, self.store, window.update
-        )
-        seconds = (perf_counter() - start) / len(batches)
+        source = self._source(self.data.train, batches)
+        own = runner.run(source, window.weights, self.store, window.update)
+        lasted = perf_counter() - start
+        self._busy.add(lasted, sum(updated.comm_seconds for updated in own), runner.waited)
+        waiting = self.comm.allreduce(sum(runner.waited.values()))
+        seconds = lasted / len(batches)
         self.steps_done += len(batches)
         self.stopping = self.comm.allreduce(self._stop.raised(), op=MPI.LOR)
         return [
@@ -277,15 +271,16 @@ class Trainer:
                 step=done + 1 + index,
                 epoch=epoch,
                 samples=len(batch),
-                loss=loss,
-                grad_norm=grad_norm,
+                loss=agreed.loss,
+                grad_norm=agreed.grad_norm,
                 lr=self._rate(done + index),
                 seconds=seconds,
                 samples_per_s=len(batch) / seconds,
-                comm_share=min(1.0, comm_seconds / self.comm.size / seconds),
+                comm_share=min(1.0, agreed.comm_seconds / self.comm.size / seconds),
+                wait_share=min(1.0, waiting / self.comm.size / lasted),
             )
-            for index, (batch, (loss, grad_norm, comm_seconds)) in enumerate(
-                zip(batches, window.agree(done), strict=True)
+            for index, (batch, agreed) in enumerate(
+                zip(batches, window.agree(own, done), strict=True)
             )
         ]
 
@@ -313,11 +308,15 @@ class Trainer:
         now = perf_counter()
         # The loss is known to the tensor ranks of the last stage, each of which has all of it.
         own = loss if self.grid.place.tensor == 0 else 0.0
-        self._busy.add(now - self._lap - comm_seconds - self.runner().waited)
-        agreed = self.updater.agree(own, now - self._lap, comm_seconds, float(self._stop.raised()))
+        waited = self.runner().waited
+        self._busy.add(now - self._lap, comm_seconds, waited)
+        waiting = sum(waited.values()) + self._busy.met
+        agreed = self.updater.agree(
+            Told(own, now - self._lap, comm_seconds, waiting, stopping=self._stop.raised())
+        )
+        self._busy.met = perf_counter() - now
         self._lap = now
-        seconds, comm_seconds, stopping = agreed.totals
-        self.stopping = stopping > 0
+        self.stopping = agreed.stopping
         grad_norm = agreed.grad_norm / self.scale.value
         number = self.steps_done + 1
         if not agreed.finite:
@@ -327,8 +326,10 @@ class Trainer:
         clip = most / grad_norm if most and grad_norm > most else 1.0
         with self.span("update", "update"):
             self.updater.step(lr, clip / self.scale.value)
+        comm_seconds = agreed.comm_seconds
         with self.span("publish", "communicate"):
-            comm_seconds += self.comm.size * self.store.publish()
+            self._busy.published = self.store.publish()
+            comm_seconds += self.comm.size * self._busy.published
         if self._cast:
             self._cast.forget()
         self.scale.went_well()
@@ -340,9 +341,10 @@ class Trainer:
             loss=agreed.loss,
             grad_norm=grad_norm,
             lr=lr,
-            seconds=seconds / self.comm.size,
-            samples_per_s=samples * self.comm.size / seconds,
-            comm_share=min(1.0, comm_seconds / seconds),
+            seconds=agreed.seconds / self.comm.size,
+            samples_per_s=samples * self.comm.size / agreed.seconds,
+            comm_share=min(1.0, comm_seconds / agreed.seconds),
+            wait_share=min(1.0, agreed.wait_seconds / agreed.seconds),
         )
 
     def _skip(self, number: int, loss: float) -> Skipped:
@@ -368,6 +370,10 @@ class Trainer:
     def straggler(self) -> Straggler | None:
         """Who kept the others waiting since the last call, if anybody did."""
         return self._busy.slowest(self.comm, self.grid.place.stage, self.steps_done)
+
+    def times(self) -> Times:
+        """Where the time of each rank went since the start."""
+        return self._busy.times(self.comm, self.grid.place.stage, self.grid.place.tensor)
 
     def close(self) -> None:
         """Free what was bound to communicators."""

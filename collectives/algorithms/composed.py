@@ -3,18 +3,19 @@
 from math import isqrt
 
 from collectives.algorithms import hierarchical
+from collectives.algorithms.registry import Registry
 from collectives.errors import UnknownAlgorithm
 from collectives.schedule import Schedule
 
 
 def hierarchical_allreduce(
-    size: int, local: int = 0, intra: str = "ring", inter: str = "ring"
+    registry: Registry, size: int, local: int = 0, intra: str = "ring", inter: str = "ring"
 ) -> Schedule:
     """``intra`` names a reduce-scatter and an all-gather, ``inter`` an all-reduce."""
     local, nodes = _split("hierarchical", size, local)
-    scatter = _part("reduce_scatter", intra, local)
-    gather = _part("allgather", intra, local)
-    across = _part("allreduce", inter, nodes)
+    scatter = _part(registry, "reduce_scatter", intra, local)
+    gather = _part(registry, "allgather", intra, local)
+    across = _part(registry, "allreduce", inter, nodes)
     for part in (across, gather):
         if part.workspace or not part.in_place:
             raise UnknownAlgorithm(f"hierarchical cannot use {part}: it needs memory of its own")
@@ -22,12 +23,17 @@ def hierarchical_allreduce(
 
 
 def allreduce_by_leaders(
-    size: int, local: int = 0, intra: str = "ring", inter: str = "ring"
+    registry: Registry, size: int, local: int = 0, intra: str = "ring", inter: str = "ring"
 ) -> Schedule:
     """``intra`` and ``inter`` name all-reduces."""
     local, nodes = _split("leaders", size, local)
-    inside, across = _part("allreduce", intra, local), _part("allreduce", inter, nodes)
-    return hierarchical.by_leaders(inside, across, _part("broadcast", "binomial_tree", local))
+    inside, across = (
+        _part(registry, "allreduce", intra, local),
+        _part(registry, "allreduce", inter, nodes),
+    )
+    return hierarchical.by_leaders(
+        inside, across, _part(registry, "broadcast", "binomial_tree", local)
+    )
 
 
 def _split(name: str, size: int, local: int) -> tuple[int, int]:
@@ -39,7 +45,5 @@ def _split(name: str, size: int, local: int) -> tuple[int, int]:
     return local, size // local
 
 
-def _part(collective: str, name: str, size: int) -> Schedule:
-    from collectives.algorithms import find  # the table holds this module's functions
-
-    return find(collective, name).schedule(size)
+def _part(registry: Registry, collective: str, name: str, size: int) -> Schedule:
+    return registry.find(collective, name).schedule(size)

@@ -1,7 +1,8 @@
 """Direct: one hop between every pair of ranks, all in flight together; for fully connected ranks.
 
-The textbook that prints 2(L + T'/P) as "AllReduce-Ring" gives the cost of this algorithm, on p-1
-ports; the ring proper has 2(p-1) rounds (see :mod:`collectives.algorithms.ring`).
+What Rodriguez ("Deep Learning Systems", 2020) prints as "AllReduce-Ring", 2(L + T'/P), is the cost
+of this algorithm on p-1 ports; the ring proper has 2(p-1) rounds
+(:mod:`collectives.algorithms.ring`).
 """
 
 from collections.abc import Iterator

@@ -5,9 +5,8 @@ all-reduce of a 2-D torus (Ying et al.: "Image classification at supercomputer s
 """
 
 from collections.abc import Callable, Iterator
-from itertools import chain
 
-from collectives.schedule import Chunk, Copy, RecvReduce, Round, Schedule, Send, Step
+from collectives.schedule import Chunk, Round, Schedule, mapped
 
 Where = Callable[[Chunk], Chunk]
 
@@ -105,17 +104,11 @@ def _spread(chunk: Chunk, factor: int, block: int = 0) -> Chunk:
 def _moved(rounds: Iterator[Round], first: int, stride: int, where: Where) -> Iterator[Round]:
     """The rounds of ranks 0, 1, 2 ... done by ``first``, ``first + stride`` ... on other chunks."""
 
-    def moved(step: Step) -> Iterator[Step]:
-        match step:
-            case Copy(chunk, source):
-                if where(chunk) != where(source):
-                    yield Copy(where(chunk), where(source))
-            case RecvReduce(peer, chunk, operand):
-                target, other = where(chunk), where(operand or chunk)
-                yield RecvReduce(first + stride * peer, target, None if other == target else other)
-            case _:
-                kind = Send if isinstance(step, Send) else type(step)
-                yield kind(first + stride * step.peer, where(step.chunk))
+    def there(chunk: Chunk) -> tuple[Chunk]:
+        return (where(chunk),)
+
+    def at(peer: int) -> int:
+        return first + stride * peer
 
     for steps in rounds:
-        yield tuple(chain.from_iterable(map(moved, steps)))
+        yield tuple(moved for step in steps for moved in mapped(step, there, at))

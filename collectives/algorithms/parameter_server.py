@@ -13,7 +13,7 @@ def allreduce(rank: int, size: int, servers: int = 1) -> Iterator[Round]:
     """Push and pull, one worker at a time at each server.
 
     With one server it keeps rank order, and its link carries everything: 2(p-1) rounds of the whole
-    buffer.  ``servers`` of them divide that by as many.  The textbook's T_PS = 2(L + T') assumes
+    buffer.  ``servers`` of them divide that by as many.  Rodriguez's T_PS = 2(L + T') assumes
     p-1 ports at the server.
     """
     for distance in range(1, size):

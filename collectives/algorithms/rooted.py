@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from collectives.schedule import Chunk, Copy, RecvReduce, Round, Send, Step
+from collectives.schedule import Chunk, Round, mapped
 
 Rounds = Callable[..., Iterator[Round]]
 
@@ -23,22 +23,13 @@ def rotated(rounds: Rounds, *buffers: str) -> Rounds:
             parts = (start, min(stop, size)), (max(start - size, 0), stop - size)
             return [Chunk(chunk.buffer, a, b) for a, b in parts if a < b]
 
-        def moved(step: Step) -> Iterator[Step]:
-            match step:
-                case Copy(chunk, source):
-                    pairs = zip(further(chunk), further(source), strict=True)
-                    yield from (Copy(c, s) for c, s in pairs)
-                case RecvReduce(peer):
-                    yield step._replace(peer=(peer + root) % size)
-                case _:
-                    kind = Send if isinstance(step, Send) else type(step)
-                    for chunk in further(step.chunk):
-                        yield kind((step.peer + root) % size, chunk)
+        def at(peer: int) -> int:
+            return (peer + root) % size
 
         if root == 0:
             yield from rounds(rank, size)
             return
         for steps in rounds((rank - root) % size, size):
-            yield tuple(s for step in steps for s in moved(step))
+            yield tuple(moved for step in steps for moved in mapped(step, further, at))
 
     return at_root

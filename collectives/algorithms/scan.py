@@ -1,6 +1,7 @@
 """Scans: rank r ends with the reduction over the ranks up to itself (scan) or before it (exscan).
 
-Hillis, Steele: "Data parallel algorithms", CACM 1986, and the textbook's chain.
+Hillis, Steele: "Data parallel algorithms", CACM 1986, and the chain of
+A. Rodriguez: "Deep Learning Systems", 2020.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,12 @@
-"""The table of all algorithms: one entry each, which is why it is long.
+"""The table of the package's algorithms: one entry each, which is why it is long.
 
-To add an algorithm, write its generator in a file of its own and add an entry here; the verifier's
-tests, ``python -m collectives list``, the benchmark and :class:`~collectives.Communicator` find it.
+To add an algorithm to the package, write its generator in a file of its own and add an entry here;
+the verifier's tests, ``python -m collectives list``, the benchmark and
+:class:`~collectives.Communicator` find it.  A program adds its own with
+:func:`collectives.register`.
 """
+
+from functools import partial
 
 from collectives.algorithms import (
     binomial_tree,
@@ -22,7 +26,11 @@ from collectives.algorithms import (
     swing,
 )
 from collectives.algorithms.algorithm import Algorithm
+from collectives.algorithms.registry import Registry
 from collectives.algorithms.rooted import rotated
+
+#: All algorithms: those of the table, then those that were registered.
+REGISTRY = Registry()
 
 ALGORITHMS = (
     Algorithm(
@@ -88,7 +96,7 @@ ALGORITHMS = (
         "direct",
         direct.allreduce,
         "one hop between all pairs: rank r reduces chunk r and sends it to everybody",
-        "the textbook's 2(L + T'/P)",
+        "Rodriguez 2020, 2(L + T'/P)",
         chunks=lambda size: size,
         keeps_order=True,
     ),
@@ -106,7 +114,7 @@ ALGORITHMS = (
         None,
         "reduce-scatter in each node, intra; across, inter; all-gather: each rank sends its shard",
         "Ying et al. 2018",
-        compose=composed.hierarchical_allreduce,
+        compose=partial(composed.hierarchical_allreduce, REGISTRY),
     ),
     Algorithm(
         "allreduce",
@@ -114,7 +122,7 @@ ALGORITHMS = (
         None,
         "all-reduce in each node, of the nodes' first ranks, and broadcast in each node",
         "Jia et al. 2018",
-        compose=composed.allreduce_by_leaders,
+        compose=partial(composed.allreduce_by_leaders, REGISTRY),
     ),
     Algorithm(
         "allreduce",
@@ -332,7 +340,7 @@ ALGORITHMS = (
         "chain",
         scan.chain,
         "from each rank to the next; with segments, a pipeline",
-        "the textbook",
+        "Rodriguez 2020",
         keeps_order=True,
     ),
     Algorithm(
@@ -349,7 +357,7 @@ ALGORITHMS = (
         "chain",
         scan.exclusive_chain,
         "one rank further, then the scan; with segments, a pipeline",
-        "the textbook",
+        "Rodriguez 2020",
         keeps_order=True,
         in_place=False,
     ),
@@ -361,3 +369,4 @@ ALGORITHMS = (
         "Hensgen, Finkel & Manber 1988",
     ),
 )
+REGISTRY.extend(ALGORITHMS)

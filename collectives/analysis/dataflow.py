@@ -17,7 +17,7 @@ from collectives.schedule import Chunk, Copy, RecvReduce, Round, Schedule, Send,
 Cell = tuple[str, int]
 
 
-class End(NamedTuple):
+class Endpoint(NamedTuple):
     """One end of a message: a step by its place."""
 
     rank: int
@@ -71,7 +71,7 @@ class Dataflow:
         """Whether others may wait for a count of ``rank`` above ``since``, up to ``until``."""
         return any(since < count <= until for count in self._awaited[rank])
 
-    def step(self, end: End) -> Step:
+    def step(self, end: Endpoint) -> Step:
         """The step at ``end``."""
         return self.programmes[end.rank][end.round][end.position]
 
@@ -95,15 +95,15 @@ class Dataflow:
         written = (step.chunk for step in steps if not isinstance(step, Send))
         return frozenset(cell for chunk in written for cell in self.cells(rank, chunk))
 
-    def readable(self, end: End) -> int:
+    def readable(self, end: Endpoint) -> int:
         """The count of ``end.rank`` from which the chunk that it sends there may be read."""
         return self._available(end, self._written[end.rank])
 
-    def writable(self, end: End) -> int:
+    def writable(self, end: Endpoint) -> int:
         """The count of ``end.rank`` from which the chunk that it receives may be stored to."""
         return self._available(end, self._touched[end.rank])
 
-    def _available(self, end: End, first: dict[Cell, int]) -> int:
+    def _available(self, end: Endpoint, first: dict[Cell, int]) -> int:
         cells = self.cells(end.rank, self.step(end).chunk)
         used_before = any(first.get(cell, end.round) < end.round for cell in cells)
         return entered(end.round if used_before else 0)
@@ -119,14 +119,14 @@ def _read(step: Step) -> Iterator[Chunk]:
             yield source
 
 
-def _ends(schedule: Schedule) -> Iterator[tuple[End, End]]:
+def _ends(schedule: Schedule) -> Iterator[tuple[Endpoint, Endpoint]]:
     current = [0] * schedule.size
     for event in replay(schedule):
         match event:
             case Begin(rank, number, _):
                 current[rank] = number
             case Message(sender, sent, receiver, received):
-                source = End(sender, current[sender], sent)
-                target = End(receiver, current[receiver], received)
+                source = Endpoint(sender, current[sender], sent)
+                target = Endpoint(receiver, current[receiver], received)
                 yield source, target
                 yield target, source

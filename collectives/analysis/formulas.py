@@ -1,8 +1,9 @@
-"""Closed forms of the all-reduces' costs, ours beside the textbook's.
+"""Closed forms of the all-reduces' costs, ours beside a textbook's.
 
 Ours count what our schedules do on one switch where a rank has one port in each direction; the
-simulator gives the same (a test says so).  The textbook's leave the reduction out and let a rank
-use as many ports as it has messages.
+simulator gives the same (a test says so).  The textbook is A. Rodriguez, "Deep Learning Systems",
+Morgan & Claypool 2020, chapter 5; its forms leave the reduction out and let a rank use as many
+ports as it has messages.
 """
 
 from collections.abc import Callable
@@ -37,9 +38,10 @@ class Formula:
     """The cost of an all-reduce of m bytes on p ranks.
 
     Attributes:
-        text: our closed form; ``None`` stands for ``book`` where the textbook has nothing.
+        text: our closed form.
         powers_only: holds for p a power of two; other numbers of ranks are folded onto one.
-        book, book_seconds: as printed there, with L for alpha and T' for beta m.
+        book, book_seconds: as Rodriguez prints it, with L for alpha and T' for beta m; ``None``
+            where the book has nothing.
         difference: in one sentence, why the two are not the same.
     """
 
@@ -61,7 +63,7 @@ FORMULAS = (
         "ring",
         "2(p-1)(alpha + beta m/p) + (p-1) gamma m/p",
         lambda c, m, p: 2 * (p - 1) * (c.alpha + c.beta * m / p) + (p - 1) * c.gamma * m / p,
-        difference="the book's 'AllReduce-Ring' is what we call direct",
+        difference="Rodriguez's 'AllReduce-Ring' is what we call direct",
     ),
     Formula(
         "direct",
@@ -69,7 +71,7 @@ FORMULAS = (
         lambda c, m, p: 2 * (p - 1) * (c.alpha + c.beta * m / p) + (p - 1) * c.gamma * m / p,
         book="T_ring = 2(L + T'/P)",
         book_seconds=lambda c, m, p: 2 * (c.alpha + c.beta * m / p),
-        difference="the book gives each rank p-1 ports; with one, its messages follow one another",
+        difference="Rodriguez gives each rank p-1 ports; with one, its messages follow one another",
     ),
     Formula(
         "butterfly",
@@ -115,7 +117,7 @@ FORMULAS = (
         powers_only=True,
         book="T_tree2 = 2 log(P)(L + T'/2)",
         book_seconds=lambda c, m, p: 2 * floor(log2(p)) * (c.alpha + c.beta * m / 2),
-        difference="the book lets a parent hear from both children at once; with one port it does "
+        difference="Rodriguez lets a parent hear from both children at once; with one port it does "
         "so twice, and only segments (double_binary_tree:segments=k) fill the links",
     ),
     Formula(
@@ -124,11 +126,9 @@ FORMULAS = (
         lambda c, m, p: 2 * (p - 1) * (c.alpha + c.beta * m) + (p - 1) * c.gamma * m,
         book="T_PS = 2(L + T')",
         book_seconds=lambda c, m, p: 2 * (c.alpha + c.beta * m),
-        difference="the book gives the server p-1 ports; with one it serves worker after worker",
+        difference="Rodriguez gives the server p-1 ports; with one it serves worker after worker",
     ),
 )
-#: Closed forms that are bounds and not equalities.
-BOUNDS = ("double_binary_tree", "circulant")
 
 
 def segments_for(schedule: Schedule, nbytes: int, alpha: float, beta: float) -> int:

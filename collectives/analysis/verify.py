@@ -11,25 +11,20 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from collectives.analysis.draw import grid
+from collectives.analysis.provenance import (
+    Arrival,
+    Expression,
+    last_write,
+    malformed,
+    members,
+    spelled,
+)
 from collectives.analysis.replay import Begin, End, Message, replay
 from collectives.errors import InvalidBuffer, ScheduleError
 from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send
 
-
-class Expression(NamedTuple):
-    """A partial reduction of one chunk.
-
-    Attributes:
-        chunk: the chunk of ``sendbuf`` that all its leaves come from.
-        ranks: bit r is set if rank r's contribution is in it.
-        tree: number of its tree, equal for trees that differ only in the order of two operands.
-        ordered: its leaves, read from left to right, are consecutive ranks.
-    """
-
-    chunk: int
-    ranks: int
-    tree: int
-    ordered: bool
+#: Ranks up to which a complaint shows the grid, and the order of operands.
+_READABLE = 9
 
 
 class Proof(NamedTuple):
@@ -59,13 +54,18 @@ def verify(schedule: Schedule, in_place: bool = False) -> Proof:
     try:
         return prove(schedule, in_place)
     except ScheduleError as error:
-        picture = f"\n{grid(schedule)}" if schedule.size <= 9 else ""
+        picture = f"\n{grid(schedule)}" if schedule.size <= _READABLE else ""
         raise ScheduleError(f"{error}{picture}") from None
 
 
 def prove(schedule: Schedule, in_place: bool = False) -> Proof:
     """As :func:`verify`, with no picture in the error."""
-    return Verifier(schedule, in_place).run()
+    try:
+        return Verifier(schedule, in_place).run()
+    except (AttributeError, KeyError, TypeError):
+        if why := malformed(schedule):
+            raise ScheduleError(why) from None
+        raise
 
 
 def is_in_place_safe(schedule: Schedule) -> bool:
@@ -88,9 +88,9 @@ class Verifier:
     in_place: bool
     memory: list[dict[Cell, Expression]] = field(default_factory=list)
     trees: dict[tuple[int, int], int] = field(default_factory=dict)
-    results: dict[tuple[int, int], int] = field(default_factory=dict)
+    results: dict[tuple[int, int], tuple[int, Expression]] = field(default_factory=dict)
     uneven: bool = True
-    arrived: dict[tuple[int, int], list[Expression]] = field(default_factory=dict)
+    arrived: dict[tuple[int, int], Arrival] = field(default_factory=dict)
     departed: dict[tuple[int, int], list[Expression]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -109,10 +109,12 @@ class Verifier:
                 leaf = Expression(i, 1 << rank, self._tree(-1 - rank, -1 - i), True)
                 self.memory[rank][self.cell(rank, "sendbuf", i)] = leaf
         messages = 0
+        current: list[tuple[int, Round]] = [(-1, ())] * size
         for event in replay(self.schedule):
             match event:
                 case Begin(rank, number, steps):
                     self._check_round(rank, number, steps)
+                    current[rank] = (number, steps)
                     for position, step in enumerate(steps):
                         if isinstance(step, Send | Copy):
                             source = step.chunk if isinstance(step, Send) else step.source
@@ -120,7 +122,9 @@ class Verifier:
                             self.departed[rank, position] = values
                 case Message(sender, sent, receiver, received):
                     messages += 1
-                    self.arrived[receiver, received] = self.departed[sender, sent]
+                    at, steps = current[sender]
+                    values = self.departed[sender, sent]
+                    self.arrived[receiver, received] = Arrival(sender, at, steps[sent], values)
                 case End(rank, number, steps):
                     self._apply(rank, number, steps)
         ordered = [self._check_result(rank) for rank in range(size)]
@@ -141,11 +145,18 @@ class Verifier:
         return self.trees.setdefault((min(left, right), max(left, right)), len(self.trees))
 
     def _fail(self, rank: int, number: int, step: object, reason: str) -> ScheduleError:
-        mode = " in place" if self.in_place else ""
-        return ScheduleError(f"{self.schedule}{mode}: rank {rank} round {number}: {step} {reason}")
+        return ScheduleError(
+            f"{self.schedule}{self._mode}: rank {rank} round {number}: {step} {reason}"
+        )
+
+    @property
+    def _mode(self) -> str:
+        return " in place" if self.in_place else ""
 
     def _check_round(self, rank: int, number: int, steps: Round) -> None:
-        """Bounds, and rule 3: what is being written is not used elsewhere in the round."""
+        """Types, bounds, and rule 3: what is being written is not used elsewhere in the round."""
+        if type(steps) is not tuple:
+            raise self._fail(rank, number, steps, "is not a round: yield a tuple of steps")
         writing: set[Cell] = set()
         for step in steps:
             for chunk in _chunks(step):
@@ -181,31 +192,51 @@ class Verifier:
     def _apply(self, rank: int, number: int, steps: Round) -> None:
         for position, step in enumerate(steps):
             if isinstance(step, Recv):
-                self._write(rank, number, step, self.arrived.pop((rank, position)))
+                arrival = self.arrived.pop((rank, position))
+                self._write(rank, number, step, arrival.values, arrival)
             elif isinstance(step, Copy):
                 self._write(rank, number, step, self.departed[rank, position])
         for position, step in enumerate(steps):
             if isinstance(step, RecvReduce):
-                arrived = self.arrived.pop((rank, position))
+                arrival = self.arrived.pop((rank, position))
                 own = self._read(rank, number, step, step.operand or step.chunk)
-                if len(arrived) != len(own):
+                if len(arrival.values) != len(own):
                     raise self._fail(
-                        rank, number, step, f"has {len(own)} chunks to reduce {len(arrived)} with"
+                        rank,
+                        number,
+                        step,
+                        f"expected {_in_number(len(own))} to reduce with from {arrival}",
                     )
-                pairs = zip(arrived, own) if step.peer < rank else zip(own, arrived)
-                reduced = [self._reduce(rank, number, step, a, b) for a, b in pairs]
-                self._write(rank, number, step, reduced)
+                pairs = zip(arrival.values, own)
+                reduced = [self._reduce(rank, number, step, *pair, arrival) for pair in pairs]
+                self._write(rank, number, step, reduced, arrival)
 
     def _reduce(
-        self, rank: int, number: int, step: RecvReduce, left: Expression, right: Expression
+        self,
+        rank: int,
+        number: int,
+        step: RecvReduce,
+        came: Expression,
+        own: Expression,
+        of: Arrival,
     ) -> Expression:
-        if left.chunk != right.chunk:
+        if came.chunk != own.chunk:
             raise self._fail(
-                rank, number, step, f"reduces chunk {left.chunk} with chunk {right.chunk}"
+                rank,
+                number,
+                step,
+                f"reduces {own} and expected chunk {own.chunk} from {of}",
             )
-        if left.ranks & right.ranks and not self.contract.idempotent:
-            twice = sorted(_members(left.ranks & right.ranks))
-            raise self._fail(rank, number, step, f"counts the contribution of ranks {twice} twice")
+        if came.ranks & own.ranks and not self.contract.idempotent:
+            twice = sorted(members(came.ranks & own.ranks))
+            raise self._fail(
+                rank,
+                number,
+                step,
+                f"counts the contribution of ranks {twice} twice: it holds {own}, and "
+                f"expected others' from {of}",
+            )
+        left, right = (came, own) if step.peer < rank else (own, came)
         adjacent = left.ranks.bit_length() == (right.ranks & -right.ranks).bit_length() - 1
         return Expression(
             left.chunk,
@@ -214,17 +245,23 @@ class Verifier:
             left.ordered and right.ordered and adjacent,
         )
 
-    def _write(self, rank: int, number: int, step: Recv | RecvReduce | Copy, values: list) -> None:
+    def _write(
+        self,
+        rank: int,
+        number: int,
+        step: Recv | RecvReduce | Copy,
+        values: list[Expression],
+        arrival: Arrival | None = None,
+    ) -> None:
         chunk, n = step.chunk, self.schedule.chunks
         if len(values) != chunk.stop - chunk.start:
-            raise self._fail(
-                rank, number, step, f"gets {len(values)} chunks for {chunk.stop - chunk.start}"
-            )
+            wanted = _in_number(chunk.stop - chunk.start)
+            raise self._fail(rank, number, step, f"expected {wanted} from {arrival or 'its copy'}")
         for i, value in zip(range(chunk.start, chunk.stop), values):
             if value.chunk % n != i % n:
-                raise self._fail(
-                    rank, number, step, f"puts piece {value.chunk % n} of a block in place {i % n}"
-                )
+                came = f", where it expected piece {i % n} from {arrival}" if arrival else ""
+                wrong = f"puts piece {value.chunk % n} of a block in place {i % n}{came}"
+                raise self._fail(rank, number, step, wrong)
             if self.uneven and not self._fits(rank, chunk.buffer, i // n, value):
                 self.uneven = False
             self.memory[rank][self.cell(rank, chunk.buffer, i)] = value
@@ -233,7 +270,7 @@ class Verifier:
         """Whether a value lies in a block of the length of the one that it came from."""
         block = self.contract.block
         assert block is not None, "asked only of collectives with a v-variant"
-        origin = self.members[next(_members(value.ranks))]
+        origin = self.members[next(members(value.ranks))]
         length = block(origin, "sendbuf", value.chunk // self.schedule.chunks)
         return length == block(self.members[rank], buffer, j)
 
@@ -246,18 +283,22 @@ class Verifier:
                 continue
             got = self.memory[rank].get(("recvbuf", i))
             ranks = sum(1 << r for r in wanted.ranks)
-            where = f"{self.schedule}: rank {rank} ends with recvbuf[{i}]"
+            where = f"{self.schedule}{self._mode}: rank {rank} ends with recvbuf[{i}]"
             if got is None:
                 raise ScheduleError(f"{where} never written")
             if (got.chunk, got.ranks) != (wanted.chunk, ranks):
                 raise ScheduleError(
-                    f"{where} = chunk {got.chunk} of ranks {sorted(_members(got.ranks))}; "
-                    f"expected chunk {wanted.chunk} of ranks {list(wanted.ranks)}"
+                    f"{where} = {got}; expected chunk {wanted.chunk} of ranks "
+                    f"{list(wanted.ranks)}; {last_write(self.schedule, rank, i)}"
                 )
-            tree = self.results.setdefault((got.chunk, got.ranks), got.tree)
-            if tree != got.tree and not self.contract.idempotent:
+            first, same = self.results.setdefault((got.chunk, got.ranks), (rank, got))
+            if same.tree != got.tree and not self.contract.idempotent:
+                orders = "so"
+                if self.schedule.size <= _READABLE:
+                    orders = f"{spelled(self.trees, got)} for {spelled(self.trees, same)}, so"
                 raise ScheduleError(
-                    f"{where} reduced in another order than on rank 0, so not bitwise equal to it"
+                    f"{where} reduced in another order than on rank {first}, {orders} not bitwise "
+                    f"equal to it; {last_write(self.schedule, rank, i)}"
                 )
             ordered = ordered and got.ordered
         return ordered
@@ -282,5 +323,5 @@ def _used(step: object) -> Iterator[Chunk]:
             yield source
 
 
-def _members(ranks: int) -> Iterator[int]:
-    return (rank for rank in range(ranks.bit_length()) if ranks >> rank & 1)
+def _in_number(count: int) -> str:
+    return f"{count} chunk{'s' * (count != 1)}"

@@ -11,10 +11,12 @@ import os
 import platform
 import sys
 import tempfile
+from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from collectives import __version__
 from collectives.bench.inputs import sizes
 from collectives.commands.arguments import size
 
@@ -37,7 +39,7 @@ def main() -> int:
     try:
         from torch import multiprocessing
     except ImportError:
-        print("error: Gloo is measured by PyTorch; pip install torch", file=sys.stderr)
+        print("error: Gloo is measured by PyTorch; pip install 'mpitrain[torch]'", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory() as folder:
         arguments = (options, f"file://{folder}/meeting")
@@ -55,6 +57,8 @@ def _rank(rank: int, options: argparse.Namespace, meeting: str) -> None:
     for nbytes in sizes(options.minbytes, options.maxbytes, options.stepfactor, None):
         results.append(_measure(options, nbytes))
     about = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "mpitrain": __version__,
         "mpi": f"Gloo (PyTorch {torch.__version__.partition('+')[0]})",
         "threads": "multiple",
         "python": platform.python_version(),

@@ -98,6 +98,17 @@ class Result:
         return float(np.median(self.times_us))
 
     @property
+    def spread(self) -> float | None:
+        """How far a quartile of the repeats lies from the median, as a part of it.
+
+        None where there are fewer than three repeats.
+        """
+        if len(self.times_us) < 3:
+            return None
+        low, middle, high = np.percentile(self.times_us, [25, 50, 75]).tolist()
+        return float(max(high - middle, middle - low) / middle) if middle else 0.0
+
+    @property
     def algbw(self) -> float:
         """GB/s: bytes over time, of all messages that are under way at once."""
         return self.streams * self.bytes / self.time_us / 1e3

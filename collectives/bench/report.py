@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import platform
+import shlex
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -12,8 +13,12 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from collectives.about import program, provenance
 from collectives.analysis.pictures import pyplot
 from collectives.bench.measure import Result
+
+#: Quartiles as far from the median as this part of it are marked as noise.
+NOISY = 0.2
 
 _THREADS = {
     MPI.THREAD_SINGLE: "single",
@@ -26,13 +31,9 @@ _THREADS = {
 def environment(comm: MPI.Intracomm) -> dict[str, Any]:
     """What the figures depend on.  Collective."""
     hosts = comm.allgather(MPI.Get_processor_name())
-    vendor, version = MPI.get_vendor()
     return {
-        "mpi": f"{vendor} {'.'.join(map(str, version))}",
+        **provenance(),
         "threads": _THREADS[MPI.Query_thread()],
-        "mpi4py": __import__("mpi4py").__version__,
-        "numpy": np.__version__,
-        "python": platform.python_version(),
         "ranks": comm.size,
         "nodes": len(set(hosts)),
         "hosts": sorted(set(hosts)),
@@ -63,13 +64,17 @@ def beyond_caches() -> int:
 def header(about: dict[str, Any], command: str) -> str:
     """The lines above the table."""
     gpu = f", {about['gpu']}" if "gpu" in about else ""
+    hosts = ", ".join(about["hosts"][:4]) + (", ..." if about["nodes"] > 4 else "")
     return (
-        f"# {about['mpi']}, threads {about['threads']}; mpi4py {about['mpi4py']}, "
-        f"NumPy {about['numpy']}, Python {about['python']}\n"
-        f"# {about['ranks']} ranks on {about['nodes']} node(s), {about['cores']} cores of "
-        f"{about['processor']}{gpu}\n"
+        f"# mpitrain {about['mpitrain']}, {about['mpi']}, threads {about['threads']}; mpi4py "
+        f"{about['mpi4py']}, NumPy {about['numpy']}, Python {about['python']}\n"
+        f"# {about['ranks']} ranks on {about['nodes']} node(s): {hosts}; "
+        f"{about['cores']} cores of {about['processor']}{gpu}\n"
+        f"# {about['date']}\n"
         f"# {command}\n"
         "# time: median over repeats, by default of the slowest rank; bandwidths in GB/s\n"
+        "# +-%: how far the quartiles of the repeats lie from the median; ! marks more than "
+        f"{NOISY:.0%}\n"
         "# ratio: native's time on the same buffers over ours\n"
         "# floor%: with --floor, the time that the least memory traffic takes, over ours"
     )
@@ -79,7 +84,7 @@ def columns(width: int = 26) -> str:
     """The head of the table; ``width`` is that of the algorithms' names."""
     return (
         f"{'size(B)':>11} {'count':>10} {'type':>9} {'redop':>6} {'memory':>7} {'place':>5}  "
-        f"{'algorithm':<{width}}{'time(us)':>11} {'algbw':>8} {'busbw':>8} {'ratio':>7} "
+        f"{'algorithm':<{width}}{'time(us)':>11} {'+-%':>5} {'algbw':>8} {'busbw':>8} {'ratio':>7} "
         f"{'floor%':>7} {'overlap%':>8} {'#wrong':>7}"
     )
 
@@ -93,24 +98,70 @@ def row(result: Result, native: Result | None, width: int = 26) -> str:
     return (
         f"{result.bytes:>11} {result.count:>10} {result.dtype:>9} {result.op:>6} "
         f"{result.memory:>7} {'in' if result.in_place else 'out':>5}  {result.algorithm:<{width}}"
-        f"{result.time_us:>11.2f} {result.algbw:>8.2f} {result.busbw:>8.2f} {ratio:>7} {floor:>7} "
-        f"{overlap:>8} {wrong:>7}"
+        f"{result.time_us:>11.2f} {_spread(result)} {result.algbw:>8.2f} {result.busbw:>8.2f} "
+        f"{ratio:>7} {floor:>7} {overlap:>8} {wrong:>7}"
     )
 
 
-def footer(results: list[Result]) -> str:
-    """nccl-tests' last lines."""
+def _spread(result: Result) -> str:
+    if result.spread is None:
+        return "   - "
+    percent = f"{100 * result.spread:.0f}" if result.spread < 10 else ">999"
+    return f"{percent:>4}{'!' if result.spread > NOISY else ' '}"
+
+
+def footer(results: list[Result], least: float = 0) -> str:
+    """nccl-tests' last lines; ``least`` is what ``--min-busbw`` asks for.
+
+    A mean of bus bandwidths over sizes compares runs of one algorithm on one kind of memory, so
+    each of them has its own line where there are several.
+    """
     wrong = sum(result.wrong or 0 for result in results)
-    return (
-        f"# Out of bounds values : {wrong} {'OK' if not wrong else 'FAILED'}\n"
-        f"# Avg bus bandwidth    : {average_busbw(results):.4f}"
-    )
+    lines = [f"# Out of bounds values : {wrong} {'OK' if not wrong else 'FAILED'}"]
+    series = by_series(results)
+    ours = [name for name in series if name[0] != "native"]
+    if len(ours or series) == 1:
+        lines.append(f"# Avg bus bandwidth    : {average_busbw(results):.4f}")
+    else:
+        lines.append("# Avg bus bandwidth of each algorithm and memory, GB/s")
+        width = max(len(algorithm) for algorithm, _ in series)
+        lines += [
+            f"#   {algorithm:<{width}}  {memory:<6} : {average(mine):.4f}"
+            for (algorithm, memory), mine in series.items()
+        ]
+    if least:
+        lines.append(
+            f"# Mean of all rows that --min-busbw judges: {average_busbw(results):.4f}, at least "
+            f"{least:g} asked for"
+        )
+    noisy = sum(1 for result in results if (result.spread or 0) > NOISY)
+    if noisy:
+        lines.append(
+            f"# {noisy} of {len(results)} rows are noisy (!): use more --repeats or a quieter "
+            "machine before comparing them"
+        )
+    return "\n".join(lines)
+
+
+def by_series(results: list[Result]) -> dict[tuple[str, str], list[Result]]:
+    """The results of each (algorithm, memory), in the order in which they came."""
+    series: dict[tuple[str, str], list[Result]] = {}
+    for result in results:
+        series.setdefault((result.algorithm, result.memory), []).append(result)
+    return series
+
+
+def average(results: list[Result]) -> float:
+    """Mean bus bandwidth, GB/s; 0 of nothing."""
+    return float(np.mean([result.busbw for result in results])) if results else 0.0
 
 
 def average_busbw(results: list[Result]) -> float:
-    """Mean over all rows of ours, or over native's where there are no others; GB/s."""
-    ours = [r.busbw for r in results if r.algorithm != "native"]
-    return float(np.mean(ours or [r.busbw for r in results]))
+    """Mean over all rows of ours, or over native's where there are no others; GB/s.
+
+    This is what ``--min-busbw`` judges.
+    """
+    return average([r for r in results if r.algorithm != "native"] or results)
 
 
 def osu(results: list[Result]) -> str:
@@ -133,9 +184,11 @@ def osu(results: list[Result]) -> str:
 
 def as_record(result: Result) -> dict[str, Any]:
     """A result with everything that follows from it."""
+    quartiles = np.percentile(result.times_us, [25, 75]).tolist()
     p50, p95, p99 = np.percentile(result.times_us, [50, 95, 99]).tolist()
     derived = {"algbw_GBs": result.algbw, "busbw_GBs": result.busbw}
-    return {**asdict(result), **derived, "p50_us": p50, "p95_us": p95, "p99_us": p99}
+    tails = {"p50_us": p50, "p95_us": p95, "p99_us": p99}
+    return {**asdict(result), **derived, **tails, "p25_us": quartiles[0], "p75_us": quartiles[1]}
 
 
 def write_json(
@@ -197,5 +250,5 @@ def plot(path: Path, results: list[Result], about: dict[str, Any]) -> None:
 
 
 def command_line() -> str:
-    """What was typed after ``python``, without the path of this package."""
-    return "python -m collectives " + " ".join(sys.argv[1:])
+    """What was typed, without the path of this package."""
+    return shlex.join([*program("collectives").split(), *sys.argv[1:]])

@@ -36,14 +36,15 @@ class Agreement:
         self._calls += 1
         code, line = call_site()
         site = f"{Path(code.co_filename).name}:{line}" if code else "unknown place"
-        everybody = self._gathered(channel, (call, site, dict(lengths)))
+        everybody = self.gathered(channel, (call, site, dict(lengths)))
         ranks: dict[str, list[int]] = {}
         for rank, (other, _, _) in enumerate(everybody):
             ranks.setdefault(other, []).append(rank)
         where = f"(number {self._calls} of this communicator)"
         if len(ranks) > 1:
             listed = "; ".join(
-                f"{_names(who)}: {what} (at {everybody[who[0]][1]})" for what, who in ranks.items()
+                f"{names_of(who)}: {what} (at {everybody[who[0]][1]})"
+                for what, who in ranks.items()
             )
             raise MismatchError(f"the ranks' calls do not belong together {where}: {listed}")
         known: dict[Hashable, tuple[int, int]] = {}
@@ -57,8 +58,8 @@ class Agreement:
                         f"{place}) has {nbytes}: {_block(block)}"
                     )
 
-    def _gathered(self, channel: MPI.Intracomm, mine: Any) -> list[Any]:
-        """What each rank passes."""
+    def gathered(self, channel: MPI.Intracomm, mine: Any) -> list[Any]:
+        """What each rank passes.  Collective."""
         own = np.frombuffer(pickle.dumps(mine), np.uint8)
         lengths = np.empty(channel.size, np.int64)
         self._wait(channel.Iallgather(np.array([own.size]), lengths))
@@ -67,7 +68,8 @@ class Agreement:
         return [pickle.loads(part.tobytes()) for part in np.split(told, np.cumsum(lengths)[:-1])]
 
 
-def _names(ranks: list[int]) -> str:
+def names_of(ranks: list[int]) -> str:
+    """``ranks 1, 2``."""
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 

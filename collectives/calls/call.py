@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
+from collectives.algorithms import own
 from collectives.calls.buffers import Buffer
 from collectives.calls.library import library
 from collectives.calls.tuner import Choice, Situation, Table, choose
@@ -201,9 +202,11 @@ class Call:
             size = "blocks"
         elif self.contract.reduces:
             size = f"{self.count} x {self.buffer.items.dtype}"
+        digests = ", ".join(own(self.collective, self.algorithm))
+        whose = f" (own, {digests})" if digests else ""
         return (
             f"{self.collective}{op}{root} of {size} "
-            f"{'on a GPU ' if self.is_on_device else ''}by {self.algorithm}"
+            f"{'on a GPU ' if self.is_on_device else ''}by {self.algorithm}{whose}"
         )
 
 

@@ -11,20 +11,23 @@ import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
-from collectives.algorithms import names, parse
+from collectives.algorithms import Algorithm, names, own, parse
+from collectives.analysis.own import named
 from collectives.calls.agreement import Agreement
 from collectives.calls.binding import bind_call
 from collectives.calls.buffers import read_buffer
 from collectives.calls.call import Arguments, Call
 from collectives.calls.library import library
+from collectives.calls.meeting import shared_places, still_there, words
 from collectives.calls.native import NativePlan
+from collectives.calls.proofs import Proofs
 from collectives.calls.reading import read_call
 from collectives.calls.recent import Entry, Recent
 from collectives.calls.resources import Resources
 from collectives.errors import CollectiveError, InvalidBuffer
 from collectives.execution.lanes import Mask
 from collectives.execution.plan import Plan
-from collectives.execution.shared import Places, shared_places, still_there, words
+from collectives.execution.shared import Places
 from collectives.execution.transport.mpi import MPITransport
 from collectives.execution.transport.shared_memory import Meeting
 from collectives.execution.underway import Underway
@@ -93,6 +96,7 @@ class Engine:
         self.watchdog = Watchdog(MPI.Intracomm(comm), timeout) if timeout else None
         self.last_plan: AnyPlan | Native | None = None
         self._agreement = Agreement(self.complete)
+        self._proofs = Proofs(self._agreement)
         self._recent = Recent()
         self._small = _Limits(self)
         self._cache: OrderedDict[object, Plan] = OrderedDict()
@@ -129,19 +133,19 @@ class Engine:
         self.resources.revoke()
 
     @contextmanager
-    def _watched(self, arguments: Arguments, algorithm: str | None) -> Iterator[None]:
+    def _watched(self, arguments: Arguments, algorithm: Algorithm | str | None) -> Iterator[None]:
         """The watchdog, if there is one, watches what is done in it."""
         watchdog = self.watchdog
         if watchdog is None:
             yield
             return
-        call = watchdog.enter(arguments, algorithm)
+        call = watchdog.enter(arguments, str(algorithm) if algorithm else None)
         try:
             yield
         finally:
             watchdog.leave(call)
 
-    def run(self, arguments: Arguments, algorithm: str | None = None) -> None:
+    def run(self, arguments: Arguments, algorithm: Algorithm | str | None = None) -> None:
         """A blocking call."""
         if self.watchdog is None:
             self._run(arguments, algorithm)
@@ -149,7 +153,7 @@ class Engine:
         with self._watched(arguments, algorithm or self.algorithm):
             self._run(arguments, algorithm)
 
-    def _run(self, arguments: Arguments, algorithm: str | None) -> None:
+    def _run(self, arguments: Arguments, algorithm: Algorithm | str | None) -> None:
         """Looks a plan up by the memory of the call, first as it stands in the call
         (:class:`Recent`), then as it was read, or binds one."""
         key = None if self.check else self._recent.key(arguments, algorithm)
@@ -216,7 +220,7 @@ class Engine:
         NativePlan(self.comm, arguments, reason)()
         self.last_plan = Native(reason)
 
-    def make(self, arguments: Arguments, algorithm: str | None = None) -> AnyPlan:
+    def make(self, arguments: Arguments, algorithm: Algorithm | str | None = None) -> AnyPlan:
         """A persistent call."""
         if self.watchdog is None:
             return self._make(arguments, algorithm)
@@ -224,7 +228,7 @@ class Engine:
             plan = self._make(arguments, algorithm)
         return Watched(plan, arguments, self.watchdog)
 
-    def _make(self, arguments: Arguments, algorithm: str | None) -> Plan | NativePlan:
+    def _make(self, arguments: Arguments, algorithm: Algorithm | str | None) -> Plan | NativePlan:
         """A plan of its own, with tags and counters of its own."""
         algorithm = algorithm or self._default(arguments.collective)
         call = self._read(arguments, algorithm, ", as a plan")
@@ -282,14 +286,18 @@ class Engine:
         default = self.algorithm if known else "auto"
         return "native" if collective == "barrier" and default == "auto" else default
 
-    def _read(self, arguments: Arguments, algorithm: str, how: str) -> Call:
-        """Understands a call; with checking on, all ranks raise if one of them has to, or makes it
-        in another form, which ``how`` says."""
+    def _read(self, arguments: Arguments, algorithm: Algorithm | str, how: str) -> Call:
+        """Understands a call, and proves a program's own algorithm before its first use.
+
+        With checking on, all ranks raise if one of them has to, or makes the call in another form,
+        which ``how`` says.
+        """
         refused: Exception | None = None
         call: Call | None = None
         try:
             arguments = self._with_counts(arguments)
-            call = read_call(arguments, algorithm, self.comm.rank, self.comm.size)
+            name = named(algorithm, arguments.collective)
+            call = read_call(arguments, name, self.comm.rank, self.comm.size)
         except (CollectiveError, TypeError, ValueError, BufferError, MPI.Exception) as error:
             refused = error
         if self.check:
@@ -299,6 +307,9 @@ class Engine:
         if call is None:
             assert refused is not None, "a call is understood or refused"
             raise refused
+        if own(call.collective, call.algorithm):
+            self.underway.expect_whole()
+            self._proofs.expect(self.resources.channel, call.collective, call.algorithm, call.root)
         return call
 
     def _with_counts(self, arguments: Arguments) -> Arguments:

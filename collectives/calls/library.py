@@ -1,15 +1,25 @@
-"""Which MPI library this is, as far as its speed depends on it."""
+"""Which MPI library this is, in words."""
 
 from mpi4py import MPI
+
+#: Names of MPI's thread levels.
+THREAD_LEVELS = {
+    MPI.THREAD_SINGLE: "single",
+    MPI.THREAD_FUNNELED: "funneled",
+    MPI.THREAD_SERIALIZED: "serialized",
+    MPI.THREAD_MULTIPLE: "multiple",
+}
+
+
+def release() -> str:
+    """Vendor and version, as in ``Open MPI 5.0.8``."""
+    vendor, version = MPI.get_vendor()
+    return f"{vendor} {'.'.join(map(str, version))}"
 
 
 def library() -> str:
     """The vendor, and the thread level where it is not the highest: MPICH, for one, has faster
     collectives for programs of one thread."""
     vendor, _ = MPI.get_vendor()
-    level = {
-        MPI.THREAD_SINGLE: ", single",
-        MPI.THREAD_FUNNELED: ", funneled",
-        MPI.THREAD_SERIALIZED: ", serialized",
-    }.get(MPI.Query_thread(), "")
-    return f"{vendor}{level}"
+    level = MPI.Query_thread()
+    return vendor if level == MPI.THREAD_MULTIPLE else f"{vendor}, {THREAD_LEVELS[level]}"

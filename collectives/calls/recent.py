@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from collectives.algorithms import Algorithm
 from collectives.calls.call import Arguments
 from collectives.execution.plan import Plan
 from collectives.execution.transport.shared_memory import Meeting
@@ -49,7 +50,7 @@ class Recent:
         self._entries: dict[Key, Entry] = {}
 
     @staticmethod
-    def key(arguments: Arguments, algorithm: str | None) -> Key | None:
+    def key(arguments: Arguments, algorithm: Algorithm | str | None) -> Key | None:
         """What the plan of a call depends on; ``None`` where only a full reading can tell."""
         collective, sendbuf, recvbuf, op, root, vector, recvcounts = arguments
         if vector or recvcounts is not None or type(root) is not int:

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
-from collectives.algorithms import check, find, parse
+from collectives.algorithms import check, find, own, parse
 from collectives.contracts import contract
 from collectives.errors import CollectiveError
 
@@ -75,6 +75,11 @@ class Entry(msgspec.Struct, forbid_unknown_fields=True):
             check(self.collective, rule.algorithm)
             if rule.algorithm == "auto":
                 raise ValueError("a rule names the algorithm that auto takes, not auto")
+            if own(self.collective, rule.algorithm):
+                raise ValueError(
+                    f"a rule names one of the package's algorithms, and {rule.algorithm} was "
+                    "registered by this program"
+                )
 
 
 class Table(msgspec.Struct, forbid_unknown_fields=True):

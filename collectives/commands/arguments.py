@@ -4,6 +4,9 @@ import argparse
 import re
 from typing import TYPE_CHECKING
 
+from collectives.analysis.own import named
+from collectives.contracts import CONTRACTS
+
 if TYPE_CHECKING:
     #: To which a command adds its parser.
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -51,3 +54,23 @@ def ranks(text: str) -> list[int]:
             raise argparse.ArgumentTypeError(f"cannot read {text!r}; write e.g. 1-33,64")
         sizes += range(int(first), int(last or first) + 1)
     return sizes
+
+
+def known(text: str) -> list[str]:
+    """``"ring,mine.py:biring"`` -> ``["ring", "biring"]``: those of files and packages are proved
+    and registered.
+
+    Raises:
+        UnknownAlgorithm: a file has no such algorithm.
+        ScheduleError: one that was found is wrong.
+    """
+    return [named(name) for name in split(text)]
+
+
+def collective_or_file(text: str) -> str:
+    """A collective, or ``"mine.py:name"``."""
+    if text not in CONTRACTS and ".py" not in text:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither a collective ({', '.join(CONTRACTS)}) nor file.py:name"
+        )
+    return text

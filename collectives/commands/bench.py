@@ -1,4 +1,4 @@
-"""``mpirun -n 4 python -m collectives bench allreduce``: flags and columns as of nccl-tests."""
+"""``mpirun -n 4 collectives bench allreduce``: flags and columns as of nccl-tests."""
 
 import argparse
 import os
@@ -9,10 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from collectives.about import load_mpi
 from collectives.algorithms import find, names, parse
 from collectives.analysis.pictures import pyplot
 from collectives.bench import compare
-from collectives.commands.arguments import positive, size, split
+from collectives.commands.arguments import known, positive, size
+from collectives.commands.program import add_verbose, show_log
 from collectives.contracts import CONTRACTS
 from collectives.errors import CollectiveError
 
@@ -28,6 +30,7 @@ def add(commands: "Commands") -> None:
     """Adds ``bench`` and ``compare``."""
     parser = commands.add_parser("bench", help="measure, under mpirun, beside the MPI library")
     _add_flags(parser.add_argument)
+    add_verbose(parser)
     parser.set_defaults(run=run)
 
     comparing = commands.add_parser("compare", help="several files of 'bench -J' in one table")
@@ -42,7 +45,7 @@ def _add_flags(add: Callable[..., object]) -> None:
     tests = ("latency", "bandwidth", "bibandwidth", "multipair", "round")
     told = "or messages between pairs of ranks, or the cost of one round, in parts"
     add("collective", choices=[*CONTRACTS, *tests], help=told)
-    listed = "names, auto, native, nccl (on a GPU), or all (of ours; default)"
+    listed = "names, mine.py:name, auto, native, nccl (on a GPU), or all (of ours; default)"
     add("--algorithm", default="all", metavar="A,B", help=listed)
     add("-b", "--minbytes", type=size, default=8, help="smallest buffer, as 8, 4K, 1M (8)")
     add("-e", "--maxbytes", type=size, default=1 << 20, help="largest buffer (1M)")
@@ -73,7 +76,11 @@ def _add_flags(add: Callable[..., object]) -> None:
     add("-J", "--output_file", type=Path, help="write JSON")
     add("--csv", type=Path, help="write CSV")
     add("--plot", type=Path, help="write a PNG")
-    add("--min-busbw", type=float, default=0, help="fail below this average, GB/s")
+    judged = (
+        "exit with 1 if the mean bus bandwidth over all rows of ours (of native, where there are "
+        "no others) is below this, in GB/s"
+    )
+    add("--min-busbw", type=float, default=0, help=judged)
 
 
 def _compare(options: argparse.Namespace) -> int:
@@ -82,9 +89,10 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def algorithms(collective: str, text: str) -> list[str]:
-    """Those of ``--algorithm``, each known, with native among them."""
+    """Those of ``--algorithm``, each known, with native among them; those of files and packages
+    are proved and registered."""
     wanted: list[str] = []
-    for name in split(text):
+    for name in known(text):
         wanted += names(collective) if name == "all" else [name]
     for name in wanted:
         if name not in ("auto", "native", "nccl"):
@@ -98,12 +106,14 @@ def run(options: argparse.Namespace) -> int:
         import mpi4py
 
         mpi4py.rc.thread_level = options.thread_level
+    load_mpi()
     from mpi4py import MPI
 
     from collectives.communicator import Communicator
     from collectives.launch import abort_on_exception, check_launch
 
     comm = Communicator(MPI.COMM_WORLD)
+    show_log(options, comm.rank)
     with abort_on_exception(comm):
         check_launch(comm.size)
         with _deadline(comm, options.timeout):
@@ -181,7 +191,7 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
                 results += measured
     if nccl is not None:
         nccl.close()
-    say(report.footer(results))
+    say(report.footer(results, options.min_busbw))
     if comm.rank == 0:
         _write(options, results, about)
     wrong = any(result.wrong for result in results)

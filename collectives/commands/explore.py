@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from collectives.algorithms import build
 from collectives.analysis.explore import record
+from collectives.analysis.own import named
 from collectives.analysis.page import fill
 from collectives.commands.arguments import ranks
 from collectives.contracts import CONTRACTS, contract
@@ -26,7 +27,7 @@ def add(commands: "Commands") -> None:
         "order.",
         epilog="example: python -m collectives explore ring --with swing -n 4,8,16 -o ring.html",
     )
-    exploring.add_argument("algorithm", help="its name, with options if it has any")
+    exploring.add_argument("algorithm", help="name, with options if it has any, or mine.py:name")
     exploring.add_argument(
         "--with",
         dest="beside",
@@ -47,7 +48,8 @@ def add(commands: "Commands") -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Writes the page."""
-    names = [options.algorithm, *([options.beside] if options.beside else [])]
+    wanted = [options.algorithm, *([options.beside] if options.beside else [])]
+    names = [named(name) for name in wanted]
     page = explorer(options.collective, names, options.size, options.root, options.in_place)
     plain = re.sub(r"\W+", "_", "_".join(names))
     path = options.output or Path(f"{options.collective}_{plain}.html")

@@ -14,7 +14,7 @@ from collectives.analysis.pictures import pyplot
 from collectives.analysis.simulate import Machine, simulate
 from collectives.analysis.topology import TOPOLOGIES, Flat, Link
 from collectives.analysis.topology import build as topology
-from collectives.commands.arguments import powers, size, split
+from collectives.commands.arguments import known, powers, size
 from collectives.contracts import CONTRACTS
 from collectives.errors import TooLarge
 
@@ -30,20 +30,23 @@ def add(commands: "Commands") -> None:
     timing.add_argument("--topology", choices=TOPOLOGIES, default="fat-tree")
     timing.add_argument("--size", type=size, default=64 << 20, help="bytes (64M)")
     timing.add_argument("--ports", choices=("one", "multi"), default="one")
-    timing.add_argument("--algorithm", default="all", metavar="A,B", help="names with options")
+    which = "names with options, mine.py:name, or all (all)"
+    timing.add_argument("--algorithm", default="all", metavar="A,B", help=which)
     timing.add_argument("--alpha", type=float, default=1.5, help="microseconds a message (1.5)")
     timing.add_argument("--bandwidth", type=float, default=25.0, help="GB/s of a port (25)")
     timing.add_argument("--plot", type=Path, help="write a PNG")
     timing.set_defaults(run=simulate_sizes)
 
     pricing = commands.add_parser(
-        "cost", help="closed forms, ours and the textbook's, beside the simulator"
+        "cost", help="closed forms, ours and a textbook's, beside the simulator"
     )
     pricing.add_argument("-n", "--ranks", type=int, default=8, help="(8)")
     pricing.add_argument("--size", type=size, default=1 << 20, help="bytes (1M)")
     pricing.add_argument("--alpha", type=float, default=1.5, help="microseconds a message (1.5)")
     pricing.add_argument("--bandwidth", type=float, default=25.0, help="GB/s of a port (25)")
     pricing.add_argument("--reduction", type=float, default=100.0, help="GB/s reduced (100)")
+    beside = "all-reduces of your own beside these, as mine.py:name: by the simulator"
+    pricing.add_argument("--algorithm", default="", metavar="A,B", help=beside)
     pricing.set_defaults(run=cost)
 
     fitting = commands.add_parser(
@@ -59,7 +62,7 @@ def simulate_sizes(options: argparse.Namespace) -> int:
     if options.plot:
         pyplot()  # refused now rather than when all is simulated
     link = Link(options.alpha * 1e-6, 1e-9 / options.bandwidth)
-    wanted = names(options.collective) if options.algorithm == "all" else split(options.algorithm)
+    wanted = names(options.collective) if options.algorithm == "all" else known(options.algorithm)
     title = (
         f"{options.collective} of {options.size} bytes, {options.topology}, {options.ports}-port"
     )
@@ -88,12 +91,13 @@ def simulate_sizes(options: argparse.Namespace) -> int:
 
 
 def cost(options: argparse.Namespace) -> int:
-    """Each all-reduce by its closed form, by the simulator, and as the textbook prints it."""
+    """Each all-reduce by its closed form, by the simulator, and as Rodriguez prints it."""
     model = Model(1e-6 * options.alpha, 1e-9 / options.bandwidth, 1e-9 / options.reduction)
     machine = Machine(Flat(Link(model.alpha, model.beta)), model.gamma)
     p, m = options.ranks, options.size
     print(f"all-reduce of {m} bytes on {p} ranks of one switch, one port each, microseconds")
-    print(f"{'algorithm':<20}{'ours':>11}{'simulated':>11}{'the book':>11}  closed form")
+    print(f"{'algorithm':<20}{'ours':>11}{'simulated':>11}{'Rodriguez':>11}  closed form")
+    others = known(options.algorithm)
     notes = []
     for formula in FORMULAS:
         ours = f"{1e6 * formula.seconds(model, m, p):.1f}" if _holds(formula, p) else "-"
@@ -103,10 +107,13 @@ def cost(options: argparse.Namespace) -> int:
             book = f"{1e6 * formula.book_seconds(model, m, p):.1f}"
         print(
             f"{formula.algorithm:<20}{ours:>11}{1e6 * seconds:>11.1f}{book:>11}  {formula.text}"
-            + (f"; the book: {formula.book}" if formula.book else "")
+            + (f"; Rodriguez: {formula.book}" if formula.book else "")
         )
         if formula.difference:
             notes.append(f"{formula.algorithm}: {formula.difference}")
+    for name in others:
+        seconds = simulate(build("allreduce", name, p), m, machine)
+        print(f"{name:<20}{'-':>11}{1e6 * seconds:>11.1f}{'-':>11}  no closed form")
     print("\n".join(["", *notes]))
     return 0
 

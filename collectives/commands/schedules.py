@@ -2,19 +2,21 @@
 
 import argparse
 import re
+import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from collectives.algorithms import ALGORITHMS, build, find, names, parse
+from collectives.algorithms import ALGORITHMS, REGISTRY, Algorithm, build, find, names, parse
 from collectives.analysis import draw
 from collectives.analysis.cost import count
+from collectives.analysis.own import named, packaged
 from collectives.analysis.verify import verify
-from collectives.commands.arguments import ranks
+from collectives.commands.arguments import collective_or_file, ranks
 from collectives.commands.mutate import survey
 from collectives.contracts import CONTRACTS
-from collectives.errors import CollectiveError, TooLarge
+from collectives.errors import CollectiveError, TooLarge, UnknownAlgorithm
 
 if TYPE_CHECKING:
     from collectives.commands.arguments import Commands
@@ -23,13 +25,15 @@ if TYPE_CHECKING:
 def add(commands: "Commands") -> None:
     """Adds ``list``, ``verify`` and ``draw``."""
     listing = commands.add_parser("list", help="the algorithms, what they cost and who found them")
-    listing.add_argument("collective", nargs="?", choices=CONTRACTS)
+    which = "one collective, or mine.py:name for an algorithm of your own; default: all"
+    listing.add_argument("collective", nargs="?", type=collective_or_file, help=which)
     listing.add_argument("-n", "--size", type=int, default=8, help="ranks for the costs (8)")
     listing.set_defaults(run=_list)
 
     proving = commands.add_parser("verify", help="prove every algorithm at many numbers of ranks")
-    proving.add_argument("collective", nargs="?", choices=CONTRACTS)
-    proving.add_argument("--algorithm", help="only this one, with options if it has any")
+    proving.add_argument("collective", nargs="?", type=collective_or_file, help=which)
+    only = "only this one, with options if it has any, or mine.py:name"
+    proving.add_argument("--algorithm", help=only)
     proving.add_argument(
         "--ranks", type=ranks, help="e.g. 1-33,64 (the default; of mutations, 2-5)"
     )
@@ -43,7 +47,7 @@ def add(commands: "Commands") -> None:
     drawing = commands.add_parser(
         "draw", help="one algorithm: a grid in the terminal and a picture"
     )
-    drawing.add_argument("algorithm", help="its name, with options if it has any, or all")
+    drawing.add_argument("algorithm", help="name, with options if it has any, mine.py:name, or all")
     drawing.add_argument("-c", "--collective", choices=CONTRACTS, default="allreduce")
     drawing.add_argument("-n", "--size", type=int, default=8, help="ranks (8)")
     drawing.add_argument("-o", "--output", type=Path, help="a .png or .svg; the folder for all")
@@ -76,24 +80,42 @@ def _list(options: argparse.Namespace) -> int:
     )
     head = f"{'collective':<11}{'algorithm':<20}{'latency':>8}{'sent':>7}  order  in place  summary"
     print(head)
-    for algorithm in ALGORITHMS:
-        if options.collective not in (None, algorithm.collective):
-            continue
+    for algorithm in _listed(options.collective):
         try:
             cost = count(algorithm.schedule(options.size))
             costs = f"{cost.latency:>8}{cost.sent:>7.2f}"
-        except TooLarge:
+        except (TooLarge, UnknownAlgorithm):  # not of so many ranks
             costs = f"{'-':>8}{'-':>7}"
+        reference = f" [{algorithm.reference}]" if algorithm.reference else ""
         print(
             f"{algorithm.collective:<11}{algorithm.name:<20}{costs}  "
             f"{'kept' if algorithm.keeps_order else '-':<5}  "
             f"{'yes' if algorithm.in_place else 'by a copy':<9} "
-            f"{algorithm.summary} [{algorithm.reference}]"
+            f"{algorithm.summary}{reference}".rstrip()
         )
     return 0
 
 
+def _listed(which: str | None) -> list[Algorithm]:
+    """Those of a collective, of a file, or all, with what installed packages bring."""
+    if which is not None and which not in CONTRACTS:
+        name = parse(named(which))[0]
+        return [a for a in REGISTRY if a.name == name and a not in ALGORITHMS]
+    for name in packaged():
+        try:
+            named(name)
+        except CollectiveError as error:
+            print(f"error: {error}", file=sys.stderr)
+    return [a for a in REGISTRY if which in (None, a.collective)]
+
+
 def _verify(options: argparse.Namespace) -> int:
+    if options.collective and options.collective not in CONTRACTS:
+        if options.algorithm:
+            raise UnknownAlgorithm("name one algorithm: a file, or --algorithm")
+        options.collective, options.algorithm = None, options.collective
+    if options.algorithm:
+        options.algorithm = named(options.algorithm)
     options.ranks = options.ranks or ranks("2-5" if options.mutations else "1-33,64")
     if options.mutations:
         return _mutations(options)
@@ -126,6 +148,7 @@ def _chosen(collective: str | None, algorithm: str | None) -> list[tuple[str, st
 def _draw(options: argparse.Namespace) -> int:
     if options.algorithm == "all":
         return _draw_all(options)
+    options.algorithm = named(options.algorithm)
     schedule = build(options.collective, options.algorithm, options.size)
     plain = re.sub(r"\W+", "_", options.algorithm)
     path = options.output or Path(f"{options.collective}_{plain}_{options.size}.png")

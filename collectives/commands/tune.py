@@ -5,8 +5,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from collectives.about import load_mpi
 from collectives.calls.tuner import load
 from collectives.commands.arguments import positive, size
+from collectives.commands.program import add_verbose, show_log
 from collectives.contracts import CONTRACTS
 from collectives.errors import CollectiveError
 
@@ -29,6 +31,7 @@ def add(commands: "Commands") -> None:
     tuning.add_argument(
         "-o", "--output", type=Path, default=Path("tuned.json"), help="merged into (tuned.json)"
     )
+    add_verbose(tuning)
     tuning.set_defaults(run=run)
 
     exporting = commands.add_parser(
@@ -40,6 +43,7 @@ def add(commands: "Commands") -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measures a tuning table."""
+    load_mpi()
     from mpi4py import MPI
 
     from collectives.bench import inputs
@@ -48,6 +52,7 @@ def run(options: argparse.Namespace) -> int:
     from collectives.launch import abort_on_exception, check_launch
 
     comm = Communicator(MPI.COMM_WORLD)
+    show_log(options, comm.rank)
     with abort_on_exception(comm):
         check_launch(comm.size)
         try:

@@ -9,20 +9,21 @@ copies into and out of shared memory (Peng et al., "YHCCL", SC 2023).
 On GPUs that map one another's memory, a ``RecvReduce`` is one kernel that reads the other's.
 """
 
-import struct
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from collectives.algorithms.segments import segmented
-from collectives.analysis.dataflow import Cell, Dataflow, End, entered, moved
-from collectives.calls.call import Call
+from collectives.analysis.dataflow import Cell, Dataflow, Endpoint, entered, moved
 from collectives.errors import ScheduleError
 from collectives.execution.lanes import Lane
 from collectives.execution.memory import HOST, Combine, DeviceMemory, Items, Memory
 from collectives.execution.messages import Layout
 from collectives.execution.plan import Action, BoundRound, Plan
-from collectives.execution.transport.shared_memory import BLOCKING, Flag, Meeting, NodeMemory, Place
+from collectives.execution.transport.flags import Flag
+from collectives.execution.transport.shared_memory import BLOCKING, NodeMemory, Place
 from collectives.execution.underway import Underway
 from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send
 
@@ -33,47 +34,6 @@ SEGMENT_BYTES = 1 << 19
 
 #: For each rank, where its send and its receive buffer lie; ``None``: in place, or it has none.
 Places = tuple[tuple[Place | None, Place | None], ...]
-
-# Instead of a window's number:
-_NO_BUFFER = -1
-_ORDINARY = -2
-
-
-def words(call: Call, node: NodeMemory) -> tuple[int, ...]:
-    """What a rank says of where its buffers lie, when the ranks meet."""
-    found: list[int] = []
-    for buffer in (call.send, call.recv):
-        if buffer is None:
-            found += (_NO_BUFFER, 0)
-        elif call.counts or call.aside or buffer.gaps is not None:
-            found += (_ORDINARY, 0)
-        else:
-            found += node.locate(buffer.address, buffer.items.nbytes) or (_ORDINARY, 0)
-    return tuple(found)
-
-
-def still_there(words: tuple[int, ...], node: NodeMemory) -> bool:
-    """Whether memory that was once at these places, by its address, is there now."""
-    return all(number < 0 or node.windows.uses(number) for number in words[::2])
-
-
-def shared_places(meeting: Meeting, node: NodeMemory) -> Places | None:
-    """Where all ranks' buffers lie, or ``None`` if some of them are ordinary memory, or of another
-    kind than the others.
-
-    Args:
-        meeting: where all ranks brought their :func:`words`.
-    """
-    found = [struct.unpack("4q", told) for told in meeting]
-    if any(_ORDINARY in (send, recv) for send, _, recv, _ in found):
-        return None
-
-    def place(window: int, offset: int) -> Place | None:
-        return None if window == _NO_BUFFER else Place(window, offset)
-
-    places = tuple((place(*told[:2]), place(*told[2:])) for told in found)
-    on_host = {node.windows[one.window].memory is HOST for both in places for one in both if one}
-    return places if len(on_host) == 1 else None
 
 
 def runs_shared(schedule: Schedule, places: Places) -> bool:
@@ -92,7 +52,9 @@ def bind_shared(
     schedule: Schedule,
     node: NodeMemory,
     places: Places,
-    call: Call,
+    count: int,
+    dtype: "np.dtype[Any]",
+    memory: Memory,
     combine: Combine | None,
     *,
     lane: Lane | None,
@@ -103,19 +65,20 @@ def bind_shared(
 
     Args:
         places: of all ranks' buffers, which :func:`runs_shared` must allow.
-        call: this rank's; the others' are alike.
+        count: items of a block.
+        memory: the kind of memory that all buffers are in.
         lane: tells its counters from other plans' under way; ``None`` for a blocking call's plan,
             which names the memory by address and does not keep it.
     """
     slot = BLOCKING if lane is None else BLOCKING + 1 + lane.number
-    dtype, memory = call.buffer.items.dtype, call.buffer.memory
+    blocks = schedule.contract.blocks(schedule.size)
     if memory is HOST:  # a GPU is better off with few kernels
-        largest = -(-call.count // schedule.chunks) * dtype.itemsize
+        largest = -(-count // schedule.chunks) * dtype.itemsize
         schedule = segmented(schedule, max(1, -(-largest // SEGMENT_BYTES)))
-    layout = Layout.even(call.count, schedule.contract.blocks(schedule.size), schedule.chunks)
+    layout = Layout.even(count, blocks, schedule.chunks)
     buffers = []
     for rank in range(schedule.size):
-        named = _buffers(schedule, rank, call, node, places)
+        named = _buffers(schedule, rank, node, places[rank], count, memory.empty(0, dtype))
         buffers.append({k: memory.borrowed(v) if lane is None else v for k, v in named.items()})
     flow = Dataflow(schedule, _is_in_place(schedule, places))
     combine = combine and memory.combine(combine)
@@ -124,7 +87,7 @@ def bind_shared(
         schedule.collective,
         schedule.algorithm,
         reason,
-        call.nbytes,
+        count * blocks * dtype.itemsize,
         binder.rounds(),
         _all_reached,
         underway,
@@ -133,24 +96,28 @@ def bind_shared(
 
 
 def _buffers(
-    schedule: Schedule, rank: int, call: Call, node: NodeMemory, places: Places
+    schedule: Schedule,
+    rank: int,
+    node: NodeMemory,
+    places: tuple[Place | None, Place | None],
+    count: int,
+    nothing: Items,
 ) -> dict[str, Items]:
     """The send and receive buffer of ``rank``, as this process addresses them."""
     member = schedule.member(rank)._replace(chunks=1)
-    send_place, recv_place = places[rank]
-    dtype = call.buffer.items.dtype
-    send = recv = call.buffer.memory.empty(0, dtype)
-    sent = call.count * schedule.contract.send_blocks(member)
-    received = call.count * schedule.contract.recv_blocks(member)
+    sent = count * schedule.contract.send_blocks(member)
+    received = count * schedule.contract.recv_blocks(member)
+    send_place, recv_place = places
+    send = recv = nothing
     if send_place is not None:
-        send = node.view(rank, send_place, sent, dtype)
+        send = node.view(rank, send_place, sent, nothing.dtype)
     if recv_place is not None:
-        recv = node.view(rank, recv_place, received, dtype)
+        recv = node.view(rank, recv_place, received, nothing.dtype)
     if send_place is None and sent:  # in place
-        start = (schedule.contract.place(member) or 0) * call.count
+        start = (schedule.contract.place(member) or 0) * count
         send = recv[start : start + sent]
     if recv_place is None and received:  # a scatter in place
-        recv = send[rank * call.count :][:received]
+        recv = send[rank * count :][:received]
     return {"sendbuf": send, "recvbuf": recv}
 
 
@@ -235,7 +202,7 @@ class SharedBinder:
             if isinstance(step, Copy):
                 self.add(moving, [], self.copy(target, self.view(self.rank, step.source)))
                 continue
-            other = self.flow.ends[End(self.rank, number, position)]
+            other = self.flow.ends[Endpoint(self.rank, number, position)]
             theirs = self.flow.step(other)
             done = moved(other.round)
             remote = self.view(other.rank, theirs.chunk)

@@ -12,7 +12,7 @@ KEPT = 64
 _NOT_THE_USER = (__name__.partition(".")[0], "contextlib")
 
 
-class Call:
+class Entered:
     """One call: what it was, where the user's code made it, and when it began and ended."""
 
     __slots__ = ("begun", "code", "ended", "line", "number", "outer", "what")
@@ -21,7 +21,7 @@ class Call:
         self,
         number: int,
         what: tuple[object, ...],
-        outer: "Call | None",
+        outer: "Entered | None",
         code: CodeType | None,
         line: int,
     ) -> None:
@@ -47,7 +47,7 @@ class Call:
         return f"#{self.number} {what} at {self.site}, {now - self.begun:.1f} s ago, {lasted}"
 
 
-class Calls:
+class History:
     """The ring buffer.
 
     Attributes:
@@ -56,12 +56,12 @@ class Calls:
     """
 
     def __init__(self) -> None:
-        self.current: Call | None = None
+        self.current: Entered | None = None
         self.completed = 0
         self._made = 0
-        self._kept: deque[Call] = deque(maxlen=KEPT)
+        self._kept: deque[Entered] = deque(maxlen=KEPT)
 
-    def enter(self, *what: object, numbered: bool = True) -> Call:
+    def enter(self, *what: object, numbered: bool = True) -> Entered:
         """A call begins; ``what`` is put into words later, so it must not hold on to buffers.
 
         Args:
@@ -69,12 +69,12 @@ class Calls:
             numbered: all ranks make it, so that its number says how far each of them is.
         """
         self._made += numbered
-        call = Call(self._made, what, self.current, *call_site())
+        call = Entered(self._made, what, self.current, *call_site())
         self._kept.append(call)
         self.current = call
         return call
 
-    def leave(self, call: Call) -> None:
+    def leave(self, call: Entered) -> None:
         """It has ended."""
         call.ended = monotonic()
         self.completed = call.number

@@ -15,7 +15,7 @@ from typing import Any, Self
 from mpi4py import MPI
 
 from collectives.launch import expect_end
-from collectives.watchdog.history import Call, Calls, size_of
+from collectives.watchdog.history import Entered, History, size_of
 from collectives.watchdog.neighbours import Neighbour, Neighbours
 from collectives.watchdog.peers import MOST_BYTES, Peers
 
@@ -44,7 +44,7 @@ class Watchdog:
                 f"the watchdog's timeout is {timeout} s; it must be a finite number above 0"
             )
         self.timeout = timeout
-        self.calls = Calls()
+        self.calls = History()
         self._comm = comm
         self._peers = Peers(comm)
         self._neighbours = None
@@ -61,12 +61,12 @@ class Watchdog:
         self._thread = _Thread(self)
         self._thread.start()
 
-    def enter(self, arguments: Any, algorithm: str | None) -> Call:
+    def enter(self, arguments: Any, algorithm: str | None) -> Entered:
         """A call begins.  Cost: about a microsecond, with :meth:`leave`."""
         size = size_of(arguments.recvbuf) or size_of(arguments.sendbuf)
         return self.calls.enter(arguments.collective, algorithm, size)
 
-    def leave(self, call: Call) -> None:
+    def leave(self, call: Entered) -> None:
         """It has ended."""
         self.calls.leave(call)
 
@@ -148,7 +148,7 @@ class Watchdog:
             "stack": _stacks()[-MOST_BYTES // 2 :],
         }
 
-    def _stalled(self, call: Call) -> None:
+    def _stalled(self, call: Entered) -> None:
         answering = threading.Thread(target=self._keep_answering, daemon=True)
         answering.start()
         answers = self._peers.ask(_ANSWER_S)
@@ -177,7 +177,7 @@ class Watchdog:
             except OSError:
                 return
 
-    def _report(self, call: Call, answers: dict[int, dict[str, Any]]) -> str:
+    def _report(self, call: Entered, answers: dict[int, dict[str, Any]]) -> str:
         """What one of the waiting ranks says for all."""
         peers = self._peers
         collective = f"collective number {call.number}"

@@ -25,16 +25,18 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import nn
 
 from collectives import Communicator
+from collectives.calls.library import release
 from mpitrain.adapters.torch import DataParallel
 from mpitrain.adapters.torch.gradients import Bucket
 from mpitrain.arena import DATA, Arena
+from mpitrain.arrays import Parameters
+from mpitrain.group import TensorGroup
 from mpitrain.models import gpt
 from mpitrain.models.model import Model
-from mpitrain.nn import Parameters
 from mpitrain.optim import Adam
 from mpitrain.parallel.replicated import Replicated
 from mpitrain.parallel.store import Reduction
-from mpitrain.parallel.tensor import TensorGroup
+from mpitrain.parallel.summation import Dense
 from mpitrain.stage import LayerStage
 
 
@@ -83,7 +85,8 @@ class Ours:
         shapes = {n: {k: v.shape for k, v in ps.items()} for n, ps in initial.items()}
         arena = Arena(model.layers, shapes)
         flat = np.empty(arena.size, np.float32)
-        arena.fill(flat, initial, names)
+        for index, name in enumerate(names):
+            arena.fill(flat, index, initial[name])
         self.model = model
         self.store = Replicated(arena, flat, reduction, comm.empty)
         self.stage = LayerStage(list(model.layers.values()))
@@ -156,7 +159,7 @@ def _measure(comm: Communicator, options: argparse.Namespace) -> dict[str, list[
     native = Ours(
         comm,
         Model(layers, options.vocabulary, TensorGroup()),
-        Reduction({DATA: comm}, options.algorithm, options.bucket_bytes),
+        Reduction({DATA: comm}, Dense(options.algorithm), options.bucket_bytes),
     )
     optimizers = [torch.optim.AdamW(m.parameters(), 1e-3, fused=True) for m in (gloo, ours, late)]
     rng = np.random.default_rng(comm.rank)
@@ -237,11 +240,10 @@ def _report(comm: Communicator, options: argparse.Namespace, rows: dict[str, lis
             options.vocabulary, options.context, options.width, options.blocks, options.heads
         ).parameters()
     )
-    vendor, version = MPI.get_vendor()
     print(
         f"GPT of {options.blocks} blocks, width {options.width}, {count} parameters; "
         f"{comm.size} ranks, batch {options.batch} x {options.context} a rank, float32; "
-        f"PyTorch {torch.__version__}, {vendor} {'.'.join(map(str, version))}"
+        f"PyTorch {torch.__version__}, {release()}"
     )
     first = median(next(iter(rows.values())))
     print(f"{'':<26} {'ms/step':>8} {'x DDP':>6}")

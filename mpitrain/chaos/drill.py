@@ -11,21 +11,23 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic, sleep
-from typing import Any
+from typing import TypeVar
 
-from msgspec import Struct, json
+from msgspec import Struct
 
+from mpitrain.arrays import Array
 from mpitrain.chaos.faults import KINDS, Fault
 from mpitrain.chaos.outside import Outside
-from mpitrain.chaos.processes import running
 from mpitrain.checkpoint import Checkpoint, CheckpointError, newest
-from mpitrain.nn import Array
+from mpitrain.metrics import Start, Straggler, Summary, count_steps, read_records
+from mpitrain.processes import running
 
 #: A job without a fault takes no longer.
 _PATIENCE_S = 600.0
 #: How long processes may outlive their job.
 _LEFT_S = 10.0
 _POLL_S = 0.005
+_Kind = TypeVar("_Kind")
 
 
 class Outcome(Struct, frozen=True):
@@ -134,14 +136,14 @@ class Drills:
             said += f"\nthe launcher was killed by signal {-status}\n"
         if _left(run):
             return outcome("leaves processes behind", said)
-        if status == 0 and any(record["event"] == "summary" for record in _records(run)):
+        if status == 0 and _of(run, Summary):
             if not _same(_newest(run), weights):
                 return outcome("ends with other weights", said)
             return outcome("went on", _straggler(run), good=True)
         words = fault.named().search(said)
         if KINDS[fault.kind].survives or not words:
             return outcome("ends unnamed", said)
-        reached = _steps(run)
+        reached = count_steps(run / "metrics.jsonl")
         try:
             at = _newest(run).manifest.progress.step
         except (CheckpointError, LookupError):
@@ -158,8 +160,10 @@ class Drills:
         self, process: subprocess.Popen[str], fault: Fault, run: Path, outside: Outside | None
     ) -> float:
         """Wait for the fault's step, break what is around the job, wait for its end; seconds."""
-        deadline = monotonic() + _PATIENCE_S
-        while process.poll() is None and _steps(run) + 1 < fault.step and monotonic() < deadline:
+        deadline, report = monotonic() + _PATIENCE_S, run / "metrics.jsonl"
+        while process.poll() is None and monotonic() < deadline:
+            if count_steps(report) + 1 >= fault.step:
+                break
             sleep(_POLL_S)
         began = monotonic()
         if outside and process.poll() is None:
@@ -204,37 +208,27 @@ def _said(run: Path) -> str:
     """The output; MPICH's launcher names processes, and the run's report says whose they were."""
     said = (run / "output").read_text(errors="replace")
     dead = re.search(r"PID (\d+) RUNNING AT", said)
-    starts = [record for record in _records(run) if record["event"] == "start"]
+    starts = _of(run, Start)
     if dead and starts:
-        for rank, place in enumerate(starts[-1]["processes"]):
+        for rank, place in enumerate(starts[-1].processes):
             if place.endswith(f":{dead[1]}"):
                 said += f"\nrank {rank} was process {place}\n"
     return said
 
 
-def _records(run: Path) -> list[dict[str, Any]]:
+def _of(run: Path, kind: type[_Kind]) -> list[_Kind]:
+    """The run's records of a kind; none if it wrote nothing."""
     path = run / "metrics.jsonl"
-    if not path.exists():
-        return []
-    # The last line may be cut off.
-    whole = path.read_bytes().rpartition(b"\n")[0]
-    return [json.decode(line) for line in whole.splitlines()]
-
-
-def _steps(run: Path) -> int:
-    path = run / "metrics.jsonl"
-    return path.read_bytes().count(b'"event":"step"') if path.exists() else 0
+    return read_records(path).of(kind) if path.exists() else []
 
 
 def _straggler(run: Path) -> str:
     """Who was said to keep the others waiting, furthest."""
-    found = [record for record in _records(run) if record["event"] == "straggler"]
+    found = _of(run, Straggler)
     if not found:
         return ""
-    worst = max(found, key=lambda line: line["factor"])
-    return (
-        f"rank {worst['rank']} took {worst['factor']:.1f} times as long up to step {worst['step']}"
-    )
+    worst = max(found, key=lambda record: record.factor)
+    return f"rank {worst.rank} took {worst.factor:.1f} times as long up to step {worst.step}"
 
 
 def _left(run: Path) -> list[int]:

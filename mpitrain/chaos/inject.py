@@ -9,9 +9,9 @@ import threading
 import numpy as np
 from mpi4py import MPI
 
+from collectives import CheckedTransport, MPITransport
 from collectives.execution.transport import Bytes
-from collectives.execution.transport.checked import CheckedTransport, SealedSend
-from collectives.execution.transport.mpi import MPITransport
+from collectives.execution.transport.checked import SealedSend
 from mpitrain.chaos.faults import KINDS, Fault
 from mpitrain.config import ConfigError
 from mpitrain.trainer import Trainer

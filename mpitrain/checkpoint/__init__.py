@@ -1,6 +1,6 @@
 """Checkpoints: whole tensors by name, in pieces that any layout of ranks can read."""
 
-from mpitrain.checkpoint.manifest import CheckpointError, Manifest, Piece, Progress
+from mpitrain.checkpoint.manifest import CheckpointError, Manifest, Progress, SavedPiece
 from mpitrain.checkpoint.reader import Checkpoint, newest
 from mpitrain.checkpoint.writer import Writer
 
@@ -8,7 +8,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointError",
     "Manifest",
-    "Piece",
+    "SavedPiece",
     "Progress",
     "Writer",
     "newest",

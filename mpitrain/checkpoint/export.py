@@ -7,10 +7,10 @@ from typing import NamedTuple
 import numpy as np
 from safetensors.numpy import save_file
 
+from mpitrain.arrays import Array
 from mpitrain.checkpoint.manifest import MANIFEST, CheckpointError
 from mpitrain.checkpoint.reader import Checkpoint, newest
 from mpitrain.config import Config
-from mpitrain.nn import Array
 
 #: Parameters of a torch module, as mpitrain.adapters.torch.layers names them.
 _OF_TORCH = re.compile(r"part\d+\.")

@@ -31,7 +31,7 @@ class CheckpointError(RuntimeError):
     """A checkpoint cannot be written or read; the message names the file."""
 
 
-class Piece(Struct, frozen=True, forbid_unknown_fields=True):
+class SavedPiece(Struct, frozen=True, forbid_unknown_fields=True):
     """A run of elements of one tensor.
 
     Attributes:
@@ -96,7 +96,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     shapes: dict[str, list[int]]
     dtypes: dict[str, Literal["float32", "float64"]]
     digests: dict[str, str]
-    pieces: list[Piece]
+    pieces: list[SavedPiece]
     data: str = ""
 
 
@@ -166,7 +166,7 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _check(piece: Piece, manifest: Manifest, name: str) -> None:
+def _check(piece: SavedPiece, manifest: Manifest, name: str) -> None:
     shape = manifest.shapes.get(piece.tensor)
     what = f"{name}: a piece of {piece.tensor!r}"
     if shape is None or piece.tensor not in manifest.dtypes:

@@ -7,10 +7,10 @@ import numpy as np
 from mpi4py import MPI
 from safetensors import SafetensorError, safe_open
 
+from mpitrain.arrays import Array
 from mpitrain.checkpoint.folders import numbered, step_of
-from mpitrain.checkpoint.manifest import CheckpointError, Manifest, Piece, digest, job_of, read
+from mpitrain.checkpoint.manifest import CheckpointError, Manifest, SavedPiece, digest, job_of, read
 from mpitrain.config import Config
-from mpitrain.nn import Array
 
 #: As safetensors calls them.
 _TYPES = {"float32": "F32", "float64": "F64"}
@@ -33,8 +33,8 @@ class Checkpoint:
         named, step = step_of(folder.name), self.manifest.progress.step
         if named is not None and named != step:
             raise CheckpointError(f"{folder} has a manifest of step {step}")
-        self._pieces: dict[tuple[str, str], list[Piece]] = defaultdict(list)
-        self._in_file: dict[str, list[Piece]] = defaultdict(list)
+        self._pieces: dict[tuple[str, str], list[SavedPiece]] = defaultdict(list)
+        self._in_file: dict[str, list[SavedPiece]] = defaultdict(list)
         for piece in self.manifest.pieces:
             self._pieces[piece.section, piece.tensor].append(piece)
             self._in_file[piece.file].append(piece)
@@ -101,7 +101,7 @@ class Checkpoint:
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{path} cannot be read: {error}") from error
 
-    def _read(self, piece: Piece) -> Array:
+    def _read(self, piece: SavedPiece) -> Array:
         path = self.folder / piece.file
         try:
             with safe_open(path, framework="numpy") as file:

@@ -7,19 +7,19 @@ import msgspec
 from msgspec.structs import replace
 
 from mpitrain.arena import Tensor
-from mpitrain.checkpoint.manifest import CheckpointError, Manifest, Piece, Progress
+from mpitrain.arrays import Array
+from mpitrain.checkpoint.manifest import CheckpointError, Manifest, Progress, SavedPiece
 from mpitrain.checkpoint.reader import Checkpoint
-from mpitrain.nn import Array
 from mpitrain.update import overlaps
 
 if TYPE_CHECKING:
     from mpitrain.trainer import Trainer
 
 
-def collect(trainer: "Trainer") -> tuple[dict[str, Array], list[Piece], Manifest]:
+def collect(trainer: "Trainer") -> tuple[dict[str, Array], list[SavedPiece], Manifest]:
     """The part that this rank writes, so that all ranks together write everything once."""
     arrays: dict[str, Array] = {}
-    pieces: list[Piece] = []
+    pieces: list[SavedPiece] = []
     tensors: list[Tensor] = []
     for index, piece in enumerate(trainer.store.pieces):
         if not trainer.grid.counts(piece.group):
@@ -84,10 +84,10 @@ def _sections(trainer: "Trainer", index: int) -> Iterator[tuple[str, Array]]:
     yield from trainer.updater.state[index].items()
 
 
-def _piece(tensor: Tensor, section: str, key: str, start: int, part: slice) -> Piece:
+def _piece(tensor: Tensor, section: str, key: str, start: int, part: slice) -> SavedPiece:
     axis = -1 if tensor.axis is None else tensor.axis
     bounds = tensor.bounds or slice(0, 0)
-    return Piece(
+    return SavedPiece(
         tensor=tensor.name,
         section=section,
         file="",

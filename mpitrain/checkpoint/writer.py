@@ -13,16 +13,16 @@ import msgspec
 from mpi4py import MPI
 from safetensors.numpy import save_file
 
+from mpitrain.arrays import Array
 from mpitrain.checkpoint.folders import clean, folder_name, numbered, remove, unfinished
 from mpitrain.checkpoint.manifest import (
     MANIFEST,
     CheckpointError,
     Manifest,
-    Piece,
+    SavedPiece,
     digest,
     encode,
 )
-from mpitrain.nn import Array
 
 
 class Writer:
@@ -67,7 +67,7 @@ class Writer:
         self,
         step: int,
         arrays: Mapping[str, Array],
-        pieces: Sequence[Piece],
+        pieces: Sequence[SavedPiece],
         manifest: Manifest,
     ) -> None:
         """Start to write a checkpoint, after the one before is complete.

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
+from collectives.about import program
+from collectives.commands.program import add_verbose, add_version
 from mpitrain.chaos import KINDS
 from mpitrain.pipeline.schedules import SCHEDULES
 
@@ -16,7 +18,7 @@ RANKS = ("train", "eval", "profile", "doctor", "rehearse")
 
 def needs_ranks(argv: Sequence[str]) -> bool:
     """Whether a command runs on the ranks of an MPI launcher."""
-    return bool(argv) and argv[0] in RANKS
+    return next((word for word in argv if not word.startswith("-")), "") in RANKS
 
 
 def parse(argv: Sequence[str], *, speak: bool = True) -> argparse.Namespace:
@@ -31,11 +33,13 @@ def parse(argv: Sequence[str], *, speak: bool = True) -> argparse.Namespace:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="mpitrain",
+        prog=program("mpitrain"),
         description="Distributed training on MPI.  Start train, eval, profile and doctor with "
         "mpirun or srun, one process a rank; without a launcher they run as a single rank.  The "
         "other commands need no ranks.",
     )
+    add_version(parser)
+    add_verbose(parser)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     train = commands.add_parser(
@@ -45,8 +49,7 @@ def _parser() -> argparse.ArgumentParser:
         "[parallel] table.  Each step is written to metrics.jsonl in the job's run.dir, "
         "checkpoints to checkpoints/ in it.  SIGTERM and SIGUSR1 stop training after a step, with "
         "a checkpoint and exit code 75.",
-        epilog="example: mpirun -n 4 python -m mpitrain train jobs/examples/digits.toml "
-        "--set parallel.algorithm=ring",
+        epilog="example: mpirun -n 4 %(prog)s digits --set parallel.algorithm=ring",
     )
     _job(train)
     train.add_argument(
@@ -82,35 +85,40 @@ def _parser() -> argparse.ArgumentParser:
         help="do to a rank what may happen to it, as in 'kill rank=1 step=20'; kinds: "
         + ", ".join(name for name, kind in KINDS.items() if kind.inside),
     )
+    add_verbose(train)
 
     evaluate = commands.add_parser(
         "eval", help="test the model of a run's newest checkpoint, on any number of ranks"
     )
     _job(evaluate)
+    add_verbose(evaluate)
 
     profile = commands.add_parser(
         "profile", help="measure each layer of a job's model: times, activations, parameters"
     )
     _job(profile)
     profile.add_argument("-o", "--output", type=Path, default=Path("profile.json"))
+    add_verbose(profile)
 
     doctor = commands.add_parser("doctor", help="check this machine or allocation for training")
     doctor.add_argument(
         "folder", type=Path, nargs="?", default=Path("runs"), help="for checkpoints"
     )
+    add_verbose(doctor)
 
     rehearse = commands.add_parser(
         "rehearse",
         help="run the pipeline schedules, a stage a rank, with stages that sleep",
         description="Run each pipeline schedule with stages that sleep instead of computing, and "
         "print the idle share of the ranks beside the simulated one and the published formula.",
-        epilog="example: mpirun -n 4 python -m mpitrain rehearse -m 8",
+        epilog="example: mpirun -n 4 %(prog)s -m 8",
     )
     rehearse.add_argument("-m", "--micro-batches", type=int, default=8)
     rehearse.add_argument("-v", "--chunks", type=int, default=2, help="of interleaved (2)")
     rehearse.add_argument(
         "--milliseconds", type=float, default=30.0, help="of a forward pass; a backward takes two"
     )
+    add_verbose(rehearse, "--verbose")
 
     plan = commands.add_parser(
         "plan",
@@ -151,8 +159,7 @@ def _parser() -> argparse.ArgumentParser:
     submit = commands.add_parser(
         "submit",
         help="submit a job to SLURM, or print its script",
-        epilog="example: python -m mpitrain submit jobs/examples/digits.toml --nodes 4 "
-        "--ranks-per-node 4 --time 2:00:00 --dry-run",
+        epilog="example: %(prog)s digits --nodes 4 --ranks-per-node 4 --time 2:00:00 --dry-run",
     )
     _job(submit)
     submit.add_argument("--nodes", type=int, default=2)
@@ -162,8 +169,17 @@ def _parser() -> argparse.ArgumentParser:
     submit.add_argument("--partition")
     submit.add_argument("--account")
     submit.add_argument("--name", help="of the job")
-    submit.add_argument("--jobs", type=Path, default=Path("jobs"), help="folder of the scripts")
+    submit.add_argument(
+        "--jobs",
+        type=Path,
+        help="folder of the scripts (jobs/ here if it has train.sbatch, else the package's own)",
+    )
     submit.add_argument("--dry-run", action="store_true", help="print the script")
+
+    commands.add_parser("examples", help="list the example jobs that come with the package")
+
+    init = commands.add_parser("init", help="copy the example jobs and job scripts to a folder")
+    init.add_argument("folder", type=Path, metavar="DIR", help="where jobs/ is made")
 
     compare = commands.add_parser("compare", help="runs of a folder in one table, best first")
     compare.add_argument("runs", type=Path, help="a folder of runs, as jobs/sweep.sbatch leaves")
@@ -174,7 +190,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Run a job once for each fault and seed, on ranks that it starts itself; "
         "resume each run that fails, and compare the weights with those of a run without a fault. "
         "Kinds: " + "; ".join(f"{name}: {kind.text}" for name, kind in KINDS.items()) + ".",
-        epilog="example: python -m mpitrain chaos jobs/examples/drill.toml -n 4 --seeds 3",
+        epilog="example: %(prog)s drill -n 4 --seeds 3",
     )
     _job(chaos)
     chaos.add_argument("-n", "--ranks", type=int, default=4)
@@ -195,7 +211,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _job(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", type=Path, metavar="CONFIG", help="the job file")
+    told = "the job file, or the name of an example (see the command examples)"
+    parser.add_argument("config", type=Path, metavar="CONFIG", help=told)
     parser.add_argument(
         "--set",
         action="append",

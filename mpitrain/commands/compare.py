@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from mpitrain.metrics import read_records
+from mpitrain.metrics import Log, Start, Step, read_records
 
 
 def compare(folder: Path) -> str:
@@ -19,27 +19,28 @@ def compare(folder: Path) -> str:
     runs, refused = {}, []
     for path in sorted(folder.glob("*/metrics.jsonl")):
         try:
-            runs[path.parent.name] = _read(path)
+            log = read_records(path)
+            runs[path.parent.name] = (_settings(log.start()), log)
         except ValueError as error:
             refused.append(str(error))
     if not runs:
         raise ValueError("; ".join(refused) or f"{folder} has no runs: folders with metrics.jsonl")
-    settings = {name: _flat(records["start"]["config"]) for name, records in runs.items()}
-    keys = {key for own in settings.values() for key in own} - {"run.dir"}
-    differing = sorted(k for k in keys if len({str(s.get(k)) for s in settings.values()}) > 1)
+    keys = {key for settings, _ in runs.values() for key in settings} - {"run.dir"}
+    differing = sorted(k for k in keys if len({str(s.get(k)) for s, _ in runs.values()}) > 1)
     table = Table(box=None)
     for column in ("run", *differing, "steps", "loss", "test loss", "test accuracy", "samples/s"):
         table.add_column(column)
-    for name in sorted(runs, key=lambda n: _order(runs[n])):
-        last, summary = runs[name].get("step", {}), runs[name].get("summary")
+    for name in sorted(runs, key=lambda n: _order(runs[n][1])):
+        settings, log = runs[name]
+        last, summary = log.last(Step), log.summary()
         table.add_row(
             name,
-            *(str(settings[name].get(key)) for key in differing),
-            str(last.get("step", 0)),
-            f"{last['loss']:.4f}" if last else "-",
-            f"{summary['test_loss']:.4f}" if summary else "unfinished",
-            f"{summary['test_accuracy']:.2%}" if summary else "-",
-            f"{summary['samples_per_s']:.0f}" if summary else "-",
+            *(str(settings.get(key)) for key in differing),
+            str(last.step if last else 0),
+            f"{last.loss:.4f}" if last else "-",
+            f"{summary.test_loss:.4f}" if summary else "unfinished",
+            f"{summary.test_accuracy:.2%}" if summary else "-",
+            f"{summary.samples_per_s:.0f}" if summary else "-",
         )
     console = Console(width=200)
     with console.capture() as capture:
@@ -47,19 +48,16 @@ def compare(folder: Path) -> str:
     return capture.get() + "".join(f"left out: {reason}\n" for reason in refused)
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """The last record of each kind."""
-    found = {record["event"]: record for record in read_records(path)[0]}
-    if "start" not in found:
-        raise ValueError(f"{path} has no start of a run")
-    return found
+def _settings(start: Start) -> dict[str, Any]:
+    """What a run was told, and by which versions and on how many ranks it ran."""
+    told: dict[str, Any] = {"ranks": start.ranks}
+    told |= start.software
+    for table, keys in start.config.items():
+        told |= {f"{table}.{key}": value for key, value in keys.items()}
+    return told
 
 
-def _order(run: dict[str, Any]) -> float:
+def _order(log: Log) -> float:
     """The test loss; runs that have none, or one that is not finite, come last."""
-    loss = float(run["summary"]["test_loss"]) if "summary" in run else math.inf
-    return loss if math.isfinite(loss) else math.inf
-
-
-def _flat(config: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    return {f"{table}.{key}": v for table, keys in config.items() for key, v in keys.items()}
+    summary = log.summary()
+    return summary.test_loss if summary and math.isfinite(summary.test_loss) else math.inf

@@ -72,10 +72,10 @@ def plan(options: argparse.Namespace) -> int:
 
 def cut(options: argparse.Namespace) -> int:
     """Partition a profile."""
-    from mpitrain.pipeline.partition import Costs, Links, describe, partition
+    from mpitrain.pipeline.partition import ClusterLinks, Costs, describe, partition
     from mpitrain.profiles import read_profile
 
-    costs = Costs(read_profile(options.profile), Links(options.bandwidth), options.memory)
+    costs = Costs(read_profile(options.profile), ClusterLinks(options.bandwidth), options.memory)
     print(describe(costs, partition(costs, options.workers)))
     return 0
 
@@ -115,8 +115,30 @@ def submit(options: argparse.Namespace) -> int:
         name=options.name,
     )
     given = [str(options.config), *(part for pair in options.set for part in ("--set", pair))]
-    script = slurm.render(slurm.read_script(options.jobs), lines, given)
+    template, jobs = slurm.read_script(options.jobs)
+    script = slurm.render(template, lines, given, sys.executable, jobs)
     print(script if options.dry_run else slurm.submit(script), end="" if options.dry_run else "\n")
+    return 0
+
+
+def examples(options: argparse.Namespace) -> int:
+    """List the example jobs."""
+    from mpitrain import examples as packaged
+    from mpitrain.config import load
+
+    found = packaged.examples()
+    for name, path in found.items():
+        reads = load(path).data.path
+        print(f"{name:<17} {packaged.summary(path)}" + (f" Reads {reads}." if reads else ""))
+    print(f"in {packaged.folder() / 'examples'}; --set data.path=FILE reads another text")
+    return 0
+
+
+def init(options: argparse.Namespace) -> int:
+    """Copy the examples and scripts."""
+    from mpitrain import examples as packaged
+
+    print(f"{packaged.copy(options.folder)} has the job scripts, and examples/ in it the jobs")
     return 0
 
 
@@ -139,6 +161,8 @@ _COMMANDS = {
     "chaos": chaos,
     "submit": submit,
     "compare": compare,
+    "examples": examples,
+    "init": init,
     "schedules": schedules,
     "plan": plan,
     "partition": cut,

@@ -1,8 +1,10 @@
 """A layout explained before it runs: who does what, memory, predicted time."""
 
+import os
 from math import lcm, prod
 
 import numpy as np
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from mpitrain import build, data, models
 from mpitrain.config import Config
@@ -23,7 +25,8 @@ def explain(config: Config, ranks: int) -> str:
     model = models.build(config, dataset)
     cut = build.partition(config, model, layout.stages)
     pipeline, report = build.schedule(config, layout)
-    profile = {layer.name: layer for layer in measure(config)}
+    with threadpool_limits(1, user_api="blas"):  # a core for each rank
+        profile = {layer.name: layer for layer in measure(config)}
     shapes = model.shapes(list(model.layers))
     times = []
     lines = [
@@ -47,12 +50,36 @@ def explain(config: Config, ranks: int) -> str:
             "micro-batch",
         ]
     found = simulate(SCHEDULES[config.parallel.schedule].generate, pipeline, times)
-    samples = config.train.batch_size
-    lines.append(
-        f"predicted: {1e3 * found.seconds:.1f} ms a step without communication, "
-        f"{samples / found.seconds:.0f} samples/s, bubble {found.bubble:.1%}"
-    )
+    lines += predicted(found.seconds, found.bubble, config.train.batch_size, ranks, _cores())
     return "\n".join(lines)
+
+
+def predicted(seconds: float, bubble: float, samples: int, ranks: int, cores: int) -> list[str]:
+    """What is to be expected with a core for each rank, and on this machine if it has fewer.
+
+    Args:
+        seconds: of a step, with a core for each rank.
+        bubble: the part of ``seconds`` in which a rank has nothing to do, mean over the ranks.
+        samples: of a step.
+        ranks: all of them.
+        cores: that this process may use.
+    """
+    lines = [
+        f"predicted with a core for each rank: {1e3 * seconds:.1f} ms a step without "
+        f"communication, {samples / seconds:.0f} samples/s, bubble {bubble:.1%}"
+    ]
+    if cores < ranks:
+        work = (1 - bubble) * ranks * seconds / cores
+        here = max(seconds, work)
+        lines.append(
+            f"this machine has {cores} core{'s' if cores > 1 else ''} for {ranks} ranks: "
+            f"{1e3 * here:.1f} ms a step at best, {samples / here:.0f} samples/s"
+        )
+    return lines
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
 
 
 def _times(own: list[LayerProfile], layout: Layout, config: Config) -> Times:

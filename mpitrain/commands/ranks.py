@@ -8,9 +8,15 @@ from pathlib import Path
 
 from mpi4py import MPI
 
-from collectives import Communicator, LaunchError, UnknownAlgorithm
-from collectives.execution.transport.checked import CheckedTransport
-from collectives.launch import abort_on_exception, check_launch
+from collectives import (
+    CheckedTransport,
+    Communicator,
+    LaunchError,
+    UnknownAlgorithm,
+    abort_on_exception,
+    check_launch,
+)
+from collectives.commands.program import show_log
 from mpitrain import data, evaluation, shrink
 from mpitrain.checkpoint import CheckpointError
 from mpitrain.commands.arguments import parse
@@ -40,6 +46,7 @@ def run(argv: Sequence[str]) -> int:
     faulthandler.enable()
     with Communicator(MPI.COMM_WORLD) as comm:
         options = parse(argv, speak=comm.rank == 0)
+        show_log(options, comm.rank)
         with abort_on_exception(comm):
             try:
                 if options.command != "doctor":  # which says so in its own words
@@ -67,13 +74,15 @@ def train(comm: Communicator, options: argparse.Namespace) -> int:
     if options.fault:
         comm, injector = with_fault(comm, options.fault, config)
     ranks, go_on = comm.size, options.resume
+    traced = Path(config.run.dir) / "trace.json"
     while True:
         with stop_flag(options.grace, comm) as stop:
             trace = Trace(comm.rank, enabled=config.run.trace)
             try:
                 trainer = Trainer(comm, config, span=trace.span, stop=stop, before_step=injector)
                 try:
-                    train_on(trainer, trace, go_on=go_on)
+                    with trainer, trace.to_file(trainer.comm, traced, Stopped):
+                        run_training(trainer, go_on=go_on)
                     break
                 except MPI.Exception as error:
                     if not (options.shrink and shrink.is_death(error)):
@@ -94,21 +103,6 @@ def train(comm: Communicator, options: argparse.Namespace) -> int:
     if comm.size < ranks:
         shrink.leave(comm, 0)
     return 0
-
-
-def train_on(trainer: Trainer, trace: Trace, *, go_on: bool) -> None:
-    """Train to the end, or until it is asked to stop; the trace is written in both cases."""
-    with trainer:
-        trace.align(trainer.comm)
-        stopped = None
-        try:
-            run_training(trainer, go_on=go_on)
-        except Stopped as error:
-            stopped = error
-        if trainer.config.run.trace:
-            trace.write(trainer.comm, Path(trainer.config.run.dir) / "trace.json")
-        if stopped:
-            raise stopped
 
 
 def with_fault(

@@ -12,12 +12,12 @@ from mpitrain.data.dataset import Dataset, Samples
 from mpitrain.data.digests import digest
 from mpitrain.data.errors import DataError
 from mpitrain.data.idx import load_idx
-from mpitrain.data.sampler import Sampler, share
+from mpitrain.data.sampler import Sampler
 from mpitrain.data.text import load_text
 from mpitrain.data.tokens import load_tokens
 from mpitrain.files import check_regular
 
-__all__ = ["DataError", "Dataset", "Sampler", "Samples", "check", "digest", "load", "share"]
+__all__ = ["DataError", "Dataset", "Sampler", "Samples", "check", "digest", "load"]
 
 
 def check(config: Data) -> None:

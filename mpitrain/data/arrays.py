@@ -11,9 +11,9 @@ import numpy as np
 from numpy.lib.npyio import NpzFile
 from numpy.typing import DTypeLike
 
+from mpitrain.arrays import Array
 from mpitrain.data.dataset import Dataset, Samples
 from mpitrain.data.errors import DataError
-from mpitrain.nn import Array
 
 #: What numpy and zipfile raise at files that are cut, changed, or promise more than fits.
 _UNREADABLE = (

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from mpitrain.nn import Array, Shape
+from mpitrain.arrays import Array, Shape
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from mpitrain.arrays import Array
 from mpitrain.data.dataset import Dataset
-from mpitrain.nn import Array
 
 #: Samples are all read if they have no more numbers than that (MNIST has 47 million), ...
 _ALL = 1 << 26

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import DTypeLike
 
+from mpitrain.arrays import Array, Shape
 from mpitrain.data.dataset import Dataset, Samples
 from mpitrain.data.errors import DataError
-from mpitrain.nn import Array, Shape
 
 _TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 #: Four bytes, then at most 255 sizes of four.

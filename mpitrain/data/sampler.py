@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mpitrain.nn import Array
+from mpitrain.arrays import Array
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,3 @@ class Sampler:
         order = np.random.default_rng(seeds).permutation(self.samples)
         for start in range(0, self.samples, self.batch_size):
             yield order[start : start + self.batch_size]
-
-
-def share(length: int, rank: int, size: int) -> slice:
-    """The contiguous part of ``length`` items for ``rank`` of ``size``.
-
-    Parts follow one another in rank order and differ by one item at most; with more ranks than
-    items some are empty.
-    """
-    return slice(rank * length // size, (rank + 1) * length // size)

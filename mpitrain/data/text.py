@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from mpitrain.arrays import Array
 from mpitrain.data.dataset import Dataset, Samples
 from mpitrain.data.errors import DataError
-from mpitrain.nn import Array
 
 
 @dataclass(frozen=True)

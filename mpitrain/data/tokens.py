@@ -6,10 +6,10 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
+from mpitrain.arrays import Array
 from mpitrain.data.dataset import Dataset
 from mpitrain.data.errors import DataError
 from mpitrain.data.text import Tokens
-from mpitrain.nn import Array
 
 
 class _Meta(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from collectives.errors import InvalidBuffer
+from collectives import InvalidBuffer
 from collectives.execution.memory import HOST
 from collectives.execution.transport.shared_memory import NodeMemory
 from mpitrain.doctor.finding import Finding, Status, in_parts

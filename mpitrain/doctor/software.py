@@ -8,18 +8,12 @@ from pathlib import Path
 
 from mpi4py import MPI
 
-from collectives import LaunchError
-from collectives.launch import check_launch
+from collectives import LaunchError, check_launch
+from collectives.calls.library import THREAD_LEVELS, release
 from mpitrain.doctor.finding import Finding, Status, gathered
 
 _NEEDED = ("mpi4py", "numpy")
 _EXTRA = ("cupy", "cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x", "torch")
-_LEVELS = {
-    MPI.THREAD_SINGLE: "single",
-    MPI.THREAD_FUNNELED: "funneled",
-    MPI.THREAD_SERIALIZED: "serialized",
-    MPI.THREAD_MULTIPLE: "multiple",
-}
 
 
 def packages(comm: MPI.Intracomm, folder: Path) -> Finding:
@@ -51,9 +45,8 @@ def library(comm: MPI.Intracomm, folder: Path) -> Finding:
     """MPI's vendor, version, standard and the files that it was loaded from."""
 
     def local() -> tuple[str, list[str]]:
-        vendor, numbers = MPI.get_vendor()
         standard = ".".join(map(str, MPI.Get_version()))
-        text = f"{vendor} {'.'.join(map(str, numbers))}, MPI standard {standard}"
+        text = f"{release()}, MPI standard {standard}"
         abi = getattr(MPI, "Get_abi_version", lambda: (-1, -1))()
         if abi[0] >= 1:
             text += f", ABI {'.'.join(map(str, abi))}"
@@ -94,7 +87,7 @@ def threads(comm: MPI.Intracomm, folder: Path) -> Finding:
 def judge_threads(found: list[int]) -> Finding:
     """Checkpoints are written by a thread, which makes no MPI call but must be allowed to exist."""
     lowest = min(found)
-    text = f"MPI's thread level is {_LEVELS[lowest]}"
+    text = f"MPI's thread level is {THREAD_LEVELS[lowest]}"
     if lowest == MPI.THREAD_SINGLE:
         return Finding(
             "threads", Status.WARN, f"{text}, and checkpoints are written by a thread",

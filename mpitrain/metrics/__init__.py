@@ -7,9 +7,11 @@ from pathlib import Path
 from mpitrain.config import Config
 from mpitrain.metrics import tensorboard
 from mpitrain.metrics.console import console
-from mpitrain.metrics.lines import ReportError, json_lines, read_records
+from mpitrain.metrics.lines import ReportError, json_lines
+from mpitrain.metrics.reader import Log, count_steps, read_records
 from mpitrain.metrics.records import (
     Epoch,
+    RankTime,
     Record,
     Resumed,
     Saved,
@@ -18,11 +20,14 @@ from mpitrain.metrics.records import (
     Step,
     Straggler,
     Summary,
+    Times,
     Write,
 )
 
 __all__ = [
     "Epoch",
+    "Log",
+    "RankTime",
     "Record",
     "ReportError",
     "Resumed",
@@ -32,8 +37,10 @@ __all__ = [
     "Step",
     "Straggler",
     "Summary",
+    "Times",
     "Write",
     "console",
+    "count_steps",
     "json_lines",
     "read_records",
     "recorder",

@@ -80,11 +80,15 @@ def _is_watched(terminal: Console) -> bool:
     return terminal.is_terminal and os.get_terminal_size(terminal.file.fileno()).columns > 0
 
 
-_HEADER = f"{'step':>6} {'loss':>9} {'grad_norm':>9} {'lr':>9} {'samples/s':>9} {'comm%':>6}"
+_HEADER = (
+    f"{'step':>6} {'loss':>9} {'grad_norm':>9} {'lr':>9} {'samples/s':>9} "
+    f"{'reduce%':>7} {'wait%':>5}"
+)
 
 
 def _line(record: Step) -> str:
     return (
         f"{record.step:6d} {record.loss:9.4f} {record.grad_norm:9.4f} {record.lr:9.4g} "
-        f"{record.samples_per_s:9.0f} {100 * record.comm_share:6.1f}"
+        f"{record.samples_per_s:9.0f} {100 * record.comm_share:7.1f} "
+        f"{100 * record.wait_share:5.1f}"
     )

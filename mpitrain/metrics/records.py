@@ -1,10 +1,9 @@
 """What a run reports, as records; ``event`` says which one a line of the file is."""
 
 from collections.abc import Callable
+from typing import Any
 
 from msgspec import Struct
-
-from mpitrain.config import Config
 
 
 class Start(Struct, frozen=True, tag="start", tag_field="event"):
@@ -18,7 +17,10 @@ class Start(Struct, frozen=True, tag="start", tag_field="event"):
         algorithm: of the all-reduce of gradients.
         reason: why it was chosen.
         parameters: numbers that are trained.
-        config: the whole job, defaults included.
+        config: the whole job by table and key, defaults included.
+        date: in UTC, to the second, as ISO 8601 has it; empty in older files.
+        software: versions of ``mpitrain``, ``mpi`` (the library), ``mpi4py``, ``numpy`` and
+            ``python``; empty in older files.
     """
 
     ranks: int
@@ -28,7 +30,9 @@ class Start(Struct, frozen=True, tag="start", tag_field="event"):
     algorithm: str
     reason: str
     parameters: int
-    config: Config
+    config: dict[str, dict[str, Any]]
+    date: str = ""
+    software: dict[str, str] = {}
 
 
 class Step(Struct, frozen=True, tag="step", tag_field="event"):
@@ -45,6 +49,8 @@ class Step(Struct, frozen=True, tag="step", tag_field="event"):
         samples_per_s: of all ranks together.
         comm_share: part of ``seconds`` spent in reducing gradients, waits for slower ranks
             included, 0 to 1.
+        wait_share: part of ``seconds`` spent in waiting for other stages of the pipeline, and for
+            the last rank at the end of the step.
     """
 
     step: int
@@ -56,6 +62,7 @@ class Step(Struct, frozen=True, tag="step", tag_field="event"):
     seconds: float
     samples_per_s: float
     comm_share: float
+    wait_share: float = 0.0
 
 
 class Skipped(Struct, frozen=True, tag="skipped", tag_field="event"):
@@ -131,8 +138,40 @@ class Epoch(Struct, frozen=True, tag="epoch", tag_field="event"):
     test_loss: float
 
 
+class RankTime(Struct, frozen=True):
+    """What one rank spent its time on in all steps since the start.
+
+    Attributes:
+        stage, tensor: its place; ranks with equal places reduce the same gradients.
+        computing: seconds outside of communication.
+        reducing: seconds in the sum of gradients.
+        waiting: seconds of waiting for another stage, by the rank that it waited for.
+        meeting: seconds at the ends of steps, where all ranks agree on loss and norm, and those
+            that are done wait for those that are not.
+        memory: the most memory that the process has had, in bytes.
+    """
+
+    stage: int
+    tensor: int
+    computing: float
+    reducing: float
+    waiting: dict[int, float]
+    meeting: float
+    memory: int
+
+
+class Times(Struct, frozen=True, tag="times", tag_field="event"):
+    """Where the time of each rank went, at the end of a run or when it is stopped.
+
+    Attributes:
+        ranks: by rank.
+    """
+
+    ranks: list[RankTime]
+
+
 class Summary(Struct, frozen=True, tag="summary", tag_field="event"):
-    """The end of a run; rates and shares are over all its steps."""
+    """The end of a run; rates and shares, which are as in :class:`Step`, are over all its steps."""
 
     test_accuracy: float
     test_loss: float
@@ -141,12 +180,13 @@ class Summary(Struct, frozen=True, tag="summary", tag_field="event"):
     reason: str
     samples_per_s: float
     comm_share: float
+    wait_share: float = 0.0
 
     def __str__(self) -> str:
         return (
             f"test accuracy {self.test_accuracy:.2%}, {ranks_in_words(self.ranks)}, "
             f"gradients by {self.algorithm} ({self.reason}), {self.samples_per_s:.0f} samples/s, "
-            f"communication {self.comm_share:.1%} of step time"
+            f"reduction {self.comm_share:.1%} and waiting {self.wait_share:.1%} of step time"
         )
 
 
@@ -155,5 +195,5 @@ def ranks_in_words(count: int) -> str:
     return f"{count} rank{'s' if count > 1 else ''}"
 
 
-Record = Start | Step | Skipped | Straggler | Epoch | Saved | Resumed | Summary
+Record = Start | Step | Skipped | Straggler | Epoch | Saved | Resumed | Times | Summary
 Write = Callable[[Record], None]

@@ -6,9 +6,9 @@ from typing import assert_never
 from mpitrain import nn
 from mpitrain.config import Config, ConfigError
 from mpitrain.data.dataset import Dataset
+from mpitrain.group import TensorGroup
 from mpitrain.models import convnets, gpt, perceptron, recommender
 from mpitrain.models.model import Model
-from mpitrain.parallel.tensor import TensorGroup
 
 __all__ = ["Model", "build"]
 

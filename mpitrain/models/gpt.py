@@ -3,8 +3,9 @@
 from math import sqrt
 
 from mpitrain import nn
+from mpitrain.group import TensorGroup
 from mpitrain.nn.embedding import PositionEmbedding, TokenEmbedding, Unembedding
-from mpitrain.parallel.tensor import Enter, Leave, TensorGroup
+from mpitrain.parallel.tensor import Enter, Leave
 
 
 def layers(

@@ -1,13 +1,16 @@
 """A model: named layers in a row, the loss at their end, and the values that they begin with."""
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from types import ModuleType
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from mpitrain.nn import Array, Layer, Shape
-from mpitrain.parallel.tensor import TensorGroup, VocabularyLoss
+from mpitrain.arrays import Array, Shape
+from mpitrain.group import TensorGroup
+from mpitrain.nn import Layer
+from mpitrain.parallel.tensor import VocabularyLoss
 
 
 class Model:
@@ -33,12 +36,18 @@ class Model:
         return {name: self._initial(name, seed, xp, dtype) for name in names}
 
     def shapes(self, names: Sequence[str]) -> dict[str, dict[str, Shape]]:
-        """Shapes of some layers' parameters, whole."""
-        initial = self.initial(names, 0, np, np.float32)
-        return {
-            name: {own: values.shape for own, values in parameters.items()}
-            for name, parameters in initial.items()
-        }
+        """Shapes of some layers' parameters, whole; nothing is drawn."""
+        return {name: self.layers[name].shapes() for name in names}
+
+    @property
+    def size(self) -> int:
+        """Numbers that are trained; those of tensors that layers share once."""
+        return sum(
+            prod(shape)
+            for layer in self.layers.values()
+            for own, shape in layer.shapes().items()
+            if own not in layer.tied
+        )
 
     def ties(self) -> dict[str, frozenset[str]]:
         """The layers that have a tensor together, for each that several have."""

@@ -4,7 +4,8 @@ import math
 from itertools import pairwise
 
 from mpitrain import nn
-from mpitrain.parallel.tensor import Enter, Leave, TensorGroup
+from mpitrain.group import TensorGroup
+from mpitrain.parallel.tensor import Enter, Leave
 
 
 def layers(

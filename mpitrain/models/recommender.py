@@ -8,11 +8,10 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from mpitrain import nn
-from mpitrain.data.sampler import share
-from mpitrain.nn import Array, Parameters, Shape, array_namespace
+from mpitrain.arrays import Array, Parameters, Shape, array_namespace
+from mpitrain.group import TensorGroup, share
 from mpitrain.nn.embedding import scatter_add
 from mpitrain.nn.layer import normal
-from mpitrain.parallel.tensor import TensorGroup
 
 
 def layers(
@@ -51,7 +50,10 @@ class SpreadTables(nn.Layer):
     def parameters(
         self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike
     ) -> dict[str, Array]:
-        return {"table": normal(rng, (self.tables, self.rows, self.width), 0.1, xp, dtype)}
+        return {"table": normal(rng, self.shapes()["table"], 0.1, xp, dtype)}
+
+    def shapes(self) -> dict[str, Shape]:
+        return {"table": (self.tables, self.rows, self.width)}
 
     def output_shape(self, shape: Shape) -> Shape:
         return self.tables, self.width

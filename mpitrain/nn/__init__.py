@@ -5,12 +5,13 @@ features, O output features, K elements of a window, T positions, D features of 
 head, V tokens.
 """
 
+from mpitrain.arrays import Array, Parameters, Shape, array_namespace
 from mpitrain.nn.activation import GELU, ReLU
 from mpitrain.nn.attention import CausalAttention
 from mpitrain.nn.chain import Chain, Recomputed, Residual, Wrapper
 from mpitrain.nn.convolution import Conv2d
 from mpitrain.nn.flatten import Flatten
-from mpitrain.nn.layer import Array, Layer, Parameters, Shape, array_namespace
+from mpitrain.nn.layer import Layer
 from mpitrain.nn.linear import Bias, Linear
 from mpitrain.nn.normalization import GroupNorm, LayerNorm
 from mpitrain.nn.pooling import AveragePool2d, GlobalAveragePool, MaxPool2d

@@ -2,7 +2,8 @@
 
 import math
 
-from mpitrain.nn.layer import Array, Elementwise, Parameters, array_namespace
+from mpitrain.arrays import Array, Parameters, array_namespace
+from mpitrain.nn.layer import Elementwise
 
 
 class ReLU(Elementwise):

@@ -2,7 +2,8 @@
 
 import math
 
-from mpitrain.nn.layer import Array, Layer, Parameters, Shape, array_namespace, widened
+from mpitrain.arrays import Array, Parameters, Shape, array_namespace
+from mpitrain.nn.layer import Layer, widened
 
 #: Queries, keys, values, and the attention of each query to each key.
 _Saved = tuple[Array, Array, Array, Array]

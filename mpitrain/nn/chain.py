@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from mpitrain.nn.layer import Array, Layer, Parameters, Shape
+from mpitrain.arrays import Array, Parameters, Shape
+from mpitrain.nn.layer import Layer
 
 
 class Chain(Layer):
@@ -32,6 +33,13 @@ class Chain(Layer):
             f"{name}.{own}": values
             for name, layer in self.layers.items()
             for own, values in layer.parameters(rng, xp, dtype).items()
+        }
+
+    def shapes(self) -> dict[str, Shape]:
+        return {
+            f"{name}.{own}": shape
+            for name, layer in self.layers.items()
+            for own, shape in layer.shapes().items()
         }
 
     def brought(self) -> dict[str, Array]:
@@ -86,6 +94,9 @@ class Wrapper(Layer):
         self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike
     ) -> dict[str, Array]:
         return self.layer.parameters(rng, xp, dtype)
+
+    def shapes(self) -> dict[str, Shape]:
+        return self.layer.shapes()
 
     def brought(self) -> dict[str, Array]:
         return self.layer.brought()

@@ -5,16 +5,8 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import DTypeLike
 
-from mpitrain.nn.layer import (
-    Array,
-    Layer,
-    Parameters,
-    Shape,
-    array_namespace,
-    he_normal,
-    matmul,
-    total,
-)
+from mpitrain.arrays import Array, Parameters, Shape, array_namespace
+from mpitrain.nn.layer import Layer, he_normal, matmul, total
 from mpitrain.nn.windows import window_counts, windows
 
 #: The patches of the padded input as a matrix, and the padded input's shape.
@@ -42,12 +34,15 @@ class Conv2d(Layer):
     def parameters(
         self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike
     ) -> dict[str, Array]:
-        shape = (self.size, self.size, self.channels, self.outputs)
         fan_in = self.size**2 * self.channels
         return {
-            "weight": he_normal(rng, shape, fan_in, xp, dtype),
+            "weight": he_normal(rng, self.shapes()["weight"], fan_in, xp, dtype),
             "bias": xp.zeros(self.outputs, dtype),
         }
+
+    def shapes(self) -> dict[str, Shape]:
+        weight = (self.size, self.size, self.channels, self.outputs)
+        return {"weight": weight, "bias": (self.outputs,)}
 
     def output_shape(self, shape: Shape) -> Shape:
         if len(shape) != 3 or shape[2] != self.channels:

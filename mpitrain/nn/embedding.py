@@ -5,17 +5,9 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import DTypeLike
 
-from mpitrain.nn.layer import (
-    Array,
-    Elementwise,
-    Layer,
-    Parameters,
-    Shape,
-    array_namespace,
-    matmul,
-    normal,
-)
-from mpitrain.parallel.tensor import TensorGroup
+from mpitrain.arrays import Array, Parameters, Shape, array_namespace
+from mpitrain.group import TensorGroup
+from mpitrain.nn.layer import Elementwise, Layer, matmul, normal
 
 #: Row numbers of the own part of a table, and which of them are in it.
 _Rows = tuple[Array, Array]
@@ -39,6 +31,9 @@ class TokenEmbedding(Layer):
         self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike
     ) -> dict[str, Array]:
         return {"token": normal(rng, (self.vocabulary, self.width), 0.02, xp, dtype)}
+
+    def shapes(self) -> dict[str, Shape]:
+        return {"token": (self.vocabulary, self.width)}
 
     def output_shape(self, shape: Shape) -> Shape:
         return *shape, self.width
@@ -83,6 +78,9 @@ class PositionEmbedding(Elementwise):
     ) -> dict[str, Array]:
         return {"position": normal(rng, (self.context, self.width), 0.02, xp, dtype)}
 
+    def shapes(self) -> dict[str, Shape]:
+        return {"position": (self.context, self.width)}
+
     def forward(self, parameters: Parameters, x: Array) -> tuple[Array, None]:
         return x + parameters["position"][self._positions(x)], None
 
@@ -117,6 +115,9 @@ class Unembedding(Layer):
         self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike
     ) -> dict[str, Array]:
         return {"token": normal(rng, (self.vocabulary, self.width), 0.02, xp, dtype)}
+
+    def shapes(self) -> dict[str, Shape]:
+        return {"token": (self.vocabulary, self.width)}
 
     def output_shape(self, shape: Shape) -> Shape:
         return *shape[:-1], self.vocabulary

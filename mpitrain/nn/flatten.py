@@ -2,7 +2,8 @@
 
 import math
 
-from mpitrain.nn.layer import Array, Layer, Parameters, Shape
+from mpitrain.arrays import Array, Parameters, Shape
+from mpitrain.nn.layer import Layer
 
 
 class Flatten(Layer):

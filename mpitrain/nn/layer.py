@@ -1,29 +1,15 @@
-"""What a layer is: pure functions, and the namespace that its arrays come from."""
+"""What a layer is: pure functions."""
 
 import math
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import DTypeLike
 
-#: A NumPy array, or a CuPy array: it has the same methods.
-Array = NDArray[Any]
-#: A layer's arrays by name: parameters, or the gradients of the loss by them.
-Parameters = Mapping[str, Array]
-#: Shape of one sample: there is no batch axis.
-Shape = tuple[int, ...]
-
-
-def array_namespace(x: Array) -> ModuleType:
-    """The module, ``numpy`` or ``cupy``, whose functions work on ``x``."""
-    kind = type(x)
-    if kind is np.ndarray or issubclass(kind, np.ndarray):
-        return np
-    return sys.modules[kind.__module__.partition(".")[0]]
+from mpitrain.arrays import Array, Parameters, Shape
 
 
 class Layer(ABC):
@@ -54,6 +40,14 @@ class Layer(ABC):
     ) -> dict[str, Array]:
         """Initial values, whole; the same ``rng`` state gives the same values for any ``xp``."""
         return {}
+
+    def shapes(self) -> dict[str, Shape]:
+        """Shapes of :meth:`parameters`.
+
+        Where a layer does not say them itself, its parameters are drawn to see.
+        """
+        drawn = self.parameters(np.random.default_rng(0), np, np.float32)
+        return {name: values.shape for name, values in drawn.items()}
 
     def brought(self) -> dict[str, Array]:
         """Values that the layer brings with it rather than draws: all ranks must bring the same."""

@@ -6,17 +6,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import DTypeLike
 
-from mpitrain.nn.layer import (
-    Array,
-    Elementwise,
-    Layer,
-    Parameters,
-    Shape,
-    he_normal,
-    matmul,
-    normal,
-    total,
-)
+from mpitrain.arrays import Array, Parameters, Shape
+from mpitrain.nn.layer import Elementwise, Layer, he_normal, matmul, normal, total
 
 
 class Linear(Layer):
@@ -57,12 +48,16 @@ class Linear(Layer):
     def parameters(
         self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike
     ) -> dict[str, Array]:
-        shape = (self.inputs, self.outputs)
+        shape = self.shapes()["weight"]
         if self.deviation is None:
             weight = he_normal(rng, shape, self.inputs, xp, dtype)
         else:
             weight = normal(rng, shape, self.deviation, xp, dtype)
         return {"weight": weight} | ({"bias": xp.zeros(self.outputs, dtype)} if self.bias else {})
+
+    def shapes(self) -> dict[str, Shape]:
+        weight = {"weight": (self.inputs, self.outputs)}
+        return weight | ({"bias": (self.outputs,)} if self.bias else {})
 
     def output_shape(self, shape: Shape) -> Shape:
         if not shape or shape[-1] != self.inputs:
@@ -100,6 +95,9 @@ class Bias(Elementwise):
         self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike
     ) -> dict[str, Array]:
         return {"bias": xp.zeros(self.features, dtype)}
+
+    def shapes(self) -> dict[str, Shape]:
+        return {"bias": (self.features,)}
 
     def forward(self, parameters: Parameters, x: Array) -> tuple[Array, None]:
         return x + parameters["bias"], None

@@ -5,7 +5,8 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import DTypeLike
 
-from mpitrain.nn.layer import Array, Elementwise, Parameters, Shape, array_namespace, total
+from mpitrain.arrays import Array, Parameters, Shape, array_namespace
+from mpitrain.nn.layer import Elementwise, total
 
 #: The normalised input, and the reciprocal of its standard deviation.
 _Saved = tuple[Array, Array]
@@ -24,6 +25,9 @@ class LayerNorm(Elementwise):
         self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike
     ) -> dict[str, Array]:
         return {"weight": xp.ones(self.features, dtype), "bias": xp.zeros(self.features, dtype)}
+
+    def shapes(self) -> dict[str, Shape]:
+        return {"weight": (self.features,), "bias": (self.features,)}
 
     def output_shape(self, shape: Shape) -> Shape:
         if not shape or shape[-1] != self.features:

@@ -2,7 +2,8 @@
 
 from functools import reduce
 
-from mpitrain.nn.layer import Array, Layer, Parameters, Shape, array_namespace
+from mpitrain.arrays import Array, Parameters, Shape, array_namespace
+from mpitrain.nn.layer import Layer
 from mpitrain.nn.windows import window_counts, windows
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from mpitrain.nn.layer import Array, Shape
+from mpitrain.arrays import Array, Shape
 
 
 def windows(x_NHWC: Array, size: int, stride: int) -> Iterator[Array]:

@@ -1,16 +1,13 @@
 """Buckets of gradients on their way: started as soon as they are written, in the same order."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import sched_yield
 from time import perf_counter
 
 from collectives import CorruptMessage
-from collectives.communicator import AnyPlan
 from mpitrain.arena import Bucket
-
-#: Starts what reduces a bucket, and returns it; None if there is nothing to do.
-Begin = Callable[[Bucket], AnyPlan | None]
+from mpitrain.parallel.summation import Sum
 
 
 class BucketsInFlight:
@@ -21,14 +18,22 @@ class BucketsInFlight:
     gradients are read.  Buckets start in the order given, which must be the same on all ranks.
     """
 
-    def __init__(self, buckets: Sequence[Bucket], begin: Begin, *, overlap: bool = True) -> None:
-        """``overlap``: start buckets as they become ready rather than all of them at the end."""
+    def __init__(
+        self, buckets: Sequence[Bucket], sums: Mapping[Bucket, Sum], *, overlap: bool = True
+    ) -> None:
+        """Nothing is ready yet.
+
+        Args:
+            buckets: in the order in which they start.
+            sums: the sum of each bucket; a bucket without one stays as it is.
+            overlap: start buckets as they become ready rather than all of them at the end.
+        """
         self._buckets = buckets
-        self._begin = begin
+        self._sums = sums
         self._overlap = overlap
         self._ready: set[int] = set()
         self._started = 0
-        self._in_flight: list[tuple[Bucket, AnyPlan]] = []
+        self._in_flight: list[tuple[Bucket, Sum]] = []
         self._seconds = 0.0
 
     def ready(self, layer: int) -> None:
@@ -69,10 +74,10 @@ class BucketsInFlight:
 
     def _test(self) -> None:
         left = []
-        for bucket, plan in self._in_flight:
+        for bucket, its_sum in self._in_flight:
             try:
-                if not plan.Test():
-                    left.append((bucket, plan))
+                if not its_sum.Test():
+                    left.append((bucket, its_sum))
             except CorruptMessage as error:
                 number = self._buckets.index(bucket)
                 layers = f"layers {min(bucket.layers)} to {max(bucket.layers)}"
@@ -85,9 +90,9 @@ class BucketsInFlight:
                 bucket = self._buckets[self._started]
                 if not bucket.layers <= self._ready:
                     return
-                plan = self._begin(bucket)
-                if plan is not None:
-                    self._in_flight.append((bucket, plan))
+                if bucket in self._sums:
+                    self._sums[bucket].Start()
+                    self._in_flight.append((bucket, self._sums[bucket]))
                 self._started += 1
 
     @contextmanager

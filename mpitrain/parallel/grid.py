@@ -2,15 +2,15 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator
 from mpitrain.arena import COPIES, DATA, OWN, SUMMED
-from mpitrain.parallel.tensor import TensorGroup
+from mpitrain.group import TensorGroup
+from mpitrain.together import ClosedTogether
 
 
 class Place(NamedTuple):
@@ -66,7 +66,7 @@ class Layout:
         return f"data {shape} x pipe {self.stages} x tensor {self.tensor}"
 
 
-class ProcessGrid:
+class ProcessGrid(ClosedTogether):
     """The communicators of a layout.
 
     Attributes:
@@ -135,19 +135,6 @@ class ProcessGrid:
         """Free the communicators; collective."""
         while self._comms:
             self._comms.pop().Free()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        # Freeing is collective, and after an error the other ranks may be elsewhere.
-        if error is None:
-            self.close()
 
 
 def _use_once(comm: Communicator) -> None:

@@ -6,19 +6,21 @@ of parameters within a node at all, and parameters and optimiser state take the 
 """
 
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator
 from mpitrain.arena import Arena, Bucket, Tensor
-from mpitrain.data.sampler import share
-from mpitrain.nn import Array, Parameters
-from mpitrain.parallel.store import Allocate, Piece, Reduction, Store
+from mpitrain.arrays import Array, Parameters
+from mpitrain.config import ConfigError
+from mpitrain.group import share
+from mpitrain.parallel.store import Allocate, Piece, Reduction
+from mpitrain.parallel.summation import Sum, Summand
+from mpitrain.parallel.whole import WholeGradients
 
 
-class NodeShared(Store):
+class NodeShared(WholeGradients):
     """One copy of the parameters on each node, in a shared window of MPI.
 
     Cost a step, of s bytes on nodes of k ranks: reduce-scatter s in the node, all-reduce s/k across
@@ -31,12 +33,9 @@ class NodeShared(Store):
         """Allocate and bind; collective.  Arguments as those of ``Replicated``.
 
         Raises:
-            ValueError: nodes have different numbers of ranks.
+            ConfigError: nodes have different numbers of ranks.
         """
-        super().__init__(arena, reduction, reduction.bucket_bytes, initial.itemsize)
-        self.gradients = allocate(arena.size, initial.dtype)
-        self.gradients[...] = 0
-        self._sums = arena.views(self.gradients)
+        super().__init__(arena, reduction, allocate(arena.size, initial.dtype))
         self._shared = {
             group: _NodeCopy(comm, arena, group, initial)
             for group, comm in reduction.groups.items()
@@ -44,35 +43,31 @@ class NodeShared(Store):
         }
         self._views = arena.by_layer(lambda t: self._shared[t.group].view(t.start, t.stop, t.shape))
         self.pieces = []
-        self._plans = {}
+        self._across: list[Sum] = []
         for bucket in self.buckets:
-            copy = self._shared[bucket.group]
-            part = copy.own(bucket)
+            part, copy = self.own(bucket), self._shared[bucket.group]
             parameters = copy.view(part.start, part.stop, (part.stop - part.start,))
-            piece = Piece(part.start, parameters, np.zeros_like(parameters), bucket.group)
-            self.pieces.append(piece)
-            self._plans[bucket] = copy.node.Reduce_scatter_init(
-                self.gradients[bucket.start : bucket.stop], piece.gradients, copy.counts(bucket)
-            )
-        self.describe(self._plans)
+            gradients = np.zeros_like(parameters)
+            self.pieces.append(Piece(part.start, parameters, gradients, bucket.group))
+            if copy.across.size > 1:
+                # A shard cuts tensors where it likes.
+                summand = Summand(bucket, copy.across, gradients, {}, gradients)
+                self._across.append(reduction.summation.bind(summand))
+        self.bind_sums([piece.gradients for piece in self.pieces])
+
+    def comm(self, bucket: Bucket) -> Communicator:
+        """The ranks of the node."""
+        return self._shared[bucket.group].node
 
     def take(self, layer: int) -> Parameters:
         return self._views[layer]
 
-    def reset(self) -> None:
-        self.gradients[...] = 0
-
-    def accumulate(self, layer: int, gradients: Parameters) -> None:
-        for name, total in self._sums[layer].items():
-            total += gradients[name]
-
     def wait(self) -> float:
         seconds = super().wait()
         start = perf_counter()
-        for piece in self.pieces:
-            across = self._shared[piece.group].across
-            if across.size > 1:
-                across.Allreduce(MPI.IN_PLACE, piece.gradients)
+        for across in self._across:
+            across.Start()
+            across.Wait()
         return seconds + perf_counter() - start
 
     def publish(self) -> float:
@@ -87,17 +82,13 @@ class NodeShared(Store):
         return share(piece.parameters.size, across.rank, across.size)
 
     def close(self) -> None:
-        while self._plans:
-            self._plans.popitem()[1].Free()
+        super().close()
+        while self._across:
+            self._across.pop().Free()
         # The window's memory goes with it.
         self._views, self.pieces = [], []
         while self._shared:
             self._shared.popitem()[1].close()
-
-    def _start(self, bucket: Bucket) -> Any:
-        plan = self._plans[bucket]
-        plan.Start()
-        return plan
 
 
 class _NodeCopy:
@@ -110,7 +101,7 @@ class _NodeCopy:
         self.across = comm.Split(self.node.rank, comm.rank)
         sizes = comm.allgather(self.node.size)
         if len(set(sizes)) > 1:
-            raise ValueError(
+            raise ConfigError(
                 f"parallel.node_shared needs as many ranks on every node, not {sorted(set(sizes))}"
             )
         nbytes = (stop - self.start) * initial.itemsize
@@ -127,17 +118,6 @@ class _NodeCopy:
 
     def view(self, start: int, stop: int, shape: tuple[int, ...]) -> Array:
         return self.flat[start - self.start : stop - self.start].reshape(shape)
-
-    def own(self, bucket: Bucket) -> slice:
-        part = share(bucket.stop - bucket.start, self.node.rank, self.node.size)
-        return slice(bucket.start + part.start, bucket.start + part.stop)
-
-    def counts(self, bucket: Bucket) -> list[int]:
-        parts = [
-            share(bucket.stop - bucket.start, rank, self.node.size)
-            for rank in range(self.node.size)
-        ]
-        return [part.stop - part.start for part in parts]
 
     def settle(self) -> None:
         """What each rank of the node has stored, all of them see."""

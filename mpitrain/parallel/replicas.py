@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from mpi4py import MPI
 
-from mpitrain.nn import Array
+from mpitrain.arrays import Array
 
 #: So many arrays are named.
 _SHOWN = 3

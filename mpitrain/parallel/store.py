@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 from collectives import Communicator
 from mpitrain.arena import Arena, Bucket
-from mpitrain.data.sampler import share
-from mpitrain.nn import Array, Parameters
-from mpitrain.parallel.buckets import BucketsInFlight
+from mpitrain.arrays import Array, Parameters
+from mpitrain.group import share
+from mpitrain.parallel.summation import Sum, Summand, Summation
 
 #: Makes an array: ``allocate(size, dtype)``.
 Allocate = Callable[..., Array]
@@ -52,13 +52,13 @@ class Reduction:
 
     Attributes:
         groups: the ranks, for each group of the arena.
-        algorithm: as ``Communicator.Allreduce`` takes it.
+        summation: what sums the gradients of a bucket.
         bucket_bytes: least size of a bucket.
         overlap: start while layers below are still to be computed.
     """
 
     groups: Mapping[str, Communicator]
-    algorithm: str = "auto"
+    summation: Summation
     bucket_bytes: int = 25 * 2**20
     overlap: bool = True
 
@@ -87,11 +87,6 @@ class Store(ABC):
         self.buckets = arena.buckets(bucket_bytes, itemsize)
         self.algorithm = "none"
         self.reason = "a single rank"
-        self._in_flight = BucketsInFlight(self.buckets, self._start, overlap=reduction.overlap)
-
-    @abstractmethod
-    def _start(self, bucket: Bucket) -> Any:
-        """Start to sum the gradients of a bucket; returns the plan, or None if there is none."""
 
     @abstractmethod
     def take(self, layer: int) -> Parameters:
@@ -109,17 +104,16 @@ class Store(ABC):
     def accumulate(self, layer: int, gradients: Parameters) -> None:
         """Add the gradients of a layer, all of its parameters'."""
 
-    def ready(self, layer: int) -> None:
+    def ready(self, layer: int) -> None:  # noqa: B027
         """The last gradients of the layer in this step have been accumulated."""
-        self._in_flight.ready(layer)
 
+    @abstractmethod
     def progress(self) -> None:
         """Move communication along."""
-        self._in_flight.progress()
 
+    @abstractmethod
     def wait(self) -> float:
         """Gradients of the pieces are complete; returns seconds spent in communication."""
-        return self._in_flight.wait()
 
     def publish(self) -> float:
         """The pieces' parameters have changed; returns seconds spent in communication."""
@@ -136,7 +130,7 @@ class Store(ABC):
         """Free what is bound to communicators; collective."""
 
     def comm(self, bucket: Bucket) -> Communicator:
-        """The ranks over which the bucket is reduced."""
+        """The ranks that sum the bucket, and among which its shards are dealt out."""
         return self.reduction.groups[bucket.group]
 
     def counts(self, bucket: Bucket) -> list[int]:
@@ -151,6 +145,20 @@ class Store(ABC):
         comm = self.comm(bucket)
         part = share(bucket.stop - bucket.start, comm.rank, comm.size)
         return slice(bucket.start + part.start, bucket.start + part.stop)
+
+    def bind(self, bucket: Bucket, own: Array, shard: Array | None = None) -> Sum:
+        """The sum of the bucket's gradients over its ranks: the one place where it is made.
+
+        Args:
+            bucket: whose.
+            own: gradients of this rank, of shape (elements of the bucket,).
+            shard: memory of the own shard of the sum; None: the sum replaces ``own``.
+        """
+        counts = None if shard is None else self.counts(bucket)
+        total = own if shard is None else shard
+        tensors = self.arena.inside(bucket, own)
+        summand = Summand(bucket, self.comm(bucket), own, tensors, total, counts)
+        return self.reduction.summation.bind(summand)
 
     def describe(self, plans: Mapping[Bucket, Any]) -> None:
         """Say how the largest bucket is reduced."""

@@ -7,45 +7,58 @@ first virtual stage reads the data instead), and sends it on after it; gradients
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 
 @dataclass(frozen=True, slots=True)
-class Forward:
-    """Take a micro-batch forward through a chunk of the stage's layers."""
+class _Pass:
+    """Of a micro-batch through a chunk of the stage's layers: ``F3``, ``1F3`` through chunk 1."""
 
+    letter: ClassVar[str]
     micro_batch: int
     chunk: int = 0
 
+    def __str__(self) -> str:
+        return f"{self.chunk or ''}{self.letter}{self.micro_batch}"
 
-@dataclass(frozen=True, slots=True)
-class Backward:
+
+class Forward(_Pass):
+    """Take a micro-batch forward."""
+
+    __slots__ = ()
+    letter = "F"
+
+
+class Backward(_Pass):
     """Take it backward: the gradients by the input and by the parameters."""
 
-    micro_batch: int
-    chunk: int = 0
+    __slots__ = ()
+    letter = "B"
 
 
-@dataclass(frozen=True, slots=True)
-class BackwardInput:
+class BackwardInput(_Pass):
     """The first half of that, for which the stage before waits."""
 
-    micro_batch: int
-    chunk: int = 0
+    __slots__ = ()
+    letter = "I"
 
 
-@dataclass(frozen=True, slots=True)
-class BackwardWeight:
+class BackwardWeight(_Pass):
     """The second half, for which nobody waits (Qi et al. 2024)."""
 
-    micro_batch: int
-    chunk: int = 0
+    __slots__ = ()
+    letter = "W"
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
     """Reduce the gradients over the replicas, and step; the number counts from 0."""
 
+    letter: ClassVar[str] = "U"
     number: int
+
+    def __str__(self) -> str:
+        return f"{self.letter}{self.number}"
 
 
 Compute = Forward | Backward | BackwardInput | BackwardWeight

@@ -3,15 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from mpitrain.pipeline.actions import (
-    Action,
-    Backward,
-    BackwardInput,
-    BackwardWeight,
-    Forward,
-    Pipeline,
-    Update,
-)
+from mpitrain.pipeline.actions import Pipeline, Update
 from mpitrain.pipeline.simulate import Block, Simulation
 
 #: Forward, backward, gradient by the input, gradient by the weights, update; told apart by the
@@ -27,21 +19,6 @@ NAMES = {
 }
 
 
-def letter(action: Action) -> str:
-    """One letter for the kind of an action."""
-    match action:
-        case Forward():
-            return "F"
-        case Backward():
-            return "B"
-        case BackwardInput():
-            return "I"
-        case BackwardWeight():
-            return "W"
-        case Update():
-            return "U"
-
-
 def text(simulation: Simulation, pipeline: Pipeline, unit: float) -> str:
     """One line a rank; a forward pass of micro-batch 3 is ``F3``, a column is ``unit`` seconds."""
     width = 1 + len(str(pipeline.micro_batches - 1))
@@ -51,7 +28,7 @@ def text(simulation: Simulation, pipeline: Pipeline, unit: float) -> str:
         cells = ["." * width] * columns
         for block in simulation.blocks:
             if block.place == place and not isinstance(block.action, Update):
-                name = f"{letter(block.action)}{block.action.micro_batch}"
+                name = f"{block.action.letter}{block.action.micro_batch}"
                 for column in range(round(block.start / unit), round(block.stop / unit)):
                     cells[column] = name.ljust(width)
         name = f"stage {place[0]}" + (f".{place[1]}" if max(pipeline.replicas) > 1 else "")
@@ -78,7 +55,7 @@ def picture(rows: Sequence[tuple[str, Sequence[Block]]], path: Path, title: str)
     axes = figure.subplots()
     for row, (_, blocks) in enumerate(rows):
         for block in blocks:
-            width, kind = block.stop - block.start, letter(block.action)
+            width, kind = block.stop - block.start, block.action.letter
             paler = getattr(block.action, "chunk", 0) % 2
             axes.barh(
                 row,
@@ -100,7 +77,7 @@ def picture(rows: Sequence[tuple[str, Sequence[Block]]], path: Path, title: str)
     axes.set_xlim(0, end)
     axes.set_xlabel("time; white: idle")
     actions = [block.action for _, blocks in rows for block in blocks]
-    kinds = {letter(action) for action in actions}
+    kinds = {action.letter for action in actions}
     keys = [Patch(color=COLOURS[k], label=name) for k, name in NAMES.items() if k in kinds]
     if any(getattr(action, "chunk", 0) % 2 for action in actions):
         keys.append(Patch(color=COLOURS["F"], alpha=0.55, label="paler: the second chunk"))

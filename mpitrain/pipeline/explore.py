@@ -5,7 +5,6 @@ from typing import Any
 
 from collectives.analysis.page import fill
 from mpitrain.pipeline.actions import Pipeline, Update
-from mpitrain.pipeline.draw import letter
 from mpitrain.pipeline.replay import replay
 from mpitrain.pipeline.schedules import SCHEDULES
 from mpitrain.pipeline.simulate import Times, simulate
@@ -33,7 +32,7 @@ def record(name: str, pipeline: Pipeline, times: Times) -> dict[str, Any]:
         action, place = block.action, places.index(block.place)
         item = (-1, 0) if isinstance(action, Update) else (action.micro_batch, action.chunk)
         span = round(block.start, 9), round(block.stop, 9)
-        blocks.append([place, letter(action), *item, *span])
+        blocks.append([place, action.letter, *item, *span])
     return {
         "name": name,
         "description": schedule.description,

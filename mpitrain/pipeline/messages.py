@@ -10,7 +10,7 @@ from mpi4py import MPI
 from collectives import Communicator
 from collectives.execution.transport import Bytes
 from collectives.execution.transport.checked import Sealed
-from mpitrain.nn import Array, Shape, array_namespace
+from mpitrain.arrays import Array, Shape, array_namespace
 
 
 class Spec(NamedTuple):
@@ -54,6 +54,11 @@ class Mailbox:
         self._posted: deque[tuple[MPI.Request, Array, int, Sealed | None]] = deque()
         self._sent: list[tuple[MPI.Request, Array, Sealed | None]] = []
         self._post()
+
+    @property
+    def next_source(self) -> int:
+        """The rank that sends the next of the expected messages."""
+        return self._posted[0][2]
 
     def receive(self) -> Array:
         """The next of the expected messages.

@@ -34,7 +34,7 @@ class StagePlan:
 
 
 @dataclass(frozen=True)
-class Partition:
+class StagePlans:
     """Stages in a row.
 
     Attributes:
@@ -52,7 +52,7 @@ class Partition:
 
 
 @dataclass(frozen=True)
-class Links:
+class ClusterLinks:
     """Links of a cluster: groups of ``workers`` with ``bandwidth`` bytes/s among them.
 
     Attributes:
@@ -74,7 +74,10 @@ class Costs:
     """A profile's sums, and what stages of it take."""
 
     def __init__(
-        self, profile: Sequence[LayerProfile], links: Links, memory_bytes: float | None = None
+        self,
+        profile: Sequence[LayerProfile],
+        links: ClusterLinks,
+        memory_bytes: float | None = None,
     ) -> None:
         self.profile = profile
         self.links = links
@@ -112,7 +115,7 @@ class Costs:
         return float(self._seconds[-1])
 
 
-def partition(costs: Costs, workers: int) -> Partition:
+def partition(costs: Costs, workers: int) -> StagePlans:
     """The fastest pipeline on ``workers``, all of which it uses.
 
     Cost: O(layers^2 workers^2).
@@ -139,10 +142,10 @@ def partition(costs: Costs, workers: int) -> Partition:
             break
         stages.append(stage)
         first, m = stage.stop, m - stage.replicas
-    return Partition(tuple(stages), best[0, workers][0])
+    return StagePlans(tuple(stages), best[0, workers][0])
 
 
-def even_partition(profile: Sequence[LayerProfile], stages: int) -> list[int]:
+def balanced_partition(profile: Sequence[LayerProfile], stages: int) -> list[int]:
     """Layers of each of so many stages, the slowest of which is as fast as can be.
 
     Raises:
@@ -192,7 +195,7 @@ def _best_from(
     return found
 
 
-def describe(costs: Costs, found: Partition) -> str:
+def describe(costs: Costs, found: StagePlans) -> str:
     """For people."""
     lines = [
         f"{found.configuration}: {1e3 * found.seconds:.3f} ms a micro-batch, "

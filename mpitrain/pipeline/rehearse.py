@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from collectives import Communicator
-from mpitrain.nn import Array, Parameters
+from mpitrain.arrays import Array, Parameters
 from mpitrain.parallel.grid import Layout
 from mpitrain.pipeline.actions import Pipeline
 from mpitrain.pipeline.messages import Spec

@@ -21,10 +21,11 @@ from mpitrain.pipeline.actions import (
 )
 from mpitrain.pipeline.schedules import Generator
 
-Place = tuple[int, int]
+#: A replica of a stage, as (stage, replica).
+StageReplica = tuple[int, int]
 
 
-class ScheduleError(ValueError):
+class PipelineError(ValueError):
     """A schedule that cannot run, or would not train what it should."""
 
 
@@ -42,9 +43,9 @@ class Report:
         versions: for each (stage, micro-batch), updates before its forward pass.
     """
 
-    order: Sequence[tuple[Place, Action]]
-    actions: dict[Place, tuple[Action, ...]]
-    held: dict[Place, int]
+    order: Sequence[tuple[StageReplica, Action]]
+    actions: dict[StageReplica, tuple[Action, ...]]
+    held: dict[StageReplica, int]
     staleness: dict[tuple[int, int], int]
     versions: dict[tuple[int, int], int]
 
@@ -53,7 +54,7 @@ def replay(generate: Generator, pipeline: Pipeline) -> Report:
     """Run all ranks' actions against one another.
 
     Raises:
-        ScheduleError: naming the stage, the replica, the action and what is wrong with it.
+        PipelineError: naming the stage, the replica, the action and what is wrong with it.
     """
     actions = {place: tuple(generate(pipeline, *place)) for place in pipeline.places()}
     for place, own in actions.items():
@@ -70,7 +71,9 @@ def replay(generate: Generator, pipeline: Pipeline) -> Report:
     )
 
 
-def needs(pipeline: Pipeline, place: Place, action: Action) -> list[tuple[Place, Action]]:
+def needs(
+    pipeline: Pipeline, place: StageReplica, action: Action
+) -> list[tuple[StageReplica, Action]]:
     """What ranks must have done before ``action``: alternatives are listed one after another.
 
     A gradient comes from a Backward or a BackwardInput, whichever the schedule uses.
@@ -90,7 +93,7 @@ def needs(pipeline: Pipeline, place: Place, action: Action) -> list[tuple[Place,
     return [(peer, Backward(m, chunk)), (peer, BackwardInput(m, chunk))]
 
 
-def _check_complete(pipeline: Pipeline, place: Place, own: tuple[Action, ...]) -> None:
+def _check_complete(pipeline: Pipeline, place: StageReplica, own: tuple[Action, ...]) -> None:
     who = f"stage {place[0]} replica {place[1]}"
     wanted = {(m, chunk) for m in pipeline.own(*place) for chunk in range(pipeline.chunks)}
     done: dict[str, Counter[tuple[int, int]]] = defaultdict(Counter)
@@ -108,28 +111,28 @@ def _check_complete(pipeline: Pipeline, place: Place, own: tuple[Action, ...]) -
         for kind in kinds:
             earlier = before[kind]
             if earlier and not done[earlier][item]:
-                raise ScheduleError(f"{who}: {action} comes before the {earlier} pass it needs")
+                raise PipelineError(f"{who}: {action} comes before the {earlier} pass it needs")
             done[kind][item] += 1
     for kind in ("forward", "input", "weight"):
         if done[kind] != Counter(dict.fromkeys(wanted, 1)):
             wrong = sorted(set(done[kind]) ^ wanted) or [
                 item for item, count in done[kind].items() if count > 1
             ]
-            raise ScheduleError(
+            raise PipelineError(
                 f"{who}: the {kind} pass of micro-batch {wrong[0][0]} in chunk {wrong[0][1]} "
                 f"must come once, not {done[kind][wrong[0]]} times"
             )
     numbers = [action.number for action in own if isinstance(action, Update)]
     if numbers != list(range(len(numbers))) or not isinstance(own[-1] if own else None, Update):
-        raise ScheduleError(f"{who}: updates must be counted from 0 and come last, not {numbers}")
+        raise PipelineError(f"{who}: updates must be counted from 0 and come last, not {numbers}")
 
 
 def _order(
-    pipeline: Pipeline, actions: dict[Place, tuple[Action, ...]]
-) -> list[tuple[Place, Action]]:
+    pipeline: Pipeline, actions: dict[StageReplica, tuple[Action, ...]]
+) -> list[tuple[StageReplica, Action]]:
     position = dict.fromkeys(actions, 0)
-    done: set[tuple[Place, Action]] = set()
-    order: list[tuple[Place, Action]] = []
+    done: set[tuple[StageReplica, Action]] = set()
+    order: list[tuple[StageReplica, Action]] = []
     total = sum(map(len, actions.values()))
     while len(order) < total:
         moved = False
@@ -147,14 +150,14 @@ def _order(
             place = next(p for p, own in actions.items() if position[p] < len(own))
             action = actions[place][position[place]]
             peer, missing = needs(pipeline, place, action)[0]
-            raise ScheduleError(
+            raise PipelineError(
                 f"deadlock: stage {place[0]} replica {place[1]} waits in {action} for {missing} of "
                 f"stage {peer[0]} replica {peer[1]}"
             )
     return order
 
 
-def _check_fifo(pipeline: Pipeline, actions: dict[Place, tuple[Action, ...]]) -> None:
+def _check_fifo(pipeline: Pipeline, actions: dict[StageReplica, tuple[Action, ...]]) -> None:
     """Messages of one kind between two ranks are awaited in the order in which they are sent."""
     sent: dict[tuple[object, ...], list[int]] = defaultdict(list)
     awaited: dict[tuple[object, ...], list[int]] = defaultdict(list)
@@ -174,7 +177,7 @@ def _check_fifo(pipeline: Pipeline, actions: dict[Place, tuple[Action, ...]]) ->
                 sent[place, peer, kind, target].append(action.micro_batch)
     for edge in sent.keys() | awaited.keys():
         if sent[edge] != awaited[edge]:
-            raise ScheduleError(
+            raise PipelineError(
                 f"stage {edge[0][0]} sends {edge[2]}s {sent[edge]} to stage {edge[1][0]}, "  # type: ignore[index]
                 f"which awaits {awaited[edge]}"
             )
@@ -192,7 +195,7 @@ def _most_held(own: tuple[Action, ...]) -> int:
 
 
 def _ages(
-    pipeline: Pipeline, actions: dict[Place, tuple[Action, ...]]
+    pipeline: Pipeline, actions: dict[StageReplica, tuple[Action, ...]]
 ) -> tuple[dict[tuple[int, int], int], dict[tuple[int, int], int]]:
     versions: dict[tuple[int, int], int] = {}
     staleness: dict[tuple[int, int], int] = {}

@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from collectives import Communicator
-from mpitrain.nn import Array, Parameters
+from mpitrain.arrays import Array, Parameters
 from mpitrain.parallel.grid import Layout, Place
 from mpitrain.parallel.store import Weights
 from mpitrain.pipeline.actions import (
@@ -22,7 +22,6 @@ from mpitrain.pipeline.actions import (
     Pipeline,
     Update,
 )
-from mpitrain.pipeline.draw import letter
 from mpitrain.pipeline.messages import Expected, Mailbox, Spec
 from mpitrain.pipeline.replay import Report
 from mpitrain.stage import Stage
@@ -75,6 +74,8 @@ class Latest:
         """Its backward pass is over."""
 
 
+#: What an update returns.
+Updated = TypeVar("Updated")
 #: ``span(name, category, **arguments)``, as ``mpitrain.trace.Trace.span``.
 Span = Callable[..., AbstractContextManager[Any]]
 
@@ -89,7 +90,7 @@ class Runner:
 
     Attributes:
         pipeline, report: as given.
-        waited: seconds spent waiting for other stages in the last run.
+        waited: seconds spent waiting for each other rank's activations in the last run, by rank.
         specs: of what goes into each virtual stage.
     """
 
@@ -128,7 +129,7 @@ class Runner:
         self.chunks = chunks
         self._span = span
         self._xp = xp
-        self.waited = 0.0
+        self.waited: dict[int, float] = {}
         self.specs = self._agree(probe, inputs)
         self._last = _last_before_updates(self.actions)
 
@@ -137,8 +138,8 @@ class Runner:
         source: Source,
         weights: WeightsInTime,
         sink: Sink,
-        update: Callable[[int, float], None],
-    ) -> None:
+        update: Callable[[int, float], Updated],
+    ) -> list[Updated]:
         """Take all micro-batches of ``source`` forward and backward.
 
         Args:
@@ -147,6 +148,9 @@ class Runner:
             sink: takes the gradients.
             update: called at each Update with its number and the own part of the loss since the
                 one before.
+
+        Returns:
+            What ``update`` has returned, each time.
         """
         expected = [
             Expected(rank, tag, source.samples(micro_batch), spec)
@@ -155,10 +159,12 @@ class Runner:
         mailbox = Mailbox(self.comm, expected, self._xp)
         saved: dict[tuple[int, int], tuple[Any, Array]] = {}
         kept: dict[tuple[int, int], Any] = {}
-        loss = self.waited = 0.0
+        updates: list[Updated] = []
+        loss = 0.0
+        self.waited = {}
         for index, action in enumerate(self.actions):
             if isinstance(action, Update):
-                update(action.number, loss)
+                updates.append(update(action.number, loss))
                 loss = 0.0
                 continue
             m, chunk = action.micro_batch, action.chunk
@@ -205,6 +211,7 @@ class Runner:
                     weights.done(m)
         with self._span("sends", "wait"):
             mailbox.finish()
+        return updates
 
     def infer(
         self,
@@ -240,10 +247,11 @@ class Runner:
         return self._receive(mailbox, Forward(micro_batch))
 
     def _receive(self, mailbox: Mailbox, action: Compute) -> Array:
-        start = perf_counter()
-        with self._span(f"receive for {letter(action)}{action.micro_batch}", "wait"):
+        source, start = mailbox.next_source, perf_counter()
+        name = f"receive for {action.letter}{action.micro_batch}"
+        with self._span(name, "wait", source=source):
             found = mailbox.receive()
-        self.waited += perf_counter() - start
+        self.waited[source] = self.waited.get(source, 0.0) + perf_counter() - start
         return found
 
     def _send(
@@ -253,7 +261,7 @@ class Runner:
             mailbox.send(array, self._rank(virtual, micro_batch), _tag(virtual, activation))
 
     def _compute(self, action: Compute) -> AbstractContextManager[Any]:
-        name = f"{letter(action)}{action.micro_batch}"
+        name = f"{action.letter}{action.micro_batch}"
         return self._span(name, "compute", micro_batch=action.micro_batch, chunk=action.chunk)
 
     def _rank(self, virtual: int, micro_batch: int) -> int:

@@ -12,7 +12,7 @@ from mpitrain.pipeline.actions import (
     Pipeline,
     Update,
 )
-from mpitrain.pipeline.replay import Place, needs, replay
+from mpitrain.pipeline.replay import StageReplica, needs, replay
 from mpitrain.pipeline.schedules import Generator
 
 
@@ -52,7 +52,7 @@ class Times:
 class Block:
     """An action in time, in seconds."""
 
-    place: Place
+    place: StageReplica
     action: Action
     start: float
     stop: float
@@ -84,11 +84,11 @@ def simulate(
         times: of all stages, or of each.
 
     Raises:
-        ScheduleError: the schedule cannot run.
+        PipelineError: the schedule cannot run.
     """
     by_stage = [times] * pipeline.stages if isinstance(times, Times) else times
-    free: dict[Place, float] = dict.fromkeys(pipeline.places(), 0.0)
-    ended: dict[tuple[Place, Action], float] = {}
+    free: dict[StageReplica, float] = dict.fromkeys(pipeline.places(), 0.0)
+    ended: dict[tuple[StageReplica, Action], float] = {}
     blocks = []
     for place, action in replay(generate, pipeline).order:
         sources = [s for s in needs(pipeline, place, action) if s in ended]
@@ -98,12 +98,12 @@ def simulate(
         free[place] = ended[place, action] = stop
         blocks.append(Block(place, action, start, stop))
     seconds = max(free.values())
-    busy: Mapping[Place, float] = {
+    busy: Mapping[StageReplica, float] = {
         place: sum(b.stop - b.start for b in blocks if b.place == place) for place in free
     }
     bubble = 1 - sum(busy.values()) / (len(busy) * seconds) if seconds else 0.0
     return Simulation(blocks, seconds, bubble)
 
 
-def _message(source: Place, target: Place, times: Sequence[Times]) -> float:
+def _message(source: StageReplica, target: StageReplica, times: Sequence[Times]) -> float:
     return 0.0 if source == target else times[source[0]].message

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from mpitrain.arena import Arena
-from mpitrain.nn import Array, Parameters
+from mpitrain.arrays import Array, Parameters
 from mpitrain.pipeline.actions import Pipeline
 from mpitrain.pipeline.replay import Report
 
@@ -52,16 +52,16 @@ class VersionedWeights:
         pipeline: Pipeline,
         report: Report,
         stage: int,
-        motion: Callable[[], Array],
+        along_velocity: Callable[[], Array],
     ) -> None:
-        """``motion()``: what the velocity moves the flat weights by in one update."""
+        """``along_velocity()``: what the velocity moves the flat weights by in one update."""
         self._policy = policy
         self._arena = arena
         self._latest = latest
         self._pipeline = pipeline
         self._report = report
         self._stage = stage
-        self._velocity = motion
+        self._along_velocity = along_velocity
         self._before: Array | None = None
         self._version = 0
         self._kept: dict[int, Array] = {}
@@ -105,8 +105,9 @@ class VersionedWeights:
         return 1 + len(self._kept)
 
     def _motion(self) -> Array:
+        """By what one update is expected to move the weights."""
         if self._policy == "spectrain":
-            return self._velocity()
+            return self._along_velocity()
         if self._before is None:
             return 0 * self._latest
         return self._latest - self._before

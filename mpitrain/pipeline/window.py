@@ -1,17 +1,37 @@
 """A pipeline that does not drain: each stage updates by itself, and the ranks agree afterwards."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import isfinite, sqrt
+from typing import NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
-from mpitrain.nn import Array
+from mpitrain.arrays import Array
 from mpitrain.parallel.grid import ProcessGrid
-from mpitrain.parallel.store import Store
+from mpitrain.parallel.replicated import Replicated
 from mpitrain.pipeline.runtime import Runner
 from mpitrain.pipeline.weights import Policy, VersionedWeights
 from mpitrain.update import NonFinite, Updater
+
+
+class Updated(NamedTuple):
+    """An update as one rank knows it, or, summed over the ranks, as all do.
+
+    Attributes:
+        loss: the own part of the mean over the batch.
+        squares: the own part of the squared norm of the gradient.
+        comm_seconds: in communication.
+    """
+
+    loss: float
+    squares: float
+    comm_seconds: float
+
+    @property
+    def grad_norm(self) -> float:
+        """Euclidean norm of the gradient."""
+        return sqrt(self.squares)
 
 
 class Window:
@@ -26,7 +46,7 @@ class Window:
     def __init__(
         self,
         grid: ProcessGrid,
-        store: Store,
+        store: Replicated,
         updater: Updater,
         runner: Runner,
         policy: Policy,
@@ -37,48 +57,50 @@ class Window:
         self._store = store
         self._updater = updater
         self._rate = rate
-        self._records: list[tuple[float, float, float]] = []
-        self._flat: Array = store.parameters  # type: ignore[attr-defined]
         self.weights = VersionedWeights(
             policy,
             store.arena,
-            self._flat,
+            store.parameters,
             runner.pipeline,
             runner.report,
             grid.place.stage,
-            self._motion,
+            self._along_velocity,
         )
 
-    def update(self, number: int, loss: float) -> None:
-        """Sum the gradients over the replicas, and step."""
+    def update(self, number: int, loss: float) -> Updated:
+        """Sum the gradients over the replicas, and step; returns what this rank knows of it."""
         with self._grid.comm.waiting("the sum of gradients"):
             comm_seconds = self._store.wait()
         self.weights.before_update()
         squares = self._updater.own_squares()
         own = loss if self._grid.place.tensor == 0 else 0.0
-        self._records.append((own, squares, comm_seconds))
         self._updater.step(self._rate(self._updater.steps))
         self._store.reset()
+        return Updated(own, squares, comm_seconds)
 
-    def agree(self, steps_done: int) -> list[tuple[float, float, float]]:
-        """(loss, gradient norm, seconds in communication of all ranks) of each update; collective.
+    def agree(self, own: Sequence[Updated], steps_done: int) -> list[Updated]:
+        """Sums over the ranks of what each knows of the updates; collective.
+
+        Args:
+            own: what :meth:`update` has returned.
+            steps_done: before the first of them.
 
         Raises:
             NonFinite: on all ranks, if one of the losses or norms is not.
         """
-        totals = np.array(self._records)
+        totals = np.array(own)
         self._grid.comm.Allreduce(MPI.IN_PLACE, totals, algorithm="native")
-        found = [(loss, sqrt(squares), seconds) for loss, squares, seconds in totals.tolist()]
-        for index, (loss, norm, _) in enumerate(found):
-            if not (isfinite(loss) and isfinite(norm)):
+        found = [Updated(*total) for total in totals.tolist()]
+        for index, total in enumerate(found):
+            if not (isfinite(total.loss) and isfinite(total.squares)):
                 raise NonFinite(
                     f"the loss or a gradient is not finite at step {steps_done + 1 + index}; a "
                     "smaller optim.lr or a longer optim.warmup_epochs may help"
                 )
         return found
 
-    def _motion(self) -> Array:
-        motion = np.empty_like(self._flat)
+    def _along_velocity(self) -> Array:
+        motion = np.empty_like(self._store.parameters)
         lr = self._rate(self._updater.steps)
         for piece, state in zip(self._store.pieces, self._updater.state, strict=True):
             motion[piece.start : piece.stop] = -lr * state["velocity"]

@@ -1,143 +1,285 @@
-"""The report's figures, as SVG."""
+"""The report's figures as SVG, in the page's font and colours, one for phones and one for screens.
 
+matplotlib draws with stand-ins for colours, which become CSS variables: dark mode changes them.
+"""
+
+import math
 import re
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
-from mpitrain.pipeline.draw import COLOURS
+from mpitrain.metrics import Epoch, Step
 from mpitrain.trace import Span
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_CATEGORIES = {
-    "compute": "#4c78a8",
-    "communicate": "#e45756",
-    "wait": "#bab0ac",
-    "update": "#54a24b",
-    "checkpoint": "#b279a2",
+#: CSS variables by the colour that stands in for each while matplotlib draws.
+_VARIABLES = {
+    "#010101": "ink",
+    "#010102": "faint",
+    "#010103": "train",
+    "#010104": "test",
+    "#010105": "wait",
+    "#010106": "forward",
+    "#010107": "backward",
+    "#010108": "input",
+    "#010109": "weight",
+    "#01010a": "page",
+    "#01010b": "comm",
 }
-_PASS = re.compile(r"[FBIW]\d+")
+_COLOURS = {name: colour for colour, name in _VARIABLES.items()}
+_PASSES = {"F": "forward", "B": "backward", "I": "input", "W": "weight"}
+_PASS = re.compile(r"([FBIW])(\d+)")
+#: Widths in CSS pixels.
+_NARROW, _WIDE = 360, 940
+#: A curve has at most this many points; each is the mean of some steps.
+_POINTS = 300
+
+Draw = Callable[["Figure", bool], None]
 
 
-def curves(steps: Sequence[Mapping[str, Any]], records: Sequence[Mapping[str, Any]]) -> str:
-    """Loss, gradient norm, learning rate and throughput by step."""
-    figure = _figure(11, 5.5)
-    axes = figure.subplots(2, 2, sharex=True).ravel()
-    x = [step["step"] for step in steps]
-    for axis, (key, name) in zip(
-        axes,
-        [
-            ("loss", "loss"),
-            ("grad_norm", "gradient norm"),
-            ("lr", "learning rate"),
-            ("samples_per_s", "samples/s"),
-        ],
-        strict=True,
+def losses(steps: Sequence[Step], tests: Sequence[tuple[int, Epoch]]) -> str:
+    """Loss in training and in tests, and the accuracy in tests, by step."""
+
+    def draw(figure: "Figure", narrow: bool) -> None:
+        first, second = _panels(figure, 2, narrow, (3, 2))
+        _title(first, "loss")
+        _curve(first, [(step.step, step.loss) for step in steps], "train", "training")
+        _curve(first, [(step, test.test_loss) for step, test in tests], "test", "test", dots=True)
+        _scale(first, [step.loss for step in steps] + [test.test_loss for _, test in tests])
+        _legend(first)
+        points = [(step, 100 * test.test_accuracy) for step, test in tests]
+        _curve(second, points, "test", dots=True)
+        if points:
+            _title(second, f"right in tests, %: {points[-1][1]:.1f}")
+        else:
+            _title(second, "right in tests, %")
+            second.text(0.5, 0.5, "no test yet", transform=second.transAxes, ha="center")
+
+    return _both(draw, 430, 280)
+
+
+def details(steps: Sequence[Step]) -> str:
+    """Gradient norm, learning rate, throughput, and the time of a step with its parts."""
+
+    def draw(figure: "Figure", narrow: bool) -> None:
+        panels = _panels(figure, 4, narrow, (1, 1))
+        for axes, (key, name) in zip(
+            panels,
+            [
+                ("grad_norm", "gradient norm"),
+                ("lr", "learning rate"),
+                ("samples_per_s", "samples/s"),
+            ],
+        ):
+            points = [(step.step, getattr(step, key)) for step in steps]
+            _curve(axes, points, "train")
+            _title(axes, name)
+            if key == "grad_norm":
+                _scale(axes, [value for _, value in points])
+            elif any(math.isfinite(value) for _, value in points):
+                axes.set_ylim(bottom=0)
+        _time(panels[3], steps)
+
+    return _both(draw, 760, 480)
+
+
+def _time(axes: "Axes", steps: Sequence[Step]) -> None:
+    _title(axes, "ms a step")
+    lower: list[float] = []
+    for name, share, label in (
+        ("comm", lambda s: s.comm_share, "reduction"),
+        ("wait", lambda s: s.wait_share, "waiting"),
+        ("train", lambda s: 1 - s.comm_share - s.wait_share, "computing"),
     ):
-        axis.plot(x, [step[key] for step in steps], lw=1, color="#4c78a8")
-        axis.set_title(name, loc="left", size=10)
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.set_ylim(bottom=0 if key != "loss" else None)
-    for record in records:
-        if record["event"] in ("saved", "resumed"):
-            colour = "#54a24b" if record["event"] == "saved" else "#e45756"
-            axes[0].axvline(record["step"], lw=0.5, color=colour, alpha=0.6)
-    for axis in axes[2:]:
-        axis.set_xlabel("step")
-    return _svg(figure)
-
-
-def time_split(steps: Sequence[Mapping[str, Any]]) -> str:
-    """Seconds of each step, and the part of them in communication."""
-    figure = _figure(11, 2.4)
-    axis = figure.subplots()
-    x = [step["step"] for step in steps]
-    whole = [1e3 * step["seconds"] for step in steps]
-    part = [1e3 * step["seconds"] * step["comm_share"] for step in steps]
-    axis.fill_between(x, whole, color=_CATEGORIES["compute"], lw=0, label="computing")
-    axis.fill_between(x, part, color=_CATEGORIES["communicate"], lw=0, label="communicating")
-    axis.set_ylabel("ms a step")
-    axis.set_xlabel("step")
-    axis.legend(frameon=False, loc="upper right")
-    axis.spines[["top", "right"]].set_visible(False)
-    return _svg(figure)
-
-
-def rank_times(spans: Sequence[Span]) -> str:
-    """What part of the traced time each rank spent on what."""
-    totals: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for span in spans:
-        totals[span.rank][span.category] += span.stop - span.start
-    length = max((span.stop for span in spans), default=1.0) - min(
-        (span.start for span in spans), default=0.0
-    )
-    figure = _figure(11, 0.9 + 0.32 * len(totals))
-    axis = figure.subplots()
-    for rank in sorted(totals):
-        left = 0.0
-        for name, colour in _CATEGORIES.items():
-            share = 100 * totals[rank][name] / length
-            axis.barh(rank, share, left=left, color=colour, height=0.8)
-            left += share
-    for name, colour in _CATEGORIES.items():
-        axis.barh(0, 0, color=colour, label=name)
-    axis.set_yticks(sorted(totals), [f"rank {rank}" for rank in sorted(totals)])
-    axis.invert_yaxis()
-    axis.set_xlabel("% of the traced time")
-    axis.legend(frameon=False, ncols=5, loc="lower left", bbox_to_anchor=(0, 1))
-    axis.spines[["top", "right"]].set_visible(False)
-    return _svg(figure)
+        means = _binned([(s.step, 1e3 * s.seconds * max(0.0, share(s))) for s in steps])
+        x, part = [point[0] for point in means], [point[1] for point in means]
+        lower = lower or [0.0] * len(part)
+        upper = [a + b for a, b in zip(lower, part, strict=True)]
+        axes.fill_between(x, lower, upper, color=_COLOURS[name], lw=0, label=label)
+        lower = upper
+    axes.set_ylim(bottom=0)
+    _legend(axes)
 
 
 def gantt(spans: Sequence[Span]) -> str:
-    """The passes of the last step, a row for each rank, as the run had them."""
+    """The passes of the last step and the waits between them, a row for each rank."""
     last = _last_step(spans)
     ranks = sorted({span.rank for span in last})
     if not ranks:
-        return "<p>none</p>"
+        return "<p>The trace has no passes.</p>"
     zero = min(span.start for span in last)
-    end = max(span.stop for span in last) - zero
-    figure = _figure(11, 0.9 + 0.4 * len(ranks))
-    axis = figure.subplots()
-    for span in last:
-        row, width = ranks.index(span.rank), 1e3 * (span.stop - span.start)
-        left = 1e3 * (span.start - zero)
-        colour = COLOURS[span.name[0]]
-        axis.barh(row, width, left=left, height=0.86, color=colour, edgecolor="white", lw=0.4)
-        if width > 0.012 * 1e3 * end:
-            centre = left + width / 2
-            axis.text(centre, row, span.name[1:], ha="center", va="center", size=6.5, color="white")
-    axis.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in ranks])
-    axis.invert_yaxis()
-    axis.set_xlabel("ms")
-    axis.spines[["top", "right", "left"]].set_visible(False)
-    return _svg(figure)
+    length = 1e3 * (max(span.stop for span in last) - zero)
+
+    def draw(figure: "Figure", narrow: bool) -> None:
+        axes = figure.subplots()
+        shown: set[str] = set()
+        for span in last:
+            row, width = ranks.index(span.rank), 1e3 * (span.stop - span.start)
+            left = 1e3 * (span.start - zero)
+            found = _PASS.fullmatch(span.name)
+            name = _PASSES[found[1]] if found else "wait"
+            label = None if name in shown else {"wait": "waiting"}.get(name, name)
+            shown.add(name)
+            axes.barh(
+                row, width, left=left, height=0.8 if found else 0.3, color=_COLOURS[name],
+                edgecolor=_COLOURS["page"], lw=0.5, label=label,
+            )  # fmt: skip
+            room = width / length * (_NARROW if narrow else _WIDE)
+            if found and room > 8 * len(found[2]) + 4:
+                axes.text(
+                    left + width / 2, row, found[2], ha="center", va="center",
+                    color=_COLOURS["page"],
+                )  # fmt: skip
+        axes.set_yticks(
+            range(len(ranks)), [f"{rank}" if narrow else f"rank {rank}" for rank in ranks]
+        )
+        axes.invert_yaxis()
+        axes.set_xlim(0, length)
+        axes.set_xlabel("ms, a row for each rank" if narrow else "ms")
+        _bare(axes)
+        columns = 3 if narrow else 5
+        axes.legend(ncols=columns, loc="lower left", bbox_to_anchor=(0, 1), frameon=False)
+
+    return _both(draw, 110 + 26 * len(ranks), 110 + 30 * len(ranks))
 
 
 def _last_step(spans: Sequence[Span]) -> list[Span]:
-    """Passes between each rank's last two updates."""
+    """Passes and waits between each rank's last two updates."""
     found = []
     for rank in {span.rank for span in spans}:
         own = sorted((s for s in spans if s.rank == rank), key=lambda s: s.start)
         updates = [s.start for s in own if s.category == "update"]
         first = updates[-2] if len(updates) > 1 else float("-inf")
         stop = updates[-1] if updates else float("inf")
-        found += [s for s in own if _PASS.fullmatch(s.name) and first < s.start < stop]
+        found += [
+            s
+            for s in own
+            if (_PASS.fullmatch(s.name) or s.category in ("wait", "communicate"))
+            and first < s.start < stop
+            and not s.name.startswith(("send", "publish"))
+        ]
     return found
 
 
-def _figure(width: float, height: float) -> "Figure":
+def _binned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float, float, float]]:
+    """(x, mean, least, most) of equally many neighbouring points each, at most ``_POINTS``."""
+    width = max(1, -(-len(points) // _POINTS))
+    found = []
+    for start in range(0, len(points), width):
+        some = points[start : start + width]
+        y = [value for _, value in some]
+        mean = sum(y) / len(y)
+        found.append((sum(x for x, _ in some) / len(some), mean, min(y), max(y)))
+    return found
+
+
+def _curve(
+    axes: "Axes",
+    points: Sequence[tuple[float, float]],
+    name: str,
+    label: str | None = None,
+    *,
+    dots: bool = False,
+) -> None:
+    if not points:
+        return
+    x, mean, least, most = zip(*_binned(points), strict=True)
+    colour = _COLOURS[name]
+    if len(mean) < len(points):
+        axes.fill_between(x, least, most, color=colour, alpha=0.25, lw=0)
+    few = len(mean) <= 40
+    style: dict[str, Any] = {"marker": "o", "ms": 3} if few and (dots or len(mean) == 1) else {}
+    axes.plot(x, mean, lw=1.5, color=colour, label=label, **style)
+
+
+def _scale(axes: "Axes", values: Sequence[float]) -> None:
+    """Logarithmic, if all values are positive and the largest is ten times the least."""
+    finite = [value for value in values if math.isfinite(value)]
+    if finite and min(finite) > 0 and max(finite) >= 10 * min(finite):
+        from matplotlib.ticker import LogLocator, StrMethodFormatter
+
+        axes.set_yscale("log")
+        decades = math.log10(max(finite) / min(finite))
+        parts = (1.0,) if decades > 2.5 else (1.0, 2.0, 5.0)
+        axes.yaxis.set_major_locator(LogLocator(subs=parts, numticks=12))
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.minorticks_off()
+
+
+def _panels(figure: "Figure", number: int, narrow: bool, widths: tuple[int, int]) -> list["Axes"]:
+    if narrow:
+        found = figure.subplots(number, 1, sharex=True).ravel()
+    else:
+        ratios = {"width_ratios": widths}
+        found = figure.subplots(number // 2, 2, sharex=True, gridspec_kw=ratios).ravel()
+    from matplotlib.ticker import MaxNLocator
+
+    for axes in found:
+        _bare(axes)
+        axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10], integer=True))
+        axes.grid(axis="y", color=_COLOURS["faint"], alpha=0.3, lw=0.6)
+    for axes in found[-1 if narrow else -2 :]:
+        axes.set_xlabel("step")
+    return list(found)
+
+
+def _title(axes: "Axes", name: str) -> None:
+    axes.set_title(name, loc="left", size="medium", color=_COLOURS["ink"], weight="bold")
+
+
+def _legend(axes: "Axes") -> None:
+    axes.legend(
+        loc="lower right", bbox_to_anchor=(1, 0.99), ncols=3, frameon=False, borderpad=0,
+        handlelength=1.2, columnspacing=1.0,
+    )  # fmt: skip
+
+
+def _bare(axes: "Axes") -> None:
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color(_COLOURS["faint"])
+    axes.tick_params(color=_COLOURS["faint"], labelcolor=_COLOURS["ink"], length=3)
+    axes.xaxis.label.set_color(_COLOURS["ink"])
+
+
+def _both(draw: Draw, narrow_height: int, wide_height: int) -> str:
+    """The figure for phones and the one for wider screens; the page's style shows one of them."""
+    return "".join(
+        f'<div class="{kind}">{_svg(draw, width, height, kind == "narrow")}</div>'
+        for kind, width, height in (
+            ("narrow", _NARROW, narrow_height),
+            ("wide", _WIDE, wide_height),
+        )
+    )
+
+
+def _svg(draw: Draw, width: int, height: int, narrow: bool) -> str:
     try:
+        from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError("a report needs matplotlib: pip install 'mpitrain[plot]'") from error
-    return Figure(figsize=(width, height), layout="constrained")
-
-
-def _svg(figure: "Figure") -> str:
     out = StringIO()
-    figure.savefig(out, format="svg", metadata={"Date": None})
-    return out.getvalue()[out.getvalue().index("<svg") :]
+    # A point is 4/3 CSS pixels; the figure's width in points is the page's in pixels.
+    with rc_context(
+        {"svg.fonttype": "none", "font.size": 11 if narrow else 13, "text.color": _COLOURS["ink"],
+         "svg.hashsalt": f"{draw.__qualname__} {narrow}", "axes.formatter.useoffset": False}
+    ):  # fmt: skip
+        figure = Figure(figsize=(width / 72, height / 72), layout="constrained")
+        draw(figure, narrow)
+        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
+    text = out.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", text, count=1)
+    text = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1)
+    text = re.sub(r' id="[\w.]+_\d+"', "", text)
+    # The font is the page's; older versions of matplotlib write it in one property.
+    text = re.sub(r"font: (?:\w+ )?([\d.]+px) [^;\"]*", r"font-size: \1", text)
+    text = re.sub(r"font-family: [^;\"]*;? ?", "", text)
+    for stand_in, name in _VARIABLES.items():
+        text = text.replace(stand_in, f"var(--{name})")
+    return text

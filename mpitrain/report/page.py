@@ -1,56 +1,75 @@
-"""The report: curves, time, pipeline, layout, configuration and events of a run, in one file."""
+"""The report of a run in one file: first what came of it, then where its time went, then the rest.
 
-from collections.abc import Mapping, Sequence
+The page needs no network and no script.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
 
-from mpitrain.metrics import read_records
-from mpitrain.report import figures
-from mpitrain.trace import read_trace
+from mpitrain.metrics import (
+    Log,
+    Resumed,
+    Saved,
+    Skipped,
+    Start,
+    Step,
+    Straggler,
+    Times,
+    read_records,
+)
+from mpitrain.report import facts, figures
+from mpitrain.report.style import STYLE
+from mpitrain.trace import Span, read_trace
 
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
-       color: #222; background: #fff; }
-svg { max-width: 100%; height: auto; background: #fff; border-radius: 4px; }
-table { border-collapse: collapse; } td, th { padding: .15rem .7rem; text-align: left; }
-tr:nth-child(even) { background: #8881; } code { font-size: 90%; }
-@media (prefers-color-scheme: dark) { body { color: #ddd; background: #1b1b1b; } }
-"""
+#: Ranks whose time is shown without a click.
+_RANKS = 16
+
+Row = tuple[str, object]
+
+
+@dataclass(frozen=True)
+class _Html:
+    """Text with tags of our own."""
+
+    html: str
 
 
 def write_report(run: Path) -> Path:
     """Write ``report.html`` into a run's folder; returns its path.
 
     Raises:
-        ValueError: the folder has no ``metrics.jsonl`` that can be read.
+        ValueError: the folder has no ``metrics.jsonl`` that can be read, or no step is in it.
         ImportError: matplotlib is not installed.
     """
-    records, cut_off = read_records(run / "metrics.jsonl")
-    starts = [record for record in records if record["event"] == "start"]
-    steps = [record for record in records if record["event"] == "step"]
-    if not starts or not steps:
-        raise ValueError(f"{run / 'metrics.jsonl'} has no run with a step in it")
-    start = starts[-1]
+    log = read_records(run / "metrics.jsonl")
+    start, steps = log.start(), log.of(Step)
+    if not steps:
+        raise ValueError(f"{log.path} has no run with a step in it")
+    trace = run / "trace.json"
+    spans = read_trace(trace) if trace.exists() else []
+    times = log.last(Times) or facts.traced(spans)
+    ranks = facts.ranks(times.ranks)
     parts = [
-        _section("Result", _result(records, steps, cut_off)),
-        _section("Curves", figures.curves(steps, records)),
-        _section("Time", figures.time_split(steps)),
-    ]
-    if (run / "trace.json").exists():
-        spans = read_trace(run / "trace.json")
-        parts.append(_section("Time of each rank", figures.rank_times(spans)))
-        parts.append(_section("Pipeline: the last step", figures.gantt(spans)))
-    parts += [
+        f"<h1>{escape(run.resolve().name)}</h1>",
+        f'<p class="answer">{escape(facts.answer(log, ranks))}</p>',
+        figures.losses(steps, facts.curve(log)),
+        _section("Where the time went", _times(ranks)),
+        _section("Settings that differ from the defaults", _settings(start)),
+        _section("The run", _run(log, ranks)),
+        _section("Events", _events(log)),
+        _section("More curves", figures.details(steps)),
+        *_passes(spans),
         _section("Layout", _layout(start)),
-        _section("Events", _events(records)),
-        _section("Configuration", _configuration(start["config"])),
+        _section("Tests", _tests(log)),
     ]
-    title = escape(f"{run.name}: {start['layout']}")
+    title = escape(f"{run.resolve().name}: {start.layout}")
     path = run / "report.html"
     path.write_text(
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title>"
-        f"<style>{_STYLE}</style><h1>{title}</h1>{''.join(parts)}</html>",
+        "<!doctype html><html lang=en><meta charset=utf-8>"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{title}</title><style>{STYLE}</style>{''.join(parts)}</html>",
         encoding="utf-8",
     )
     return path
@@ -60,67 +79,159 @@ def _section(title: str, body: str) -> str:
     return f"<h2>{escape(title)}</h2>{body}"
 
 
-def _table(rows: Sequence[tuple[str, object]]) -> str:
+def _table(rows: Iterable[Sequence[object]], heads: Sequence[str] = ()) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for name in heads)
     cells = "".join(
-        f"<tr><td>{escape(name)}</td><td>{escape(str(value))}</td></tr>" for name, value in rows
+        f"<tr>{''.join(f'<td>{_text(value)}</td>' for value in row)}</tr>" for row in rows
     )
-    return f"<table>{cells}</table>"
+    return f'<div class="scroll"><table>{f"<tr>{head}</tr>" if head else ""}{cells}</table></div>'
 
 
-def _result(
-    records: Sequence[Mapping[str, Any]], steps: Sequence[Mapping[str, Any]], cut_off: bool
-) -> str:
-    rows: list[tuple[str, object]] = [
-        ("steps", steps[-1]["step"]),
-        ("loss of the last", f"{steps[-1]['loss']:.6g}"),
+def _text(value: object) -> str:
+    return value.html if isinstance(value, _Html) else escape(str(value))
+
+
+def _folded(title: str, body: str) -> str:
+    return f"<details><summary>{escape(title)}</summary>{body}</details>"
+
+
+def _times(ranks: Sequence[facts.Rank]) -> str:
+    """A bar for each rank, and whom it waited for."""
+    if not ranks:
+        return (
+            '<p class="note">A run writes the time of each rank when it ends or is stopped; with '
+            "run.trace = true it is in the trace, too.</p>"
+        )
+    key = "".join(
+        f'<span><i class="{kind}"></i>{name}</span>'
+        for kind, name in (("c", "computing"), ("s", "reduction"), ("w", "waiting"))
+    )
+    longest = max(rank.seconds for rank in ranks) or 1.0
+    bars = [_bar(number, rank, longest) for number, rank in enumerate(ranks)]
+    rest = bars[_RANKS:]
+    more = _folded(f"{len(rest)} more ranks", "".join(rest)) if rest else ""
+    totals = list(facts.waited_for(ranks).items())[:3]
+    whom = ", ".join(f"rank {rank} ({facts.duration(s)})" for rank, s in totals if s >= 0.005)
+    return (
+        f'<div class="key">{key}</div>{"".join(bars[:_RANKS])}{more}'
+        + (f"<p>Waited for most, by all ranks together: {whom}.</p>" if whom else "")
+        + '<p class="note">Reduction is the sum of gradients, waiting that for activations of '
+        "other stages and for the last rank at the end of a step. Ranks leave these together: what "
+        "a rank spends in them beyond the rank with the least is waiting for that one.</p>"
+    )
+
+
+def _bar(number: int, rank: facts.Rank, longest: float) -> str:
+    parts = "".join(
+        f'<i class="{kind}" style="width:{100 * seconds / longest:.2f}%" '
+        f'title="{name}: {facts.duration(seconds)}"></i>'
+        for kind, name, seconds in (
+            ("c", "computing", rank.computing),
+            ("s", "reduction", rank.reduction),
+            ("w", "waiting", rank.waiting),
+        )
+        if seconds > 0
+    )
+    others = sorted(rank.waited_for.items(), key=lambda item: -item[1])
+    some = [f"{facts.duration(s)} for rank {other}" for other, s in others[:2] if s >= 0.005]
+    told = f"waited {' and '.join(some)}" if some else "waited for nobody"
+    share = rank.computing / rank.seconds if rank.seconds else 0.0
+    return (
+        f'<div class="rank"><p><span><b>rank {number}</b> computing {share:.0%}</span>'
+        f'<span>{told}</span></p><div class="bar">{parts}</div></div>'
+    )
+
+
+def _settings(start: Start) -> str:
+    defaults, others = facts.changed(start.config)
+    values = {
+        f"{t}.{key}": value for t, keys in start.config.items() for key, value in keys.items()
+    }
+    rows = [(key, _told(values[key], default)) for key, default in defaults.items()]
+    body = _table(rows) if rows else "<p>none</p>"
+    return body + _folded(f"{len(others)} settings as by default", _table(others.items()))
+
+
+def _told(value: object, default: object) -> _Html:
+    instead = "none" if default in ("", None, [], ()) else default
+    return _Html(f'{_text(value)} <span class="note">default {_text(instead)}</span>')
+
+
+def _run(log: Log, ranks: Sequence[facts.Rank]) -> str:
+    start, steps = log.start(), log.of(Step)
+    seconds = sum(step.seconds for step in steps)
+    rows: list[Row] = [
+        ("started", start.date),
+        ("software", ", ".join(f"{name} {version}" for name, version in start.software.items())),
+        ("ranks", f"{start.ranks} on {facts.where(start)}"),
+        ("time in steps", facts.duration(seconds)),
+        ("samples/s", f"{sum(s.samples for s in steps) / seconds:.0f}" if seconds else ""),
+        ("gradients by", f"{start.algorithm} ({start.reason})"),
+        ("memory of a rank", _memory(ranks)),
+        ("checkpoints", _checkpoints(log.of(Saved), seconds)),
+        ("left out", ", ".join(sorted(set(log.unknown)))),
     ]
-    for record in records:
-        if record["event"] == "summary":
-            rows += [
-                ("test accuracy", f"{record['test_accuracy']:.2%}"),
-                ("test loss", f"{record['test_loss']:.6g}"),
-                ("samples/s", f"{record['samples_per_s']:.0f}"),
-                ("communication", f"{record['comm_share']:.1%} of step time"),
-                ("gradients by", f"{record['algorithm']} ({record['reason']})"),
-            ]
-    if cut_off:
-        rows.append(("cut off", "the last line is not whole: the run was killed while it wrote it"))
-    if not any(record["event"] == "summary" for record in records):
-        rows.append(("unfinished", "the run has no summary: it goes on, or was stopped"))
-    return _table(rows)
+    return _table(row for row in rows if row[1])
 
 
-def _layout(start: Mapping[str, Any]) -> str:
-    rows = [(f"stage {i}", ", ".join(names)) for i, names in enumerate(start["stages"])]
-    return _table(
-        [
-            ("ranks", start["ranks"]),
-            ("layout", start["layout"]),
-            ("parameters", start["parameters"]),
-            *rows,
-        ]
+def _memory(ranks: Sequence[facts.Rank]) -> str:
+    most = [rank.memory for rank in ranks]
+    if not any(most):
+        return ""
+    top = max(most)
+    return f"at most {facts.size(top)} (rank {most.index(top)}), at least {facts.size(min(most))}"
+
+
+def _checkpoints(saved: Sequence[Saved], seconds: float) -> str:
+    if not saved:
+        return "none"
+    total = sum(record.seconds for record in saved)
+    share = f", {total / seconds:.1%} of the time in steps" if seconds else ""
+    return (
+        f"{len(saved)}, {facts.duration(total / len(saved))} each from the decision to the last "
+        f"byte{share}; those in the background cost less"
     )
 
 
-def _events(records: Sequence[Mapping[str, Any]]) -> str:
-    rows: list[tuple[str, object]] = []
-    for record in records:
-        match record["event"]:
-            case "skipped":
-                rows.append((f"step {record['step']} skipped", record["culprits"]))
-            case "saved":
-                rows.append((f"step {record['step']} saved", record["path"]))
-            case "resumed":
-                rows += [("refused", why) for why in record["refused"]]
-                rows.append((f"resumed after step {record['step']}", record["path"]))
-            case "epoch":
+def _events(log: Log) -> str:
+    rows: list[Row] = []
+    for record in log.records:
+        match record:
+            case Skipped():
+                rows.append((f"step {record.step} skipped", f"not finite: {record.culprits}"))
+            case Straggler():
                 rows.append(
-                    (f"epoch {record['epoch']}", f"test accuracy {record['test_accuracy']:.2%}")
+                    (
+                        f"step {record.step} straggler",
+                        f"rank {record.rank} on {record.host} took {record.factor:.1f} times as "
+                        "long as its peers",
+                    )
                 )
-    return _table(rows) if rows else "<p>none</p>"
+            case Resumed():
+                rows += [("checkpoint refused", why) for why in record.refused]
+                rows.append((f"step {record.step} resumed", record.path))
+    saved = [
+        (f"step {record.step}", facts.duration(record.seconds), record.path)
+        for record in log.of(Saved)
+    ]
+    body = _table(rows) if rows else "<p>Nothing unusual.</p>"
+    return body + (_folded(facts.counted(len(saved), "checkpoint"), _table(saved)) if saved else "")
 
 
-def _configuration(config: Mapping[str, Any]) -> str:
-    return _table(
-        [(f"{table}.{key}", value) for table, keys in config.items() for key, value in keys.items()]
+def _passes(spans: Sequence[Span]) -> list[str]:
+    return [_section("Passes of the last step", figures.gantt(spans))] if spans else []
+
+
+def _layout(start: Start) -> str:
+    stages = [(f"stage {i}", ", ".join(names)) for i, names in enumerate(start.stages)]
+    return _table([("layout", start.layout), ("parameters", f"{start.parameters:,}"), *stages])
+
+
+def _tests(log: Log) -> str:
+    rows = [
+        (test.epoch, step, f"{test.test_accuracy:.2%}", facts.number(test.test_loss))
+        for step, test in facts.curve(log)
+    ]
+    return _folded(
+        facts.counted(len(rows), "test"), _table(rows, ("epoch", "step", "right", "loss"))
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from mpitrain.chaos.processes import running
+from mpitrain.processes import running
 
 ROOT = Path(__file__).parents[2]
 LAUNCHER = os.environ.get("MPIEXEC", "mpirun")

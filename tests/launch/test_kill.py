@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpitrain.chaos.processes import running
 from mpitrain.checkpoint import Checkpoint
+from mpitrain.processes import running
 
 ROOT = Path(__file__).parents[2]
 MPIEXEC = os.environ.get("MPIEXEC") or str(Path(sys.executable).with_name("mpiexec"))

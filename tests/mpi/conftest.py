@@ -1,5 +1,7 @@
 """One communicator for the tests of a process, closed at the end of each module."""
 
+from pathlib import Path
+
 import pytest
 from mpi4py import MPI
 
@@ -10,3 +12,9 @@ from collectives import Communicator
 def comm():
     with Communicator(MPI.COMM_WORLD) as communicator:
         yield communicator
+
+
+@pytest.fixture
+def folder(comm, tmp_path):
+    """One folder for all ranks."""
+    return Path(comm.bcast(str(tmp_path)))

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 from mpi4py import MPI
+from msgspec.structs import replace
 
 from collectives import Communicator
 from mpitrain.config import Config, Data, Model, Optim, Parallel, Run, Train
@@ -56,6 +57,21 @@ def job(model, dtype="float64", batch_size=24, micro_batches=4, **parallel):
         optim=optim,
         train=Train(epochs=2, batch_size=batch_size, micro_batches=micro_batches),
         parallel=Parallel(bucket_bytes=2048, **parallel),
+    )
+
+
+def mlp(dtype="float32", **parallel):
+    """A job that has the same batches in one piece on any number of ranks."""
+    return job("mlp", dtype, batch_size=100, micro_batches=1, **parallel)
+
+
+def text_job(path, **run):
+    """Of a text that each rank may have under another name."""
+    config = job("gpt")
+    return replace(
+        config,
+        data=replace(config.data, path=str(path), units="bytes"),
+        run=replace(config.run, **run),
     )
 
 

@@ -205,8 +205,9 @@ def test_old_weights_are_kept_no_longer_than_they_are_needed(comm):
     original = Window.update
 
     def watched(self, number, loss):
-        original(self, number, loss)
+        updated = original(self, number, loss)
         most.append(self.weights.versions_held)
+        return updated
 
     config = asynchronous("stash", pipe=RANKS)
     with Trainer(comm, config) as trainer:

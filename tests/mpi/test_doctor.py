@@ -1,18 +1,11 @@
 """The doctor on all ranks, and checks that go wrong on one."""
 
-from pathlib import Path
-
 import pytest
 
 from mpitrain.doctor import CHECKS, Finding, Status, doctor, render
 from mpitrain.doctor.finding import gathered
 
 pytestmark = pytest.mark.mpi
-
-
-@pytest.fixture
-def folder(comm, tmp_path):
-    return Path(comm.bcast(str(tmp_path)))
 
 
 def test_a_machine_that_runs_these_tests_is_well(comm, folder, capsys):

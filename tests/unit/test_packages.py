@@ -1,11 +1,19 @@
 """The distribution holds every package; ``make wheel-check`` builds it and tries it out."""
 
+import re
+import runpy
+import tomllib
 from pathlib import Path
 
 import pytest
 from setuptools import find_packages
 
+import collectives
+import mpitrain
+
 ROOT = Path(__file__).parents[2]
+SETUP = runpy.run_path(str(ROOT / "setup.py"))
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 FOLDERS = sorted(
     {
         path.parent
@@ -19,3 +27,33 @@ FOLDERS = sorted(
 def test_a_folder_with_modules_is_a_package_that_is_installed(folder):
     name = ".".join(folder.relative_to(ROOT).parts)
     assert name in find_packages(str(ROOT), include=["collectives*", "mpitrain*"])
+
+
+def test_every_folder_of_jobs_is_installed():
+    jobs = ROOT / "jobs"
+    folders = {path.parent.relative_to(ROOT) for path in jobs.rglob("*") if path.is_file()}
+    assert {f"mpitrain.{'.'.join(folder.parts)}" for folder in folders} == set(SETUP["JOBS"])
+
+
+def test_the_description_has_no_link_that_leads_nowhere():
+    described = SETUP["description"]()
+    assert described.startswith("# ")
+    assert not re.search(r"\]\((?!https?:)[^)\s]*\)", described)
+
+
+def test_both_packages_have_one_version_and_types():
+    assert mpitrain.__version__ == collectives.__version__
+    for package in ("collectives", "mpitrain"):
+        assert (ROOT / package / "py.typed").exists()
+        assert PROJECT["scripts"][package] == f"{package}.__main__:main"
+    assert "Typing :: Typed" in PROJECT["classifiers"]
+
+
+@pytest.mark.parametrize("package", [collectives, mpitrain], ids=lambda p: p.__name__)
+def test_every_name_of_the_face_is_there(package):
+    assert list(package.__all__) == sorted(package.__all__)
+    assert set(package.__all__) <= set(dir(package))
+    for name in package.__all__:
+        assert getattr(package, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        package.nothing  # noqa: B018

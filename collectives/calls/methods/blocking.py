@@ -5,6 +5,7 @@ from typing import Any
 
 from mpi4py import MPI
 
+from collectives.algorithms import Algorithm
 from collectives.calls.call import Arguments, barrier_arguments
 from collectives.calls.engine import Engine
 
@@ -20,7 +21,7 @@ class Blocking:
         recvbuf: Any,
         op: MPI.Op = MPI.SUM,
         *,
-        algorithm: str | None = None,
+        algorithm: Algorithm | str | None = None,
     ) -> None:
         """Reduces ``sendbuf`` over all ranks into every rank's ``recvbuf``."""
         if algorithm is None and self._engine.leaves_to_native("allreduce", recvbuf):
@@ -33,7 +34,7 @@ class Blocking:
         recvbuf: Any,
         op: MPI.Op = MPI.SUM,
         *,
-        algorithm: str | None = None,
+        algorithm: Algorithm | str | None = None,
     ) -> None:
         """Reduces block j of every rank's ``sendbuf`` into rank j's ``recvbuf``."""
         self._engine.run(Arguments("reduce_scatter", sendbuf, recvbuf, op), algorithm)
@@ -45,7 +46,7 @@ class Blocking:
         recvcounts: Sequence[int] | None = None,
         op: MPI.Op = MPI.SUM,
         *,
-        algorithm: str | None = None,
+        algorithm: Algorithm | str | None = None,
     ) -> None:
         """The same with blocks of ``recvcounts`` items; ``None``: as each rank's buffer holds."""
         self._engine.run(
@@ -57,7 +58,7 @@ class Blocking:
         sendbuf: Any,
         recvbuf: Any,
         *,
-        algorithm: str | None = None,
+        algorithm: Algorithm | str | None = None,
     ) -> None:
         """Gathers every rank's ``sendbuf`` into every rank's ``recvbuf``, in rank order."""
         if algorithm is None and self._engine.leaves_to_native("allgather", recvbuf):
@@ -69,7 +70,7 @@ class Blocking:
         sendbuf: Any,
         recvbuf: Any,
         *,
-        algorithm: str | None = None,
+        algorithm: Algorithm | str | None = None,
     ) -> None:
         """The same with blocks of unequal length."""
         self._engine.run(Arguments("allgather", sendbuf, recvbuf, vector=True), algorithm)
@@ -79,7 +80,7 @@ class Blocking:
         sendbuf: Any,
         recvbuf: Any,
         *,
-        algorithm: str | None = None,
+        algorithm: Algorithm | str | None = None,
     ) -> None:
         """Sends block j of ``sendbuf`` to rank j, and receives its block into place j."""
         if algorithm is None and self._engine.leaves_to_native("alltoall", recvbuf):
@@ -91,7 +92,7 @@ class Blocking:
         sendbuf: Any,
         recvbuf: Any,
         *,
-        algorithm: str | None = None,
+        algorithm: Algorithm | str | None = None,
     ) -> None:
         """The same with blocks of unequal length."""
         self._engine.run(Arguments("alltoall", sendbuf, recvbuf, vector=True), algorithm)
@@ -101,7 +102,7 @@ class Blocking:
         buf: Any,
         root: int = 0,
         *,
-        algorithm: str | None = None,
+        algorithm: Algorithm | str | None = None,
     ) -> None:
         """Copies ``buf`` of rank ``root`` to every rank's."""
         if algorithm is None and self._engine.leaves_to_native("broadcast", buf):
@@ -115,7 +116,7 @@ class Blocking:
         op: MPI.Op = MPI.SUM,
         root: int = 0,
         *,
-        algorithm: str | None = None,
+        algorithm: Algorithm | str | None = None,
     ) -> None:
         """Reduces ``sendbuf`` over all ranks into ``recvbuf`` of rank ``root``."""
         self._engine.run(Arguments("reduce", sendbuf, recvbuf, op, root), algorithm)
@@ -126,7 +127,7 @@ class Blocking:
         recvbuf: Any,
         root: int = 0,
         *,
-        algorithm: str | None = None,
+        algorithm: Algorithm | str | None = None,
     ) -> None:
         """Gathers every rank's ``sendbuf`` into ``recvbuf`` of rank ``root``."""
         self._engine.run(Arguments("gather", sendbuf, recvbuf, root=root), algorithm)
@@ -137,7 +138,7 @@ class Blocking:
         recvbuf: Any,
         root: int = 0,
         *,
-        algorithm: str | None = None,
+        algorithm: Algorithm | str | None = None,
     ) -> None:
         """The same with blocks of unequal length."""
         self._engine.run(Arguments("gather", sendbuf, recvbuf, root=root, vector=True), algorithm)
@@ -148,7 +149,7 @@ class Blocking:
         recvbuf: Any,
         root: int = 0,
         *,
-        algorithm: str | None = None,
+        algorithm: Algorithm | str | None = None,
     ) -> None:
         """Sends block j of ``sendbuf`` of rank ``root`` to rank j's ``recvbuf``."""
         self._engine.run(Arguments("scatter", sendbuf, recvbuf, root=root), algorithm)
@@ -159,7 +160,7 @@ class Blocking:
         recvbuf: Any,
         root: int = 0,
         *,
-        algorithm: str | None = None,
+        algorithm: Algorithm | str | None = None,
     ) -> None:
         """The same with blocks of unequal length."""
         self._engine.run(Arguments("scatter", sendbuf, recvbuf, root=root, vector=True), algorithm)
@@ -170,7 +171,7 @@ class Blocking:
         recvbuf: Any,
         op: MPI.Op = MPI.SUM,
         *,
-        algorithm: str | None = None,
+        algorithm: Algorithm | str | None = None,
     ) -> None:
         """Reduces ``sendbuf`` over the ranks up to this one into ``recvbuf``."""
         self._engine.run(Arguments("scan", sendbuf, recvbuf, op), algorithm)
@@ -181,7 +182,7 @@ class Blocking:
         recvbuf: Any,
         op: MPI.Op = MPI.SUM,
         *,
-        algorithm: str | None = None,
+        algorithm: Algorithm | str | None = None,
     ) -> None:
         """Reduces ``sendbuf`` over the ranks before this one; rank 0's ``recvbuf`` stays."""
         self._engine.run(Arguments("exscan", sendbuf, recvbuf, op), algorithm)
@@ -189,7 +190,7 @@ class Blocking:
     def Barrier(
         self,
         *,
-        algorithm: str | None = None,
+        algorithm: Algorithm | str | None = None,
     ) -> None:
         """Returns when every rank has called it."""
         self._engine.run(barrier_arguments(), algorithm)

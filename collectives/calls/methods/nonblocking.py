@@ -5,6 +5,7 @@ from typing import Any
 
 from mpi4py import MPI
 
+from collectives.algorithms import Algorithm
 from collectives.calls.call import Arguments, barrier_arguments
 from collectives.calls.engine import AnyPlan, Engine
 
@@ -20,7 +21,7 @@ class Nonblocking:
         recvbuf: Any,
         op: MPI.Op = MPI.SUM,
         *,
-        algorithm: str | None = None,
+        algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """:meth:`Allreduce` under way."""
         return self._engine.make(Arguments("allreduce", sendbuf, recvbuf, op), algorithm).begin()
@@ -31,7 +32,7 @@ class Nonblocking:
         recvbuf: Any,
         op: MPI.Op = MPI.SUM,
         *,
-        algorithm: str | None = None,
+        algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """:meth:`Reduce_scatter_block` under way."""
         return self._engine.make(
@@ -45,7 +46,7 @@ class Nonblocking:
         recvcounts: Sequence[int] | None = None,
         op: MPI.Op = MPI.SUM,
         *,
-        algorithm: str | None = None,
+        algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """:meth:`Reduce_scatter` under way."""
         return self._engine.make(
@@ -57,7 +58,7 @@ class Nonblocking:
         sendbuf: Any,
         recvbuf: Any,
         *,
-        algorithm: str | None = None,
+        algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """:meth:`Allgather` under way."""
         return self._engine.make(Arguments("allgather", sendbuf, recvbuf), algorithm).begin()
@@ -67,7 +68,7 @@ class Nonblocking:
         sendbuf: Any,
         recvbuf: Any,
         *,
-        algorithm: str | None = None,
+        algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """:meth:`Allgatherv` under way."""
         return self._engine.make(
@@ -79,7 +80,7 @@ class Nonblocking:
         sendbuf: Any,
         recvbuf: Any,
         *,
-        algorithm: str | None = None,
+        algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """:meth:`Alltoall` under way."""
         return self._engine.make(Arguments("alltoall", sendbuf, recvbuf), algorithm).begin()
@@ -89,7 +90,7 @@ class Nonblocking:
         sendbuf: Any,
         recvbuf: Any,
         *,
-        algorithm: str | None = None,
+        algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """:meth:`Alltoallv` under way."""
         return self._engine.make(
@@ -101,7 +102,7 @@ class Nonblocking:
         buf: Any,
         root: int = 0,
         *,
-        algorithm: str | None = None,
+        algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """:meth:`Bcast` under way."""
         return self._engine.make(
@@ -115,7 +116,7 @@ class Nonblocking:
         op: MPI.Op = MPI.SUM,
         root: int = 0,
         *,
-        algorithm: str | None = None,
+        algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """:meth:`Reduce` under way."""
         return self._engine.make(Arguments("reduce", sendbuf, recvbuf, op, root), algorithm).begin()
@@ -126,7 +127,7 @@ class Nonblocking:
         recvbuf: Any,
         root: int = 0,
         *,
-        algorithm: str | None = None,
+        algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """:meth:`Gather` under way."""
         return self._engine.make(
@@ -139,7 +140,7 @@ class Nonblocking:
         recvbuf: Any,
         root: int = 0,
         *,
-        algorithm: str | None = None,
+        algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """:meth:`Gatherv` under way."""
         return self._engine.make(
@@ -152,7 +153,7 @@ class Nonblocking:
         recvbuf: Any,
         root: int = 0,
         *,
-        algorithm: str | None = None,
+        algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """:meth:`Scatter` under way."""
         return self._engine.make(
@@ -165,7 +166,7 @@ class Nonblocking:
         recvbuf: Any,
         root: int = 0,
         *,
-        algorithm: str | None = None,
+        algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """:meth:`Scatterv` under way."""
         return self._engine.make(
@@ -178,7 +179,7 @@ class Nonblocking:
         recvbuf: Any,
         op: MPI.Op = MPI.SUM,
         *,
-        algorithm: str | None = None,
+        algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """:meth:`Scan` under way."""
         return self._engine.make(Arguments("scan", sendbuf, recvbuf, op), algorithm).begin()
@@ -189,7 +190,7 @@ class Nonblocking:
         recvbuf: Any,
         op: MPI.Op = MPI.SUM,
         *,
-        algorithm: str | None = None,
+        algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """:meth:`Exscan` under way."""
         return self._engine.make(Arguments("exscan", sendbuf, recvbuf, op), algorithm).begin()
@@ -197,7 +198,7 @@ class Nonblocking:
     def Ibarrier(
         self,
         *,
-        algorithm: str | None = None,
+        algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """:meth:`Barrier` under way."""
         return self._engine.make(barrier_arguments(), algorithm).begin()

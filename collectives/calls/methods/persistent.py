@@ -5,6 +5,7 @@ from typing import Any
 
 from mpi4py import MPI
 
+from collectives.algorithms import Algorithm
 from collectives.calls.call import Arguments, barrier_arguments
 from collectives.calls.engine import AnyPlan, Engine
 
@@ -21,7 +22,7 @@ class Persistent:
         op: MPI.Op = MPI.SUM,
         info: MPI.Info = MPI.INFO_NULL,
         *,
-        algorithm: str | None = None,
+        algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """A plan for :meth:`Allreduce`."""
         return self._engine.make(Arguments("allreduce", sendbuf, recvbuf, op), algorithm)
@@ -33,7 +34,7 @@ class Persistent:
         op: MPI.Op = MPI.SUM,
         info: MPI.Info = MPI.INFO_NULL,
         *,
-        algorithm: str | None = None,
+        algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """A plan for :meth:`Reduce_scatter_block`."""
         return self._engine.make(Arguments("reduce_scatter", sendbuf, recvbuf, op), algorithm)
@@ -46,7 +47,7 @@ class Persistent:
         op: MPI.Op = MPI.SUM,
         info: MPI.Info = MPI.INFO_NULL,
         *,
-        algorithm: str | None = None,
+        algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """A plan for :meth:`Reduce_scatter`."""
         return self._engine.make(
@@ -59,7 +60,7 @@ class Persistent:
         recvbuf: Any,
         info: MPI.Info = MPI.INFO_NULL,
         *,
-        algorithm: str | None = None,
+        algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """A plan for :meth:`Allgather`."""
         return self._engine.make(Arguments("allgather", sendbuf, recvbuf), algorithm)
@@ -70,7 +71,7 @@ class Persistent:
         recvbuf: Any,
         info: MPI.Info = MPI.INFO_NULL,
         *,
-        algorithm: str | None = None,
+        algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """A plan for :meth:`Allgatherv`."""
         return self._engine.make(Arguments("allgather", sendbuf, recvbuf, vector=True), algorithm)
@@ -81,7 +82,7 @@ class Persistent:
         recvbuf: Any,
         info: MPI.Info = MPI.INFO_NULL,
         *,
-        algorithm: str | None = None,
+        algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """A plan for :meth:`Alltoall`."""
         return self._engine.make(Arguments("alltoall", sendbuf, recvbuf), algorithm)
@@ -92,7 +93,7 @@ class Persistent:
         recvbuf: Any,
         info: MPI.Info = MPI.INFO_NULL,
         *,
-        algorithm: str | None = None,
+        algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """A plan for :meth:`Alltoallv`."""
         return self._engine.make(Arguments("alltoall", sendbuf, recvbuf, vector=True), algorithm)
@@ -103,7 +104,7 @@ class Persistent:
         root: int = 0,
         info: MPI.Info = MPI.INFO_NULL,
         *,
-        algorithm: str | None = None,
+        algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """A plan for :meth:`Bcast`."""
         return self._engine.make(Arguments("broadcast", MPI.IN_PLACE, buf, root=root), algorithm)
@@ -116,7 +117,7 @@ class Persistent:
         root: int = 0,
         info: MPI.Info = MPI.INFO_NULL,
         *,
-        algorithm: str | None = None,
+        algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """A plan for :meth:`Reduce`."""
         return self._engine.make(Arguments("reduce", sendbuf, recvbuf, op, root), algorithm)
@@ -128,7 +129,7 @@ class Persistent:
         root: int = 0,
         info: MPI.Info = MPI.INFO_NULL,
         *,
-        algorithm: str | None = None,
+        algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """A plan for :meth:`Gather`."""
         return self._engine.make(Arguments("gather", sendbuf, recvbuf, root=root), algorithm)
@@ -140,7 +141,7 @@ class Persistent:
         root: int = 0,
         info: MPI.Info = MPI.INFO_NULL,
         *,
-        algorithm: str | None = None,
+        algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """A plan for :meth:`Gatherv`."""
         return self._engine.make(
@@ -154,7 +155,7 @@ class Persistent:
         root: int = 0,
         info: MPI.Info = MPI.INFO_NULL,
         *,
-        algorithm: str | None = None,
+        algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """A plan for :meth:`Scatter`."""
         return self._engine.make(Arguments("scatter", sendbuf, recvbuf, root=root), algorithm)
@@ -166,7 +167,7 @@ class Persistent:
         root: int = 0,
         info: MPI.Info = MPI.INFO_NULL,
         *,
-        algorithm: str | None = None,
+        algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """A plan for :meth:`Scatterv`."""
         return self._engine.make(
@@ -180,7 +181,7 @@ class Persistent:
         op: MPI.Op = MPI.SUM,
         info: MPI.Info = MPI.INFO_NULL,
         *,
-        algorithm: str | None = None,
+        algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """A plan for :meth:`Scan`."""
         return self._engine.make(Arguments("scan", sendbuf, recvbuf, op), algorithm)
@@ -192,7 +193,7 @@ class Persistent:
         op: MPI.Op = MPI.SUM,
         info: MPI.Info = MPI.INFO_NULL,
         *,
-        algorithm: str | None = None,
+        algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """A plan for :meth:`Exscan`."""
         return self._engine.make(Arguments("exscan", sendbuf, recvbuf, op), algorithm)
@@ -201,7 +202,7 @@ class Persistent:
         self,
         info: MPI.Info = MPI.INFO_NULL,
         *,
-        algorithm: str | None = None,
+        algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """A plan for :meth:`Barrier`."""
         return self._engine.make(barrier_arguments(), algorithm)

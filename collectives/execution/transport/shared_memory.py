@@ -1,14 +1,8 @@
-"""Memory of one node that all its ranks can address, and flags in it to synchronise by.
+"""Memory of one node that all its ranks can address, and flags in it to synchronise by."""
 
-Flags are counters, each written by one rank and polled by the others.  Plain loads and stores do,
-because x86-64 keeps stores in order; on another machine they would need fences that Python lacks.
-"""
-
-import ctypes
 import mmap
 import os
 import platform
-import weakref
 from collections.abc import Sequence
 from functools import partial
 from math import prod
@@ -23,6 +17,8 @@ from collectives.execution.lanes import Lanes
 from collectives.execution.memory import HOST, DeviceMemory, Items, Memory
 from collectives.execution.plan import Action
 from collectives.execution.transport import Bytes, cuda_ipc
+from collectives.execution.transport.flags import Flag, RunCount, Tick
+from collectives.execution.transport.windows import Mapping, Window, Windows
 
 _LINE = 8  # a cache line in 8-byte words: two ranks never write to the same one
 #: Plans in flight at a time that can be told apart.
@@ -32,10 +28,6 @@ MEETING = 0
 #: The slot of blocking calls, which follow one another; those of other plans come after it.
 BLOCKING = 1
 WORDS = 4
-#: Polls before a rank with a core of its own offers it to others: about 100 us.
-_SPINS = 2000
-#: Polls after which a rank that waits calls the MPI library once: tens of microseconds.
-_MISSES = 64
 
 
 class Place(NamedTuple):
@@ -47,207 +39,6 @@ class Place(NamedTuple):
 
 #: What each rank brought to a meeting.
 Meeting = list[bytes]
-
-
-class Window:
-    """Memory with one segment a rank, as this process addresses it.
-
-    On the host, the array that the caller got keeps the own segment alive, and that the window.  On
-    a device, the window stays until the ranks release it together.
-    """
-
-    def __init__(self, segments: list[Bytes], rank: int, memory: Memory) -> None:
-        self.memory = memory
-        self.address = memory.address(segments[rank])
-        self.nbytes = segments[rank].nbytes
-        self.own = weakref.ref(segments[rank])
-        self.others = {r: segment for r, segment in enumerate(segments) if r != rank}
-        self.lent = segments if isinstance(memory, DeviceMemory) else None
-
-    def segment(self, rank: int) -> Bytes:
-        """The memory of ``rank``."""
-        segment = self.others.get(rank)
-        if segment is None:
-            segment = self.own()
-        assert segment is not None, "this rank passes memory that it uses"
-        return segment
-
-
-class Windows:
-    """Those of a process, by their numbers.
-
-    A window that this rank no longer uses stays until no rank does, as the others' arrays in it are
-    read and written through it; but its own part of the memory is given back at once.
-    """
-
-    def __init__(self) -> None:
-        self._process = os.getpid()
-        self._made = 0
-        self._kept: dict[int, Window] = {}
-        self._unused: set[int] = set()
-
-    def add(self, window: Window, own: Bytes) -> None:
-        """Keeps a window; on a host, it is in use until ``own`` is gone."""
-        number = self._made
-        self._made += 1  # never used again: the same memory may lie in another window later
-        self._kept[number] = window
-        if window.lent is None:
-            address, nbytes = window.address, window.nbytes
-            weakref.finalize(own, self._end_use, number, address, nbytes).atexit = False
-
-    def __getitem__(self, number: int) -> Window:
-        return self._kept[number]
-
-    def in_use(self) -> list[tuple[int, Window]]:
-        """Those that this rank has an array in."""
-        return [(n, window) for n, window in [*self._kept.items()] if n not in self._unused]
-
-    def uses(self, number: int) -> bool:
-        """Whether this rank has an array in it."""
-        return number in self._kept and number not in self._unused
-
-    def forget(self, comm: MPI.Intracomm) -> None:
-        """Lets go of those that no rank uses.  Collective."""
-        for number in set.intersection(*comm.allgather(set(self._unused))):
-            self.drop(number)
-
-    def drop(self, number: int) -> None:
-        """Lets go of a window."""
-        self._unused.discard(number)
-        del self._kept[number]
-
-    def _end_use(self, number: int, address: int, nbytes: int) -> None:
-        if os.getpid() != self._process:  # a child that was forked has but a view of it
-            return
-        self._unused.add(number)
-        _libc().madvise(address, nbytes, mmap.MADV_REMOVE)
-
-
-def _libc() -> ctypes.CDLL:
-    libc = ctypes.CDLL(None, use_errno=True)
-    address, length = ctypes.c_void_p, ctypes.c_size_t
-    libc.mmap.restype = address
-    libc.mmap.argtypes = [address, length, *[ctypes.c_int] * 3, ctypes.c_long]
-    libc.munmap.argtypes = [address, length]
-    libc.madvise.argtypes = [address, length, ctypes.c_int]
-    return libc
-
-
-class Mapping:
-    """Memory of a file, mapped until nothing refers to it.
-
-    Python's own ``mmap`` keeps a file descriptor for as long, and a process has few of them.
-    """
-
-    def __init__(self, descriptor: int, nbytes: int) -> None:
-        libc = _libc()
-        access = mmap.PROT_READ | mmap.PROT_WRITE
-        address = libc.mmap(None, nbytes, access, mmap.MAP_SHARED, descriptor, 0)
-        if address == ctypes.c_void_p(-1).value:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        self.address: int = address
-        weakref.finalize(self, libc.munmap, address, nbytes).atexit = False
-
-    def part(self, start: int, nbytes: int) -> Bytes:
-        """An array on some of it."""
-        return np.asarray(_Part(self, start, nbytes))
-
-
-class _Part:
-    """What an array of a mapping has as its base.
-
-    Views of an array skip the arrays between them and the last base that is no array; so all views
-    of a part refer to the part's own array, whose end is the end of its window.
-    """
-
-    def __init__(self, mapping: Mapping, start: int, nbytes: int) -> None:
-        self.mapping = mapping
-        self.__array_interface__ = {
-            "version": 3,
-            "shape": (nbytes,),
-            "typestr": "|u1",
-            "data": (mapping.address + start, False),
-        }
-
-
-class Epoch:
-    """Counts the runs of the plans that use a slot: the counters rise from one to the next."""
-
-    __slots__ = ("base", "following")
-
-    def __init__(self) -> None:
-        self.base = 0
-        self.following = 0
-
-    def advance(self, ticks: int) -> None:
-        """A run begins that counts up to ``ticks - 1``; all ranks must begin the same."""
-        self.base = self.following
-        self.following += ticks
-
-
-class Flag:
-    """A condition in the shape of a request: a rank's counter has reached a value of this run.
-
-    A rank that waits for it calls ``progress`` now and then, as another may wait for a message of
-    the MPI library's that only goes on in a call of the library.
-    """
-
-    __slots__ = ("_counters", "_epoch", "_missed", "_polite", "_progress", "_slot", "_value")
-
-    def __init__(
-        self,
-        counters: memoryview,
-        slot: int,
-        epoch: Epoch,
-        value: int,
-        polite: bool,
-        progress: Action,
-    ) -> None:
-        self._counters = counters
-        self._slot = slot
-        self._epoch = epoch
-        self._value = value
-        self._polite = polite
-        self._progress = progress
-        self._missed = 0
-
-    def Start(self) -> None:
-        """Nothing to start."""
-
-    def Test(self) -> bool:
-        if self._counters[self._slot] >= self._epoch.base + self._value:
-            return True
-        self._missed += 1
-        if self._missed % _MISSES == 0:
-            self._progress()
-        return False
-
-    def Wait(self) -> None:
-        counters, slot, wanted = self._counters, self._slot, self._epoch.base + self._value
-        if not self._polite:
-            for _ in range(_SPINS):
-                if counters[slot] >= wanted:
-                    return
-        while not self.Test():
-            os.sched_yield()
-
-    def Free(self) -> None:
-        """Nothing to release."""
-
-
-class Tick:
-    """An action: sets this rank's counter to a value of this run."""
-
-    __slots__ = ("_counters", "_epoch", "_slot", "_value")
-
-    def __init__(self, counters: memoryview, slot: int, epoch: Epoch, value: int) -> None:
-        self._counters = counters
-        self._slot = slot
-        self._epoch = epoch
-        self._value = value
-
-    def __call__(self) -> None:
-        self._counters[self._slot] = self._epoch.base + self._value
 
 
 class NodeMemory:
@@ -271,7 +62,7 @@ class NodeMemory:
         self.slots = Lanes(SLOTS - BLOCKING - 1)
         control = self._allocate((SLOTS * _LINE + 2 * WORDS) * 8)
         self._counters = [memoryview(segment.data).cast("q") for segment in control]
-        self._epochs = [Epoch() for _ in range(SLOTS)]
+        self._runs = [RunCount() for _ in range(SLOTS)]
         # With a core each, polling is the fastest wait; without, it keeps the awaited from running.
         self._polite = comm.size > (os.cpu_count() or 1)
         self._meetings = 0
@@ -309,12 +100,12 @@ class NodeMemory:
 
     def flag(self, rank: int, slot: int, value: int) -> Flag:
         """The condition that ``rank`` has counted up to ``value`` in this run of ``slot``."""
-        counters, epoch = self._counters[rank], self._epochs[slot]
-        return Flag(counters, slot * _LINE, epoch, value, self._polite, self._progress)
+        counters, runs = self._counters[rank], self._runs[slot]
+        return Flag(counters, slot * _LINE, runs, value, self._polite, self._progress)
 
     def tick(self, slot: int, value: int) -> Tick:
         """The action that sets this rank's count."""
-        return Tick(self._counters[self.rank], slot * _LINE, self._epochs[slot], value)
+        return Tick(self._counters[self.rank], slot * _LINE, self._runs[slot], value)
 
     def meet(self, words: Sequence[int], idle: Action | None) -> Meeting:
         """Waits for all ranks to call this, and returns what each of them brought.
@@ -323,7 +114,7 @@ class NodeMemory:
             words: at most ``WORDS`` integers.
             idle: called while waiting, if something else is under way that the others may need.
         """
-        self._epochs[MEETING].advance(2)
+        self._runs[MEETING].advance(2)
         self._meetings += 1
         # The next meeting uses the other half: a rank may come to it before all have read this one.
         first = SLOTS * _LINE + WORDS * (self._meetings % 2)
@@ -339,7 +130,7 @@ class NodeMemory:
 
     def advance(self, slot: int, ticks: int) -> Action:
         """The action that begins a run."""
-        return partial(self._epochs[slot].advance, ticks)
+        return partial(self._runs[slot].advance, ticks)
 
     def locate(self, address: int, nbytes: int) -> Place | None:
         """Where so much memory lies, or ``None`` if it is ordinary."""

@@ -12,6 +12,13 @@ or in a loop of one's own, in the place of torch's DistributedDataParallel:
         optimizer.step()
 """
 
+try:
+    import torch  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        f"torch layers need PyTorch ({error}): pip install 'mpitrain[torch]'"
+    ) from error
+
 from mpitrain.adapters.torch.layer import TorchLayer, layers, load_into
 from mpitrain.adapters.torch.replica import DataParallel
 

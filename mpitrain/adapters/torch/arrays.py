@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from mpitrain.nn import Array
+from mpitrain.arrays import Array
 
 
 def as_array(tensor: torch.Tensor) -> Array:

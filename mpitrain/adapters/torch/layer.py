@@ -11,7 +11,8 @@ from numpy.typing import DTypeLike
 
 from mpitrain.adapters.torch.arrays import as_array, as_tensor
 from mpitrain.adapters.torch.purity import Watched, examine, refuse
-from mpitrain.nn import Array, Layer, Parameters, Shape
+from mpitrain.arrays import Array, Parameters, Shape
+from mpitrain.nn import Layer
 from mpitrain.trainer import Trainer
 
 
@@ -43,6 +44,9 @@ class TorchLayer(Layer):
         """The values that the module has; ``rng`` is not asked."""
         named = self.module.named_parameters()
         return {name: as_array(p.double()).astype(dtype) for name, p in named}
+
+    def shapes(self) -> dict[str, Shape]:
+        return {name: tuple(p.shape) for name, p in self.module.named_parameters()}
 
     def brought(self) -> dict[str, Array]:
         """Parameters and buffers."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from mpi4py import MPI
 
-from mpitrain.nn import Array
+from mpitrain.arrays import Array
 
 #: What a rank can be about to do.
 BEGIN = "wraps a module"

@@ -21,7 +21,7 @@ from mpitrain.adapters.torch.meeting import (
     meet,
 )
 from mpitrain.adapters.torch.passes import Reference, is_alive, join
-from mpitrain.nn import Array
+from mpitrain.arrays import Array
 
 #: For the next one; those that share ranks have different ones, the same on all of their ranks.
 _next_number = 0

@@ -7,7 +7,8 @@ from typing import Any, Self
 
 import torch
 
-from collectives import Communicator
+from collectives import Algorithm, Communicator
+from collectives.analysis.own import named
 from mpitrain.adapters.torch.reducer import Options, Reducer
 
 
@@ -34,7 +35,7 @@ class DataParallel(torch.nn.Module):
         module: torch.nn.Module,
         *,
         bucket_bytes: int = 25 * 2**20,
-        algorithm: str = "auto",
+        algorithm: Algorithm | str = "auto",
         overlap: bool = True,
         broadcast_buffers: bool = True,
     ) -> None:
@@ -61,7 +62,7 @@ class DataParallel(torch.nn.Module):
                 "DataParallel(Communicator(comm), module)"
             )
         self.module = module
-        options = Options(bucket_bytes, algorithm, overlap, broadcast_buffers)
+        options = Options(bucket_bytes, named(algorithm, "allreduce"), overlap, broadcast_buffers)
         self._reducer = Reducer(comm, module, options)
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:

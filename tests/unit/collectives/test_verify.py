@@ -1,5 +1,7 @@
 """Every registered algorithm is proved, what it claims is what is proved, and breaking it shows."""
 
+from functools import cache
+
 import pytest
 
 from collectives.algorithms import ALGORITHMS, build
@@ -19,22 +21,30 @@ from collectives.schedule import (
     workspace,
 )
 
-SIZES = [*range(1, 34), 64]
+#: All that fold, wrap round or are uneven in some way; more of the same takes minutes.
+FEW = [*range(1, 14), 16, 17, 24]
+at_sizes = pytest.mark.parametrize(
+    "sizes", [FEW, pytest.param([*range(14, 34), 64], marks=pytest.mark.slow)], ids=["few", "more"]
+)
 every_algorithm = pytest.mark.parametrize(
     "algorithm", ALGORITHMS, ids=lambda a: f"{a.collective}-{a.name}"
 )
+#: Several tests ask for the same proof.
+proof = cache(lambda algorithm, size: verify(algorithm.schedule(size)))
 
 
+@at_sizes
 @every_algorithm
-def test_proved_at_every_size(algorithm):
-    for size in SIZES:
-        assert verify(algorithm.schedule(size)).messages > 0 or size == 1
+def test_proved_at_every_size(algorithm, sizes):
+    for size in sizes:
+        assert proof(algorithm, size).messages > 0 or size == 1
 
 
+@at_sizes
 @every_algorithm
-def test_in_place_exactly_where_claimed(algorithm):
+def test_in_place_exactly_where_claimed(algorithm, sizes):
     assert algorithm.in_place <= (contract(algorithm.collective).in_place is not None)
-    safe = [is_in_place_safe(algorithm.schedule(size)) for size in SIZES if size > 1]
+    safe = [is_in_place_safe(algorithm.schedule(size)) for size in sizes if size > 1]
     assert all(safe) == algorithm.in_place
 
 
@@ -46,26 +56,23 @@ def test_every_root(algorithm):
                 verify(algorithm.schedule(size, root))
 
 
+@at_sizes
 @every_algorithm
-def test_unequal_blocks_exactly_where_claimed(algorithm):
-    proved = [verify(algorithm.schedule(size)).uneven for size in SIZES if size > 2]
-    assert all(proved) == algorithm.uneven
+def test_unequal_blocks_exactly_where_claimed(algorithm, sizes):
+    assert all(proof(algorithm, size).uneven for size in sizes if size > 2) == algorithm.uneven
 
 
 REDUCTIONS = [a for a in ALGORITHMS if contract(a.collective).reduces]
 
 
+@at_sizes
 @pytest.mark.parametrize("algorithm", REDUCTIONS, ids=lambda a: f"{a.collective}-{a.name}")
-def test_order_is_kept_where_claimed(algorithm):
-    roots = (0, 1) if contract(algorithm.collective).rooted else (0,)
-    kept = [
-        verify(algorithm.schedule(size, root)).keeps_order
-        for size in SIZES
-        for root in roots
-        if size > root
-    ]
-    options = {"servers": 3} if "servers" in algorithm.options else {}
-    kept += [verify(algorithm.schedule(size, **options)).keeps_order for size in SIZES if size > 3]
+def test_order_is_kept_where_claimed(algorithm, sizes):
+    kept = [proof(algorithm, size).keeps_order for size in sizes]
+    if contract(algorithm.collective).rooted:
+        kept += [verify(algorithm.schedule(size, 1)).keeps_order for size in sizes if size > 1]
+    if "servers" in algorithm.options:
+        kept += [verify(algorithm.schedule(n, servers=3)).keeps_order for n in sizes if n > 3]
     assert all(kept) == algorithm.keeps_order
 
 
@@ -206,3 +213,28 @@ def test_reducing_different_chunks_is_an_error():
     ]
     with pytest.raises(ScheduleError, match="reduces chunk"):
         verify(schedule(*crossed, chunks=2))
+
+
+def test_a_complaint_names_both_ends_of_the_message():
+    """Rank 1 sends its second chunk where rank 0 expects the first, and it is the last round."""
+    crossed = schedule(
+        [(Send(1, sendbuf[0:2]), Recv(1, workspace[0])), (RecvReduce(1, recvbuf[0], sendbuf[0]),)],
+        [(Send(0, sendbuf[0]), Recv(0, recvbuf[0:2])), (Send(0, sendbuf[1]),)],
+        chunks=2,
+        room=1,
+    )
+    with pytest.raises(ScheduleError) as caught:
+        verify(crossed)
+    assert (
+        "rank 0 round 1: r0=s0+<1 reduces chunk 0 of ranks [0] and expected chunk 0 from rank 1, "
+        "whose round 1 sends s1 = chunk 1 of ranks [1]"
+    ) in str(caught.value)
+    longer = schedule(
+        [(Send(1, sendbuf[0]),)], [(Recv(0, recvbuf[0:2]),)], collective="broadcast", chunks=2
+    )
+    with pytest.raises(ScheduleError) as caught:
+        verify(longer)
+    assert (
+        "rank 1 round 0: r0:2<0 expected 2 chunks from rank 0, whose round 0 sends s0 = chunk 0 of "
+        "ranks [0]"
+    ) in str(caught.value)

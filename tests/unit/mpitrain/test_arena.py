@@ -5,7 +5,7 @@ import pytest
 
 from mpitrain import nn
 from mpitrain.arena import COPIES, DATA, SUMMED, Arena, Bucket
-from mpitrain.parallel.tensor import TensorGroup
+from mpitrain.group import TensorGroup
 
 LAYERS = {
     "a": nn.Linear(3, 2),
@@ -40,9 +40,30 @@ def arena():
     return Arena(LAYERS, shapes(INITIAL))
 
 
+def test_parameters_of_other_shapes_than_were_said_are_refused(arena):
+    first, *_ = INITIAL.values()
+    name = next(iter(first))
+    for wrong in (first | {name: first[name][:1]}, first | {"more": np.zeros(1)}):
+        with pytest.raises(ValueError, match=r"parameters\(\) gives the shapes .* shapes\(\) says"):
+            arena.fill(np.empty(arena.size), 0, wrong)
+
+
+def test_tensors_inside_a_bucket_are_views_of_it(arena):
+    flat = np.arange(float(arena.size))
+    found = {}
+    for bucket in arena.buckets(8, 8):
+        found |= arena.inside(bucket, flat[bucket.start : bucket.stop])
+    assert list(sorted(found)) == sorted(tensor.name for tensor in arena.tensors)
+    for tensor in arena.tensors:
+        values = flat[tensor.start : tensor.stop].reshape(tensor.shape)
+        np.testing.assert_array_equal(found[tensor.name], values)
+        assert np.shares_memory(found[tensor.name], flat)
+
+
 def test_flat_parameters_are_the_layers_in_order(arena):
     flat = np.empty(arena.size)
-    arena.fill(flat, INITIAL, list(LAYERS))
+    for index, values in enumerate(INITIAL.values()):
+        arena.fill(flat, index, values)
     np.testing.assert_array_equal(flat, np.arange(13.0))
     for views, layer in zip(arena.views(flat), INITIAL.values(), strict=True):
         assert views.keys() == layer.keys()
@@ -98,7 +119,8 @@ def test_a_tensor_rank_has_its_part_and_groups_lie_apart():
     assert (arena["up.bias"].group, arena["bias.bias"].group) == (DATA, COPIES)
     assert arena["norm.weight"].group == SUMMED
     flat = np.empty(arena.size)
-    arena.fill(flat, initial, list(layers))
+    for index, values in enumerate(initial.values()):
+        arena.fill(flat, index, values)
     np.testing.assert_array_equal(arena.views(flat)[0]["weight"], initial["up"]["weight"][:, 2:])
     for bucket in arena.buckets(1000, 8):
         inside = [t.group for t in arena.tensors if bucket.start <= t.start < bucket.stop]

@@ -185,3 +185,18 @@ def test_what_does_not_go_together_in_a_gpt(job, overrides, message):
     with pytest.raises(ConfigError) as caught:
         load(job(""), [*GPT, *overrides])
     assert message in str(caught.value)
+
+
+def test_an_own_algorithm_is_registered_by_the_program(tmp_path):
+    from collectives import Algorithm, register
+    from collectives.algorithms import ring
+
+    job = tmp_path / "job.toml"
+    job.write_text("")
+    with pytest.raises(ConfigError, match=r"parallel.algorithm: .*is a file.*collectives.register"):
+        load(job, ["parallel.algorithm=mine.py:of_a_job"])
+    with pytest.raises(ConfigError, match="no allreduce algorithm 'of_a_job'"):
+        load(job, ["parallel.algorithm=of_a_job"])
+    register(Algorithm("allreduce", "of_a_job", ring.allreduce, chunks=lambda size: size))
+    config = load(job, ["parallel.algorithm=of_a_job:segments=2"])
+    assert config.parallel.algorithm == "of_a_job:segments=2"

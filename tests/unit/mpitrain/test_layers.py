@@ -7,9 +7,9 @@ from scipy.signal import correlate
 from scipy.special import ndtr
 
 from mpitrain import nn
+from mpitrain.group import TensorGroup
 from mpitrain.models.recommender import SpreadTables
 from mpitrain.nn.embedding import PositionEmbedding, TokenEmbedding, Unembedding
-from mpitrain.parallel.tensor import TensorGroup
 
 LAYERS = {
     "linear": (nn.Linear(5, 3), (4, 5)),
@@ -96,6 +96,21 @@ def test_backward_is_the_derivative_of_forward(case):
     for name, gradient in gradients.items():
         numeric = finite_differences(scalar, parameters[name])
         np.testing.assert_allclose(gradient, numeric, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        *(layer for layer, _ in LAYERS.values()),
+        TokenEmbedding(7, 3, TensorGroup()),
+        SpreadTables(4, 7, 3, TensorGroup()),
+    ],
+    ids=[*LAYERS, "tokens", "tables"],
+)
+def test_shapes_are_those_of_the_parameters(layer):
+    drawn = layer.parameters(np.random.default_rng(0), np, np.float32)
+    assert layer.shapes() == {name: values.shape for name, values in drawn.items()}
+    assert list(layer.shapes()) == list(drawn)
 
 
 def test_output_shape_is_what_forward_returns(case):

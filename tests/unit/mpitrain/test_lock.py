@@ -16,9 +16,9 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 from mpitrain import lock
-from mpitrain.chaos.processes import began
 from mpitrain.config import ConfigError
 from mpitrain.lock import NAME, Owner, locked, myself
+from mpitrain.processes import began
 
 ROOT = Path(__file__).parents[3]
 HOLDER = """

@@ -5,7 +5,8 @@ import pytest
 from scipy.optimize import approx_fprime
 from scipy.special import log_softmax
 
-from mpitrain.parallel.tensor import TensorGroup, VocabularyLoss
+from mpitrain.group import TensorGroup
+from mpitrain.parallel.tensor import VocabularyLoss
 
 
 def softmax_cross_entropy(scores, labels, divisor):

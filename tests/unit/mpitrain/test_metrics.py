@@ -4,6 +4,7 @@ import json
 import resource
 from contextlib import contextmanager
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -31,6 +32,7 @@ STEP = Step(
     seconds=0.5,
     samples_per_s=128.0,
     comm_share=0.25,
+    wait_share=0.125,
 )
 
 
@@ -40,15 +42,16 @@ def job(tmp_path):
 
 
 def write_all(job):
+    told = msgspec.to_builtins(job)
     with recorder(job, steps=4) as write:
-        write(Start(2, ["a:1", "b:2"], "data 2 x pipe 1", [["a"]], "ring", "asked [for]", 7, job))
+        write(Start(2, ["a:1", "b:2"], "data 2 x pipe 1", [["a"]], "ring", "asked [for]", 7, told))
         for step in range(1, 5):
             write(replace(STEP, step=step))
         write(Skipped(5, "rank 1: b.weight", 512.0))
         write(Epoch(epoch=0, test_accuracy=0.5, test_loss=0.25))
         write(Saved(4, "there", 0.5))
         write(Resumed(4, "there", ["newer: torn"]))
-        write(Summary(0.975, 0.5, 2, "ring", "asked [for]", 1000.4, 0.25))
+        write(Summary(0.975, 0.5, 2, "ring", "asked [for]", 1000.4, 0.25, 0.125))
 
 
 def test_each_record_is_a_line_of_json(job, tmp_path):
@@ -76,6 +79,7 @@ def test_each_record_is_a_line_of_json(job, tmp_path):
         "seconds": 0.5,
         "samples_per_s": 128.0,
         "comm_share": 0.25,
+        "wait_share": 0.125,
     }
 
 
@@ -89,9 +93,9 @@ def test_console_shows_every_so_many_steps(job, capsys):
     write_all(job)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == ("2 ranks (data 2 x pipe 1), 7 parameters, gradients by ring (asked [for])")
-    assert lines[1].split() == ["step", "loss", "grad_norm", "lr", "samples/s", "comm%"]
+    assert lines[1].split() == ["step", "loss", "grad_norm", "lr", "samples/s", "reduce%", "wait%"]
     assert [line.split()[0] for line in lines[2:5]] == ["1", "2", "4"]
-    assert lines[2].split() == ["1", "2.5000", "1.2500", "0.1", "128", "25.0"]
+    assert lines[2].split() == ["1", "2.5000", "1.2500", "0.1", "128", "25.0", "12.5"]
     assert lines[5] == "step 5 skipped: not finite (rank 1: b.weight); loss scale 512"
     assert lines[6] == "epoch 0: test accuracy 50.00%, loss 0.2500"
     assert lines[7:10] == [
@@ -101,7 +105,7 @@ def test_console_shows_every_so_many_steps(job, capsys):
     ]
     assert lines[10] == (
         "test accuracy 97.50%, 2 ranks, gradients by ring (asked [for]), 1000 samples/s, "
-        "communication 25.0% of step time"
+        "reduction 25.0% and waiting 12.5% of step time"
     )
     assert "\x1b" not in "".join(lines)
 

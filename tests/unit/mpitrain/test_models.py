@@ -1,11 +1,15 @@
 """Models built from their tables, and the data that they are for."""
 
+import tracemalloc
+from math import prod
+
 import numpy as np
 import pytest
 
-from mpitrain import data, models
+from mpitrain import data, models, nn
 from mpitrain.config import Config, ConfigError, Data, Model, Parallel
 from mpitrain.data.dataset import Dataset, Samples
+from mpitrain.group import TensorGroup
 
 IMAGES = Dataset(Samples(np.ones((2, 8, 8, 1), np.float32), np.zeros(2, int)), None, 10)
 TEXT = Dataset(Samples(np.ones((2, 6), int), np.zeros((2, 6), int)), None, 11)
@@ -48,6 +52,41 @@ def test_a_layer_begins_the_same_whoever_makes_it():
     np.testing.assert_array_equal(alone["linear.weight"], among["linear.weight"])
     other = model.initial(["linear1"], 6, np, np.float64)["linear1"]
     assert (alone["linear.weight"] != other["linear.weight"]).any()
+
+
+def test_shapes_cost_no_memory():
+    """34 million parameters, which would be 137 MB."""
+    config = Config(
+        data=Data(name="text", context=256),
+        model=Model(kind="gpt", width=512, heads=8, layers=8),
+        parallel=Parallel(recompute=True),
+    )
+    text = Dataset(Samples(np.ones((2, 6), int), np.zeros((2, 6), int)), None, 8192)
+    model = models.build(config, text)
+    tracemalloc.start()
+    try:
+        shapes = model.shapes(list(model.layers))
+        size = model.size
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert shapes["embedding"]["tokens.token"] == shapes["head"]["scores.token"] == (8192, 512)
+    assert 29e6 < size < 30e6  # the table of tokens is there once
+    assert size + 8192 * 512 == sum(prod(s) for own in shapes.values() for s in own.values())
+    assert peak < 1e6
+
+
+class Scaled(nn.ReLU):
+    """A layer of somebody else's, which does not know of shapes."""
+
+    def parameters(self, rng, xp, dtype):
+        return {"scale": xp.ones((2, 3), dtype)}
+
+
+def test_a_layer_that_says_no_shapes_is_drawn_to_see_them():
+    model = models.Model({"a": Scaled()}, 2, TensorGroup())
+    assert model.shapes(["a"]) == {"a": {"scale": (2, 3)}}
+    assert model.size == 6
 
 
 def test_recomputation_changes_no_name_and_no_score():

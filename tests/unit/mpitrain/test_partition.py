@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from mpitrain import build
-from mpitrain.commands.plan import explain
+from mpitrain.commands.plan import explain, predicted
 from mpitrain.config import Config, ConfigError, Data, Model, Parallel, Train
 from mpitrain.parallel.grid import Layout, Place
 from mpitrain.pipeline.partition import (
+    ClusterLinks,
     Costs,
-    Links,
     NoPartition,
-    even_partition,
+    balanced_partition,
     partition,
 )
 from mpitrain.profiles import LayerProfile, write_profile
@@ -54,7 +54,7 @@ def every(costs, layers, workers):
 def test_the_optimum_is_that_of_a_brute_force(seed):
     rng = np.random.default_rng(seed)
     layers, workers = rng.integers(1, 7), rng.integers(1, 6)
-    links = Links(1e6) if seed % 2 else Links(1e7, group=2, across=1e5)
+    links = ClusterLinks(1e6) if seed % 2 else ClusterLinks(1e7, group=2, across=1e5)
     memory = None if seed % 3 else 6e6
     costs = Costs(drawn(rng, layers), links, memory)
     best = min(every(costs, layers, workers))
@@ -72,16 +72,16 @@ def test_the_optimum_is_that_of_a_brute_force(seed):
 def test_light_layers_are_replicated_and_heavy_weights_are_not():
     light = [LayerProfile(f"c{i}", 1, 2, 1e3, 1e2) for i in range(6)]
     heavy = [LayerProfile("fc", 0.5, 1, 1e2, 1e10)]
-    found = partition(Costs(light + heavy, Links(1e8)), 8)
+    found = partition(Costs(light + heavy, ClusterLinks(1e8)), 8)
     assert found.configuration == "7-1"
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_even_partitions_have_the_fastest_slowest_stage(seed):
+def test_balanced_partitions_have_the_fastest_slowest_stage(seed):
     rng = np.random.default_rng(seed)
     profile = drawn(rng, 7)
     stages = int(rng.integers(1, 8))
-    sizes = even_partition(profile, stages)
+    sizes = balanced_partition(profile, stages)
     assert sum(sizes) == 7 and len(sizes) == stages and min(sizes) > 0
 
     def slowest(cuts):
@@ -98,7 +98,7 @@ def test_even_partitions_have_the_fastest_slowest_stage(seed):
 
 def test_more_stages_than_layers():
     with pytest.raises(NoPartition, match="2 layers cannot be cut into 3"):
-        even_partition(drawn(np.random.default_rng(0), 2), 3)
+        balanced_partition(drawn(np.random.default_rng(0), 2), 3)
 
 
 @pytest.mark.parametrize("layout", [Layout((2, 2), 2), Layout((2, 1, 1)), Layout((3,), 4)])
@@ -125,7 +125,22 @@ def test_a_plan_says_who_does_what():
     assert "stage 0: ranks 0+1 2+3; layer0, layer1" in text
     assert "stage 1: ranks 4+5 6+7; layer2, layer3" in text
     assert f"  {64 * 30 + 30 + 30 * 20 + 20} parameters" in text
-    assert "predicted:" in text
+    assert "predicted with a core for each rank: " in text
+
+
+def test_a_plan_divides_by_the_cores_that_there_are():
+    """8 ranks that compute 75% of a second share the cores, whose work is the bound."""
+    assert predicted(1.0, 0.25, 60, 8, cores=8) == [
+        "predicted with a core for each rank: 1000.0 ms a step without communication, "
+        "60 samples/s, bubble 25.0%"
+    ]
+    assert predicted(1.0, 0.25, 60, 8, cores=2)[1:] == [
+        "this machine has 2 cores for 8 ranks: 3000.0 ms a step at best, 20 samples/s"
+    ]
+    assert predicted(1.0, 0.25, 60, 8, cores=7)[1:] == [
+        "this machine has 7 cores for 8 ranks: 1000.0 ms a step at best, 60 samples/s"
+    ]
+    assert "1 core for 8 ranks: 6000.0 ms" in predicted(1.0, 0.25, 60, 8, cores=1)[1]
 
 
 def test_a_plan_that_cannot_be():

@@ -8,8 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpitrain.pipeline import draw
-from mpitrain.pipeline.actions import Backward, BackwardWeight, Forward, Pipeline, Update
-from mpitrain.pipeline.replay import ScheduleError, replay
+from mpitrain.pipeline.actions import (
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    Forward,
+    Pipeline,
+    Update,
+)
+from mpitrain.pipeline.replay import PipelineError, replay
 from mpitrain.pipeline.schedules import SCHEDULES
 from mpitrain.pipeline.simulate import Times, simulate
 
@@ -69,7 +76,7 @@ def test_a_broken_schedule_is_refused(name):
         actions = list(generate(shape, *place))
         for index in range(len(actions)):
             dropped = actions[:index] + actions[index + 1 :]
-            with pytest.raises(ScheduleError):
+            with pytest.raises(PipelineError):
                 replay(altered(generate, place, dropped), shape)
         for index in range(len(actions) - 1):
             a, b = actions[index : index + 2]
@@ -78,7 +85,7 @@ def test_a_broken_schedule_is_refused(name):
                 replay(altered(generate, place, swapped), shape)
                 harmless += 1
                 assert may_swap(a, b), (place, a, b)
-            except ScheduleError:
+            except PipelineError:
                 pass
     assert (
         harmless > 0
@@ -100,13 +107,26 @@ def may_swap(a, b):
     return (a.micro_batch, a.chunk) != (b.micro_batch, b.chunk) and not same_kind
 
 
+def test_actions_have_short_names():
+    actions = [
+        Forward(3),
+        Forward(3, 1),
+        Backward(0),
+        BackwardInput(2),
+        BackwardWeight(2),
+        Update(1),
+    ]
+    assert [str(action) for action in actions] == ["F3", "1F3", "B0", "I2", "W2", "U1"]
+    assert len({Forward(3), Forward(3, 0), Backward(3), BackwardInput(3), Update(3)}) == 4
+
+
 def test_swapped_updates_and_repeated_passes_are_named():
     shape = Pipeline((1, 1), 2)
 
     def twice(p, stage, replica):
         yield from [Forward(0), Forward(0), Forward(1), Backward(0), Backward(1), Update(0)]
 
-    with pytest.raises(ScheduleError, match=r"forward pass of micro-batch 0 .* not 2 times"):
+    with pytest.raises(PipelineError, match=r"forward pass of micro-batch 0 .* not 2 times"):
         replay(twice, shape)
 
     def waits(p, stage, replica):
@@ -115,7 +135,9 @@ def test_swapped_updates_and_repeated_passes_are_named():
         else:
             yield from [Forward(1), Forward(0), Backward(0), Backward(1), Update(0)]
 
-    with pytest.raises(ScheduleError, match=r"deadlock: stage 0 .* waits in Backward\(.*stage 1"):
+    with pytest.raises(
+        PipelineError, match=r"deadlock: stage 0 replica 0 waits in B0 for B0 of stage 1"
+    ):
         replay(waits, shape)
 
 
@@ -128,7 +150,7 @@ def test_messages_that_overtake_are_refused():
         yield from map(Backward, [0, 1])
         yield Update(0)
 
-    with pytest.raises(ScheduleError, match=r"stage 0 sends activations \[0, 1\].*awaits \[1, 0\]"):
+    with pytest.raises(PipelineError, match=r"stage 0 sends activations \[0, 1\].*awaits \[1, 0\]"):
         replay(crossed, shape)
 
 

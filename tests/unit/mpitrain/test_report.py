@@ -1,63 +1,223 @@
 """Reports of runs that ended, and of those that did not."""
 
 import json
+import math
+import re
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from mpitrain.commands.arguments import parse
 from mpitrain.commands.compare import compare
 from mpitrain.commands.offline import run as run_offline
 from mpitrain.config import Config, Run
-from mpitrain.metrics import Epoch, Resumed, Skipped, Start, Step, Summary, recorder
-from mpitrain.report import write_report
+from mpitrain.metrics import (
+    Epoch,
+    RankTime,
+    Resumed,
+    Saved,
+    Skipped,
+    Start,
+    Step,
+    Straggler,
+    Summary,
+    Times,
+    read_records,
+    recorder,
+)
+from mpitrain.report import facts, figures, page, write_report
 from mpitrain.trace import Span, chrome, read_trace
 
 
-@pytest.fixture
-def folder(tmp_path):
-    job = Config(run=Run(dir=str(tmp_path), log_every=1000))
+def written(tmp_path):
+    """The folder of a run that wrote every kind of record."""
+    job = Config(run=Run(dir=str(tmp_path), log_every=1000, seed=7))
+    told = msgspec.to_builtins(job)
+    stages = [["a", "<b>"], ["c"]]
+    processes = ["a:1", "b:2"]
     with recorder(job, steps=3) as write:
-        write(
-            Start(
-                2, ["a:1", "b:2"], "data 1 x pipe 2", [["a", "<b>"], ["c"]], "ring", "asked", 7, job
-            )
-        )
+        write(Start(2, processes, "data 1 x pipe 2", stages, "ring", "asked", 7, told))
         for step in range(1, 4):
-            write(Step(step, 0, 8, 1.0 / step, 0.5, 0.1, 0.25, 32.0, 0.2))
+            write(Step(step, 0, 8, 10.0**-step, 0.5, 0.1, 0.25, 32.0, 0.2, 0.3))
+        write(Straggler(3, 1, "b", 2.5))
         write(Skipped(4, "rank 1: <script>", 2.0))
         write(Resumed(4, "there", ["newer: torn"]))
+        write(Saved(4, "there", 0.5))
         write(Epoch(0, 0.5, 1.5))
+        times = [
+            RankTime(0, 0, 0.1, 0.05, {1: 0.5}, 0.1, 2 * 10**8),
+            RankTime(1, 0, 0.7, 0.02, {}, 0.0, 10**8),
+        ]
+        write(Times(times))
         write(Summary(0.75, 1.25, 2, "ring", "asked", 100.0, 0.2))
     return tmp_path
 
 
-def test_a_report_is_one_file_with_everything(folder):
-    spans = [
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A run whose report needs no figures, which take seconds."""
+    for name in ("losses", "details", "gantt"):
+        monkeypatch.setattr(page.figures, name, lambda *given: "")
+    return written(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A report with its figures."""
+    path = written(tmp_path_factory.mktemp("whole"))
+    (path / "trace.json").write_text(json.dumps(chrome(traced())))
+    return write_report(path).read_text()
+
+
+def traced():
+    """Two ranks, of which the first waits for the second."""
+    passes = [
         Span(rank, f"{kind}{m}", "compute", m + off, m + off + 0.5, {"micro_batch": m, "chunk": 0})
         for rank in range(2)
         for m in range(3)
         for kind, off in (("F", 0.0), ("B", 10.0))
-    ] + [Span(rank, "update", "update", 20.0, 20.1, {}) for rank in range(2)]
-    (folder / "trace.json").write_text(json.dumps(chrome(spans)))
-    found = read_trace(folder / "trace.json")
-    assert len(found) == len(spans)
+    ]
+    waits = [Span(0, "receive for B0", "wait", 3.0, 9.0, {"source": 1})]
+    return [*passes, *waits, *(Span(r, "update", "update", 20.0, 20.1, {}) for r in range(2))]
+
+
+def visible(page):
+    """The text of a page, without tags and style."""
+    return re.sub(r"<[^>]*>", " ", re.sub(r"<style>.*?</style>", "", page, flags=re.DOTALL))
+
+
+def test_a_trace_is_read_back(tmp_path):
+    (tmp_path / "trace.json").write_text(json.dumps(chrome(traced())))
+    found = read_trace(tmp_path / "trace.json")
+    assert len(found) == len(traced())
     assert found[0].name == "F0" and found[0].stop == pytest.approx(0.5)
-    page = write_report(folder).read_text()
-    assert page.count("<svg") == 4
-    for part in ("75.00%", "data 1 x pipe 2", "optim.lr", "newer: torn", "a, &lt;b&gt;"):
-        assert part in page
-    assert "<script" not in page and "http://" not in page.replace("http://www.w3.org", "").replace(
-        "http://purl.org", ""
-    ).replace("http://creativecommons.org", "")
 
 
-def test_a_run_that_was_killed_while_it_wrote(folder):
+def test_a_report_is_one_file_with_everything(whole):
+    assert whole.count("<svg") == 6  # three figures, for narrow and wide screens
+    for part in (
+        "75.0% right (test loss 1.25) after 3 steps in 0.75 s on 2 ranks of 2 hosts (a, b)",
+        "50% of the time in communication, mostly waiting for rank 1; finished.",
+        "waited 0.63 s for rank 1",
+        "waited for nobody",
+        "step 3 straggler",
+        "rank 1 on b took 2.5 times as long as its peers",
+        "at most 200 MB (rank 0), at least 100 MB",
+        "1, 0.50 s each",
+        "data 1 x pipe 2",
+        "newer: torn",
+        "a, &lt;b&gt;",
+        "not finite: rank 1: &lt;script&gt;",
+    ):
+        assert part in visible(whole), part
+    assert "<script" not in whole
+
+
+def test_the_page_asks_for_nothing_from_the_network(whole):
+    addresses = set(re.findall(r"https?://[^\"' <>]*", whole))
+    assert addresses == {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+    assert not re.search(r"<(?:link|script|img|iframe)\b|@import|url\((?!#)", whole)
+
+
+def test_the_page_fits_phones_and_dark_rooms(whole):
+    assert '<meta name="viewport" content="width=device-width' in whole
+    assert "prefers-color-scheme: dark" in whole
+    assert whole.count('class="narrow"') == whole.count('class="wide"') == 3
+    svgs = "".join(re.findall(r"<svg.*?</svg>", whole, re.DOTALL))
+    assert "var(--train)" in svgs and "#0101" not in svgs and "DejaVu" not in svgs
+    colours = set(re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", svgs))
+    assert not colours, "a colour that does not follow the mode"
+    used = set(re.findall(r"var\(--(\w+)\)", whole))
+    for mode in re.findall(r":root \{(.*?)\}", whole, re.DOTALL):
+        assert used <= set(re.findall(r"--(\w+):", mode))
+    names = re.findall(r' id="([^"]*)"', svgs)
+    assert len(names) == len(set(names))
+
+
+def test_settings_that_differ_come_first(folder):
+    text = visible(write_report(folder).read_text())
+    first, rest = text.split("settings as by default")
+    assert re.search(r"run\.seed\s+7\s+default 0", first)
+    assert "optim.lr" in rest and "optim.lr" not in first
+
+
+def test_a_trace_tells_the_time_of_ranks_that_did_not_end():
+    found = facts.ranks(facts.traced(traced()).ranks)
+    assert found[0].waited_for == {1: 6.0} and found[0].waiting == 6.0
+    assert found[0].computing == pytest.approx(3.1)
+    assert found[1].waited_for == {}
+    assert facts.ranks([]) == [] and facts.traced([]).ranks == []
+
+
+def test_the_slowest_is_who_spends_least_in_meetings():
+    """Three ranks wait 8 s for rank 2 in sums of gradients and 1 s at the ends of steps."""
+    times = [RankTime(0, 0, 1.0, 8.5, {}, 1.0, 0) for _ in range(4)]
+    times[2] = RankTime(0, 0, 10.0, 0.5, {}, 0.0, 0)
+    found = facts.ranks(times)
+    assert facts.waited_for(found) == {2: 27.0}
+    assert [rank.seconds for rank in found] == [10.5] * 4
+
+
+def test_a_single_rank_waits_for_nobody(folder):
+    path = folder / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[0] |= {"ranks": 1, "processes": ["a:1"]}
+    path.write_text("\n".join(json.dumps(r) for r in lines if r["event"] != "times"))
+    text = visible(write_report(folder).read_text())
+    assert "on 1 rank of a; finished." in text
+    assert "A run writes the time of each rank when it ends" in text
+
+
+def test_date_and_versions_are_shown_where_they_are_recorded(folder, monkeypatch):
+    log = read_records(folder / "metrics.jsonl")
+    start = log.start()
+    told = {name: getattr(start, name) for name in start.__struct_fields__}
+    told |= {"date": "", "software": {}}
+    monkeypatch.setattr(type(log), "start", lambda self: SimpleNamespace(**told))
+    rows = page._run(log, [])
+    assert "started" not in rows and "software" not in rows
+    told |= {"date": "2030-01-02T03:04:05", "software": {"mpitrain": "9.8", "mpi": "Some <MPI> 7"}}
+    rows = page._run(log, [])
+    assert "2030-01-02T03:04:05" in rows and "mpitrain 9.8, mpi Some &lt;MPI&gt; 7" in rows
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.004, "0.00 s"),
+        (9.94, "9.9 s"),
+        (9.96, "10 s"),
+        (59.96, "1 min 0 s"),
+        (3599.6, "1 h 00 min"),
+        (90061.0, "25 h 01 min"),
+    ],
+)
+def test_durations(seconds, text):
+    assert facts.duration(seconds) == text
+
+
+@pytest.mark.parametrize("kept", [1, 2, 5, 8, 9])
+def test_a_run_that_was_killed_while_it_wrote(folder, kept):
     path = folder / "metrics.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(lines[:3]) + lines[3][:20])
-    page = write_report(folder).read_text()
-    assert "the run was killed while it wrote it" in page
-    assert "the run has no summary" in page
+    path.write_bytes(b"".join(lines[:kept]) + lines[kept][:20])
+    if kept == 1:
+        with pytest.raises(ValueError, match="has no run with a step in it"):
+            write_report(folder)
+        return
+    text = visible(write_report(folder).read_text())
+    assert "not finished: it was killed while it wrote its last line, or is writing it now" in text
+    assert ("not tested yet" in text) == (kept < 9)
+
+
+def test_a_run_that_was_stopped(folder):
+    path = folder / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:-1]))
+    assert "stopped on request, and can be resumed." in write_report(folder).read_text()
+    path.write_bytes(b"".join(lines[:-2]))
+    assert "not finished: it is running, or was killed." in write_report(folder).read_text()
 
 
 def test_no_run(tmp_path, capsys):
@@ -73,6 +233,19 @@ def test_no_run(tmp_path, capsys):
         read_trace(tmp_path / "trace.json")
 
 
+def test_figures_of_losses_that_are_not_finite_or_not_there():
+    step = Step(1, 0, 8, math.nan, math.inf, 0.1, 0.25, 32.0, 0.2, 0.3)
+    assert figures.losses([step], []).count("<svg") == 2
+    assert figures.losses([step], [(1, Epoch(0, math.nan, math.nan))]).count("<svg") == 2
+    assert figures.gantt([]) == "<p>The trace has no passes.</p>"
+
+
+def test_a_long_curve_is_drawn_by_means():
+    points = figures._binned([(float(x), float(x % 2)) for x in range(30_000)])
+    assert len(points) == 300
+    assert points[0] == (49.5, 0.5, 0.0, 1.0)
+
+
 @pytest.mark.parametrize("event", ["step", "epoch", "summary"])
 def test_losses_that_are_not_finite(folder, event):
     """JSON has no nan and no infinity: both are written as null."""
@@ -81,7 +254,7 @@ def test_losses_that_are_not_finite(folder, event):
     for line in path.read_text().splitlines():
         record = json.loads(line)
         if record["event"] == event:
-            record |= {key: None for key, value in record.items() if isinstance(value, float)}
+            record |= {key: None for key in record if isinstance(record[key], float)}
         lines.append(json.dumps(record))
     path.write_text("\n".join(lines))
     assert "nan" in write_report(folder).read_text()
@@ -91,15 +264,20 @@ def test_losses_that_are_not_finite(folder, event):
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ('{"event":"step","step":1}', "a step without epoch"),
-        ('{"event":"epoch","epoch":0,"test_accuracy":"<b>","test_loss":1}', "is '<b>', not a numb"),
+        ('{"event":"step","step":1}', "missing required field `epoch`"),
+        (
+            '{"event":"epoch","epoch":0,"test_accuracy":"<b>","test_loss":1}',
+            "Expected `float`, got `str`",
+        ),
         ("[]", "it names no event"),
     ],
 )
 def test_a_line_that_is_no_record_is_named(folder, line, why):
     path = folder / "metrics.jsonl"
     path.write_text(line + "\n" + path.read_text())
-    with pytest.raises(ValueError, match=rf"metrics\.jsonl, line 1, is no record: .*{why}"):
+    with pytest.raises(
+        ValueError, match=rf"metrics\.jsonl, line 1, is no record of a run of mpitrain: .*{why}"
+    ):
         write_report(folder)
 
 

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpitrain.data import Sampler, share
+from mpitrain.data import Sampler
+from mpitrain.group import share
 
 
 @given(st.integers(1, 200), st.integers(1, 50), st.integers(0, 3))

@@ -10,6 +10,7 @@ import pytest
 from mpitrain.commands.arguments import parse
 from mpitrain.commands.offline import run
 from mpitrain.config import ConfigError
+from mpitrain.examples import copy
 from mpitrain.submit import directives, read_script, render
 
 ROOT = Path(__file__).parents[3]
@@ -20,13 +21,20 @@ SCRIPT = """#!/bin/bash
 #SBATCH --time=01:00:00
 #SBATCH --requeue
 set -euo pipefail
+. "${MPITRAIN_HOME:-$SLURM_SUBMIT_DIR}/jobs/launch.sh"
 launch "$@"
 """
 
 
 def test_the_script_that_is_submitted():
     lines = directives(nodes=4, ranks_per_node=8, time="2:00:00", partition="gpu", gpus_per_node=8)
-    assert render(SCRIPT, lines, ["a job.toml", "--set", "run.dir=$(rm -rf /)'; x"]) == (
+    assert render(
+        SCRIPT,
+        lines,
+        ["a job.toml", "--set", "run.dir=$(rm -rf /)'; x"],
+        "/a b/python",
+        Path("/its jobs"),
+    ) == (
         "#!/bin/bash\n"
         "# A comment.\n"
         "#SBATCH --nodes=4\n"
@@ -35,15 +43,18 @@ def test_the_script_that_is_submitted():
         "#SBATCH --requeue\n"
         "#SBATCH --gpus-per-node=8\n"
         "#SBATCH --partition=gpu\n"
+        "export MPITRAIN_PYTHON=${MPITRAIN_PYTHON:-'/a b/python'}\n"
         "set -- 'a job.toml' --set 'run.dir=$(rm -rf /)'\"'\"'; x'\n"
         "set -euo pipefail\n"
+        ". '/its jobs/launch.sh'\n"
         'launch "$@"\n'
     )
 
 
 def test_arguments_arrive_as_they_were(tmp_path):
     words = ["a b", "$(touch hurt)", "`touch hurt`", "'", '"', "\\", "*", "--set", "ü"]
-    script = render(SCRIPT.replace("launch", "printf '%s\\n'"), {}, words)
+    (tmp_path / "launch.sh").write_text("launch() { printf '%s\\n' \"$@\"; }\n")
+    script = render(SCRIPT, {}, words, "python", tmp_path)
     done = subprocess.run(
         ["bash"], input=script, capture_output=True, text=True, cwd=tmp_path, check=True
     )
@@ -66,14 +77,17 @@ def test_options_that_are_none(options, message):
     assert message in str(caught.value)
 
 
-def test_a_dry_run_prints_the_real_script(capsys):
+def test_a_dry_run_prints_the_real_script(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     job = str(ROOT / "jobs" / "examples" / "digits.toml")
     argv = ["submit", job, "--nodes", "3", "--ranks-per-node", "2", "--time", "30", "--dry-run"]
-    argv += ["--jobs", str(ROOT / "jobs"), "--set", "train.epochs=3"]
+    argv += ["--set", "train.epochs=3"]
     assert run(parse(argv)) == 0
     out = capsys.readouterr().out
     assert "#SBATCH --nodes=3\n#SBATCH --ntasks-per-node=2\n#SBATCH --time=30\n" in out
     assert f"set -- {job} --set train.epochs=3\n" in out
+    assert f"\n. {ROOT / 'jobs/launch.sh'}\n" in out
+    assert f"MPITRAIN_PYTHON:-{sys.executable}" in out
     if shutil.which("shellcheck"):
         subprocess.run(
             ["shellcheck", "-x", "-P", str(ROOT / "jobs"), "-"], input=out, text=True, check=True
@@ -88,8 +102,32 @@ def test_a_job_that_cannot_be_is_not_submitted(capsys):
 
 
 def test_scripts_elsewhere(tmp_path):
-    with pytest.raises(ConfigError, match="No such file or directory; run in the repository"):
+    with pytest.raises(ConfigError, match="No such file or directory; --jobs names the folder"):
         read_script(tmp_path)
+
+
+def test_scripts_of_this_folder_come_before_the_packages(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert read_script(None)[1] == ROOT / "jobs"
+    copy(tmp_path)
+    own = tmp_path / "jobs"
+    (own / "train.sbatch").write_text("mine")
+    assert read_script(None) == ("mine", own)
+
+
+def test_launch_finds_its_sites_from_any_folder(tmp_path):
+    """As a job that was submitted: its ranks are started with the site's variables."""
+    python = tmp_path / "a python"
+    python.write_text('#!/bin/sh\nexec echo $OMPI_MCA_pml "$@"\n')
+    (tmp_path / "mpiexec").write_text('#!/bin/sh\nshift 2\nexec "$@"\n')
+    for path in (python, tmp_path / "mpiexec"):
+        path.chmod(0o755)
+    script = render(SCRIPT, {}, ["-m", "x y"], str(python), ROOT / "jobs")
+    told = subprocess.run(
+        ["bash"], input=script, capture_output=True, text=True, cwd=tmp_path, check=True,
+        env={"PATH": "/usr/bin:/bin", "SLURM_NTASKS": "2", "MPITRAIN_SITE": "infiniband_openmpi"},
+    )  # fmt: skip
+    assert told.stdout.splitlines()[-1] == "ucx -m x y"
 
 
 @pytest.mark.skipif(not shutil.which("shellcheck"), reason="shellcheck is not installed")

@@ -1,0 +1,82 @@
+"""The registry: the package's algorithms, and those that a program brings, by collective and name.
+
+There is one, ``REGISTRY`` in the table of the package's algorithms.  Entries are added and never
+replaced or taken away, so a name means the same for as long as the process lives.
+"""
+
+import difflib
+from collections.abc import Iterable, Iterator
+
+from collectives.algorithms.algorithm import Algorithm
+from collectives.contracts import contract
+from collectives.errors import UnknownAlgorithm
+
+#: What ``algorithm=`` takes besides names of algorithms, and the benchmark.
+RESERVED = ("auto", "native", "nccl", "all")
+
+
+def expect_name(name: object) -> None:
+    """Raises :class:`UnknownAlgorithm` for what cannot be the name of an algorithm."""
+    if not isinstance(name, str) or not name.isidentifier() or name in RESERVED:
+        raise UnknownAlgorithm(
+            f"an algorithm cannot have the name {name!r}; take letters, digits and _, and none of "
+            f"{', '.join(RESERVED)}"
+        )
+
+
+class Registry:
+    """Iterates over all entries: the package's first, then the others as they were added."""
+
+    def __init__(self) -> None:
+        self._entries: dict[tuple[str, str], Algorithm] = {}
+        self._digests: dict[tuple[str, str], str] = {}
+
+    def __iter__(self) -> Iterator[Algorithm]:
+        return iter(self._entries.values())
+
+    def add(self, algorithm: Algorithm, digest: str = "") -> None:
+        """Adds an entry that is known to be right: :func:`collectives.register` proves others.
+
+        Args:
+            digest: of a program's own algorithm, what identifies it; empty for the package's.
+
+        Raises:
+            UnknownAlgorithm: the name is taken, or cannot be one.
+        """
+        expect_name(algorithm.name)
+        key = (algorithm.collective, algorithm.name)
+        if key in self._entries:
+            raise UnknownAlgorithm(
+                f"there is another {algorithm.collective} algorithm {algorithm.name!r}; give this "
+                "one a name of its own"
+            )
+        self._entries[key] = algorithm
+        if digest:
+            self._digests[key] = digest
+
+    def extend(self, algorithms: Iterable[Algorithm]) -> None:
+        """Adds the package's own."""
+        for algorithm in algorithms:
+            self.add(algorithm)
+
+    def names(self, collective: str) -> list[str]:
+        """Names of the algorithms of ``collective``; raises :class:`UnknownAlgorithm`."""
+        contract(collective)
+        return [name for of, name in self._entries if of == collective]
+
+    def find(self, collective: str, name: str) -> Algorithm:
+        """The entry for ``name``; raises :class:`UnknownAlgorithm` with the nearest name."""
+        known = self.names(collective)
+        if name in known:
+            return self._entries[collective, name]
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+        raise UnknownAlgorithm(f"no {collective} algorithm {name!r}; {hint}")
+
+    def digest(self, collective: str, name: str) -> str:
+        """What identifies a program's own algorithm; empty for the package's and for no name."""
+        return self._digests.get((collective, name), "")
+
+    def digests(self, name: str) -> list[str]:
+        """The same for all collectives that have an own algorithm of this name."""
+        return [digest for (_, own), digest in self._digests.items() if own == name]

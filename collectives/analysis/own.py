@@ -1,0 +1,193 @@
+"""A program's own algorithms: proved before they can run, and found by name, file or package.
+
+:func:`register` adds one to the registry, and :func:`named` does so for whatever ``algorithm=`` and
+the commands take: an :class:`~collectives.algorithms.Algorithm`, ``"file.py:name"``, or a name that
+an installed package has in the entry point group ``collectives.algorithms``.
+"""
+
+import difflib
+import hashlib
+import importlib.util
+import re
+import sys
+from collections.abc import Iterable
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+
+from collectives.algorithms import REGISTRY, Algorithm
+from collectives.algorithms.registry import RESERVED, expect_name
+from collectives.analysis.claims import claims, fingerprint, planned, prove_claims
+from collectives.contracts import contract
+from collectives.errors import CollectiveError, UnknownAlgorithm
+
+#: Numbers of ranks at which :func:`register` proves an algorithm; other numbers, and options, are
+#: proved before a communicator first uses them.
+SIZES = range(1, 10)
+#: The group of entry points in which packages name their algorithms.
+GROUP = "collectives.algorithms"
+_FILE = re.compile(r"(?P<path>.+?\.py)(?::(?P<name>\w+))?(?P<options>:.*)?", re.DOTALL)
+
+
+def register(algorithm: Algorithm) -> Algorithm:
+    """Proves ``algorithm`` and everything that it claims on 1 to 9 ranks, and adds it.
+
+    From then on its name is one for ``algorithm=`` of this process; every rank registers its own.
+    A number of ranks for which the generator raises :class:`UnknownAlgorithm` is left out.
+    Registering an algorithm again, or another that does the same on 1 to 9 ranks, changes nothing.
+    Cost: some milliseconds; the proof of a collective with a root is for each root.
+
+    Returns:
+        The algorithm.
+
+    Raises:
+        ScheduleError: it is wrong, or claims what is not so, as the verifier says.
+        UnknownAlgorithm: its name is taken by another, or it is for no number of ranks.
+    """
+    if not isinstance(algorithm, Algorithm):
+        raise UnknownAlgorithm(
+            f"register takes an Algorithm, not a {type(algorithm).__name__}: "
+            "register(Algorithm('allreduce', 'mine', rounds))"
+        )
+    collective, name = algorithm.collective, algorithm.name
+    contract(collective)
+    if any(entry is algorithm for entry in REGISTRY):
+        return algorithm
+    expect_name(name)
+    if not callable(algorithm.rounds or algorithm.compose):
+        raise UnknownAlgorithm(f"{collective} {name} needs rounds, a generator function")
+    content = hashlib.sha256(claims(algorithm).encode())
+    proved = 0
+    refused: CollectiveError | None = None
+    for size in SIZES:
+        try:
+            for root in range(size if contract(collective).rooted else 1):
+                schedule = planned(algorithm, size, root)
+                prove_claims(algorithm, schedule)
+                for rank in range(size):
+                    content.update(fingerprint(schedule, rank).encode())
+        except UnknownAlgorithm as error:
+            refused = error
+            continue
+        proved += size > 1
+    if refused is not None and not proved:
+        raise UnknownAlgorithm(f"{collective} {name} is for none of 2 to 9 ranks: {refused}")
+    digest = content.hexdigest()[:12]
+    if REGISTRY.digest(collective, name) != digest:
+        REGISTRY.add(algorithm, digest)
+    return algorithm
+
+
+def named(algorithm: Algorithm | str, collective: str | None = None) -> str:
+    """The name, with options, of what was asked for, which is registered if it is not yet.
+
+    Args:
+        algorithm: an :class:`Algorithm`; ``"file.py:name"``, where a variable of the file or its
+            algorithm has that name, or ``"file.py"`` if the file has one algorithm; a name in the
+            registry or of an entry point; options may follow, as in ``"file.py:name:segments=4"``.
+            Whatever else is given back as it is.
+        collective: of the call; ``None`` if there is none yet.
+
+    Raises:
+        UnknownAlgorithm: no such file, or nothing of this name in it, or the algorithm is one of
+            another collective.
+        ScheduleError: what was found is wrong.
+    """
+    if isinstance(algorithm, Algorithm):
+        if collective not in (None, algorithm.collective):
+            raise UnknownAlgorithm(
+                f"{algorithm.name} is an algorithm of {algorithm.collective}, and this is "
+                f"{collective}"
+            )
+        return register(algorithm).name
+    if not isinstance(algorithm, str):
+        return algorithm
+    if match := _FILE.fullmatch(algorithm):
+        found = _of_file(Path(match["path"]), match["name"])
+    else:
+        name = algorithm.partition(":")[0].strip()
+        if name in RESERVED or any(entry.name == name for entry in REGISTRY):
+            return algorithm
+        found = [a for point in entry_points(group=GROUP, name=name) for a in _of_point(point)]
+    for one in found:
+        register(one)
+    return f"{found[0].name}{match['options'] or ''}" if match else algorithm
+
+
+def packaged() -> list[str]:
+    """Names of the algorithms that installed packages bring."""
+    return sorted({point.name for point in entry_points(group=GROUP)})
+
+
+def _of_file(path: Path, name: str | None) -> list[Algorithm]:
+    """The algorithms of a file that have a name, or are the value of a variable of that name."""
+    brought = {
+        variable: value
+        for variable, value in vars(_imported(path)).items()
+        if isinstance(value, Algorithm) and not _is_packages_own(value)
+    }
+    known = dict.fromkeys(a.name for a in brought.values())
+    if name is None and len(known) == 1:
+        (name,) = known
+    found = [a for a in brought.values() if a.name == name]
+    if not found and name in brought:
+        found = [brought[name]]
+    if found:
+        return found
+    if not known:
+        raise UnknownAlgorithm(
+            f"{path} has no algorithm; give it one: mine = Algorithm('allreduce', 'mine', rounds)"
+        )
+    listed = ", ".join(known)
+    if name is None:
+        raise UnknownAlgorithm(f"{path} has {listed}; say which, as {path}:{next(iter(known))}")
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"there are {listed}"
+    raise UnknownAlgorithm(f"{path} has no algorithm {name!r}; {hint}")
+
+
+def _is_packages_own(algorithm: Algorithm) -> bool:
+    """Whether it is one that the file imported from this package."""
+    known = any(entry is algorithm for entry in REGISTRY)
+    return known and not REGISTRY.digest(algorithm.collective, algorithm.name)
+
+
+def _imported(path: Path) -> ModuleType:
+    """The file as a module, executed once in a process; its own folder is searched for imports."""
+    resolved = path.expanduser().resolve()
+    key = f"_collectives_{path.stem}_{hashlib.sha256(str(resolved).encode()).hexdigest()[:8]}"
+    if key in sys.modules:
+        return sys.modules[key]
+    spec = importlib.util.spec_from_file_location(key, resolved)
+    if not resolved.is_file() or spec is None or spec.loader is None:
+        raise UnknownAlgorithm(f"there is no file {path}; write file.py:name")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[key] = module
+    sys.path.insert(0, str(resolved.parent))
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[key]
+        if not isinstance(error, Exception | SystemExit):
+            raise
+        raise UnknownAlgorithm(
+            f"{path} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+    finally:
+        sys.path.remove(str(resolved.parent))
+    return module
+
+
+def _of_point(point: EntryPoint) -> Iterable[Algorithm]:
+    """What a package brings under a name: an algorithm, or several of different collectives."""
+    where = f"the entry point {point.name} = {point.value} of {GROUP}"
+    try:
+        loaded = point.load()
+    except Exception as error:
+        raise UnknownAlgorithm(f"{where} cannot be loaded: {error}") from error
+    algorithms = [loaded] if isinstance(loaded, Algorithm) else loaded
+    if not isinstance(algorithms, list | tuple) or not all(
+        isinstance(a, Algorithm) and a.name == point.name for a in algorithms
+    ):
+        raise UnknownAlgorithm(f"{where} is neither an Algorithm of that name nor a list of them")
+    return algorithms

@@ -1,0 +1,110 @@
+"""What a chunk holds, where it came from, and both in words, for the verifier's complaints."""
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from collectives.analysis.replay import Begin, Message, replay
+from collectives.schedule import Chunk, Copy, Round, Schedule, Step
+
+_BUFFERS = ("sendbuf", "recvbuf", "workspace")
+_LISTED = "sendbuf, recvbuf or workspace"
+
+
+class Expression(NamedTuple):
+    """A partial reduction of one chunk.
+
+    Attributes:
+        chunk: the chunk of ``sendbuf`` that all its leaves come from.
+        ranks: bit r is set if rank r's contribution is in it.
+        tree: number of its tree, equal for trees that differ only in the order of two operands.
+        ordered: its leaves, read from left to right, are consecutive ranks.
+    """
+
+    chunk: int
+    ranks: int
+    tree: int
+    ordered: bool
+
+    def __str__(self) -> str:
+        return f"chunk {self.chunk} of ranks {sorted(members(self.ranks))}"
+
+
+class Arrival(NamedTuple):
+    """A message: what it carries, and the sender's step, in its round ``number``."""
+
+    sender: int
+    number: int
+    step: Step
+    values: list[Expression]
+
+    def __str__(self) -> str:
+        held = ", ".join(map(str, self.values))
+        return f"rank {self.sender}, whose round {self.number} sends {self.step.chunk} = {held}"
+
+
+def members(ranks: int) -> Iterator[int]:
+    """The ranks whose bits are set."""
+    return (rank for rank in range(ranks.bit_length()) if ranks >> rank & 1)
+
+
+def last_write(schedule: Schedule, rank: int, i: int) -> str:
+    """Where ``recvbuf[i]`` of ``rank`` got its value in a schedule that comes to an end."""
+
+    def is_there(chunk: Chunk) -> bool:
+        return chunk.buffer == "recvbuf" and chunk.start <= i < chunk.stop
+
+    told = "no step has written there"
+    current: list[tuple[int, Round]] = [(-1, ())] * schedule.size
+    for event in replay(schedule):
+        match event:
+            case Begin(at, number, steps):
+                current[at] = (number, steps)
+                for step in steps if at == rank else ():
+                    if isinstance(step, Copy) and is_there(step.chunk):
+                        told = f"written in round {number} by {step}"
+            case Message(sender, sent, receiver, received) if receiver == rank:
+                number, steps = current[rank]
+                at, others = current[sender]
+                if is_there(steps[received].chunk):
+                    told = (
+                        f"written in round {number} by {steps[received]}, from rank {sender}, "
+                        f"whose round {at} sends {others[sent].chunk}"
+                    )
+    return told
+
+
+def spelled(trees: Mapping[tuple[int, int], int], expression: Expression) -> str:
+    """The order of a reduction: ``((0+1)+2)`` for ranks 0, 1 and 2.
+
+    Args:
+        trees: the number of each pair of trees; a leaf is the pair of -1 - rank and -1 - chunk.
+    """
+    parts = {number: pair for pair, number in trees.items()}
+
+    def of(tree: int) -> str:
+        left, right = parts[tree]
+        if left < 0:
+            return str(-2 - left - right - expression.chunk)
+        return f"({of(left)}+{of(right)})"
+
+    return of(expression.tree)
+
+
+def malformed(schedule: Schedule) -> str:
+    """The first step that has other parts than a step has, or nothing."""
+    for rank in range(schedule.size):
+        for number, steps in enumerate(schedule.rounds(rank)):
+            where = f"{schedule}: rank {rank} round {number}"
+            for step in steps:
+                if not isinstance(step, Step):
+                    return f"{where}: {steps} is not a round: yield a tuple of steps"
+                peers: tuple[object, ...] = () if isinstance(step, Copy) else (step.peer,)
+                parts: tuple[object, ...] = tuple(step)[len(peers) :]
+                named = [part for part in parts if part is not None]
+                chunks = [c for c in named if isinstance(c, Chunk) and c.buffer in _BUFFERS]
+                if chunks != named:
+                    return f"{where}: {tuple(step)} names what is no chunk of {_LISTED}"
+                numbers = [*peers, *(n for chunk in chunks for n in chunk[1:])]
+                if not all(hasattr(n, "__index__") for n in numbers):
+                    return f"{where}: {tuple(step)} has a peer or chunk that is no whole number"
+    return ""

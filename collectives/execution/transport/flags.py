@@ -1,0 +1,94 @@
+"""Counters in shared memory, each written by one rank and polled by the others.
+
+Plain loads and stores do, because x86-64 keeps stores in order; on another processor they would
+need fences that Python lacks.
+"""
+
+import os
+
+from collectives.execution.plan import Action
+
+#: Polls before a rank with a core of its own offers it to others: about 100 us.
+_SPINS = 2000
+#: Polls after which a rank that waits calls the MPI library once: tens of microseconds.
+_MISSES = 64
+
+
+class RunCount:
+    """Counts the runs of the plans that use a slot: the counters rise from one to the next."""
+
+    __slots__ = ("base", "following")
+
+    def __init__(self) -> None:
+        self.base = 0
+        self.following = 0
+
+    def advance(self, ticks: int) -> None:
+        """A run begins that counts up to ``ticks - 1``; all ranks must begin the same."""
+        self.base = self.following
+        self.following += ticks
+
+
+class Flag:
+    """A condition in the shape of a request: a rank's counter has reached a value of this run.
+
+    A rank that waits for it calls ``progress`` now and then, as another may wait for a message of
+    the MPI library's that only goes on in a call of the library.
+    """
+
+    __slots__ = ("_counters", "_missed", "_polite", "_progress", "_runs", "_slot", "_value")
+
+    def __init__(
+        self,
+        counters: memoryview,
+        slot: int,
+        runs: RunCount,
+        value: int,
+        polite: bool,
+        progress: Action,
+    ) -> None:
+        self._counters = counters
+        self._slot = slot
+        self._runs = runs
+        self._value = value
+        self._polite = polite
+        self._progress = progress
+        self._missed = 0
+
+    def Start(self) -> None:
+        """Nothing to start."""
+
+    def Test(self) -> bool:
+        if self._counters[self._slot] >= self._runs.base + self._value:
+            return True
+        self._missed += 1
+        if self._missed % _MISSES == 0:
+            self._progress()
+        return False
+
+    def Wait(self) -> None:
+        counters, slot, wanted = self._counters, self._slot, self._runs.base + self._value
+        if not self._polite:
+            for _ in range(_SPINS):
+                if counters[slot] >= wanted:
+                    return
+        while not self.Test():
+            os.sched_yield()
+
+    def Free(self) -> None:
+        """Nothing to release."""
+
+
+class Tick:
+    """An action: sets this rank's counter to a value of this run."""
+
+    __slots__ = ("_counters", "_runs", "_slot", "_value")
+
+    def __init__(self, counters: memoryview, slot: int, runs: RunCount, value: int) -> None:
+        self._counters = counters
+        self._slot = slot
+        self._runs = runs
+        self._value = value
+
+    def __call__(self) -> None:
+        self._counters[self._slot] = self._runs.base + self._value

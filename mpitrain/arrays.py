@@ -1,0 +1,24 @@
+"""What arrays are here, and the namespace that they come from."""
+
+import sys
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+#: A NumPy array, or a CuPy array: it has the same methods.
+Array = NDArray[Any]
+#: A layer's arrays by name: parameters, or the gradients of the loss by them.
+Parameters = Mapping[str, Array]
+#: Shape of one sample: there is no batch axis.
+Shape = tuple[int, ...]
+
+
+def array_namespace(x: Array) -> ModuleType:
+    """The module, ``numpy`` or ``cupy``, whose functions work on ``x``."""
+    kind = type(x)
+    if kind is np.ndarray or issubclass(kind, np.ndarray):
+        return np
+    return sys.modules[kind.__module__.partition(".")[0]]

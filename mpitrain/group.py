@@ -1,0 +1,66 @@
+"""Ranks that share something, and which part of it is whose."""
+
+from mpi4py import MPI
+
+from collectives import Communicator
+from mpitrain.arrays import Array, array_namespace
+
+
+def share(length: int, rank: int, size: int) -> slice:
+    """The contiguous part of ``length`` items for ``rank`` of ``size``.
+
+    Parts follow one another in rank order and differ by one item at most; with more ranks than
+    items some are empty.
+    """
+    return slice(rank * length // size, (rank + 1) * length // size)
+
+
+class TensorGroup:
+    """Ranks that share each layer.
+
+    Attributes:
+        comm: of these ranks; None for a rank by itself.
+        rank, size: in it.
+    """
+
+    def __init__(self, comm: Communicator | None = None) -> None:
+        self.comm = comm if comm is not None and comm.size > 1 else None
+        self.rank: int = self.comm.rank if self.comm else 0
+        self.size: int = self.comm.size if self.comm else 1
+
+    def share(self, length: int) -> slice:
+        """The own part of ``length`` items."""
+        return share(length, self.rank, self.size)
+
+    def sum(self, x: Array, op: MPI.Op = MPI.SUM) -> Array:
+        """Sum of x over the ranks, a new array; the same bits on all of them."""
+        if self.comm is None:
+            return x
+        y = array_namespace(x).array(x, order="C")
+        self.comm.Allreduce(MPI.IN_PLACE, y, op=op)
+        return y
+
+    def gather(self, x: Array) -> Array:
+        """The parts x_NT... of all ranks one after another along axis 1."""
+        if self.comm is None:
+            return x
+        xp = array_namespace(x)
+        parts = xp.empty((self.size, *x.shape), x.dtype)
+        self.comm.Allgather(xp.ascontiguousarray(x), parts)
+        return xp.moveaxis(parts, 0, 1).reshape(len(x), self.size * x.shape[1], *x.shape[2:])
+
+    def scatter(self, x: Array) -> Array:
+        """The own part, along axis 1, of the sum of x_NT... over the ranks."""
+        if self.comm is None:
+            return x
+        xp = array_namespace(x)
+        samples, positions, *rest = x.shape
+        if positions % self.size:
+            raise ValueError(
+                f"{positions} positions cannot be shared equally by {self.size} tensor ranks"
+            )
+        by_part = x.reshape(samples, self.size, positions // self.size, *rest)
+        parts = xp.ascontiguousarray(xp.moveaxis(by_part, 1, 0))
+        own = xp.empty(parts.shape[1:], x.dtype)
+        self.comm.Reduce_scatter_block(parts, own)
+        return own

@@ -1,0 +1,92 @@
+"""Stores that keep a shard of the gradients, into which each backward pass is summed at once."""
+
+from os import sched_yield
+from time import perf_counter
+from typing import NamedTuple
+
+from mpitrain.arena import Arena, Bucket
+from mpitrain.arrays import Array, Parameters, array_namespace
+from mpitrain.parallel.store import Reduction, Store
+from mpitrain.parallel.summation import Sum
+
+
+class _Arriving(NamedTuple):
+    """The sum of a bucket's gradients of one backward pass, on its way."""
+
+    bucket: Bucket
+    its_sum: Sum
+    shard: Array
+
+
+class ScatteredGradients(Store):
+    """The own shards of the gradients.
+
+    Buckets are single layers, so that no more than a few of them are whole at a time: a layer's
+    gradients are summed over the ranks once a backward pass has written all of its bucket, and what
+    arrives is added to the shard.
+
+    Attributes:
+        seconds: spent in communication since the last :meth:`wait`.
+    """
+
+    def __init__(self, arena: Arena, reduction: Reduction, itemsize: int) -> None:
+        super().__init__(arena, reduction, 1, itemsize)
+        self.seconds = 0.0
+        self._partial: dict[Bucket, tuple[Array, set[int]]] = {}
+        self._arriving: list[_Arriving] = []
+
+    def accumulate(self, layer: int, gradients: Parameters) -> None:
+        for bucket in self.buckets:
+            if layer in bucket.layers:
+                flat, seen = self._partial.get(bucket) or self._fresh(bucket)
+                for name, total in self.arena.within(layer, bucket, flat).items():
+                    total += gradients[name]
+                seen.add(layer)
+                if seen == bucket.layers:
+                    self._begin(bucket)
+        self.progress()
+
+    def progress(self) -> None:
+        start = perf_counter()
+        left: list[_Arriving] = []
+        # The sums of one bucket are added in the order of the backward passes, on every run.
+        late: set[Bucket] = set()
+        for arriving in self._arriving:
+            if arriving.bucket in late or not self._arrived(arriving):
+                late.add(arriving.bucket)
+                left.append(arriving)
+        self._arriving = left
+        self.seconds += perf_counter() - start
+
+    def wait(self) -> float:
+        for bucket in [b for b in self.buckets if b in self._partial]:
+            self._begin(bucket)
+        while self._arriving:
+            self.progress()
+            sched_yield()
+        seconds, self.seconds = self.seconds, 0.0
+        return seconds
+
+    def _fresh(self, bucket: Bucket) -> tuple[Array, set[int]]:
+        like = self.pieces[0].parameters
+        flat = array_namespace(like).zeros(bucket.stop - bucket.start, like.dtype)
+        self._partial[bucket] = flat, set[int]()
+        return self._partial[bucket]
+
+    def _begin(self, bucket: Bucket) -> None:
+        start = perf_counter()
+        whole, _ = self._partial.pop(bucket)
+        size = self.pieces[self.buckets.index(bucket)].gradients.size
+        shard = array_namespace(whole).empty(size, whole.dtype)
+        its_sum = self.bind(bucket, whole, shard)
+        its_sum.Start()
+        self._arriving.append(_Arriving(bucket, its_sum, shard))
+        self.seconds += perf_counter() - start
+
+    def _arrived(self, arriving: _Arriving) -> bool:
+        if not arriving.its_sum.Test():
+            return False
+        arriving.its_sum.Free()
+        total = self.pieces[self.buckets.index(arriving.bucket)].gradients
+        total += arriving.shard
+        return True

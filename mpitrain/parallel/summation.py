@@ -1,0 +1,93 @@
+"""Where the sum of a bucket's gradients over ranks begins, for every store.
+
+A store says what is summed and where the sum goes, in a :class:`Summand`; a :class:`Summation` says
+how, and makes a :class:`Sum`, which is started in each step.  Another way of summing is another
+Summation.  It finds the bucket's tensors by name.  What it needs again in the next step it keeps by
+bucket, for a store that keeps no whole gradients makes its sums anew in each backward pass.  A
+second collective of a Sum, started in ``Test``, needs a communicator of its own: buckets are
+complete in another order on each rank.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from mpi4py import MPI
+
+from collectives import Communicator
+from mpitrain.arena import Bucket
+from mpitrain.arrays import Array
+
+
+@dataclass(frozen=True)
+class Summand:
+    """The gradients of a bucket on this rank, and where their sum over the ranks goes.
+
+    Attributes:
+        bucket: whose gradients; the same on all ranks.
+        comm: the ranks.
+        own: this rank's gradients, of shape (elements of the bucket,).
+        tensors: the same memory as views, by the tensors' names in the model.
+        total: memory of the sum: ``own`` itself, or an array of the own shard.
+        counts: elements of the shard of each rank; None: each rank gets the sum of all elements.
+    """
+
+    bucket: Bucket
+    comm: Communicator
+    own: Array
+    tensors: Mapping[str, Array]
+    total: Array
+    counts: Sequence[int] | None = None
+
+
+class Sum(Protocol):
+    """The sum of one bucket, run again and again; a plan of ``collectives`` is one.
+
+    Attributes:
+        algorithm, reason: how it is summed, and why so.
+    """
+
+    @property
+    def algorithm(self) -> str: ...
+
+    @property
+    def reason(self) -> str: ...
+
+    def Start(self) -> None:
+        """Begin, from what ``own`` holds now; all ranks start their sums in the same order."""
+
+    def Test(self) -> bool:
+        """Move it along; true once the sum is in ``total``."""
+
+    def Wait(self) -> None:
+        """Complete it: the sum is in ``total``."""
+
+    def Free(self) -> None:
+        """Free what is bound to the communicator."""
+
+
+class Summation(Protocol):
+    """A way of summing gradients over ranks."""
+
+    def bind(self, summand: Summand) -> Sum:
+        """The sum of these arrays, not started yet; collective over ``summand.comm``."""
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Every number as it is, in one collective a bucket.
+
+    Attributes:
+        algorithm: as ``Communicator.Allreduce`` takes it.
+    """
+
+    algorithm: str = "auto"
+
+    def bind(self, summand: Summand) -> Sum:
+        """An all-reduce in place, or a reduce-scatter."""
+        comm, total = summand.comm, summand.total
+        if summand.counts is None:
+            return comm.Allreduce_init(MPI.IN_PLACE, total, algorithm=self.algorithm)
+        return comm.Reduce_scatter_init(
+            summand.own, total, list(summand.counts), algorithm=self.algorithm
+        )

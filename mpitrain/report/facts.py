@@ -1,0 +1,213 @@
+"""What a report says of a run, computed from its records and its trace."""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from mpitrain.config import Config
+from mpitrain.metrics import Epoch, Log, RankTime, Start, Step, Times
+from mpitrain.metrics.records import ranks_in_words
+from mpitrain.trace import Span
+
+#: A rank is named if it is waited for in at least this part of all communication.
+_MOSTLY = 0.5
+
+
+@dataclass(frozen=True)
+class Rank:
+    """Where one rank's time went, in seconds.
+
+    Attributes:
+        computing: its own work.
+        reduction: sums of gradients, with the waits in them.
+        waiting: for activations of other stages, and for the last rank at the end of a step.
+        waited_for: how much of ``reduction`` and ``waiting`` it waited for which rank.
+        memory: the most memory of its process, in bytes; 0 if that is not known.
+    """
+
+    computing: float
+    reduction: float
+    waiting: float
+    waited_for: Mapping[int, float]
+    memory: int
+
+    @property
+    def seconds(self) -> float:
+        """All of them."""
+        return self.computing + self.reduction + self.waiting
+
+
+def ranks(times: Sequence[RankTime]) -> list[Rank]:
+    """Each rank's time, and whom it waited for.
+
+    All ranks leave a sum of gradients, and the end of a step, together.  So the rank that spends
+    the least time in them comes last: what others spend there beyond that is waiting for it.
+    """
+    if not times:
+        return []
+    met = [time.reducing + time.meeting for time in times]
+    least = min(met)
+    last = met.index(least)
+    found = []
+    for rank, time in enumerate(times):
+        whom = defaultdict(float, time.waiting)
+        if met[rank] > least:
+            whom[last] += met[rank] - least
+        waiting = time.meeting + sum(time.waiting.values())
+        found.append(Rank(time.computing, time.reducing, waiting, dict(whom), time.memory))
+    return found
+
+
+def traced(spans: Sequence[Span]) -> Times:
+    """Where each rank's time went by a trace."""
+    computing: dict[int, float] = defaultdict(float)
+    reducing: dict[int, float] = defaultdict(float)
+    waiting: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    for span in spans:
+        seconds = span.stop - span.start
+        if span.category == "wait" and "source" in span.arguments:
+            waiting[span.rank][span.arguments["source"]] += seconds
+        elif span.category in ("wait", "communicate"):
+            reducing[span.rank] += seconds
+        else:
+            computing[span.rank] += seconds
+    count = 1 + max((span.rank for span in spans), default=-1)
+    return Times(
+        [RankTime(0, 0, computing[r], reducing[r], dict(waiting[r]), 0.0, 0) for r in range(count)]
+    )
+
+
+def waited_for(found: Sequence[Rank]) -> dict[int, float]:
+    """Seconds of all ranks together for each rank that was waited for, the most first."""
+    totals: dict[int, float] = defaultdict(float)
+    for rank in found:
+        for other, seconds in rank.waited_for.items():
+            totals[other] += seconds
+    return dict(sorted(totals.items(), key=lambda item: -item[1]))
+
+
+def answer(log: Log, found: Sequence[Rank]) -> str:
+    """One sentence: how good, after how long, where, what of the time was communication, status."""
+    start, steps = log.start(), log.of(Step)
+    seconds = sum(step.seconds for step in steps)
+    parts = [
+        f"{_quality(log, steps)} after {counted(steps[-1].step, 'step')} in {duration(seconds)} "
+        f"on {ranks_in_words(start.ranks)} of {where(start)}"
+    ]
+    if start.ranks > 1:
+        reducing = _share(steps, "comm_share")
+        waiting = _share(steps, "wait_share")
+        share = f"{reducing + waiting:.0%} of the time in communication"
+        parts.append(share + _reason(found, reducing, waiting))
+    return "; ".join([*parts, status(log)]) + "."
+
+
+def _quality(log: Log, steps: Sequence[Step]) -> str:
+    tested = log.summary() or log.last(Epoch)
+    if tested is None:
+        return f"Training loss {number(steps[-1].loss)}, not tested yet,"
+    return f"{tested.test_accuracy:.1%} right (test loss {number(tested.test_loss)})"
+
+
+def _reason(found: Sequence[Rank], reducing: float, waiting: float) -> str:
+    totals = waited_for(found)
+    whole = sum(rank.reduction + rank.waiting for rank in found)
+    if totals:
+        slowest = next(iter(totals))
+        if totals[slowest] >= _MOSTLY * whole:
+            return f", mostly waiting for rank {slowest}"
+    if waiting < 0.005:
+        return ", all of it the reduction of gradients" if reducing >= 0.005 else ""
+    return f" ({reducing:.0%} reduction of gradients, {waiting:.0%} waiting)"
+
+
+def status(log: Log) -> str:
+    """How the run ended, if it did."""
+    if log.summary():
+        return "finished"
+    if log.cut_off:
+        return "not finished: it was killed while it wrote its last line, or is writing it now"
+    if any(isinstance(record, Times) for record in log.since_start()):
+        return "stopped on request, and can be resumed"
+    return "not finished: it is running, or was killed"
+
+
+def where(start: Start) -> str:
+    """The host, or how many and which."""
+    hosts = list(dict.fromkeys(process.rpartition(":")[0] for process in start.processes))
+    if len(hosts) == 1:
+        return hosts[0]
+    some = ", ".join(hosts[:4]) + (", ..." if len(hosts) > 4 else "")
+    return f"{len(hosts)} hosts ({some})"
+
+
+def curve(log: Log) -> list[tuple[int, Epoch]]:
+    """Each test with the step after which it was made."""
+    done, found = 0, []
+    for record in log.records:
+        if isinstance(record, Step):
+            done = record.step
+        elif isinstance(record, Epoch):
+            found.append((done, record))
+    return found
+
+
+def changed(config: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings that differ from the defaults, with their defaults, and the others."""
+    defaults = _flat(msgspec.to_builtins(Config()))
+    told = _flat(config)
+    other = {key: value for key, value in told.items() if _same(value, defaults.get(key, _NONE))}
+    return {key: defaults.get(key) for key in told if key not in other}, other
+
+
+_NONE = object()
+
+
+def _same(value: object, default: object) -> bool:
+    if isinstance(value, list | tuple) and isinstance(default, list | tuple):
+        return list(value) == list(default)
+    return value == default
+
+
+def _flat(config: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        f"{table}.{key}": value for table, keys in config.items() for key, value in keys.items()
+    }
+
+
+def _share(steps: Sequence[Step], name: str) -> float:
+    seconds = sum(step.seconds for step in steps)
+    return sum(step.seconds * getattr(step, name) for step in steps) / seconds if seconds else 0.0
+
+
+def counted(count: int, word: str) -> str:
+    """``1 step``, ``4 steps``."""
+    return f"{count} {word}{'' if count == 1 else 's'}"
+
+
+def number(value: float) -> str:
+    """Four digits."""
+    return f"{value:.4g}"
+
+
+def duration(seconds: float) -> str:
+    """``0.42 s``, ``9.1 s``, ``4 min 10 s``, ``2 h 05 min``, ``nan s``."""
+    if not math.isfinite(seconds):
+        return f"{seconds} s"
+    if seconds < 1:
+        return f"{seconds:.2f} s"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def size(count: float) -> str:
+    """``149 MB``, ``2.1 GB``."""
+    return f"{count / 1e6:.0f} MB" if count < 1e9 else f"{count / 1e9:.1f} GB"

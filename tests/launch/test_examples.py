@@ -1,0 +1,100 @@
+"""The programs of examples/ and docs/invent.md, started as their docstrings say."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LAUNCHER = os.environ.get("MPIEXEC", "mpirun")
+OWN = ROOT / "examples" / "own_algorithm.py"
+pytestmark = [
+    pytest.mark.usefixtures("scratch"),
+    pytest.mark.skipif(
+        shutil.which(LAUNCHER) is None, reason=f"no MPI launcher {LAUNCHER!r}; set MPIEXEC to one"
+    ),
+]
+
+
+def run(folder, ranks, *arguments):
+    """What ``python arguments`` prints on ``ranks`` ranks, started in ``folder``."""
+    done = subprocess.run(
+        [LAUNCHER, "-n", str(ranks), sys.executable, *map(str, arguments)],
+        cwd=folder,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+            "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+        },
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def example(folder, name, ranks=2):
+    return run(folder, ranks, ROOT / "examples" / f"{name}.py")
+
+
+def test_every_example_is_run_here():
+    tested = {"allreduce", "own_algorithm", "torch_loop", "pipeline"}
+    assert {path.stem for path in (ROOT / "examples").glob("*.py")} == tested
+
+
+def test_allreduce(tmp_path):
+    lines = example(tmp_path, "allreduce").splitlines()
+    assert [line.partition(":")[0] for line in lines] == [
+        "auto",
+        "by name",
+        "a plan, ten times",
+        "nonblocking",
+        "loads and stores",
+    ]
+
+
+def test_own_algorithm(tmp_path):
+    told = example(tmp_path, "own_algorithm", ranks=3)
+    for memory in ("messages", "shared"):
+        assert f"{memory}: both_ways in 2 overlapping segments on 3 ranks is right" in told
+
+
+def test_own_algorithm_is_measured(tmp_path):
+    flags = ["-e", "1K", "-n", "2", "--repeats", "1", "-J", "own.json"]
+    told = run(tmp_path, 2, "-m", "collectives", "bench", "allreduce", "--algorithm", OWN, *flags)
+    rows = [line.split() for line in told.splitlines() if " both_ways " in f" {line} "]
+    assert len(rows) >= 2, told
+    assert '"both_ways"' in (tmp_path / "own.json").read_text()
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+def test_torch_loop(tmp_path):
+    told = example(tmp_path, "torch_loop")
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", told)]
+    assert losses == sorted(losses, reverse=True) and len(losses) == 4
+    assert (tmp_path / "circle.pt").stat().st_size > 0
+
+
+@pytest.mark.skipif(find_spec("sklearn") is None, reason="scikit-learn is not installed")
+def test_pipeline(tmp_path):
+    told = example(tmp_path, "pipeline")
+    assert re.findall(r"rank (\d) has \w", told) == ["0", "1"]
+    accuracy = float(re.findall(r"test accuracy ([\d.]+)%", told)[-1])
+    assert accuracy > 80
+    assert (tmp_path / "runs" / "pipeline" / "metrics.jsonl").exists()
+
+
+def test_the_programs_of_invent(tmp_path):
+    """All snippets before the exercises, as one program on two ranks."""
+    text, _, _ = (ROOT / "docs" / "invent.md").read_text().partition("## Exercises")
+    snippets = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(snippets) == 3
+    program = tmp_path / "invent.py"
+    program.write_text("\n".join([*snippets, 'print("right to the end")']))
+    assert run(tmp_path, 2, program).count("right to the end") == 2

@@ -1,0 +1,220 @@
+"""Gradients summed over ranks: when, in what order, and by what."""
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+from msgspec.structs import replace
+
+from collectives import Communicator
+from collectives.algorithms import ALGORITHMS, names
+from mpitrain import nn
+from mpitrain.arena import DATA, Arena
+from mpitrain.config import ConfigError
+from mpitrain.parallel.node_shared import NodeShared
+from mpitrain.parallel.replicated import Replicated
+from mpitrain.parallel.sharded import ShardedGradients, ShardedOptimizer, ShardedParameters
+from mpitrain.parallel.store import Reduction
+from mpitrain.parallel.summation import Dense
+from mpitrain.threads import limit_blas_threads
+from mpitrain.trainer import Trainer
+from tests.mpi.layouts import curve, mlp
+
+pytestmark = pytest.mark.mpi
+
+
+EVERY_ALLREDUCE = ["native", *names("allreduce")]
+
+
+@pytest.fixture(scope="module")
+def comm():
+    with Communicator(MPI.COMM_WORLD) as world, limit_blas_threads(world):
+        yield world
+
+
+@pytest.mark.parametrize("algorithm", names("allreduce"))
+def test_overlap_changes_no_bit(comm, algorithm):
+    (_, overlapped), (_, at_the_end) = (
+        curve(comm, mlp(algorithm=algorithm, overlap=overlap), steps=5) for overlap in (True, False)
+    )
+    for name, values in overlapped.items():
+        np.testing.assert_array_equal(values, at_the_end[name])
+
+
+# Algorithms that cut a buffer into chunks reduce each in another order of the ranks, so that the
+# order for an element depends on where its bucket begins.  Those of one chunk cannot tell.
+@pytest.mark.parametrize(
+    "algorithm",
+    [a.name for a in ALGORITHMS if a.collective == "allreduce" and a.schedule(64).chunks == 1],
+)
+def test_bucket_size_changes_no_bit_where_order_ignores_it(comm, algorithm):
+    results = []
+    for size in (1, 1000, 2**20):
+        config = mlp(algorithm=algorithm)
+        config = replace(config, parallel=replace(config.parallel, bucket_bytes=size))
+        results.append(curve(comm, config, steps=5)[1])
+    for other in results[1:]:
+        for name, values in results[0].items():
+            np.testing.assert_array_equal(values, other[name])
+
+
+@pytest.fixture
+def store(comm):
+    """Builds a store of two layers, of 3 and 5 numbers."""
+
+    def make(algorithm="auto", **options):
+        layers = {"a": nn.Linear(3, 1, bias=False), "b": nn.Linear(5, 1, bias=False)}
+        arena = Arena(layers, {"a": {"weight": (3, 1)}, "b": {"weight": (5, 1)}})
+        reduction = Reduction({DATA: comm}, Dense(algorithm), bucket_bytes=1, **options)
+        return Replicated(arena, np.zeros(8), reduction, np.empty)
+
+    return make
+
+
+def backward(store, rank):
+    """Gradients of rank r are r + 1 times 0, 1, 2 ..., the last layer's first."""
+    store.reset()
+    for layer, values in ((1, np.arange(3.0, 8)), (0, np.arange(3.0))):
+        store.accumulate(layer, {"weight": (rank + 1) * values.reshape(-1, 1)})
+        store.ready(layer)
+        store.progress()
+
+
+def summed(comm):
+    return comm.size * (comm.size + 1) // 2 * np.arange(8)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("algorithm", ["auto", *EVERY_ALLREDUCE])
+def test_gradients_are_summed_in_every_step(comm, store, algorithm, overlap):
+    own = store(algorithm=algorithm, overlap=overlap)
+    for _ in range(3):
+        backward(own, comm.rank)
+        assert own.wait() >= 0
+        np.testing.assert_array_equal(own.gradients, summed(comm))
+    own.close()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("algorithm", EVERY_ALLREDUCE)
+def test_a_bucket_is_reduced_before_the_layers_below_are_ready(comm, store, algorithm):
+    own = store(algorithm=algorithm)
+    own.accumulate(1, {"weight": (comm.rank + 1) * np.arange(3.0, 8).reshape(-1, 1)})
+    own.ready(1)
+    for _ in range(100_000):
+        own.progress()
+        complete = np.array_equal(own.gradients[3:], summed(comm)[3:])
+        if comm.allreduce(complete, op=MPI.LAND):
+            break
+    np.testing.assert_array_equal(own.gradients[3:], summed(comm)[3:])
+    np.testing.assert_array_equal(own.gradients[:3], 0)
+    own.wait()
+    own.close()
+
+
+def test_without_overlap_nothing_moves_until_the_end(comm, store):
+    own = store(algorithm="ring", overlap=False)
+    backward(own, comm.rank)
+    comm.Barrier()
+    own.progress()
+    np.testing.assert_array_equal(own.gradients, (comm.rank + 1) * np.arange(8))
+    own.wait()
+    np.testing.assert_array_equal(own.gradients, summed(comm))
+    own.close()
+
+
+class Rounded:
+    """Sends gradients as float16; what was rounded away is added in the next step."""
+
+    def __init__(self):
+        self.left = {}
+        self.sent = 0
+        self.tensors = set()
+
+    def bind(self, summand):
+        return RoundedSum(self, summand)
+
+
+class RoundedSum:
+    algorithm = "float16"
+    reason = "a test"
+
+    def __init__(self, summation, summand):
+        self.summation, self.summand = summation, summand
+        self.left = summation.left.setdefault(summand.bucket, np.zeros(len(summand.own)))
+        self.code = np.empty(len(summand.own), np.float16)
+        self.codes = np.empty((summand.comm.size, len(summand.own)), np.float16)
+        self.plan = summand.comm.Allgather_init(self.code.view("u1"), self.codes.view("u1"))
+
+    def Start(self):
+        for name, view in self.summand.tensors.items():
+            assert np.shares_memory(view, self.summand.own)
+            self.summation.tensors.add(name)
+        exact = self.summand.own + self.left
+        self.code[:] = exact
+        self.left[:] = exact - self.code
+        self.summation.sent += self.code.nbytes
+        self.plan.Start()
+
+    def Test(self):
+        if not self.plan.Test():
+            return False
+        total = self.codes.sum(axis=0, dtype=float)
+        if self.summand.counts is not None:
+            rank = self.summand.comm.rank
+            start = sum(self.summand.counts[:rank])
+            total = total[start : start + self.summand.counts[rank]]
+        self.summand.total[:] = total
+        return True
+
+    def Wait(self):
+        while not self.Test():
+            pass
+
+    def Free(self):
+        self.plan.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize(
+    "kind", [Replicated, ShardedOptimizer, ShardedGradients, ShardedParameters, NodeShared]
+)
+def test_another_way_of_summing_is_one_class_for_every_store(comm, kind):
+    layers = {"a": nn.Linear(3, 1, bias=False), "b": nn.Linear(5, 1, bias=False)}
+    arena = Arena(layers, {"a": {"weight": (3, 1)}, "b": {"weight": (5, 1)}})
+    summation = Rounded()
+    own = kind(arena, np.zeros(8), Reduction({DATA: comm}, summation, bucket_bytes=1), comm.empty)
+    gradients = 4097.0 + 2 * np.arange(8) + comm.rank  # float16 has eleven bits
+    arrived = np.zeros(8)
+    for _ in range(3):
+        own.reset()
+        for layer, values in ((1, gradients[3:]), (0, gradients[:3])):
+            own.accumulate(layer, {"weight": values.reshape(-1, 1)})
+            own.ready(layer)
+            own.progress()
+        assert own.wait() >= 0
+        for piece in own.pieces:
+            arrived[piece.start : piece.stop] += piece.gradients
+    if not own.is_replicated:
+        comm.Allreduce(MPI.IN_PLACE, arrived)
+    left = np.zeros(8)
+    for bucket, values in summation.left.items():
+        left[bucket.start : bucket.stop] = values
+    assert summation.tensors == {"a.weight", "b.weight"}
+    assert summation.sent == 3 * 8 * 2
+    assert left.any()
+    expected = comm.allreduce(3 * gradients - left)
+    np.testing.assert_array_equal(arrived, expected)
+    own.close()
+
+
+@pytest.mark.mpi(min_size=3)
+def test_gradients_of_several_nodes(comm, monkeypatch):
+    """Nodes of two ranks each, as far as the trainer can see."""
+    plain, _ = curve(comm, mlp("float64"), steps=3)
+    monkeypatch.setattr(Communicator, "Split_type", lambda self, *_: self.Split(self.rank // 2))
+    if comm.size % 2:
+        with pytest.raises(ConfigError, match=r"as many ranks on every node, not \[1, 2\]"):
+            Trainer(comm, mlp("float64", node_shared=True))
+    else:
+        found, _ = curve(comm, mlp("float64", node_shared=True), steps=3)
+        np.testing.assert_allclose(found, plain, rtol=1e-10)

@@ -1,0 +1,37 @@
+"""Optimiser state in files."""
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+from msgspec.structs import replace
+
+from collectives import Communicator
+from mpitrain.build import mapped
+from mpitrain.threads import limit_blas_threads
+from tests.mpi.layouts import curve, job
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.fixture(scope="module")
+def comm():
+    with Communicator(MPI.COMM_WORLD) as world, limit_blas_threads(world):
+        yield world
+
+
+def test_state_in_mapped_files_changes_no_bit(comm, folder):
+    plain = job("gpt", "float32", zero=1)
+    mapped = replace(plain, parallel=replace(plain.parallel, offload=str(folder / "state")))
+    (one, first), (two, second) = (curve(comm, config, steps=3) for config in (plain, mapped))
+    np.testing.assert_array_equal(one, two)
+    for name, values in first.items():
+        np.testing.assert_array_equal(values, second[name])
+    assert len(list((folder / "state").glob(f"rank{comm.rank}.*"))) >= 2
+
+
+def test_state_of_a_job_is_not_changed_by_another_one(comm, folder):
+    first = mapped(folder, comm.rank)(10, np.float32)
+    first[:] = 7.0
+    second = mapped(folder, comm.rank)(10, np.float32)
+    second[:] = 8.0
+    assert (first == 7.0).all()

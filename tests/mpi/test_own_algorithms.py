@@ -1,0 +1,168 @@
+"""A program's own algorithms: proved before they run, compared across ranks, run in every form."""
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from collectives import (
+    Algorithm,
+    Communicator,
+    MismatchError,
+    ScheduleError,
+    UnknownAlgorithm,
+    register,
+)
+from collectives.algorithms import binomial_tree, butterfly, ring
+from collectives.schedule import Recv, RecvReduce, Send, recvbuf, sendbuf
+
+pytestmark = pytest.mark.mpi
+
+RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+several = pytest.mark.mpi(min_size=2)
+
+
+def both_ways(rank, size):
+    """Two rings: the first half of the chunks goes right, the second left."""
+    right, left = (rank + 1) % size, (rank - 1) % size
+    ways = (right, left, 1, 0), (left, right, -1, size)
+    for step in range(2 * size - 2):
+        steps = []
+        for to, source, way, base in ways:
+            out, into = ((rank - way * (1 + step + n)) % size + base for n in (0, 1))
+            held = sendbuf if step == 0 else recvbuf
+            if step < size - 1:
+                steps.append(RecvReduce(source, recvbuf[into], sendbuf[into]))
+            else:
+                steps.append(Recv(source, recvbuf[into]))
+            steps.append(Send(to, held[out]))
+        yield tuple(steps)
+
+
+OWN = Algorithm("allreduce", "both_ways", both_ways, chunks=lambda size: 2 * size, uniform=True)
+
+
+@pytest.mark.parametrize("spelled", [OWN, "both_ways", "both_ways:segments=3"])
+@pytest.mark.parametrize("memory", ["messages", "shared"])
+def test_it_runs_in_every_form(comm, spelled, memory):
+    register(OWN)
+    mine = comm.empty(1000) if memory == "shared" else np.empty(1000)
+    total = comm.empty(1000) if memory == "shared" else np.empty(1000)
+    wanted = SIZE * np.arange(1000) + SIZE * (SIZE - 1) // 2
+
+    def fresh():
+        mine[:] = np.arange(1000) + RANK
+        total[:] = -1
+
+    for _ in range(2):
+        fresh()
+        comm.Allreduce(mine, total, algorithm=spelled)
+        np.testing.assert_array_equal(total, wanted)
+        assert "both_ways" in comm.last_plan.algorithm
+    fresh()
+    comm.Allreduce(MPI.IN_PLACE, mine, algorithm=spelled)
+    np.testing.assert_array_equal(mine, wanted)
+    fresh()
+    comm.Iallreduce(mine, total, algorithm=spelled).Wait()
+    np.testing.assert_array_equal(total, wanted)
+    plan = comm.Allreduce_init(mine, total, algorithm=spelled)
+    for _ in range(2):
+        fresh()
+        plan.Start()
+        plan.Wait()
+        np.testing.assert_array_equal(total, wanted)
+    plan.Free()
+
+
+def test_it_can_be_a_default_and_goes_to_duplicates():
+    with Communicator(MPI.COMM_WORLD, algorithm=OWN) as comm, comm.Dup() as again:
+        for one in (comm, again):
+            total = np.ones(10)
+            one.Allreduce(MPI.IN_PLACE, total)
+            assert one.last_plan.algorithm == "both_ways"
+            assert total.tolist() == [SIZE] * 10
+
+
+def test_it_is_for_its_own_collective(comm):
+    with pytest.raises(UnknownAlgorithm, match="algorithm of allreduce, and this is allgather"):
+        comm.Allgather(np.ones(2), np.ones(2 * SIZE), algorithm=OWN)
+
+
+def test_auto_does_not_take_it(comm):
+    register(OWN)
+    comm.Allreduce(MPI.IN_PLACE, np.ones(10))
+    assert comm.last_plan.algorithm != "both_ways"
+
+
+@several
+def test_ranks_that_register_different_ones_all_raise(comm):
+    rounds = ring.allreduce if RANK == 0 else butterfly.recursive_doubling
+    chunks = (lambda size: size) if RANK == 0 else (lambda size: 1)
+    different = Algorithm("allreduce", "different", rounds, chunks=chunks)
+    for _ in range(2):
+        with pytest.raises(MismatchError, match="registered another algorithm of this name"):
+            comm.Allreduce(MPI.IN_PLACE, np.ones(4), algorithm=different)
+    comm.Allreduce(MPI.IN_PLACE, np.ones(4), algorithm="ring")
+
+
+def late(rank, size, extra=1):
+    """A ring that forgets a round if ``extra`` is 2: proved with 1, as that is the default."""
+    rounds = list(ring.allreduce(rank, size))
+    yield from rounds if extra == 1 else rounds[:-1]
+
+
+@several
+def test_what_was_not_proved_when_it_was_registered_is_proved_before_it_runs(comm):
+    register(Algorithm("allreduce", "late", late, chunks=lambda size, extra=1: size))
+    total = np.ones(8)
+    comm.Allreduce(MPI.IN_PLACE, total, algorithm="late:extra=1")
+    assert total.tolist() == [SIZE] * 8
+    with pytest.raises(ScheduleError, match=r"ends with recvbuf\[\d\]"):
+        comm.Allreduce(MPI.IN_PLACE, total, algorithm="late:extra=2")
+    with pytest.raises(ScheduleError, match=r"ends with recvbuf\[\d\]"):
+        comm.Allreduce_init(MPI.IN_PLACE, total, algorithm="late:extra=2,segments=2")
+
+
+@several
+def test_a_generator_with_other_steps_each_time(comm):
+    turns = [butterfly.recursive_doubling]
+
+    def fickle(rank, size):
+        turns.append(turns.pop(0))
+        yield from turns[0](rank, size)
+
+    own = register(Algorithm("allreduce", "fickle", fickle))
+    turns.append(binomial_tree.allreduce)
+    with pytest.raises(ScheduleError, match="other steps each time it is generated"):
+        comm.Allreduce(MPI.IN_PLACE, np.ones(6), algorithm=own)
+
+
+@several
+def test_with_checks_an_algorithm_on_some_ranks_only_is_an_error_on_all():
+    register(OWN)
+    only_here = Algorithm("allreduce", "only_here", both_ways, chunks=lambda size: 2 * size)
+    with Communicator(MPI.COMM_WORLD, check=True) as comm:
+        for asked in (OWN if RANK == 0 else "ring", only_here if RANK == 0 else "only_here"):
+            with pytest.raises(MismatchError, match=r"\(own, [0-9a-f]{12}\)"):
+                comm.Allreduce(MPI.IN_PLACE, np.ones(4), algorithm=asked)
+        wrong = Algorithm("allreduce", "wrong", lambda rank, size: iter(()))
+        with pytest.raises(MismatchError, match="never written"):
+            comm.Allreduce(MPI.IN_PLACE, np.ones(4), algorithm=wrong if RANK == 0 else "ring")
+        total = np.ones(4)
+        comm.Allreduce(MPI.IN_PLACE, total, algorithm=OWN)
+        assert total.tolist() == [SIZE] * 4
+
+
+@several
+def test_a_part_of_another_algorithm_is_proved_too(comm):
+    register(OWN)
+    total = np.ones(12)
+    comm.Allreduce(MPI.IN_PLACE, total, algorithm="hierarchical:local=1,inter=both_ways")
+    assert total.tolist() == [SIZE] * 12
+
+
+def test_a_wrong_one_says_why(comm):
+    def half(rank, size):
+        yield (Send((rank + 1) % size, sendbuf[0]), Recv((rank - 1) % size, recvbuf[0]))
+
+    with pytest.raises(ScheduleError, match="expected chunk 0 of ranks"):
+        comm.Allreduce(MPI.IN_PLACE, np.ones(4), algorithm=Algorithm("allreduce", "half", half))

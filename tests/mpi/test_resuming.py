@@ -1,0 +1,291 @@
+"""Checkpoints of all ranks: runs that are stopped go on, in any layout, from what is whole."""
+
+from itertools import islice
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+from msgspec.structs import replace
+
+from collectives import Communicator
+from mpitrain.checkpoint import Checkpoint, CheckpointError, Writer
+from mpitrain.config import Checkpoint as CheckpointTable
+from mpitrain.config import ConfigError
+from mpitrain.metrics import read_records
+from mpitrain.run import checkpoints, resume, save, train
+from mpitrain.stop import StopFlag, Stopped
+from mpitrain.threads import limit_blas_threads
+from mpitrain.trainer import Trainer
+from tests.mpi.layouts import curve, job, layouts, mlp, text_job, whole
+
+pytestmark = pytest.mark.mpi
+
+
+RANKS = MPI.COMM_WORLD.size
+
+
+# What does not depend on how many ranks there are is tried on few: the others take long enough.
+FEW = layouts("gpt", RANKS) if RANKS in (2, 4) else ["data", "pipe, 1f1b", "zero 3"]
+
+
+@pytest.fixture(scope="module")
+def comm():
+    with Communicator(MPI.COMM_WORLD) as world, limit_blas_threads(world):
+        yield world
+
+
+@pytest.mark.parametrize("layout", FEW)
+def test_a_run_that_was_interrupted_goes_on_bit_by_bit(comm, folder, layout):
+    config = job("gpt", "float32", **layouts("gpt", RANKS)[layout])
+    config = replace(config, run=replace(config.run, dir=str(folder)))
+    expected_curve, expected = curve(comm, config, steps=6)
+    with Trainer(comm, config) as trainer:
+        list(islice(trainer.run_epoch(0), 3))
+        writer = Writer(comm, checkpoints(trainer.config), keep=2)
+        save(trainer, writer)
+        list(islice(trainer.run_epoch(0), 2))  # after the snapshot, while it is being written
+        writer.finish()
+    with Trainer(comm, config) as trainer:
+        resumed = resume(trainer)
+        assert (resumed.step, resumed.refused) == (3, [])
+        records = list(islice(trainer.run_epoch(0), 3))
+        found = [(record.loss, record.grad_norm) for record in records]
+        np.testing.assert_array_equal(found, expected_curve[3:])
+        for name, values in whole(comm, trainer).items():
+            np.testing.assert_array_equal(values, expected[name])
+
+
+@pytest.mark.parametrize("layout", FEW)
+def test_a_run_goes_on_in_another_layout(comm, folder, layout):
+    config = job("gpt", **layouts("gpt", RANKS)[layout])
+    config = replace(config, run=replace(config.run, dir=str(folder)))
+    plain = replace(job("gpt", micro_batches=1), run=config.run)
+    with Communicator(MPI.COMM_SELF) as one:
+        expected, _ = curve(one, plain, steps=6)
+        if comm.rank == 0:
+            with Trainer(one, plain) as trainer:
+                list(islice(trainer.run_epoch(0), 2))
+                writer = Writer(one, checkpoints(trainer.config), keep=9, background=False)
+                save(trainer, writer)
+    comm.Barrier()
+    with Trainer(comm, config) as trainer:
+        assert resume(trainer).step == 2
+        records = list(islice(trainer.run_epoch(0), 2))
+        writer = Writer(comm, checkpoints(trainer.config), keep=9, background=False)
+        save(trainer, writer)
+    with Communicator(MPI.COMM_SELF) as one, Trainer(one, plain) as trainer:
+        assert resume(trainer).step == 4
+        records += list(islice(trainer.run_epoch(0), 2))
+    np.testing.assert_allclose([r.loss for r in records], expected[2:, 0], rtol=1e-10)
+
+
+def saved(comm, folder, steps=(1, 2, 3)):
+    """A run in ``folder`` with checkpoints after these steps; its job."""
+    config = mlp()
+    config = replace(config, run=replace(config.run, dir=str(folder)))
+    with Trainer(comm, config) as trainer:
+        writer = Writer(comm, checkpoints(trainer.config), keep=len(steps), background=False)
+        for step, _ in enumerate(trainer.run_epoch(0), 1):
+            if step in steps:
+                save(trainer, writer)
+            if step == max(steps):
+                break
+    return config
+
+
+def spoil_newest(folder, how):
+    newest = sorted((folder / "checkpoints").glob("step-*"))[-1]
+    file = newest / f"rank-{RANKS - 1:05d}.safetensors"
+    data = file.read_bytes()
+    match how:
+        case "truncated":
+            file.write_bytes(data[: len(data) // 2])
+        case "empty":
+            file.write_bytes(b"")
+        case "one bit":
+            file.write_bytes(data[:-9] + bytes([data[-9] ^ 1]) + data[-8:])
+        case "missing":
+            file.unlink()
+        case "of another step":
+            file.write_bytes((newest.with_name("step-00000002") / file.name).read_bytes())
+        case "manifest cut off":
+            manifest = newest / "manifest.json"
+            manifest.write_bytes(manifest.read_bytes()[:-20])
+        case "no manifest":
+            (newest / "manifest.json").unlink()
+
+
+SPOILT = [
+    "truncated",
+    "empty",
+    "one bit",
+    "missing",
+    "of another step",
+    "manifest cut off",
+    "no manifest",
+]
+
+
+@pytest.mark.parametrize("how", SPOILT)
+def test_a_spoilt_checkpoint_is_refused_and_the_one_before_used(comm, folder, how):
+    config = saved(comm, folder)
+    if comm.rank == 0:
+        spoil_newest(folder, how)
+    comm.Barrier()
+    with Trainer(comm, config) as trainer:
+        resumed = resume(trainer)
+        assert resumed.step == 2
+        assert len(resumed.refused) == 1
+        assert "step-00000003" in resumed.refused[0]
+
+
+def test_what_was_not_completed_is_no_checkpoint(comm, folder):
+    config = saved(comm, folder, steps=(1,))
+    if comm.rank == 0:
+        unfinished = folder / "checkpoints" / ".step-00000009.unfinished"
+        unfinished.mkdir()
+        (unfinished / "rank-00000.safetensors").write_bytes(b"half of it")
+    comm.Barrier()
+    with Trainer(comm, config) as trainer:
+        assert resume(trainer).step == 1
+
+
+def test_when_all_are_spoilt_nothing_is_made_up(comm, folder):
+    config = saved(comm, folder, steps=(1,))
+    if comm.rank == 0:
+        spoil_newest(folder, "one bit")
+    comm.Barrier()
+    with Trainer(comm, config) as trainer, pytest.raises(CheckpointError, match="digest differs"):
+        resume(trainer)
+
+
+def test_another_jobs_checkpoint_is_refused(comm, folder):
+    config = saved(comm, folder, steps=(1,))
+    other = replace(config, train=replace(config.train, batch_size=50))
+    with (
+        Trainer(comm, other) as trainer,
+        pytest.raises(CheckpointError, match=r"train\.batch_size was 100, and is 50"),
+    ):
+        resume(trainer)
+
+
+def test_data_that_have_changed_are_not_resumed_and_moved_ones_are(comm, folder):
+    path = folder / "text"
+    if comm.rank == 0:
+        path.write_text("what was trained on " * 40)
+    comm.Barrier()
+    config = text_job(path, dir=str(folder))
+    with Trainer(comm, config) as trainer:
+        list(islice(trainer.run_epoch(0), 1))
+        save(trainer, Writer(comm, checkpoints(config), keep=1, background=False))
+    comm.Barrier()
+    if comm.rank == 0:
+        path.rename(folder / "moved")
+        path.write_text("what was changed on " * 40)
+    comm.Barrier()
+    with Trainer(comm, text_job(folder / "moved", dir=str(folder))) as trainer:
+        assert resume(trainer).step == 1
+    with (
+        Trainer(comm, config) as trainer,
+        pytest.raises(CheckpointError, match=r"other data: what data\.path = .*has changed since"),
+    ):
+        resume(trainer)
+
+
+@pytest.mark.parametrize("key", ["dtype", "compute"])
+def test_a_checkpoint_of_other_numbers_is_refused(comm, folder, key):
+    config = saved(comm, folder, steps=(1,))
+    other = {"dtype": "float64", "compute": "float16"}[key]
+    config = replace(config, run=replace(config.run, **{key: other}))
+    with (
+        Trainer(comm, config) as trainer,
+        pytest.raises(CheckpointError, match=rf"run\.{key} was \w+, and is {other}"),
+    ):
+        resume(trainer)
+
+
+def test_a_folder_of_another_job_is_left_alone_by_all_ranks(comm, folder, monkeypatch):
+    config = saved(comm, folder)
+    monkeypatch.setattr("mpitrain.lock._PATIENCE_S", 0.1)
+    owner = b'{"host":"elsewhere","process":1,"began":"1","job":"","since":"then"}'
+    if comm.rank == 0:
+        (folder / "lock.json").write_bytes(owner)
+    comm.Barrier()
+    for go_on in (False, True):
+        with (
+            Trainer(comm, config) as trainer,
+            pytest.raises(ConfigError, match=r"another job .process 1 on elsewhere, since then"),
+        ):
+            train(trainer, go_on=go_on)
+    comm.Barrier()
+    assert sorted(p.name for p in folder.iterdir()) == ["checkpoints", "lock.json"]
+    assert len(list((folder / "checkpoints").iterdir())) == 3
+    comm.Barrier()
+
+
+def test_the_oldest_ones_go(comm, folder):
+    config = saved(comm, folder)
+    with Trainer(comm, config) as trainer:
+        step = resume(trainer).step
+        list(islice(trainer.run_epoch(0), 1))
+        folder_of = checkpoints(trainer.config)
+        save(trainer, Writer(comm, folder_of, keep=2, background=False, resumed=step))
+    comm.Barrier()
+    left = sorted(path.name for path in (folder / "checkpoints").iterdir())
+    assert left == ["step-00000003", "step-00000004"]
+
+
+def test_a_folder_that_cannot_be_written_fails_on_all_ranks(comm, folder):
+    (folder / "file").touch()
+    config = mlp()
+    with Trainer(comm, config) as trainer:
+        writer = Writer(comm, folder / "file" / "checkpoints", keep=1)
+        with pytest.raises(CheckpointError, match=r"cannot write a checkpoint to .*intact"):
+            save(trainer, writer)
+
+
+def test_a_rank_that_is_asked_to_stop_stops_all_of_them(comm, folder):
+    config = mlp()
+    config = replace(
+        config,
+        run=replace(config.run, dir=str(folder), log_every=1000),
+        checkpoint=CheckpointTable(every=3),
+    )
+    stop = StopFlag()
+    with Trainer(comm, config, stop=stop) as trainer:
+        steps = trainer.step
+
+        def counting(epoch, batch):
+            if trainer.steps_done == 6 and comm.rank == RANKS // 2:
+                stop.reason = "a test"
+            return steps(epoch, batch)
+
+        trainer.step = counting
+        with pytest.raises(Stopped, match=r"stopped after step 7 of 30 \(a test\)"):
+            train(trainer)
+    with Trainer(comm, config) as trainer:
+        train(trainer, go_on=True)
+        found = whole(comm, trainer)
+    records, cut_off = read_records(folder / "metrics.jsonl")
+    assert not cut_off
+    steps_told = [record["step"] for record in records if record["event"] == "step"]
+    assert steps_told == list(range(1, 31))
+    with Trainer(comm, config) as trainer:
+        for epoch in (0, 1):
+            list(trainer.run_epoch(epoch))
+        expected = whole(comm, trainer)
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values)
+
+
+def test_a_checkpoint_has_every_tensor_whole(comm, folder):
+    config = saved(comm, folder, steps=(2,))
+    checkpoint = Checkpoint(folder / "checkpoints" / "step-00000002")
+    checkpoint.verify()
+    assert checkpoint.sections == {"parameters", "velocity"}
+    with Trainer(comm, config) as trainer:
+        resume(trainer)
+        for name, values in whole(comm, trainer).items():
+            np.testing.assert_array_equal(checkpoint.tensor("parameters", name), values)
+    with pytest.raises(CheckpointError, match="has no parameters of nobody"):
+        checkpoint.tensor("parameters", "nobody")

@@ -1,0 +1,81 @@
+"""Where the time of each rank goes: the steps' shares, and who waited for whom."""
+
+from itertools import islice
+from time import sleep
+
+import pytest
+from mpi4py import MPI
+
+from collectives import Communicator
+from mpitrain.metrics import Step
+from mpitrain.report.facts import ranks, waited_for
+from mpitrain.threads import limit_blas_threads
+from mpitrain.trainer import Trainer
+from tests.mpi.layouts import job
+
+pytestmark = pytest.mark.mpi
+
+RANKS = MPI.COMM_WORLD.size
+SLOW = RANKS // 2
+SECONDS, STEPS = 0.1, 4
+
+
+@pytest.fixture(scope="module")
+def comm():
+    with Communicator(MPI.COMM_WORLD) as world, limit_blas_threads(world):
+        yield world
+
+
+def run(comm, config):
+    """The records of a few steps, before each of which one rank sleeps, and all ranks' times."""
+
+    def before(trainer):
+        sleep(SECONDS if comm.rank == SLOW else 0.0)
+
+    with Trainer(comm, config, before_step=before) as trainer:
+        records = list(islice(trainer.run_epoch(0), STEPS))
+        return records, trainer.times()
+
+
+@pytest.mark.parametrize("layout", ["data", "pipe"])
+def test_the_time_of_ranks_that_wait_is_counted_and_told_by_whom(comm, layout):
+    if RANKS == 1:
+        pytest.skip("a single rank waits for nobody")
+    config = job(
+        "convnet" if layout == "data" else "gpt", **{"pipe": RANKS} if layout == "pipe" else {}
+    )
+    records, times = run(comm, config)
+    assert all(isinstance(record, Step) for record in records)
+    assert len(times.ranks) == RANKS
+    # What the steps say is what the ranks say.
+    lasted = RANKS * sum(record.seconds for record in records)
+    found = ranks(times.ranks)
+    assert sum(rank.seconds for rank in found) == pytest.approx(lasted, rel=0.05)
+    shares = sum(r.seconds * (r.comm_share + r.wait_share) for r in records) * RANKS
+    told = sum(rank.reduction + rank.waiting for rank in found)
+    assert told == pytest.approx(shares, rel=0.1, abs=0.02)
+    # Each of the others has lost what the slow one slept.
+    for number, rank in enumerate(found):
+        lost = rank.reduction + rank.waiting
+        assert (lost >= 0.5 * SECONDS * STEPS) or number == SLOW
+    assert found[SLOW].computing >= SECONDS * STEPS
+    assert all(rank.memory > 10**6 for rank in found)
+    if layout == "data":
+        assert next(iter(waited_for(found))) == SLOW
+    else:
+        neighbours = {SLOW - 1, SLOW + 1} & set(range(RANKS))
+        assert any(times.ranks[n].waiting.get(SLOW, 0.0) >= 0.5 * SECONDS for n in neighbours)
+        assert sum(r.wait_share for r in records) > 0
+
+
+def test_pipelines_that_do_not_drain_count_their_waits(comm):
+    config = job("convnet", micro_batches=1, schedule="asynchronous", window=4, pipe=min(RANKS, 3))
+    if RANKS > 3:
+        pytest.skip("a pipeline of up to 3 stages")
+    records, times = run(comm, config)
+    assert len(records) == STEPS
+    assert all(0 <= record.wait_share <= 1 for record in records)
+    assert (sum(record.wait_share for record in records) > 0) == (RANKS > 1)
+    for rank in ranks(times.ranks):
+        assert rank.computing > 0
+        assert (rank.waiting > 0) == (RANKS > 1)

@@ -1,0 +1,1 @@
+"""Faults that somebody could make, and whether the tests would notice."""

@@ -1,0 +1,114 @@
+"""Puts one fault after another into a copy of the package, and runs the tests on it.
+
+    python -m tests.seeded                  # what make test runs; hours
+    python -m tests.seeded --full           # what make test-full adds, for those that got past it
+    python -m tests.seeded --only gaps,ring # those whose name has one of these words
+
+A fault is caught by the first part of the tests that fails, or does not end in time.  Ends with 1
+if one was caught by none.  The parts are those of the Makefile, the cheap ones first.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.seeded.faults import FAULTS, Fault
+
+ROOT = Path(__file__).parents[2]
+LAUNCHER = os.environ.get("MPIEXEC", "mpiexec")
+
+
+class Part(NamedTuple):
+    """Some of the tests; a fault that makes them hang is caught after ``seconds``."""
+
+    name: str
+    command: list[str]
+    seconds: int
+
+
+def parts(full: bool) -> Iterator[Part]:
+    """All, the cheap ones first."""
+    marks = [] if full else ["not slow"]
+    pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-o", "faulthandler_timeout=120"]
+    chosen = ["-m", marks[0]] if marks else []
+    yield Part("without MPI", [*pytest, *chosen, "tests/unit", "tests/local"], 1800)
+    mpi = " and ".join(["mpi", *marks])
+    for size in (3, 2, 4, 1, 5, 8):
+        ranks = [LAUNCHER, "-n", str(size), *pytest, "--with-mpi", "-m", mpi, "tests/mpi"]
+        yield Part(f"{size} ranks", ranks, 1800)
+    yield Part("launchers", [*pytest, *chosen, "tests/launch"], 1800)
+
+
+def seeded(fault: Fault, folder: Path) -> None:
+    """A copy of the files that git tracks, with the fault in it."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    for name in filter(None, listed.stdout.split("\0")):
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, target)
+    path = folder / fault.path
+    text = path.read_text()
+    if text.count(fault.old) != 1:
+        raise SystemExit(f"{fault.name}: {fault.path} has {text.count(fault.old)} such places")
+    path.write_text(text.replace(fault.old, fault.new))
+
+
+def caught_by(fault: Fault, full: bool) -> str | None:
+    """The first part that notices, ``None`` if none does."""
+    with tempfile.TemporaryDirectory(prefix="seeded-") as name:
+        folder = Path(name)
+        seeded(fault, folder)
+        environment = os.environ | {"PYTHONPATH": name}
+        for part in parts(full):
+            try:
+                done = subprocess.run(
+                    part.command,
+                    cwd=folder,
+                    env=environment,
+                    capture_output=True,
+                    timeout=part.seconds,
+                )
+            except subprocess.TimeoutExpired:
+                return f"{part.name}: they hang"
+            if done.returncode:
+                text = done.stdout.decode(errors="replace")
+                failed = [line for line in text.splitlines() if line.startswith("FAILED")]
+                return f"{part.name}: {failed[0][7:107] if failed else 'they end early'}"
+    return None
+
+
+def main() -> int:
+    """One line a fault."""
+    parser = argparse.ArgumentParser(prog="python -m tests.seeded", description=__doc__)
+    parser.add_argument("--full", action="store_true", help="slow tests, too")
+    parser.add_argument("--only", default="", help="words of the names, with commas between")
+    parser.add_argument("--list", action="store_true", help="only say which there are")
+    options = parser.parse_args()
+    words = options.only.split(",")
+    chosen = [fault for fault in FAULTS if any(word in fault.name for word in words)]
+    missed = 0
+    for fault in chosen:
+        if options.list:
+            print(f"{fault.name} ({fault.path})")
+            continue
+        begun = time.monotonic()
+        found = caught_by(fault, options.full)
+        missed += found is None
+        seconds = time.monotonic() - begun
+        print(f"{fault.name} | {found or 'NOT CAUGHT'} | {seconds:.0f} s", flush=True)
+    if not options.list:
+        print(f"{len(chosen) - missed} of {len(chosen)} caught")
+    return int(missed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

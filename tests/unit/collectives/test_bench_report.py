@@ -1,0 +1,70 @@
+"""The benchmark's table: what is noise, and means that mean something."""
+
+import json
+
+import pytest
+from mpi4py import MPI
+
+from collectives.bench import report
+from collectives.bench.measure import Result
+
+QUIET = [100.0, 101.0, 99.0, 100.0, 102.0]
+NOISY = [100.0, 150.0, 90.0, 160.0, 100.0]
+
+
+def result(algorithm, times, *, nbytes=1000, memory="numpy"):
+    return Result(
+        "allreduce", algorithm, algorithm, "asked for", nbytes, nbytes // 4, "float32", "sum",
+        False, memory, 4, 10, times_us=list(times), wrong=0,
+    )  # fmt: skip
+
+
+def bandwidths(text):
+    return [line for line in text.splitlines() if "bandwidth" in line]
+
+
+@pytest.mark.parametrize(
+    ("times", "cell"),
+    [(QUIET, "1"), (NOISY, "50!"), ([5.0, 9.0], "-"), ([1.0, 99.0, 1.0, 99.0, 1.0], ">999!")],
+)
+def test_noise_is_visible(times, cell):
+    head = report.columns()
+    end = head.index("+-%") + len("+-%")
+    row = report.row(result("ring", times), None)
+    assert len(row) == len(head)
+    assert row[end - 5 : end].strip() == cell
+
+
+def test_one_algorithm_has_nccl_tests_last_line():
+    results = [result("ring", QUIET), result("native", QUIET), result("ring", QUIET, nbytes=3000)]
+    text = report.footer(results)
+    assert bandwidths(text) == [f"# Avg bus bandwidth    : {report.average_busbw(results):.4f}"]
+    assert "noisy" not in text and "min-busbw" not in text
+    assert report.average_busbw(results) == pytest.approx((0.015 + 0.045) / 2)
+    alone = report.footer([result("native", QUIET)])
+    assert bandwidths(alone) == ["# Avg bus bandwidth    : 0.0150"]
+
+
+def test_several_have_a_line_each():
+    results = [
+        result("ring", QUIET), result("butterfly", NOISY), result("native", QUIET),
+        result("ring", QUIET, memory="shared", nbytes=2000),
+    ]  # fmt: skip
+    lines = report.footer(results, least=0.5).splitlines()
+    assert not any(line.startswith("# Avg bus bandwidth    :") for line in lines)
+    assert lines[2:6] == [
+        "#   ring       numpy  : 0.0150",
+        "#   butterfly  numpy  : 0.0150",
+        "#   native     numpy  : 0.0150",
+        "#   ring       shared : 0.0300",
+    ]
+    assert lines[6] == "# Mean of all rows that --min-busbw judges: 0.0200, at least 0.5 asked for"
+    assert lines[7].startswith("# 1 of 4 rows are noisy (!)")
+
+
+def test_json_has_all_fields_that_it_had(tmp_path):
+    about = report.environment(MPI.COMM_SELF)
+    report.write_json(tmp_path / "b.json", [result("ring", NOISY)], about, {})
+    (record,) = json.loads((tmp_path / "b.json").read_text())["results"]
+    assert {"p50_us", "p95_us", "p99_us", "algbw_GBs", "busbw_GBs", "times_us"} < set(record)
+    assert (record["p25_us"], record["p50_us"], record["p75_us"]) == (100.0, 100.0, 150.0)

@@ -1,0 +1,323 @@
+"""A program's own algorithms: what may be registered, and what the commands make of a file."""
+
+import re
+import textwrap
+from dataclasses import replace
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from collectives import Algorithm, ScheduleError, UnknownAlgorithm, register
+from collectives.__main__ import main
+from collectives.algorithms import ALGORITHMS, binomial_tree, find, names, ring
+from collectives.algorithms.butterfly import recursive_doubling
+from collectives.analysis import own
+from collectives.analysis.own import named
+from collectives.calls.tuner import Entry, Rule
+from collectives.schedule import Buffer, Recv, Send, recvbuf, sendbuf
+
+ROOT = Path(__file__).parents[3]
+OWN = ROOT / "examples" / "own_algorithm.py"
+INVENT = (ROOT / "docs" / "invent.md").read_text()
+
+
+def of_ring(name, **claims):
+    return Algorithm("allreduce", name, ring.allreduce, chunks=lambda size: size, **claims)
+
+
+def test_a_name_means_one_algorithm():
+    first = register(of_ring("of_a_name"))
+    assert "of_a_name" in names("allreduce")
+    assert register(first) is first
+    register(of_ring("of_a_name"))  # the same again, as a second import gives it
+    assert find("allreduce", "of_a_name") is first
+    for other in (
+        Algorithm("allreduce", "of_a_name", recursive_doubling),
+        of_ring("of_a_name", uniform=True),
+        of_ring("ring"),
+    ):
+        with pytest.raises(UnknownAlgorithm, match="there is another allreduce algorithm"):
+            register(other)
+    assert find("allreduce", "ring") is ALGORITHMS[0]
+
+
+@pytest.mark.parametrize("name", [None, "auto", "native", "all", "a b", "", "a:b", "x.py"])
+def test_names_that_cannot_be(name):
+    with pytest.raises(UnknownAlgorithm, match="cannot have the name"):
+        register(of_ring(name))
+
+
+def nothing(rank, size):
+    yield from ()
+
+
+def never_ending(rank, size):
+    while True:
+        yield ()
+
+
+def no_rounds(rank, size):
+    return None
+
+
+def bare(rank, size):
+    yield Send((rank + 1) % size, sendbuf[0])
+
+
+def of_numbers(rank, size):
+    yield (rank, size)
+
+
+def to_peer(peer):
+    return lambda rank, size: iter([(Send(peer, sendbuf[0]),)])
+
+
+def of_chunk(chunk):
+    return lambda rank, size: iter([(Send((rank + 1) % size, chunk),)])
+
+
+def to_floats(rank, size):
+    for steps in recursive_doubling(rank, size):
+        yield tuple(step._replace(peer=float(step.peer)) for step in steps)
+
+
+def dividing(rank, size):
+    yield (Send(1 // (size - 2), sendbuf[0]),)
+
+
+def rotate(rank, size):
+    to, source = (rank + 1) % size, (rank - 1) % size
+    yield Send(to, sendbuf[0]), Recv(source, recvbuf[0])
+
+
+@pytest.mark.parametrize(
+    ("rounds", "claims", "sentence"),
+    [
+        (nothing, {}, "rank 0 ends with recvbuf[0] never written"),
+        (never_ending, {}, "the generator has not ended after 10000 rounds"),
+        (no_rounds, {}, "'NoneType' object is not iterable"),
+        (bare, {}, "is not a round: yield a tuple of steps"),
+        (of_numbers, {}, "is not a round: yield a tuple of steps"),
+        (to_floats, {}, "has a peer or chunk that is no whole number"),
+        (to_peer("1"), {}, "has a peer or chunk that is no whole number"),
+        (of_chunk("r0"), {}, "names what is no chunk of sendbuf, recvbuf or workspace"),
+        (
+            of_chunk(Buffer("mine")[0]),
+            {},
+            "names what is no chunk of sendbuf, recvbuf or workspace",
+        ),
+        (of_chunk(sendbuf[0.5]), {}, "names s0.5, which does not exist"),
+        (of_chunk(sendbuf[-1]), {}, "names s-1, which does not exist"),
+        (dividing, {}, "on 2 ranks: rank 0 round 0: ZeroDivisionError"),
+        (rotate, {}, "from rank 1, whose round 0 sends s0"),
+        (lambda rank: iter(()), {}, "TypeError"),
+        (ring.allreduce, {}, "names s1, which does not exist"),
+        (ring.allreduce, {"chunks": lambda size: 0}, "chunks is 0, not a number from 1 on"),
+        (ring.allreduce, {"chunks": lambda size: size / 2}, "chunks is 0.5, not a number"),
+        (ring.allreduce, {"chunks": lambda size: 1 // 0}, "ZeroDivisionError"),
+        (recursive_doubling, {"workspace": lambda size: -1}, "workspace is -1"),
+        (
+            ring.allreduce,
+            {"chunks": lambda size: size, "keeps_order": True},
+            "says keeps_order=True, and it does not reduce in rank order",
+        ),
+        (binomial_tree.allreduce, {"uniform": True}, "says uniform=True, and rank 0"),
+        (recursive_doubling, {"uneven": True}, "says uneven=True"),
+    ],
+)
+def test_what_is_wrong_is_refused(rounds, claims, sentence):
+    with pytest.raises(ScheduleError) as caught:
+        register(Algorithm("allreduce", "refused", rounds, **claims))
+    assert sentence in str(caught.value)
+    assert "refused" in str(caught.value)
+    assert "refused" not in names("allreduce")
+
+
+def test_in_place_where_there_is_no_room():
+    scatter = replace(find("reduce_scatter", "direct"), name="roomless", in_place=True)
+    with pytest.raises(ScheduleError, match="says in_place=True, and reduce_scatter in place has"):
+        register(scatter)
+
+
+def test_every_root_is_proved():
+    def only_root_0(rank, size, root):
+        yield from binomial_tree.broadcast(rank, size)
+
+    with pytest.raises(ScheduleError, match="broadcast rootless on 2 ranks"):
+        register(Algorithm("broadcast", "rootless", only_root_0))
+
+
+def test_sizes_that_it_is_not_for():
+    def powers(rank, size):
+        if size & (size - 1):
+            raise UnknownAlgorithm(f"powers is for powers of two, not {size} ranks")
+        yield from recursive_doubling(rank, size)
+
+    register(Algorithm("allreduce", "powers", powers))
+
+    def none(rank, size):
+        raise UnknownAlgorithm("not today")
+        yield
+
+    with pytest.raises(UnknownAlgorithm, match="none of 2 to 9 ranks: not today"):
+        register(Algorithm("allreduce", "none", none))
+
+
+def test_register_takes_algorithms():
+    with pytest.raises(UnknownAlgorithm, match="register takes an Algorithm, not a function"):
+        register(ring.allreduce)
+    for rounds in (None, "ring"):
+        with pytest.raises(UnknownAlgorithm, match="needs rounds, a generator function"):
+            register(Algorithm("allreduce", "roundless", rounds))
+
+
+@pytest.mark.parametrize(
+    ("asked", "name"),
+    [
+        (f"{OWN}", "both_ways"),
+        (f"{OWN}:both_ways", "both_ways"),
+        (f"{OWN}:both_ways:segments=4", "both_ways:segments=4"),
+        (f"{OWN}:segments=4", "both_ways:segments=4"),
+        ("ring:segments=2", "ring:segments=2"),
+        ("auto", "auto"),
+        ("no_such", "no_such"),
+    ],
+)
+def test_what_is_asked_for(asked, name):
+    assert named(asked) == name
+
+
+@pytest.mark.parametrize(
+    ("text", "asked", "sentence"),
+    [
+        ("", "", "has no algorithm; give it one"),
+        ("1 /", "", "cannot be imported: SyntaxError"),
+        ("raise SystemExit(3)", "", "cannot be imported: SystemExit: 3"),
+        ("import no_such_module_here", "", "No module named 'no_such_module_here'"),
+        ("a = like('one')\nb = like('two')", "", "has one, two; say which, as"),
+        ("a = like('one')\nb = like('two')", ":tow", "has no algorithm 'tow'; did you mean 'two'"),
+        ("ring = ALGORITHMS[0]", "", "has no algorithm; give it one"),
+    ],
+)
+def test_files_that_cannot_be_used(tmp_path, text, asked, sentence):
+    head = """
+        from dataclasses import replace
+        from collectives.algorithms import ALGORITHMS
+        def like(name):
+            return replace(ALGORITHMS[0], name=name)
+    """
+    path = tmp_path / "mine.py"
+    path.write_text(textwrap.dedent(head) + text)
+    with pytest.raises(UnknownAlgorithm) as caught:
+        named(f"{path}{asked}")
+    assert sentence in str(caught.value)
+
+
+def test_a_file_may_import_its_neighbours_and_name_by_variable(tmp_path):
+    (tmp_path / "neighbour_of_mine.py").write_text("from collectives.algorithms import ring\n")
+    (tmp_path / "mine.py").write_text(
+        "from collectives import Algorithm\nfrom neighbour_of_mine import ring\n"
+        "v = Algorithm('allreduce', 'by_variable', ring.allreduce, chunks=lambda size: size)\n"
+    )
+    assert named(f"{tmp_path / 'mine.py'}:v") == "by_variable"
+    with pytest.raises(UnknownAlgorithm, match="there is no file"):
+        named(str(tmp_path / "other.py"))
+
+
+@pytest.fixture
+def package(monkeypatch):
+    """Makes ``algorithm`` one that an installed package brings under ``name``."""
+
+    def bring(name, algorithm):
+        monkeypatch.setattr(own, "_brought_by_package", algorithm, raising=False)
+        point = EntryPoint(name, "collectives.analysis.own:_brought_by_package", own.GROUP)
+
+        def points(group, name=None):
+            return [point] if group == own.GROUP and name in (None, point.name) else []
+
+        monkeypatch.setattr(own, "entry_points", points)
+
+    return bring
+
+
+def test_packages(package, capsys):
+    package("packaged", [of_ring("packaged")])
+    assert named("packaged:segments=2") == "packaged:segments=2"
+    assert "packaged" in names("allreduce")
+    assert main(["list", "allreduce"]) == 0
+    assert "allreduce  packaged " in capsys.readouterr().out
+    assert main(["simulate", "--ranks", "4", "--algorithm", "packaged,ring"]) == 0
+
+
+def test_packages_that_bring_something_else(package, capsys):
+    package("broken", "not an algorithm")
+    with pytest.raises(UnknownAlgorithm, match="is neither an Algorithm of that name nor a list"):
+        named("broken")
+    assert named("ring") == "ring"
+    assert main(["list", "barrier"]) == 0
+    told = capsys.readouterr()
+    assert "error: the entry point broken" in told.err
+    assert "dissemination" in told.out
+
+
+def test_the_commands_take_files(tmp_path, capsys):
+    file = f"{OWN}:both_ways"
+    picture = tmp_path / "own.png"
+    for arguments, wanted in [
+        (["verify", file, "--ranks", "1-5,12"], "both_ways                   6 sizes"),
+        (["verify", "--algorithm", file, "--ranks", "2", "--mutations"], "both_ways"),
+        (["list", file, "-n", "4"], "allreduce  both_ways                  6   1.50"),
+        (["draw", file, "-n", "3", "-o", str(picture)], "round 3"),
+        (["simulate", "--algorithm", f"{file},ring", "--ranks", "8"], "  both_ways  ring"),
+        (["cost", "--algorithm", file, "-n", "4"], "no closed form"),
+    ]:
+        assert main(arguments) == 0, arguments
+        assert wanted in capsys.readouterr().out, arguments
+    assert picture.stat().st_size > 1000
+    with pytest.raises(SystemExit):
+        main(["verify", "nonsense"])
+    assert "neither a collective (allreduce," in capsys.readouterr().err
+
+
+def test_a_wrong_file_is_one_complaint(tmp_path, capsys):
+    path = tmp_path / "wrong.py"
+    path.write_text(
+        "from collectives import Algorithm\n"
+        "wrong = Algorithm('allreduce', 'wrong', lambda rank, size: iter(()))\n"
+    )
+    for command in (["verify"], ["draw"], ["simulate", "--algorithm"], ["list"]):
+        assert main([*command, str(path)]) == 2
+        assert "error: allreduce wrong on 2 ranks: rank 0 ends" in capsys.readouterr().err
+
+
+def test_tables_name_the_packages_own():
+    register(of_ring("of_no_table"))
+    with pytest.raises(ValueError, match="of_no_table was registered by this program"):
+        Entry("any", "allreduce", "numpy", 2, 2, [Rule(0, "of_no_table", 2.0)])
+
+
+def exercises():
+    _, _, text = INVENT.partition("## Exercises")
+    head = re.findall(r"^from collectives.*", INVENT, re.MULTILINE)
+    found = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", text, re.DOTALL)
+    return [("\n".join(head), code, " ".join(complaint.split())) for code, complaint in found]
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_the_exercises_complain_as_printed(number):
+    assert len(exercises()) == 5
+    head, code, complaint = exercises()[number]
+    scope = {}
+    exec("\n".join(line for line in head.splitlines() if "Communicator" not in line), scope)
+    exec(code, scope)
+    with pytest.raises(ScheduleError) as caught:
+        register(scope["exercise"])
+    assert complaint in " ".join(str(caught.value).split())
+
+
+def test_invent_is_about_the_example():
+    scope = {}
+    exec(re.search(r"```python\n(.*?)```", INVENT, re.DOTALL)[1], scope)
+    named(str(OWN))
+    register(scope["both_ways"])  # raises if it were another one

