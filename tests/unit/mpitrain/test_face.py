@@ -8,6 +8,7 @@ ROOT = Path(__file__).parents[3]
 FACE = {"collectives"} | {f"collectives.{p.stem}" for p in (ROOT / "collectives").glob("*.py")}
 #: What lies deeper, and why mpitrain needs it.
 DEEPER = {
+    "collectives.analysis.page": "pages of pipeline schedules have the style and keys of explore",
     "collectives.calls.library": "doctor looks up the tuning table as a call does",
     "collectives.calls.tuner": "doctor says what auto would choose on this machine",
     "collectives.commands.program": "both command lines have --version and -v",
