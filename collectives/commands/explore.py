@@ -53,8 +53,13 @@ def run(options: argparse.Namespace) -> int:
     page = explorer(options.collective, names, options.size, options.root, options.in_place)
     plain = re.sub(r"\W+", "_", "_".join(names))
     path = options.output or Path(f"{options.collective}_{plain}.html")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page, encoding="utf-8")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise CollectiveError(
+            f"cannot write {path}: {error.strerror}; name a file with -o"
+        ) from error
     print(f"wrote {path}")
     return 0
 

@@ -31,7 +31,7 @@ class View {
     this.node.className = "card view";
     this.node.setAttribute("aria-label", name);
     this.node.innerHTML = `<div class="head"><h2>${escaped(name)}</h2><span class="round"></span></div>
-      <div class="wheel"></div><div class="buffers"></div><div class="why"></div>
+      <div class="wheel"></div><div class="buffers"></div><div class="why" aria-live="polite"></div>
       <details class="moves"><summary></summary><ol></ol></details>`;
     this.part = what => this.node.querySelector(what);
     this.tds = BUFFERS.map(() => []);

@@ -11,6 +11,7 @@ const escaped = text => String(text).replace(/[&<>"]/g, c => `&#${c.charCodeAt(0
 function player(page) {
   const self = { step: 0 };
   let timer = 0, at = {};
+  const aloud = how => document.querySelectorAll("[aria-live]").forEach(e => e.setAttribute("aria-live", how));
   const parts = () => Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
   self.link = more => {
     at = { ...at, ...more };
@@ -35,12 +36,12 @@ function player(page) {
     timer = 0;
     $("play").textContent = "▶ Play";
     $("play").setAttribute("aria-pressed", "false");
-    $("said").setAttribute("aria-live", "polite");
+    aloud("polite");
   };
   self.toggle = () => {
     if (timer) return self.stop();
     if (self.step >= page.last()) self.go(0);
-    $("said").setAttribute("aria-live", "off");
+    aloud("off");
     $("play").textContent = "❚❚ Pause";
     $("play").setAttribute("aria-pressed", "true");
     const next = () => {

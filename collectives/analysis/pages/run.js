@@ -1,7 +1,6 @@
 const BUFFERS = ["sendbuf", "recvbuf", "workspace"];
 const [RECEIVE, REDUCE, COPY] = [0, 1, 2];
 const plural = (n, one, many = `${one}s`) => `${n} ${n === 1 ? one : many}`;
-const time = seconds => seconds < 1e-3 ? `${(1e6 * seconds).toPrecision(3)} µs` : `${(1e3 * seconds).toPrecision(3)} ms`;
 const cells = (buffer, first, n) =>
   `${BUFFERS[buffer]}[${n === 1 ? first : `${first}…${first + n - 1}`}]`;
 

@@ -1,3 +1,6 @@
+/** With more messages in a round, those of one rank are shown. */
+const MOST = 500;
+
 /** The ranks on a circle, and the messages of a round between them. */
 class Wheel {
   constructor(run, box, pick) {
@@ -12,7 +15,8 @@ class Wheel {
     const ranks = this.where.map(([x, y], r) => `<g class="rank" data-rank="${r}"><circle cx="${x}" cy="${y}" r="${size}"/>
       <text x="${x}" y="${y}" font-size="${clamp(size * 0.95, 7, 16)}">${r}</text></g>`);
     box.innerHTML = `<svg viewBox="8 8 344 344" role="img" aria-label="ranks on a circle, and the messages of this round">
-      <g class="edges"></g><g class="ranks">${ranks.join("")}</g><g class="tokens"></g></svg>`;
+      <g class="edges"></g><g class="ranks">${ranks.join("")}</g><g class="tokens"></g>
+      <text class="only" x="180" y="180" text-anchor="middle" font-size="12"></text></svg>`;
     box.addEventListener("click", event => {
       const found = event.target.closest(".rank");
       pick(found ? +found.dataset.rank : null);
@@ -20,7 +24,11 @@ class Wheel {
   }
   show(round, number, forward) {
     cancelAnimationFrame(this.frame);
-    this.moves = round ? round.moves.filter(m => m[0] !== COPY) : [];
+    const all = round ? round.moves.filter(m => m[0] !== COPY) : [];
+    const one = this.rank ?? 0, crowded = all.length > MOST;
+    this.moves = crowded ? all.filter(m => m[1] === one || m[2] === one) : all;
+    this.again = crowded ? () => this.show(round, number, false) : null; // for another rank
+    this.box.querySelector(".only").textContent = crowded ? `rank ${one}'s messages of ${all.length}` : "";
     const seen = new Map();
     this.paths = this.moves.map(m => {
       const key = `${m[1]} ${m[2]}`, nth = seen.get(key) || 0;
@@ -54,7 +62,7 @@ class Wheel {
     };
     this.put(rest);
     if (forward && this.moves.length && !calm.matches) fly(begun);
-    this.choose(this.rank);
+    this.mark();
   }
   put(t) {
     this.tokens.forEach((token, i) => {
@@ -74,7 +82,14 @@ class Wheel {
     return [...rim(ax, ay, this.size + 1), cx, cy, ...rim(bx, by, this.size + 3)];
   }
   choose(rank) {
+    if (rank === this.rank) return;
     this.rank = rank;
+    this.again?.();
+    this.mark();
+  }
+  /** Fades what the chosen rank has no part in. */
+  mark() {
+    const { rank } = this;
     const faint = m => rank !== null && m[1] !== rank && m[2] !== rank;
     this.box.querySelectorAll(".move").forEach((g, i) => g.classList.toggle("faint", faint(this.moves[i])));
     this.tokens?.forEach((g, i) => g.classList.toggle("faint", faint(this.moves[i])));

@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -225,3 +226,18 @@ def test_what_cannot_be_shown_is_refused_in_a_sentence(capsys, tmp_path, argumen
     assert sentence in told
     assert told.count("\n") == 1
     assert not (tmp_path / "a.html").exists()
+
+
+def test_a_folder_is_no_page(capsys, tmp_path):
+    assert main(["explore", "ring", "-o", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == (
+        f"error: cannot write {tmp_path}: Is a directory; name a file with -o\n"
+    )
+
+
+def test_an_algorithm_of_ones_own(tmp_path):
+    own = Path(__file__).parents[3] / "examples" / "own_algorithm.py"
+    path = tmp_path / "own.html"
+    wanted = [f"{own}:both_ways", "--with", "ring", "-n", "4", "-o", str(path)]
+    assert main(["explore", *wanted]) == 0
+    assert "both_ways beside ring" in path.read_text()

@@ -9,7 +9,7 @@ FACE = {"collectives"} | {f"collectives.{p.stem}" for p in (ROOT / "collectives"
 #: What lies deeper, and why mpitrain needs it.
 DEEPER = {
     "collectives.analysis.own": "a job may name an algorithm of the program's own",
-    "collectives.analysis.page": "a pipeline's page is filled as a collective's is",
+    "collectives.analysis.page": "pages of pipeline schedules have the style and keys of explore",
     "collectives.calls.library": "doctor looks up the tuning table as a call does",
     "collectives.calls.tuner": "doctor says what auto would choose on this machine",
     "collectives.commands.program": "both command lines have --version and -v",
