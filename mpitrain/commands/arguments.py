@@ -142,7 +142,8 @@ def _parser() -> argparse.ArgumentParser:
     cut.add_argument("--bandwidth", type=float, default=1.25e9, help="bytes/s of a link (1.25e9)")
     cut.add_argument("--memory", type=float, help="bytes of a worker")
 
-    report = commands.add_parser("report", help="one HTML file of a run: how it ended, curves, whom ranks waited for")
+    about = "one HTML file of a run: how it ended, curves, whom ranks waited for"
+    report = commands.add_parser("report", help=about)
     report.add_argument("run", type=Path, help="its folder")
 
     submit = commands.add_parser(
