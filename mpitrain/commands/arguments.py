@@ -168,7 +168,8 @@ def _parser() -> argparse.ArgumentParser:
     cut.add_argument("--memory", type=float, help="memory of a worker in bytes (no limit)")
 
     report = commands.add_parser(
-        "report", help="write one HTML file about a run: curves, time, layout"
+        "report",
+        help="write one HTML file about a run: how it ended, curves, whom ranks waited for",
     )
     report.add_argument("run", type=Path, help="the run's folder")
 

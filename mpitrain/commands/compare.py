@@ -9,6 +9,9 @@ from rich.table import Table
 
 from mpitrain.metrics import Log, Start, Step, read_records
 
+#: No column is shortened: runs of several jobs differ in many settings.
+_WIDTH = 10_000
+
 
 def compare(folder: Path) -> str:
     """A table of the runs in a folder, the best test loss first, and why others are not in it.
@@ -29,20 +32,20 @@ def compare(folder: Path) -> str:
     differing = sorted(k for k in keys if len({str(s.get(k)) for s, _ in runs.values()}) > 1)
     table = Table(box=None)
     for column in ("run", *differing, "steps", "loss", "test loss", "test accuracy", "samples/s"):
-        table.add_column(column)
+        table.add_column(column, no_wrap=True)
     for name in sorted(runs, key=lambda n: _order(runs[n][1])):
         settings, log = runs[name]
         last, summary = log.last(Step), log.summary()
         table.add_row(
             name,
-            *(str(settings.get(key)) for key in differing),
+            *(str(settings.get(key, "-")) for key in differing),
             str(last.step if last else 0),
             f"{last.loss:.4f}" if last else "-",
             f"{summary.test_loss:.4f}" if summary else "unfinished",
             f"{summary.test_accuracy:.2%}" if summary else "-",
             f"{summary.samples_per_s:.0f}" if summary else "-",
         )
-    console = Console(width=200)
+    console = Console(width=_WIDTH)
     with console.capture() as capture:
         console.print(table)
     return capture.get() + "".join(f"left out: {reason}\n" for reason in refused)

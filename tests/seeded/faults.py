@@ -49,7 +49,7 @@ FAULTS = [
     Fault(
         "verify: a contribution counted twice passes",
         "collectives/analysis/verify.py",
-        "if came.ranks & own.ranks and not self.contract.idempotent:",
+        "if left.ranks & right.ranks and not self.contract.idempotent:",
         "if False and not self.contract.idempotent:",
     ),
     Fault(

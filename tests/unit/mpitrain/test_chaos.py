@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpitrain.chaos import KINDS, Fault, draw, parse
+from mpitrain.chaos import KINDS, Fault, draw, drill, parse
 from mpitrain.chaos.drill import Outcome
 from mpitrain.chaos.inject import flip
 from mpitrain.chaos.table import markdown
+from mpitrain.metrics import Start, Straggler, json_lines
 
 
 @given(st.sampled_from(list(KINDS)), st.integers(0, 10**6), st.integers(1, 64), st.integers(2, 500))
@@ -65,3 +66,17 @@ def test_the_table():
     assert "`kill rank=1 step=4` hangs: nothing more" in text
     assert "`full` skipped: needs root" in text
     assert "| `full`" not in text
+
+
+def test_a_drill_reads_what_the_run_reported(tmp_path):
+    (tmp_path / "output").write_text("PID 17 RUNNING AT a\n")
+    assert drill._said(tmp_path) == "PID 17 RUNNING AT a\n"
+    assert drill._straggler(tmp_path) == ""
+    with json_lines(tmp_path / "metrics.jsonl") as write:
+        write(Start(2, ["a:16", "a:17"], "data 2", [["a"]], "ring", "asked", 7, {}))
+        write(Straggler(5, 0, "a", 1.5))
+        write(Straggler(10, 1, "a", 2.5))
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"event":"strag')  # the run was killed
+    assert drill._said(tmp_path).endswith("\nrank 1 was process a:17\n")
+    assert drill._straggler(tmp_path) == "rank 1 took 2.5 times as long up to step 10"

@@ -295,6 +295,22 @@ def test_a_run_that_wrote_nothing_does_not_hide_the_others(folder, capsys):
     assert "has no start of a run" in capsys.readouterr().err
 
 
+def test_a_table_of_runs_shortens_nothing(folder):
+    runs = folder / "runs"
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for name, version in (("first", 1), ("second", 2)):
+        (runs / name).mkdir(parents=True)
+        keys = {f"a_long_name_of_a_setting_{n}": version * 10**9 for n in range(20)}
+        records[0]["config"]["newer"] = keys | ({"only": 3} if version == 2 else {})
+        lines = "\n".join(map(json.dumps, records))
+        (runs / name / "metrics.jsonl").write_text(lines)
+    head, first, second = compare(runs).splitlines()
+    assert head.split()[:2] == ["run", "newer.a_long_name_of_a_setting_0"]
+    assert "newer.a_long_name_of_a_setting_19" in head and "run.dir" not in head
+    assert first.split()[1:21] == ["1000000000"] * 20 and first.split()[21] == "-"
+    assert second.split()[21] == "3"
+
+
 def test_a_continued_run_keeps_what_it_reported(folder):
     job = Config(run=Run(dir=str(folder), log_every=1000))
     with recorder(job, steps=3, done=2) as write:
