@@ -61,10 +61,10 @@ class Communicator(Blocking, Nonblocking, Persistent, PointToPoint, MPI.Intracom
             process works.  Default: that of ``COLLECTIVES_DEVICE``, or auto.
 
     Raises:
-        UnknownAlgorithm: for an algorithm that no collective has.
-        ScheduleError: for an algorithm of one's own that is wrong.
-        ValueError: for a timeout or a device that is none, or an environment variable that says
-            something else than expected.
+        UnknownAlgorithm: no collective has this algorithm.
+        ScheduleError: an algorithm of one's own is wrong.
+        ValueError: the timeout, the device or an environment variable has a value that is not
+            allowed.
     """
 
     _engine: Engine

@@ -47,7 +47,7 @@ def _add_flags(add: Callable[..., object]) -> None:
     tests = ("latency", "bandwidth", "bibandwidth", "multipair", "round")
     told = "a collective, messages between pairs of ranks, or the parts of one round"
     add("collective", choices=[*CONTRACTS, *tests], help=told)
-    listed = "names, mine.py:name, auto, native, nccl (on a GPU), or all (of ours; default)"
+    listed = "names with options, mine.py:name, auto, native, nccl (on a GPU); default: all of ours"
     add("--algorithm", default="all", metavar="A,B", help=listed)
     add("-b", "--minbytes", type=size, default=8, help="smallest buffer, as 8, 4K, 1M (8)")
     add("-e", "--maxbytes", type=size, default=1 << 20, help="largest buffer (1M)")

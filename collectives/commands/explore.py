@@ -21,7 +21,7 @@ def add(commands: "Commands") -> None:
     """Adds ``explore``."""
     exploring = commands.add_parser(
         "explore",
-        help="one algorithm: an HTML page that steps through its rounds",
+        help="write an HTML page that steps through the rounds of an algorithm",
         description="Write one HTML file, which needs no network, that steps through the rounds of "
         "an algorithm and shows what every chunk holds after each, and what was added in which "
         "order.",
@@ -36,13 +36,20 @@ def add(commands: "Commands") -> None:
     )
     exploring.add_argument("-c", "--collective", choices=CONTRACTS, default="allreduce")
     exploring.add_argument(
-        "-n", "--size", type=ranks, default=[8], metavar="RANKS", help="8 (the default), or 4,8,16"
+        "-n",
+        "--size",
+        type=ranks,
+        default=[8],
+        metavar="RANKS",
+        help="numbers of ranks, as 4,8,16 (8)",
     )
-    exploring.add_argument("--root", type=int, default=0, help="of a broadcast or the like (0)")
+    exploring.add_argument(
+        "--root", type=int, default=0, help="root of a broadcast, reduce, gather or scatter (0)"
+    )
     exploring.add_argument(
         "--in-place", action="store_true", help="with the input in recvbuf, as MPI.IN_PLACE"
     )
-    exploring.add_argument("-o", "--output", type=Path, help="the HTML file")
+    exploring.add_argument("-o", "--output", type=Path, help="HTML file to write")
     exploring.set_defaults(run=run)
 
 

@@ -24,33 +24,54 @@ if TYPE_CHECKING:
 
 def add(commands: "Commands") -> None:
     """Adds ``simulate``, ``cost`` and ``fit``."""
-    timing = commands.add_parser("simulate", help="which algorithm wins, on ranks nobody has")
+    timing = commands.add_parser(
+        "simulate", help="simulate algorithms on a model of a network: which one wins"
+    )
     timing.add_argument("collective", nargs="?", choices=CONTRACTS, default="allreduce")
-    timing.add_argument("--ranks", type=powers, default=powers("8..65536"), help="8..65536")
-    timing.add_argument("--topology", choices=TOPOLOGIES, default="fat-tree")
-    timing.add_argument("--size", type=size, default=64 << 20, help="bytes (64M)")
-    timing.add_argument("--ports", choices=("one", "multi"), default="one")
+    timing.add_argument(
+        "--ranks",
+        type=powers,
+        default=powers("8..65536"),
+        help="numbers of ranks: 8..1024 by powers of two, or 4,6,8 (8..65536)",
+    )
+    timing.add_argument(
+        "--topology", choices=TOPOLOGIES, default="fat-tree", help="network (fat-tree)"
+    )
+    timing.add_argument("--size", type=size, default=64 << 20, help="bytes of the buffer (64M)")
+    timing.add_argument(
+        "--ports", choices=("one", "multi"), default="one", help="ports of a rank (one)"
+    )
     which = "names with options, mine.py:name, or all (all)"
     timing.add_argument("--algorithm", default="all", metavar="A,B", help=which)
-    timing.add_argument("--alpha", type=float, default=1.5, help="microseconds a message (1.5)")
-    timing.add_argument("--bandwidth", type=float, default=25.0, help="GB/s of a port (25)")
+    timing.add_argument(
+        "--alpha", type=float, default=1.5, help="latency of a message in microseconds (1.5)"
+    )
+    timing.add_argument(
+        "--bandwidth", type=float, default=25.0, help="bandwidth of a port in GB/s (25)"
+    )
     timing.add_argument("--plot", type=Path, help="write a PNG")
     timing.set_defaults(run=simulate_sizes)
 
     pricing = commands.add_parser(
         "cost", help="closed forms, ours and a textbook's, beside the simulator"
     )
-    pricing.add_argument("-n", "--ranks", type=int, default=8, help="(8)")
-    pricing.add_argument("--size", type=size, default=1 << 20, help="bytes (1M)")
-    pricing.add_argument("--alpha", type=float, default=1.5, help="microseconds a message (1.5)")
-    pricing.add_argument("--bandwidth", type=float, default=25.0, help="GB/s of a port (25)")
-    pricing.add_argument("--reduction", type=float, default=100.0, help="GB/s reduced (100)")
+    pricing.add_argument("-n", "--ranks", type=int, default=8, help="number of ranks (8)")
+    pricing.add_argument("--size", type=size, default=1 << 20, help="bytes of the buffer (1M)")
+    pricing.add_argument(
+        "--alpha", type=float, default=1.5, help="latency of a message in microseconds (1.5)"
+    )
+    pricing.add_argument(
+        "--bandwidth", type=float, default=25.0, help="bandwidth of a port in GB/s (25)"
+    )
+    pricing.add_argument(
+        "--reduction", type=float, default=100.0, help="speed of a reduction in GB/s (100)"
+    )
     beside = "all-reduces of your own beside these, as mine.py:name: by the simulator"
     pricing.add_argument("--algorithm", default="", metavar="A,B", help=beside)
     pricing.set_defaults(run=cost)
 
     fitting = commands.add_parser(
-        "fit", help="alpha, beta and gamma from files of 'bench -J', and how well they explain them"
+        "fit", help="fit alpha, beta and gamma to files of 'bench -J', and show the errors"
     )
     fitting.add_argument("files", nargs="+", type=Path, metavar="JSON")
     fitting.add_argument("--memory", choices=("numpy", "shared"), default="numpy")

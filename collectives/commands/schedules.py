@@ -24,34 +24,42 @@ if TYPE_CHECKING:
 
 def add(commands: "Commands") -> None:
     """Adds ``list``, ``verify`` and ``draw``."""
-    listing = commands.add_parser("list", help="the algorithms, what they cost and who found them")
+    listing = commands.add_parser(
+        "list", help="list the algorithms, their costs and who found them"
+    )
     which = "one collective, or mine.py:name for an algorithm of your own; default: all"
     listing.add_argument("collective", nargs="?", type=collective_or_file, help=which)
-    listing.add_argument("-n", "--size", type=int, default=8, help="ranks for the costs (8)")
+    listing.add_argument(
+        "-n", "--size", type=int, default=8, help="number of ranks for the costs (8)"
+    )
     listing.set_defaults(run=_list)
 
-    proving = commands.add_parser("verify", help="prove every algorithm at many numbers of ranks")
+    proving = commands.add_parser(
+        "verify", help="prove the algorithms correct on many numbers of ranks"
+    )
     proving.add_argument("collective", nargs="?", type=collective_or_file, help=which)
-    only = "only this one, with options if it has any, or mine.py:name"
+    only = "prove only this algorithm, NAME:key=value with options, or mine.py:name"
     proving.add_argument("--algorithm", help=only)
     proving.add_argument(
-        "--ranks", type=ranks, help="e.g. 1-33,64 (the default; of mutations, 2-5)"
+        "--ranks", type=ranks, help="numbers of ranks (1-33,64; with --mutations 2-5)"
     )
     proving.add_argument(
         "--mutations",
         action="store_true",
-        help="break every step of every schedule and count how many of these the proof rejects",
+        help="break every step of every schedule and count how many mutants the proof rejects",
     )
     proving.set_defaults(run=_verify)
 
     drawing = commands.add_parser(
         "draw", help="one algorithm: a grid in the terminal and a picture"
     )
-    drawing.add_argument("algorithm", help="name, with options if it has any, mine.py:name, or all")
+    drawing.add_argument(
+        "algorithm", help="name, NAME:key=value with options, mine.py:name, or all"
+    )
     drawing.add_argument("-c", "--collective", choices=CONTRACTS, default="allreduce")
-    drawing.add_argument("-n", "--size", type=int, default=8, help="ranks (8)")
+    drawing.add_argument("-n", "--size", type=int, default=8, help="number of ranks (8)")
     drawing.add_argument("-o", "--output", type=Path, help="a .png or .svg; the folder for all")
-    drawing.add_argument("--text", action="store_true", help="only the grid")
+    drawing.add_argument("--text", action="store_true", help="print the grid, write no PNG")
     drawing.set_defaults(run=_draw)
 
 

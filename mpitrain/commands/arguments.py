@@ -96,7 +96,9 @@ def _parser() -> argparse.ArgumentParser:
         "profile", help="measure each layer of a job's model: times, activations, parameters"
     )
     _job(profile)
-    profile.add_argument("-o", "--output", type=Path, default=Path("profile.json"))
+    profile.add_argument(
+        "-o", "--output", type=Path, default=Path("profile.json"), help="file to write"
+    )
     add_verbose(profile)
 
     doctor = commands.add_parser("doctor", help="check this machine or allocation for training")
@@ -167,11 +169,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     cut.add_argument("--memory", type=float, help="memory of a worker in bytes (no limit)")
 
-    report = commands.add_parser(
-        "report",
-        help="write one HTML file about a run: how it ended, curves, whom ranks waited for",
-    )
-    report.add_argument("run", type=Path, help="the run's folder")
+    about = "one HTML file of a run: how it ended, curves, whom ranks waited for"
+    report = commands.add_parser("report", help=about)
+    report.add_argument("run", type=Path, help="its folder")
 
     submit = commands.add_parser(
         "submit",
@@ -179,27 +179,31 @@ def _parser() -> argparse.ArgumentParser:
         epilog="example: %(prog)s digits --nodes 4 --ranks-per-node 4 --time 2:00:00 --dry-run",
     )
     _job(submit)
-    submit.add_argument("--nodes", type=int, default=2)
-    submit.add_argument("--ranks-per-node", type=int, default=2)
-    submit.add_argument("--gpus-per-node", type=int, default=0)
-    submit.add_argument("--time", default="01:00:00", help="limit, as SLURM has it (01:00:00)")
-    submit.add_argument("--partition")
-    submit.add_argument("--account")
-    submit.add_argument("--name", help="of the job")
+    submit.add_argument("--nodes", type=int, default=2, help="nodes (2)")
+    submit.add_argument("--ranks-per-node", type=int, default=2, help="ranks on each node (2)")
+    submit.add_argument("--gpus-per-node", type=int, default=0, help="GPUs on each node (0)")
+    submit.add_argument("--time", default="01:00:00", help="time limit in SLURM's form (01:00:00)")
+    submit.add_argument("--partition", help="SLURM's partition")
+    submit.add_argument("--account", help="SLURM's account")
+    submit.add_argument("--name", help="name of the job")
     submit.add_argument(
         "--jobs",
         type=Path,
         help="folder of the scripts (jobs/ here if it has train.sbatch, else the package's own)",
     )
-    submit.add_argument("--dry-run", action="store_true", help="print the script")
+    submit.add_argument(
+        "--dry-run", action="store_true", help="print the script instead of submitting it"
+    )
 
     commands.add_parser("examples", help="list the example jobs that come with the package")
 
     init = commands.add_parser("init", help="copy the example jobs and job scripts to a folder")
     init.add_argument("folder", type=Path, metavar="DIR", help="where jobs/ is made")
 
-    compare = commands.add_parser("compare", help="runs of a folder in one table, best first")
-    compare.add_argument("runs", type=Path, help="a folder of runs, as jobs/sweep.sbatch leaves")
+    compare = commands.add_parser(
+        "compare", help="show the runs of a folder in one table, best first"
+    )
+    compare.add_argument("runs", type=Path, help="a folder of runs, as jobs/sweep.sbatch makes it")
 
     chaos = commands.add_parser(
         "chaos",
