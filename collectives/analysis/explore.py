@@ -7,7 +7,6 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-from collectives.analysis.provenance import Arrival
 from collectives.analysis.replay import Begin, Message, replay
 from collectives.analysis.verify import Expression, Verifier
 from collectives.errors import CollectiveError
@@ -40,27 +39,16 @@ class _Recorder(Verifier):
     written: dict[tuple[int, int], list[Written]] = field(default_factory=lambda: defaultdict(list))
 
     def _reduce(
-        self,
-        rank: int,
-        number: int,
-        step: RecvReduce,
-        came: Expression,
-        own: Expression,
-        of: Arrival,
+        self, rank: int, number: int, step: RecvReduce, left: Expression, right: Expression
     ) -> Expression:
-        reduced = Sum(*super()._reduce(rank, number, step, came, own, of))
-        reduced.operands = (came, own) if step.peer < rank else (own, came)
+        reduced = Sum(*super()._reduce(rank, number, step, left, right))
+        reduced.operands = (left, right)
         return reduced
 
     def _write(
-        self,
-        rank: int,
-        number: int,
-        step: Recv | RecvReduce | Copy,
-        values: list[Expression],
-        arrival: Arrival | None = None,
+        self, rank: int, number: int, step: Recv | RecvReduce | Copy, values: list[Expression]
     ) -> None:
-        super()._write(rank, number, step, values, arrival)
+        super()._write(rank, number, step, values)
         self.written[rank, number].append((step, values))
 
 
