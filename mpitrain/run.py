@@ -3,6 +3,7 @@
 import os
 import socket
 from contextlib import AbstractContextManager, nullcontext
+from math import isfinite
 from pathlib import Path
 
 import msgspec
@@ -28,6 +29,7 @@ from mpitrain.metrics import (
 from mpitrain.stop import Stopped
 from mpitrain.together import together
 from mpitrain.trainer import Trainer
+from mpitrain.update import NonFinite
 
 
 def train(trainer: Trainer, *, go_on: bool = False) -> Summary:
@@ -40,7 +42,7 @@ def train(trainer: Trainer, *, go_on: bool = False) -> Summary:
         go_on: from the newest checkpoint in ``run.dir`` that is whole, if there is one.
 
     Raises:
-        mpitrain.update.NonFinite: on all ranks; the parameters are those before that step.
+        NonFinite: on all ranks, before anything that is not finite goes into a checkpoint.
         mpitrain.parallel.replicas.ReplicaMismatch: on all ranks.
         mpitrain.checkpoint.CheckpointError: on all ranks, when one cannot be written.
         Stopped: on all ranks, after a checkpoint, if a rank was asked to stop.
@@ -104,6 +106,12 @@ def _to_the_end(trainer: Trainer, writer: Writer, resumed: Resumed | None) -> Su
                 )
             result = evaluate(trainer, epoch)
             write(result)
+            if not isfinite(result.test_loss):
+                raise NonFinite(
+                    f"the test loss is not finite after step {trainer.steps_done}: the last update "
+                    "spoiled the parameters; train --resume goes on from the newest checkpoint, "
+                    "with a smaller optim.lr"
+                )
         if writer.last != trainer.steps_done and not (
             resumed and resumed.step == trainer.steps_done
         ):

@@ -24,7 +24,7 @@ _VERSION = 1
 
 Kind = Literal["numpy", "shared", "cupy", "ipc"]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
-Count = Annotated[int, msgspec.Meta(ge=1)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=(1 << 31) - 1)]
 
 
 class Choice(NamedTuple):
@@ -236,8 +236,10 @@ def load(path: str | Path | None = None) -> Table:
     """
     source = Path(path or os.environ.get("COLLECTIVES_TUNING") or DEFAULT)
     try:
+        if source.exists() and not source.is_file():  # a FIFO or a device may have no end
+            raise OSError("it is not an ordinary file")
         table = msgspec.json.decode(source.read_bytes(), type=Table)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, RecursionError) as error:
         raise CollectiveError(f"cannot read the tuning table {source}: {error}") from None
     if table.version != _VERSION:
         raise CollectiveError(

@@ -197,5 +197,5 @@ def _check_whole(manifest: Manifest, name: str) -> None:
             missing = prod(shape) - found[section, tensor]
             if missing > 0:
                 raise CheckpointError(
-                    f"{name} has {missing} elements too few of {section} of {tensor}"
+                    f"{name} has {missing} elements too few of {section} of {tensor!r}"
                 )

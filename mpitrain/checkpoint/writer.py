@@ -153,8 +153,10 @@ class Writer:
         path.write_bytes(encode(whole))
         _sync(path)
         _sync(beside)
-        if target.is_dir():
+        if target.is_symlink() or _is_ours(target):
             remove(target)
+        elif target.exists():
+            raise OSError(None, "it is in the way, and is no checkpoint; move it", str(target))
         beside.rename(target)
         _sync(self.folder)
         self._whole.add(step)
@@ -170,8 +172,7 @@ class Writer:
         if len(kept) < self._keep:
             return
         for step, path in there.items():
-            ours = not path.is_symlink() and (path / MANIFEST).is_file()
-            if ours and step < kept[-1] and step != self._resumed:
+            if _is_ours(path) and step < kept[-1] and step != self._resumed:
                 with suppress(OSError):
                     remove(path)
 
@@ -187,15 +188,15 @@ class Writer:
         self._together(self._set_aside)
 
     def _set_aside(self) -> None:
-        there = numbered(self.folder)
+        there = [path for path in numbered(self.folder).values() if _is_ours(path)]
         if not there:
             return
         earlier = self.folder / "earlier"
         earlier.mkdir(mode=0o700, exist_ok=True)
-        for path in numbered(earlier).values():
+        for path in filter(_is_ours, numbered(earlier).values()):
             remove(path)
         # Oldest first: who is stopped in the midst of this finds the newest where it was.
-        for path in reversed(there.values()):
+        for path in reversed(there):
             path.rename(earlier / path.name)
 
     def _make(self, beside: Path) -> None:
@@ -220,6 +221,11 @@ class Writer:
             raise CheckpointError(
                 f"cannot write a checkpoint to {self.folder}: {why}; those before it are intact"
             )
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a run of ours wrote this folder: others of such a name are left alone."""
+    return not path.is_symlink() and (path / MANIFEST).is_file()
 
 
 def _sync(path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from mpitrain.files import check_regular
 from mpitrain.metrics import reader
 from mpitrain.metrics.records import Record, Write
 
@@ -55,6 +56,7 @@ def _fresh(path: Path, done: int) -> FileIO:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     kept = list(_until(path, done)) if done and path.exists() else []
     beside = path.with_suffix(".unfinished")
+    beside.unlink(missing_ok=True)  # a run that was killed left it, or it is no file at all
     beside.write_bytes(b"".join(kept))
     beside.rename(path)
     # Nothing is kept back that could not be written later.
@@ -63,6 +65,7 @@ def _fresh(path: Path, done: int) -> FileIO:
 
 def _until(path: Path, done: int) -> Iterator[bytes]:
     """The lines of a file before the first of a later step, or the first that is no record."""
+    check_regular(path)
     data = path.read_bytes()
     with suppress(ValueError):
         for line, record in reader.lines(path, data):

@@ -8,6 +8,7 @@ from typing import Any, TypeVar, get_args
 
 import msgspec
 
+from mpitrain.files import check_regular
 from mpitrain.metrics.records import Record, Start, Step, Summary
 
 #: How every line begins: what follows the last line break and begins so was cut off.
@@ -94,6 +95,7 @@ def read_records(path: Path) -> Log:
     records: list[Record] = []
     unknown: list[str] = []
     try:
+        check_regular(path)
         data = path.read_bytes()
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error

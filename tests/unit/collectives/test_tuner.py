@@ -1,5 +1,7 @@
 """The choice of an algorithm, the tables that it goes by, and what they become for Open MPI."""
 
+import os
+
 import msgspec
 import pytest
 
@@ -175,6 +177,8 @@ def test_the_built_in_table_is_whole():
         (('"alpha_us":1.0', '"alpha_us":1e999'), "Number out of range"),
         (('"bandwidth_GBs":10.0', '"bandwidth_GBs":-1'), r"> 0.0 - at `\$.bandwidth_GBs`"),
         (('"ranks":2', '"ranks":0'), r"Expected `int` >= 1 - at `\$.entries\[0\].ranks`"),
+        (('"ranks":2', '"ranks":' + "9" * 18), r"Expected `int` <= 2147483647"),
+        (b'{"version": 1, "environment": {"x": ' + b"[" * 200_000, "maximum recursion depth"),
         (('"ranks_per_node":2', '"ranks_per_node":-2'), r">= 1 - at .*\[0\].ranks_per_node`"),
         (('"ranks_per_node":2', '"ranks_per_node":3'), "ranks_per_node = 3 of ranks = 2"),
         (('"numpy"', '"disk"'), r"Invalid enum value 'disk' - at `\$.entries\[0\].memory`"),
@@ -191,6 +195,13 @@ def test_tables_that_are_no_tables(tmp_path, change, sentence):
     with pytest.raises(CollectiveError, match=sentence) as raised:
         load(path)
     assert str(path) in str(raised.value)
+
+
+def test_a_table_is_an_ordinary_file(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path / "fifo", "/dev/zero", tmp_path):
+        with pytest.raises(CollectiveError, match="it is not an ordinary file"):
+            load(path)
 
 
 def test_rules_for_open_mpi(tmp_path, capsys):

@@ -20,6 +20,7 @@ from mpitrain.config import Checkpoint as CheckpointTable
 from mpitrain.config import Config, Data, Model, Optim, Run, Train
 from mpitrain.run import checkpoints, resume, save, train
 from mpitrain.trainer import Trainer
+from mpitrain.update import NonFinite, Updater
 
 
 @pytest.fixture
@@ -142,9 +143,32 @@ def test_what_is_no_checkpoint_or_a_link_is_never_removed(comm, job, tmp_path):
     (folder / full(2)).symlink_to(tmp_path / "archive")
     run(comm, job, 10, go_on=True, keep=1)
     assert numbers(folder) == [1, 2, 4, 10]
-    for _ in range(2):
+    for _ in range(3):  # each sets aside the checkpoints of the one before
         run(comm, job)
     assert Checkpoint(tmp_path / "archive").manifest.progress.step == 2
+    assert (folder / full(1) / "notes").read_text() == "mine"
+
+
+def test_what_a_user_put_where_a_checkpoint_goes_is_not_replaced(comm, job):
+    mine = checkpoints(job) / full(4) / "mine"
+    mine.mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=r"in the way, and is no checkpoint; move it: .*04"):
+        run(comm, job)
+    assert mine.is_dir()
+    assert numbers(checkpoints(job)) == [2, 4]
+
+
+def test_a_last_update_that_spoils_the_parameters_is_no_success(comm, job, monkeypatch):
+    def spoil_at_the_end(updater, *rates):
+        step(updater, *rates)
+        if updater.steps == 4:
+            updater._store.pieces[0].parameters[...] = np.nan
+
+    step = Updater.step
+    monkeypatch.setattr(Updater, "step", spoil_at_the_end)
+    with pytest.raises(NonFinite, match="the test loss is not finite after step 4"):
+        run(comm, job, every=3)
+    assert numbers(checkpoints(job)) == [3]
 
 
 def test_eval_resume_and_export_take_the_same_one(comm, job, tmp_path):

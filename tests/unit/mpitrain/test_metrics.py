@@ -1,6 +1,7 @@
 """Records as lines of JSON and as lines on the console."""
 
 import json
+import os
 import resource
 from contextlib import contextmanager
 
@@ -19,6 +20,7 @@ from mpitrain.metrics import (
     Step,
     Summary,
     json_lines,
+    read_records,
     recorder,
 )
 
@@ -155,6 +157,25 @@ def test_a_disk_that_is_full_is_one_sentence(tmp_path):
     assert "make room or choose another run.dir" in str(caught.value)
     whole = path.read_bytes().splitlines()[:-1]
     assert len(whole) > 5
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "metrics.unfinished"])
+def test_a_run_does_not_wait_for_a_fifo(tmp_path, name):
+    """Nobody writes to it: whoever opened it would wait for ever."""
+    path = tmp_path / "metrics.jsonl"
+    with json_lines(path) as write:
+        write(STEP)
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    if name == "metrics.jsonl":
+        with pytest.raises(ReportError, match="it is a FIFO"), json_lines(path, STEP.step):
+            pass
+        with pytest.raises(ValueError, match="it is a FIFO"):
+            read_records(path)
+        return
+    with json_lines(path, STEP.step) as write:
+        write(STEP)
+    assert len(read_records(path).records) == 2
 
 
 def test_a_report_where_a_folder_is(tmp_path):
