@@ -129,7 +129,7 @@ def test_a_file_that_no_run_wrote(path, content, why):
 
 
 def test_a_file_that_cannot_be_read(tmp_path):
-    with pytest.raises(ValueError, match="cannot be read: Is a directory"):
+    with pytest.raises(ValueError, match="cannot be read: it is a folder"):
         read_records(tmp_path)
     (tmp_path / "empty").touch()
     assert read_records(tmp_path / "empty").records == []

@@ -9,6 +9,7 @@ MPITRAIN = Path(__file__).parents[3] / "mpitrain"
 #: From the first floor up; rooms that are not named are on the ground floor.  A room imports rooms
 #: of lower floors, at the top of a file, in a function or for its types.
 FLOORS = (
+    {"config"},
     {"group", "data", "metrics", "optim", "lr", "lock", "stop", "submit", "shrink"},
     {"nn", "stragglers"},
     {"arena"},
@@ -21,7 +22,7 @@ FLOORS = (
     {"adapters", "checkpoint", "evaluation"},
     {"bench", "chaos", "run"},
     {"commands"},
-    {"__main__"},
+    {"__main__", "__init__"},
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS, 1) for room in rooms}
 FILES = sorted(MPITRAIN.rglob("*.py"))
