@@ -22,10 +22,11 @@ from mpitrain.processes import began
 
 ROOT = Path(__file__).parents[3]
 HOLDER = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from mpi4py import MPI
 from mpitrain.lock import locked
+signal.signal(signal.SIGINT, signal.default_int_handler)  # in a shell's background it is ignored
 with locked(MPI.COMM_SELF, Path(sys.argv[1])):
     print("locked", flush=True)
     time.sleep(60)
