@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from mpi4py import MPI
 
-from collectives.algorithms import build, names
+from collectives.algorithms import build, names, own
 from collectives.bench import report
 from collectives.bench.measure import Case, Result, measure
 from collectives.calls.library import library
@@ -40,7 +40,9 @@ def candidates(collective: str, size: int) -> list[str]:
     """What is measured: native, and those of ours that are not the same at so few ranks."""
     different: dict[object, str] = {}
     preference = {name: place for place, name in enumerate(_PREFERRED)}
-    ours = sorted(names(collective), key=lambda name: preference.get(name, len(preference)))
+    # A table is for whoever reads it, and knows no program's own.
+    there = [name for name in names(collective) if not own(collective, name)]
+    ours = sorted(there, key=lambda name: preference.get(name, len(preference)))
     for name in [*ours, *_PIPELINED.get(collective, [])]:
         schedule = build(collective, name, size)
         rounds = tuple(

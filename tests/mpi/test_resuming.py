@@ -11,7 +11,7 @@ from collectives import Communicator
 from mpitrain.checkpoint import Checkpoint, CheckpointError, Writer
 from mpitrain.config import Checkpoint as CheckpointTable
 from mpitrain.config import ConfigError
-from mpitrain.metrics import read_records
+from mpitrain.metrics import Step, read_records
 from mpitrain.run import checkpoints, resume, save, train
 from mpitrain.stop import StopFlag, Stopped
 from mpitrain.threads import limit_blas_threads
@@ -266,10 +266,9 @@ def test_a_rank_that_is_asked_to_stop_stops_all_of_them(comm, folder):
     with Trainer(comm, config) as trainer:
         train(trainer, go_on=True)
         found = whole(comm, trainer)
-    records, cut_off = read_records(folder / "metrics.jsonl")
-    assert not cut_off
-    steps_told = [record["step"] for record in records if record["event"] == "step"]
-    assert steps_told == list(range(1, 31))
+    log = read_records(folder / "metrics.jsonl")
+    assert not log.cut_off
+    assert [step.step for step in log.of(Step)] == list(range(1, 31))
     with Trainer(comm, config) as trainer:
         for epoch in (0, 1):
             list(trainer.run_epoch(epoch))
