@@ -2,17 +2,17 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 
 from collectives import Algorithm, Communicator
 from collectives.analysis.own import named
 from mpitrain.adapters.torch.reducer import Options, Reducer
+from mpitrain.together import ClosedTogether
 
 
-class DataParallel(torch.nn.Module):
+class DataParallel(ClosedTogether, torch.nn.Module):
     """A replica of a module on each rank; ``backward()`` leaves means over the ranks in ``.grad``.
 
     A bucket of gradients is summed as soon as autograd has its last one, and ``backward()`` ends
@@ -97,18 +97,6 @@ class DataParallel(torch.nn.Module):
     def close(self) -> None:
         """Free what is bound to the communicator; collective.  The module is one's own again."""
         self._reducer.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is None:
-            self.close()
 
     def __getstate__(self) -> Any:
         raise TypeError("a DataParallel can be neither copied nor saved: copy or save its .module")
