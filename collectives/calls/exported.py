@@ -44,14 +44,12 @@ def _host_array(data: Any, typed: bool, role: str, readonly: bool) -> npt.NDArra
     try:
         raw = np.frombuffer(MPI.buffer.frombuffer(data, readonly=readonly), np.uint8)  # type: ignore[call-overload]
         return raw if typed else raw.view(_exported(data))
-    except NotImplementedError:
-        pass
+    except (NotImplementedError, TypeError):
+        pass  # mpi4py knows no way to its memory either
     except (BufferError, ValueError, RuntimeError) as error:
         raise InvalidBuffer(
             f"the {role} buffer, a {type(data).__name__}, gives no access: {error}"
         ) from None
-    except TypeError:
-        pass
     raise InvalidBuffer(
         f"the {role} buffer is a {type(data).__name__}; pass an array or another object with the "
         "buffer protocol"
