@@ -1,6 +1,5 @@
 """A drop-in for mpi4py's communicator whose collectives are ours."""
 
-import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -14,9 +13,8 @@ from collectives.analysis.own import named
 from collectives.calls.call import Arguments
 from collectives.calls.engine import AnyPlan, Engine, Native
 from collectives.calls.methods import Blocking, Nonblocking, Persistent, PointToPoint
-from collectives.environment import seconds, switch
+from collectives.calls.settings import Settings
 from collectives.errors import CollectiveError
-from collectives.execution.transport.checked import CheckedTransport
 from collectives.execution.transport.mpi import MPITransport
 from collectives.launch import abort_when_uncaught
 from collectives.watchdog import report_calls
@@ -81,21 +79,13 @@ class Communicator(Blocking, Nonblocking, Persistent, PointToPoint, MPI.Intracom
     ) -> Self:
         self = super().__new__(cls, comm)
         if comm is None:  # mpi4py makes one to fill in itself
-            self._engine = Engine(self, "auto", False, None, None, "auto", MPITransport)
+            self._engine = Engine(self, Settings())
             return self
         abort_when_uncaught()
         algorithm = named(algorithm)
         check_default(algorithm, comm.size if comm != MPI.COMM_NULL else None)
-        if check is None:
-            check = switch("COLLECTIVES_CHECK")
-        if timeout is None:
-            timeout = seconds("COLLECTIVES_TIMEOUT")
-        device = device or os.environ.get("COLLECTIVES_DEVICE", "auto")
-        if device not in ("auto", "direct", "staged"):
-            raise ValueError(f"device={device!r} is none of auto, direct and staged")
-        if transport is None:
-            transport = CheckedTransport if switch("COLLECTIVES_CHECKSUMS") else MPITransport
-        self._engine = Engine(self, algorithm, check, tuning, timeout, device, transport)
+        settings = Settings.given(algorithm, check, tuning, timeout, device, transport)
+        self._engine = Engine(self, settings)
         return self
 
     @property
@@ -170,7 +160,7 @@ class Communicator(Blocking, Nonblocking, Persistent, PointToPoint, MPI.Intracom
     @property
     def checks_messages(self) -> bool:
         """Whether its messages carry checksums."""
-        return self._engine.resources.kind.sealed
+        return self._engine.settings.has_checksums
 
     @property
     def ranks_per_node(self) -> int:
@@ -284,29 +274,17 @@ class Communicator(Blocking, Nonblocking, Persistent, PointToPoint, MPI.Intracom
         """``comm`` with this communicator's settings."""
         if comm == MPI.COMM_NULL:
             return comm  # type: ignore[return-value]  # as mpi4py: the rank is in no group
-        return type(self)(comm, *self._settings())  # type: ignore[arg-type]
-
-    def _settings(self) -> tuple[Any, ...]:
-        """What was given with the communicator, in the order in which it is taken."""
-        engine = self._engine
-        return (
-            engine.algorithm,
-            engine.check,
-            engine.resources.tuning,
-            engine.timeout,
-            engine.resources.device,
-            engine.resources.kind,
-        )
+        return type(self)(comm, *self._engine.settings)  # type: ignore[arg-type]
 
     def _duplicate(
         self, duplicate: Callable[..., tuple[Self, MPI.Request]], *info: MPI.Info | None
     ) -> tuple[Self, MPI.Request]:
         """One that comes to life later, when its request is complete."""
-        if self._engine.timeout:
+        if self._engine.settings.timeout:
             raise CollectiveError(
                 "a communicator with a timeout has a watchdog, which all ranks start together; use "
                 "Dup in the place of Idup"
             )
         comm, request = duplicate(*info)
-        comm._engine = Engine(comm, *self._settings())
+        comm._engine = Engine(comm, self._engine.settings)
         return comm, request

@@ -113,7 +113,7 @@ def _choice(call: Call, resources: Resources, shared: bool, planned: bool) -> Ch
         return Choice("pairwise", "in place, Open MPI's nonblocking one mixes up unequal blocks")
     if call.algorithm == "auto":
         per_node, table = resources.facts
-        choice = call.choose(table, per_node, shared, resources.kind.sealed)
+        choice = call.choose(table, per_node, shared, resources.settings.has_checksums)
     if "segments=auto" not in choice.algorithm:
         return choice
     alpha, beta = 1e-6 * resources.table.alpha_us, 1e-9 / resources.table.bandwidth_GBs

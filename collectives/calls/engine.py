@@ -4,7 +4,6 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,11 +23,11 @@ from collectives.calls.proofs import Proofs
 from collectives.calls.reading import read_call
 from collectives.calls.recent import Entry, Recent
 from collectives.calls.resources import Resources
+from collectives.calls.settings import Settings
 from collectives.errors import CollectiveError, InvalidBuffer
 from collectives.execution.lanes import Mask
 from collectives.execution.plan import Plan
 from collectives.execution.shared import Places
-from collectives.execution.transport.mpi import MPITransport
 from collectives.execution.transport.shared_memory import Meeting
 from collectives.execution.underway import Underway
 from collectives.watchdog import Watchdog, Watched
@@ -60,9 +59,9 @@ class _Limits(dict[str, int]):
         self.engine = engine
 
     def __missing__(self, collective: str) -> int:
-        engine = self.engine
-        auto = engine.algorithm == "auto" and not engine.check and engine.watchdog is None
-        auto = auto and not engine.resources.kind.sealed
+        engine, settings = self.engine, self.engine.settings
+        auto = settings.algorithm == "auto" and not settings.check and engine.watchdog is None
+        auto = auto and not settings.has_checksums
         self[collective] = engine.native_below(collective) if auto else 0
         return self[collective]
 
@@ -71,6 +70,7 @@ class Engine:
     """The state of one communicator: its duplicate, its plans, its memory.
 
     Attributes:
+        settings: what the communicator was made with.
         last_plan: the plan of the last call.
         underway: its plans that are under way.
     """
@@ -78,21 +78,13 @@ class Engine:
     def __init__(
         self,
         comm: MPI.Intracomm,
-        algorithm: str,
-        check: bool,
-        tuning: str | Path | None,
-        timeout: float | None,
-        device: str,
-        transport: type[MPITransport],
+        settings: Settings,
     ) -> None:
         self.comm = comm
-        self.algorithm = algorithm
-        self.check = check
-        self.timeout = timeout
+        self.settings = settings
         self.underway = Underway()
-        self.resources = Resources(
-            comm, tuning, device, transport, self.complete, self.underway.drain
-        )
+        self.resources = Resources(comm, settings, self.complete, self.underway.drain)
+        timeout = settings.timeout
         self.watchdog = Watchdog(MPI.Intracomm(comm), timeout) if timeout else None
         self.last_plan: AnyPlan | Native | None = None
         self._agreement = Agreement(self.complete)
@@ -150,13 +142,13 @@ class Engine:
         if self.watchdog is None:
             self._run(arguments, algorithm)
             return
-        with self._watched(arguments, algorithm or self.algorithm):
+        with self._watched(arguments, algorithm or self.settings.algorithm):
             self._run(arguments, algorithm)
 
     def _run(self, arguments: Arguments, algorithm: Algorithm | str | None) -> None:
         """Looks a plan up by the memory of the call, first as it stands in the call
         (:class:`Recent`), then as it was read, or binds one."""
-        key = None if self.check else self._recent.key(arguments, algorithm)
+        key = None if self.settings.check else self._recent.key(arguments, algorithm)
         meeting = None
         if key is not None and (entry := self._recent.find(key)) is not None:
             if entry.words is None:
@@ -169,7 +161,7 @@ class Engine:
                     self._complete(entry.plan, arguments, "as before")
                     return
         algorithm = algorithm or self._default(arguments.collective)
-        if algorithm == "native" and not self.check:
+        if algorithm == "native" and not self.settings.check:
             self._complete(None, arguments, "asked for")
             return
         call = self._read(arguments, algorithm, "")
@@ -224,7 +216,7 @@ class Engine:
         """A persistent call."""
         if self.watchdog is None:
             return self._make(arguments, algorithm)
-        with self._watched(arguments, algorithm or self.algorithm):
+        with self._watched(arguments, algorithm or self.settings.algorithm):
             plan = self._make(arguments, algorithm)
         return Watched(plan, arguments, self.watchdog)
 
@@ -281,9 +273,9 @@ class Engine:
 
     def _default(self, collective: str) -> str:
         """The communicator's algorithm, where this collective has it."""
-        name, _ = parse(self.algorithm)
+        name, _ = parse(self.settings.algorithm)
         known = name in ("auto", "native", *names(collective))
-        default = self.algorithm if known else "auto"
+        default = self.settings.algorithm if known else "auto"
         return "native" if collective == "barrier" and default == "auto" else default
 
     def _read(self, arguments: Arguments, algorithm: Algorithm | str, how: str) -> Call:
@@ -300,7 +292,7 @@ class Engine:
             call = read_call(arguments, name, self.comm.rank, self.comm.size)
         except (CollectiveError, TypeError, ValueError, BufferError, MPI.Exception) as error:
             refused = error
-        if self.check:
+        if self.settings.check:
             self.underway.expect_whole()
             lengths = call.lengths if call is not None else {}
             self._agreement.check(self.resources.channel, f"{refused or call}{how}", lengths)

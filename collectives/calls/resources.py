@@ -5,12 +5,12 @@ from collections.abc import Callable
 from functools import cached_property
 from math import prod
 from operator import index
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
+from collectives.calls.settings import Settings
 from collectives.calls.tuner import Table, load
 from collectives.errors import CollectiveError, InvalidBuffer
 from collectives.execution.lanes import Lanes
@@ -35,18 +35,14 @@ class Resources:
     def __init__(
         self,
         comm: MPI.Intracomm,
-        tuning: str | Path | None,
-        device: str,
-        transport: type[MPITransport],
+        settings: Settings,
         wait: Callable[[MPI.Request], None],
         drain: Callable[[], None],
     ) -> None:
         """``wait`` for a request while plans that are under way move along; ``drain`` ends those of
         this communicator."""
         self._given = comm
-        self.tuning = tuning
-        self.device = device
-        self.kind = transport
+        self.settings = settings
         self._wait = wait
         self._drain = drain
         self.node: NodeMemory | None = None
@@ -75,7 +71,7 @@ class Resources:
             # Another rank may wait for a plan of ours on another communicator before it comes here.
             channel, request = self.comm.Idup()
             self._wait(request)
-            self._transport = self.kind(channel)
+            self._transport = self.settings.transport(channel)
         return self._transport
 
     @property
@@ -99,7 +95,7 @@ class Resources:
         told: Table | CollectiveError | None = None
         if self.comm.rank == 0:
             try:
-                told = load(self.tuning)
+                told = load(self.settings.tuning)
             except CollectiveError as error:
                 told = error
         told = self.comm.bcast(told)
@@ -111,7 +107,7 @@ class Resources:
     def device_transport(self) -> DirectTransport | StagedTransport:
         """For device memory, as ``device`` says."""
         # Checksums are computed by the host.
-        how = "staged" if self.kind.sealed else self.device
+        how = "staged" if self.settings.has_checksums else self.settings.device
         if how == "auto":
             # One rank of each node tries, as loading CUDA takes seconds; all must be able to.
             node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
@@ -134,7 +130,7 @@ class Resources:
             InvalidBuffer: on all ranks, if one of them asks for what cannot be, or has no GPU.
             MemoryError: on all ranks.
         """
-        alone = self.ranks_per_node < self.comm.size or self.kind.sealed
+        alone = self.ranks_per_node < self.comm.size or self.settings.has_checksums
         try:
             kind: Memory = CudaMemory() if memory == "cupy" else HOST
             dtype = _read_type(dtype)

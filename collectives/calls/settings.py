@@ -1,0 +1,60 @@
+"""What a communicator was made with: as its caller says, or the environment."""
+
+import os
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from collectives.environment import seconds, switch
+from collectives.execution.transport.checked import CheckedTransport
+from collectives.execution.transport.mpi import MPITransport
+
+
+class Settings(NamedTuple):
+    """As :class:`~collectives.communicator.Communicator` takes them, in its order.
+
+    Attributes:
+        algorithm: name of what calls use that name none.
+        check: whether every call is compared across ranks first.
+        tuning: file of the table that ``auto`` goes by; ``None`` for the default one.
+        timeout: seconds until the watchdog reports; ``None`` for no watchdog.
+        device: how messages of device memory go: ``"auto"``, ``"direct"`` or ``"staged"``.
+        transport: carries messages.
+    """
+
+    algorithm: str = "auto"
+    check: bool = False
+    tuning: str | Path | None = None
+    timeout: float | None = None
+    device: str = "auto"
+    transport: type[MPITransport] = MPITransport
+
+    @classmethod
+    def given(
+        cls,
+        algorithm: str,
+        check: bool | None,
+        tuning: str | Path | None,
+        timeout: float | None,
+        device: str | None,
+        transport: type[MPITransport] | None,
+    ) -> Self:
+        """What is ``None`` is as the environment says.
+
+        Raises:
+            ValueError: the device or an environment variable has a value that is not allowed.
+        """
+        if check is None:
+            check = switch("COLLECTIVES_CHECK")
+        if timeout is None:
+            timeout = seconds("COLLECTIVES_TIMEOUT")
+        device = device or os.environ.get("COLLECTIVES_DEVICE", "auto")
+        if device not in ("auto", "direct", "staged"):
+            raise ValueError(f"device={device!r} is none of auto, direct and staged")
+        if transport is None:
+            transport = CheckedTransport if switch("COLLECTIVES_CHECKSUMS") else MPITransport
+        return cls(algorithm, check, tuning, timeout, device, transport)
+
+    @property
+    def has_checksums(self) -> bool:
+        """Whether every message carries a checksum."""
+        return self.transport.sealed
