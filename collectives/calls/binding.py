@@ -11,7 +11,7 @@ from collectives.calls.native import NativePlan
 from collectives.calls.operands import Operands, is_widened
 from collectives.calls.reduction import combiner
 from collectives.calls.resources import Resources
-from collectives.calls.tuner import Choice
+from collectives.calls.tuner import Choice, Situation, choose
 from collectives.errors import CollectiveError
 from collectives.execution.lanes import Mask
 from collectives.execution.messages import bind
@@ -20,6 +20,9 @@ from collectives.execution.shared import Places, bind_shared, runs_shared
 from collectives.execution.underway import Underway
 
 log = logging.getLogger("collectives")
+
+#: Of one block; above it the MPI library's own collectives cannot count the items.
+_MOST_NATIVE_ITEMS = (1 << 31) - 1
 
 
 def bind_call(
@@ -113,7 +116,7 @@ def _choice(call: Call, resources: Resources, shared: bool, planned: bool) -> Ch
         return Choice("pairwise", "in place, Open MPI's nonblocking one mixes up unequal blocks")
     if call.algorithm == "auto":
         per_node, table = resources.facts
-        choice = call.choose(table, per_node, shared, resources.settings.has_checksums)
+        choice = choose(table, _situation(call, per_node, shared, resources.settings.has_checksums))
     if "segments=auto" not in choice.algorithm:
         return choice
     alpha, beta = 1e-6 * resources.table.alpha_us, 1e-9 / resources.table.bandwidth_GBs
@@ -124,3 +127,38 @@ def _choice(call: Call, resources: Resources, shared: bool, planned: bool) -> Ch
         lambda schedule: segments_for(schedule, call.nbytes, alpha, beta),
     )
     return choice._replace(algorithm=algorithm)
+
+
+def _situation(call: Call, per_node: int, shared: bool, has_checksums: bool) -> Situation:
+    """What the tuning table is asked.
+
+    Args:
+        per_node: ranks of a node.
+        shared: the buffers lie in the node's memory.
+        has_checksums: messages must carry them.
+    """
+    countable = call.count <= _MOST_NATIVE_ITEMS and not call.is_on_device
+    memory = "shared" if shared else "numpy"
+    if call.is_on_device:
+        memory = "ipc" if shared else "cupy"
+    return Situation(
+        library(),
+        call.collective,
+        _known_bytes(call),
+        call.member.size,
+        per_node,
+        commutes=call.op is None or call.op.is_commutative,
+        native=call.buffer.datatype is not None and countable and not has_checksums,
+        has_checksums=has_checksums,
+        uneven=call.counts is not None,
+        memory=memory,
+    )
+
+
+def _known_bytes(call: Call) -> int:
+    """Bytes of the largest buffer, if all ranks know it."""
+    if call.counts is None:
+        return call.nbytes
+    if call.collective in ("reduce_scatter", "allgather"):
+        return max(map(sum, call.counts)) * call.buffer.items.itemsize
+    return 0  # the others' counts differ from rank to rank

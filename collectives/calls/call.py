@@ -10,15 +10,10 @@ from mpi4py import MPI
 
 from collectives.algorithms import own
 from collectives.calls.buffers import Buffer
-from collectives.calls.library import library
-from collectives.calls.tuner import Choice, Situation, Table, choose
 from collectives.contracts import Contract, Member, contract
 from collectives.errors import InvalidBuffer
 from collectives.execution.memory import is_on_device
 from collectives.execution.messages import Counts
-
-#: Of one block; above it the MPI library's own collectives cannot count the items.
-_MOST_NATIVE_ITEMS = (1 << 31) - 1
 
 
 class Arguments(NamedTuple):
@@ -105,42 +100,6 @@ class Call:
     def is_on_device(self) -> bool:
         """Whether the buffers lie on a GPU."""
         return is_on_device(self.buffer.items)
-
-    def choose(self, table: Table, per_node: int, shared: bool, sealed: bool) -> Choice:
-        """What ``auto`` comes to, and why.
-
-        Args:
-            table: what was measured.
-            per_node: ranks of a node.
-            shared: the buffers lie in the node's memory.
-            sealed: messages must carry checksums.
-        """
-        countable = self.count <= _MOST_NATIVE_ITEMS and not self.is_on_device
-        memory = "shared" if shared else "numpy"
-        if self.is_on_device:
-            memory = "ipc" if shared else "cupy"
-        situation = Situation(
-            library(),
-            self.collective,
-            self._known_bytes,
-            self.member.size,
-            per_node,
-            commutes=self.op is None or self.op.is_commutative,
-            native=self.buffer.datatype is not None and countable and not sealed,
-            sealed=sealed,
-            uneven=self.counts is not None,
-            memory=memory,
-        )
-        return choose(table, situation)
-
-    @property
-    def _known_bytes(self) -> int:
-        """Of the largest buffer, if all ranks know it."""
-        if self.counts is None:
-            return self.nbytes
-        if self.collective in ("reduce_scatter", "allgather"):
-            return max(map(sum, self.counts)) * self.buffer.items.itemsize
-        return 0  # the others' counts differ from rank to rank
 
     @cached_property
     def key(self) -> tuple[object, ...] | None:

@@ -57,4 +57,4 @@ class Settings(NamedTuple):
     @property
     def has_checksums(self) -> bool:
         """Whether every message carries a checksum."""
-        return self.transport.sealed
+        return self.transport.has_checksums

@@ -141,7 +141,7 @@ class Situation(NamedTuple):
         uneven: whether blocks differ in length.
         memory: of the buffers: ``"numpy"``, ``"shared"`` (all ranks can address it), ``"cupy"`` or
             ``"ipc"`` (on a GPU, and all ranks can address it).
-        sealed: whether messages must carry checksums.
+        has_checksums: whether messages must carry checksums.
     """
 
     mpi: str
@@ -153,7 +153,7 @@ class Situation(NamedTuple):
     native: bool = True
     uneven: bool = False
     memory: str = "numpy"
-    sealed: bool = False
+    has_checksums: bool = False
 
     def allows(self, algorithm: str) -> bool:
         """Whether ``algorithm`` can serve the call."""
@@ -204,7 +204,7 @@ def choose(table: Table, call: Situation) -> Choice:
     if call.native:
         return Choice("native", f"{where}: {_why_not(call, entry)}")
     reason = "this MPI has no such datatype or count"
-    if call.sealed:
+    if call.has_checksums:
         reason = f"{where}: native's messages carry no checksums"
     if call.memory in ("cupy", "ipc"):
         reason = f"{where}: MPI's own collectives on device memory stage badly or crash"

@@ -19,7 +19,7 @@ class MPITransport:
     #: Many MPI libraries count in 32 bits.
     longest = 1 << 30
     #: Whether messages carry checksums: collectives then send nothing in any other way.
-    sealed = False
+    has_checksums = False
 
     def __init__(self, channel: MPI.Intracomm) -> None:
         self.channel = channel
