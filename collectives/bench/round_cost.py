@@ -1,4 +1,5 @@
-"""What one round costs, in parts: the messages, the reduction, and Python's share of both."""
+"""What one round costs, in parts: the messages, the reduction, and Python's share of both; and what
+a blocking call adds, which looks its plan up."""
 
 from collections.abc import Callable
 from functools import partial
@@ -28,7 +29,30 @@ def report_round(comm: Communicator) -> int:
         print("# empty calls: as many calls of a Python function that does nothing")
         for row in rows:
             print("".join(cell.rjust(13) for cell in row))
+        print("\n# the same all-reduce of 8 bytes, microseconds")
+    calls = _calls(comm)
+    times = [[_time(comm, call) for call in calls.values()] for _ in range(_REPEATS)]
+    for name, column in zip(calls, zip(*times)):
+        if comm.rank == 0:
+            print(f"{name:42}{1e6 * float(np.median(column)):8.2f}")
     return 0
+
+
+def _calls(comm: Communicator) -> dict[str, Callable[[], object]]:
+    """A butterfly all-reduce of two numbers, in every form in which a call can be made."""
+    send, recv = np.ones((2, 2), np.float32)
+    shared = comm.empty(2, np.float32)
+    shared[:] = 0
+    call = partial(comm.Allreduce, algorithm="butterfly")
+    return {
+        "native": partial(comm.Allreduce, send, recv, algorithm="native"),
+        "a plan": comm.Allreduce_init(send, recv, algorithm="butterfly"),
+        "a call with the same arrays": partial(call, send, recv),
+        "a call with a new view each time": lambda: call(send[:], recv[:]),
+        "a call with [array, type]": lambda: call([send, MPI.FLOAT], [recv, MPI.FLOAT]),
+        "a plan in shared memory": comm.Allreduce_init(MPI.IN_PLACE, shared, algorithm="butterfly"),
+        "a call with the same shared array": partial(call, MPI.IN_PLACE, shared),
+    }
 
 
 def _parts(comm: Communicator, nbytes: int) -> list[float]:

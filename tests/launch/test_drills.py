@@ -47,7 +47,11 @@ def check(drills, reference, kind, seed):
         assert outcome.words.startswith(f"rank {fault.rank} took ")
 
 
-@pytest.mark.parametrize("kind", HERE)
+# The others are slow: each starts a job twice.
+@pytest.mark.parametrize(
+    "kind",
+    [kind if kind == "kill" else pytest.param(kind, marks=pytest.mark.slow) for kind in HERE],
+)
 def test_a_fault(drills, reference, kind):
     check(drills, reference, kind, 100)
 

@@ -211,7 +211,10 @@ def test_a_dead_rank_leaves_no_shared_memory(tmp_path, end):
         """,
     )
     assert ended.returncode != 0
-    assert shared_files() <= before
+    left, deadline = shared_files() - before, time.monotonic() + 60
+    while left & shared_files() and time.monotonic() < deadline:
+        time.sleep(0.5)  # they may be those of a test beside this one
+    assert not left & shared_files()
 
 
 WATCHED = """
@@ -240,8 +243,18 @@ WAITS = {
 }
 
 
-@pytest.mark.parametrize("trouble", STALLS)
-@pytest.mark.parametrize("call", WAITS)
+@pytest.mark.parametrize(
+    ("call", "trouble"),
+    [
+        # What waits in MPI, in a plan and in shared memory, once each; the others are slow.
+        pytest.param(call, trouble, marks=() if quick else pytest.mark.slow)
+        for trouble in STALLS
+        for call in WAITS
+        for quick in [
+            (call, trouble) in {("native", "busy"), ("plan", "stopped"), ("shared", "busy")}
+        ]
+    ],
+)
 def test_a_rank_that_does_not_come_is_named(tmp_path, trouble, call):
     doing, told = STALLS[trouble]
     begun = time.monotonic()

@@ -149,6 +149,7 @@ def check(tmp_path, uninterrupted, layout, seed):
         np.testing.assert_array_equal(found[name], values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_a_killed_run_ends_with_the_weights_of_one_that_was_not(tmp_path, uninterrupted, seed):
     check(tmp_path, uninterrupted, list(LAYOUTS)[seed], seed)
@@ -161,6 +162,7 @@ def test_wherever_it_is_killed(tmp_path, uninterrupted, layout, seed):
     check(tmp_path, uninterrupted, layout, seed)
 
 
+@pytest.mark.slow
 def test_it_goes_on_in_another_layout_with_fewer_ranks(tmp_path, uninterrupted):
     kill_somewhere(tmp_path, "data x pipe, zero 3", random.Random(3))
     process = start(tmp_path, "pipe", "--resume", ranks=2)

@@ -108,7 +108,9 @@ if rank in os.environ["WITHOUT"].split():
 
 
 @needs_launcher
-@pytest.mark.parametrize(("without", "who"), [("0 1", ""), ("1", "rank 1: ")])
+@pytest.mark.parametrize(
+    ("without", "who"), [("0 1", ""), pytest.param("1", "rank 1: ", marks=pytest.mark.slow)]
+)
 def test_a_package_that_is_missing_is_named_once(tmp_path, monkeypatch, without, who):
     (tmp_path / "sitecustomize.py").write_text(HIDE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
@@ -157,8 +159,12 @@ def test_a_picture_without_matplotlib_is_refused_in_one_sentence(tmp_path, monke
             "no allreduce algorithm 'rign'; did you mean 'ring'?",
         ),
         (["--set", "parallel.algorithm=parameter_server:servers=9"], "servers=9 must lie in 1..3"),
-        (["--set", "train.batch_size=9999"], "train.batch_size = 9999 must be at most 1437"),
         (["--sett", "optim.lr=1"], "unrecognized arguments: --sett"),
+        pytest.param(
+            ["--set", "train.batch_size=9999"],
+            "train.batch_size = 9999 must be at most 1437",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_job_that_cannot_be_run_is_refused_once(tmp_path, arguments, message):
@@ -189,6 +195,7 @@ def test_a_report_that_cannot_be_written_ends_the_job_with_one_sentence(tmp_path
     assert not list((tmp_path / "out").glob("lock*"))
 
 
+@pytest.mark.slow
 def test_two_jobs_do_not_share_a_folder(tmp_path):
     arguments = [EXAMPLES / "digits_mlp.toml", "--set", "run.dir=out"]
     arguments += ["--set", "checkpoint.every=1"]

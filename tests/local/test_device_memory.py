@@ -1,6 +1,6 @@
 """Plans on memory whose work is queued, as a GPU's: what is not waited for has not happened.
 
-tests/mpi/test_device.py is on a real GPU, where there is one; here the queue is a list.
+tests/mpi/collectives/test_device.py is on a real GPU, where there is one; here the queue is a list.
 """
 
 import numpy as np

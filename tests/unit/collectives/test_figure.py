@@ -50,8 +50,8 @@ def test_each_chunk_has_a_colour_of_its_own(ranks):
     ("algorithm", "ranks", "told"),
     [
         ("ring", 8, "14 messages in a row, 1.75 buffers sent by the busiest rank<"),
-        ("ring", 16, "the messages of rank 0 in colour"),
-        ("direct", 16, "only the messages of rank 0 are drawn"),
+        pytest.param("ring", 16, "the messages of rank 0 in colour", marks=pytest.mark.slow),
+        pytest.param("direct", 16, "only the messages of rank 0 are drawn", marks=pytest.mark.slow),
         ("hierarchical:local=2", 8, "free: the ranks"),
     ],
 )

@@ -27,6 +27,7 @@ def test_what_is_no_tree(name):
     assert trees(build("allreduce", name, 8)) == {}
 
 
+@pytest.mark.slow
 def test_a_picture_for_every_algorithm(tmp_path, capsys):
     assert main(["draw", "all", "-n", "4", "-o", str(tmp_path)]) == 0
     capsys.readouterr()

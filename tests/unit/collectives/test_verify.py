@@ -85,9 +85,10 @@ def test_sharded_parameter_server(servers):
 
 
 @every_algorithm
+@pytest.mark.parametrize("sizes", [(1, 3, 4), pytest.param((2, 5, 7, 8), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("overlap", [False, True])
-def test_segments_of_every_algorithm(algorithm, overlap):
-    for size in (1, 2, 3, 4, 5, 7, 8):
+def test_segments_of_every_algorithm(algorithm, overlap, sizes):
+    for size in sizes:
         for count in (1, 2, 3):
             schedule = segmented(algorithm.schedule(size), count, overlap)
             verify(schedule)
@@ -96,21 +97,14 @@ def test_segments_of_every_algorithm(algorithm, overlap):
 
 
 @every_algorithm
-def test_every_mutant_that_matters_is_rejected(algorithm):
-    for size in (2, 3, 4, 5):
-        counted = survey(algorithm.schedule(size))
-        assert counted.missed == 0
-        assert counted.rejected > counted.harmless
-        assert counted.mutants == counted.rejected + counted.harmless
-
-
-@pytest.mark.slow
-@every_algorithm
-@pytest.mark.parametrize("size", range(6, 10))
-def test_every_mutant_that_matters_is_rejected_on_more_ranks(algorithm, size):
+@pytest.mark.parametrize(
+    "size", [2, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in range(4, 10))]
+)
+def test_every_mutant_that_matters_is_rejected(algorithm, size):
     counted = survey(algorithm.schedule(size))
     assert counted.missed == 0
     assert counted.rejected > counted.harmless
+    assert counted.mutants == counted.rejected + counted.harmless
 
 
 def schedule(*programmes, chunks=1, room=0, collective="allreduce"):

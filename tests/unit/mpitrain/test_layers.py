@@ -221,7 +221,9 @@ def test_initial_values_follow_he_and_the_generator():
 
 
 @pytest.mark.parametrize(
-    "layer", [TokenEmbedding(7, 3, TensorGroup()), SpreadTables(4, 7, 3, TensorGroup())], ids=str
+    "layer",
+    [TokenEmbedding(7, 3, TensorGroup()), SpreadTables(4, 7, 3, TensorGroup())],
+    ids=["tokens", "tables"],
 )
 def test_tables_take_gradients_of_every_time_a_row_is_asked_for(layer):
     rng = np.random.default_rng(2)

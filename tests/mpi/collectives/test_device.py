@@ -11,7 +11,7 @@ from collectives import Communicator
 from collectives.__main__ import main
 from collectives.algorithms import names
 from tests import standin_cupy
-from tests.mpi.test_bench import QUICK, bench
+from tests.mpi.collectives.test_bench import QUICK, bench
 
 pytestmark = pytest.mark.mpi
 
@@ -80,6 +80,7 @@ class Placed:
         self.used = 0
 
 
+@pytest.mark.quick_on(2, 3)
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("algorithm", [*names("allreduce"), "auto"])
 def test_every_all_reduce(comm, cupy, put, algorithm, in_place):
@@ -153,6 +154,7 @@ def test_auto_says_what_it_runs(road, comm, cupy, put):
     assert shares == (road == "ipc") and plan.algorithm == ("direct" if shares else "butterfly")
 
 
+@pytest.mark.quick_on(2)
 @pytest.mark.parametrize("collective", ["allreduce", "reduce_scatter", "allgather", "broadcast"])
 def test_the_benchmark(road, comm, cupy, tmp_path, collective):
     """Beside the library's by way of the host and, where each rank has a GPU, NCCL's."""
@@ -168,6 +170,7 @@ def test_the_benchmark(road, comm, cupy, tmp_path, collective):
     assert told["environment"]["gpu"]
 
 
+@pytest.mark.quick_on(2)
 def test_the_benchmark_in_place_and_overlapping(comm, cupy, tmp_path):
     arguments = [*QUICK, "--memory", "cupy", "--algorithm", "ring", "--place", "both"]
     status, told, _ = bench(comm, tmp_path, "allreduce", *arguments, "-o", "max", "--overlap", "4")
@@ -176,6 +179,7 @@ def test_the_benchmark_in_place_and_overlapping(comm, cupy, tmp_path):
     assert {r["in_place"] for r in told["results"]} == {False, True}
 
 
+@pytest.mark.quick_on(2)
 def test_nccl_is_told_apart_from_nothing(comm, cupy, tmp_path, monkeypatch):
     """A row that does nothing is counted as wrong."""
     if cupy is not standin_cupy:
@@ -187,6 +191,7 @@ def test_nccl_is_told_apart_from_nothing(comm, cupy, tmp_path, monkeypatch):
     assert {r["algorithm"] for r in told["results"] if r["wrong"]} == {"nccl"}
 
 
+@pytest.mark.quick_on(2)
 def test_what_the_benchmark_refuses(comm, cupy, capsys, monkeypatch):
     assert main(["bench", "allreduce", "--algorithm", "nccl"]) == 2
     if cupy is standin_cupy:

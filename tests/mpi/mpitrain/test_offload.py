@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from collectives import Communicator
 from mpitrain.build import mapped
 from mpitrain.threads import limit_blas_threads
-from tests.mpi.layouts import curve, job
+from tests.mpi.mpitrain.layouts import curve, job
 
 pytestmark = pytest.mark.mpi
 

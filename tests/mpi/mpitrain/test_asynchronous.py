@@ -12,7 +12,7 @@ from mpitrain.batches import MicroBatches
 from mpitrain.config import ConfigError, Train
 from mpitrain.threads import limit_blas_threads
 from mpitrain.trainer import Trainer
-from tests.mpi.layouts import job, whole
+from tests.mpi.mpitrain.layouts import job, whole
 
 pytestmark = pytest.mark.mpi
 
@@ -160,6 +160,7 @@ def simulated(config, stages, policy, steps):
     return losses, last
 
 
+@pytest.mark.quick_on(2, 3)
 @pytest.mark.parametrize("policy", ["stash", "vertical", "spectrain", "linear", "latest"])
 def test_every_stage_sees_the_weights_it_should(comm, policy):
     if RANKS > 5:

@@ -22,6 +22,7 @@ def total(comm):
     return comm.size * (comm.size - 1) // 2
 
 
+@pytest.mark.quick_on(2, 3)
 @two_or_more
 @few_enough
 def test_counters_are_not_given_out_twice():
@@ -41,6 +42,7 @@ def test_counters_are_not_given_out_twice():
             assert (short == total(comm)).all()
 
 
+@pytest.mark.quick_on(2, 3)
 @few_enough
 @pytest.mark.parametrize("make", [np.zeros, None], ids=["messages", "shared"])
 def test_more_plans_than_counters(make):

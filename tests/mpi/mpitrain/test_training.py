@@ -21,7 +21,7 @@ from mpitrain.run import train
 from mpitrain.threads import limit_blas_threads
 from mpitrain.trainer import Trainer
 from mpitrain.update import NonFinite
-from tests.mpi.layouts import mlp, text_job
+from tests.mpi.mpitrain.layouts import mlp, text_job
 
 pytestmark = pytest.mark.mpi
 

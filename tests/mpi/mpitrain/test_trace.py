@@ -12,7 +12,7 @@ from mpitrain import trace as trace_module
 from mpitrain.threads import limit_blas_threads
 from mpitrain.trace import Trace, read_trace
 from mpitrain.trainer import Trainer
-from tests.mpi.layouts import job
+from tests.mpi.mpitrain.layouts import job
 
 pytestmark = pytest.mark.mpi
 

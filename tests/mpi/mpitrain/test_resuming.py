@@ -16,7 +16,7 @@ from mpitrain.run import checkpoints, resume, save, train
 from mpitrain.stop import StopFlag, Stopped
 from mpitrain.threads import limit_blas_threads
 from mpitrain.trainer import Trainer
-from tests.mpi.layouts import curve, job, layouts, mlp, text_job, whole
+from tests.mpi.mpitrain.layouts import curve, few, job, layouts, mlp, text_job, whole
 
 pytestmark = pytest.mark.mpi
 
@@ -24,8 +24,7 @@ pytestmark = pytest.mark.mpi
 RANKS = MPI.COMM_WORLD.size
 
 
-# What does not depend on how many ranks there are is tried on few: the others take long enough.
-FEW = layouts("gpt", RANKS) if RANKS in (2, 4) else ["data", "pipe, 1f1b", "zero 3"]
+FEW = few("gpt", RANKS)
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ def bench(comm, folder, *arguments):
         return status, json.load(file), folder
 
 
+@pytest.mark.quick_on(2, 3)
 @pytest.mark.parametrize("collective", CONTRACTS)
 def test_every_algorithm_is_measured_and_right(comm, tmp_path, capsys, collective):
     status, told, folder = bench(comm, tmp_path, collective, *QUICK, "--place", "both")
@@ -47,6 +48,7 @@ def test_every_algorithm_is_measured_and_right(comm, tmp_path, capsys, collectiv
         assert not lines
 
 
+@pytest.mark.quick_on(2)
 @pytest.mark.parametrize("collective", ["allreduce", "allgather", "alltoall", "broadcast"])
 def test_the_least_memory_traffic(comm, tmp_path, collective):
     _, told, _ = bench(comm, tmp_path, collective, *QUICK, "--floor", "--memory", "both")
@@ -56,6 +58,7 @@ def test_the_least_memory_traffic(comm, tmp_path, collective):
         assert not known or result["floor_us"] > 0
 
 
+@pytest.mark.quick_on(2)
 def test_types_operations_and_memory(comm, tmp_path):
     for arguments in (
         ["-d", "half", "-o", "max"],
@@ -77,6 +80,7 @@ def test_osu(comm, tmp_path, capsys):
         assert "# Size    Avg Latency(us)" in capsys.readouterr().out
 
 
+@pytest.mark.quick_on(2)
 def test_a_plot(comm, tmp_path):
     status, _, folder = bench(
         comm, tmp_path, "allreduce", *QUICK, "--algorithm", "ring", "--plot", f"{tmp_path}/b.png"

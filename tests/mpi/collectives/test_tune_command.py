@@ -13,6 +13,7 @@ from collectives.calls.tuner import load
 pytestmark = pytest.mark.mpi
 
 
+@pytest.mark.quick_on(2)
 def test_a_table_is_measured_and_merged(comm, tmp_path, capsys):
     path = comm.bcast(f"{tmp_path}/tuned.json")
     quick = ["-b", "8", "-e", "128", "-f", "16", "--repeats", "1", "-o", path]

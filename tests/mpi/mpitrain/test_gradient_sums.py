@@ -17,7 +17,7 @@ from mpitrain.parallel.store import Reduction
 from mpitrain.parallel.summation import Dense
 from mpitrain.threads import limit_blas_threads
 from mpitrain.trainer import Trainer
-from tests.mpi.layouts import curve, mlp
+from tests.mpi.mpitrain.layouts import curve, mlp
 
 pytestmark = pytest.mark.mpi
 

@@ -4,6 +4,7 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
+import pytest
 from mpi4py import MPI
 from msgspec.structs import replace
 
@@ -12,7 +13,7 @@ from mpitrain.config import Config, Data, Model, Optim, Parallel, Run, Train
 from mpitrain.metrics import Step
 from mpitrain.trainer import Trainer
 
-TEXT = Path(__file__).parents[2] / "README.md"
+TEXT = Path(__file__).parents[3] / "README.md"
 
 MODELS = {
     "gpt": (
@@ -179,3 +180,20 @@ def layouts(model, ranks):
         and (model != "recommender" or not parallel.keys() - {"recompute"})
         and not (model == "mlp" and len(parallel.get("replicas", ())) > layers)
     }
+
+
+#: Layouts that have every kind of parallelism between them.
+_FEW = {
+    2: ("zero 2", "interleaved", "sequence, zero 3", "node shared"),
+    3: ("pipe, zero bubble", "zero 3"),
+    4: ("data x pipe, interleaved, zero 3", "data x tensor, node shared", "unequal 1-2-1"),
+}
+
+
+def few(model, ranks):
+    """The names of all layouts, most of them marked slow: for what depends little on the layout."""
+    quick = _FEW.get(ranks, ("data",))
+    return [
+        pytest.param(name, marks=() if name in quick else pytest.mark.slow)
+        for name in layouts(model, ranks)
+    ]

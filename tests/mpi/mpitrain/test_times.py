@@ -11,7 +11,7 @@ from mpitrain.metrics import Step
 from mpitrain.report.facts import ranks, waited_for
 from mpitrain.threads import limit_blas_threads
 from mpitrain.trainer import Trainer
-from tests.mpi.layouts import job
+from tests.mpi.mpitrain.layouts import job
 
 pytestmark = pytest.mark.mpi
 
