@@ -26,8 +26,6 @@ comma   := ,
 EXTRAS  := dev$(if $(filter system,$(MPI)),,$(comma)$(MPI))$(if $(TORCH),$(comma)gloo)
 
 export MPIEXEC
-# Ranks share the cores, and threads of NumPy and PyTorch that wait for one another do badly there.
-export OMP_NUM_THREADS ?= 1
 # More ranks than cores is normal on a laptop. MPICH needs no permission, Open MPI does (5 the first,
 # 4.1 the second), and it wants another to run as root, as containers do.
 export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
@@ -72,6 +70,9 @@ train: install
 test: install
 	$(BIN)/python -m pytest -q -m "not slow" $(WORKERS) $(TESTS)
 	$(MAKE) $(SIZES:%=test-%) $(FEWER:%=collectives-%)
+
+# Ranks share the cores, and threads of NumPy and PyTorch that wait for one another do badly there.
+test-% collectives-% full-%: export OMP_NUM_THREADS ?= 1
 
 test-%: install
 	$(MPIEXEC) -n $* $(BIN)/python -m pytest --with-mpi -m "mpi and not slow" -q tests/mpi

@@ -47,10 +47,10 @@ def check(drills, reference, kind, seed):
         assert outcome.words.startswith(f"rank {fault.rank} took ")
 
 
-# The others are slow: each starts a job twice.
 @pytest.mark.parametrize(
     "kind",
-    [kind if kind == "kill" else pytest.param(kind, marks=pytest.mark.slow) for kind in HERE],
+    # Each starts a job twice.
+    ["kill", *(pytest.param(kind, marks=pytest.mark.slow) for kind in HERE if kind != "kill")],
 )
 def test_a_fault(drills, reference, kind):
     check(drills, reference, kind, 100)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -243,16 +244,15 @@ WAITS = {
 }
 
 
+# What waits in MPI, in a plan and in shared memory, once each.
+QUICK = {("native", "busy"), ("plan", "stopped"), ("shared", "busy")}
+
+
 @pytest.mark.parametrize(
     ("call", "trouble"),
     [
-        # What waits in MPI, in a plan and in shared memory, once each; the others are slow.
-        pytest.param(call, trouble, marks=() if quick else pytest.mark.slow)
-        for trouble in STALLS
-        for call in WAITS
-        for quick in [
-            (call, trouble) in {("native", "busy"), ("plan", "stopped"), ("shared", "busy")}
-        ]
+        pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
+        for case in product(WAITS, STALLS)
     ],
 )
 def test_a_rank_that_does_not_come_is_named(tmp_path, trouble, call):
