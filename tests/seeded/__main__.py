@@ -5,7 +5,7 @@
     python -m tests.seeded --only gaps,ring # those whose name has one of these words
 
 A fault is caught by the first part of the tests that fails, or does not end in time.  Ends with 1
-if one was caught by none.  The parts are those of the Makefile, the cheap ones first.
+if one was caught by none.  The parts are those of the Makefile.
 """
 
 import argparse
@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,17 +32,24 @@ class Part(NamedTuple):
     seconds: int
 
 
-def parts(full: bool) -> Iterator[Part]:
-    """All, the cheap ones first."""
-    marks = [] if full else ["not slow"]
+def parts(fault: Fault, full: bool) -> list[Part]:
+    """All, those first that are likely to notice the fault."""
     pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-o", "faulthandler_timeout=120"]
-    chosen = ["-m", marks[0]] if marks else []
-    yield Part("without MPI", [*pytest, *chosen, "tests/unit", "tests/local"], 1800)
-    mpi = " and ".join(["mpi", *marks])
-    for size in (3, 2, 4, 1, 5, 8):
-        ranks = [LAUNCHER, "-n", str(size), *pytest, "--with-mpi", "-m", mpi, "tests/mpi"]
-        yield Part(f"{size} ranks", ranks, 1800)
-    yield Part("launchers", [*pytest, *chosen, "tests/launch"], 1800)
+    chosen = [] if full else ["-m", "not slow"]
+    beside = ["-n", "auto", "--maxprocesses=8", "--dist=worksteal"]
+    alone = [
+        Part("without MPI", [*pytest, *chosen, *beside, "tests/unit", "tests/local"], 1800),
+    ]
+    mpi = ["--with-mpi", "-m", "mpi" if full else "mpi and not slow"]
+    folders = {size: "tests/mpi" for size in ((2, 4, 3, 1, 5, 7, 8) if full else (2, 4))}
+    folders |= {} if full else {1: "tests/mpi/collectives", 5: "tests/mpi/collectives"}
+    ranks = [
+        Part(f"{size} ranks", [LAUNCHER, "-n", str(size), *pytest, *mpi, folder], 1800)
+        for size, folder in folders.items()
+    ]
+    launchers = [Part("launchers", [*pytest, *chosen, *beside, "tests/launch"], 1800)]
+    needs_none = fault.path.startswith(("collectives/algorithms", "collectives/analysis"))
+    return [*(alone + ranks if needs_none else ranks + alone), *launchers]
 
 
 def seeded(fault: Fault, folder: Path) -> None:
@@ -67,8 +73,8 @@ def caught_by(fault: Fault, full: bool) -> str | None:
     with tempfile.TemporaryDirectory(prefix="seeded-") as name:
         folder = Path(name)
         seeded(fault, folder)
-        environment = os.environ | {"PYTHONPATH": name}
-        for part in parts(full):
+        environment = os.environ | {"PYTHONPATH": name, "OMP_NUM_THREADS": "1"}
+        for part in parts(fault, full):
             try:
                 done = subprocess.run(
                     part.command,
