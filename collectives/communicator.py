@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from collectives.algorithms import Algorithm, check_default
 from collectives.analysis.own import named
-from collectives.calls.call import Arguments
+from collectives.calls.arguments import Arguments
 from collectives.calls.engine import AnyPlan, Engine, Native
 from collectives.calls.methods import Blocking, Nonblocking, Persistent, PointToPoint
 from collectives.calls.settings import Settings

@@ -7,6 +7,7 @@ Every field is documented in the class of its table.
 
 import difflib
 import math
+import os
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from collectives import ScheduleError, UnknownAlgorithm, algorithms
 from collectives.analysis.own import named
@@ -77,7 +79,8 @@ class Data(Struct, frozen=True, forbid_unknown_fields=True):
             ``labels``; ``text`` a text file, ``tokens`` a folder of ``train.bin`` and ``val.bin``
             (uint16), both for language models; ``clicks`` drawn choices of users, for the
             recommender.
-        path: the file or folder.  Parts of it are read while the job trains: replace it by a new
+        path: the file or folder, relative to where the job starts or, if there is none, to the
+            job file.  Parts of it are read while the job trains: replace it by a new
             file of its name, for a rank that reads what was cut off is killed (SIGBUS).
         units: what a text is made of.
         context: positions of a sample of text.
@@ -390,11 +393,20 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     if isinstance(run, dict):
         run.setdefault("dir", f"runs/{path.stem}")
     try:
-        return msgspec.convert(tables, Config)
+        return _with_data_beside(path, msgspec.convert(tables, Config))
     except (msgspec.ValidationError, RecursionError) as error:
         reason, _, place = str(error).partition(" - at `$")
         where = place.strip("`").lstrip(".")
         raise ConfigError(f"{where}: {reason}" if where else reason) from error
+
+
+def _with_data_beside(path: Path, job: Config) -> Config:
+    """The job, with ``data.path`` beside the job file where it is only there."""
+    named = job.data.path
+    beside = os.path.join(path.parent, named)
+    if not named or os.path.exists(named) or not os.path.exists(beside):
+        return job
+    return replace(job, data=replace(job.data, path=beside))
 
 
 def _apply(tables: dict[str, Any], override: str) -> None:

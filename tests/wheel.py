@@ -32,6 +32,7 @@ SOURCE = (
 #: What is typed where only the wheel is installed, and a part of what it says.
 COMMANDS = {
     "mpirun -n 4 mpitrain train digits": "test accuracy 97.50%, 4 ranks",
+    "mpirun -n 2 mpitrain train gpt_data --set train.steps=8": ", 2 ranks",
     "mpitrain submit digits --nodes 4 --dry-run": "/mpitrain/jobs/launch.sh",
     "mpitrain doctor": "launcher",
     "mpirun -n 2 collectives bench allreduce -e 4K -n 20": "Out of bounds values : 0 OK",

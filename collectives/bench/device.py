@@ -5,7 +5,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from collectives.calls.call import Arguments
+from collectives.calls.arguments import Arguments
 from collectives.calls.engine import AnyPlan
 from collectives.calls.native import NativePlan
 from collectives.errors import CollectiveError

@@ -14,7 +14,7 @@ from mpi4py import MPI
 from collectives.bench import inputs
 from collectives.bench.device import ByTheHost, Nccl, NcclPlan, Row
 from collectives.bench.overlap import overlap
-from collectives.calls.call import Arguments
+from collectives.calls.arguments import Arguments
 from collectives.communicator import Communicator
 from collectives.contracts import CONTRACTS, Member, contract
 from collectives.execution.transport.cuda_memory import CudaMemory

@@ -1,41 +1,18 @@
 """One collective call: what it moves, what it is called, which plan may serve it."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
 
-import numpy as np
 from mpi4py import MPI
 
 from collectives.algorithms import own
+from collectives.calls.arguments import Arguments
 from collectives.calls.buffers import Buffer
 from collectives.contracts import Contract, Member, contract
 from collectives.errors import InvalidBuffer
 from collectives.execution.memory import is_on_device
 from collectives.execution.messages import Counts
-
-
-class Arguments(NamedTuple):
-    """A call as the caller made it, with mpi4py's buffer specifications.
-
-    Attributes:
-        vector: the v-variant, whose blocks have lengths of their own.
-        recvcounts: of ``Reduce_scatter``; ``None`` if each rank's is what its buffer holds.
-    """
-
-    collective: str
-    sendbuf: Any
-    recvbuf: Any
-    op: MPI.Op | None = None
-    root: int = 0
-    vector: bool = False
-    recvcounts: Sequence[int] | None = None
-
-
-def barrier_arguments() -> Arguments:
-    """A barrier is the reduction of a byte that nobody looks at."""
-    return Arguments("barrier", np.zeros(1, np.uint8), np.zeros(1, np.uint8), MPI.BOR)
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,10 @@ from mpi4py import MPI
 from collectives.algorithms import Algorithm, names, own, parse
 from collectives.analysis.own import named
 from collectives.calls.agreement import Agreement
+from collectives.calls.arguments import Arguments
 from collectives.calls.binding import bind_call
 from collectives.calls.buffers import read_buffer
-from collectives.calls.call import Arguments, Call
+from collectives.calls.call import Call
 from collectives.calls.library import library
 from collectives.calls.meeting import shared_places, still_there, words
 from collectives.calls.native import NativePlan

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from mpi4py import MPI
 
-from collectives.calls.call import Arguments
+from collectives.calls.arguments import Arguments
 from collectives.calls.gaps import free_types
 
 #: The names of MPI's methods; nonblocking ones begin with an I.

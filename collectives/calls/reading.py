@@ -7,8 +7,9 @@ from typing import Any
 from mpi4py import MPI
 
 from collectives.algorithms import find, parse
+from collectives.calls.arguments import Arguments
 from collectives.calls.buffers import Buffer, read_buffer, unit_of, vector_buffer
-from collectives.calls.call import Arguments, Call
+from collectives.calls.call import Call
 from collectives.contracts import Member, contract
 from collectives.errors import InvalidBuffer, UnknownAlgorithm
 from collectives.execution.memory import is_on_device

@@ -16,7 +16,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.algorithms import Algorithm
-from collectives.calls.call import Arguments
+from collectives.calls.arguments import Arguments
 from collectives.execution.plan import Plan
 from collectives.execution.transport.shared_memory import Meeting
 

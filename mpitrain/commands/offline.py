@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from pathlib import Path
 
 from mpitrain.config import ConfigError
 
@@ -128,7 +129,7 @@ def examples(options: argparse.Namespace) -> int:
 
     found = packaged.examples()
     for name, path in found.items():
-        reads = load(path).data.path
+        reads = Path(load(path).data.path).name
         print(f"{name:<17} {packaged.summary(path)}" + (f" Reads {reads}." if reads else ""))
     print(f"in {packaged.folder() / 'examples'}; --set data.path=FILE reads another text")
     return 0

@@ -63,6 +63,7 @@ def test_wherever_it_strikes(drills, reference, kind, seed):
     check(drills, reference, kind, seed)
 
 
+@pytest.mark.slow
 def test_a_drill_tells_one_bit_of_difference(drills, reference):
     weights, steps = reference
     other = {name: values.copy() for name, values in weights.items()}

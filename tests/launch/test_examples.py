@@ -65,6 +65,7 @@ def test_own_algorithm(tmp_path):
         assert f"{memory}: both_ways in 2 overlapping segments on 3 ranks is right" in told
 
 
+@pytest.mark.slow
 def test_own_algorithm_is_measured(tmp_path):
     flags = ["-e", "1K", "-n", "2", "--repeats", "1", "-J", "own.json"]
     told = run(tmp_path, 2, "-m", "collectives", "bench", "allreduce", "--algorithm", OWN, *flags)
@@ -73,6 +74,7 @@ def test_own_algorithm_is_measured(tmp_path):
     assert '"both_ways"' in (tmp_path / "own.json").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 def test_torch_loop(tmp_path):
     told = example(tmp_path, "torch_loop")
@@ -81,6 +83,7 @@ def test_torch_loop(tmp_path):
     assert (tmp_path / "circle.pt").stat().st_size > 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("sklearn") is None, reason="scikit-learn is not installed")
 def test_pipeline(tmp_path):
     told = example(tmp_path, "pipeline")

@@ -122,6 +122,7 @@ def test_an_exception_that_nobody_catches_ends_the_job(tmp_path):
     assert "program.py" in ended.stderr, "the traceback"
 
 
+@pytest.mark.slow
 def test_a_job_that_is_to_go_on_after_an_exception(tmp_path):
     ended = job(tmp_path, LONELY, COLLECTIVES_ABORT="0")
     assert "ValueError: a bad sample" in ended.stderr
@@ -146,6 +147,7 @@ def test_a_file_of_data_that_is_cut_while_it_is_mapped(tmp_path):
     assert "data/text.py" in ended.stderr
 
 
+@pytest.mark.slow
 def test_an_exit_status_ends_the_job_with_it(tmp_path):
     ended = job(
         tmp_path,
@@ -159,6 +161,7 @@ def test_an_exit_status_ends_the_job_with_it(tmp_path):
     assert ended.returncode == 3
 
 
+@pytest.mark.slow
 def test_a_peaceful_exit_ends_nothing(tmp_path):
     ended = job(
         tmp_path,
@@ -197,7 +200,13 @@ def shared_files():
     return {name for name in os.listdir("/dev/shm") if not name.startswith("mpich_shm_")}
 
 
-@pytest.mark.parametrize("end", ["comm.Abort(5)", "os.kill(os.getpid(), signal.SIGKILL)"])
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param("comm.Abort(5)", marks=pytest.mark.slow),
+        "os.kill(os.getpid(), signal.SIGKILL)",
+    ],
+)
 def test_a_dead_rank_leaves_no_shared_memory(tmp_path, end):
     before = shared_files()
     ended = job(
@@ -268,6 +277,7 @@ def test_a_rank_that_does_not_come_is_named(tmp_path, trouble, call):
     assert ("in elsewhere" in ended.stderr) == (trouble == "busy")
 
 
+@pytest.mark.slow
 def test_ranks_of_a_group_are_named_as_the_job_numbers_them(tmp_path):
     ended = job(
         tmp_path,
@@ -288,6 +298,7 @@ def test_ranks_of_a_group_are_named_as_the_job_numbers_them(tmp_path):
     assert "rank 3 is here:" in ended.stderr
 
 
+@pytest.mark.slow
 def test_the_last_calls_on_every_communicator(tmp_path):
     ended = job(
         tmp_path,
@@ -309,6 +320,7 @@ def test_the_last_calls_on_every_communicator(tmp_path):
     assert "among ranks 2]" not in ended.stderr
 
 
+@pytest.mark.slow
 def test_the_last_calls_of_a_rank_that_is_stuck_in_mpi(tmp_path):
     ended = job(
         tmp_path,
@@ -334,6 +346,7 @@ def test_the_last_calls_of_a_rank_that_is_stuck_in_mpi(tmp_path):
     assert "under way for" in ended.stderr
 
 
+@pytest.mark.slow
 def test_the_last_calls_before_an_exception(tmp_path):
     ended = job(
         tmp_path,
@@ -351,6 +364,7 @@ def test_the_last_calls_before_an_exception(tmp_path):
     assert "#1 barrier" in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_slow_rank_that_comes_in_time_disturbs_nobody(tmp_path):
     ended = job(
         tmp_path,
@@ -371,7 +385,13 @@ def test_a_timeout_that_is_none(tmp_path):
     assert "COLLECTIVES_TIMEOUT='soon' must be a number of seconds" in ended.stderr
 
 
-@pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(0)"])
+@pytest.mark.parametrize(
+    "end",
+    [
+        "os.kill(os.getpid(), signal.SIGKILL)",
+        pytest.param("os._exit(0)", marks=pytest.mark.slow),
+    ],
+)
 def test_a_rank_that_dies_is_seen_by_its_neighbours(tmp_path, end):
     ended = job(
         tmp_path,
@@ -393,6 +413,7 @@ def test_a_rank_that_dies_is_seen_by_its_neighbours(tmp_path, end):
     assert sum(seen) >= 1 and max(seen) == 1, ended.stderr
 
 
+@pytest.mark.slow
 def test_ranks_that_leave_without_closing_worry_nobody(tmp_path):
     ended = job(
         tmp_path,

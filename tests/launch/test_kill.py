@@ -173,6 +173,7 @@ def test_it_goes_on_in_another_layout_with_fewer_ranks(tmp_path, uninterrupted):
         np.testing.assert_allclose(found[name], values, rtol=0, atol=2e-3)
 
 
+@pytest.mark.slow
 def test_a_signal_to_one_rank_stops_all_with_a_checkpoint(tmp_path, uninterrupted):
     process = start(tmp_path, "data")
     metrics = tmp_path / "run" / "metrics.jsonl"

@@ -57,6 +57,7 @@ def losses(folder):
     return [record["loss"] for record in metrics(folder) if record["event"] == "step"]
 
 
+@pytest.mark.slow
 @needs_launcher
 def test_the_example_learns_on_four_ranks(tmp_path):
     done = train(tmp_path, EXAMPLES / "digits.toml", ranks=4)
@@ -88,6 +89,7 @@ def test_two_ranks_report_once(tmp_path):
     assert 0 < summary["comm_share"] < 1
 
 
+@pytest.mark.slow
 def test_one_rank_needs_no_launcher(tmp_path):
     done = train(
         tmp_path, EXAMPLES / "digits_mlp.toml", "--set", "train.epochs=2", "--set", "run.dir=out"
@@ -107,10 +109,9 @@ if rank in os.environ["WITHOUT"].split():
 """
 
 
+@pytest.mark.slow
 @needs_launcher
-@pytest.mark.parametrize(
-    ("without", "who"), [("0 1", ""), pytest.param("1", "rank 1: ", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("without", "who"), [("0 1", ""), ("1", "rank 1: ")])
 def test_a_package_that_is_missing_is_named_once(tmp_path, monkeypatch, without, who):
     (tmp_path / "sitecustomize.py").write_text(HIDE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
@@ -150,20 +151,18 @@ def test_a_picture_without_matplotlib_is_refused_in_one_sentence(tmp_path, monke
     ("arguments", "message"),
     [
         (["--set", "optim.moment=0.5"], "optim.moment: unknown key; did you mean 'momentum'?"),
-        (
-            ["--set", "data.name=digit"],
-            "data.name = 'digit': unknown value; did you mean 'digits'?",
-        ),
-        (
-            ["--set", "parallel.algorithm=rign"],
-            "no allreduce algorithm 'rign'; did you mean 'ring'?",
-        ),
-        (["--set", "parallel.algorithm=parameter_server:servers=9"], "servers=9 must lie in 1..3"),
-        (["--sett", "optim.lr=1"], "unrecognized arguments: --sett"),
-        pytest.param(
-            ["--set", "train.batch_size=9999"],
-            "train.batch_size = 9999 must be at most 1437",
-            marks=pytest.mark.slow,
+        (["--set", "train.batch_size=9999"], "train.batch_size = 9999 must be at most 1437"),
+        *(
+            pytest.param(arguments, message, marks=pytest.mark.slow)
+            for arguments, message in (
+                (["--set", "data.name=digit"], "data.name = 'digit': unknown value; did you mean"),
+                (["--set", "parallel.algorithm=rign"], "no allreduce algorithm 'rign'; did you"),
+                (
+                    ["--set", "parallel.algorithm=parameter_server:servers=9"],
+                    "servers=9 must lie in 1..3",
+                ),
+                (["--sett", "optim.lr=1"], "unrecognized arguments: --sett"),
+            )
         ),
     ],
 )
@@ -185,6 +184,7 @@ def test_a_loss_that_is_not_finite_is_reported_once(tmp_path):
     assert "Warning" not in done.stderr
 
 
+@pytest.mark.slow
 @needs_launcher
 def test_a_report_that_cannot_be_written_ends_the_job_with_one_sentence(tmp_path):
     (tmp_path / "out" / "metrics.jsonl").mkdir(parents=True)

@@ -6,7 +6,7 @@ from typing import Any
 from mpi4py import MPI
 
 from collectives.algorithms import Algorithm
-from collectives.calls.call import Arguments, barrier_arguments
+from collectives.calls import arguments
 from collectives.calls.engine import Engine
 
 
@@ -26,7 +26,7 @@ class Blocking:
         """Reduces ``sendbuf`` over all ranks into every rank's ``recvbuf``."""
         if algorithm is None and self._engine.leaves_to_native("allreduce", recvbuf):
             return super().Allreduce(sendbuf, recvbuf, op)  # type: ignore[misc]
-        self._engine.run(Arguments("allreduce", sendbuf, recvbuf, op), algorithm)
+        self._engine.run(arguments.allreduce(sendbuf, recvbuf, op), algorithm)
 
     def Reduce_scatter_block(
         self,
@@ -37,7 +37,7 @@ class Blocking:
         algorithm: Algorithm | str | None = None,
     ) -> None:
         """Reduces block j of every rank's ``sendbuf`` into rank j's ``recvbuf``."""
-        self._engine.run(Arguments("reduce_scatter", sendbuf, recvbuf, op), algorithm)
+        self._engine.run(arguments.reduce_scatter_block(sendbuf, recvbuf, op), algorithm)
 
     def Reduce_scatter(
         self,
@@ -49,9 +49,7 @@ class Blocking:
         algorithm: Algorithm | str | None = None,
     ) -> None:
         """The same with blocks of ``recvcounts`` items; ``None``: as each rank's buffer holds."""
-        self._engine.run(
-            Arguments("reduce_scatter", sendbuf, recvbuf, op, 0, True, recvcounts), algorithm
-        )
+        self._engine.run(arguments.reduce_scatter(sendbuf, recvbuf, recvcounts, op), algorithm)
 
     def Allgather(
         self,
@@ -63,7 +61,7 @@ class Blocking:
         """Gathers every rank's ``sendbuf`` into every rank's ``recvbuf``, in rank order."""
         if algorithm is None and self._engine.leaves_to_native("allgather", recvbuf):
             return super().Allgather(sendbuf, recvbuf)  # type: ignore[misc]
-        self._engine.run(Arguments("allgather", sendbuf, recvbuf), algorithm)
+        self._engine.run(arguments.allgather(sendbuf, recvbuf), algorithm)
 
     def Allgatherv(
         self,
@@ -73,7 +71,7 @@ class Blocking:
         algorithm: Algorithm | str | None = None,
     ) -> None:
         """The same with blocks of unequal length."""
-        self._engine.run(Arguments("allgather", sendbuf, recvbuf, vector=True), algorithm)
+        self._engine.run(arguments.allgatherv(sendbuf, recvbuf), algorithm)
 
     def Alltoall(
         self,
@@ -85,7 +83,7 @@ class Blocking:
         """Sends block j of ``sendbuf`` to rank j, and receives its block into place j."""
         if algorithm is None and self._engine.leaves_to_native("alltoall", recvbuf):
             return super().Alltoall(sendbuf, recvbuf)  # type: ignore[misc]
-        self._engine.run(Arguments("alltoall", sendbuf, recvbuf), algorithm)
+        self._engine.run(arguments.alltoall(sendbuf, recvbuf), algorithm)
 
     def Alltoallv(
         self,
@@ -95,7 +93,7 @@ class Blocking:
         algorithm: Algorithm | str | None = None,
     ) -> None:
         """The same with blocks of unequal length."""
-        self._engine.run(Arguments("alltoall", sendbuf, recvbuf, vector=True), algorithm)
+        self._engine.run(arguments.alltoallv(sendbuf, recvbuf), algorithm)
 
     def Bcast(
         self,
@@ -107,7 +105,7 @@ class Blocking:
         """Copies ``buf`` of rank ``root`` to every rank's."""
         if algorithm is None and self._engine.leaves_to_native("broadcast", buf):
             return super().Bcast(buf, root)  # type: ignore[misc]
-        self._engine.run(Arguments("broadcast", MPI.IN_PLACE, buf, root=root), algorithm)
+        self._engine.run(arguments.bcast(buf, root), algorithm)
 
     def Reduce(
         self,
@@ -119,7 +117,7 @@ class Blocking:
         algorithm: Algorithm | str | None = None,
     ) -> None:
         """Reduces ``sendbuf`` over all ranks into ``recvbuf`` of rank ``root``."""
-        self._engine.run(Arguments("reduce", sendbuf, recvbuf, op, root), algorithm)
+        self._engine.run(arguments.reduce(sendbuf, recvbuf, op, root), algorithm)
 
     def Gather(
         self,
@@ -130,7 +128,7 @@ class Blocking:
         algorithm: Algorithm | str | None = None,
     ) -> None:
         """Gathers every rank's ``sendbuf`` into ``recvbuf`` of rank ``root``."""
-        self._engine.run(Arguments("gather", sendbuf, recvbuf, root=root), algorithm)
+        self._engine.run(arguments.gather(sendbuf, recvbuf, root), algorithm)
 
     def Gatherv(
         self,
@@ -141,7 +139,7 @@ class Blocking:
         algorithm: Algorithm | str | None = None,
     ) -> None:
         """The same with blocks of unequal length."""
-        self._engine.run(Arguments("gather", sendbuf, recvbuf, root=root, vector=True), algorithm)
+        self._engine.run(arguments.gatherv(sendbuf, recvbuf, root), algorithm)
 
     def Scatter(
         self,
@@ -152,7 +150,7 @@ class Blocking:
         algorithm: Algorithm | str | None = None,
     ) -> None:
         """Sends block j of ``sendbuf`` of rank ``root`` to rank j's ``recvbuf``."""
-        self._engine.run(Arguments("scatter", sendbuf, recvbuf, root=root), algorithm)
+        self._engine.run(arguments.scatter(sendbuf, recvbuf, root), algorithm)
 
     def Scatterv(
         self,
@@ -163,7 +161,7 @@ class Blocking:
         algorithm: Algorithm | str | None = None,
     ) -> None:
         """The same with blocks of unequal length."""
-        self._engine.run(Arguments("scatter", sendbuf, recvbuf, root=root, vector=True), algorithm)
+        self._engine.run(arguments.scatterv(sendbuf, recvbuf, root), algorithm)
 
     def Scan(
         self,
@@ -174,7 +172,7 @@ class Blocking:
         algorithm: Algorithm | str | None = None,
     ) -> None:
         """Reduces ``sendbuf`` over the ranks up to this one into ``recvbuf``."""
-        self._engine.run(Arguments("scan", sendbuf, recvbuf, op), algorithm)
+        self._engine.run(arguments.scan(sendbuf, recvbuf, op), algorithm)
 
     def Exscan(
         self,
@@ -185,7 +183,7 @@ class Blocking:
         algorithm: Algorithm | str | None = None,
     ) -> None:
         """Reduces ``sendbuf`` over the ranks before this one; rank 0's ``recvbuf`` stays."""
-        self._engine.run(Arguments("exscan", sendbuf, recvbuf, op), algorithm)
+        self._engine.run(arguments.exscan(sendbuf, recvbuf, op), algorithm)
 
     def Barrier(
         self,
@@ -193,4 +191,4 @@ class Blocking:
         algorithm: Algorithm | str | None = None,
     ) -> None:
         """Returns when every rank has called it."""
-        self._engine.run(barrier_arguments(), algorithm)
+        self._engine.run(arguments.barrier(), algorithm)

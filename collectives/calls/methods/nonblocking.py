@@ -6,7 +6,7 @@ from typing import Any
 from mpi4py import MPI
 
 from collectives.algorithms import Algorithm
-from collectives.calls.call import Arguments, barrier_arguments
+from collectives.calls import arguments
 from collectives.calls.engine import AnyPlan, Engine
 
 
@@ -24,7 +24,7 @@ class Nonblocking:
         algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """:meth:`Allreduce` under way."""
-        return self._engine.make(Arguments("allreduce", sendbuf, recvbuf, op), algorithm).begin()
+        return self._engine.make(arguments.allreduce(sendbuf, recvbuf, op), algorithm).begin()
 
     def Ireduce_scatter_block(
         self,
@@ -36,7 +36,7 @@ class Nonblocking:
     ) -> AnyPlan:
         """:meth:`Reduce_scatter_block` under way."""
         return self._engine.make(
-            Arguments("reduce_scatter", sendbuf, recvbuf, op), algorithm
+            arguments.reduce_scatter_block(sendbuf, recvbuf, op), algorithm
         ).begin()
 
     def Ireduce_scatter(
@@ -50,7 +50,7 @@ class Nonblocking:
     ) -> AnyPlan:
         """:meth:`Reduce_scatter` under way."""
         return self._engine.make(
-            Arguments("reduce_scatter", sendbuf, recvbuf, op, 0, True, recvcounts), algorithm
+            arguments.reduce_scatter(sendbuf, recvbuf, recvcounts, op), algorithm
         ).begin()
 
     def Iallgather(
@@ -61,7 +61,7 @@ class Nonblocking:
         algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """:meth:`Allgather` under way."""
-        return self._engine.make(Arguments("allgather", sendbuf, recvbuf), algorithm).begin()
+        return self._engine.make(arguments.allgather(sendbuf, recvbuf), algorithm).begin()
 
     def Iallgatherv(
         self,
@@ -71,9 +71,7 @@ class Nonblocking:
         algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """:meth:`Allgatherv` under way."""
-        return self._engine.make(
-            Arguments("allgather", sendbuf, recvbuf, vector=True), algorithm
-        ).begin()
+        return self._engine.make(arguments.allgatherv(sendbuf, recvbuf), algorithm).begin()
 
     def Ialltoall(
         self,
@@ -83,7 +81,7 @@ class Nonblocking:
         algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """:meth:`Alltoall` under way."""
-        return self._engine.make(Arguments("alltoall", sendbuf, recvbuf), algorithm).begin()
+        return self._engine.make(arguments.alltoall(sendbuf, recvbuf), algorithm).begin()
 
     def Ialltoallv(
         self,
@@ -93,9 +91,7 @@ class Nonblocking:
         algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """:meth:`Alltoallv` under way."""
-        return self._engine.make(
-            Arguments("alltoall", sendbuf, recvbuf, vector=True), algorithm
-        ).begin()
+        return self._engine.make(arguments.alltoallv(sendbuf, recvbuf), algorithm).begin()
 
     def Ibcast(
         self,
@@ -105,9 +101,7 @@ class Nonblocking:
         algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """:meth:`Bcast` under way."""
-        return self._engine.make(
-            Arguments("broadcast", MPI.IN_PLACE, buf, root=root), algorithm
-        ).begin()
+        return self._engine.make(arguments.bcast(buf, root), algorithm).begin()
 
     def Ireduce(
         self,
@@ -119,7 +113,7 @@ class Nonblocking:
         algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """:meth:`Reduce` under way."""
-        return self._engine.make(Arguments("reduce", sendbuf, recvbuf, op, root), algorithm).begin()
+        return self._engine.make(arguments.reduce(sendbuf, recvbuf, op, root), algorithm).begin()
 
     def Igather(
         self,
@@ -130,9 +124,7 @@ class Nonblocking:
         algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """:meth:`Gather` under way."""
-        return self._engine.make(
-            Arguments("gather", sendbuf, recvbuf, root=root), algorithm
-        ).begin()
+        return self._engine.make(arguments.gather(sendbuf, recvbuf, root), algorithm).begin()
 
     def Igatherv(
         self,
@@ -143,9 +135,7 @@ class Nonblocking:
         algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """:meth:`Gatherv` under way."""
-        return self._engine.make(
-            Arguments("gather", sendbuf, recvbuf, root=root, vector=True), algorithm
-        ).begin()
+        return self._engine.make(arguments.gatherv(sendbuf, recvbuf, root), algorithm).begin()
 
     def Iscatter(
         self,
@@ -156,9 +146,7 @@ class Nonblocking:
         algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """:meth:`Scatter` under way."""
-        return self._engine.make(
-            Arguments("scatter", sendbuf, recvbuf, root=root), algorithm
-        ).begin()
+        return self._engine.make(arguments.scatter(sendbuf, recvbuf, root), algorithm).begin()
 
     def Iscatterv(
         self,
@@ -169,9 +157,7 @@ class Nonblocking:
         algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """:meth:`Scatterv` under way."""
-        return self._engine.make(
-            Arguments("scatter", sendbuf, recvbuf, root=root, vector=True), algorithm
-        ).begin()
+        return self._engine.make(arguments.scatterv(sendbuf, recvbuf, root), algorithm).begin()
 
     def Iscan(
         self,
@@ -182,7 +168,7 @@ class Nonblocking:
         algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """:meth:`Scan` under way."""
-        return self._engine.make(Arguments("scan", sendbuf, recvbuf, op), algorithm).begin()
+        return self._engine.make(arguments.scan(sendbuf, recvbuf, op), algorithm).begin()
 
     def Iexscan(
         self,
@@ -193,7 +179,7 @@ class Nonblocking:
         algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """:meth:`Exscan` under way."""
-        return self._engine.make(Arguments("exscan", sendbuf, recvbuf, op), algorithm).begin()
+        return self._engine.make(arguments.exscan(sendbuf, recvbuf, op), algorithm).begin()
 
     def Ibarrier(
         self,
@@ -201,4 +187,4 @@ class Nonblocking:
         algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """:meth:`Barrier` under way."""
-        return self._engine.make(barrier_arguments(), algorithm).begin()
+        return self._engine.make(arguments.barrier(), algorithm).begin()

@@ -6,7 +6,7 @@ from typing import Any
 from mpi4py import MPI
 
 from collectives.algorithms import Algorithm
-from collectives.calls.call import Arguments, barrier_arguments
+from collectives.calls import arguments
 from collectives.calls.engine import AnyPlan, Engine
 
 
@@ -25,7 +25,7 @@ class Persistent:
         algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """A plan for :meth:`Allreduce`."""
-        return self._engine.make(Arguments("allreduce", sendbuf, recvbuf, op), algorithm)
+        return self._engine.make(arguments.allreduce(sendbuf, recvbuf, op), algorithm)
 
     def Reduce_scatter_block_init(
         self,
@@ -37,7 +37,7 @@ class Persistent:
         algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """A plan for :meth:`Reduce_scatter_block`."""
-        return self._engine.make(Arguments("reduce_scatter", sendbuf, recvbuf, op), algorithm)
+        return self._engine.make(arguments.reduce_scatter_block(sendbuf, recvbuf, op), algorithm)
 
     def Reduce_scatter_init(
         self,
@@ -51,7 +51,7 @@ class Persistent:
     ) -> AnyPlan:
         """A plan for :meth:`Reduce_scatter`."""
         return self._engine.make(
-            Arguments("reduce_scatter", sendbuf, recvbuf, op, 0, True, recvcounts), algorithm
+            arguments.reduce_scatter(sendbuf, recvbuf, recvcounts, op), algorithm
         )
 
     def Allgather_init(
@@ -63,7 +63,7 @@ class Persistent:
         algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """A plan for :meth:`Allgather`."""
-        return self._engine.make(Arguments("allgather", sendbuf, recvbuf), algorithm)
+        return self._engine.make(arguments.allgather(sendbuf, recvbuf), algorithm)
 
     def Allgatherv_init(
         self,
@@ -74,7 +74,7 @@ class Persistent:
         algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """A plan for :meth:`Allgatherv`."""
-        return self._engine.make(Arguments("allgather", sendbuf, recvbuf, vector=True), algorithm)
+        return self._engine.make(arguments.allgatherv(sendbuf, recvbuf), algorithm)
 
     def Alltoall_init(
         self,
@@ -85,7 +85,7 @@ class Persistent:
         algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """A plan for :meth:`Alltoall`."""
-        return self._engine.make(Arguments("alltoall", sendbuf, recvbuf), algorithm)
+        return self._engine.make(arguments.alltoall(sendbuf, recvbuf), algorithm)
 
     def Alltoallv_init(
         self,
@@ -96,7 +96,7 @@ class Persistent:
         algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """A plan for :meth:`Alltoallv`."""
-        return self._engine.make(Arguments("alltoall", sendbuf, recvbuf, vector=True), algorithm)
+        return self._engine.make(arguments.alltoallv(sendbuf, recvbuf), algorithm)
 
     def Bcast_init(
         self,
@@ -107,7 +107,7 @@ class Persistent:
         algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """A plan for :meth:`Bcast`."""
-        return self._engine.make(Arguments("broadcast", MPI.IN_PLACE, buf, root=root), algorithm)
+        return self._engine.make(arguments.bcast(buf, root), algorithm)
 
     def Reduce_init(
         self,
@@ -120,7 +120,7 @@ class Persistent:
         algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """A plan for :meth:`Reduce`."""
-        return self._engine.make(Arguments("reduce", sendbuf, recvbuf, op, root), algorithm)
+        return self._engine.make(arguments.reduce(sendbuf, recvbuf, op, root), algorithm)
 
     def Gather_init(
         self,
@@ -132,7 +132,7 @@ class Persistent:
         algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """A plan for :meth:`Gather`."""
-        return self._engine.make(Arguments("gather", sendbuf, recvbuf, root=root), algorithm)
+        return self._engine.make(arguments.gather(sendbuf, recvbuf, root), algorithm)
 
     def Gatherv_init(
         self,
@@ -144,9 +144,7 @@ class Persistent:
         algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """A plan for :meth:`Gatherv`."""
-        return self._engine.make(
-            Arguments("gather", sendbuf, recvbuf, root=root, vector=True), algorithm
-        )
+        return self._engine.make(arguments.gatherv(sendbuf, recvbuf, root), algorithm)
 
     def Scatter_init(
         self,
@@ -158,7 +156,7 @@ class Persistent:
         algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """A plan for :meth:`Scatter`."""
-        return self._engine.make(Arguments("scatter", sendbuf, recvbuf, root=root), algorithm)
+        return self._engine.make(arguments.scatter(sendbuf, recvbuf, root), algorithm)
 
     def Scatterv_init(
         self,
@@ -170,9 +168,7 @@ class Persistent:
         algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """A plan for :meth:`Scatterv`."""
-        return self._engine.make(
-            Arguments("scatter", sendbuf, recvbuf, root=root, vector=True), algorithm
-        )
+        return self._engine.make(arguments.scatterv(sendbuf, recvbuf, root), algorithm)
 
     def Scan_init(
         self,
@@ -184,7 +180,7 @@ class Persistent:
         algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """A plan for :meth:`Scan`."""
-        return self._engine.make(Arguments("scan", sendbuf, recvbuf, op), algorithm)
+        return self._engine.make(arguments.scan(sendbuf, recvbuf, op), algorithm)
 
     def Exscan_init(
         self,
@@ -196,7 +192,7 @@ class Persistent:
         algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """A plan for :meth:`Exscan`."""
-        return self._engine.make(Arguments("exscan", sendbuf, recvbuf, op), algorithm)
+        return self._engine.make(arguments.exscan(sendbuf, recvbuf, op), algorithm)
 
     def Barrier_init(
         self,
@@ -205,4 +201,4 @@ class Persistent:
         algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """A plan for :meth:`Barrier`."""
-        return self._engine.make(barrier_arguments(), algorithm)
+        return self._engine.make(arguments.barrier(), algorithm)

@@ -155,7 +155,16 @@ def test_auto_says_what_it_runs(road, comm, cupy, put):
 
 
 @pytest.mark.quick_on(2)
-@pytest.mark.parametrize("collective", ["allreduce", "reduce_scatter", "allgather", "broadcast"])
+@pytest.mark.parametrize(
+    "collective",
+    [
+        "allreduce",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("reduce_scatter", "allgather", "broadcast")
+        ),
+    ],
+)
 def test_the_benchmark(road, comm, cupy, tmp_path, collective):
     """Beside the library's by way of the host and, where each rank has a GPU, NCCL's."""
     has_own_gpu = comm.size == 1 or cupy is standin_cupy

@@ -160,7 +160,7 @@ def simulated(config, stages, policy, steps):
     return losses, last
 
 
-@pytest.mark.quick_on(2, 3)
+@pytest.mark.quick_on(3)
 @pytest.mark.parametrize("policy", ["stash", "vertical", "spectrain", "linear", "latest"])
 def test_every_stage_sees_the_weights_it_should(comm, policy):
     if RANKS > 5:

@@ -60,16 +60,16 @@ def alone(whole, steps):
     return found, whole
 
 
-@pytest.mark.quick_on(2, 3)
+@pytest.mark.quick_on(4)
 @pytest.mark.parametrize(
     "parallel",
     [
         {},
-        dict(zero=2),
         dict(zero=3),
-        dict(pipe=RANKS),
         dict(pipe=RANKS, schedule="zero_bubble"),
-        dict(recompute=True),
+        pytest.param(dict(zero=2), marks=pytest.mark.slow),
+        pytest.param(dict(pipe=RANKS), marks=pytest.mark.slow),
+        pytest.param(dict(recompute=True), marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -110,7 +110,7 @@ def with_tables_and_ties():
     return torch.nn.Sequential(*parts).double()
 
 
-@pytest.mark.quick_on(2)
+@pytest.mark.quick_on(4)
 @pytest.mark.parametrize(
     "parallel", [{}, dict(pipe=RANKS), dict(zero=3), dict(recompute=True)], ids=str
 )
@@ -121,7 +121,7 @@ def test_constant_buffers_and_tied_parameters(comm, parallel):
     np.testing.assert_allclose(found, alone(with_tables_and_ties(), 20)[0], rtol=1e-10)
 
 
-@pytest.mark.quick_on(2, 3)
+@pytest.mark.quick_on(4)
 @pytest.mark.parametrize("parallel", [{}, dict(pipe=RANKS), dict(zero=2), dict(zero=3)], ids=str)
 def test_the_trained_values_go_back_into_the_module(comm, parallel):
     from mpitrain.adapters.torch import layers, load_into

@@ -19,6 +19,16 @@ def test_an_example_by_name(tmp_path, monkeypatch):
     assert load(Path("digits")).run.dir == "runs/digits"
 
 
+def test_the_text_of_an_example_is_beside_it_unless_there_is_one_here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in examples():
+        named = load(Path(name)).data.path
+        assert not named or named == str(ROOT / "jobs/examples/license.txt")
+    assert load(Path("gpt_data"), ["data.path=mine.txt"]).data.path == "mine.txt"
+    Path("license.txt").write_text("another")
+    assert load(Path("gpt_data")).data.path == "license.txt"
+
+
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
@@ -54,7 +64,7 @@ def test_examples_lists_them_all(capsys):
     told = capsys.readouterr().out
     for name in examples():
         assert f"\n{name} " in f"\n{told}"
-    assert "Reads README.md." in told
+    assert "Reads license.txt." in told
 
 
 def test_init_copies_scripts_and_examples_once(tmp_path, capsys):
