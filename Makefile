@@ -6,9 +6,9 @@ MPI    ?= openmpi
 PYTHON ?= python3
 VENV   ?= .venv-$(MPI)
 NP     ?= 4
-# Ranks of the quick tests: of all tests, and of those of the collectives alone.
-SIZES  ?= 4
-FEWER  ?= 1 2 3
+# Ranks of the quick tests of collectives and of the trainer, and of all tests.
+FEW    ?= 1 2 3
+GRIDS  ?= 4
 FULL   ?= 1 2 3 4 5 7 8
 TESTS  ?= tests/unit tests/local tests/launch
 SOAK   ?= 3600
@@ -37,7 +37,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 
 help:
 	@echo "make train          train $(CONFIG) on NP=$(NP) ranks"
-	@echo "make test           the quick tests: without MPI, on $(SIZES) ranks, and of collectives on $(FEWER); minutes"
+	@echo "make test           the quick tests: without MPI, collectives on $(FEW) ranks, trainer on $(GRIDS)"
 	@echo "make test-N         the quick MPI tests on N ranks, e.g. make test-4"
 	@echo "make slow TESTS=F   what make test leaves out of the tests without ranks of the file F"
 	@echo "make test-full      all tests, those with MPI on $(FULL) ranks; an hour or two"
@@ -70,17 +70,17 @@ train: install
 
 test: install
 	$(BIN)/python -m pytest -q -m "not slow" $(WORKERS) $(TESTS)
-	$(MAKE) $(SIZES:%=test-%) $(FEWER:%=collectives-%)
+	$(MAKE) $(FEW:%=collectives-%) $(GRIDS:%=mpitrain-%)
 
 # Ranks share the cores, and threads of NumPy and PyTorch that wait for one another do badly there.
-test-% collectives-% full-%: export OMP_NUM_THREADS ?= 1
+test-% collectives-% mpitrain-% full-%: export OMP_NUM_THREADS ?= 1
 
 test-%: install
 	$(MPIEXEC) -n $* $(BIN)/python -m pytest --with-mpi -m "mpi and not slow" -q tests/mpi
 
-collectives-%: install
+collectives-% mpitrain-%: install
 	$(MPIEXEC) -n $* $(BIN)/python -m pytest --with-mpi -m "mpi and not slow" -q \
-		tests/mpi/collectives
+		tests/mpi/$(@:-$*=)
 
 slow: install
 	$(BIN)/python -m pytest -q -m slow $(TESTS)

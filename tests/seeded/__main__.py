@@ -41,8 +41,9 @@ def parts(fault: Fault, full: bool) -> list[Part]:
         Part("without MPI", [*pytest, *chosen, *beside, "tests/unit", "tests/local"], 1800),
     ]
     mpi = ["--with-mpi", "-m", "mpi" if full else "mpi and not slow"]
-    whole, few = ((4, 2, 3, 1, 5, 7, 8), ()) if full else ((4,), (3, 2, 1))
-    folders = dict.fromkeys(whole, "tests/mpi") | dict.fromkeys(few, "tests/mpi/collectives")
+    folders = {size: "tests/mpi" for size in (4, 2, 3, 1, 5, 7, 8)}
+    if not full:
+        folders = {4: "tests/mpi/mpitrain"} | dict.fromkeys((3, 2, 1), "tests/mpi/collectives")
     ranks = [
         Part(f"{size} ranks", [LAUNCHER, "-n", str(size), *pytest, *mpi, folder], 1800)
         for size, folder in folders.items()
