@@ -5,7 +5,7 @@ import sys
 
 from collectives.about import program
 from collectives.commands import bench, explore, models, schedules, tune
-from collectives.commands.program import add_verbose, add_version
+from collectives.commands.program import add_verbose, add_version, while_read
 from collectives.errors import CollectiveError
 
 
@@ -27,7 +27,8 @@ def main(arguments: list[str] | None = None) -> int:
     tune.add(commands)
     options = parser.parse_args(arguments)
     try:
-        return options.run(options)
+        with while_read():
+            return options.run(options)
     except CollectiveError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from collectives import LaunchError
 from collectives.about import load_mpi
+from collectives.commands.program import while_read
 from mpitrain.commands import arguments, offline
 
 
@@ -26,7 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from mpitrain.commands import ranks
 
         return ranks.run(given)
-    return offline.run(arguments.parse(given))
+    with while_read():
+        return offline.run(arguments.parse(given))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,12 @@
-"""What the command lines of both packages have in common: ``--version`` and ``-v``."""
+"""What the command lines of both packages have in common."""
 
 import argparse
 import logging
-from collections.abc import Sequence
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from collectives.about import version
@@ -44,3 +48,15 @@ def show_log(options: argparse.Namespace, rank: int) -> None:
     if rank == 0 and "verbose" in options:
         logging.basicConfig(format="%(name)s: %(message)s")
         logging.getLogger("collectives").setLevel(logging.INFO)
+
+
+@contextmanager
+def while_read() -> Iterator[None]:
+    """Ends the program without a word where what reads its output has ended, as ``head`` does."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The interpreter writes what is left once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(128 + signal.SIGPIPE) from None

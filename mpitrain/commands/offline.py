@@ -11,6 +11,8 @@ def run(options: argparse.Namespace) -> int:
     """Run one command; returns the exit code."""
     try:
         return _COMMANDS[options.command](options)
+    except BrokenPipeError:
+        raise
     except (ConfigError, ValueError, RuntimeError, OSError, ImportError) as error:
         print(f"mpitrain: {error}", file=sys.stderr)
         return 2

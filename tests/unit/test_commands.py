@@ -109,3 +109,14 @@ def test_the_log_and_the_start_of_a_run(tmp_path):
     assert start["software"]["mpitrain"] == collectives.__version__
     assert set(start["software"]) == {"mpitrain", "mpi", "mpi4py", "numpy", "python"}
     assert start["date"].endswith("+00:00")
+
+
+@pytest.mark.parametrize("words", [("collectives", "list"), ("mpitrain", "examples")])
+def test_a_reader_that_ends_ends_the_command_without_a_word(words):
+    """As in ``collectives list | head``."""
+    command = subprocess.Popen(
+        [sys.executable, "-m", *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    command.stdout.close()
+    assert (command.stderr.read(), command.wait()) == (b"", 141)
+    command.stderr.close()
