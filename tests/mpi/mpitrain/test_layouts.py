@@ -14,19 +14,21 @@ from tests.mpi.mpitrain.layouts import MODELS, alone, curve, few, job, layouts
 pytestmark = pytest.mark.mpi
 
 RANKS = MPI.COMM_WORLD.size
-# A model is tried in every layout of 2, 3 and 4 ranks, two in those of 3; the others are slow.
-QUICK = {2: ("gpt",), 3: ("gpt", "convnet"), 4: ("gpt",)}.get(RANKS, ())
 FIRST = ("gpt", "convnet")
-ALL = [
-    pytest.param(model, name, marks=() if model in QUICK else pytest.mark.slow)
-    for model in FIRST
-    for name in layouts(model, RANKS)
-]
+# The quick tests take few steps: of one model in every layout of 2, 3 and 4 ranks, of two on 3.
+QUICK = {2: ("gpt",), 3: FIRST, 4: ("gpt",)}.get(RANKS, ())
 FEW = few("gpt", RANKS)
 
 
 def few_of(models):
     return [pytest.param(m, *one.values, marks=one.marks) for m in models for one in few(m, RANKS)]
+
+
+def steps_of(quick):
+    """Five steps of the quick cases, and twenty of all, which are slow."""
+    every = [(model, name, 20) for model in FIRST for name in layouts(model, RANKS)]
+    whole = [pytest.param(*case, marks=pytest.mark.slow) for case in every]
+    return [*((*case, 5) for case in quick), *whole]
 
 
 @pytest.fixture(scope="module")
@@ -57,17 +59,23 @@ def same(found, expected, rtol):
         np.testing.assert_allclose(values, expected_parameters[name], rtol=0, atol=rtol)
 
 
-@pytest.mark.parametrize(("model", "layout"), ALL)
-def test_losses_are_those_of_one_process(comm, expected, model, layout):
+@pytest.mark.parametrize(
+    ("model", "layout", "steps"),
+    steps_of((model, name) for model in QUICK for name in layouts(model, RANKS)),
+)
+def test_losses_are_those_of_one_process(comm, expected, model, layout, steps):
     config = job(model, **layouts(model, RANKS)[layout])
-    same(curve(comm, config, 5), expected(config, 5), 1e-10)
+    same(curve(comm, config, steps), expected(config, steps), 1e-10)
 
 
-@pytest.mark.parametrize(("model", "layout"), few_of(FIRST))
-def test_in_single_precision_too(comm, expected, model, layout):
+@pytest.mark.parametrize(
+    ("model", "layout", "steps"),
+    steps_of(case.values for case in few_of(FIRST) if not case.marks),
+)
+def test_in_single_precision_too(comm, expected, model, layout, steps):
     config = job(model, "float32", **layouts(model, RANKS)[layout])
-    found, _ = curve(comm, config, steps=5)
-    np.testing.assert_allclose(found[:, 0], expected(config, 5)[0][:, 0], rtol=1e-4)
+    found, _ = curve(comm, config, steps)
+    np.testing.assert_allclose(found[:, 0], expected(config, steps)[0][:, 0], rtol=1e-4)
 
 
 @pytest.mark.parametrize(
