@@ -35,22 +35,24 @@ class Part(NamedTuple):
 def parts(fault: Fault, full: bool) -> list[Part]:
     """All, those first that are likely to notice the fault."""
     pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-o", "faulthandler_timeout=120"]
-    chosen = [] if full else ["-m", "not slow"]
     beside = ["-n", "auto", "--maxprocesses=8", "--dist=worksteal"]
-    alone = [
-        Part("without MPI", [*pytest, *chosen, *beside, "tests/unit", "tests/local"], 1800),
-    ]
+    quick = [] if full else ["-m", "not slow"]
     mpi = ["--with-mpi", "-m", "mpi" if full else "mpi and not slow"]
-    folders = {size: "tests/mpi" for size in (4, 2, 3, 1, 5, 7, 8)}
-    if not full:
-        folders = {4: "tests/mpi/mpitrain"} | dict.fromkeys((3, 2, 1), "tests/mpi/collectives")
-    ranks = [
-        Part(f"{size} ranks", [LAUNCHER, "-n", str(size), *pytest, *mpi, folder], 1800)
-        for size, folder in folders.items()
+    few, trainer = ("tests/mpi/collectives", "tests/mpi/mpitrain")
+    ranks = [(3, few), (2, few), (1, few), (4, trainer)]
+    if full:
+        ranks = [(size, folder) for size in (4, 2, 3, 1, 5, 7, 8) for folder in (few, trainer)]
+    found = [
+        Part("without MPI", [*pytest, *quick, *beside, "tests/local", "tests/unit"], 1800),
+        *(
+            Part(f"{size} ranks", [LAUNCHER, "-n", str(size), *pytest, *mpi, folder], 1800)
+            for size, folder in ranks
+        ),
+        Part("launchers", [*pytest, *quick, *beside, "tests/launch"], 1800),
     ]
-    launchers = [Part("launchers", [*pytest, *chosen, *beside, "tests/launch"], 1800)]
-    needs_none = fault.path.startswith(("collectives/algorithms", "collectives/analysis"))
-    return [*(alone + ranks if needs_none else ranks + alone), *launchers]
+    is_pure = fault.path.startswith(("collectives/algorithms", "collectives/analysis"))
+    likely = "tests/unit" if is_pure else f"tests/mpi/{fault.path.partition('/')[0]}"
+    return sorted(found, key=lambda part: part.command[-1] != likely)
 
 
 def seeded(fault: Fault, folder: Path) -> None:
