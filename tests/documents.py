@@ -127,8 +127,8 @@ def parse(program: str, words: list[str]) -> argparse.Namespace:
 
 def make_targets() -> list[re.Pattern[str]]:
     """What the Makefile can make."""
-    names = re.findall(r"^([\w%-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    return [re.compile(name.replace("%", r"[\w]+")) for name in names]
+    rules = re.findall(r"^([\w %-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    return [re.compile(name.replace("%", r"\w+")) for rule in rules for name in rule.split()]
 
 
 def make_variables() -> set[str]:
