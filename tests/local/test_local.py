@@ -11,35 +11,12 @@ from collectives.contracts import contract
 from collectives.errors import InvalidBuffer, ScheduleError
 from collectives.execution.local import run
 from collectives.execution.messages import Counts
+from tests.local.references import reference
 
 SIZES = (1, 2, 3, 4, 5, 7, 8)
 every_algorithm = pytest.mark.parametrize(
     "algorithm", ALGORITHMS, ids=lambda a: f"{a.collective}-{a.name}"
 )
-
-
-def reference(schedule, inputs, rank):
-    """What ``rank`` must receive, computed without any schedule; ``None``: nothing."""
-    size, root, collective = schedule.size, schedule.root, schedule.collective
-    if rank != root and collective in ("reduce", "gather"):
-        return None
-    match collective:
-        case "allreduce" | "reduce":
-            return np.sum(np.stack(inputs).astype(np.float64), axis=0)
-        case "reduce_scatter":
-            return np.sum(np.stack(inputs).astype(np.float64), axis=0).reshape(size, -1)[rank]
-        case "scan":
-            return np.sum(np.stack(inputs[: rank + 1]).astype(np.float64), axis=0)
-        case "exscan":
-            return np.sum(np.stack(inputs[:rank]).astype(np.float64), axis=0) if rank else None
-        case "broadcast":
-            return inputs[root]
-        case "scatter":
-            return inputs[root].reshape(size, -1)[rank]
-        case "allgather" | "gather":
-            return np.concatenate(inputs)
-        case "alltoall":
-            return np.concatenate([items.reshape(size, -1)[rank] for items in inputs])
 
 
 def check(schedule, count, dtype, in_place, seed):

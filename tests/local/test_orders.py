@@ -1,0 +1,240 @@
+"""Each rank's calls one by one, in orders of the ranks that the machine hardly ever takes.
+
+Real ranks meet such an order once in a million runs, and then compute something else.
+"""
+
+import random
+from itertools import chain, permutations, product
+
+import numpy as np
+import pytest
+
+from collectives.algorithms import ALGORITHMS
+from collectives.algorithms.segments import segmented
+from collectives.analysis.verify import verify
+from collectives.contracts import contract
+from collectives.execution.memory import HOST
+from collectives.execution.messages import bind
+from collectives.execution.shared import bind_shared
+from collectives.execution.transport.flags import Flag, RunCount, Tick
+from collectives.execution.transport.shared_memory import Place
+from collectives.execution.underway import Underway
+from collectives.schedule import Copy, RecvReduce, Schedule, Send, recvbuf, sendbuf
+from tests.local.references import reference
+
+SEND, RECV = Place(0, 0), Place(1, 0)
+
+
+class Node:
+    """The memory of a node whose ranks are all in this process, as rank ``rank`` has it."""
+
+    def __init__(self, rank, counters, buffers):
+        self.rank, self.size = rank, len(counters)
+        self.counters, self.buffers = counters, buffers
+        self.runs = RunCount()
+
+    def advance(self, slot, ticks):
+        return lambda: self.runs.advance(ticks)
+
+    def tick(self, slot, value):
+        return Tick(self.counters[self.rank], 0, self.runs, value)
+
+    def flag(self, rank, slot, value):
+        return Flag(self.counters[rank], 0, self.runs, value, False, lambda: None)
+
+    def view(self, rank, place, count, dtype):
+        return self.buffers[rank][place.window][:count]
+
+
+class Ranks:
+    """All ranks of a collective in shared memory, each with two runs of a plan."""
+
+    def __init__(self, schedule, in_place, count):
+        self.schedule, self.count = schedule, count
+        blocks, size = schedule.contract, schedule.size
+        members = [schedule.member(rank)._replace(chunks=1) for rank in range(size)]
+        self.sent = [count * blocks.send_blocks(member) for member in members]
+        self.first = [
+            blocks.place(m) if in_place and blocks.recv_blocks(m) else None for m in members
+        ]
+        received = [count * blocks.recv_blocks(member) for member in members]
+        self.buffers = [[np.zeros(n) for n in lengths] for lengths in zip(self.sent, received)]
+        counters = [memoryview(np.zeros(1, np.int64)) for _ in range(size)]
+        places = tuple(
+            (SEND if self.sent[rank] and self.first[rank] is None else None, RECV if n else None)
+            for rank, n in enumerate(received)
+        )
+        combine = np.maximum if blocks.idempotent else np.add
+        self.plans = [
+            bind_shared(
+                schedule, Node(rank, counters, self.buffers), places, count, np.dtype(float), HOST,
+                combine, lane=None, reason="", underway=Underway(),
+            )
+            for rank in range(size)
+        ]  # fmt: skip
+
+    def inputs(self, turn):
+        rng = np.random.default_rng(turn)
+        return [rng.integers(0, 10, n).astype(float) for n in self.sent]
+
+    def run(self, rank):
+        """Yields after each call whether it was one, or a wait that is not over."""
+        for turn in range(2):
+            send, recv = self.buffers[rank]
+            mine = self.inputs(turn)[rank]
+            if self.first[rank] is None:
+                send[:] = mine
+            else:
+                start = self.first[rank] * self.count
+                recv[start : start + mine.size] = mine
+            for bound in self.plans[rank]._rounds:
+                for call in (*bound.starts, *bound.finish):
+                    flag = getattr(call, "__self__", None)
+                    while isinstance(flag, Flag) and not flag.Test():
+                        yield False
+                    call()
+                    yield True
+            wanted = reference(self.schedule, self.inputs(turn), rank)
+            if wanted is not None and recv.size:
+                np.testing.assert_array_equal(recv, wanted)
+
+    def all(self, choose):
+        """Runs them all; ``choose`` says who is tried first, and who next."""
+        runs = {rank: self.run(rank) for rank in range(self.schedule.size)}
+        while runs:
+            for rank in choose([*runs]):
+                moved = next(runs[rank], None)
+                if moved is None:
+                    del runs[rank]
+                if moved is not False:
+                    break
+            else:
+                pytest.fail(f"{self.schedule}: ranks {[*runs]} wait for ever")
+
+
+def orders(size):
+    """One rank runs ahead as far as it can, then the next; and drawn ones."""
+    ahead = permutations(range(size)) if size <= 3 else [range(size), range(size)[::-1]]
+    for order in ahead:
+        yield lambda ranks, order=tuple(order): sorted(ranks, key=order.index)
+    for seed in range(2):
+        draws = random.Random(seed)
+        yield lambda ranks, draws=draws: draws.sample(ranks, len(ranks))
+
+
+def in_shared_memory():
+    """Every algorithm that runs there, in place and not; on 3 ranks in the quick tests."""
+    for algorithm in ALGORITHMS:
+        where = (False, True) if contract(algorithm.collective).in_place is not None else (False,)
+        for in_place, size in product(where, (2, 3, 4, 5)):
+            runs = algorithm.in_place or not in_place
+            if (
+                algorithm.collective != "barrier"
+                and runs
+                and not algorithm.schedule(size).workspace
+            ):
+                name = f"{algorithm.collective}-{algorithm.name}-{in_place}-{size}"
+                marks = () if size == 3 else pytest.mark.slow
+                yield pytest.param(algorithm, in_place, size, marks=marks, id=name)
+
+
+@pytest.mark.parametrize(("algorithm", "in_place", "size"), list(in_shared_memory()))
+def test_shared_memory_in_any_order_of_the_ranks(algorithm, in_place, size):
+    for schedule in (algorithm.schedule(size), segmented(algorithm.schedule(size), 2)):
+        for choose in orders(size):
+            Ranks(schedule, in_place, count=12).all(choose)
+
+
+def lends_and_writes(rank):
+    """A scan on 3 ranks, whose rank 1 writes over what rank 2 reads a round before."""
+    copied = (Copy(recvbuf[0], sendbuf[0]),)
+    summed = (RecvReduce(0, recvbuf[0]),)
+    return iter(
+        [
+            [copied, (), (Send(1, recvbuf[0]), Send(2, recvbuf[0]))],
+            [copied, (Send(2, recvbuf[0]),), summed],
+            [copied, (RecvReduce(1, recvbuf[0]),), summed],
+        ][rank]
+    )
+
+
+def test_what_a_peer_reads_is_written_to_later():
+    schedule = Schedule("scan", "by_hand", 3, 1, 0, True, lends_and_writes)
+    assert verify(schedule)
+    for choose in orders(3):
+        Ranks(schedule, False, count=12).all(choose)
+
+
+class Leaving:
+    """A message that is on its way from Start until it has been waited for."""
+
+    def __init__(self, data):
+        self.data, self.left = data, None
+
+    def Start(self):
+        self.left = self.data.copy()
+
+    def Wait(self):
+        assert np.array_equal(self.data, self.left), "it changed while it was being sent"
+        self.left = None
+
+
+class Arriving:
+    """A message that brings anything, once it is waited for."""
+
+    def __init__(self, data, rng):
+        self.data, self.rng, self.started = data, rng, False
+
+    def Start(self):
+        self.started = True
+
+    def Wait(self):
+        assert self.started
+        self.data[:] = self.rng.integers(0, 99, self.data.size)
+        self.started = False
+
+
+class Alone:
+    """The transport of one rank, whose peers are nowhere."""
+
+    longest = 40
+
+    def __init__(self, rank):
+        self.rank = rank
+        self.rng = np.random.default_rng(rank)
+        self.sends, self.receives = [], []
+
+    def send_init(self, data, peer, tag):
+        self.sends.append(Leaving(data))
+        return self.sends[-1]
+
+    def recv_init(self, data, peer, tag):
+        self.receives.append(Arriving(data, self.rng))
+        return self.receives[-1]
+
+    @staticmethod
+    def testall(requests):
+        raise AssertionError("a blocking call waits")
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 8])
+@pytest.mark.parametrize(
+    "algorithm",
+    [a for a in ALGORITHMS if a.collective != "barrier"],
+    ids=lambda a: f"{a.collective}-{a.name}",
+)
+def test_what_is_being_sent_does_not_change(algorithm, size):
+    schedule = algorithm.schedule(size)
+    blocks = schedule.contract
+    combine = np.maximum if blocks.reduces else None
+    for rank in range(size):
+        member = schedule.member(rank)._replace(chunks=1)
+        lengths = 12 * blocks.send_blocks(member), 12 * blocks.recv_blocks(member)
+        send, recv = (np.zeros(n, np.int64) if n else None for n in lengths)
+        if send is None and recv is None:
+            continue
+        transport = Alone(rank)
+        bind(schedule, transport, send, recv, combine)()
+        assert all(one.left is None for one in transport.sends)
+        assert not any(one.started for one in transport.receives)
+        assert schedule.size == 1 or [*chain(transport.sends, transport.receives)]
