@@ -14,7 +14,7 @@ TESTS  ?= tests/unit tests/local tests/launch
 SOAK   ?= 3600
 CONFIG ?= jobs/examples/digits.toml
 
-# Tests without ranks of their own run side by side.
+# Tests without ranks of their own run side by side; WORKERS= one after the other.
 WORKERS := -n auto --maxprocesses=8 --dist=worksteal
 BIN     := $(VENV)/bin
 STAMP   := $(VENV)/installed$(if $(TORCH),-torch)
@@ -33,13 +33,13 @@ export OMPI_MCA_rmaps_base_oversubscribe ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 
-.PHONY: help install train test slow test-full bench lint check wheel-check seeded soak conformance tune peers hosts cluster clean
+.PHONY: help install train test quick slow test-full bench lint check wheel-check seeded soak conformance tune peers hosts cluster clean
 
 help:
 	@echo "make train          train $(CONFIG) on NP=$(NP) ranks"
 	@echo "make test           the quick tests: without MPI, collectives on $(FEW) ranks, trainer on $(GRIDS)"
 	@echo "make test-N         the quick MPI tests on N ranks, e.g. make test-4"
-	@echo "make slow TESTS=F   what make test leaves out of the tests without ranks of the file F"
+	@echo "make quick, slow    of TESTS=$(TESTS): what make test runs, and leaves out"
 	@echo "make test-full      all tests, those with MPI on $(FULL) ranks; an hour or two"
 	@echo "make check          ruff, mypy and the tests without MPI; minutes"
 	@echo "make lint           ruff and mypy alone; seconds"
@@ -68,8 +68,7 @@ $(STAMP): setup.py pyproject.toml
 train: install
 	$(MPIEXEC) -n $(NP) $(BIN)/python -m mpitrain train $(CONFIG)
 
-test: install
-	$(BIN)/python -m pytest -q -m "not slow" $(WORKERS) $(TESTS)
+test: quick
 	$(MAKE) $(FEW:%=collectives-%) $(GRIDS:%=mpitrain-%)
 
 # Ranks share the cores, and threads of NumPy and PyTorch that wait for one another do badly there.
@@ -81,6 +80,9 @@ test-%: install
 collectives-% mpitrain-%: install
 	$(MPIEXEC) -n $* $(BIN)/python -m pytest --with-mpi -m "mpi and not slow" -q \
 		tests/mpi/$(@:-$*=)
+
+quick: install
+	$(BIN)/python -m pytest -q -m "not slow" $(WORKERS) $(TESTS)
 
 slow: install
 	$(BIN)/python -m pytest -q -m slow $(TESTS)

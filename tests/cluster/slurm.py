@@ -10,6 +10,7 @@ Everything is in one temporary folder, and is taken down whatever happens.
 
 import argparse
 import contextlib
+import fcntl
 import os
 import re
 import shutil
@@ -229,7 +230,9 @@ class Cluster:
 
 @contextlib.contextmanager
 def slurm(nodes: int = 2, cpus: int = 4, rate_mbit: int | None = 1000) -> Iterator[Cluster]:
-    """A cluster, which is taken down at the end.
+    """A cluster, which is taken down at the end; a second one waits until the first is gone.
+
+    The sockets of both would have the same names.
 
     Raises:
         NoSlurm: it cannot be had here, or did not come up.
@@ -239,7 +242,8 @@ def slurm(nodes: int = 2, cpus: int = 4, rate_mbit: int | None = 1000) -> Iterat
         raise NoSlurm(why)
     folder = Path(tempfile.mkdtemp(prefix="slurm"))
     try:
-        with hosts(nodes, rate_mbit) as up:
+        with open(__file__) as lock, hosts(nodes, rate_mbit) as up:
+            fcntl.flock(lock, fcntl.LOCK_EX)
             cluster = Cluster(up, folder, cpus)
             try:
                 cluster.start()
