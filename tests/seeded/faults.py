@@ -29,10 +29,10 @@ FAULTS = [
         "        yield (RecvReduce(rank + 1, everything, held),)",
     ),
     Fault(
-        "double binary tree: a child is left out where the ranks are no power of two",
+        "double binary tree: the last rank is nobody's child",
         "collectives/algorithms/double_binary_tree.py",
-        "while place + reach >= size:",
-        "while place + reach >= size - 1:",
+        "if child != place)",
+        "if child not in (place, size - 1))",
     ),
     Fault(
         "rooted: blocks turned the wrong way",
