@@ -25,9 +25,9 @@ def main(arguments: list[str] | None = None) -> int:
     bench.add(commands)
     models.add(commands)
     tune.add(commands)
-    options = parser.parse_args(arguments)
     try:
         with while_read():
+            options = parser.parse_args(arguments)
             return options.run(options)
     except CollectiveError as error:
         print(f"error: {error}", file=sys.stderr)

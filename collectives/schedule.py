@@ -15,8 +15,10 @@ An empty round is free.  Generators use it to keep the two ends of a message in 
 number, which makes a schedule free of deadlock by construction.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from collectives.contracts import Contract, Member, contract
@@ -169,6 +171,24 @@ class Schedule:
             "recvbuf": self.contract.recv_blocks(member) * self.chunks,
             "workspace": self.workspace,
         }
+
+    @cached_property
+    def is_aligned(self) -> bool:
+        """Whether both ends of every message lie in rounds of the same number.
+
+        Messages may be late, and need it not; waits for a whole round of a peer, and segments that
+        overlap, do.
+        """
+        sent: dict[tuple[int, int], list[int]] = defaultdict(list)
+        arrived: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for rank in range(self.size):
+            for number, steps in enumerate(self.rounds(rank)):
+                for step in steps:
+                    if isinstance(step, Send):
+                        sent[rank, step.peer].append(number)
+                    elif not isinstance(step, Copy):
+                        arrived[step.peer, rank].append(number)
+        return sent == arrived
 
     def rounds(self, rank: int) -> Iterator[Round]:
         """Rounds of ``rank``; raises ``ValueError`` for a rank outside ``0 <= rank < size``."""

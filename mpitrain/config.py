@@ -272,15 +272,12 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
                 f"optim.warmup_epochs = {self.optim.warmup_epochs:g} must be less than "
                 f"train.epochs = {self.train.epochs}"
             )
-        try:
-            _check_algorithm(self.parallel.algorithm)
-        except (UnknownAlgorithm, ScheduleError) as error:
-            raise ValueError(f"parallel.algorithm: {error}") from error
         for place, why in _conflicts(self):
             raise ValueError(f"{place}: {why}")
 
 
 def _check_algorithm(algorithm: str) -> None:
+    """Of a job that is to run: a checkpoint can be read without the algorithm of its job."""
     if ".py" in algorithm:
         raise UnknownAlgorithm(
             f"{algorithm!r} is a file, and a checkpoint's job must be readable without it; call "
@@ -393,7 +390,11 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     if isinstance(run, dict):
         run.setdefault("dir", f"runs/{path.stem}")
     try:
-        return _with_data_beside(path, msgspec.convert(tables, Config))
+        job = msgspec.convert(tables, Config)
+        _check_algorithm(job.parallel.algorithm)
+        return _with_data_beside(path, job)
+    except (UnknownAlgorithm, ScheduleError) as error:
+        raise ConfigError(f"parallel.algorithm: {error}") from error
     except (msgspec.ValidationError, RecursionError) as error:
         reason, _, place = str(error).partition(" - at `$")
         where = place.strip("`").lstrip(".")

@@ -45,10 +45,13 @@ def copy(target: Path) -> Path:
 
     Raises:
         FileExistsError: it is there already.
+        ValueError: it would lie in what is copied.
         OSError: it cannot be written.
     """
     jobs = target / "jobs"
     if jobs.exists():
         raise FileExistsError(f"{jobs} is there already; name another folder, or remove it")
+    if folder().resolve() in jobs.resolve().parents:
+        raise ValueError(f"{jobs} lies in {folder()}, which is copied; name another folder")
     shutil.copytree(folder(), jobs, ignore=shutil.ignore_patterns("__pycache__"))
     return jobs

@@ -30,7 +30,8 @@ class Algorithm:
         in_place: reads no chunk of ``sendbuf`` after its place in ``recvbuf`` has been written.
         uneven: blocks may differ in length (v-variants).
         uniform: every round moves equal messages over equal distances.
-        compose: instead of ``rounds``: ``compose(size, **options)``, a schedule made of others.
+        compose: instead of ``rounds``: ``compose(size, **options)``, a schedule made of others; for
+            a collective with a root, ``compose(size, root, **options)``.
 
     The claims ``keeps_order`` to ``uniform`` are proved: of the package's algorithms by its tests,
     of others by :func:`collectives.register`.
@@ -57,7 +58,7 @@ class Algorithm:
         """Names and defaults of the algorithm's own parameters."""
         function = self.compose or self.rounds
         assert function is not None, "an entry has one of them"
-        given = 1 if self.compose else 3 if contract(self.collective).rooted else 2
+        given = (1 if self.compose else 2) + contract(self.collective).rooted
         parameters = list(inspect.signature(function).parameters.values())[given:]
         return {parameter.name: parameter.default for parameter in parameters}
 
@@ -69,6 +70,8 @@ class Algorithm:
         """
         self.check(options, size)
         if self.compose:
+            if contract(self.collective).rooted:
+                return self.compose(size, root, **options)
             return self.compose(size, **options)
         assert self.rounds is not None, "an entry has one of them"
         chunks = self.chunks(size, **options)

@@ -64,10 +64,11 @@ def _shift(rank: int, size: int) -> Round:
 def _chain(place: int, size: int, mine: Chunk, first: int = 0) -> Iterator[Round]:
     """The scan over the ranks from ``first`` on; ``place`` counts from there."""
     rank = place + first
+    kept = list(_kept(mine))
     if place == 0:
-        yield from _kept(mine)
+        yield from kept
     else:
-        yield from [()] * (place - 1)
+        yield from [()] * (len(kept) + place - 1)
         yield (RecvReduce(rank - 1, recvbuf[0], mine),)
     if place + 1 < size:
         yield (Send(rank + 1, recvbuf[0]),)

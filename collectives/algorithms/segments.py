@@ -43,7 +43,7 @@ def segmented(schedule: Schedule, count: int, overlap: bool = False) -> Schedule
         schedule,
         algorithm=spelled,
         chunks=schedule.chunks * count,
-        workspace=schedule.workspace * count,
+        workspace=-(-schedule.workspace // schedule.chunks) * schedule.chunks * count,
         generate=generate,
     )
 

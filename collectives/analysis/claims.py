@@ -7,6 +7,7 @@ from itertools import count
 
 from collectives.algorithms.algorithm import Algorithm, Option
 from collectives.analysis.verify import Proof, prove, verify
+from collectives.contracts import contract
 from collectives.errors import CollectiveError, InvalidBuffer, ScheduleError
 from collectives.schedule import Copy, Round, Schedule, Send
 
@@ -35,6 +36,8 @@ def planned(algorithm: Algorithm, size: int, root: int = 0, **options: Option) -
             raise ScheduleError(f"{where}: {what} is {value!r}, not a number from {least} on")
     if (schedule.collective, schedule.size) != (algorithm.collective, size):
         raise ScheduleError(f"{where}: compose gave a schedule of {schedule}")
+    if contract(schedule.collective).rooted and schedule.root != root:
+        raise ScheduleError(f"{where}: compose gave a schedule of root {schedule.root}, not {root}")
     return replace(schedule, generate=lambda rank: _guarded(schedule, rank))
 
 

@@ -8,7 +8,7 @@ from mpi4py import MPI
 from collectives.algorithms import find, own, parse
 from collectives.analysis.claims import fingerprint, planned, prove_claims
 from collectives.calls.agreement import Agreement, names_of
-from collectives.errors import CollectiveError, MismatchError, ScheduleError
+from collectives.errors import CollectiveError, MismatchError, ScheduleError, UnknownAlgorithm
 from collectives.schedule import Schedule
 
 log = logging.getLogger("collectives")
@@ -43,7 +43,7 @@ class Proofs:
             return
         digests = own(collective, algorithm)
         name, options = parse(algorithm)
-        options.pop("segments", None)
+        in_segments = options.pop("segments", None) is not None
         schedule: Schedule | None = None
         try:
             schedule = planned(find(collective, name), channel.size, root, **options)
@@ -56,7 +56,7 @@ class Proofs:
         if channel.rank == 0:
             verdict = problem or _differing(schedule, digests, told)
             if verdict is None and schedule is not None:
-                verdict = _disproved(collective, name, schedule)
+                verdict = _disproved(collective, name, schedule, in_segments)
         (verdict, *_) = self._agreement.gathered(channel, verdict)
         if verdict is not None:
             raise verdict
@@ -86,8 +86,15 @@ def _differing(
     return None
 
 
-def _disproved(collective: str, name: str, schedule: Schedule) -> CollectiveError | None:
+def _disproved(
+    collective: str, name: str, schedule: Schedule, in_segments: bool
+) -> CollectiveError | None:
     """What is wrong with a schedule, or nothing."""
+    if in_segments and not schedule.is_aligned:
+        return UnknownAlgorithm(
+            f"{schedule}: no segments, as some messages leave in a round of another number than "
+            "they arrive in; let ranks that have nothing to do yield empty rounds until then"
+        )
     begun = perf_counter()
     try:
         prove_claims(find(collective, name), schedule)

@@ -37,8 +37,13 @@ Places = tuple[tuple[Place | None, Place | None], ...]
 
 
 def runs_shared(schedule: Schedule, places: Places) -> bool:
-    """Whether ``schedule`` needs no other memory than the buffers."""
-    return not schedule.workspace and (schedule.in_place or not _is_in_place(schedule, places))
+    """Whether ``schedule`` needs no other memory than the buffers, and ranks may wait for whole
+    rounds of one another."""
+    return (
+        not schedule.workspace
+        and (schedule.in_place or not _is_in_place(schedule, places))
+        and schedule.is_aligned
+    )
 
 
 def _is_in_place(schedule: Schedule, places: Places) -> bool:

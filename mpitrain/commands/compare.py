@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from mpitrain.metrics import Log, Start, Step, read_records
 
@@ -37,8 +38,8 @@ def compare(folder: Path) -> str:
         settings, log = runs[name]
         last, summary = log.last(Step), log.summary()
         table.add_row(
-            name,
-            *(str(settings.get(key, "-")) for key in differing),
+            Text(name),
+            *(Text(str(settings.get(key, "-"))) for key in differing),
             str(last.step if last else 0),
             f"{last.loss:.4f}" if last else "-",
             f"{summary.test_loss:.4f}" if summary else "unfinished",

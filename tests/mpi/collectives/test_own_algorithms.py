@@ -12,7 +12,7 @@ from collectives import (
     UnknownAlgorithm,
     register,
 )
-from collectives.algorithms import binomial_tree, butterfly, ring
+from collectives.algorithms import binomial_tree, butterfly, find, ring
 from collectives.schedule import Recv, RecvReduce, Send, recvbuf, sendbuf
 
 pytestmark = pytest.mark.mpi
@@ -71,6 +71,58 @@ def test_it_runs_in_every_form(comm, spelled, memory):
         plan.Wait()
         np.testing.assert_array_equal(total, wanted)
     plan.Free()
+
+
+def in_later_rounds(rank, size):
+    """A chain to rank 0 and back in two chunks, whose messages arrive in later rounds than they
+    leave in; for 3 ranks."""
+    if size != 3:
+        raise UnknownAlgorithm("it is for 3 ranks")
+    down, up = rank - 1, rank + 1
+    if rank == size - 1:
+        yield from [(Send(down, sendbuf[chunk]),) for chunk in (0, 1)]
+        yield from [(Recv(down, recvbuf[chunk]),) for chunk in (0, 1)]
+        return
+    first, second = (RecvReduce(up, recvbuf[chunk], sendbuf[chunk]) for chunk in (0, 1))
+    yield (first,)
+    if rank == 0:
+        yield Send(up, recvbuf[0]), second
+        yield (Send(up, recvbuf[1]),)
+        return
+    yield Send(down, recvbuf[0]), second
+    yield (Recv(down, recvbuf[0]),)
+    yield Send(down, recvbuf[1]), Send(up, recvbuf[0])
+    yield (Recv(down, recvbuf[1]),)
+    yield (Send(up, recvbuf[1]),)
+
+
+@pytest.mark.skipif(SIZE != 3, reason="for 3 ranks")
+@pytest.mark.parametrize("memory", ["messages", "shared"])
+def test_messages_that_arrive_in_later_rounds(comm, memory):
+    mine = Algorithm("allreduce", "later", in_later_rounds, chunks=lambda size: 2, in_place=False)
+    send, recv = comm.empty((2, 10)) if memory == "shared" else np.empty((2, 10))
+    send[:], recv[:] = np.arange(10) + RANK, -1
+    comm.Allreduce(send, recv, algorithm=mine)
+    np.testing.assert_array_equal(recv, SIZE * np.arange(10) + SIZE * (SIZE - 1) // 2)
+    with pytest.raises(UnknownAlgorithm, match="no segments, as some messages leave in a round"):
+        comm.Allreduce(send, recv, algorithm="later:segments=2")
+
+
+def test_a_schedule_made_of_others_has_the_root_that_is_asked_for(comm):
+    def of_the_tree(size, root):
+        return find("broadcast", "binomial_tree").schedule(size, root)
+
+    def of_rank_0(size, root):
+        return find("broadcast", "binomial_tree").schedule(size)
+
+    right = Algorithm("broadcast", "of_the_tree", None, compose=of_the_tree)
+    wrong = Algorithm("broadcast", "of_rank_0", None, compose=of_rank_0)
+    values = np.full(5, float(RANK))
+    comm.Bcast(values, root=SIZE - 1, algorithm=right)
+    assert (values == SIZE - 1).all()
+    if SIZE > 1:
+        with pytest.raises(ScheduleError, match="gave a schedule of root 0, not 1"):
+            comm.Bcast(values, root=1, algorithm=wrong)
 
 
 def test_it_can_be_a_default_and_goes_to_duplicates():

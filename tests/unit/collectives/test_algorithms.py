@@ -8,11 +8,12 @@ import pytest
 from collectives.algorithms import ALGORITHMS, build, check_default, find, names, parse
 from collectives.algorithms.circulant import skips
 from collectives.algorithms.double_binary_tree import node, trees
-from collectives.algorithms.segments import MOST_SEGMENTS
+from collectives.algorithms.segments import MOST_SEGMENTS, segmented
 from collectives.analysis.cost import count
 from collectives.analysis.formulas import Model, best_segments
+from collectives.analysis.verify import verify
 from collectives.errors import UnknownAlgorithm
-from collectives.schedule import Send
+from collectives.schedule import Copy, Recv, Schedule, Send, recvbuf, sendbuf, workspace
 
 SIZES = [2, 3, 4, 5, 7, 8, 12, 16, 17, 32, 33]
 POWERS = [2, 4, 8, 16, 32]
@@ -264,3 +265,21 @@ def test_a_segment_holds_an_item():
 
 def test_the_best_number_of_segments_is_bounded():
     assert best_segments(64, 1 << 60, Model(1e-300, 1.0, 0.0)) == MOST_SEGMENTS
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: f"{a.collective}-{a.name}")
+def test_messages_leave_and_arrive_in_rounds_of_the_same_number(algorithm):
+    """Shared memory and segments that overlap go by it."""
+    assert all(algorithm.schedule(size).is_aligned for size in (1, 2, 3, 4, 5, 7, 8, 9, 12, 16))
+
+
+def test_segments_have_the_workspace_that_they_use():
+    def through(rank, size):
+        yield (Send(1, sendbuf[0]),) if rank == 0 else (Recv(0, workspace[0]),)
+        if rank:
+            yield (Copy(recvbuf[0], workspace[0]), Recv(0, recvbuf[1]))
+        else:
+            yield (Copy(recvbuf[0:2], sendbuf[0:2]), Send(1, sendbuf[1]))
+
+    schedule = Schedule("broadcast", "through", 2, 2, 1, False, lambda rank: through(rank, 2))
+    assert verify(schedule) and verify(segmented(schedule, 3))

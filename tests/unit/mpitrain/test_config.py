@@ -200,3 +200,8 @@ def test_an_own_algorithm_is_registered_by_the_program(tmp_path):
     register(Algorithm("allreduce", "of_a_job", ring.allreduce, chunks=lambda size: size))
     config = load(job, ["parallel.algorithm=of_a_job:segments=2"])
     assert config.parallel.algorithm == "of_a_job:segments=2"
+
+
+def test_the_job_of_a_checkpoint_is_read_without_its_algorithm():
+    job = msgspec.convert({"parallel": {"algorithm": "of_a_program_that_is_gone"}}, Config)
+    assert job.parallel.algorithm == "of_a_program_that_is_gone"
