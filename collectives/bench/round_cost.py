@@ -45,7 +45,8 @@ def _calls(comm: Communicator) -> dict[str, Callable[[], object]]:
     shared[:] = 0
     call = partial(comm.Allreduce, algorithm="butterfly")
     return {
-        "native": partial(comm.Allreduce, send, recv, algorithm="native"),
+        "mpi4py's own": partial(MPI.Intracomm(comm).Allreduce, send, recv),
+        "a call with algorithm='native'": partial(call, send, recv, algorithm="native"),
         "a plan": comm.Allreduce_init(send, recv, algorithm="butterfly"),
         "a call with the same arrays": partial(call, send, recv),
         "a call with a new view each time": lambda: call(send[:], recv[:]),
