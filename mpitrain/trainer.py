@@ -151,7 +151,7 @@ class Trainer(ClosedTogether):
         """The own parameters as they begin, flat; one layer at a time is whole."""
         run = self.config.run
         try:
-            flat = np.empty(self.arena.size, run.dtype)
+            flat = self._room()
             for index, name in enumerate(self.layers):
                 drawn = self.model.initial([name], run.seed, np, run.dtype)[name]
                 try:
@@ -164,6 +164,17 @@ class Trainer(ClosedTogether):
                 f"({error}); make the model smaller, or spread it over more ranks"
             ) from error
         return flat
+
+    def _room(self) -> Array:
+        """Memory of all own parameters.
+
+        Raises:
+            MemoryError: it cannot be had.
+        """
+        try:
+            return np.empty(self.arena.size, self.config.run.dtype)
+        except ValueError as error:  # it has more bytes than addresses can count
+            raise MemoryError(str(error)) from error
 
     def _bind_pipeline(self) -> None:
         config, grid = self.config, self.grid

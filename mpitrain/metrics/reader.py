@@ -142,12 +142,17 @@ def _is_cut_off(line: bytes) -> bool:
         msgspec.json.decode(line)
     except msgspec.DecodeError:
         return True
+    except RecursionError:  # no record is nested so deeply
+        return False
     return False
 
 
 def _record(line: bytes) -> Record | Unknown:
     """The record of a line; ValueError says why it is none."""
-    told = msgspec.json.decode(line)
+    try:
+        told = msgspec.json.decode(line)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
     if not isinstance(told, dict) or not isinstance(told.get("event"), str):
         raise ValueError("it names no event")
     event = told["event"]

@@ -140,6 +140,22 @@ def test_a_model_that_is_too_large_is_refused_on_all_ranks(comm, monkeypatch):
         Trainer(comm, mlp())
 
 
+def test_a_model_of_more_bytes_than_there_are_addresses_is_refused(comm):
+    config = mlp()
+    config = replace(config, model=replace(config.model, hidden=(2**31 - 1,) * 3))
+    with pytest.raises(ConfigError, match=r"model: the parameters .* do not fit into memory"):
+        Trainer(comm, config)
+
+
+def test_another_fault_of_a_model_is_not_called_a_lack_of_memory(comm, monkeypatch):
+    def initial(self, *arguments):
+        raise ValueError("a layer's own fault")
+
+    monkeypatch.setattr(Model, "initial", initial)
+    with pytest.raises(ValueError, match="a layer's own fault"):
+        Trainer(comm, mlp())
+
+
 def test_a_layer_that_says_other_shapes_than_it_has_is_refused_on_all_ranks(comm):
     class Forgetful(nn.Linear):
         def shapes(self):

@@ -117,6 +117,8 @@ def test_a_file_that_is_cut_off_anywhere(path):
         (b'{"event":"skipped","step":"1","culprits":"","loss_scale":1}', "got `str`"),
         (b"[1]", "it names no event"),
         (b"\xff\xfe", "line 1, is no record"),
+        (b'{"event":"other","x":' + b"[" * 200_000 + b"]" * 200_000 + b"}", "nested too deeply"),
+        (b'{"event":"step","x":' + b"[" * 200_000, "line 1, .*it is nested too deeply"),
     ],
 )
 def test_a_file_that_no_run_wrote(path, content, why):
