@@ -49,8 +49,9 @@ class Run(Struct, frozen=True, forbid_unknown_fields=True):
         on_nonfinite: what all ranks do when a loss or a gradient is not finite: ``stop``, or
             ``skip`` the update.
         dir: folder for metrics and checkpoints, of one job at a time; an earlier run's metrics are
-            replaced, and its checkpoints moved to ``checkpoints/earlier``, unless it is resumed.
-            When left out, the job file's name without its suffix, under ``runs/``.
+            replaced, its trace is removed, and its checkpoints are moved to
+            ``checkpoints/earlier``, unless it is resumed.  When left out, the job file's name
+            without its suffix, under ``runs/``.
         log_every: steps from one console line to the next.
         check_every: steps from one comparison of the replicas to the next; 0: after epochs only.
         tensorboard: write curves to ``tensorboard/``, too; needs tensorboardX.

@@ -12,7 +12,7 @@ from mpi4py import MPI
 from collectives import provenance
 from mpitrain.checkpoint import CheckpointError, Writer, newest
 from mpitrain.checkpoint.state import collect, restore
-from mpitrain.config import Config
+from mpitrain.config import Config, ConfigError
 from mpitrain.evaluation import evaluate
 from mpitrain.lock import locked
 from mpitrain.metrics import (
@@ -28,6 +28,7 @@ from mpitrain.metrics import (
 )
 from mpitrain.stop import Stopped
 from mpitrain.together import together
+from mpitrain.trace import remove_trace
 from mpitrain.trainer import Trainer
 from mpitrain.update import NonFinite
 
@@ -65,6 +66,12 @@ def train(trainer: Trainer, *, go_on: bool = False) -> Summary:
         )
         if not resumed:
             writer.set_aside()
+            folder = Path(config.run.dir)
+            together(
+                trainer.comm,
+                lambda: remove_trace(folder) if trainer.comm.rank == 0 else None,
+                ConfigError,
+            )
         try:
             return _to_the_end(trainer, writer, resumed)
         except MPI.Exception:

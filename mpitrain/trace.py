@@ -6,12 +6,21 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
 from mpi4py import MPI
+from msgspec import Meta, Struct
 
+from mpitrain.config import ConfigError
+from mpitrain.files import check_regular
+
+#: The file's name in a run's folder.
+TRACE_FILE = "trace.json"
 #: Round trips to a rank of another machine.
 _TRIPS = 8
+#: Thirty years: what a file says beyond is no time of a run.
+_LONGEST_US = 1e15
 
 
 class Span(NamedTuple):
@@ -22,7 +31,7 @@ class Span(NamedTuple):
         name: what, as in ``F3``.
         category: ``compute``, ``communicate``, ``wait``, ``update`` or ``checkpoint``.
         start, stop: seconds since the trace began, on rank 0's clock.
-        arguments: micro-batch, chunk and the like.
+        arguments: micro-batch, chunk and the like; whole numbers.
     """
 
     rank: int
@@ -30,7 +39,7 @@ class Span(NamedTuple):
     category: str
     start: float
     stop: float
-    arguments: dict[str, Any]
+    arguments: dict[str, int]
 
 
 class Trace:
@@ -43,12 +52,12 @@ class Trace:
         self._spans: deque[Span] = deque(maxlen=most)
         self._zero = perf_counter()
 
-    def span(self, name: str, category: str, **arguments: Any) -> AbstractContextManager[Any]:
+    def span(self, name: str, category: str, **arguments: int) -> AbstractContextManager[Any]:
         """Record what happens in a ``with`` statement."""
         return self._span(name, category, arguments) if self._enabled else nullcontext()
 
     @contextmanager
-    def _span(self, name: str, category: str, arguments: dict[str, Any]) -> Iterator[None]:
+    def _span(self, name: str, category: str, arguments: dict[str, int]) -> Iterator[None]:
         start = perf_counter()
         try:
             yield
@@ -141,27 +150,67 @@ def chrome(spans: list[Span]) -> dict[str, Any]:
     return {"traceEvents": names + events, "displayTimeUnit": "ms"}
 
 
+class _Complete(Struct, tag="X", tag_field="ph"):
+    """A span in the file."""
+
+    tid: Annotated[int, Meta(ge=0)]
+    name: str
+    cat: str
+    ts: Annotated[float, Meta(ge=-_LONGEST_US, le=_LONGEST_US)]
+    dur: Annotated[float, Meta(ge=0, le=_LONGEST_US)]
+    args: dict[str, int]
+
+
+class _Metadata(Struct, tag="M", tag_field="ph"):
+    """The name of a row in the file."""
+
+
+class _File(Struct):
+    traceEvents: list[_Complete | _Metadata]
+
+
 def read_trace(path: Path) -> list[Span]:
     """The spans of a file that :meth:`Trace.write` wrote.
 
     Raises:
-        ValueError: it is not one.
+        ValueError: it is not one, or it cannot be read.
     """
     try:
-        return [
-            Span(
-                event["tid"],
-                event["name"],
-                event["cat"],
-                event["ts"] / 1e6,
-                (event["ts"] + event["dur"]) / 1e6,
-                event["args"],
-            )
-            for event in json.loads(path.read_text())["traceEvents"]
-            if event["ph"] == "X"
-        ]
-    except (KeyError, TypeError, ValueError) as error:
+        check_regular(path)
+        file = msgspec.json.decode(path.read_bytes(), type=_File)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+    except RecursionError as error:
+        raise ValueError(f"{path} is not a trace of mpitrain: it is nested too deeply") from error
+    except ValueError as error:
         raise ValueError(f"{path} is not a trace of mpitrain: {error}") from error
+    return [
+        Span(
+            event.tid,
+            event.name,
+            event.cat,
+            event.ts / 1e6,
+            (event.ts + event.dur) / 1e6,
+            event.args,
+        )
+        for event in file.traceEvents
+        if isinstance(event, _Complete)
+    ]
+
+
+def remove_trace(folder: Path) -> None:
+    """Remove an earlier run's trace from a run's folder, so that none is taken for this run's.
+
+    Raises:
+        ConfigError: it cannot be removed.
+    """
+    path = folder / TRACE_FILE
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be replaced ({error.strerror}); remove it or choose another run.dir"
+        ) from error
 
 
 def _clock() -> str:

@@ -29,7 +29,7 @@ from mpitrain.run import checkpoints, resume
 from mpitrain.run import train as run_training
 from mpitrain.stop import Stopped, stop_flag
 from mpitrain.threads import limit_blas_threads
-from mpitrain.trace import Trace
+from mpitrain.trace import TRACE_FILE, Trace
 from mpitrain.trainer import Trainer
 from mpitrain.update import NonFinite
 
@@ -74,7 +74,7 @@ def train(comm: Communicator, options: argparse.Namespace) -> int:
     if options.fault:
         comm, injector = with_fault(comm, options.fault, config)
     ranks, go_on = comm.size, options.resume
-    traced = Path(config.run.dir) / "trace.json"
+    traced = Path(config.run.dir) / TRACE_FILE
     while True:
         with stop_flag(options.grace, comm) as stop:
             trace = Trace(comm.rank, enabled=config.run.trace)

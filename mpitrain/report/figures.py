@@ -112,7 +112,7 @@ def gantt(spans: Sequence[Span]) -> str:
     if not ranks:
         return "<p>The trace has no passes.</p>"
     zero = min(span.start for span in last)
-    length = 1e3 * (max(span.stop for span in last) - zero)
+    length = 1e3 * (max(span.stop for span in last) - zero) or 1.0
 
     def draw(figure: "Figure", narrow: bool) -> None:
         axes = figure.subplots()

@@ -21,7 +21,7 @@ from mpitrain.metrics import (
 )
 from mpitrain.report import facts, figures
 from mpitrain.report.style import STYLE
-from mpitrain.trace import Span, read_trace
+from mpitrain.trace import TRACE_FILE, Span, read_trace
 
 #: Ranks whose time is shown without a click.
 _RANKS = 16
@@ -47,8 +47,7 @@ def write_report(run: Path) -> Path:
     start, steps = log.start(), log.of(Step)
     if not steps:
         raise ValueError(f"{log.path} has no run with a step in it")
-    trace = run / "trace.json"
-    spans = read_trace(trace) if trace.exists() else []
+    spans, why = _trace(run / TRACE_FILE, start.ranks)
     times = log.last(Times) or facts.traced(spans)
     ranks = facts.ranks(times.ranks)
     parts = [
@@ -60,7 +59,7 @@ def write_report(run: Path) -> Path:
         _section("The run", _run(log, ranks)),
         _section("Events", _events(log)),
         _section("More curves", figures.details(steps)),
-        *_passes(spans),
+        *_passes(spans, why),
         _section("Layout", _layout(start)),
         _section("Tests", _tests(log)),
     ]
@@ -73,6 +72,19 @@ def write_report(run: Path) -> Path:
         encoding="utf-8",
     )
     return path
+
+
+def _trace(path: Path, ranks: int) -> tuple[list[Span], str]:
+    """The spans of a run's trace, if it has one that can be used, and otherwise why not."""
+    if not path.exists():
+        return [], ""
+    try:
+        spans = read_trace(path)
+    except ValueError as error:
+        return [], str(error)
+    if any(span.rank >= ranks for span in spans):
+        return [], f"{path} is of a run on more ranks than this one's {ranks}"
+    return spans, ""
 
 
 def _section(title: str, body: str) -> str:
@@ -218,8 +230,12 @@ def _events(log: Log) -> str:
     return body + (_folded(facts.counted(len(saved), "checkpoint"), _table(saved)) if saved else "")
 
 
-def _passes(spans: Sequence[Span]) -> list[str]:
-    return [_section("Passes of the last step", figures.gantt(spans))] if spans else []
+def _passes(spans: Sequence[Span], why: str) -> list[str]:
+    """The timeline; nothing without a trace, and ``why`` where one cannot be used."""
+    if not spans and not why:
+        return []
+    left_out = f'<p class="note">Left out: {escape(why)}.</p>'
+    return [_section("Passes of the last step", left_out if why else figures.gantt(spans))]
 
 
 def _layout(start: Start) -> str:

@@ -54,6 +54,26 @@ def test_a_run_that_was_interrupted_goes_on_bit_by_bit(comm, folder, layout):
             np.testing.assert_array_equal(values, expected[name])
 
 
+def test_a_fresh_run_leaves_no_trace_of_an_earlier_one(comm, folder):
+    config = mlp()
+    config = replace(config, run=replace(config.run, dir=str(folder)))
+    config = replace(config, train=replace(config.train, steps=2))
+    trace = folder / "trace.json"
+    for go_on in (False, True, False):
+        if comm.rank == 0:
+            trace.write_text("an earlier run's")
+        comm.Barrier()
+        with Trainer(comm, config) as trainer:
+            train(trainer, go_on=go_on)
+        assert trace.exists() == go_on
+        comm.Barrier()
+    if comm.rank == 0:
+        trace.mkdir()
+    comm.Barrier()
+    with Trainer(comm, config) as trainer, pytest.raises(ConfigError, match=r"trace\.json cannot"):
+        train(trainer)
+
+
 @pytest.mark.parametrize("layout", FEW)
 def test_a_run_goes_on_in_another_layout(comm, folder, layout):
     config = job("gpt", **layouts("gpt", RANKS)[layout])

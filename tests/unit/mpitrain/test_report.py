@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from html import unescape
 from types import SimpleNamespace
 
 import msgspec
@@ -92,6 +93,46 @@ def test_a_trace_is_read_back(tmp_path):
     found = read_trace(tmp_path / "trace.json")
     assert len(found) == len(traced())
     assert found[0].name == "F0" and found[0].stop == pytest.approx(0.5)
+
+
+def odd(**fields):
+    """A trace with one event that no run writes."""
+    trace = chrome(traced())
+    trace["traceEvents"][-1] |= fields
+    return json.dumps(trace)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("", "is not a trace of mpitrain"),
+        ("[]", "is not a trace of mpitrain"),
+        (json.dumps(chrome(traced()))[:-40], "is not a trace of mpitrain"),
+        ("\udcff", "is not a trace of mpitrain"),
+        ('{"x":' + "[" * 100_000, "it is nested too deeply"),
+        (odd(tid="x"), "Expected `int`, got `str`"),
+        (odd(tid=-1), "Expected `int` >= 0"),
+        (odd(tid=2), "is of a run on more ranks than this one's 2"),
+        (odd(cat="wait", args={"source": [1]}), "Expected `int`, got `array`"),
+        (odd(ts=10**300), "Expected `float` <= "),
+        (odd(dur=-1.0), "Expected `float` >= 0.0"),
+        (None, "it is a folder"),
+    ],
+)
+def test_a_report_leaves_out_a_trace_that_cannot_be_used_and_says_so(folder, content, why):
+    path = folder / "trace.json"
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_text(content, errors="surrogateescape")
+    text = unescape(visible(write_report(folder).read_text()))
+    assert "75.0% right" in text
+    assert re.search(rf"Passes of the last step\s+Left out: .*trace.json.*{why}", text)
+
+
+def test_a_trace_of_passes_that_took_no_time_is_drawn():
+    passes = [Span(0, "F0", "compute", 1.0, 1.0, {})]
+    assert figures.gantt(passes).count("<svg") == 2
 
 
 def test_a_report_is_one_file_with_everything(whole):

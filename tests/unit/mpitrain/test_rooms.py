@@ -10,7 +10,7 @@ MPITRAIN = Path(__file__).parents[3] / "mpitrain"
 #: of lower floors, at the top of a file, in a function or for its types.
 FLOORS = (
     {"config"},
-    {"group", "data", "metrics", "optim", "lr", "lock", "stop", "submit", "shrink"},
+    {"group", "data", "metrics", "optim", "lr", "lock", "stop", "submit", "shrink", "trace"},
     {"nn", "stragglers"},
     {"arena"},
     {"parallel"},
