@@ -109,12 +109,17 @@ def in_segments(collective: str, algorithm: str, size: int, best: Callable[[Sche
     if options.get("segments") != "auto":
         return algorithm
     del options["segments"]
-    options["segments"] = best(find(collective, name).schedule(size, 0, **options))
+    options["segments"] = best(REGISTRY.schedule(collective, name, size, 0, **options))
     return f"{name}:{','.join(f'{key}={value}' for key, value in options.items())}"
 
 
 def build(
-    collective: str, algorithm: str, size: int, root: int = 0, items: int | None = None
+    collective: str,
+    algorithm: str,
+    size: int,
+    root: int = 0,
+    items: int | None = None,
+    proved: Schedule | None = None,
 ) -> Schedule:
     """The schedule for an algorithm as a user spells it, with its options.
 
@@ -124,13 +129,14 @@ def build(
     Args:
         items: of a block, if all ranks know it: there are no more slices of a piece than it has
             items.
+        proved: the schedule without segments, if it was made before, and is not to be made again.
 
     >>> build("allreduce", "parameter_server:servers=2", 8).chunks
     2
     """
     name, options = parse(algorithm)
     segments = _check_segments(options.pop("segments", 1), algorithm)
-    schedule = find(collective, name).schedule(size, root, **options)
+    schedule = proved or REGISTRY.schedule(collective, name, size, root, **options)
     if items is not None:
         segments = max(1, min(segments, -(-items // schedule.chunks)))
     return segmented(schedule, segments, overlap=True)

@@ -46,4 +46,4 @@ def _split(name: str, size: int, local: int) -> tuple[int, int]:
 
 
 def _part(registry: Registry, collective: str, name: str, size: int) -> Schedule:
-    return registry.find(collective, name).schedule(size)
+    return registry.schedule(collective, name, size)

@@ -7,9 +7,11 @@ replaced or taken away, so a name means the same for as long as the process live
 import difflib
 from collections.abc import Iterable, Iterator
 
-from collectives.algorithms.algorithm import Algorithm
+from collectives.algorithms.algorithm import Algorithm, Option
+from collectives.algorithms.guard import guarded
 from collectives.contracts import contract
 from collectives.errors import UnknownAlgorithm
+from collectives.schedule import Schedule
 
 #: What ``algorithm=`` takes besides names of algorithms, and the benchmark.
 RESERVED = ("auto", "native", "nccl", "all")
@@ -72,6 +74,22 @@ class Registry:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
         raise UnknownAlgorithm(f"no {collective} algorithm {name!r}; {hint}")
+
+    def schedule(
+        self, collective: str, name: str, size: int, root: int = 0, **options: Option
+    ) -> Schedule:
+        """The schedule of an entry; a program's own is :func:`~collectives.algorithms.guarded`.
+
+        Raises:
+            UnknownAlgorithm: there is no such algorithm, or not with these options or so many
+                ranks.
+            ScheduleError: a function of a program's own algorithm raised, or gave what cannot be;
+                that may show only when the rounds are generated.
+        """
+        entry = self.find(collective, name)
+        if self.digest(collective, name):
+            return guarded(entry, size, root, **options)
+        return entry.schedule(size, root, **options)
 
     def digest(self, collective: str, name: str) -> str:
         """What identifies a program's own algorithm; empty for the package's and for no name."""

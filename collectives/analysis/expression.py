@@ -3,11 +3,9 @@
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from collectives.algorithms.guard import flaw
 from collectives.analysis.replay import Begin, Message, replay
 from collectives.schedule import Chunk, Copy, Round, Schedule, Step
-
-_BUFFERS = ("sendbuf", "recvbuf", "workspace")
-_LISTED = "sendbuf, recvbuf or workspace"
 
 
 class Expression(NamedTuple):
@@ -91,20 +89,9 @@ def spelled(trees: Mapping[tuple[int, int], int], expression: Expression) -> str
 
 
 def malformed(schedule: Schedule) -> str:
-    """The first step that has other parts than a step has, or nothing."""
+    """The first round that is none, or nothing."""
     for rank in range(schedule.size):
         for number, steps in enumerate(schedule.rounds(rank)):
-            where = f"{schedule}: rank {rank} round {number}"
-            for step in steps:
-                if not isinstance(step, Step):
-                    return f"{where}: {steps} is not a round: yield a tuple of steps"
-                peers: tuple[object, ...] = () if isinstance(step, Copy) else (step.peer,)
-                parts: tuple[object, ...] = tuple(step)[len(peers) :]
-                named = [part for part in parts if part is not None]
-                chunks = [c for c in named if isinstance(c, Chunk) and c.buffer in _BUFFERS]
-                if chunks != named:
-                    return f"{where}: {tuple(step)} names what is no chunk of {_LISTED}"
-                numbers = [*peers, *(n for chunk in chunks for n in chunk[1:])]
-                if not all(hasattr(n, "__index__") for n in numbers):
-                    return f"{where}: {tuple(step)} has a peer or chunk that is no whole number"
+            if why := flaw(steps):
+                return f"{schedule}: rank {rank} round {number}: {why}"
     return ""

@@ -16,8 +16,9 @@ from pathlib import Path
 from types import ModuleType
 
 from collectives.algorithms import REGISTRY, Algorithm
+from collectives.algorithms.guard import guarded
 from collectives.algorithms.registry import RESERVED, expect_name
-from collectives.analysis.claims import claims, fingerprint, planned, prove_claims
+from collectives.analysis.claims import claims, fingerprint, prove_claims
 from collectives.contracts import contract
 from collectives.errors import CollectiveError, UnknownAlgorithm
 
@@ -62,7 +63,7 @@ def register(algorithm: Algorithm) -> Algorithm:
     for size in SIZES:
         try:
             for root in range(size if contract(collective).rooted else 1):
-                schedule = planned(algorithm, size, root)
+                schedule = guarded(algorithm, size, root)
                 prove_claims(algorithm, schedule)
                 for rank in range(size):
                     content.update(fingerprint(schedule, rank).encode())
@@ -94,16 +95,13 @@ def named(algorithm: Algorithm | str, collective: str | None = None) -> str:
         ScheduleError: what was found is wrong.
     """
     if isinstance(algorithm, Algorithm):
-        if collective not in (None, algorithm.collective):
-            raise UnknownAlgorithm(
-                f"{algorithm.name} is an algorithm of {algorithm.collective}, and this is "
-                f"{collective}"
-            )
+        _expect_one_of(collective, [algorithm])
         return register(algorithm).name
     if not isinstance(algorithm, str):
         return algorithm
     if match := _FILE.fullmatch(algorithm):
         found = _of_file(Path(match["path"]), match["name"])
+        _expect_one_of(collective, found)
     else:
         name = algorithm.partition(":")[0].strip()
         if name in RESERVED or any(entry.name == name for entry in REGISTRY):
@@ -112,6 +110,21 @@ def named(algorithm: Algorithm | str, collective: str | None = None) -> str:
     for one in found:
         register(one)
     return f"{found[0].name}{match['options'] or ''}" if match else algorithm
+
+
+def _expect_one_of(collective: str | None, found: list[Algorithm]) -> None:
+    having = [algorithm.collective for algorithm in found]
+    if collective not in (None, *having):
+        raise UnknownAlgorithm(
+            f"{found[0].name} is an algorithm of {', '.join(having)}, and this is {collective}"
+        )
+
+
+def is_own(algorithm: object) -> bool:
+    """Whether :func:`named` has to find it, in a program or a file of its own."""
+    return isinstance(algorithm, Algorithm) or (
+        isinstance(algorithm, str) and _FILE.fullmatch(algorithm) is not None
+    )
 
 
 def packaged() -> list[str]:

@@ -4,6 +4,7 @@ import json
 import re
 from html import escape
 from importlib.resources import files
+from operator import index
 from typing import Any
 
 
@@ -19,7 +20,8 @@ def fill(package: str, name: str, title: str, data: Any) -> str:
         if key == "title":
             return escape(title)
         if key == "data":  # nothing in it may end the element that holds it
-            return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+            # A program's own algorithm may have NumPy's integers in its steps.
+            return json.dumps(data, separators=(",", ":"), default=index).replace("<", "\\u003c")
         own = files(package) / "pages" / key
         path = own if own.is_file() else files(__package__) / "pages" / key
         return path.read_text(encoding="utf-8")

@@ -55,7 +55,7 @@ def bind_call(
     underway.expect_whole()
     call.refuse_overlap()
     items = None if call.counts else call.count * call.contract.blocks(size)
-    schedule = build(call.collective, algorithm, size, call.root, items)
+    schedule = build(call.collective, algorithm, size, call.root, items, call.proved)
     buffer = call.buffer
     combine = None
     if call.op is not None:

@@ -13,6 +13,7 @@ from collectives.contracts import Contract, Member, contract
 from collectives.errors import InvalidBuffer
 from collectives.execution.memory import is_on_device
 from collectives.execution.messages import Counts
+from collectives.schedule import Schedule
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Call:
         counts: lengths of the blocks of a v-variant.
         aside: in place, but the input lies where the result goes.
         algorithm: what was asked for.
+        proved: the schedule of a program's own algorithm, without segments, as it was proved.
     """
 
     arguments: Arguments
@@ -36,6 +38,7 @@ class Call:
     counts: Counts | None
     aside: bool
     algorithm: str
+    proved: Schedule | None = None
 
     @property
     def collective(self) -> str:

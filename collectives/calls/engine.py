@@ -4,6 +4,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from collectives.algorithms import Algorithm, names, own, parse
-from collectives.analysis.own import named
+from collectives.analysis.own import is_own, named
 from collectives.calls.agreement import Agreement
 from collectives.calls.arguments import Arguments
 from collectives.calls.binding import bind_call
@@ -21,7 +22,7 @@ from collectives.calls.library import library
 from collectives.calls.meeting import shared_places, still_there, words
 from collectives.calls.native import NativePlan
 from collectives.calls.proofs import Proofs
-from collectives.calls.reading import read_call
+from collectives.calls.reading import expect_able, read_call
 from collectives.calls.recent import Entry, Recent
 from collectives.calls.resources import Resources
 from collectives.calls.settings import Settings
@@ -289,7 +290,7 @@ class Engine:
         call: Call | None = None
         try:
             arguments = self._with_counts(arguments)
-            name = named(algorithm, arguments.collective)
+            name = self._named(algorithm, arguments.collective)
             call = read_call(arguments, name, self.comm.rank, self.comm.size)
         except (CollectiveError, TypeError, ValueError, BufferError, MPI.Exception) as error:
             refused = error
@@ -302,8 +303,23 @@ class Engine:
             raise refused
         if own(call.collective, call.algorithm):
             self.underway.expect_whole()
-            self._proofs.expect(self.resources.channel, call.collective, call.algorithm, call.root)
+            proved = self._proofs.expect(
+                self.channel, call, algorithm, on_one_node=self.resources.node is not None
+            )
+            call = replace(call, proved=proved)
+        expect_able(call)
         return call
+
+    def _named(self, algorithm: Algorithm | str, collective: str) -> str:
+        """The algorithm's name.  Where a program's own cannot be had, all ranks hear of it, as
+        the others may be about to prove it."""
+        try:
+            return named(algorithm, collective)
+        except CollectiveError as error:
+            if is_own(algorithm) and not self.settings.check:
+                self.underway.expect_whole()
+                self._proofs.refuse(self.channel, collective, algorithm, error)
+            raise
 
     def _with_counts(self, arguments: Arguments) -> Arguments:
         """``Reduce_scatter`` without counts: each rank's is what its receive buffer holds."""

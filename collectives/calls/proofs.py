@@ -1,15 +1,18 @@
 """A program's own algorithms: proved at this number of ranks, and found alike on all of them."""
 
 import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from time import perf_counter
 
 from mpi4py import MPI
 
-from collectives.algorithms import find, own, parse
-from collectives.analysis.claims import fingerprint, planned, prove_claims
+from collectives.algorithms import REGISTRY, Algorithm, find, own, parse
+from collectives.analysis.claims import fingerprint, prove_claims
 from collectives.calls.agreement import Agreement, names_of
+from collectives.calls.call import Call
 from collectives.errors import CollectiveError, MismatchError, ScheduleError, UnknownAlgorithm
-from collectives.schedule import Schedule
+from collectives.schedule import Round, Schedule
 
 log = logging.getLogger("collectives")
 #: Seconds of a proof that are worth a warning.
@@ -20,64 +23,126 @@ class Proofs:
     """Those of one communicator.
 
     Each rank generates its own part of a schedule, and rank 0 all parts: it proves them, and
-    compares each with what the rank has.
+    compares each with what the rank has.  Where all ranks share a node, each generates all parts,
+    as binding in shared memory goes by the others' too.  These parts are kept, so what was proved
+    is what runs, whatever the generator does later.
     """
 
     def __init__(self, agreement: Agreement) -> None:
         self._agreement = agreement
-        self._done: set[tuple[str, str, int]] = set()
+        self._proved: dict[tuple[str, str, int, bool], Schedule] = {}
+        self._asked: set[tuple[str, str]] = set()
 
-    def expect(self, channel: MPI.Intracomm, collective: str, algorithm: str, root: int) -> None:
-        """Proves an algorithm of a program's own before its first use.  Collective then.
+    def expect(
+        self, channel: MPI.Intracomm, call: Call, asked: Algorithm | str, on_one_node: bool
+    ) -> Schedule:
+        """The schedule of a program's own algorithm, without segments; it is proved before its
+        first use, which is collective.
 
         Cost: once for each algorithm with its options, and root: a step of Python on rank 0 for
         each step of all ranks, twice in place; 128 ranks of a ring take seconds.
+
+        Args:
+            asked: the algorithm as the caller named it.
+            on_one_node: whether all ranks share memory.
 
         Raises:
             ScheduleError: on all ranks: it is wrong at this number of ranks.
             MismatchError: on all ranks: they have different algorithms of this name.
             UnknownAlgorithm: on all ranks: it is not for this number of ranks, or options.
         """
-        key = (collective, algorithm, root)
-        if key in self._done:
-            return
-        digests = own(collective, algorithm)
-        name, options = parse(algorithm)
+        collective, root = call.collective, call.root
+        key = (collective, call.algorithm, root, on_one_node)
+        if key in self._proved:
+            return self._proved[key]
+        digests = own(collective, call.algorithm)
+        name, options = parse(call.algorithm)
         in_segments = options.pop("segments", None) is not None
+        parts = range(channel.size) if on_one_node else [channel.rank]
         schedule: Schedule | None = None
         try:
-            schedule = planned(find(collective, name), channel.size, root, **options)
-            mine = f"{digests} {fingerprint(schedule, channel.rank)}"
+            schedule = REGISTRY.schedule(collective, name, channel.size, root, **options)
+            schedule = _kept(schedule, parts, channel.rank)
+            mine = {part: f"{digests} {fingerprint(schedule, part)}" for part in parts}
             problem = None
         except CollectiveError as error:
-            mine, problem = "", error
+            mine, problem = {}, error
         told = self._agreement.gathered(channel, (mine, problem and str(problem)))
         verdict: CollectiveError | None = None
         if channel.rank == 0:
             verdict = problem or _differing(schedule, digests, told)
             if verdict is None and schedule is not None:
                 verdict = _disproved(collective, name, schedule, in_segments)
-        (verdict, *_) = self._agreement.gathered(channel, verdict)
-        if verdict is not None:
-            raise verdict
-        self._done.add(key)
+        self._raise_together(channel, verdict)
+        assert schedule is not None, "rank 0 has found no problem on any rank"
+        self._proved[key] = schedule
+        self._asked.add((collective, str(asked)))
+        return schedule
+
+    def refuse(
+        self,
+        channel: MPI.Intracomm,
+        collective: str,
+        asked: Algorithm | str,
+        problem: CollectiveError,
+    ) -> None:
+        """Tells the other ranks, which may be about to prove it, that this one cannot have the
+        algorithm that was ``asked`` for.  Collective, unless it was proved before.
+
+        Raises:
+            MismatchError: on all ranks, if others have it.
+        """
+        if (collective, str(asked)) not in self._asked:
+            self._agreement.gathered(channel, ({}, str(problem)))
+            self._raise_together(channel, problem if channel.rank == 0 else None)
+
+    def _raise_together(self, channel: MPI.Intracomm, verdict: CollectiveError | None) -> None:
+        """Rank 0's verdict, on all ranks.  A program's own class may be unknown there, so it goes
+        by the one of ours that it inherits from."""
+        mine = verdict and (_ours(type(verdict)), str(verdict))
+        (told, *_) = self._agreement.gathered(channel, mine)
+        if told is not None:
+            kind, text = told
+            raise kind(text)
+
+
+def _ours(error: type[CollectiveError]) -> type[CollectiveError]:
+    return next(kind for kind in error.__mro__ if kind.__module__ == CollectiveError.__module__)
+
+
+def _kept(schedule: Schedule, ranks: Iterable[int], mine: int) -> Schedule:
+    """``schedule`` with the rounds of ``ranks`` as they are now.
+
+    Raises:
+        ScheduleError: those of ``mine`` are others when they are generated again.
+    """
+    if tuple(schedule.rounds(mine)) != tuple(schedule.rounds(mine)):
+        raise ScheduleError(f"{schedule}: it has other steps each time it is generated")
+    kept = {rank: tuple(schedule.rounds(rank)) for rank in ranks}
+
+    def generate(rank: int) -> Iterator[Round]:
+        return iter(kept[rank]) if rank in kept else schedule.generate(rank)
+
+    return replace(schedule, generate=generate)
 
 
 def _differing(
-    schedule: Schedule | None, digests: list[str], told: list[tuple[str, str | None]]
+    schedule: Schedule | None,
+    digests: list[str],
+    told: list[tuple[dict[int, str], str | None]],
 ) -> CollectiveError | None:
     """What is wrong if a rank has another part than rank 0 has for it."""
     assert schedule is not None, "rank 0 has no problem"
     for rank, (_, problem) in enumerate(told):
         if problem is not None:
             return MismatchError(f"rank {rank}: {problem}; rank 0 has this algorithm")
+    named = {part for parts, _ in told for part in parts}
+    right = {part: f"{digests} {fingerprint(schedule, part)}" for part in named}
     others = [
         rank
-        for rank, (theirs, _) in enumerate(told)
-        if theirs != f"{digests} {fingerprint(schedule, rank)}"
+        for rank, (parts, _) in enumerate(told)
+        if any(right[part] != theirs for part, theirs in parts.items())
     ]
-    if 0 in others:
-        return ScheduleError(f"{schedule}: it has other steps each time it is generated")
     if others:
         return MismatchError(
             f"{schedule}: {names_of(others)} registered another algorithm of this name than rank "

@@ -21,14 +21,16 @@ def read_call(arguments: Arguments, algorithm: str, rank: int, size: int) -> Cal
 
     Raises:
         InvalidBuffer: for buffers that cannot be used.
-        UnknownAlgorithm: for no such algorithm, or one that the call cannot use.
+        UnknownAlgorithm: for no such algorithm.
     """
     collective = arguments.collective
+    name, _ = parse(algorithm)
+    if name not in ("auto", "native"):
+        find(collective, name)
     root = _root(arguments, size)
     op = arguments.op
     if contract(collective).reduces and (not isinstance(op, MPI.Op) or op == MPI.OP_NULL):
         raise InvalidBuffer(f"{collective}: {op!r} is no operation; pass MPI.SUM or another MPI.Op")
-    _check_algorithm(arguments, algorithm)
     member = Member(rank, size, root)
     arguments = arguments._replace(root=root)
     blocks = contract(collective)
@@ -88,21 +90,24 @@ def _as_units(
     return send and send.in_units(unit), recv and recv.in_units(unit)
 
 
-def _check_algorithm(arguments: Arguments, algorithm: str) -> None:
-    name, _ = parse(algorithm)
+def expect_able(call: Call) -> None:
+    """Whether the call's algorithm can do what is asked for: the same on all ranks.
+
+    Raises:
+        UnknownAlgorithm: it cannot.
+    """
+    name, _ = parse(call.algorithm)
     if name in ("auto", "native"):
         return
-    entry = find(arguments.collective, name)
-    op = arguments.op
-    if op is not None and not op.is_commutative and not entry.keeps_order:
+    entry = find(call.collective, name)
+    if call.op is not None and not call.op.is_commutative and not entry.keeps_order:
         raise UnknownAlgorithm(
             f"{name} does not keep rank order, which this operation needs because it does not "
             "commute; use 'native' or one that 'python -m collectives list' says keeps it"
         )
-    uneven = arguments.vector or arguments.recvcounts is not None
-    if uneven and not entry.uneven:
+    if call.counts is not None and not entry.uneven:
         raise UnknownAlgorithm(
-            f"{name} needs blocks of equal length; use 'native' or another {arguments.collective}"
+            f"{name} needs blocks of equal length; use 'native' or another {call.collective}"
         )
 
 
@@ -151,7 +156,26 @@ def _counts(
         received = (sent[member.rank],)
     if arguments.collective == "allgather":
         _expect("send", send, received[member.rank])
+    _expect_own_block(arguments.collective, member, sent, received)
     return Counts(sent, received)
+
+
+def _expect_own_block(
+    collective: str, member: Member, sent: tuple[int, ...], received: tuple[int, ...]
+) -> None:
+    """What a rank sends to itself is as long as what it receives from itself.  Of MPI libraries,
+    some refuse it on this rank, while the others wait, and some say nothing."""
+    block = contract(collective).block
+    if block is None:
+        return
+    known = {block(member, "sendbuf", j): nbytes for j, nbytes in enumerate(sent)}
+    for j, nbytes in enumerate(received):
+        own = known.get(block(member, "recvbuf", j), nbytes)
+        if own != nbytes:
+            raise InvalidBuffer(
+                f"{collective}: rank {member.rank} sends {own} bytes to itself and receives "
+                f"{nbytes}; make the counts equal"
+            )
 
 
 def _lengths(buffer: Buffer | None) -> tuple[int, ...]:

@@ -1,5 +1,7 @@
 """A program's own algorithms: proved before they run, compared across ranks, run in every form."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -12,7 +14,7 @@ from collectives import (
     UnknownAlgorithm,
     register,
 )
-from collectives.algorithms import binomial_tree, butterfly, find, ring
+from collectives.algorithms import ALGORITHMS, binomial_tree, butterfly, find, ring
 from collectives.schedule import Recv, RecvReduce, Send, recvbuf, sendbuf
 
 pytestmark = pytest.mark.mpi
@@ -210,6 +212,70 @@ def test_a_part_of_another_algorithm_is_proved_too(comm):
     total = np.ones(12)
     comm.Allreduce(MPI.IN_PLACE, total, algorithm="hierarchical:local=1,inter=both_ways")
     assert total.tolist() == [SIZE] * 12
+
+
+@pytest.mark.parametrize("memory", ["messages", "shared"])
+def test_what_was_proved_is_what_runs(comm, memory):
+    """A generator may go by something that changes later."""
+    forgotten = [0]
+
+    def changing(rank, size):
+        rounds = list(ring.allreduce(rank, size))
+        yield from rounds[: len(rounds) - forgotten[0]]
+
+    name = f"changing_{memory}"
+    own = Algorithm("allreduce", name, changing, chunks=lambda size: size)
+    for items in (8, 16):
+        total = comm.empty(items) if memory == "shared" else np.empty(items)
+        total[:] = 1
+        comm.Allreduce(MPI.IN_PLACE, total, algorithm=own)
+        assert (total == SIZE).all()
+        forgotten[0] = 1
+
+
+@several
+def test_claims_that_differ_between_ranks(comm):
+    """One of them could not serve the call, and the others wait for the proof."""
+    kept = next(a for a in ALGORITHMS if a.collective == "allreduce" and a.keeps_order)
+    claimed = replace(kept, name="claimed", keeps_order=RANK != 0)
+    op = MPI.Op.Create(lambda a, b, _: None, commute=False)
+    with pytest.raises(MismatchError, match="registered another algorithm of this name"):
+        comm.Allreduce(np.ones(4), np.ones(4), op=op, algorithm=claimed)
+    op.Free()
+
+
+@several
+@pytest.mark.parametrize("without", [0, SIZE - 1])
+def test_a_file_that_one_rank_does_not_have(comm, tmp_path, without):
+    path = tmp_path / f"without_{without}.py"
+    if without != RANK:
+        path.write_text(
+            "from collectives import Algorithm\nfrom collectives.algorithms import butterfly\n"
+            f"a = Algorithm('allreduce', 'no_{without}', butterfly.recursive_doubling)\n"
+        )
+    total = np.ones(4)
+    with pytest.raises((MismatchError, UnknownAlgorithm), match="there is no file"):
+        comm.Allreduce(MPI.IN_PLACE, total, algorithm=f"{path}")
+    with pytest.raises((MismatchError, UnknownAlgorithm), match=r"no file|of allreduce"):
+        comm.Allgather(total, np.ones(4 * SIZE), algorithm=f"{path}")
+    comm.Allreduce(MPI.IN_PLACE, total, algorithm="ring")
+    assert (total == SIZE).all()
+
+
+@several
+def test_a_refusal_of_a_class_that_only_one_rank_knows(comm):
+    class Odd(UnknownAlgorithm):
+        pass
+
+    def odd(rank, size, strict=1):
+        if strict > 1:
+            raise Odd(f"not strictly on {size} ranks")
+        yield from ring.allreduce(rank, size)
+
+    own = register(Algorithm("allreduce", "odd", odd, chunks=lambda size, strict=1: size))
+    assert own.name == "odd"
+    with pytest.raises(UnknownAlgorithm, match="not strictly on"):
+        comm.Allreduce(MPI.IN_PLACE, np.ones(4), algorithm="odd:strict=2")
 
 
 def test_a_wrong_one_says_why(comm):

@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from collectives import InvalidBuffer, UnknownAlgorithm
+from collectives import Communicator, InvalidBuffer, MismatchError, UnknownAlgorithm
 from collectives.algorithms import ALGORITHMS
 
 pytestmark = pytest.mark.mpi
+
+SIZE = MPI.COMM_WORLD.size
 
 
 def able(collective):
@@ -207,3 +209,36 @@ def test_sixteen_bits_are_rounded_once(comm, algorithm, kind):
         comm.Allreduce(MPI.IN_PLACE, items, algorithm=algorithm)
         exact = np.full(40, np.float32(1 + (comm.size - 1) * half)).astype(dtype)
         assert np.array_equal(items.view(np.uint16), exact.view(np.uint16))
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "pairwise", "native"])
+@pytest.mark.mpi(min_size=2)
+def test_with_checks_all_ranks_hear_that_a_rank_does_not_fit_itself(algorithm):
+    """MPI libraries refuse it on this rank alone, or not at all."""
+    mine, theirs = [4, *[2] * (SIZE - 1)], [3, *[2] * (SIZE - 1)]
+    sent, received = np.ones(sum(mine)), np.zeros(sum(mine))
+    with Communicator(MPI.COMM_WORLD, check=True) as comm:
+        rank_0 = comm.rank == 0
+        others = [*(2 for _ in range(SIZE))]
+        counts = (mine, theirs) if rank_0 else (others, others)
+        with pytest.raises(MismatchError, match="sends 32 bytes to itself and receives 24"):
+            comm.Alltoallv([sent, counts[0]], [received, counts[1]], algorithm=algorithm)
+        if algorithm == "pairwise":
+            return
+        root = [received, counts[1]] if rank_0 else None
+        with pytest.raises(MismatchError, match="sends 32 bytes to itself and receives 24"):
+            comm.Gatherv(np.ones(4 if rank_0 else 2), root, algorithm=algorithm)
+        root = [sent, counts[0]] if rank_0 else None
+        with pytest.raises(MismatchError, match="sends 32 bytes to itself and receives 24"):
+            comm.Scatterv(root, np.zeros(3 if rank_0 else 2), algorithm=algorithm)
+        comm.Alltoallv([sent, others], [received, others], algorithm=algorithm)
+
+
+def test_counts_that_do_not_fit_the_rank_itself(comm):
+    counts = np.full(comm.size, 2)
+    with pytest.raises(InvalidBuffer, match=f"rank {comm.rank} sends 16 bytes to itself"):
+        comm.Alltoallv(
+            [np.ones(2 * comm.size), counts],
+            [np.ones(2 * comm.size), counts - (np.arange(comm.size) == comm.rank)],
+            algorithm="pairwise",
+        )

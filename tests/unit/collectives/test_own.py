@@ -107,7 +107,7 @@ def rotate(rank, size):
             {},
             "names what is no chunk of sendbuf, recvbuf or workspace",
         ),
-        (of_chunk(sendbuf[0.5]), {}, "names s0.5, which does not exist"),
+        (of_chunk(sendbuf[0.5]), {}, "has a peer or chunk that is no whole number"),
         (of_chunk(sendbuf[-1]), {}, "names s-1, which does not exist"),
         (dividing, {}, "on 2 ranks: rank 0 round 0: ZeroDivisionError"),
         (rotate, {}, "from rank 1, whose round 0 sends s0"),

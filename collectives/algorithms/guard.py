@@ -1,0 +1,82 @@
+"""The schedule of a program's own algorithm, whose functions may be wrong in any way."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
+from typing import cast
+
+from collectives.algorithms.algorithm import Algorithm, Option
+from collectives.contracts import contract
+from collectives.errors import CollectiveError, ScheduleError
+from collectives.schedule import Chunk, Copy, Round, Schedule, Step, recvbuf, sendbuf, workspace
+
+#: Rounds of a rank, or 100 for each rank if that is more: a generator that yields more never ends.
+_MOST_ROUNDS = 10_000
+_BUFFERS = (sendbuf.name, recvbuf.name, workspace.name)
+#: What a generator that has ended gives; it may yield anything else, ``None`` too.
+_END = object()
+
+
+def guarded(algorithm: Algorithm, size: int, root: int = 0, **options: Option) -> Schedule:
+    """The schedule of ``algorithm``, with errors that say where they are.
+
+    Raises:
+        ScheduleError: a function raised, now or when the rounds are generated, or gave what cannot
+            be; or there is no end of rounds.
+        UnknownAlgorithm: as the functions raise it, for what they do not do.
+    """
+    where = f"{algorithm.collective} {algorithm.name} on {size} ranks"
+    try:
+        schedule = algorithm.schedule(size, root, **options)
+    except CollectiveError:
+        raise
+    except Exception as error:
+        raise ScheduleError(f"{where}: {type(error).__name__}: {error}") from error
+    if not isinstance(schedule, Schedule):
+        raise ScheduleError(f"{where}: compose gave {schedule!r}, not a Schedule")
+    for what, least in (("chunks", 1), ("workspace", 0)):
+        value = getattr(schedule, what)
+        if type(value) is not int or value < least:
+            raise ScheduleError(f"{where}: {what} is {value!r}, not a number from {least} on")
+    if (schedule.collective, schedule.size) != (algorithm.collective, size):
+        raise ScheduleError(f"{where}: compose gave a schedule of {schedule}")
+    if contract(schedule.collective).rooted and schedule.root != root:
+        raise ScheduleError(f"{where}: compose gave a schedule of root {schedule.root}, not {root}")
+    return replace(schedule, generate=lambda rank: _guarded(schedule, rank))
+
+
+def _guarded(schedule: Schedule, rank: int) -> Iterator[Round]:
+    most = max(_MOST_ROUNDS, 100 * schedule.size)
+    rounds: Iterator[Round] | None = None
+    for number in count():
+        where = f"{schedule}: rank {rank} round {number}"
+        try:
+            rounds = rounds or iter(schedule.generate(rank))
+            steps = next(rounds, _END)
+        except CollectiveError:
+            raise
+        except Exception as error:
+            raise ScheduleError(f"{where}: {type(error).__name__}: {error}") from error
+        if steps is _END:
+            return
+        if number == most:
+            raise ScheduleError(f"{where}: the generator has not ended after {most} rounds")
+        if why := flaw(steps):
+            raise ScheduleError(f"{where}: {why}")
+        yield cast(Round, steps)
+
+
+def flaw(steps: object) -> str:
+    """What makes ``steps`` no round, by types alone (the verifier looks at values); or nothing."""
+    if type(steps) is not tuple or not all(isinstance(step, Step) for step in steps):
+        return f"{steps} is not a round: yield a tuple of steps"
+    for step in steps:
+        peers: tuple[object, ...] = () if isinstance(step, Copy) else (step.peer,)
+        named = [part for part in tuple(step)[len(peers) :] if part is not None]
+        chunks = [c for c in named if isinstance(c, Chunk) and c.buffer in _BUFFERS]
+        if chunks != named:
+            return f"{tuple(step)} names what is no chunk of sendbuf, recvbuf or workspace"
+        numbers = [*peers, *(n for chunk in chunks for n in chunk[1:])]
+        if not all(hasattr(n, "__index__") for n in numbers):
+            return f"{tuple(step)} has a peer or chunk that is no whole number"
+    return ""
