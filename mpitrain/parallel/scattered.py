@@ -35,6 +35,23 @@ class ScatteredGradients(Store):
         self._partial: dict[Bucket, tuple[Array, set[int]]] = {}
         self._arriving: list[_Arriving] = []
 
+    def describe_sums(self, like: Array) -> None:
+        """Say how the largest bucket of gradients is summed; collective.
+
+        Args:
+            like: an array of the gradients' type and kind of memory.
+        """
+        xp = array_namespace(like)
+        largest = max(self.buckets, key=lambda bucket: bucket.stop - bucket.start, default=None)
+        # Ranks of other stages share some buckets, and may have another largest: bind every one.
+        for bucket in self.buckets:
+            own = self.own(bucket)
+            whole = xp.empty(bucket.stop - bucket.start, like.dtype)
+            its_sum = self.bind(bucket, whole, xp.empty(own.stop - own.start, like.dtype))
+            if bucket is largest:
+                self.describe({bucket: its_sum})
+            its_sum.Free()
+
     def accumulate(self, layer: int, gradients: Parameters) -> None:
         for bucket in self.buckets:
             if layer in bucket.layers:

@@ -65,7 +65,7 @@ class ShardedGradients(ScatteredGradients):
         self._views = arena.views(self.parameters)
         self.pieces = _pieces(self, self.parameters)
         self._gathers = _gathers(self, self.buckets, self.parameters)
-        self.describe(dict(zip(self.buckets, self._gathers)))
+        self.describe_sums(initial)
 
     def take(self, layer: int) -> Parameters:
         return self._views[layer]

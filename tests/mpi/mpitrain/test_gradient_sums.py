@@ -183,6 +183,8 @@ def test_another_way_of_summing_is_one_class_for_every_store(comm, kind):
     arena = Arena(layers, {"a": {"weight": (3, 1)}, "b": {"weight": (5, 1)}})
     summation = Rounded()
     own = kind(arena, np.zeros(8), Reduction({DATA: comm}, summation, bucket_bytes=1), comm.empty)
+    if kind is not ShardedParameters:  # which says that there is a sum for each layer
+        assert (own.algorithm, own.reason) == ("float16", "a test")
     gradients = 4097.0 + 2 * np.arange(8) + comm.rank  # float16 has eleven bits
     arrived = np.zeros(8)
     for _ in range(3):
