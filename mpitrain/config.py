@@ -207,8 +207,8 @@ class Parallel(Struct, frozen=True, forbid_unknown_fields=True):
         recompute: compute activations again in the backward pass instead of keeping them.
         algorithm: sums the gradients, as ``python -m collectives list`` names it, or one that the
             program registered (``collectives.register``); ``native`` is the MPI library's,
-            ``auto`` takes what was measured to be fastest.  Of ``zero`` 2 and 3 and
-            ``node_shared``, which sum into shards, it is always ``auto``.
+            ``auto`` takes what was measured to be fastest.  With ``zero = 1`` it is one of a
+            reduce-scatter; of ``zero`` 2 and 3 and ``node_shared`` it is always ``auto``.
         bucket_bytes: gradients are reduced in pieces of at least this many bytes.
         overlap: reduce a piece while the layers below it are still computing their gradients.
         checksums: on every message of gradients, parameters and activations, so that one that
@@ -277,7 +277,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"{place}: {why}")
 
 
-def _check_algorithm(algorithm: str) -> None:
+def _check_algorithm(algorithm: str, zero: int) -> None:
     """Of a job that is to run: a checkpoint can be read without the algorithm of its job."""
     if ".py" in algorithm:
         raise UnknownAlgorithm(
@@ -285,7 +285,16 @@ def _check_algorithm(algorithm: str) -> None:
             "collectives.register in the program that makes the Trainer and give the name here, or "
             "name it in a package's entry point group collectives.algorithms"
         )
-    algorithms.check("allreduce", named(algorithm))
+    name = named(algorithm)
+    if zero != 1:
+        return algorithms.check("allreduce", name)
+    try:
+        algorithms.check("reduce_scatter", name)
+    except UnknownAlgorithm as error:
+        raise UnknownAlgorithm(
+            f"{error}; parallel.zero = 1 sums gradients by a reduce-scatter: take one that it has, "
+            "or 'auto', or set zero = 0"
+        ) from error
 
 
 def _values(job: Config) -> Iterator[tuple[str, object]]:
@@ -392,7 +401,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
         run.setdefault("dir", f"runs/{path.stem}")
     try:
         job = msgspec.convert(tables, Config)
-        _check_algorithm(job.parallel.algorithm)
+        _check_algorithm(job.parallel.algorithm, job.parallel.zero)
         return _with_data_beside(path, job)
     except (UnknownAlgorithm, ScheduleError) as error:
         raise ConfigError(f"parallel.algorithm: {error}") from error

@@ -202,6 +202,20 @@ def test_an_own_algorithm_is_registered_by_the_program(tmp_path):
     assert config.parallel.algorithm == "of_a_job:segments=2"
 
 
+def test_with_zero_1_the_algorithm_is_one_of_a_reduce_scatter(job):
+    for fits in ("ring", "auto", "native", "ring:segments=2"):
+        load(job(""), ["parallel.zero=1", f"parallel.algorithm={fits}"])
+    for of_allreduce_alone in ("double_binary_tree", "parameter_server:servers=2"):
+        load(job(""), [f"parallel.algorithm={of_allreduce_alone}"])
+        with pytest.raises(ConfigError) as caught:
+            load(job(""), ["parallel.zero=1", f"parallel.algorithm={of_allreduce_alone}"])
+        name = of_allreduce_alone.partition(":")[0]
+        assert str(caught.value).startswith(
+            f"parallel.algorithm: no reduce_scatter algorithm {name!r}; "
+        )
+        assert str(caught.value).endswith("or set zero = 0")
+
+
 def test_the_job_of_a_checkpoint_is_read_without_its_algorithm():
     job = msgspec.convert({"parallel": {"algorithm": "of_a_program_that_is_gone"}}, Config)
     assert job.parallel.algorithm == "of_a_program_that_is_gone"
