@@ -406,3 +406,32 @@ def test_a_communicator_with_a_time_limit_from_outside_is_duplicated(monkeypatch
         twin.Allreduce(MPI.IN_PLACE, items)
         assert (items == comm.size).all()
         twin.Free()
+
+
+@pytest.mark.parametrize(
+    ("setting", "error", "sentence"),
+    [
+        ({"check": "0"}, TypeError, "check='0' must be True or False, or None"),
+        ({"timeout": "60"}, TypeError, "timeout='60' must be a number of seconds"),
+        ({"timeout": True}, TypeError, "timeout=True must be a number of seconds"),
+        ({"timeout": -1}, ValueError, "must be a finite number above 0"),
+        ({"transport": "checked"}, TypeError, "transport='checked' must be MPITransport"),
+        ({"transport": dict}, TypeError, "must be MPITransport, CheckedTransport or a subclass"),
+        ({"tuning": 3}, TypeError, "tuning=3 must be a file's name or Path"),
+        ({"device": ["auto"]}, ValueError, "is none of auto, direct and staged"),
+        ({"algorithm": ["ring"]}, UnknownAlgorithm, "is of type list; give a name, as in 'ring'"),
+        ({"algorithm": None}, UnknownAlgorithm, "is of type NoneType; give a name"),
+    ],
+)
+def test_settings_of_other_types_are_refused_when_the_communicator_is_made(
+    setting, error, sentence
+):
+    with pytest.raises(error, match=sentence):
+        Communicator(MPI.COMM_WORLD, **setting)
+
+
+def test_settings_may_be_numpys():
+    with Communicator(MPI.COMM_WORLD, check=np.True_, timeout=np.float32(60)) as comm:
+        items = np.ones(3)
+        comm.Allreduce(MPI.IN_PLACE, items)
+        assert (items == comm.size).all()
