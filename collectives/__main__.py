@@ -32,6 +32,11 @@ def main(arguments: list[str] | None = None) -> int:
     except CollectiveError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"error: {error.filename}: {error.strerror}; name another file", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

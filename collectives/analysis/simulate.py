@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from collectives.analysis.topology import Ranks, Topology
-from collectives.errors import TooLarge
-from collectives.schedule import Recv, Round, Schedule, Send
+from collectives.errors import ScheduleError, TooLarge
+from collectives.schedule import Copy, Recv, Round, Schedule, Send
 
 #: Steps of all ranks together that are simulated one by one; more would take minutes.
 MOST_STEPS = 12_000_000
@@ -52,6 +52,7 @@ def simulate(schedule: Schedule, nbytes: int, machine: Machine, uniform: bool = 
             few rounds stand for all where there are too many.
 
     Raises:
+        ScheduleError: if the ends of a message lie in rounds of different numbers.
         TooLarge: if there are too many rounds and they are not uniform.
     """
     size = schedule.size
@@ -65,7 +66,12 @@ def simulate(schedule: Schedule, nbytes: int, machine: Machine, uniform: bool = 
         for number, steps in enumerate(_together(schedule)):
             if sampled and number == SAMPLE:
                 return float(clock.max()) * len(lengths) / SAMPLE
-            _advance(clock, steps, cut, machine)
+            if not _advance(clock, steps, cut, machine):
+                raise ScheduleError(
+                    f"{schedule}: it cannot be simulated, as some messages leave in a round of "
+                    "another number than they arrive in; let ranks that have nothing to do yield "
+                    "empty rounds until then"
+                )
     return float(clock.max())
 
 
@@ -100,16 +106,21 @@ def _together(schedule: Schedule) -> Iterator[tuple[Round, ...]]:
     return zip_longest(*(schedule.rounds(r) for r in range(schedule.size)), fillvalue=())
 
 
-def _advance(clock: Seconds, rounds: tuple[Round, ...], cut: Cut, machine: Machine) -> None:
-    """One round of everybody; the loop is plain, as it sees every step of every rank."""
+def _advance(clock: Seconds, rounds: tuple[Round, ...], cut: Cut, machine: Machine) -> bool:
+    """One round of everybody, and whether it receives what it sends; the loop is plain, as it sees
+    every step of every rank."""
     messages: list[tuple[int, int, int, int]] = []  # source, target, first and last chunk
+    arriving: list[tuple[int, int]] = []  # target, source
     local: list[tuple[int, int, int]] = []  # rank, first and last chunk
     for rank, steps in enumerate(rounds):
         for step in steps:
             if isinstance(step, Send):
                 _, first, last = step.chunk
                 messages.append((rank, step.peer, first, last))
-            elif not isinstance(step, Recv):
+                continue
+            if not isinstance(step, Copy):
+                arriving.append((rank, step.peer))
+            if not isinstance(step, Recv):
                 _, first, last = step.chunk
                 local.append((rank, first, last))
     if messages:
@@ -122,6 +133,16 @@ def _advance(clock: Seconds, rounds: tuple[Round, ...], cut: Cut, machine: Machi
         rank, first, last = np.array(local).T
         work = (cut.offsets(last) - cut.offsets(first)) * machine.gamma
         clock += np.bincount(rank, work, minlength=len(clock))
+    return _is_together(messages, arriving, len(clock))
+
+
+def _is_together(
+    messages: list[tuple[int, int, int, int]], arriving: list[tuple[int, int]], size: int
+) -> bool:
+    """Whether a round receives the messages that it sends, and no others."""
+    sent = [source * size + target for source, target, _, _ in messages]
+    received = [source * size + target for target, source in arriving]
+    return np.array_equal(np.sort(sent), np.sort(received))
 
 
 def _ends(

@@ -34,10 +34,12 @@ def sizes(least: int, most: int, factor: int, step: int | None) -> Iterator[int]
     ``most`` is always among them.
 
     Raises:
-        ValueError: if that would never end.
+        ValueError: if that would never end, or there is nothing between them.
     """
     if least < 1 or (factor < 2 and not step):
         raise ValueError("sizes start at 1 byte or more and grow by a factor of at least 2")
+    if most < least:
+        raise ValueError(f"the largest buffer, {most} bytes, is below the smallest, {least} bytes")
     size = least
     while size < most:
         yield size

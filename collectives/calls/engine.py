@@ -20,7 +20,7 @@ from collectives.calls.buffers import read_buffer
 from collectives.calls.call import Call
 from collectives.calls.library import library
 from collectives.calls.meeting import shared_places, still_there, words
-from collectives.calls.native import NativePlan
+from collectives.calls.native import NativePlan, call_native
 from collectives.calls.proofs import Proofs
 from collectives.calls.reading import expect_able, read_call
 from collectives.calls.recent import Entry, Recent
@@ -150,6 +150,9 @@ class Engine:
     def _run(self, arguments: Arguments, algorithm: Algorithm | str | None) -> None:
         """Looks a plan up by the memory of the call, first as it stands in the call
         (:class:`Recent`), then as it was read, or binds one."""
+        if (algorithm or self.settings.algorithm) == "native" and not self.settings.check:
+            self._complete(None, arguments, "asked for")
+            return
         key = None if self.settings.check else self._recent.key(arguments, algorithm)
         meeting = None
         if key is not None and (entry := self._recent.find(key)) is not None:
@@ -211,7 +214,7 @@ class Engine:
         # MPI's blocking collectives match none of its nonblocking ones, and no rank knows who else
         # has plans under way: whoever has, ends them first.  All ranks have started them.
         self.underway.drain()
-        NativePlan(self.comm, arguments, reason)()
+        call_native(self.comm, arguments)
         self.last_plan = Native(reason)
 
     def make(self, arguments: Arguments, algorithm: Algorithm | str | None = None) -> AnyPlan:
@@ -240,7 +243,8 @@ class Engine:
         """
         if type(items) is not np.ndarray or items.nbytes >= self._small[collective]:
             return False
-        if self.underway.plans or items.dtype.char not in MPI._typedict:
+        dtype = items.dtype
+        if self.underway.plans or not dtype.isnative or dtype.char not in MPI._typedict:
             return False
         self.last_plan = _LEFT_TO_NATIVE
         return True

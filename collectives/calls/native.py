@@ -25,6 +25,11 @@ _METHODS = {
 }
 
 
+def call_native(comm: MPI.Intracomm, arguments: Arguments) -> None:
+    """The MPI library's own collective, once."""
+    getattr(MPI.Intracomm, _method(arguments))(comm, *_as_mpi_takes_them(arguments))
+
+
 class NativePlan:
     """A :class:`~collectives.execution.plan.Plan` to its user; the buffers are mpi4py's to read."""
 
@@ -33,9 +38,7 @@ class NativePlan:
     def __init__(self, comm: MPI.Intracomm, arguments: Arguments, reason: str) -> None:
         self.collective = arguments.collective
         self.reason = reason
-        name = _METHODS[self.collective]
-        if arguments.vector or arguments.recvcounts is not None:
-            name = "Reduce_scatter" if self.collective == "reduce_scatter" else f"{name}v"
+        name = _method(arguments)
         types: dict[int, MPI.Datatype] = {}
         given = [_as_it_is_now(one, types) for one in _as_mpi_takes_them(arguments)]
         if types:
@@ -100,6 +103,13 @@ class NativePlan:
 
     def __repr__(self) -> str:
         return f"<NativePlan: {self.collective}>"
+
+
+def _method(arguments: Arguments) -> str:
+    name = _METHODS[arguments.collective]
+    if arguments.vector or arguments.recvcounts is not None:
+        return "Reduce_scatter" if arguments.collective == "reduce_scatter" else f"{name}v"
+    return name
 
 
 def _as_it_is_now(spec: Any, types: dict[int, MPI.Datatype]) -> Any:

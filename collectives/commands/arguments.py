@@ -1,6 +1,7 @@
 """What several commands read from the command line."""
 
 import argparse
+import math
 import re
 from typing import TYPE_CHECKING
 
@@ -12,11 +13,40 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
+#: Numbers of ranks in one range; more are a slip.
+_MOST_NUMBERS = 1 << 20
+
+
 def positive(text: str) -> int:
     """A number from 1 on."""
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
     return int(text)
+
+
+def count(text: str) -> int:
+    """A number from 0 on."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 on")
+    return int(text)
+
+
+def above_zero(text: str) -> float:
+    """A finite number above 0."""
+    if not (value := not_negative(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+    return value
+
+
+def not_negative(text: str) -> float:
+    """A finite number from 0 on."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value >= 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is no finite number from 0 on")
+    return value
 
 
 def size(text: str) -> int:
@@ -39,6 +69,8 @@ def powers(text: str) -> list[int]:
         return ranks(text)
     if not (first.isdecimal() and last.isdecimal()) or int(first) < 1:
         raise argparse.ArgumentTypeError(f"cannot read {text!r}; write e.g. 8..65536 or 4,6,8")
+    if int(first) > int(last):
+        raise argparse.ArgumentTypeError(f"{text} is empty; write {last}..{first}")
     sizes = [int(first)]
     while 2 * sizes[-1] <= int(last):
         sizes.append(2 * sizes[-1])
@@ -52,7 +84,12 @@ def ranks(text: str) -> list[int]:
         first, dash, last = part.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()) or int(first) < 1:
             raise argparse.ArgumentTypeError(f"cannot read {text!r}; write e.g. 1-33,64")
-        sizes += range(int(first), int(last or first) + 1)
+        numbers = range(int(first), int(last or first) + 1)
+        if not numbers:
+            raise argparse.ArgumentTypeError(f"{part} is empty; write {last}-{first}")
+        if numbers.stop - numbers.start > _MOST_NUMBERS:
+            raise argparse.ArgumentTypeError(f"{part} is more than {_MOST_NUMBERS} numbers")
+        sizes += numbers
     return sizes
 
 

@@ -13,7 +13,7 @@ from collectives.about import load_mpi
 from collectives.algorithms import find, names, parse
 from collectives.analysis.pictures import pyplot
 from collectives.bench import compare
-from collectives.commands.arguments import known, positive, size
+from collectives.commands.arguments import above_zero, count, known, not_negative, positive, size
 from collectives.commands.program import add_verbose, show_log
 from collectives.contracts import CONTRACTS
 from collectives.errors import CollectiveError
@@ -59,8 +59,8 @@ def _add_flags(add: Callable[..., object]) -> None:
         help="multiply each size by this to get the next (4)",
     )
     add("-i", "--stepbytes", type=size, help="add this many bytes to each size instead")
-    add("-n", "--iters", type=int, help="calls in a repeat (default: enough for 20 ms)")
-    add("-w", "--warmup_iters", type=int, default=3, help="calls before the timed ones (3)")
+    add("-n", "--iters", type=positive, help="calls in a repeat (default: enough for 20 ms)")
+    add("-w", "--warmup_iters", type=count, default=3, help="calls before the timed ones (3)")
     add("--repeats", type=positive, default=7, help="repeats; the median is printed (7)")
     add(
         "-c", "--check", type=int, choices=(0, 1), default=1, help="1: check results bit by bit (1)"
@@ -84,13 +84,13 @@ def _add_flags(add: Callable[..., object]) -> None:
     floor = "print the fastest possible time, by STREAM's bandwidth, as a share of each time"
     add("--floor", action="store_true", help=floor)
     hidden = "share of a nonblocking call hidden behind computation that calls Test K times"
-    add("--overlap", type=int, metavar="K", help=hidden)
+    add("--overlap", type=positive, metavar="K", help=hidden)
     add(
         "--thread-level",
         choices=("single", "multiple"),
         help="thread level to ask MPI for (multiple)",
     )
-    add("-T", "--timeout", type=float, help="abort the job after this many seconds")
+    add("-T", "--timeout", type=above_zero, help="abort the job after this many seconds")
     add("--format", choices=("table", "osu"), default="table", help="columns (table)")
     add("-J", "--output_file", type=Path, help="write JSON")
     add("--csv", type=Path, help="write CSV")
@@ -99,7 +99,7 @@ def _add_flags(add: Callable[..., object]) -> None:
         "exit with 1 if the mean bus bandwidth over all rows of ours (of native, where there are "
         "no others) is below this, in GB/s"
     )
-    add("--min-busbw", type=float, default=0, help=judged)
+    add("--min-busbw", type=not_negative, default=0, help=judged)
 
 
 def _compare(options: argparse.Namespace) -> int:
@@ -155,8 +155,7 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
         on_device = options.memory in ("cupy", "ipc")
         if "nccl" in wanted and not on_device:
             raise ValueError("nccl needs --memory cupy or ipc")
-        if options.plot:
-            pyplot()  # refused now rather than when all is measured
+        _check_outputs(comm, options)
         dtype = inputs.parse_dtype(options.datatype)
         lengths = list(
             inputs.sizes(options.minbytes, options.maxbytes, options.stepfactor, options.stepbytes)
@@ -215,6 +214,24 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
         _write(options, results, about)
     wrong = any(result.wrong for result in results)
     return int(wrong or report.average_busbw(results) < options.min_busbw)
+
+
+def _check_outputs(comm: "Communicator", options: argparse.Namespace) -> None:
+    """Refuses, now rather than when all is measured, files that rank 0 cannot write.
+
+    Raises:
+        CollectiveError: on all ranks.
+    """
+    why = ""
+    for path in (options.output_file, options.csv, options.plot):
+        if comm.rank == 0 and path and (path.is_dir() or not path.parent.is_dir()):
+            why = f"cannot write {path}: it is a folder, or its folder does not exist"
+    if options.plot:
+        kinds = pyplot().Figure().canvas.get_supported_filetypes()
+        if options.plot.suffix[1:].lower() not in kinds:
+            why = f"cannot draw into {options.plot}: name a file that ends with .png or .svg"
+    if why := comm.bcast(why):
+        raise CollectiveError(why)
 
 
 def _write(options: argparse.Namespace, results: "list[Result]", about: dict) -> None:

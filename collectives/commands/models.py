@@ -16,7 +16,7 @@ from collectives.analysis.topology import TOPOLOGIES, Flat, Link
 from collectives.analysis.topology import build as topology
 from collectives.commands.arguments import known, powers, size
 from collectives.contracts import CONTRACTS
-from collectives.errors import TooLarge
+from collectives.errors import TooLarge, UnknownAlgorithm
 
 if TYPE_CHECKING:
     from collectives.commands.arguments import Commands
@@ -98,7 +98,7 @@ def simulate_sizes(options: argparse.Namespace) -> int:
             try:
                 schedule = build(options.collective, name, ranks)
                 seconds = simulate(schedule, options.size, machine, uniform)
-            except TooLarge:
+            except (TooLarge, UnknownAlgorithm):  # not of so many ranks
                 line += f"{'-':>{len(name) + 2}}"
                 continue
             table[name].append((ranks, seconds))

@@ -1,6 +1,7 @@
 """What the command lines of both packages have in common."""
 
 import argparse
+import errno
 import logging
 import os
 import signal
@@ -10,6 +11,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from collectives.about import version
+
+#: Of a write that finds no room, or a device that fails.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class _Version(argparse.Action):
@@ -52,11 +56,22 @@ def show_log(options: argparse.Namespace, rank: int) -> None:
 
 @contextmanager
 def while_read() -> Iterator[None]:
-    """Ends the program without a word where what reads its output has ended, as ``head`` does."""
+    """Ends the program where its output cannot be written: without a word where what reads it has
+    ended, as ``head`` does, and with a sentence and status 1 where a disk is full."""
     try:
         yield
-        sys.stdout.flush()
+        print(end="", flush=True)  # nothing where there is no stdout
     except BrokenPipeError:
-        # The interpreter writes what is left once more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _write_nothing_more()
         raise SystemExit(128 + signal.SIGPIPE) from None
+    except OSError as error:
+        if error.filename is not None or error.errno not in _FULL:
+            raise
+        _write_nothing_more()
+        print(f"error: the output cannot be written: {error.strerror}", file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+def _write_nothing_more() -> None:
+    """The interpreter writes what is left once more when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

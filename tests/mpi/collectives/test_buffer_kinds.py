@@ -283,3 +283,14 @@ def test_one_array_described_in_many_ways(comm, algorithm):
             comm.Allreduce(send, native, MPI.MAX)
             ours.Allreduce(send, recv, MPI.MAX)
             assert np.array_equal(result, expected)
+
+
+@pytest.mark.parametrize("items", [3, 100_000])
+def test_numbers_of_the_other_byte_order(comm, items):
+    """MPI has no type for them, so they are never native, however few."""
+    mine = np.arange(items, dtype=">f8")
+    total, whole = np.zeros_like(mine), np.zeros(items * comm.size, ">f8")
+    comm.Allreduce(mine, total)
+    assert np.array_equal(total, comm.size * mine)
+    comm.Allgather(mine, whole)
+    assert np.array_equal(whole, np.tile(mine, comm.size))

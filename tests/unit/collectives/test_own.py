@@ -6,11 +6,12 @@ from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from collectives import Algorithm, ScheduleError, UnknownAlgorithm, register
 from collectives.__main__ import main
-from collectives.algorithms import ALGORITHMS, binomial_tree, find, names, ring
+from collectives.algorithms import ALGORITHMS, REGISTRY, binomial_tree, find, names, ring
 from collectives.algorithms.butterfly import recursive_doubling
 from collectives.analysis import own
 from collectives.analysis.own import named
@@ -20,6 +21,13 @@ from collectives.schedule import Buffer, Recv, Send, recvbuf, sendbuf
 ROOT = Path(__file__).parents[3]
 OWN = ROOT / "examples" / "own_algorithm.py"
 INVENT = (ROOT / "docs" / "invent.md").read_text()
+
+
+@pytest.fixture(autouse=True)
+def registry(monkeypatch):
+    """What a test registers is forgotten after it."""
+    monkeypatch.setattr(REGISTRY, "_entries", dict(REGISTRY._entries))
+    monkeypatch.setattr(REGISTRY, "_digests", dict(REGISTRY._digests))
 
 
 def of_ring(name, **claims):
@@ -322,3 +330,98 @@ def test_invent_is_about_the_example():
     exec(re.search(r"```python\n(.*?)```", INVENT, re.DOTALL)[1], scope)
     named(str(OWN))
     register(scope["both_ways"])  # raises if it were another one
+
+
+def on_12(how):
+    """A ring that is ``how`` on 12 ranks only, which registering does not look at."""
+
+    def rounds(rank, size):
+        if size == 12:
+            yield from how(rank, size)
+        yield from ring.allreduce(rank, size)
+
+    return rounds
+
+
+def only_none(rank, size):
+    yield None
+
+
+def dividing_by_zero(rank, size):
+    yield 1 // 0
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        (dividing_by_zero, "ZeroDivisionError"),
+        (never_ending, "the generator has not ended after 10000 rounds"),
+        (of_numbers, "is not a round: yield a tuple of steps"),
+        (only_none, "None is not a round"),
+    ],
+)
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["verify", "--ranks", "12", "--algorithm", "wrong_on_12"],
+        ["verify", "--mutations", "--ranks", "12", "--algorithm", "wrong_on_12"],
+        ["list", "allreduce", "-n", "12"],
+        ["draw", "wrong_on_12", "-n", "12", "--text"],
+        ["explore", "wrong_on_12", "-n", "12"],
+        ["simulate", "--ranks", "12", "--algorithm", "wrong_on_12"],
+        ["cost", "-n", "12", "--algorithm", "wrong_on_12"],
+    ],
+    ids=" ".join,
+)
+def test_commands_meet_what_registering_has_not_seen(how, sentence, command, capsys):
+    register(Algorithm("allreduce", "wrong_on_12", on_12(how), chunks=lambda size: size))
+    assert main(command) == 2
+    told = capsys.readouterr().err
+    assert sentence in told
+    assert "allreduce wrong_on_12 on 12 ranks: rank" in told
+
+
+def test_verify_proves_claims_at_sizes_that_registering_has_not_seen(capsys):
+    def rounds(rank, size):
+        one = ring.allreduce if size == 12 else binomial_tree.allreduce
+        yield from one(rank, size)
+
+    def chunks(size):
+        return size if size == 12 else 1
+
+    kept = {"keeps_order": find("allreduce", "binomial_tree").keeps_order}
+    assert kept["keeps_order"]
+    register(Algorithm("allreduce", "unordered_on_12", rounds, chunks=chunks, **kept))
+    assert main(["verify", "--algorithm", "unordered_on_12", "--ranks", "2-12"]) == 2
+    assert "on 12 ranks says keeps_order=True, and it does not" in capsys.readouterr().err
+
+
+def test_commands_leave_out_sizes_that_an_algorithm_is_not_for(capsys):
+    def powers(rank, size):
+        if size & (size - 1):
+            raise UnknownAlgorithm(f"for powers of two, not {size} ranks")
+        yield from recursive_doubling(rank, size)
+
+    register(Algorithm("allreduce", "of_powers", powers))
+    assert main(["verify", "--algorithm", "of_powers", "--ranks", "3-8"]) == 0
+    told = capsys.readouterr().out
+    assert "2 sizes" in told
+    assert "not on 4 sizes: for powers of two, not 7 ranks" in told
+    assert main(["simulate", "--algorithm", "of_powers,ring", "--ranks", "4,6"]) == 0
+    assert re.search(r"^ +6 +- +[\d.]+  ring$", capsys.readouterr().out, re.MULTILINE)
+    assert main(["verify", "--algorithm", "of_powers", "--ranks", "3,5"]) == 2
+
+
+def test_numpys_integers_are_numbers(tmp_path, capsys):
+    def rounds(rank, size):
+        yield from ring.allreduce(np.int64(rank), size)
+
+    register(Algorithm("allreduce", "of_numpy", rounds, chunks=lambda size: size))
+    page = tmp_path / "page.html"
+    assert main(["explore", "of_numpy", "-n", "3", "-o", str(page)]) == 0
+    assert "of_numpy" in page.read_text()
+
+
+def test_compose_that_gives_no_schedule():
+    with pytest.raises(ScheduleError, match="compose gave None, not a Schedule"):
+        register(Algorithm("allreduce", "composed_of_nothing", None, compose=lambda size: None))

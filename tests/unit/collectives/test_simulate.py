@@ -1,5 +1,6 @@
 """The simulator against closed forms, and what the topologies make of a round."""
 
+from dataclasses import replace
 from math import log2
 
 import numpy as np
@@ -11,7 +12,7 @@ from collectives.algorithms.links import dgx1
 from collectives.analysis.simulate import Machine, simulate
 from collectives.analysis.topology import Cluster, FatTree, Flat, Islands, Link, Torus, grid
 from collectives.analysis.topology import build as topology
-from collectives.errors import TooLarge
+from collectives.errors import ScheduleError, TooLarge
 
 ALPHA, BETA, GAMMA = 2e-6, 1e-9, 3e-10
 LINK = Link(ALPHA, BETA)
@@ -37,6 +38,18 @@ def test_closed_forms_on_one_switch(p):
     )
     ports = 2 * (ALPHA + BETA * M / p) + (p - 1) * GAMMA * M / p
     assert seconds("direct", p, ports="multi") == pytest.approx(ports)
+
+
+def test_messages_that_arrive_in_later_rounds_are_refused():
+    """Round by round, nobody would wait for them."""
+
+    def generate(rank):
+        later = [()] * rank
+        return iter([*later, *build("allreduce", "ring", 3).rounds(rank)])
+
+    late = replace(build("allreduce", "ring", 3), generate=generate)
+    with pytest.raises(ScheduleError, match="ring on 3 ranks: it cannot be simulated"):
+        simulate(late, M, Machine(Flat(LINK)))
 
 
 def test_segments_give_the_tree_the_bandwidth_of_the_ring():
