@@ -8,6 +8,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 from collectives.about import program
+from collectives.commands.arguments import above_zero, positive
 from collectives.commands.program import add_verbose, add_version
 from mpitrain.chaos import KINDS
 from mpitrain.pipeline.schedules import SCHEDULES
@@ -114,17 +115,19 @@ def _parser() -> argparse.ArgumentParser:
         "print the idle share of the ranks beside the simulated one and the published formula.",
         epilog="example: mpirun -n 4 %(prog)s -m 8",
     )
-    rehearse.add_argument("-m", "--micro-batches", type=int, default=8, help="micro-batches (8)")
+    rehearse.add_argument(
+        "-m", "--micro-batches", type=positive, default=8, help="micro-batches (8)"
+    )
     rehearse.add_argument(
         "-v",
         "--chunks",
-        type=int,
+        type=positive,
         default=2,
         help="model chunks on each stage, for interleaved (2)",
     )
     rehearse.add_argument(
         "--milliseconds",
-        type=float,
+        type=above_zero,
         default=30.0,
         help="time of a forward pass; a backward pass takes twice that (30)",
     )
@@ -139,14 +142,16 @@ def _parser() -> argparse.ArgumentParser:
 
     schedules = commands.add_parser("schedules", help="prove, time and draw pipeline schedules")
     schedules.add_argument("names", nargs="*", metavar="NAME", help=", ".join(SCHEDULES))
-    schedules.add_argument("-p", "--stages", type=int, default=4, help="stages (4)")
+    schedules.add_argument("-p", "--stages", type=positive, default=4, help="stages (4)")
     schedules.add_argument(
-        "-m", "--micro-batches", type=int, default=8, help="micro-batches of each replica (8)"
+        "-m", "--micro-batches", type=positive, default=8, help="micro-batches of each replica (8)"
     )
-    schedules.add_argument("-v", "--chunks", type=int, default=2, help="chunks of interleaved (2)")
+    schedules.add_argument(
+        "-v", "--chunks", type=positive, default=2, help="chunks of interleaved (2)"
+    )
     schedules.add_argument(
         "--times",
-        type=float,
+        type=above_zero,
         nargs=3,
         default=(1.0, 1.0, 1.0),
         metavar="T",

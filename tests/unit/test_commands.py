@@ -100,6 +100,21 @@ def test_the_log_and_the_record_of_a_benchmark(tmp_path):
     assert about["date"][:10] in told.stdout
 
 
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["-J", "nowhere/a.json"], "cannot write nowhere/a.json: it is a folder, or its folder"),
+        (["--csv", "."], "cannot write .: it is a folder, or its folder does not exist"),
+        (["--plot", "a.nope"], "cannot draw into a.nope: name a file that ends with .png"),
+        (["-b", "64", "-e", "8"], "the largest buffer, 8 bytes, is below the smallest, 64 bytes"),
+    ],
+)
+def test_what_a_benchmark_could_not_write_or_measure_is_refused_first(flags, sentence):
+    told = started("collectives", "bench", "allreduce", "-e", "8", "--algorithm", "ring", *flags)
+    assert (told.returncode, told.stdout) == (2, "")
+    assert told.stderr.startswith(f"error: {sentence}") and told.stderr.count("\n") == 1
+
+
 def test_the_log_and_the_start_of_a_run(tmp_path):
     words = ["-v", "train", "digits_mlp", "--set", f"run.dir={tmp_path}", "--set", "train.epochs=1"]
     told = started("mpitrain", *words)
@@ -109,6 +124,24 @@ def test_the_log_and_the_start_of_a_run(tmp_path):
     assert start["software"]["mpitrain"] == collectives.__version__
     assert set(start["software"]) == {"mpitrain", "mpi", "mpi4py", "numpy", "python"}
     assert start["date"].endswith("+00:00")
+
+
+@pytest.mark.parametrize("words", [("list", "allreduce"), ("--version",)])
+def test_output_that_finds_no_room_is_one_sentence(words):
+    with open("/dev/full", "w") as full:
+        told = subprocess.run(
+            [sys.executable, "-m", "collectives", *words],
+            cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+    assert told.stderr == "error: the output cannot be written: No space left on device\n"
+    assert told.returncode == 1
+
+
+@pytest.mark.parametrize("words", ["collectives list allreduce", "mpitrain examples"])
+def test_a_command_without_output_ends_as_ever(words):
+    command = f"{sys.executable} -m {words} >&-"
+    told = subprocess.run(command, shell=True, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    assert (told.returncode, told.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("words", [("collectives", "list"), ("mpitrain", "examples")])

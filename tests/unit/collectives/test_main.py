@@ -95,11 +95,38 @@ def test_mistakes_are_one_sentence(capsys, arguments, sentence):
     assert told.count("\n") == 1
 
 
-def test_ranks_that_cannot_be_read(capsys):
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("verify --ranks 1-x", "write e.g. 1-33,64"),
+        ("verify --ranks 5-2", "5-2 is empty; write 2-5"),
+        ("verify --ranks 1,5-2", "5-2 is empty; write 2-5"),
+        ("verify --ranks 1-9999999999999", "is more than 1048576 numbers"),
+        ("explore ring -n 5-3", "5-3 is empty; write 3-5"),
+        ("simulate --ranks 8-4", "8-4 is empty; write 4-8"),
+        ("simulate --ranks 16..8", "16..8 is empty; write 8..16"),
+        ("bench allreduce -n 0", "'0' is no whole number above 0"),
+        ("bench allreduce -n -3", "'-3' is no whole number above 0"),
+        ("bench allreduce -w -1", "'-1' is no whole number from 0 on"),
+        ("bench allreduce --overlap 0", "'0' is no whole number above 0"),
+        ("bench allreduce -T 0", "'0' is no number above 0"),
+        ("bench allreduce -T nan", "'nan' is no finite number from 0 on"),
+        ("bench allreduce --min-busbw nan", "'nan' is no finite number from 0 on"),
+        ("bench allreduce --min-busbw -1", "'-1' is no finite number from 0 on"),
+    ],
+)
+def test_numbers_that_cannot_be(capsys, arguments, sentence):
     with pytest.raises(SystemExit) as stop:
-        main(["verify", "--ranks", "1-x"])
+        main(arguments.split())
     assert stop.value.code == 2
-    assert "write e.g. 1-33,64" in capsys.readouterr().err
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_picture_that_cannot_be_written_is_one_sentence(capsys, tmp_path):
+    path = tmp_path / "nowhere" / "ring.png"
+    assert main(["draw", "ring", "-n", "3", "-o", str(path)]) == 2
+    told = f"error: {path}: No such file or directory; name another file\n"
+    assert capsys.readouterr().err == told
 
 
 def test_simulate(capsys):
