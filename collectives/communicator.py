@@ -2,11 +2,9 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
@@ -64,8 +62,8 @@ class Communicator(Blocking, Nonblocking, Persistent, PointToPoint, MPI.Intracom
         UnknownAlgorithm: no collective has this algorithm.
         ScheduleError: an algorithm of one's own is wrong.
         TypeError: an argument is of another type.
-        ValueError: ``comm`` is ``COMM_NULL``, or the timeout, the device or an environment variable
-            has a value that is not allowed.
+        ValueError: the timeout, the device or an environment variable has a value that is not
+            allowed.
     """
 
     _engine: Engine
@@ -85,14 +83,8 @@ class Communicator(Blocking, Nonblocking, Persistent, PointToPoint, MPI.Intracom
             self._engine = Engine(self, Settings())
             return self
         abort_when_uncaught()
-        if comm == MPI.COMM_NULL:
-            raise ValueError(
-                "Communicator takes no COMM_NULL, as this rank is in no group; make one where "
-                "comm != MPI.COMM_NULL"
-            )
-        _expect_types(check, tuning, timeout, transport)
         algorithm = named(algorithm)
-        check_default(algorithm, comm.size)
+        check_default(algorithm, comm.size if comm != MPI.COMM_NULL else None)
         settings = Settings.given(algorithm, check, tuning, timeout, device, transport)
         self._engine = Engine(self, settings)
         return self
@@ -297,26 +289,3 @@ class Communicator(Blocking, Nonblocking, Persistent, PointToPoint, MPI.Intracom
         comm, request = duplicate(*info)
         comm._engine = Engine(comm, self._engine.settings)
         return comm, request
-
-
-def _expect_types(check: object, tuning: object, timeout: object, transport: object) -> None:
-    """A text would otherwise be true or a class, and a number an open file, until it is used."""
-    given: list[tuple[str, object, bool, str]] = [
-        ("check", check, isinstance(check, bool | np.bool_), "True or False"),
-        ("tuning", tuning, isinstance(tuning, str | Path), "a file's name or Path"),
-        (
-            "timeout",
-            timeout,
-            isinstance(timeout, Real) and not isinstance(timeout, bool),
-            "a number of seconds",
-        ),
-        (
-            "transport",
-            transport,
-            isinstance(transport, type) and issubclass(transport, MPITransport),
-            "MPITransport, CheckedTransport or a subclass",
-        ),
-    ]
-    for name, value, fits, wanted in given:
-        if value is not None and not fits:
-            raise TypeError(f"{name}={value!r} must be {wanted}, or None for the default")

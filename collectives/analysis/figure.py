@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from collectives.analysis.cost import count
-from collectives.analysis.pictures import pyplot
+from collectives.analysis.pictures import expect_picture, pyplot
 from collectives.analysis.replay import Begin, Message, replay
 from collectives.analysis.structure import draw_structure
 from collectives.errors import CollectiveError
@@ -17,7 +17,6 @@ MOST_RANKS = 32
 COLUMNS = 8
 #: With more ranks, or more messages in a round, rank 0's messages stand for all.
 CLEAR_RANKS, CLEAR_MESSAGES = 12, 100
-SUFFIXES = (".png", ".svg", ".pdf")
 #: Told apart by the colour-blind, and legible on white (Okabe and Ito's, darker where pale).
 _HUES = ("#0072b2", "#d55e00", "#009e73", "#b3568f", "#b8860b", "#3a9ad9", "#7a3b10", "#4d4d4d")
 
@@ -57,8 +56,7 @@ def figure(schedule: Schedule, path: Path) -> None:
     """
     if schedule.size > MOST_RANKS:
         raise CollectiveError(f"a picture shows at most {MOST_RANKS} ranks, not {schedule.size}")
-    if path.suffix.lower() not in SUFFIXES:
-        raise CollectiveError(f"cannot draw into {path}: name a file that ends with .png or .svg")
+    expect_picture(path)
     plt = pyplot()
     rounds = moves(schedule)
     shown = columns(rounds)

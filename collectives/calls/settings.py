@@ -1,8 +1,11 @@
 """What a communicator was made with: as its caller says, or the environment."""
 
 import os
+from numbers import Real
 from pathlib import Path
 from typing import NamedTuple, Self
+
+import numpy as np
 
 from collectives.environment import seconds, switch
 from collectives.execution.transport.checked import CheckedTransport
@@ -41,8 +44,10 @@ class Settings(NamedTuple):
         """What is ``None`` is as the environment says.
 
         Raises:
+            TypeError: a value is of another type.
             ValueError: the device or an environment variable has a value that is not allowed.
         """
+        _expect_types(check, tuning, timeout, transport)
         if check is None:
             check = switch("COLLECTIVES_CHECK")
         if timeout is None:
@@ -58,3 +63,18 @@ class Settings(NamedTuple):
     def has_checksums(self) -> bool:
         """Whether every message carries a checksum."""
         return self.transport.has_checksums
+
+
+def _expect_types(check: object, tuning: object, timeout: object, transport: object) -> None:
+    """Any text would be true, and a number an open file."""
+    is_switch = isinstance(check, bool | np.bool_)
+    is_time = isinstance(timeout, Real) and not isinstance(timeout, bool)
+    is_transport = isinstance(transport, type) and issubclass(transport, MPITransport)
+    for name, value, fits, wanted in (
+        ("check", check, is_switch, "True or False"),
+        ("tuning", tuning, isinstance(tuning, str | Path), "a file's name or Path"),
+        ("timeout", timeout, is_time, "a number of seconds"),
+        ("transport", transport, is_transport, "MPITransport, CheckedTransport or a subclass"),
+    ):
+        if value is not None and not fits:
+            raise TypeError(f"{name}={value!r} must be {wanted}, or None for the default")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from collectives.about import load_mpi
 from collectives.algorithms import find, names, parse
-from collectives.analysis.pictures import pyplot
+from collectives.analysis.pictures import expect_picture, pyplot
 from collectives.bench import compare
 from collectives.commands.arguments import above_zero, count, known, not_negative, positive, size
 from collectives.commands.program import add_verbose, show_log
@@ -223,13 +223,15 @@ def _check_outputs(comm: "Communicator", options: argparse.Namespace) -> None:
         CollectiveError: on all ranks.
     """
     why = ""
-    for path in (options.output_file, options.csv, options.plot):
+    for path in (options.output_file, options.csv):
         if comm.rank == 0 and path and (path.is_dir() or not path.parent.is_dir()):
             why = f"cannot write {path}: it is a folder, or its folder does not exist"
-    if options.plot:
-        kinds = pyplot().Figure().canvas.get_supported_filetypes()
-        if options.plot.suffix[1:].lower() not in kinds:
-            why = f"cannot draw into {options.plot}: name a file that ends with .png or .svg"
+    if comm.rank == 0 and options.plot:
+        try:
+            pyplot()
+            expect_picture(options.plot)
+        except CollectiveError as error:
+            why = str(error)
     if why := comm.bcast(why):
         raise CollectiveError(why)
 

@@ -10,11 +10,11 @@ from collectives.algorithms import build, find, names, parse
 from collectives.analysis import draw
 from collectives.analysis.fit import Fit, Sample, fit, read
 from collectives.analysis.formulas import FORMULAS, Formula, Model
-from collectives.analysis.pictures import pyplot
+from collectives.analysis.pictures import expect_picture, pyplot
 from collectives.analysis.simulate import Machine, simulate
 from collectives.analysis.topology import TOPOLOGIES, Flat, Link
 from collectives.analysis.topology import build as topology
-from collectives.commands.arguments import known, powers, size
+from collectives.commands.arguments import above_zero, known, not_negative, positive, powers, size
 from collectives.contracts import CONTRACTS
 from collectives.errors import TooLarge, UnknownAlgorithm
 
@@ -44,10 +44,10 @@ def add(commands: "Commands") -> None:
     which = "names with options, mine.py:name, or all (all)"
     timing.add_argument("--algorithm", default="all", metavar="A,B", help=which)
     timing.add_argument(
-        "--alpha", type=float, default=1.5, help="latency of a message in microseconds (1.5)"
+        "--alpha", type=not_negative, default=1.5, help="latency of a message in microseconds (1.5)"
     )
     timing.add_argument(
-        "--bandwidth", type=float, default=25.0, help="bandwidth of a port in GB/s (25)"
+        "--bandwidth", type=above_zero, default=25.0, help="bandwidth of a port in GB/s (25)"
     )
     timing.add_argument("--plot", type=Path, help="write a PNG")
     timing.set_defaults(run=simulate_sizes)
@@ -55,16 +55,16 @@ def add(commands: "Commands") -> None:
     pricing = commands.add_parser(
         "cost", help="closed forms, ours and a textbook's, beside the simulator"
     )
-    pricing.add_argument("-n", "--ranks", type=int, default=8, help="number of ranks (8)")
+    pricing.add_argument("-n", "--ranks", type=positive, default=8, help="number of ranks (8)")
     pricing.add_argument("--size", type=size, default=1 << 20, help="bytes of the buffer (1M)")
     pricing.add_argument(
-        "--alpha", type=float, default=1.5, help="latency of a message in microseconds (1.5)"
+        "--alpha", type=not_negative, default=1.5, help="latency of a message in microseconds (1.5)"
     )
     pricing.add_argument(
-        "--bandwidth", type=float, default=25.0, help="bandwidth of a port in GB/s (25)"
+        "--bandwidth", type=above_zero, default=25.0, help="bandwidth of a port in GB/s (25)"
     )
     pricing.add_argument(
-        "--reduction", type=float, default=100.0, help="speed of a reduction in GB/s (100)"
+        "--reduction", type=above_zero, default=100.0, help="speed of a reduction in GB/s (100)"
     )
     beside = "all-reduces of your own beside these, as mine.py:name: by the simulator"
     pricing.add_argument("--algorithm", default="", metavar="A,B", help=beside)
@@ -81,9 +81,12 @@ def add(commands: "Commands") -> None:
 def simulate_sizes(options: argparse.Namespace) -> int:
     """Which algorithm wins at which number of ranks."""
     if options.plot:
-        pyplot()  # refused now rather than when all is simulated
+        expect_picture(options.plot)  # refused now rather than when all is simulated
+        pyplot()
     link = Link(options.alpha * 1e-6, 1e-9 / options.bandwidth)
     wanted = names(options.collective) if options.algorithm == "all" else known(options.algorithm)
+    if not wanted:
+        raise UnknownAlgorithm("--algorithm names none; give names, or all")
     title = (
         f"{options.collective} of {options.size} bytes, {options.topology}, {options.ports}-port"
     )

@@ -14,7 +14,7 @@ from collectives.analysis.claims import prove_claims
 from collectives.analysis.cost import count
 from collectives.analysis.own import named, packaged
 from collectives.analysis.verify import Proof, verify
-from collectives.commands.arguments import collective_or_file, ranks
+from collectives.commands.arguments import collective_or_file, positive, ranks
 from collectives.commands.mutate import survey
 from collectives.contracts import CONTRACTS
 from collectives.errors import CollectiveError, TooLarge, UnknownAlgorithm
@@ -31,7 +31,7 @@ def add(commands: "Commands") -> None:
     which = "one collective, or mine.py:name for an algorithm of your own; default: all"
     listing.add_argument("collective", nargs="?", type=collective_or_file, help=which)
     listing.add_argument(
-        "-n", "--size", type=int, default=8, help="number of ranks for the costs (8)"
+        "-n", "--size", type=positive, default=8, help="number of ranks for the costs (8)"
     )
     listing.set_defaults(run=_list)
 
@@ -58,7 +58,7 @@ def add(commands: "Commands") -> None:
         "algorithm", help="name, NAME:key=value with options, mine.py:name, or all"
     )
     drawing.add_argument("-c", "--collective", choices=CONTRACTS, default="allreduce")
-    drawing.add_argument("-n", "--size", type=int, default=8, help="number of ranks (8)")
+    drawing.add_argument("-n", "--size", type=positive, default=8, help="number of ranks (8)")
     drawing.add_argument("-o", "--output", type=Path, help="a .png or .svg; the folder for all")
     drawing.add_argument("--text", action="store_true", help="print the grid, write no PNG")
     drawing.set_defaults(run=_draw)

@@ -147,8 +147,8 @@ FAULTS = [
     Fault(
         "engine: native calls do not end the plans under way",
         "collectives/calls/engine.py",
-        "        self.underway.drain()\n        NativePlan(self.comm, arguments, reason)()",
-        "        NativePlan(self.comm, arguments, reason)()",
+        "        self.underway.drain()\n        call_native(self.comm, arguments)",
+        "        call_native(self.comm, arguments)",
     ),
     # The trainer.
     Fault(

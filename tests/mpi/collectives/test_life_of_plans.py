@@ -323,13 +323,8 @@ def test_a_communicator_that_was_freed_says_so():
                 made.Allreduce(np.ones(3), np.zeros(3), algorithm=algorithm)
 
 
-def test_null_communicators_are_refused_and_given_by_split():
-    for nobody in (MPI.COMM_NULL, MPI.Intracomm()):
-        with pytest.raises(ValueError, match="takes no COMM_NULL, as this rank is in no group"):
-            Communicator(nobody)
-    with Communicator(MPI.COMM_WORLD) as comm:
-        assert comm.Split(MPI.UNDEFINED) == MPI.COMM_NULL
-    nobody = Communicator()
+def test_null_communicators_fail_as_mpi4pys():
+    nobody = Communicator(MPI.COMM_NULL)
     assert nobody == MPI.COMM_NULL
     with pytest.raises(MPI.Exception):
         nobody.Allreduce(MPI.IN_PLACE, np.zeros(3))

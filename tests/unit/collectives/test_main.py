@@ -86,6 +86,8 @@ def test_peers(capsys, tmp_path):
         (["draw", "rign"], "did you mean 'ring'?"),
         (["verify", "--algorithm", "rign"], "did you mean 'ring'?"),
         (["draw", "ring", "-n", "99"], "at most 32 ranks"),
+        (["simulate", "--ranks", "8", "--algorithm", ""], "--algorithm names none"),
+        (["simulate", "--ranks", "8", "--plot", "x.nope"], "cannot draw into x.nope: name a file"),
     ],
 )
 def test_mistakes_are_one_sentence(capsys, arguments, sentence):
@@ -105,6 +107,12 @@ def test_mistakes_are_one_sentence(capsys, arguments, sentence):
         ("explore ring -n 5-3", "5-3 is empty; write 3-5"),
         ("simulate --ranks 8-4", "8-4 is empty; write 4-8"),
         ("simulate --ranks 16..8", "16..8 is empty; write 8..16"),
+        ("list -n 0", "'0' is no whole number above 0"),
+        ("draw ring -n 0", "'0' is no whole number above 0"),
+        ("cost -n 0", "'0' is no whole number above 0"),
+        ("cost --reduction 0", "'0' is no number above 0"),
+        ("simulate --alpha nan", "'nan' is no finite number from 0 on"),
+        ("simulate --bandwidth 0", "'0' is no number above 0"),
         ("bench allreduce -n 0", "'0' is no whole number above 0"),
         ("bench allreduce -n -3", "'-3' is no whole number above 0"),
         ("bench allreduce -w -1", "'-1' is no whole number from 0 on"),
