@@ -4,29 +4,23 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
-from collectives.algorithms import Algorithm, names, own, parse
-from collectives.analysis.own import is_own, named
-from collectives.calls.agreement import Agreement
+from collectives.algorithms import Algorithm
 from collectives.calls.arguments import Arguments
 from collectives.calls.binding import bind_call
-from collectives.calls.buffers import read_buffer
 from collectives.calls.call import Call
 from collectives.calls.library import library
 from collectives.calls.meeting import shared_places, still_there, words
 from collectives.calls.native import NativePlan, call_native
-from collectives.calls.proofs import Proofs
-from collectives.calls.reading import expect_able, read_call
 from collectives.calls.recent import Entry, Recent
 from collectives.calls.resources import Resources
 from collectives.calls.settings import Settings
-from collectives.errors import CollectiveError, InvalidBuffer
+from collectives.calls.understanding import Understanding
 from collectives.execution.lanes import Mask
 from collectives.execution.plan import Plan
 from collectives.execution.shared import Places
@@ -89,8 +83,7 @@ class Engine:
         timeout = settings.timeout
         self.watchdog = Watchdog(MPI.Intracomm(comm), timeout) if timeout else None
         self.last_plan: AnyPlan | Native | None = None
-        self._agreement = Agreement(self.complete)
-        self._proofs = Proofs(self._agreement)
+        self._understanding = Understanding(settings, self.resources, self.underway, self.complete)
         self._recent = Recent()
         self._small = _Limits(self)
         self._cache: OrderedDict[object, Plan] = OrderedDict()
@@ -165,11 +158,11 @@ class Engine:
                 if meeting == entry.meeting:  # nobody came with other memory
                     self._complete(entry.plan, arguments, "as before")
                     return
-        algorithm = algorithm or self._default(arguments.collective)
+        algorithm = algorithm or self._understanding.default(arguments.collective)
         if algorithm == "native" and not self.settings.check:
             self._complete(None, arguments, "asked for")
             return
-        call = self._read(arguments, algorithm, "")
+        call = self._understanding.call(arguments, algorithm, "")
         node, places = self.resources.node, None
         own = words(call, node) if node is not None and self._meets(call) else None
         if node is not None and own is not None:
@@ -227,8 +220,8 @@ class Engine:
 
     def _make(self, arguments: Arguments, algorithm: Algorithm | str | None) -> Plan | NativePlan:
         """A plan of its own, with tags and counters of its own."""
-        algorithm = algorithm or self._default(arguments.collective)
-        call = self._read(arguments, algorithm, ", as a plan")
+        algorithm = algorithm or self._understanding.default(arguments.collective)
+        call = self._understanding.call(arguments, algorithm, ", as a plan")
         node, places = self.resources.node, None
         if node is not None and self._meets(call):
             places = shared_places(self._meet(words(call, node)), node)
@@ -276,77 +269,6 @@ class Engine:
         """The numbers that any rank uses."""
         self.complete(self.channel.Iallreduce(MPI.IN_PLACE, used, MPI.BOR))
         return used
-
-    def _default(self, collective: str) -> str:
-        """The communicator's algorithm, where this collective has it."""
-        name, _ = parse(self.settings.algorithm)
-        known = name in ("auto", "native", *names(collective))
-        default = self.settings.algorithm if known else "auto"
-        return "native" if collective == "barrier" and default == "auto" else default
-
-    def _read(self, arguments: Arguments, algorithm: Algorithm | str, how: str) -> Call:
-        """Understands a call, and proves a program's own algorithm before its first use.
-
-        With checking on, all ranks raise if one of them has to, or makes the call in another form,
-        which ``how`` says.
-        """
-        refused: Exception | None = None
-        call: Call | None = None
-        try:
-            arguments = self._with_counts(arguments)
-            name = self._named(algorithm, arguments.collective)
-            call = read_call(arguments, name, self.comm.rank, self.comm.size)
-        except (CollectiveError, TypeError, ValueError, BufferError, MPI.Exception) as error:
-            refused = error
-        if self.settings.check:
-            self.underway.expect_whole()
-            lengths = call.lengths if call is not None else {}
-            self._agreement.check(self.resources.channel, f"{refused or call}{how}", lengths)
-        if call is None:
-            assert refused is not None, "a call is understood or refused"
-            raise refused
-        if own(call.collective, call.algorithm):
-            self.underway.expect_whole()
-            proved = self._proofs.expect(
-                self.channel, call, algorithm, on_one_node=self.resources.node is not None
-            )
-            call = replace(call, proved=proved)
-        expect_able(call)
-        return call
-
-    def _named(self, algorithm: Algorithm | str, collective: str) -> str:
-        """The algorithm's name.  Where a program's own cannot be had, all ranks hear of it, as
-        the others may be about to prove it."""
-        try:
-            return named(algorithm, collective)
-        except CollectiveError as error:
-            if is_own(algorithm) and not self.settings.check:
-                self.underway.expect_whole()
-                self._proofs.refuse(self.channel, collective, algorithm, error)
-            raise
-
-    def _with_counts(self, arguments: Arguments) -> Arguments:
-        """``Reduce_scatter`` without counts: each rank's is what its receive buffer holds."""
-        in_place = arguments.sendbuf is None or arguments.sendbuf is MPI.IN_PLACE
-        without = arguments.vector and arguments.recvcounts is None and not in_place
-        if arguments.collective != "reduce_scatter" or not without:
-            return arguments
-        self.underway.expect_whole()
-        counts = np.full(self.comm.size, -1)
-        refused = None
-        try:
-            counts[self.comm.rank] = read_buffer(arguments.recvbuf, "receive").items.size
-        except InvalidBuffer as error:
-            refused = error
-        self.complete(self.channel.Iallreduce(MPI.IN_PLACE, counts, MPI.MAX))
-        if refused is not None:
-            raise refused
-        if counts.min() < 0:
-            raise InvalidBuffer(
-                f"reduce_scatter: rank {counts.argmin()} passes a receive buffer that cannot be "
-                "used"
-            )
-        return arguments._replace(recvcounts=counts.tolist())
 
     @property
     def channel(self) -> MPI.Intracomm:

@@ -1,0 +1,115 @@
+"""A call as all ranks understand it: read, compared, its own algorithm proved."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives.algorithms import Algorithm, names, own, parse
+from collectives.analysis.own import is_own, named
+from collectives.calls.agreement import Agreement
+from collectives.calls.arguments import Arguments
+from collectives.calls.buffers import read_buffer
+from collectives.calls.call import Call
+from collectives.calls.proofs import Proofs
+from collectives.calls.reading import expect_able, read_call
+from collectives.calls.resources import Resources
+from collectives.calls.settings import Settings
+from collectives.errors import CollectiveError, InvalidBuffer
+from collectives.execution.underway import Underway
+
+
+class Understanding:
+    """Of the calls of one communicator.
+
+    Args:
+        underway: the communicator's plans that are under way.
+        wait: for a request, while these move along.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        resources: Resources,
+        underway: Underway,
+        wait: Callable[[MPI.Request], None],
+    ) -> None:
+        self.settings = settings
+        self.resources = resources
+        self.underway = underway
+        self._wait = wait
+        self._comm = resources.comm
+        self._agreement = Agreement(wait)
+        self._proofs = Proofs(self._agreement)
+
+    def default(self, collective: str) -> str:
+        """The communicator's algorithm, where this collective has it."""
+        name, _ = parse(self.settings.algorithm)
+        known = name in ("auto", "native", *names(collective))
+        default = self.settings.algorithm if known else "auto"
+        return "native" if collective == "barrier" and default == "auto" else default
+
+    def call(self, arguments: Arguments, algorithm: Algorithm | str, how: str) -> Call:
+        """Understands a call, and proves a program's own algorithm before its first use.
+
+        With checking on, all ranks raise if one of them has to, or makes the call in another form,
+        which ``how`` says.
+        """
+        refused: Exception | None = None
+        call: Call | None = None
+        try:
+            arguments = self._with_counts(arguments)
+            name = self._named(algorithm, arguments.collective)
+            call = read_call(arguments, name, self._comm.rank, self._comm.size)
+        except (CollectiveError, TypeError, ValueError, BufferError, MPI.Exception) as error:
+            refused = error
+        if self.settings.check:
+            self.underway.expect_whole()
+            lengths = call.lengths if call is not None else {}
+            self._agreement.check(self.resources.channel, f"{refused or call}{how}", lengths)
+        if call is None:
+            assert refused is not None, "a call is understood or refused"
+            raise refused
+        if own(call.collective, call.algorithm):
+            self.underway.expect_whole()
+            proved = self._proofs.expect(
+                self.resources.channel, call, algorithm, on_one_node=self.resources.node is not None
+            )
+            call = replace(call, proved=proved)
+        expect_able(call)
+        return call
+
+    def _named(self, algorithm: Algorithm | str, collective: str) -> str:
+        """The algorithm's name.  Where a program's own cannot be had, all ranks hear of it, as
+        the others may be about to prove it."""
+        try:
+            return named(algorithm, collective)
+        except CollectiveError as error:
+            if is_own(algorithm) and not self.settings.check:
+                self.underway.expect_whole()
+                self._proofs.refuse(self.resources.channel, collective, algorithm, error)
+            raise
+
+    def _with_counts(self, arguments: Arguments) -> Arguments:
+        """``Reduce_scatter`` without counts: each rank's is what its receive buffer holds."""
+        in_place = arguments.sendbuf is None or arguments.sendbuf is MPI.IN_PLACE
+        without = arguments.vector and arguments.recvcounts is None and not in_place
+        if arguments.collective != "reduce_scatter" or not without:
+            return arguments
+        self.underway.expect_whole()
+        counts = np.full(self._comm.size, -1)
+        refused = None
+        try:
+            counts[self._comm.rank] = read_buffer(arguments.recvbuf, "receive").items.size
+        except InvalidBuffer as error:
+            refused = error
+        self._wait(self.resources.channel.Iallreduce(MPI.IN_PLACE, counts, MPI.MAX))
+        if refused is not None:
+            raise refused
+        if counts.min() < 0:
+            raise InvalidBuffer(
+                f"reduce_scatter: rank {counts.argmin()} passes a receive buffer that cannot be "
+                "used"
+            )
+        return arguments._replace(recvcounts=counts.tolist())
