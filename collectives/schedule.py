@@ -15,10 +15,8 @@ An empty round is free.  Generators use it to keep the two ends of a message in 
 number, which makes a schedule free of deadlock by construction.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 from collectives.contracts import Contract, Member, contract
@@ -143,6 +141,9 @@ class Schedule:
         in_place: whether ``sendbuf`` may lie in ``recvbuf``; if not, it is copied aside first.
         generate: ``generate(rank)`` iterates over that rank's rounds in O(its own rounds).
         root: root of a broadcast, reduce, gather or scatter.
+        aligned: both ends of every message lie in rounds of the same number, as is so of all of the
+            package's.  Messages may be late, and need it not; waits for a whole round of a peer,
+            and segments that overlap, do.
     """
 
     collective: str
@@ -153,6 +154,7 @@ class Schedule:
     in_place: bool
     generate: Callable[[int], Iterator[Round]]
     root: int = 0
+    aligned: bool = True
 
     @property
     def contract(self) -> Contract:
@@ -171,24 +173,6 @@ class Schedule:
             "recvbuf": self.contract.recv_blocks(member) * self.chunks,
             "workspace": self.workspace,
         }
-
-    @cached_property
-    def is_aligned(self) -> bool:
-        """Whether both ends of every message lie in rounds of the same number.
-
-        Messages may be late, and need it not; waits for a whole round of a peer, and segments that
-        overlap, do.
-        """
-        sent: dict[tuple[int, int], list[int]] = defaultdict(list)
-        arrived: dict[tuple[int, int], list[int]] = defaultdict(list)
-        for rank in range(self.size):
-            for number, steps in enumerate(self.rounds(rank)):
-                for step in steps:
-                    if isinstance(step, Send):
-                        sent[rank, step.peer].append(number)
-                    elif not isinstance(step, Copy):
-                        arrived[step.peer, rank].append(number)
-        return sent == arrived
 
     def rounds(self, rank: int) -> Iterator[Round]:
         """Rounds of ``rank``; raises ``ValueError`` for a rank outside ``0 <= rank < size``."""

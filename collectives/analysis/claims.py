@@ -1,6 +1,7 @@
 """What an algorithm claims, proved; its functions may be wrong in any way."""
 
 import hashlib
+from collections import defaultdict
 
 from collectives.algorithms.algorithm import Algorithm
 from collectives.analysis.verify import Proof, prove, verify
@@ -50,6 +51,20 @@ def _expect_uniform(schedule: Schedule) -> None:
                     f"{schedule} says uniform=True, and rank {rank} round {number} is unlike the "
                     "first one"
                 )
+
+
+def is_aligned(schedule: Schedule) -> bool:
+    """Whether both ends of every message lie in rounds of the same number."""
+    sent: dict[tuple[int, int], list[int]] = defaultdict(list)
+    arrived: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for rank in range(schedule.size):
+        for number, steps in enumerate(schedule.rounds(rank)):
+            for step in steps:
+                if isinstance(step, Send):
+                    sent[rank, step.peer].append(number)
+                elif not isinstance(step, Copy):
+                    arrived[step.peer, rank].append(number)
+    return sent == arrived
 
 
 def fingerprint(schedule: Schedule, rank: int) -> str:

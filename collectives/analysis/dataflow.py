@@ -39,7 +39,7 @@ class Dataflow:
     """What all ranks do, in which round, to which cells.
 
     Attributes:
-        programmes: the rounds of each rank.
+        programs: the rounds of each rank.
         ends: for each end of a message, the other.
         rounds: largest number of rounds of a rank.
     """
@@ -48,13 +48,13 @@ class Dataflow:
         """Cost: one step of Python for each chunk that a step names, on all ranks."""
         self.schedule = schedule
         self.in_place = in_place
-        self.programmes = [list(schedule.rounds(rank)) for rank in range(schedule.size)]
-        self.rounds = max(map(len, self.programmes))
+        self.programs = [list(schedule.rounds(rank)) for rank in range(schedule.size)]
+        self.rounds = max(map(len, self.programs))
         self.ends = dict(_ends(schedule))
-        self._touched: list[dict[Cell, int]] = [{} for _ in self.programmes]
-        self._written: list[dict[Cell, int]] = [{} for _ in self.programmes]
-        for rank, programme in enumerate(self.programmes):
-            for number, steps in enumerate(programme):
+        self._touched: list[dict[Cell, int]] = [{} for _ in self.programs]
+        self._written: list[dict[Cell, int]] = [{} for _ in self.programs]
+        for rank, program in enumerate(self.programs):
+            for number, steps in enumerate(program):
                 if not steps:
                     continue
                 written = self.writes(rank, steps)
@@ -63,7 +63,7 @@ class Dataflow:
                 for cell in written | self.reads(rank, steps):
                     self._touched[rank].setdefault(cell, number)
 
-        self._awaited: list[set[int]] = [set() for _ in self.programmes]
+        self._awaited: list[set[int]] = [set() for _ in self.programs]
         for end in self.ends:
             self._awaited[end.rank] |= {self.readable(end), self.writable(end)}
 
@@ -73,7 +73,7 @@ class Dataflow:
 
     def step(self, end: Endpoint) -> Step:
         """The step at ``end``."""
-        return self.programmes[end.rank][end.round][end.position]
+        return self.programs[end.rank][end.round][end.position]
 
     def cells(self, rank: int, chunk: Chunk) -> frozenset[Cell]:
         """The cells of ``chunk`` on ``rank``."""

@@ -111,8 +111,8 @@ def record(schedule: Schedule, in_place: bool = False) -> dict[str, Any]:
         place = _place(recorder, rank, Chunk("sendbuf", i, i + 1))
         start.append([rank, *place, nodes.number(leaf), _is_result(recorder, rank, place, leaf)])
     rounds = [_Round(recorder, nodes) for _ in range(max(map(len, programs)))]
-    for rank, programme in enumerate(programs):
-        for number, steps in enumerate(programme):
+    for rank, program in enumerate(programs):
+        for number, steps in enumerate(program):
             applied = [i for i, step in enumerate(steps) if isinstance(step, Recv | Copy)]
             applied += [i for i, step in enumerate(steps) if isinstance(step, RecvReduce)]
             for position, (step, values) in zip(applied, recorder.written[rank, number]):

@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from math import gcd
-from operator import index
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,14 @@ from mpi4py.util import dtlib
 
 from collectives.calls.exported import memory_of
 from collectives.calls.gaps import Block, Gaps, fills_its_extent, is_one_block
+from collectives.calls.specification import (
+    named_type,
+    number,
+    numbers,
+    parts,
+    vector_parts,
+    whole_number,
+)
 from collectives.errors import InvalidBuffer
 from collectives.execution.memory import HOST, Memory, is_on_device
 from collectives.execution.transport.cuda_memory import CudaMemory
@@ -113,10 +120,10 @@ def read_buffer(
         InvalidBuffer: for memory that is not contiguous, not writable, too short, or of a kind that
             nobody can read, and for types with gaps unless ``moves``.
     """
-    data, count, displacement, named = _parts(spec)
+    data, count, displacement, named = parts(spec)
     readonly = readonly or role == "send"
     space = _Space(data, named, role, readonly=readonly, moves=moves)
-    start = _number(displacement or 0, role, "displacement")
+    start = number(displacement or 0, role, "displacement")
     if count is None:
         whole = space.whole_items(start)
         if whole % max(blocks, 1):
@@ -126,7 +133,7 @@ def read_buffer(
             )
         length = whole
     else:
-        length = _number(count, role, "count") * max(blocks, 1)
+        length = number(count, role, "count") * max(blocks, 1)
     return space.buffer([Block(start, length)])
 
 
@@ -141,20 +148,20 @@ def vector_buffer(spec: object, role: str, blocks: int) -> Buffer:
     Raises:
         InvalidBuffer: as :func:`read_buffer`, and for lists that are not ``blocks`` long.
     """
-    data, lengths, starts, named = _vector_parts(spec)
+    data, lengths, starts, named = vector_parts(spec)
     space = _Space(data, named, role, readonly=role == "send", moves=True)
     if lengths is None:
         length, longer = divmod(space.whole_items(0), blocks)
         counts = tuple(length + (j < longer) for j in range(blocks))
     else:
-        counts = _numbers(lengths, role, "counts", blocks)
-    stride = None if starts is None else _index(starts)
+        counts = numbers(lengths, role, "counts", blocks)
+    stride = None if starts is None else whole_number(starts)
     if starts is None:
         displacements = tuple(accumulate(counts[:-1], initial=0))
     elif stride is not None:
         displacements = tuple(stride * j for j in range(blocks))
     else:
-        displacements = _numbers(starts, role, "displacements", blocks)
+        displacements = numbers(starts, role, "displacements", blocks)
     return space.buffer([*map(Block, displacements, counts)], counts)
 
 
@@ -182,7 +189,7 @@ class _Space:
         self.extent = self.memory.itemsize
         self.gapped = False
         if named is not None:
-            self.datatype = datatype = _named(named, role)
+            self.datatype = datatype = named_type(named, role)
             self.extent = datatype.Get_extent()[1]
             # A reduction goes item by item, so the order of the numbers in one plays no part; and
             # the pair types of MAXLOC may have gaps, which nobody looks at.
@@ -255,85 +262,6 @@ class _Space:
 
 def _times(numbers: tuple[int, ...] | None, factor: int) -> tuple[int, ...] | None:
     return None if numbers is None else tuple(n * factor for n in numbers)
-
-
-def _index(value: Any) -> int | None:
-    """A whole number of any type, ``None`` for what is none."""
-    try:
-        return index(value)
-    except TypeError:
-        return None
-
-
-def _number(value: Any, role: str, what: str) -> int:
-    found = _index(value)
-    if found is None or found < 0:
-        raise InvalidBuffer(f"the {role} buffer's {what} is {value!r}, not a number from 0 on")
-    return found
-
-
-def _numbers(values: Any, role: str, what: str, blocks: int) -> tuple[int, ...]:
-    one = _index(values)
-    if one is not None:
-        return (one,) * blocks
-    try:
-        numbers = tuple(index(v) for v in values)
-    except TypeError:
-        raise InvalidBuffer(f"the {role} buffer's {what} are no whole numbers") from None
-    if len(numbers) != blocks:
-        raise InvalidBuffer(
-            f"the {role} buffer has {len(numbers)} {what}, but there are {blocks} ranks"
-        )
-    return numbers
-
-
-def _parts(spec: object) -> tuple[object, Any, Any, MPI.Datatype | str | None]:
-    """The array, count, displacement and type of a specification."""
-    if not isinstance(spec, list | tuple):
-        return spec, None, None, None
-    match spec:
-        case [data]:
-            return data, None, None, None
-        case [data, MPI.Datatype() | str() as datatype]:
-            return data, None, None, datatype
-        case [data, [count, displacement]] | [data, (count, displacement)]:
-            return data, count, displacement, None
-        case [data, count]:
-            return data, count, None, None
-        case [data, [count, displacement], datatype]:
-            return data, count, displacement, datatype
-        case [data, count, datatype]:
-            return data, count, None, datatype
-        case [data, count, displacement, datatype]:
-            return data, count, displacement, datatype
-    raise InvalidBuffer(f"a buffer specification has 1 to 4 parts, this one has {len(spec)}")
-
-
-def _vector_parts(spec: object) -> tuple[object, Any, Any, MPI.Datatype | str | None]:
-    if not isinstance(spec, list | tuple):
-        return spec, None, None, None
-    data, *rest = spec or [None] * 5
-    datatype = rest.pop() if rest and isinstance(rest[-1], MPI.Datatype | str) else None
-    if len(rest) == 1 and isinstance(rest[0], tuple) and len(rest[0]) == 2:
-        rest = list(rest[0])  # counts and displacements
-    if len(rest) == 2 and datatype is None and rest[1] is None:
-        rest.pop()  # [array, counts, None]: the type is to be inferred
-    if len(rest) > 2:
-        raise InvalidBuffer(f"a buffer specification has 1 to 4 parts, this one has {len(spec)}")
-    lengths, starts = [*rest, None, None][:2]
-    return data, lengths, starts, datatype
-
-
-def _named(datatype: MPI.Datatype | str, role: str) -> MPI.Datatype:
-    if isinstance(datatype, str):
-        datatype = MPI._typedict.get(datatype, MPI.DATATYPE_NULL)
-    if not isinstance(datatype, MPI.Datatype):
-        raise InvalidBuffer(
-            f"the {role} buffer's type is a {type(datatype).__name__}; pass an MPI.Datatype"
-        )
-    if datatype == MPI.DATATYPE_NULL:
-        raise InvalidBuffer(f"the {role} buffer names a datatype that this MPI does not have")
-    return datatype
 
 
 def _inferred(dtype: "np.dtype[Any]") -> MPI.Datatype | None:

@@ -83,7 +83,9 @@ class Engine:
         timeout = settings.timeout
         self.watchdog = Watchdog(MPI.Intracomm(comm), timeout) if timeout else None
         self.last_plan: AnyPlan | Native | None = None
-        self._understanding = Understanding(settings, self.resources, self.underway, self.complete)
+        self._understanding = Understanding(
+            comm, settings, self.resources, self.underway, self.complete
+        )
         self._recent = Recent()
         self._small = _Limits(self)
         self._cache: OrderedDict[object, Plan] = OrderedDict()

@@ -8,7 +8,7 @@ from time import perf_counter
 from mpi4py import MPI
 
 from collectives.algorithms import REGISTRY, Algorithm, find, own, parse
-from collectives.analysis.claims import fingerprint, prove_claims
+from collectives.analysis.claims import fingerprint, is_aligned, prove_claims
 from collectives.calls.agreement import Agreement, names_of
 from collectives.calls.call import Call
 from collectives.errors import CollectiveError, MismatchError, ScheduleError, UnknownAlgorithm
@@ -69,15 +69,17 @@ class Proofs:
             mine, problem = {}, error
         told = self._agreement.gathered(channel, (mine, problem and str(problem)))
         verdict: CollectiveError | None = None
+        aligned = False
         if channel.rank == 0:
             verdict = problem or _differing(schedule, digests, told)
             if verdict is None and schedule is not None:
-                verdict = _disproved(collective, name, schedule, in_segments)
-        self._raise_together(channel, verdict)
+                aligned = is_aligned(schedule)
+                verdict = _disproved(collective, name, schedule, in_segments and not aligned)
+        aligned = self._decided(channel, verdict, aligned)
         assert schedule is not None, "rank 0 has found no problem on any rank"
-        self._proved[key] = schedule
+        self._proved[key] = replace(schedule, aligned=aligned)
         self._asked.add((collective, str(asked)))
-        return schedule
+        return self._proved[key]
 
     def refuse(
         self,
@@ -94,16 +96,22 @@ class Proofs:
         """
         if (collective, str(asked)) not in self._asked:
             self._agreement.gathered(channel, ({}, str(problem)))
-            self._raise_together(channel, problem if channel.rank == 0 else None)
+            self._decided(channel, problem if channel.rank == 0 else None)
 
-    def _raise_together(self, channel: MPI.Intracomm, verdict: CollectiveError | None) -> None:
-        """Rank 0's verdict, on all ranks.  A program's own class may be unknown there, so it goes
-        by the one of ours that it inherits from."""
+    def _decided(
+        self, channel: MPI.Intracomm, verdict: CollectiveError | None, aligned: bool = False
+    ) -> bool:
+        """Whether the schedule is aligned, as rank 0 finds; or its verdict, on all ranks.
+
+        A program's own class of errors may be unknown there: the error is of that one of ours which
+        the class inherits from.
+        """
         mine = verdict and (_ours(type(verdict)), str(verdict))
-        (told, *_) = self._agreement.gathered(channel, mine)
+        ((told, aligned), *_) = self._agreement.gathered(channel, (mine, aligned))
         if told is not None:
             kind, text = told
             raise kind(text)
+        return aligned
 
 
 def _ours(error: type[CollectiveError]) -> type[CollectiveError]:
@@ -152,10 +160,10 @@ def _differing(
 
 
 def _disproved(
-    collective: str, name: str, schedule: Schedule, in_segments: bool
+    collective: str, name: str, schedule: Schedule, segments_fail: bool
 ) -> CollectiveError | None:
     """What is wrong with a schedule, or nothing."""
-    if in_segments and not schedule.is_aligned:
+    if segments_fail:
         return UnknownAlgorithm(
             f"{schedule}: no segments, as some messages leave in a round of another number than "
             "they arrive in; let ranks that have nothing to do yield empty rounds until then"

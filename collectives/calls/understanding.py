@@ -24,22 +24,24 @@ class Understanding:
     """Of the calls of one communicator.
 
     Args:
+        comm: the caller's own, as it may be freed: asked then, MPI raises, and a copy would crash.
         underway: the communicator's plans that are under way.
         wait: for a request, while these move along.
     """
 
     def __init__(
         self,
+        comm: MPI.Intracomm,
         settings: Settings,
         resources: Resources,
         underway: Underway,
         wait: Callable[[MPI.Request], None],
     ) -> None:
+        self.comm = comm
         self.settings = settings
         self.resources = resources
         self.underway = underway
         self._wait = wait
-        self._comm = resources.comm
         self._agreement = Agreement(wait)
         self._proofs = Proofs(self._agreement)
 
@@ -61,7 +63,7 @@ class Understanding:
         try:
             arguments = self._with_counts(arguments)
             name = self._named(algorithm, arguments.collective)
-            call = read_call(arguments, name, self._comm.rank, self._comm.size)
+            call = read_call(arguments, name, self.comm.rank, self.comm.size)
         except (CollectiveError, TypeError, ValueError, BufferError, MPI.Exception) as error:
             refused = error
         if self.settings.check:
@@ -98,10 +100,10 @@ class Understanding:
         if arguments.collective != "reduce_scatter" or not without:
             return arguments
         self.underway.expect_whole()
-        counts = np.full(self._comm.size, -1)
+        counts = np.full(self.comm.size, -1)
         refused = None
         try:
-            counts[self._comm.rank] = read_buffer(arguments.recvbuf, "receive").items.size
+            counts[self.comm.rank] = read_buffer(arguments.recvbuf, "receive").items.size
         except InvalidBuffer as error:
             refused = error
         self._wait(self.resources.channel.Iallreduce(MPI.IN_PLACE, counts, MPI.MAX))

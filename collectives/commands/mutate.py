@@ -17,7 +17,7 @@ from collectives.execution.local import run
 from collectives.execution.memory import Combine, Items
 from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send, Step
 
-Programme = list[Round]
+Program = list[Round]
 _ITEMS_PER_CHUNK = 3
 
 
@@ -96,23 +96,21 @@ def _inputs(schedule: Schedule) -> list[Items]:
 def mutants(schedule: Schedule) -> Iterator[Mutant]:
     """All mutants of a schedule, one after the other."""
     for rank in range(schedule.size):
-        programme = list(schedule.rounds(rank))
-        for description, changed in _changed(schedule, rank, programme):
+        program = list(schedule.rounds(rank))
+        for description, changed in _changed(schedule, rank, program):
             generate = _with(schedule, rank, changed)
             yield Mutant(f"rank {rank} {description}", replace(schedule, generate=generate))
 
 
-def _with(schedule: Schedule, rank: int, programme: Programme):  # type: ignore[no-untyped-def]
-    return lambda r: iter(programme) if r == rank else schedule.generate(r)
+def _with(schedule: Schedule, rank: int, program: Program):  # type: ignore[no-untyped-def]
+    return lambda r: iter(program) if r == rank else schedule.generate(r)
 
 
-def _changed(
-    schedule: Schedule, rank: int, programme: Programme
-) -> Iterator[tuple[str, Programme]]:
-    """One rank's programme with one change each."""
+def _changed(schedule: Schedule, rank: int, program: Program) -> Iterator[tuple[str, Program]]:
+    """One rank's program with one change each."""
     limits = schedule.limits(rank)
-    for number, steps in enumerate(programme):
-        before, after = programme[:number], programme[number + 1 :]
+    for number, steps in enumerate(program):
+        before, after = program[:number], program[number + 1 :]
         for position, step in enumerate(steps):
             head, tail = steps[:position], steps[position + 1 :]
             where = f"round {number}: {step}"

@@ -79,7 +79,7 @@ class _Binder:
         self.layouts = layouts
         self.combine = combine
         self.tag = tag
-        self.programme = list(schedule.rounds(transport.rank))
+        self.program = list(schedule.rounds(transport.rank))
         self.messages: dict[tuple[type, int], int] = {}
 
     def view(self, chunk: Chunk) -> Items:
@@ -87,9 +87,9 @@ class _Binder:
 
     def rounds(self) -> list[BoundRound]:
         """The rounds that have something to do; chunks of no items move nothing."""
-        most = max(map(self.arriving, self.programme), default=0)
+        most = max(map(self.arriving, self.program), default=0)
         arrivals = self.memory.empty(most, self.buffers["recvbuf"].dtype)
-        bound = (self.round(steps, arrivals) for steps in self.programme)
+        bound = (self.round(steps, arrivals) for steps in self.program)
         return [r for r in bound if r.starts]
 
     def arriving(self, steps: Round) -> int:

@@ -42,7 +42,7 @@ def runs_shared(schedule: Schedule, places: Places) -> bool:
     return (
         not schedule.workspace
         and (schedule.in_place or not _is_in_place(schedule, places))
-        and schedule.is_aligned
+        and schedule.aligned
     )
 
 
@@ -178,7 +178,7 @@ class SharedBinder:
         """The rounds of one run."""
         last = entered(self.flow.rounds)
         bound = [BoundRound(starts=[self.node.advance(self.slot, last + 1)])]
-        for number, steps in enumerate(self.flow.programmes[self.rank]):
+        for number, steps in enumerate(self.flow.programs[self.rank]):
             if steps:
                 bound += self.round(number, steps)
         return [*bound, self.wait(self.pending, self.tick(last))]

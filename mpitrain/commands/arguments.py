@@ -163,7 +163,7 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     cut = commands.add_parser(
-        "partition", help="cut a profile into replicated stages (PipeDream's dynamic programme)"
+        "partition", help="cut a profile into replicated stages (PipeDream's dynamic program)"
     )
     cut.add_argument(
         "profile", type=Path, help="file of 'mpitrain profile', or PipeDream's text format"

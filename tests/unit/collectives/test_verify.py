@@ -107,16 +107,16 @@ def test_every_mutant_that_matters_is_rejected(algorithm, size):
     assert counted.mutants == counted.rejected + counted.harmless
 
 
-def schedule(*programmes, chunks=1, room=0, collective="allreduce"):
+def schedule(*programs, chunks=1, room=0, collective="allreduce"):
     """A schedule written out by hand, one list of rounds a rank."""
     return Schedule(
         collective,
         "by_hand",
-        len(programmes),
+        len(programs),
         chunks,
         room,
         True,
-        lambda rank: iter(programmes[rank]),
+        lambda rank: iter(programs[rank]),
     )
 
 
@@ -175,7 +175,7 @@ def test_the_error_says_what_is_wrong(reason):
 
 def test_different_trees_on_two_ranks_are_an_error():
     """(0+1)+2 on ranks 0 and 1, but 0+(1+2) on rank 2: equal on paper, not in floating point."""
-    programmes = (
+    programs = (
         [(Send(1, sendbuf[0]), Send(2, sendbuf[0])), (Recv(1, recvbuf[0]),)],
         [
             (RecvReduce(0, recvbuf[0], sendbuf[0]), Send(2, sendbuf[0])),
@@ -187,17 +187,17 @@ def test_different_trees_on_two_ranks_are_an_error():
             (Send(1, sendbuf[0]),),
         ],
     )
-    first = [programmes[0][0], (Recv(1, recvbuf[0]),)]
+    first = [programs[0][0], (Recv(1, recvbuf[0]),)]
     with pytest.raises(ScheduleError, match="another order than on rank 0"):
-        verify(schedule(first, programmes[1], programmes[2]))
+        verify(schedule(first, programs[1], programs[2]))
 
 
 def test_pieces_of_unequal_size_do_not_change_places():
-    programme = [
+    program = [
         (Copy(recvbuf[0], sendbuf[1]), Copy(recvbuf[1], sendbuf[0])),
     ]
     with pytest.raises(ScheduleError, match="piece 1 of a block in place 0"):
-        verify(schedule(programme, chunks=2))
+        verify(schedule(program, chunks=2))
 
 
 def test_reducing_different_chunks_is_an_error():

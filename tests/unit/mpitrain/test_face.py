@@ -12,6 +12,7 @@ DEEPER = {
     "collectives.analysis.page": "pages of pipeline schedules have the style and keys of explore",
     "collectives.calls.library": "doctor looks up the tuning table as a call does",
     "collectives.calls.tuner": "doctor says what auto would choose on this machine",
+    "collectives.commands.arguments": "numbers on both command lines are read alike",
     "collectives.commands.program": "both command lines have --version and -v",
     "collectives.execution.memory": "doctor tries the node's memory alone, with no collective",
     "collectives.execution.transport": "Bytes, the type of what a faulty transport sends",

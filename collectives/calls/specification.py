@@ -1,0 +1,95 @@
+"""The parts of mpi4py's buffer specifications."""
+
+from operator import index
+from typing import Any
+
+from mpi4py import MPI
+
+from collectives.errors import InvalidBuffer
+
+
+def whole_number(value: Any) -> int | None:
+    """A whole number of any type, ``None`` for what is none."""
+    try:
+        return index(value)
+    except TypeError:
+        return None
+
+
+def number(value: Any, role: str, what: str) -> int:
+    """Raises :class:`InvalidBuffer` for what is no number from 0 on."""
+    found = whole_number(value)
+    if found is None or found < 0:
+        raise InvalidBuffer(f"the {role} buffer's {what} is {value!r}, not a number from 0 on")
+    return found
+
+
+def numbers(values: Any, role: str, what: str, blocks: int) -> tuple[int, ...]:
+    """One for each block; a single number stands for all.
+
+    Raises:
+        InvalidBuffer: for what are no whole numbers, or not as many.
+    """
+    one = whole_number(values)
+    if one is not None:
+        return (one,) * blocks
+    try:
+        found = tuple(index(v) for v in values)
+    except TypeError:
+        raise InvalidBuffer(f"the {role} buffer's {what} are no whole numbers") from None
+    if len(found) != blocks:
+        raise InvalidBuffer(
+            f"the {role} buffer has {len(found)} {what}, but there are {blocks} ranks"
+        )
+    return found
+
+
+def parts(spec: object) -> tuple[object, Any, Any, MPI.Datatype | str | None]:
+    """The array, count, displacement and type of a specification."""
+    if not isinstance(spec, list | tuple):
+        return spec, None, None, None
+    match spec:
+        case [data]:
+            return data, None, None, None
+        case [data, MPI.Datatype() | str() as datatype]:
+            return data, None, None, datatype
+        case [data, [count, displacement]] | [data, (count, displacement)]:
+            return data, count, displacement, None
+        case [data, count]:
+            return data, count, None, None
+        case [data, [count, displacement], datatype]:
+            return data, count, displacement, datatype
+        case [data, count, datatype]:
+            return data, count, None, datatype
+        case [data, count, displacement, datatype]:
+            return data, count, displacement, datatype
+    raise InvalidBuffer(f"a buffer specification has 1 to 4 parts, this one has {len(spec)}")
+
+
+def vector_parts(spec: object) -> tuple[object, Any, Any, MPI.Datatype | str | None]:
+    """The array, counts, displacements and type of a v-variant's specification."""
+    if not isinstance(spec, list | tuple):
+        return spec, None, None, None
+    data, *rest = spec or [None] * 5
+    datatype = rest.pop() if rest and isinstance(rest[-1], MPI.Datatype | str) else None
+    if len(rest) == 1 and isinstance(rest[0], tuple) and len(rest[0]) == 2:
+        rest = list(rest[0])  # counts and displacements
+    if len(rest) == 2 and datatype is None and rest[1] is None:
+        rest.pop()  # [array, counts, None]: the type is to be inferred
+    if len(rest) > 2:
+        raise InvalidBuffer(f"a buffer specification has 1 to 4 parts, this one has {len(spec)}")
+    lengths, starts = [*rest, None, None][:2]
+    return data, lengths, starts, datatype
+
+
+def named_type(datatype: MPI.Datatype | str, role: str) -> MPI.Datatype:
+    """Raises :class:`InvalidBuffer` for what is no type of this MPI."""
+    if isinstance(datatype, str):
+        datatype = MPI._typedict.get(datatype, MPI.DATATYPE_NULL)
+    if not isinstance(datatype, MPI.Datatype):
+        raise InvalidBuffer(
+            f"the {role} buffer's type is a {type(datatype).__name__}; pass an MPI.Datatype"
+        )
+    if datatype == MPI.DATATYPE_NULL:
+        raise InvalidBuffer(f"the {role} buffer names a datatype that this MPI does not have")
+    return datatype
