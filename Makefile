@@ -14,8 +14,9 @@ TESTS  ?= tests/unit tests/local tests/launch
 SOAK   ?= 3600
 CONFIG ?= jobs/examples/digits.toml
 
-# Tests without ranks of their own run side by side; WORKERS= one after the other.
-WORKERS := -n auto --maxprocesses=8 --dist=worksteal
+# Tests without ranks of their own run side by side, one more than there are cores, as some wait;
+# WORKERS= one after the other.
+WORKERS := -n $(shell cores=$$(nproc); echo $$((cores < 7 ? cores + 1 : 8))) --dist=worksteal
 BIN     := $(VENV)/bin
 STAMP   := $(VENV)/installed$(if $(TORCH),-torch)
 # With MPI=system the launcher is the one that the shell finds, or make MPIEXEC=mpiexec.mpich names

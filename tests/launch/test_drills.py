@@ -47,11 +47,8 @@ def check(drills, reference, kind, seed):
         assert outcome.words.startswith(f"rank {fault.rank} took ")
 
 
-@pytest.mark.parametrize(
-    "kind",
-    # Each starts a job twice.
-    ["kill", *(pytest.param(kind, marks=pytest.mark.slow) for kind in HERE if kind != "kill")],
-)
+@pytest.mark.slow  # each starts a job twice
+@pytest.mark.parametrize("kind", HERE)
 def test_a_fault(drills, reference, kind):
     check(drills, reference, kind, 100)
 

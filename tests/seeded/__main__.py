@@ -35,7 +35,7 @@ class Part(NamedTuple):
 def parts(fault: Fault, full: bool) -> list[Part]:
     """All, those first that are likely to notice the fault."""
     pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-o", "faulthandler_timeout=120"]
-    beside = ["-n", "auto", "--maxprocesses=8", "--dist=worksteal", "--max-worker-restart=0"]
+    beside = ["-n", "3", "--dist=worksteal", "--max-worker-restart=0"]
     quick = [] if full else ["-m", "not slow"]
     mpi = ["--with-mpi", "-m", "mpi" if full else "mpi and not slow"]
     few, trainer = ("tests/mpi/collectives", "tests/mpi/mpitrain")
