@@ -44,7 +44,7 @@ help:
 	@echo "make test-full      all tests, those with MPI on $(FULL) ranks; an hour or two"
 	@echo "make check          ruff, mypy and the tests without MPI; minutes"
 	@echo "make lint           ruff and mypy alone; seconds"
-	@echo "make seeded         thirty faults put into a copy, and which tests notice; hours"
+	@echo "make seeded         thirty faults put into a copy, and which tests notice"
 	@echo "make wheel-check    build the wheel, install it and use it where there is no repository"
 	@echo "make conformance    mpi4py's own collective tests with our communicator, on 1 to 5 ranks"
 	@echo "make soak           drawn calls on buffers of every kind, SOAK=$(SOAK) s on NP=$(NP) ranks"
@@ -75,12 +75,17 @@ test: quick
 # Ranks share the cores, and threads of NumPy and PyTorch that wait for one another do badly there.
 test-% collectives-% mpitrain-% full-%: export OMP_NUM_THREADS ?= 1
 
-test-%: install
-	$(MPIEXEC) -n $* $(BIN)/python -m pytest --with-mpi -m "mpi and not slow" -q tests/mpi
+QUICK_ON_RANKS = $(MPIEXEC) -n $* $(BIN)/python -m pytest --with-mpi -m "mpi and not slow" -q
 
-collectives-% mpitrain-%: install
-	$(MPIEXEC) -n $* $(BIN)/python -m pytest --with-mpi -m "mpi and not slow" -q \
-		tests/mpi/$(@:-$*=)
+# A rule each: make takes one recipe of two patterns for both.
+test-%: install
+	$(QUICK_ON_RANKS) tests/mpi
+
+collectives-%: install
+	$(QUICK_ON_RANKS) tests/mpi/collectives
+
+mpitrain-%: install
+	$(QUICK_ON_RANKS) tests/mpi/mpitrain
 
 quick: install
 	$(BIN)/python -m pytest -q -m "not slow" $(WORKERS) $(TESTS)

@@ -1,6 +1,6 @@
 """Puts one fault after another into a copy of the package, and runs the tests on it.
 
-    python -m tests.seeded                  # what make test runs; hours
+    python -m tests.seeded                  # what make test runs
     python -m tests.seeded --full           # what make test-full adds, for those that got past it
     python -m tests.seeded --only gaps,ring # those whose name has one of these words
 
@@ -33,7 +33,7 @@ class Part(NamedTuple):
 
 
 def parts(fault: Fault, full: bool) -> list[Part]:
-    """All, those first that are likely to notice the fault."""
+    """All, and before them the file of those that is likely to notice the fault."""
     pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-o", "faulthandler_timeout=120"]
     beside = ["-n", "3", "--dist=worksteal", "--max-worker-restart=0"]
     quick = [] if full else ["-m", "not slow"]
@@ -42,17 +42,19 @@ def parts(fault: Fault, full: bool) -> list[Part]:
     ranks = [(3, few), (2, few), (1, few), (4, trainer)]
     if full:
         ranks = [(size, folder) for size in (4, 2, 3, 1, 5, 7, 8) for folder in (few, trainer)]
-    found = [
+
+    def on_ranks(size: int, tests: str) -> Part:
+        return Part(f"{size} ranks", [LAUNCHER, "-n", str(size), *pytest, *mpi, tests], 1800)
+
+    first = Part("without MPI", [*pytest, *quick, fault.near], 600)
+    if fault.near.startswith("tests/mpi"):
+        first = on_ranks(3 if fault.near.startswith(few) else 4, fault.near)
+    return [
+        first,
+        *(on_ranks(size, folder) for size, folder in ranks),
         Part("without MPI", [*pytest, *quick, *beside, "tests/local", "tests/unit"], 1800),
-        *(
-            Part(f"{size} ranks", [LAUNCHER, "-n", str(size), *pytest, *mpi, folder], 1800)
-            for size, folder in ranks
-        ),
         Part("launchers", [*pytest, *quick, *beside, "tests/launch"], 1800),
     ]
-    is_pure = fault.path.startswith(("collectives/algorithms", "collectives/analysis"))
-    likely = "tests/unit" if is_pure else f"tests/mpi/{fault.path.partition('/')[0]}"
-    return sorted(found, key=lambda part: part.command[-1] != likely)
 
 
 def seeded(fault: Fault, folder: Path) -> None:

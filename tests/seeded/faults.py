@@ -4,9 +4,10 @@ from typing import NamedTuple
 
 
 class Fault(NamedTuple):
-    """``old``, which ``path`` has exactly once, becomes ``new``."""
+    """``old``, which ``path`` has exactly once, becomes ``new``; ``near`` has tests that notice."""
 
     name: str
+    near: str
     path: str
     old: str
     new: str
@@ -16,12 +17,14 @@ FAULTS = [
     # The schedules, and their proofs.
     Fault(
         "ring: a chunk off by one",
+        "tests/unit/collectives/test_verify.py",
         "collectives/algorithms/ring.py",
         "leaving, arriving = (rank - step) % size, (rank - 1 - step) % size",
         "leaving, arriving = (rank - step) % size, (rank - step) % size",
     ),
     Fault(
         "butterfly: the extra ranks get no result",
+        "tests/unit/collectives/test_verify.py",
         "collectives/algorithms/butterfly.py",
         "        yield (Recv(rank - 1, everything),)\n        return\n    if fold.extra:\n"
         "        yield (RecvReduce(rank + 1, everything, held),)",
@@ -30,36 +33,42 @@ FAULTS = [
     ),
     Fault(
         "double binary tree: the last rank is nobody's child",
+        "tests/unit/collectives/test_verify.py",
         "collectives/algorithms/double_binary_tree.py",
         "if child != place)",
         "if child not in (place, size - 1))",
     ),
     Fault(
         "rooted: blocks turned the wrong way",
+        "tests/unit/collectives/test_verify.py",
         "collectives/algorithms/rooted.py",
         "start, stop = chunk.start + root, chunk.stop + root",
         "start, stop = chunk.start - root, chunk.stop - root",
     ),
     Fault(
         "segments: the second block's lie in the first",
+        "tests/unit/collectives/test_verify.py",
         "collectives/algorithms/segments.py",
         "offset = (block * (count - 1) + segment) * n",
         "offset = segment * n",
     ),
     Fault(
         "verify: a contribution counted twice passes",
+        "tests/unit/collectives/test_verify.py",
         "collectives/analysis/verify.py",
         "if left.ranks & right.ranks and not self.contract.idempotent:",
         "if False and not self.contract.idempotent:",
     ),
     Fault(
         "verify: ranks that reduce in another order pass",
+        "tests/unit/collectives/test_verify.py",
         "collectives/analysis/verify.py",
         "if same.tree != got.tree and not self.contract.idempotent:",
         "if False and not self.contract.idempotent:",
     ),
     Fault(
         "simulate: a port's messages start side by side",
+        "tests/unit/collectives/test_simulate.py",
         "collectives/analysis/simulate.py",
         "latency = latency * most",
         "latency = np.minimum(latency, latency * most)",
@@ -67,48 +76,56 @@ FAULTS = [
     # Schedules bound to memory.
     Fault(
         "messages: tags counted over all peers",
+        "tests/mpi/collectives/test_collectives.py",
         "collectives/execution/messages.py",
         "route = (Send if isinstance(step, Send) else Recv, step.peer)",
         "route = (Send if isinstance(step, Send) else Recv, 0)",
     ),
     Fault(
         "messages: a chunk that is still being sent is reduced into",
+        "tests/local/test_orders.py",
         "collectives/execution/messages.py",
         "(late if busy else bound.finish).append(reduction)",
         "bound.finish.append(reduction)",
     ),
     Fault(
         "messages: the operands of a reduction swapped",
+        "tests/local/test_local.py",
         "collectives/execution/messages.py",
         "operands = (arrived, own) if step.peer < self.transport.rank else (own, arrived)",
         "operands = (own, arrived)",
     ),
     Fault(
         "messages: in place, the input is not copied aside",
+        "tests/local/test_local.py",
         "collectives/execution/messages.py",
         "aside = aside or not schedule.in_place",
         "aside = aside or False",
     ),
     Fault(
         "plan: sends are not waited for",
+        "tests/local/test_orders.py",
         "collectives/execution/messages.py",
         "bound.finish += [*(request.Wait for request in sends), *late]",
         "bound.finish += late",
     ),
     Fault(
         "shared memory: what a peer still reads is written to",
+        "tests/local/test_orders.py",
         "collectives/execution/shared.py",
         "due = [w for w in self.pending if w.cells & (writes if w.reading else touches)]",
         "due = [w for w in self.pending if not w.reading and w.cells & touches]",
     ),
     Fault(
         "shared memory: the last tick is not waited for",
+        "tests/local/test_orders.py",
         "collectives/execution/shared.py",
         "return [*bound, self.wait(self.pending, self.tick(last))]",
         "return [*bound, self.wait([], self.tick(last))]",
     ),
     Fault(
         "shared memory: two meetings use the same words",
+        "tests/mpi/collectives/test_collectives.py",
         "collectives/execution/transport/shared_memory.py",
         "first = SLOTS * _LINE + WORDS * (self._meetings % 2)",
         "first = SLOTS * _LINE",
@@ -116,36 +133,42 @@ FAULTS = [
     # Calls.
     Fault(
         "recent: a plan found whatever the length",
+        "tests/mpi/collectives/test_buffer_kinds.py",
         "collectives/calls/recent.py",
         "return _address(buffer), buffer.nbytes, buffer.dtype, *described",
         "return _address(buffer), buffer.dtype, *described",
     ),
     Fault(
         "call: a plan found whatever the operation",
+        "tests/mpi/collectives/test_communicator.py",
         "collectives/calls/call.py",
         "            _identity(self.op),\n",
         "",
     ),
     Fault(
         "buffers: the displacement is left out",
+        "tests/mpi/collectives/test_buffer_kinds.py",
         "collectives/calls/buffers.py",
         "part = items.view(np.uint8)[start * self.extent : (start + length) * self.extent]",
         "part = items.view(np.uint8)[: length * self.extent]",
     ),
     Fault(
         "gaps: results are not unpacked",
+        "tests/mpi/collectives/test_buffer_kinds.py",
         "collectives/calls/operands.py",
         "self.after.insert(0, partial(buffer.gaps.unpack, buffer.items))",
         "self.after.insert(0, partial(buffer.gaps.pack, buffer.items))",
     ),
     Fault(
         "reduction: bitwise or for exclusive or",
+        "tests/mpi/collectives/test_collectives.py",
         "collectives/calls/reduction.py",
         "(MPI.BXOR, np.bitwise_xor, _INTEGER)",
         "(MPI.BXOR, np.bitwise_or, _INTEGER)",
     ),
     Fault(
         "engine: native calls do not end the plans under way",
+        "tests/mpi/collectives/test_life_of_plans.py",
         "collectives/calls/engine.py",
         "        self.underway.drain()\n        call_native(self.comm, arguments)",
         "        call_native(self.comm, arguments)",
@@ -153,48 +176,56 @@ FAULTS = [
     # The trainer.
     Fault(
         "clip: the norm of this rank alone",
+        "tests/mpi/mpitrain/test_layouts.py",
         "mpitrain/update.py",
         "if self._grid.counts(piece.group)\n        )",
         "if self._grid.counts(piece.group) and self._grid.comm.rank == 0\n        )",
     ),
     Fault(
         "loss: a mean over the micro-batch and not the batch",
+        "tests/mpi/mpitrain/test_layouts.py",
         "mpitrain/batches.py",
         "divisor = len(batch) * self._labels_per_sample / self._scale",
         "divisor = len(batch) // self._parts * self._labels_per_sample / self._scale",
     ),
     Fault(
         "sampler: every epoch in the same order",
+        "tests/unit/mpitrain/test_sampler.py",
         "mpitrain/data/sampler.py",
         "spawn_key=(epoch,)",
         "spawn_key=(0,)",
     ),
     Fault(
         "checkpoint: the number of updates is not restored",
+        "tests/mpi/mpitrain/test_resuming.py",
         "mpitrain/checkpoint/state.py",
         "    trainer.updater.steps = progress.updates\n",
         "",
     ),
     Fault(
         "checkpoint: other data are not refused",
+        "tests/mpi/mpitrain/test_resuming.py",
         "mpitrain/checkpoint/state.py",
         "if known and known != trainer.data_digest:",
         "if False and known != trainer.data_digest:",
     ),
     Fault(
         "pipeline: the last stage's gradient is not that of its micro-batch",
+        "tests/mpi/mpitrain/test_layouts.py",
         "mpitrain/pipeline/runtime.py",
         "memory, dy = saved.pop(key)",
         "memory, dy = saved.pop(min(saved))",
     ),
     Fault(
         "torch: a parameter that autograd came by twice is averaged once",
+        "tests/mpi/mpitrain/test_torch_replicas.py",
         "mpitrain/adapters/torch/reducer.py",
         "self._again.add(bucket)  # autograd",
         "pass  # autograd",
     ),
     Fault(
         "torch: buffers are not those of rank 0",
+        "tests/mpi/mpitrain/test_torch_replicas.py",
         "mpitrain/adapters/torch/reducer.py",
         "share(self._words, list(self._module.buffers()))",
         "pass",

@@ -280,3 +280,16 @@ def test_cheap_commands_run(words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert {"collectives": collectives, "mpitrain": mpitrain}[name](rest) == 0
     assert capsys.readouterr().out
+
+
+def test_make_test_runs_every_part_on_equal_numbers_of_ranks():
+    """One recipe for two patterns would be run for one of them alone."""
+    told = subprocess.run(
+        ["make", "-n", "test", "FEW=2 3", "GRIDS=3"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    found = re.findall(r"-n (\d) .* tests/mpi/(\w+)$", told, re.MULTILINE)
+    assert found == [("2", "collectives"), ("3", "collectives"), ("3", "mpitrain")]

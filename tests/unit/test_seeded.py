@@ -13,4 +13,5 @@ ROOT = Path(__file__).parents[2]
 def test_a_fault_has_one_place(fault):
     text = (ROOT / fault.path).read_text()
     assert text.count(fault.old) == 1
+    assert (ROOT / fault.near).is_file()
     compile(text.replace(fault.old, fault.new), fault.path, "exec")
