@@ -51,8 +51,8 @@ def parts(fault: Fault, full: bool) -> list[Part]:
         first = on_ranks(3 if fault.near.startswith(few) else 4, fault.near)
     return [
         first,
-        *(on_ranks(size, folder) for size, folder in ranks),
         Part("without MPI", [*pytest, *quick, *beside, "tests/local", "tests/unit"], 1800),
+        *(on_ranks(size, folder) for size, folder in ranks),
         Part("launchers", [*pytest, *quick, *beside, "tests/launch"], 1800),
     ]
 

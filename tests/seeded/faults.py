@@ -68,7 +68,7 @@ FAULTS = [
     ),
     Fault(
         "simulate: a port's messages start side by side",
-        "tests/unit/collectives/test_simulate.py",
+        "tests/unit/collectives/test_cost_models.py",
         "collectives/analysis/simulate.py",
         "latency = latency * most",
         "latency = np.minimum(latency, latency * most)",
