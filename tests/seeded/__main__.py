@@ -21,6 +21,8 @@ from typing import NamedTuple
 from tests.seeded.faults import FAULTS, Fault
 
 ROOT = Path(__file__).parents[2]
+#: They look the faults up in the code, and would notice each.
+OF_THE_FAULTS = "tests/unit/test_seeded.py"
 LAUNCHER = os.environ.get("MPIEXEC", "mpiexec")
 
 
@@ -34,26 +36,27 @@ class Part(NamedTuple):
 
 def parts(fault: Fault, full: bool) -> list[Part]:
     """All, and before them the file of those that is likely to notice the fault."""
-    pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-o", "faulthandler_timeout=120"]
+    pytest = [sys.executable, "-m", "pytest", "-x", "-q", "--color=no"]
+    pytest += ["-o", "faulthandler_timeout=120"]
     beside = ["-n", "3", "--dist=worksteal", "--max-worker-restart=0"]
-    quick = [] if full else ["-m", "not slow"]
+    quick = [f"--ignore={OF_THE_FAULTS}", *([] if full else ["-m", "not slow"])]
     mpi = ["--with-mpi", "-m", "mpi" if full else "mpi and not slow"]
     few, trainer = ("tests/mpi/collectives", "tests/mpi/mpitrain")
     ranks = [(3, few), (2, few), (1, few), (4, trainer)]
     if full:
         ranks = [(size, folder) for size in (4, 2, 3, 1, 5, 7, 8) for folder in (few, trainer)]
 
-    def on_ranks(size: int, tests: str) -> Part:
-        return Part(f"{size} ranks", [LAUNCHER, "-n", str(size), *pytest, *mpi, tests], 1800)
+    def on_ranks(size: int, tests: str, seconds: int = 900) -> Part:
+        return Part(f"{size} ranks", [LAUNCHER, "-n", str(size), *pytest, *mpi, tests], seconds)
 
-    first = Part("without MPI", [*pytest, *quick, fault.near], 600)
+    first = Part("without MPI", [*pytest, *quick, fault.near], 240)
     if fault.near.startswith("tests/mpi"):
-        first = on_ranks(3 if fault.near.startswith(few) else 4, fault.near)
+        first = on_ranks(3 if fault.near.startswith(few) else 4, fault.near, 240)
     return [
         first,
-        Part("without MPI", [*pytest, *quick, *beside, "tests/local", "tests/unit"], 1800),
+        Part("without MPI", [*pytest, *quick, *beside, "tests/local", "tests/unit"], 900),
         *(on_ranks(size, folder) for size, folder in ranks),
-        Part("launchers", [*pytest, *quick, *beside, "tests/launch"], 1800),
+        Part("launchers", [*pytest, *quick, *beside, "tests/launch"], 900),
     ]
 
 

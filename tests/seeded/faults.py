@@ -133,21 +133,21 @@ FAULTS = [
     # Calls.
     Fault(
         "recent: a plan found whatever the length",
-        "tests/mpi/collectives/test_buffer_kinds.py",
+        "tests/mpi/collectives/test_collectives.py",
         "collectives/calls/recent.py",
         "return _address(buffer), buffer.nbytes, buffer.dtype, *described",
         "return _address(buffer), buffer.dtype, *described",
     ),
     Fault(
         "call: a plan found whatever the operation",
-        "tests/mpi/collectives/test_communicator.py",
+        "tests/mpi/collectives/test_collectives.py",
         "collectives/calls/call.py",
         "            _identity(self.op),\n",
         "",
     ),
     Fault(
         "buffers: the displacement is left out",
-        "tests/mpi/collectives/test_buffer_kinds.py",
+        "tests/mpi/collectives/test_communicator.py",
         "collectives/calls/buffers.py",
         "part = items.view(np.uint8)[start * self.extent : (start + length) * self.extent]",
         "part = items.view(np.uint8)[: length * self.extent]",
@@ -168,7 +168,7 @@ FAULTS = [
     ),
     Fault(
         "engine: native calls do not end the plans under way",
-        "tests/mpi/collectives/test_life_of_plans.py",
+        "tests/mpi/collectives/test_communicator.py",
         "collectives/calls/engine.py",
         "        self.underway.drain()\n        call_native(self.comm, arguments)",
         "        call_native(self.comm, arguments)",
