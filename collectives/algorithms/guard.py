@@ -5,6 +5,8 @@ from dataclasses import replace
 from itertools import count
 from typing import cast
 
+import numpy as np
+
 from collectives.algorithms.algorithm import Algorithm, Option
 from collectives.contracts import contract
 from collectives.errors import CollectiveError, ScheduleError
@@ -30,8 +32,8 @@ def guarded(algorithm: Algorithm, size: int, root: int = 0, **options: Option) -
         schedule = algorithm.schedule(size, root, **options)
     except CollectiveError:
         raise
-    except Exception as error:
-        raise ScheduleError(f"{where}: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise ScheduleError(f"{where}: {words(error)}") from error
     if not isinstance(schedule, Schedule):
         raise ScheduleError(f"{where}: compose gave {schedule!r}, not a Schedule")
     for what, least in (("chunks", 1), ("workspace", 0)):
@@ -55,8 +57,8 @@ def _guarded(schedule: Schedule, rank: int) -> Iterator[Round]:
             steps = next(rounds, _END)
         except CollectiveError:
             raise
-        except Exception as error:
-            raise ScheduleError(f"{where}: {type(error).__name__}: {error}") from error
+        except (Exception, SystemExit) as error:
+            raise ScheduleError(f"{where}: {words(error)}") from error
         if steps is _END:
             return
         if number == most:
@@ -64,6 +66,14 @@ def _guarded(schedule: Schedule, rank: int) -> Iterator[Round]:
         if why := flaw(steps):
             raise ScheduleError(f"{where}: {why}")
         yield cast(Round, steps)
+
+
+def words(error: BaseException) -> str:
+    """Its class and what it says, if it can."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__
 
 
 def flaw(steps: object) -> str:
@@ -77,6 +87,6 @@ def flaw(steps: object) -> str:
         if chunks != named:
             return f"{tuple(step)} names what is no chunk of sendbuf, recvbuf or workspace"
         numbers = [*peers, *(n for chunk in chunks for n in chunk[1:])]
-        if not all(hasattr(n, "__index__") for n in numbers):
+        if not all(isinstance(n, int | np.integer) for n in numbers):
             return f"{tuple(step)} has a peer or chunk that is no whole number"
     return ""

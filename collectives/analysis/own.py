@@ -167,12 +167,16 @@ def _is_packages_own(algorithm: Algorithm) -> bool:
 
 def _imported(path: Path) -> ModuleType:
     """The file as a module, executed once in a process; its own folder is searched for imports."""
-    resolved = path.expanduser().resolve()
+    try:
+        resolved = path.expanduser().resolve()
+        is_file = resolved.is_file()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise UnknownAlgorithm(f"{str(path)[:80]!r} cannot be a file: {error}") from error
     key = f"_collectives_{path.stem}_{hashlib.sha256(str(resolved).encode()).hexdigest()[:8]}"
     if key in sys.modules:
         return sys.modules[key]
     spec = importlib.util.spec_from_file_location(key, resolved)
-    if not resolved.is_file() or spec is None or spec.loader is None:
+    if not is_file or spec is None or spec.loader is None:
         raise UnknownAlgorithm(f"there is no file {path}; write file.py:name")
     module = importlib.util.module_from_spec(spec)
     sys.modules[key] = module

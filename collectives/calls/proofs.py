@@ -8,8 +8,10 @@ from time import perf_counter
 from mpi4py import MPI
 
 from collectives.algorithms import REGISTRY, Algorithm, find, own, parse
+from collectives.algorithms.guard import words
 from collectives.analysis.claims import fingerprint, is_aligned, prove_claims
 from collectives.calls.agreement import Agreement, names_of
+from collectives.calls.arguments import Arguments
 from collectives.calls.call import Call
 from collectives.errors import CollectiveError, MismatchError, ScheduleError, UnknownAlgorithm
 from collectives.schedule import Round, Schedule
@@ -30,8 +32,9 @@ class Proofs:
 
     def __init__(self, agreement: Agreement) -> None:
         self._agreement = agreement
+        #: As callers asked, which is the same on all ranks even where one cannot have it.
+        self._agreed: set[tuple[str, str, object, bool]] = set()
         self._proved: dict[tuple[str, str, int, bool], Schedule] = {}
-        self._asked: set[tuple[str, str]] = set()
 
     def expect(
         self, channel: MPI.Intracomm, call: Call, asked: Algorithm | str, on_one_node: bool
@@ -40,7 +43,7 @@ class Proofs:
         first use, which is collective.
 
         Cost: once for each algorithm with its options, and root: a step of Python on rank 0 for
-        each step of all ranks, twice in place; 128 ranks of a ring take seconds.
+        each step of all ranks, which it keeps, twice in place; 128 ranks of a ring take seconds.
 
         Args:
             asked: the algorithm as the caller named it.
@@ -53,20 +56,38 @@ class Proofs:
         """
         collective, root = call.collective, call.root
         key = (collective, call.algorithm, root, on_one_node)
-        if key in self._proved:
+        agreed = (collective, str(asked), root, on_one_node)
+        if agreed in self._agreed:
             return self._proved[key]
+        schedule = self._proved.get(key)
+        if schedule is None:
+            schedule = self._proof(channel, call, on_one_node)
+        else:  # asked for by another name, which some rank may not know
+            told = self._agreement.gathered(channel, ({}, None))
+            self._decided(channel, _refused(told) if channel.rank == 0 else None)
+        self._proved[key] = schedule
+        self._agreed.add(agreed)
+        return schedule
+
+    def _proof(self, channel: MPI.Intracomm, call: Call, on_one_node: bool) -> Schedule:
+        collective = call.collective
         digests = own(collective, call.algorithm)
         name, options = parse(call.algorithm)
         in_segments = options.pop("segments", None) is not None
-        parts = range(channel.size) if on_one_node else [channel.rank]
+        everybody = range(channel.size)
+        parts = everybody if on_one_node else [channel.rank]
         schedule: Schedule | None = None
         try:
-            schedule = REGISTRY.schedule(collective, name, channel.size, root, **options)
-            schedule = _kept(schedule, parts, channel.rank)
+            schedule = REGISTRY.schedule(collective, name, channel.size, call.root, **options)
+            # Rank 0 keeps what it proves: the next generation may be another one.
+            kept = everybody if channel.rank == 0 else parts
+            schedule = _kept(schedule, kept, channel.rank)
             mine = {part: f"{digests} {fingerprint(schedule, part)}" for part in parts}
             problem = None
         except CollectiveError as error:
             mine, problem = {}, error
+        except Exception as error:  # of what the steps are made of
+            mine, problem = {}, ScheduleError(f"{collective} {name}: {words(error)}")
         told = self._agreement.gathered(channel, (mine, problem and str(problem)))
         verdict: CollectiveError | None = None
         aligned = False
@@ -77,26 +98,26 @@ class Proofs:
                 verdict = _disproved(collective, name, schedule, in_segments and not aligned)
         aligned = self._decided(channel, verdict, aligned)
         assert schedule is not None, "rank 0 has found no problem on any rank"
-        self._proved[key] = replace(schedule, aligned=aligned)
-        self._asked.add((collective, str(asked)))
-        return self._proved[key]
+        return replace(schedule, aligned=aligned)
 
     def refuse(
         self,
         channel: MPI.Intracomm,
-        collective: str,
+        arguments: Arguments,
         asked: Algorithm | str,
+        on_one_node: bool,
         problem: CollectiveError,
     ) -> None:
         """Tells the other ranks, which may be about to prove it, that this one cannot have the
-        algorithm that was ``asked`` for.  Collective, unless it was proved before.
+        algorithm that was ``asked`` for.  Collective where they are.
 
         Raises:
             MismatchError: on all ranks, if others have it.
         """
-        if (collective, str(asked)) not in self._asked:
-            self._agreement.gathered(channel, ({}, str(problem)))
-            self._decided(channel, problem if channel.rank == 0 else None)
+        if (arguments.collective, str(asked), arguments.root, on_one_node) in self._agreed:
+            return
+        self._agreement.gathered(channel, ({}, str(problem)))
+        self._decided(channel, problem if channel.rank == 0 else None)
 
     def _decided(
         self, channel: MPI.Intracomm, verdict: CollectiveError | None, aligned: bool = False
@@ -134,6 +155,14 @@ def _kept(schedule: Schedule, ranks: Iterable[int], mine: int) -> Schedule:
     return replace(schedule, generate=generate)
 
 
+def _refused(told: list[tuple[dict[int, str], str | None]]) -> CollectiveError | None:
+    """What is wrong if a rank cannot have the algorithm."""
+    for rank, (_, problem) in enumerate(told):
+        if problem is not None:
+            return MismatchError(f"rank {rank}: {problem}; rank 0 has this algorithm")
+    return None
+
+
 def _differing(
     schedule: Schedule | None,
     digests: list[str],
@@ -141,9 +170,8 @@ def _differing(
 ) -> CollectiveError | None:
     """What is wrong if a rank has another part than rank 0 has for it."""
     assert schedule is not None, "rank 0 has no problem"
-    for rank, (_, problem) in enumerate(told):
-        if problem is not None:
-            return MismatchError(f"rank {rank}: {problem}; rank 0 has this algorithm")
+    if refused := _refused(told):
+        return refused
     named = {part for parts, _ in told for part in parts}
     right = {part: f"{digests} {fingerprint(schedule, part)}" for part in named}
     others = [

@@ -6,7 +6,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from collectives.algorithms import find, parse
+from collectives.algorithms import check, find, parse
 from collectives.calls.arguments import Arguments
 from collectives.calls.buffers import Buffer, read_buffer, unit_of, vector_buffer
 from collectives.calls.call import Call
@@ -24,9 +24,9 @@ def read_call(arguments: Arguments, algorithm: str, rank: int, size: int) -> Cal
         UnknownAlgorithm: for no such algorithm.
     """
     collective = arguments.collective
-    name, _ = parse(algorithm)
-    if name not in ("auto", "native"):
-        find(collective, name)
+    check(collective, algorithm)
+    if (name := parse(algorithm)[0]) in ("auto", "native"):
+        algorithm = name  # however it was spelled
     root = _root(arguments, size)
     op = arguments.op
     if contract(collective).reduces and (not isinstance(op, MPI.Op) or op == MPI.OP_NULL):

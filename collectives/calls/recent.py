@@ -53,6 +53,8 @@ class Recent:
     def key(arguments: Arguments, algorithm: Algorithm | str | None) -> Key | None:
         """What the plan of a call depends on; ``None`` where only a full reading can tell."""
         collective, sendbuf, recvbuf, op, root, vector, recvcounts = arguments
+        if not isinstance(algorithm, str | Algorithm | None):
+            return None
         if vector or recvcounts is not None or type(root) is not int:
             return None
         try:

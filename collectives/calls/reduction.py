@@ -42,7 +42,7 @@ def combiner(op: MPI.Op, dtype: np.dtype[Any], datatype: MPI.Datatype | None) ->
     """
     for known, ufunc, kinds in _table():
         if op == known:
-            if dtype.kind not in kinds or (dtype.kind == "V" and dtype.fields is not None):
+            if dtype.kind not in kinds or dtype.type is np.void:
                 raise InvalidBuffer(f"MPI defines no {ufunc.__name__} on {dtype}")
             return ufunc
     if op in (MPI.OP_NULL, MPI.REPLACE, MPI.NO_OP):

@@ -62,7 +62,7 @@ class Understanding:
         call: Call | None = None
         try:
             arguments = self._with_counts(arguments)
-            name = self._named(algorithm, arguments.collective)
+            name = self._named(algorithm, arguments)
             call = read_call(arguments, name, self.comm.rank, self.comm.size)
         except (CollectiveError, TypeError, ValueError, BufferError, MPI.Exception) as error:
             refused = error
@@ -75,23 +75,27 @@ class Understanding:
             raise refused
         if own(call.collective, call.algorithm):
             self.underway.expect_whole()
-            proved = self._proofs.expect(
-                self.resources.channel, call, algorithm, on_one_node=self.resources.node is not None
-            )
+            proved = self._proofs.expect(self.resources.channel, call, algorithm, self._on_one_node)
             call = replace(call, proved=proved)
         expect_able(call)
         return call
 
-    def _named(self, algorithm: Algorithm | str, collective: str) -> str:
+    def _named(self, algorithm: Algorithm | str, arguments: Arguments) -> str:
         """The algorithm's name.  Where a program's own cannot be had, all ranks hear of it, as
         the others may be about to prove it."""
         try:
-            return named(algorithm, collective)
+            return named(algorithm, arguments.collective)
         except CollectiveError as error:
             if is_own(algorithm) and not self.settings.check:
                 self.underway.expect_whole()
-                self._proofs.refuse(self.resources.channel, collective, algorithm, error)
+                self._proofs.refuse(
+                    self.resources.channel, arguments, algorithm, self._on_one_node, error
+                )
             raise
+
+    @property
+    def _on_one_node(self) -> bool:
+        return self.resources.node is not None
 
     def _with_counts(self, arguments: Arguments) -> Arguments:
         """``Reduce_scatter`` without counts: each rank's is what its receive buffer holds."""

@@ -430,6 +430,29 @@ def test_settings_of_other_types_are_refused_when_the_communicator_is_made(
         Communicator(MPI.COMM_WORLD, **setting)
 
 
+@pytest.mark.parametrize("asked", [["ring"], {"ring": 1}, 3])
+def test_an_algorithm_of_another_type_is_refused_in_a_call(comm, asked):
+    for _ in range(2):
+        with pytest.raises(UnknownAlgorithm, match="give a name, as in 'ring'"):
+            comm.Allreduce(np.ones(3), np.ones(3), algorithm=asked)
+
+
+def test_native_has_no_options_however_it_is_spelled(comm):
+    total = np.empty(3)
+    for spelled in ("native ", "native:"):
+        comm.Allreduce(np.ones(3), total, algorithm=spelled)
+        assert (total == comm.size).all()
+    with pytest.raises(UnknownAlgorithm, match="native has no options"):
+        comm.Allreduce(np.ones(3), total, algorithm="native:segments=2")
+
+
+def test_bytes_without_a_meaning_are_not_summed(comm):
+    """Before it starts, so that the communicator stays of use."""
+    with pytest.raises(InvalidBuffer, match="MPI defines no add on"):
+        comm.Allreduce(np.zeros(4, "V8"), np.zeros(4, "V8"), algorithm="ring")
+    comm.Allreduce(MPI.IN_PLACE, np.ones(3), algorithm="ring")
+
+
 def test_settings_may_be_numpys():
     with Communicator(MPI.COMM_WORLD, check=np.True_, timeout=np.float32(60)) as comm:
         items = np.ones(3)

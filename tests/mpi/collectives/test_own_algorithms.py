@@ -263,6 +263,64 @@ def test_a_file_that_one_rank_does_not_have(comm, tmp_path, without):
 
 
 @several
+def test_a_file_that_one_rank_does_not_have_when_the_algorithm_was_proved(comm, tmp_path):
+    """Those that have it know it by name, and hear of the other's trouble all the same."""
+    tree = Algorithm("allreduce", "known_before", butterfly.recursive_doubling)
+    path = tmp_path / "known.py"
+    if RANK == 0:
+        path.write_text(
+            "from collectives import Algorithm\nfrom collectives.algorithms import butterfly\n"
+            "a = Algorithm('allreduce', 'known_before', butterfly.recursive_doubling)\n"
+        )
+    total = np.ones(4)
+    comm.Allreduce(MPI.IN_PLACE, total, algorithm=tree)
+    with pytest.raises((MismatchError, UnknownAlgorithm), match="there is no file"):
+        comm.Allreduce(MPI.IN_PLACE, total, algorithm=f"{path}:known_before")
+    comm.Allreduce(MPI.IN_PLACE, total, algorithm="known_before")
+    assert (total == SIZE**2).all()
+
+
+@several
+def test_a_generator_that_fails_in_an_odd_way_on_one_rank(comm):
+    class Speechless(Exception):
+        def __str__(self):
+            raise RuntimeError
+
+    for number, wrong in enumerate((SystemExit(0), Speechless(), StopIteration())):
+
+        def odd(rank, size, k=1, wrong=wrong):
+            if k == 2 and RANK == SIZE - 1:
+                raise wrong
+            yield from butterfly.recursive_doubling(rank, size)
+
+        def rounds(rank, size, k=1, odd=odd):
+            return odd(rank, size, k)
+
+        register(Algorithm("allreduce", f"odd_{number}", rounds, chunks=lambda size, k=1: 1))
+        with pytest.raises((ScheduleError, MismatchError), match=type(wrong).__name__):
+            comm.Allreduce(MPI.IN_PLACE, np.ones(4), algorithm=f"odd_{number}:k=2")
+
+
+@pytest.mark.skipif(SIZE != 2, reason="for 2 ranks")
+def test_what_is_compared_with_the_other_ranks_is_what_is_proved():
+    """Rank 0 has a wrong part for rank 1 at first, as rank 1 itself, and a right one later."""
+    seen = []
+
+    def turning(rank, size, k=1):
+        rounds = list(ring.allreduce(rank, size))
+        seen.append((rank, k))
+        if (rank, k) == (1, 2) and (RANK == 1 or seen.count((1, 2)) == 1):
+            rounds[0] = tuple(
+                Recv(s.peer, s.chunk) if isinstance(s, RecvReduce) else s for s in rounds[0]
+            )
+        yield from rounds
+
+    register(Algorithm("allreduce", "turning", turning, chunks=lambda size, k=1: size))
+    with Communicator(MPI.COMM_WORLD) as comm, pytest.raises(ScheduleError):
+        comm.Allreduce(np.ones(10), np.empty(10), algorithm="turning:k=2")
+
+
+@several
 def test_a_refusal_of_a_class_that_only_one_rank_knows(comm):
     class Odd(UnknownAlgorithm):
         pass

@@ -1,6 +1,7 @@
 """A program's own algorithms: what may be registered, and what the commands make of a file."""
 
 import re
+import sys
 import textwrap
 from dataclasses import replace
 from importlib.metadata import EntryPoint
@@ -116,6 +117,7 @@ def rotate(rank, size):
             "names what is no chunk of sendbuf, recvbuf or workspace",
         ),
         (of_chunk(sendbuf[0.5]), {}, "has a peer or chunk that is no whole number"),
+        (to_peer(np.zeros(1, int)), {}, "has a peer or chunk that is no whole number"),
         (of_chunk(sendbuf[-1]), {}, "names s-1, which does not exist"),
         (dividing, {}, "on 2 ranks: rank 0 round 0: ZeroDivisionError"),
         (rotate, {}, "from rank 1, whose round 0 sends s0"),
@@ -220,6 +222,12 @@ def test_files_that_cannot_be_used(tmp_path, text, asked, sentence):
     with pytest.raises(UnknownAlgorithm) as caught:
         named(f"{path}{asked}")
     assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["~nosuchuser/x.py", "\0.py:m", f"{'a' * 5000}.py"])
+def test_names_that_no_file_can_have(name):
+    with pytest.raises(UnknownAlgorithm, match="cannot be a file"):
+        named(name)
 
 
 def test_a_file_may_import_its_neighbours_and_name_by_variable(tmp_path):
@@ -358,6 +366,7 @@ def dividing_by_zero(rank, size):
         (never_ending, "the generator has not ended after 10000 rounds"),
         (of_numbers, "is not a round: yield a tuple of steps"),
         (only_none, "None is not a round"),
+        (lambda rank, size: iter([sys.exit(0)]), "SystemExit: 0"),
     ],
 )
 @pytest.mark.parametrize(
