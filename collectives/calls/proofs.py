@@ -57,7 +57,7 @@ class Proofs:
         collective, root = call.collective, call.root
         key = (collective, call.algorithm, root, on_one_node)
         agreed = (collective, str(asked), root, on_one_node)
-        if agreed in self._agreed:
+        if agreed in self._agreed and key in self._proved:
             return self._proved[key]
         schedule = self._proved.get(key)
         if schedule is None:
