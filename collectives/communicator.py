@@ -50,7 +50,8 @@ class Communicator(Blocking, Nonblocking, Persistent, PointToPoint, MPI.Intracom
             collectives tune``.  Default: that of ``COLLECTIVES_TUNING``, or the one built in.
         timeout: after this many seconds in one collective, one of the ranks that wait says who is
             missing and where they are, and the job ends (:mod:`collectives.watchdog`); making the
-            communicator is then collective.  Default: that of ``COLLECTIVES_TIMEOUT``, or never.
+            communicator is then collective; 0 is never.  Default: that of ``COLLECTIVES_TIMEOUT``,
+            or never.
         transport: how messages are sent: :class:`MPITransport`, or :class:`CheckedTransport`, whose
             messages each carry a checksum; ``auto`` is then never native, and ``empty`` gives
             ordinary memory.  Default: the latter if ``COLLECTIVES_CHECKSUMS`` is on.

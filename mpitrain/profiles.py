@@ -44,8 +44,13 @@ class ProfileError(ValueError):
 
 
 def measure(config: "Config", repeats: int = 5) -> list[LayerProfile]:
-    """Time the layers of a job's model on one micro-batch, in this process: the best of repeats."""
+    """Time the layers of a job's model on one micro-batch, in this process: the best of repeats.
+
+    Raises:
+        ConfigError: a layer's parameters do not fit into memory.
+    """
     from mpitrain import data, models
+    from mpitrain.config import ConfigError
     from mpitrain.precision import compute_type
 
     found = data.load(config.data, config.run.dtype)
@@ -56,7 +61,11 @@ def measure(config: "Config", repeats: int = 5) -> list[LayerProfile]:
     x = x.astype(dtype) if x.dtype.kind == "f" else x
     profile = []
     for name, layer in model.layers.items():
-        initial = model.initial([name], config.run.seed, np, config.run.dtype)[name]
+        try:
+            initial = model.initial([name], config.run.seed, np, config.run.dtype)[name]
+        except (MemoryError, ValueError) as error:
+            text = f"model: the parameters of {name} do not fit into memory ({error})"
+            raise ConfigError(text) from error
         parameters = {own: value.astype(dtype) for own, value in initial.items()}
         forward, backward = [], []
         for _ in range(repeats):

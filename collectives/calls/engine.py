@@ -145,7 +145,8 @@ class Engine:
     def _run(self, arguments: Arguments, algorithm: Algorithm | str | None) -> None:
         """Looks a plan up by the memory of the call, first as it stands in the call
         (:class:`Recent`), then as it was read, or binds one."""
-        if (algorithm or self.settings.algorithm) == "native" and not self.settings.check:
+        asked = self.settings.algorithm if algorithm is None else algorithm
+        if asked == "native" and not self.settings.check:
             self._complete(None, arguments, "asked for")
             return
         key = None if self.settings.check else self._recent.key(arguments, algorithm)
@@ -160,7 +161,8 @@ class Engine:
                 if meeting == entry.meeting:  # nobody came with other memory
                     self._complete(entry.plan, arguments, "as before")
                     return
-        algorithm = algorithm or self._understanding.default(arguments.collective)
+        if algorithm is None:
+            algorithm = self._understanding.default(arguments.collective)
         if algorithm == "native" and not self.settings.check:
             self._complete(None, arguments, "asked for")
             return
@@ -222,7 +224,8 @@ class Engine:
 
     def _make(self, arguments: Arguments, algorithm: Algorithm | str | None) -> Plan | NativePlan:
         """A plan of its own, with tags and counters of its own."""
-        algorithm = algorithm or self._understanding.default(arguments.collective)
+        if algorithm is None:
+            algorithm = self._understanding.default(arguments.collective)
         call = self._understanding.call(arguments, algorithm, ", as a plan")
         node, places = self.resources.node, None
         if node is not None and self._meets(call):

@@ -52,7 +52,8 @@ class Settings(NamedTuple):
             check = switch("COLLECTIVES_CHECK")
         if timeout is None:
             timeout = seconds("COLLECTIVES_TIMEOUT")
-        device = device or os.environ.get("COLLECTIVES_DEVICE", "auto")
+        if device is None:
+            device = os.environ.get("COLLECTIVES_DEVICE", "").strip() or "auto"
         if device not in ("auto", "direct", "staged"):
             raise ValueError(f"device={device!r} is none of auto, direct and staged")
         if transport is None:

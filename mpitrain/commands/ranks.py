@@ -29,6 +29,7 @@ from mpitrain.run import checkpoints, resume
 from mpitrain.run import train as run_training
 from mpitrain.stop import Stopped, stop_flag
 from mpitrain.threads import limit_blas_threads
+from mpitrain.together import together
 from mpitrain.trace import TRACE_FILE, Trace
 from mpitrain.trainer import Trainer
 from mpitrain.update import NonFinite
@@ -144,12 +145,19 @@ def profile(comm: Communicator, options: argparse.Namespace) -> int:
     from mpitrain.profiles import measure, table, write_profile
 
     config = load_once(comm, options)
-    if comm.rank == 0:
+
+    def act() -> None:
+        if comm.rank > 0:
+            return
         found = measure(config)
-        write_profile(options.output, found)
+        try:
+            write_profile(options.output, found)
+        except OSError as error:
+            raise ConfigError(f"--output {options.output}: {error.strerror}") from error
         print(table(found))
         print(f"written to {options.output}; parallel.partition = 'auto' uses it")
-    comm.Barrier()
+
+    together(comm, act, ConfigError)
     return 0
 
 

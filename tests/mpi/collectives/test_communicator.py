@@ -419,6 +419,7 @@ def test_a_communicator_with_a_time_limit_from_outside_is_duplicated(monkeypatch
         ({"transport": dict}, TypeError, "must be MPITransport, CheckedTransport or a subclass"),
         ({"tuning": 3}, TypeError, "tuning=3 must be a file's name or Path"),
         ({"device": ["auto"]}, ValueError, "is none of auto, direct and staged"),
+        ({"device": []}, ValueError, "is none of auto, direct and staged"),
         ({"algorithm": ["ring"]}, UnknownAlgorithm, "is of type list; give a name, as in 'ring'"),
         ({"algorithm": None}, UnknownAlgorithm, "is of type NoneType; give a name"),
     ],
@@ -430,7 +431,7 @@ def test_settings_of_other_types_are_refused_when_the_communicator_is_made(
         Communicator(MPI.COMM_WORLD, **setting)
 
 
-@pytest.mark.parametrize("asked", [["ring"], {"ring": 1}, 3])
+@pytest.mark.parametrize("asked", [["ring"], {"ring": 1}, 3, 0, []])
 def test_an_algorithm_of_another_type_is_refused_in_a_call(comm, asked):
     for _ in range(2):
         with pytest.raises(UnknownAlgorithm, match="give a name, as in 'ring'"):

@@ -342,3 +342,20 @@ def test_a_wrong_one_says_why(comm):
 
     with pytest.raises(ScheduleError, match="expected chunk 0 of ranks"):
         comm.Allreduce(MPI.IN_PLACE, np.ones(4), algorithm=Algorithm("allreduce", "half", half))
+
+
+def test_a_relative_file_is_another_one_in_another_folder(comm, tmp_path, monkeypatch):
+    """On all ranks; the second spelling has been agreed on before, for the first file."""
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.py").write_text(
+            "from collectives import Algorithm\nfrom collectives.algorithms import ring\n"
+            f"own = Algorithm('allreduce', '{folder}_own', ring.allreduce, "
+            "chunks=lambda size: size)\n"
+        )
+    for folder in ("one", "two", "one"):
+        monkeypatch.chdir(tmp_path / folder)
+        total = np.empty(1000)
+        comm.Allreduce(np.full(1000, RANK + 1.0), total, algorithm="mine.py:own")
+        assert (total == SIZE * (SIZE + 1) / 2).all()
+        assert f"{folder}_own" in comm.last_plan.algorithm

@@ -17,6 +17,7 @@ from mpitrain.data import DataError
 from mpitrain.metrics import Skipped
 from mpitrain.models import Model
 from mpitrain.parallel.replicas import ReplicaMismatch
+from mpitrain.profiles import measure
 from mpitrain.run import train
 from mpitrain.threads import limit_blas_threads
 from mpitrain.trainer import Trainer
@@ -145,6 +146,8 @@ def test_a_model_of_more_bytes_than_there_are_addresses_is_refused(comm):
     config = replace(config, model=replace(config.model, hidden=(2**31 - 1,) * 3))
     with pytest.raises(ConfigError, match=r"model: the parameters .* do not fit into memory"):
         Trainer(comm, config)
+    with pytest.raises(ConfigError, match=r"model: the parameters .* do not fit into memory"):
+        measure(config)
 
 
 def test_another_fault_of_a_model_is_not_called_a_lack_of_memory(comm, monkeypatch):
