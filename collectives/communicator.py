@@ -55,6 +55,11 @@ class Communicator(Blocking, Nonblocking, Persistent, PointToPoint, MPI.Intracom
         transport: how messages are sent: :class:`MPITransport`, or :class:`CheckedTransport`, whose
             messages each carry a checksum; ``auto`` is then never native, and ``empty`` gives
             ordinary memory.  Default: the latter if ``COLLECTIVES_CHECKSUMS`` is on.
+        reproducible: whether sums of floating-point and complex arrays are exact and rounded once
+            (:mod:`collectives.calls.exact`): the same bits on any number of ranks, in any order.
+            They travel as messages, as many bytes as in a ring, and adding takes some twenty times
+            as long.  Other operations whose result depends on the order are refused.  The methods
+            for objects, as ``allreduce``, stay mpi4py's.
         device: how messages of CuPy arrays go: ``"direct"``, handed to a CUDA-aware MPI;
             ``"staged"`` through pinned host memory; ``"auto"``: direct if a transfer in a child
             process works.  Default: that of ``COLLECTIVES_DEVICE``, or auto.
@@ -78,6 +83,7 @@ class Communicator(Blocking, Nonblocking, Persistent, PointToPoint, MPI.Intracom
         timeout: float | None = None,
         device: str | None = None,
         transport: type[MPITransport] | None = None,
+        reproducible: bool = False,
     ) -> Self:
         self = super().__new__(cls, comm)
         if comm is None:  # mpi4py makes one to fill in itself
@@ -86,7 +92,9 @@ class Communicator(Blocking, Nonblocking, Persistent, PointToPoint, MPI.Intracom
         abort_when_uncaught()
         algorithm = named(algorithm)
         check_default(algorithm, comm.size if comm != MPI.COMM_NULL else None)
-        settings = Settings.given(algorithm, check, tuning, timeout, device, transport)
+        settings = Settings.given(
+            algorithm, check, tuning, timeout, device, transport, reproducible
+        )
         self._engine = Engine(self, settings)
         return self
 
@@ -200,6 +208,36 @@ class Communicator(Blocking, Nonblocking, Persistent, PointToPoint, MPI.Intracom
         if memory not in ("numpy", "cupy"):
             raise ValueError(f'memory={memory!r} is neither "numpy" nor "cupy"')
         return self._engine.empty(shape, dtype, memory)
+
+    def share(self, array: Any) -> Any:
+        """Moves an ordinary array into memory that the ranks of a node can all address; returns it.
+
+        Collectives on it are then loads and stores, as on arrays of :meth:`empty`.  It is the same
+        object at the same address with the same contents, so that every view, plan and pointer of
+        it stays right.  Collective; shape, type and library may differ between ranks.  It stays
+        ordinary memory where :meth:`empty` would give ordinary memory; the log says so.
+
+        Who has the memory: its owner goes on to free it; before it does, and when the communicator
+        is closed, the array has private pages with the same contents again.  Other communicators'
+        collectives meet ordinary memory.  A process that ``os.fork`` makes has its own copy, as
+        ever: fork copies the arrays at once and waits for that.  An array of NumPy that is shared
+        cannot be resized in place, nor a tensor's storage.  No other thread may write to the array
+        during this call, ``close`` and ``fork``.
+
+        Cost: for a moment a second copy of the array; then none.  Bytes on pages that the array
+        does not fill, fewer than two pages, are copied before and after each collective.
+
+        Args:
+            array: of NumPy or a CPU tensor of PyTorch, contiguous, with memory that one of these
+                has allocated; or a view of such.
+
+        Raises:
+            InvalidBuffer: on all ranks, if one passes what cannot be shared, or what another
+                communicator shares.
+            MemoryError: on all ranks, if the node has less memory than all of them ask for.
+        """
+        self._engine.share(array)
+        return array
 
     def Clone(self) -> Self:
         self._engine.underway.drain()

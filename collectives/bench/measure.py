@@ -34,8 +34,9 @@ class Case:
 
     Attributes:
         nbytes: size of the larger buffer, rounded down to whole items and blocks.
-        memory: ``"numpy"``, ``"shared"`` for arrays of ``Communicator.empty``, or on a GPU
-            ``"cupy"``, and ``"ipc"`` for arrays of ``Communicator.empty`` there.
+        memory: ``"numpy"``, ``"shared"`` for arrays of ``Communicator.empty``, ``"adopted"`` for
+            ordinary ones that ``Communicator.share`` has moved; on a GPU ``"cupy"``, or ``"ipc"``
+            for arrays of ``Communicator.empty`` there.
         rotating: use as many sets of buffers in turn as have this many bytes together, so that
             none of them stays in the caches.
         tests: measure the overlap with computation, with as many calls of ``Test`` in it.
@@ -125,6 +126,8 @@ def allocator(comm: Communicator, memory: str) -> Callable[..., Any]:
     """What makes zeros in a kind of memory, as :class:`Case` names it."""
     if memory == "shared":
         return comm.empty
+    if memory == "adopted":
+        return lambda *shape_and_type: comm.share(np.zeros(*shape_and_type))
     if memory == "ipc":
         return partial(comm.empty, memory="cupy")
     if memory == "cupy":

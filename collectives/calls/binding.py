@@ -6,6 +6,7 @@ from collections.abc import Callable
 from collectives.algorithms import build, in_segments
 from collectives.analysis.formulas import segments_for
 from collectives.calls.call import Call
+from collectives.calls.exact import bind_exact, is_rounded
 from collectives.calls.library import library
 from collectives.calls.native import NativePlan
 from collectives.calls.operands import Operands, is_widened
@@ -13,7 +14,7 @@ from collectives.calls.reduction import combiner
 from collectives.calls.resources import Resources
 from collectives.calls.tuner import Choice, Situation, choose
 from collectives.errors import CollectiveError
-from collectives.execution.lanes import Mask
+from collectives.execution.lanes import Lane, Mask
 from collectives.execution.messages import bind
 from collectives.execution.plan import Plan
 from collectives.execution.shared import Places, bind_shared, runs_shared
@@ -43,10 +44,15 @@ def bind_call(
             plan does not keep it.
 
     Raises:
-        InvalidBuffer: for buffers that share memory.
+        InvalidBuffer: for buffers that share memory, or whose sum cannot be reproducible.
         CollectiveError: on all ranks, if there are more plans than tags.
     """
     size = call.member.size
+    if resources.settings.reproducible and is_rounded(call):
+        underway.expect_whole()
+        call.refuse_overlap()
+        lane = _tags(resources, used_anywhere)
+        return bind_exact(call, resources.transport, lane, underway)
     planned = used_anywhere is not None
     algorithm, reason = _choice(call, resources, shared=places is not None, planned=planned)
     log.info("%s: %s (%s)", call, algorithm, reason)
@@ -61,7 +67,8 @@ def bind_call(
     if call.op is not None:
         combine = combiner(call.op, buffer.items.dtype, buffer.datatype)
     node, lane = resources.node, None
-    if node and places and runs_shared(schedule, places) and not is_widened(call):
+    widens = is_widened(call)
+    if node and places and runs_shared(schedule, places) and not widens:
         if used_anywhere is not None:
             lane = node.slots.take(used_anywhere)
         if lane is not None or used_anywhere is None:
@@ -78,14 +85,8 @@ def bind_call(
                 underway=underway,
             )
         log.warning("messages instead of shared memory: %d plans use it", node.slots.most)
-    if used_anywhere is not None:
-        lane = resources.tags.take(used_anywhere)
-        if lane is None:
-            raise CollectiveError(
-                f"there are {resources.tags.most} plans on this communicator, and this MPI has no "
-                "tags for more; Free some"
-            )
-    operands = Operands(call, borrow=lane is None)
+    lane = _tags(resources, used_anywhere)
+    operands = Operands(call, borrow=lane is None, widens=widens)
     return bind(
         schedule,
         resources.device_transport if call.is_on_device else resources.transport,
@@ -101,6 +102,19 @@ def bind_call(
         reason=reason,
         underway=underway,
     )
+
+
+def _tags(resources: Resources, used_anywhere: Callable[[Mask], Mask] | None) -> Lane | None:
+    """Of a plan of the caller's; ``None`` for those of all blocking calls."""
+    if used_anywhere is None:
+        return None
+    lane = resources.tags.take(used_anywhere)
+    if lane is None:
+        raise CollectiveError(
+            f"there are {resources.tags.most} plans on this communicator, and this MPI has no "
+            "tags for more; Free some"
+        )
+    return lane
 
 
 def _is_wrong_in_open_mpi(call: Call) -> bool:

@@ -21,6 +21,7 @@ from collectives.calls.recent import Entry, Recent
 from collectives.calls.resources import Resources
 from collectives.calls.settings import Settings
 from collectives.calls.understanding import Understanding
+from collectives.contracts import contract
 from collectives.execution.lanes import Mask
 from collectives.execution.plan import Plan
 from collectives.execution.shared import Places
@@ -58,6 +59,7 @@ class _Limits(dict[str, int]):
         engine, settings = self.engine, self.engine.settings
         auto = settings.algorithm == "auto" and not settings.check and engine.watchdog is None
         auto = auto and not settings.has_checksums
+        auto = auto and not (settings.reproducible and contract(collective).reduces)
         self[collective] = engine.native_below(collective) if auto else 0
         return self[collective]
 
@@ -97,6 +99,13 @@ class Engine:
             # From now on, the ranks meet, and the memory may lie where other memory lay before.
             self._recent.clear()
             return self.resources.empty(shape, dtype, memory)
+
+    def share(self, array: Any) -> None:
+        """Moves an array into the node's memory, where that can be."""
+        with self._watched(Arguments("share", None, None), None):
+            self.underway.drain()
+            self._recent.clear()
+            self.resources.share(array)
 
     def close(self) -> None:
         """Releases plans and the duplicate.  Collective."""
@@ -146,7 +155,8 @@ class Engine:
         """Looks a plan up by the memory of the call, first as it stands in the call
         (:class:`Recent`), then as it was read, or binds one."""
         asked = self.settings.algorithm if algorithm is None else algorithm
-        if asked == "native" and not self.settings.check:
+        read = self.settings.check or self.settings.reproducible
+        if asked == "native" and not read:
             self._complete(None, arguments, "asked for")
             return
         key = None if self.settings.check else self._recent.key(arguments, algorithm)
@@ -163,7 +173,7 @@ class Engine:
                     return
         if algorithm is None:
             algorithm = self._understanding.default(arguments.collective)
-        if algorithm == "native" and not self.settings.check:
+        if algorithm == "native" and not read:
             self._complete(None, arguments, "asked for")
             return
         call = self._understanding.call(arguments, algorithm, "")

@@ -25,15 +25,16 @@ class Operands:
         before, after: copies from and to the caller's memory.
     """
 
-    def __init__(self, call: Call, borrow: bool) -> None:
-        """``borrow`` names the caller's memory by address, so that the plan does not keep it."""
+    def __init__(self, call: Call, borrow: bool, widens: bool) -> None:
+        """``borrow`` names the caller's memory by address, so that the plan does not keep it;
+        ``widens`` 16-bit numbers to 32 bits."""
         self._memory = call.buffer.memory
         self.before: list[Action] = []
         self.after: list[Action] = []
         in_place = call.send is None
         self.send = self._packed(call.send, borrow, reads=True, writes=False)
         self.recv = self._packed(call.recv, borrow, reads=in_place, writes=True)
-        if is_widened(call):
+        if widens:
             self.send = self._widened(self.send, reads=True, writes=False)
             self.recv = self._widened(self.recv, reads=in_place, writes=True)
 

@@ -16,11 +16,12 @@ from collectives.errors import CollectiveError, InvalidBuffer
 from collectives.execution.lanes import Lanes
 from collectives.execution.memory import HOST, Items, Memory
 from collectives.execution.messages import TAGS_PER_PLAN
+from collectives.execution.transport.adopted import extent
 from collectives.execution.transport.cuda_memory import CudaMemory
 from collectives.execution.transport.cuda_probe import probe
 from collectives.execution.transport.device import DirectTransport, StagedTransport
 from collectives.execution.transport.mpi import MPITransport
-from collectives.execution.transport.shared_memory import NodeMemory
+from collectives.execution.transport.shared_memory import NodeMemory, Place
 
 log = logging.getLogger("collectives")
 
@@ -130,7 +131,7 @@ class Resources:
             InvalidBuffer: on all ranks, if one of them asks for what cannot be, or has no GPU.
             MemoryError: on all ranks.
         """
-        alone = self.ranks_per_node < self.comm.size or self.settings.has_checksums
+        alone = self._alone
         try:
             kind: Memory = CudaMemory() if memory == "cupy" else HOST
             dtype = _read_type(dtype)
@@ -139,7 +140,7 @@ class Resources:
             problem = None
         except (ValueError, TypeError, MemoryError) as error:
             problem = str(error)
-        self._expect_none(problem)
+        self._expect_none("empty", problem)
         if items is not None:
             return items
         try:
@@ -152,20 +153,63 @@ class Resources:
             items = kind.zeros(dimensions, dtype)
         except MemoryError as error:
             problem = str(error)
-        self._expect_none(problem)
+        self._expect_none("empty", problem)
         assert items is not None, "without a problem there is an array"
         return items
 
-    def _expect_none(self, problem: str | None) -> None:
+    def share(self, array: Any) -> None:
+        """Moves an array into the node's memory, where that can be.
+
+        Raises:
+            InvalidBuffer: on all ranks, if one of them passes what cannot be.
+            MemoryError: on all ranks.
+        """
+        alone, own, problem = self._alone, None, None
+        place: Place | None = None
+        try:
+            own = extent(array)
+            place = self.node.locate(own.address, own.nbytes) if self.node and own.nbytes else None
+            if place is None:
+                own.expect_ordinary()
+        except InvalidBuffer as error:
+            problem = str(error)
+        self._expect_none("share", problem)
+        assert own is not None, "without a problem it has an extent"
+        if alone:
+            return
+        told = self.channel.allgather((place and place.window, own.nbytes))
+        there = {window for window, nbytes in told if nbytes}
+        if there and None not in there and len(there) == 1:
+            return  # as all of them are since an earlier call
+        if there - {None}:
+            raise InvalidBuffer(
+                "Communicator.share: the ranks' arrays (window, bytes) are partly shared already: "
+                f"{told}; pass arrays that were shared together, or that no rank has shared"
+            )
+        try:
+            if self.node is None:
+                self.node = NodeMemory(self.channel)
+            self.node.share(own)
+        except InvalidBuffer as error:  # on all ranks
+            log.warning("the arrays stay ordinary memory: %s", error)
+
+    @property
+    def _alone(self) -> bool:
+        """Whether arrays cannot be shared, whatever the memory; the same on all ranks."""
+        return self.ranks_per_node < self.comm.size or self.settings.has_checksums
+
+    def _expect_none(self, method: str, problem: str | None) -> None:
         """Raises on all ranks if one has a problem."""
         told = enumerate(self.channel.allgather(problem))
         problems = [f"rank {rank}: {text}" for rank, text in told if text is not None]
         if problems:
-            raise InvalidBuffer(f"Communicator.empty: {'; '.join(problems[:3])}")
+            raise InvalidBuffer(f"Communicator.{method}: {'; '.join(problems[:3])}")
 
     def revoke(self) -> None:
         """Ends all waits in the duplicate, and lets go of it."""
-        self.node = None
+        if self.node is not None:
+            self.node.give_back()
+            self.node = None
         if self._transport is not None:
             self._transport.channel.Revoke()
             self._transport = None

@@ -22,6 +22,7 @@ class Settings(NamedTuple):
         timeout: seconds until the watchdog reports; ``None`` for no watchdog.
         device: how messages of device memory go: ``"auto"``, ``"direct"`` or ``"staged"``.
         transport: carries messages.
+        reproducible: whether sums of floating-point numbers are exact, and rounded once.
     """
 
     algorithm: str = "auto"
@@ -30,6 +31,7 @@ class Settings(NamedTuple):
     timeout: float | None = None
     device: str = "auto"
     transport: type[MPITransport] = MPITransport
+    reproducible: bool = False
 
     @classmethod
     def given(
@@ -40,14 +42,16 @@ class Settings(NamedTuple):
         timeout: float | None,
         device: str | None,
         transport: type[MPITransport] | None,
+        reproducible: bool,
     ) -> Self:
         """What is ``None`` is as the environment says.
 
         Raises:
             TypeError: a value is of another type.
-            ValueError: the device or an environment variable has a value that is not allowed.
+            ValueError: the device or an environment variable has a value that is not allowed, or
+                an algorithm is asked for with ``reproducible``.
         """
-        _expect_types(check, tuning, timeout, transport)
+        _expect_types(check, tuning, timeout, transport, reproducible)
         if check is None:
             check = switch("COLLECTIVES_CHECK")
         if timeout is None:
@@ -58,7 +62,12 @@ class Settings(NamedTuple):
             raise ValueError(f"device={device!r} is none of auto, direct and staged")
         if transport is None:
             transport = CheckedTransport if switch("COLLECTIVES_CHECKSUMS") else MPITransport
-        return cls(algorithm, check, tuning, timeout, device, transport)
+        if reproducible and algorithm != "auto":
+            raise ValueError(
+                f"reproducible=True does not go with algorithm={algorithm!r}: a sum has no order "
+                "then; name algorithms in the calls that do not sum"
+            )
+        return cls(algorithm, check, tuning, timeout, device, transport, bool(reproducible))
 
     @property
     def has_checksums(self) -> bool:
@@ -66,9 +75,12 @@ class Settings(NamedTuple):
         return self.transport.has_checksums
 
 
-def _expect_types(check: object, tuning: object, timeout: object, transport: object) -> None:
+def _expect_types(
+    check: object, tuning: object, timeout: object, transport: object, reproducible: object
+) -> None:
     """Any text would be true, and a number an open file."""
-    is_switch = isinstance(check, bool | np.bool_)
+    switches = bool | np.bool_
+    is_switch = isinstance(check, switches)
     is_time = isinstance(timeout, Real) and not isinstance(timeout, bool)
     is_transport = isinstance(transport, type) and issubclass(transport, MPITransport)
     for name, value, fits, wanted in (
@@ -79,3 +91,5 @@ def _expect_types(check: object, tuning: object, timeout: object, transport: obj
     ):
         if value is not None and not fits:
             raise TypeError(f"{name}={value!r} must be {wanted}, or None for the default")
+    if not isinstance(reproducible, switches):
+        raise TypeError(f"reproducible={reproducible!r} must be True or False")

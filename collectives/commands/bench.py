@@ -24,6 +24,16 @@ if TYPE_CHECKING:
     from collectives.communicator import Communicator
 
 _OPERATIONS = ("sum", "prod", "max", "min", "land", "lor", "lxor", "band", "bor", "bxor")
+#: Kinds of memory that --memory names.
+_MEMORY = {
+    "numpy": ["numpy"],
+    "shared": ["shared"],
+    "adopted": ["adopted"],
+    "both": ["numpy", "shared"],
+    "host": ["numpy", "shared", "adopted"],
+    "cupy": ["cupy"],
+    "ipc": ["ipc"],
+}
 
 
 def add(commands: "Commands") -> None:
@@ -75,10 +85,12 @@ def _add_flags(add: Callable[..., object]) -> None:
         default="out",
         help="run out of place, in place, or both (out)",
     )
-    memory = "memory of the buffers: both is numpy and shared; ipc is GPU memory that ranks map"
-    add(
-        "--memory", choices=("numpy", "shared", "both", "cupy", "ipc"), default="numpy", help=memory
+    memory = (
+        "memory of the buffers: numpy is ordinary memory, shared that of Communicator.empty, "
+        "adopted ordinary memory that Communicator.share has moved; both is numpy and shared, host "
+        "these and adopted; cupy is GPU memory, ipc GPU memory that the ranks map (numpy)"
     )
+    add("--memory", choices=_MEMORY, default="numpy", help=memory)
     cached = "cached: the same buffers in every call; rotating: more buffers than the caches hold"
     add("--buffers", choices=("cached", "rotating"), default="cached", help=cached)
     floor = "print the fastest possible time, by STREAM's bandwidth, as a share of each time"
@@ -180,7 +192,7 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
     width = max(26, 2 + max(map(len, wanted)))
     say(report.columns(width))
     results: list[Result] = []
-    kinds = ["numpy", "shared"] if options.memory == "both" else [options.memory]
+    kinds = _MEMORY[options.memory]
     places = {"out": [False], "in": [True], "both": [False, True]}
     for nbytes in lengths:
         for memory in kinds:

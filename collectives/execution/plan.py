@@ -76,6 +76,11 @@ class Plan:
         # Of two threads, one moves it along.
         self._turn = Lock()
 
+    @property
+    def rounds(self) -> list[BoundRound]:
+        """What it does, for a plan that has it as a part."""
+        return self._rounds
+
     def begin(self) -> Self:
         """Starts a plan that is for one run, and frees itself at the end of it."""
         self._transient = True

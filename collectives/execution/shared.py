@@ -11,6 +11,7 @@ On GPUs that map one another's memory, a ``RecvReduce`` is one kernel that reads
 
 from collections.abc import Iterable, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ from collectives.execution.messages import Layout
 from collectives.execution.plan import Action, BoundRound, Plan
 from collectives.execution.transport.flags import Flag
 from collectives.execution.transport.shared_memory import BLOCKING, NodeMemory, Place
+from collectives.execution.transport.windows import Edge
 from collectives.execution.underway import Underway
 from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send
 
@@ -88,12 +90,15 @@ def bind_shared(
     flow = Dataflow(schedule, _is_in_place(schedule, places))
     combine = combine and memory.combine(combine)
     binder = SharedBinder(flow, node, slot, memory, buffers, layout, combine)
+    edges = _edges(node, places[node.rank], buffers[node.rank], borrow=lane is None)
+    before = [partial(HOST.copy, copy, own) for own, copy in chain(*edges)]
+    after = [partial(HOST.copy, own, copy) for own, copy in edges[1]]
     return Plan(
         schedule.collective,
         schedule.algorithm,
         reason,
         count * blocks * dtype.itemsize,
-        binder.rounds(),
+        binder.rounds(before, after),
         _all_reached,
         underway,
         lane,
@@ -124,6 +129,20 @@ def _buffers(
     if recv_place is None and received:  # a scatter in place
         recv = send[rank * count :][:received]
     return {"sendbuf": send, "recvbuf": recv}
+
+
+def _edges(
+    node: NodeMemory,
+    places: tuple[Place | None, Place | None],
+    buffers: dict[str, Items],
+    borrow: bool,
+) -> tuple[list[Edge], list[Edge]]:
+    """Of this rank's send and of its receive buffer."""
+    found = []
+    for place, name in zip(places, ("sendbuf", "recvbuf")):
+        edges = node.edges(place, buffers[name].nbytes)
+        found.append([Edge(*map(HOST.borrowed, edge)) for edge in edges] if borrow else edges)
+    return found[0], found[1]
 
 
 def _all_reached(flags: Sequence[Flag]) -> bool:
@@ -174,14 +193,16 @@ class SharedBinder:
         self.reached = [0] * node.size
         self.pending: list[Pending] = []
 
-    def rounds(self) -> list[BoundRound]:
-        """The rounds of one run."""
+    def rounds(self, before: Sequence[Action], after: Sequence[Action]) -> list[BoundRound]:
+        """The rounds of one run: ``before`` comes before any other rank uses this one's memory, and
+        ``after`` when none does any more."""
         last = entered(self.flow.rounds)
-        bound = [BoundRound(starts=[self.node.advance(self.slot, last + 1)])]
+        bound = [BoundRound(starts=[self.node.advance(self.slot, last + 1), *before])]
         for number, steps in enumerate(self.flow.programs[self.rank]):
             if steps:
                 bound += self.round(number, steps)
-        return [*bound, self.wait(self.pending, self.tick(last))]
+        end = self.wait(self.pending, [*after, *self.tick(last)])
+        return [*bound, end]
 
     def round(self, number: int, steps: Round) -> list[BoundRound]:
         writes = self.flow.writes(self.rank, steps)

@@ -71,7 +71,8 @@ class Workshop:
 
     Attributes:
         rank_draws: this rank's own generator, for what the other ranks need not know.
-        shared: arrays that all ranks of the node can address, as ``Communicator.empty`` gives them.
+        shared: arrays that all ranks of the node can address, as ``Communicator.empty`` gives them
+            or ``share`` moves them.
         in_use: ids of what a call that is under way uses.
     """
 
@@ -306,7 +307,7 @@ def record_array(shop: Workshop, dtype: np.dtype, items: int) -> Made:
 
 @_kind
 def shared(shop: Workshop, dtype: np.dtype, items: int) -> Made:
-    """A part of an array of ``Communicator.empty``; ordinary memory if all are taken."""
+    """A part of an array that the ranks share; ordinary memory if all are taken."""
     free = [one for one in shop.shared if id(one) not in shop.in_use]
     if not free:
         return fresh(shop, dtype, items)

@@ -17,8 +17,10 @@ from collectives.execution.lanes import Lanes
 from collectives.execution.memory import HOST, DeviceMemory, Items, Memory
 from collectives.execution.plan import Action
 from collectives.execution.transport import Bytes, cuda_ipc
+from collectives.execution.transport.adopted import Adopted, Extent
 from collectives.execution.transport.flags import Flag, RunCount, Tick
-from collectives.execution.transport.windows import Mapping, Window, Windows
+from collectives.execution.transport.pages import Mapping
+from collectives.execution.transport.windows import Edge, Window, Windows
 
 _LINE = 8  # a cache line in 8-byte words: two ranks never write to the same one
 #: Plans in flight at a time that can be told apart.
@@ -91,11 +93,43 @@ class NodeMemory:
         self.comm.Barrier()
         return own[:nbytes].view(kind).reshape(shape)
 
+    def share(self, own: Extent) -> None:
+        """Moves an array of each rank, of any size, into shared memory where it lies.  Collective.
+
+        Raises:
+            InvalidBuffer: on all ranks, if one cannot address another's.
+            MemoryError: on all ranks, if the node has less memory than all of them ask for.
+        """
+        self.windows.forget(self.comm)
+        told = self.comm.allgather((own.margin, own.nbytes))
+        parts = self._allocate(own.margin + own.nbytes)
+        segments = [part[at : at + nbytes] for part, (at, nbytes) in zip(parts, told)]
+        window = Adopted(segments, self.rank, own)
+        problem = None
+        try:
+            window.adopt()
+        except OSError as error:
+            problem = f"rank {self.rank}: {error}"
+        problems = [text for text in self.comm.allgather(problem) if text]
+        if problems:
+            window.end()
+            raise InvalidBuffer(f"the ranks cannot share their arrays: {'; '.join(problems)}")
+        self.windows.add(window, own.owner)
+
     def close(self) -> None:
-        """Lets go of the other ranks' device memory; arrays on the host stay.  Collective."""
+        """Lets go of the other ranks' device memory, and gives adopted arrays private pages; arrays
+        of :meth:`empty` on the host stay.  Collective."""
         for number, window in self.windows.in_use():
             if isinstance(window.memory, DeviceMemory) and window.lent is not None:
                 cuda_ipc.release(self.comm, window.memory, window.lent)
+                self.windows.drop(number)
+        self.give_back()
+
+    def give_back(self) -> None:
+        """Private pages for the arrays of :meth:`share`."""
+        for number, window in self.windows.in_use():
+            if isinstance(window, Adopted):
+                window.end()
                 self.windows.drop(number)
 
     def flag(self, rank: int, slot: int, value: int) -> Flag:
@@ -144,6 +178,10 @@ class NodeMemory:
         """``count`` items at ``place`` of ``rank``."""
         segment = self.windows[place.window].segment(rank)
         return segment[place.offset : place.offset + count * dtype.itemsize].view(dtype)
+
+    def edges(self, place: Place | None, nbytes: int) -> list[Edge]:
+        """Of this rank's memory there, what is to be copied before and after others use it."""
+        return [] if place is None else self.windows[place.window].edges(place.offset, nbytes)
 
     def _allocate(self, nbytes: int) -> list[Bytes]:
         """One segment a rank, of ``nbytes`` there, in one anonymous file that all of them map."""

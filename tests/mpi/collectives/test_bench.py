@@ -62,7 +62,7 @@ def test_the_least_memory_traffic(comm, tmp_path, collective):
 def test_types_operations_and_memory(comm, tmp_path):
     for arguments in (
         ["-d", "half", "-o", "max"],
-        ["-d", "int8", "-o", "prod", "--memory", "both"],
+        ["-d", "int8", "-o", "prod", "--memory", "host"],
     ):
         status, told, _ = bench(
             comm, tmp_path, "allreduce", *QUICK, "--algorithm", "ring", *arguments

@@ -1,0 +1,168 @@
+"""Reductions whose result has no order: ``Communicator(..., reproducible=True)``.
+
+Each rank gets all ranks' numbers for its slice of the result, adds them exactly, rounds once, and
+sends the slice on: an all-to-all, :func:`~collectives.execution.exact.exact_sum`, and an
+all-gather.  That is the traffic of a ring all-reduce, 2 s (p-1)/p bytes for p ranks of s bytes, and
+the additions cost some twenty times as much.  As no partial sum is ever rounded, the bits depend
+on the numbers alone: not on how many ranks have them, nor on who comes first.
+"""
+
+from functools import partial
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives.algorithms import build
+from collectives.calls.call import Call
+from collectives.calls.operands import Operands
+from collectives.errors import InvalidBuffer, UnknownAlgorithm
+from collectives.execution.exact import exact_sum
+from collectives.execution.lanes import Lane
+from collectives.execution.memory import Items
+from collectives.execution.messages import Counts, bind
+from collectives.execution.plan import Action, BoundRound, Plan
+from collectives.execution.transport.mpi import MPITransport
+from collectives.execution.underway import Underway
+
+#: Their results have no order on any numbers, NaN included.
+_WITHOUT_ORDER = (MPI.MAX, MPI.MIN)
+
+
+def is_rounded(call: Call) -> bool:
+    """Whether a call's result depends on the order of its operations, so that it is to be summed
+    exactly.
+
+    Raises:
+        InvalidBuffer: it does, and is no sum, or lies on a GPU, or has no exact sum.
+        UnknownAlgorithm: an algorithm was asked for, whose order would decide.
+    """
+    dtype = call.buffer.items.dtype
+    if call.op is None or dtype.kind in "iub" or call.op in _WITHOUT_ORDER:
+        return False
+    why = ""
+    if call.op != MPI.SUM:
+        why = "has exact sums, and no other operation whose result depends on the order"
+    elif dtype.itemsize > (16 if dtype.kind == "c" else 8):
+        why = f"has no exact sums of {dtype}; use float64"
+    elif call.is_on_device:
+        why = "sums on the host; copy the array there first"
+    if why:
+        raise InvalidBuffer(f"{call.collective}: reproducible=True {why}")
+    if call.algorithm != "auto":
+        raise UnknownAlgorithm(
+            f"{call.collective}: with reproducible=True a sum has no order, so {call.algorithm!r} "
+            "cannot be asked for; leave the algorithm out"
+        )
+    return True
+
+
+def bind_exact(call: Call, transport: MPITransport, lane: Lane | None, underway: Underway) -> Plan:
+    """A plan for a reduction by exact sums; as of :func:`collectives.execution.messages.bind`."""
+    return _ExactBinder(call, transport, lane, underway).plan()
+
+
+class _ExactBinder:
+    """The rounds of one call."""
+
+    def __init__(
+        self, call: Call, transport: MPITransport, lane: Lane | None, underway: Underway
+    ) -> None:
+        self.call = call
+        self.transport = transport
+        self.lane = lane
+        self.underway = underway
+        self.operands = Operands(call, borrow=lane is None, widens=False)
+        given = self.operands.recv if self.operands.send is None else self.operands.send
+        assert given is not None, "every rank has something to add"
+        self.given = given
+        self.size, self.rank = call.member.size, call.member.rank
+        #: How many items of the result each rank sums.
+        self.slices = self._slices()
+        self.own = self.slices[self.rank]
+
+    def _slices(self) -> tuple[int, ...]:
+        if self.call.collective == "reduce_scatter":
+            return tuple(self.call.counts.send) if self.call.counts else self._equal()
+        length, longer = divmod(self.given.size, self.size)
+        return tuple(length + (rank < longer) for rank in range(self.size))
+
+    def _equal(self) -> tuple[int, ...]:
+        return (self.call.count,) * self.size
+
+    def plan(self) -> Plan:
+        work = np.empty(self.size * self.own, self.given.dtype)
+        terms = [work[i * self.own : (i + 1) * self.own] for i in range(self.size)]
+        there = Counts(self.slices, (self.own,) * self.size)
+        rounds = [BoundRound(starts=[*self.operands.before])]
+        rounds += self._moved("alltoall", "pairwise", self.given, work, there)
+        rounds += getattr(self, f"_{self.call.collective}")(terms)
+        rounds.append(BoundRound(starts=[*self.operands.after]))
+        call = self.call
+        return Plan(
+            call.collective,
+            "exact",
+            "reproducible",
+            call.nbytes,
+            [r for r in rounds if r.starts],
+            self.transport.testall,
+            self.underway,
+            self.lane,
+        )
+
+    def _reduce_scatter(self, terms: list[Items]) -> list[BoundRound]:
+        recv = self.operands.recv
+        assert recv is not None, "every rank of a reduce-scatter receives"
+        return [BoundRound(starts=[partial(exact_sum, terms, recv)])]
+
+    def _allreduce(self, terms: list[Items]) -> list[BoundRound]:
+        total = np.empty_like(terms[0])
+        back = Counts((self.own,), self.slices)
+        moved = self._moved("allgather", "direct", total, self.operands.recv, back)
+        return [BoundRound(starts=[partial(exact_sum, terms, total)]), *moved]
+
+    def _reduce(self, terms: list[Items]) -> list[BoundRound]:
+        total = np.empty_like(terms[0])
+        back = Counts((self.own,), self.slices if self.call.member.is_root else ())
+        recv = self.operands.recv if self.call.member.is_root else None
+        moved = self._moved("gather", "direct", total, recv, back, self.call.root)
+        return [BoundRound(starts=[partial(exact_sum, terms, total)]), *moved]
+
+    def _scan(self, terms: list[Items]) -> list[BoundRound]:
+        return self._prefixes(terms, first=0)
+
+    def _exscan(self, terms: list[Items]) -> list[BoundRound]:
+        return self._prefixes(terms, first=1)
+
+    def _prefixes(self, terms: list[Items], first: int) -> list[BoundRound]:
+        """Rank k gets the sum of all ranks before it, and of its own unless ``first`` is 1."""
+        sums = np.empty(self.size * self.own, self.given.dtype)
+        parts = [sums[i * self.own : (i + 1) * self.own] for i in range(self.size - first)]
+        actions: list[Action] = [
+            partial(exact_sum, terms[: k + 1], part) for k, part in enumerate(parts)
+        ]
+        sent = tuple(self.own if rank >= first else 0 for rank in range(self.size))
+        received = self.slices if self.rank >= first else (0,) * self.size
+        back = Counts(sent, received)
+        moved = self._moved("alltoall", "pairwise", sums, self.operands.recv, back)
+        return [BoundRound(starts=actions), *moved]
+
+    def _moved(
+        self,
+        collective: str,
+        algorithm: str,
+        send: Items,
+        recv: Items | None,
+        counts: Counts,
+        root: int = 0,
+    ) -> list[BoundRound]:
+        """The rounds of a collective that moves blocks of these lengths."""
+        schedule = build(collective, algorithm, self.size, root)
+        return bind(
+            schedule,
+            self.transport,
+            send,
+            recv,
+            counts=counts,
+            lane=self.lane,
+            underway=self.underway,
+        ).rounds

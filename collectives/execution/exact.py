@@ -1,0 +1,131 @@
+"""Sums of several arrays, each element the exact sum, rounded once.
+
+Such a sum has no order: it is the same for any number of ranks, any algorithm, and whoever comes
+first.  Numbers are split, without an error, into parts that float64 can add without one
+(ExtractVector of Rump, Ogita and Oishi, "Accurate Floating-Point Summation", SIAM J. Sci. Comput.
+31, 2008); the few exact partial sums are then made non-overlapping (Priest, 1991) and rounded.
+
+Cost: some ten passes over each array, twice or three times for numbers of the same size, and more
+where the largest of an element is 2^50 times the smallest; a plain sum is one.
+"""
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from collectives.execution.memory import Items
+
+Floats = npt.NDArray[np.float64]
+
+#: Numbers of a block: with those of some ranks, they stay in a level-2 cache.
+_BLOCK = 1 << 15
+#: From here on, a partial sum might overflow: exact, one number at a time.
+_HUGE = 2.0**1000
+
+
+def exact_sum(terms: Sequence[Items], out: Items) -> None:
+    """Writes the rounded exact sums of ``terms`` into ``out``.
+
+    As in IEEE 754, to nearest, ties to even; of infinities what any order gives; NaN is always the
+    same one; 0.0 for a sum of zero, unless all terms are -0.0.
+
+    Args:
+        terms: 1-D, of the same length and floating-point or complex type, up to 64 bits a part.
+        out: of that type, and may be one of ``terms``.
+    """
+    if out.dtype.kind == "c":
+        part = np.dtype(f"f{out.itemsize // 2}")
+        exact_sum([np.ascontiguousarray(term).view(part) for term in terms], out.view(part))
+        return
+    block = max(1024, _BLOCK // max(1, len(terms)))
+    with np.errstate(all="ignore"):
+        for start in range(0, out.size, block):
+            here = slice(start, start + block)
+            out[here] = _sum(np.array([term[here] for term in terms], np.float64), out.dtype)
+
+
+def _sum(terms: Floats, dtype: "np.dtype[Any]") -> Items:
+    """Of a few numbers of each term; ``terms`` is overwritten."""
+    odd = ~(np.abs(terms).max(axis=0) < _HUGE)
+    aside = [_one(column) for column in terms[:, odd].T]
+    negative = np.signbit(terms).all(axis=0)
+    terms[:, odd] = 0
+    result = _rounded(_expansion(_exact_parts(terms)), dtype)
+    result[odd] = aside
+    result[np.isnan(result)] = np.nan
+    result[negative & (result == 0)] = -0.0
+    return result
+
+
+def _one(terms: Floats) -> float:
+    """The sum for one element, with what is not finite, or huge."""
+    if not np.isfinite(terms).all():
+        return float(terms[~np.isfinite(terms)].sum())
+    total = sum(map(Fraction, terms.tolist()), Fraction())
+    try:
+        return float(total)
+    except OverflowError:
+        return np.inf if total > 0 else -np.inf
+
+
+def _exact_parts(terms: Floats) -> list[Floats]:
+    """A few arrays with the same sum, each itself exact; ``terms`` ends as zeros."""
+    # The sum of so many multiples of one unit has as many bits more.
+    bits = (len(terms) + 1).bit_length()
+    parts: list[Floats] = []
+    while (largest := np.abs(terms).max(axis=0)).any():
+        _, exponent = np.frexp(largest)
+        sigma = np.ldexp(1.0, exponent + bits)
+        high = (terms + sigma) - sigma
+        terms -= high
+        parts.append(high.sum(axis=0))
+    return parts or [np.zeros(terms.shape[1])]
+
+
+def _expansion(parts: list[Floats]) -> list[Floats]:
+    """The same sum by parts of which each is at most half a last place of the one before."""
+    moved = True
+    while moved:
+        moved = False
+        for i in range(len(parts) - 1, 0, -1):
+            total, error = _two_sum(parts[i - 1], parts[i])
+            moved = moved or bool((total != parts[i - 1]).any())
+            parts[i - 1], parts[i] = total, error
+    return parts
+
+
+def _two_sum(a: Floats, b: Floats) -> tuple[Floats, Floats]:
+    """The rounded sum, and what rounding took (Knuth)."""
+    total = a + b
+    of_b = total - a
+    return total, (a - (total - of_b)) + (b - of_b)
+
+
+def _rounded(parts: list[Floats], dtype: "np.dtype[Any]") -> Items:
+    """The sum of an expansion, rounded once to ``dtype``."""
+    nothing = np.zeros_like(parts[0])
+    first, second, third, *_ = [*parts, nothing, nothing]
+    if dtype == np.float64:
+        # Rounded already, unless it is half way between two numbers but for the third part.
+        beyond = np.nextafter(first, np.copysign(np.inf, second))
+        tie = (second != 0) & (beyond - first == 2 * second)
+        result: Items = np.where(tie & (np.sign(second) == np.sign(third)), beyond, first)
+        return result
+    wide = _to_odd(first, second)
+    if dtype not in (np.float32, np.float16):  # bfloat16 is made of float32
+        narrow = wide.astype(np.float32)
+        wide = _to_odd(narrow, wide - narrow)
+    return wide.astype(dtype)
+
+
+def _to_odd(rounded: Items, rest: Floats) -> Items:
+    """Of the two numbers next to the sum, if it is none, the one whose last bit is 1: what is
+    rounded a second time, to fewer bits, is then as if it were rounded once (Boldo and
+    Melquiond, "Emulation of FMA and Correctly Rounded Sums", IEEE Trans. Comput. 57, 2008)."""
+    even = rounded.view(f"i{rounded.itemsize}") & 1 == 0
+    other = np.nextafter(rounded, np.copysign(np.inf, rest).astype(rounded.dtype))
+    odd: Items = np.where((rest != 0) & even, other, rounded)
+    return odd

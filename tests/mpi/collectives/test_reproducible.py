@@ -1,0 +1,175 @@
+"""Sums without an order: the exact sum of all ranks' numbers, rounded once."""
+
+import math
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from collectives import Communicator, InvalidBuffer, UnknownAlgorithm
+from collectives.execution.exact import exact_sum
+
+pytestmark = pytest.mark.mpi
+
+RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+TYPES = [np.float64, np.float32, np.float16, np.complex128]
+
+
+@pytest.fixture(params=[False, True], ids=["", "check"])
+def comm(request):
+    with Communicator(MPI.COMM_WORLD, reproducible=True, check=request.param) as made:
+        yield made
+
+
+def numbers(count: int, dtype: type, rank: int) -> np.ndarray:
+    """Of very different sizes, so that each order of a plain sum gives other bits."""
+    rng = np.random.default_rng([rank, count])
+    spread = 3 if dtype is np.float16 else 20
+    found = rng.standard_normal(count) * 10.0 ** rng.integers(-spread, spread / 4, count)
+    if np.dtype(dtype).kind == "c":
+        found = found + 1j * rng.standard_normal(count)
+    return found.astype(dtype)
+
+
+def total(count: int, dtype: type, ranks: range) -> np.ndarray:
+    out = np.zeros(count, dtype)
+    if ranks:
+        exact_sum([numbers(count, dtype, rank) for rank in ranks], out)
+    return out
+
+
+def same_bits(found: np.ndarray, wanted: np.ndarray) -> bool:
+    return found.tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("count", [0, 1, 3, 1000, 70_001])
+def test_all_reduce(comm, dtype, count):
+    mine, found = numbers(count, dtype, RANK), np.ones(count, dtype)
+    wanted = total(count, dtype, range(SIZE))
+    comm.Allreduce(mine, found)
+    assert same_bits(found, wanted)
+    for _ in range(2):
+        found[:] = mine
+        comm.Allreduce(MPI.IN_PLACE, found)
+        assert same_bits(found, wanted)
+    request = comm.Iallreduce(mine, found := np.ones(count, dtype))
+    other = np.ones(1, np.int64)
+    comm.Allreduce(MPI.IN_PLACE, other)  # between Start and Wait
+    request.Wait()
+    assert same_bits(found, wanted)
+    assert other == SIZE
+    plan = comm.Allreduce_init(mine, found)
+    for _ in range(3):
+        found[:] = 0
+        plan.Start()
+        while not plan.Test():
+            pass
+        assert same_bits(found, wanted)
+    assert plan.algorithm == "exact" or comm.checks_messages
+    plan.Free()
+    assert same_bits(mine, numbers(count, dtype, RANK))
+
+
+def test_it_is_fsum(comm):
+    mine, found = numbers(200, np.float64, RANK), np.empty(200)
+    comm.Allreduce(mine, found)
+    columns = zip(*(numbers(200, np.float64, rank) for rank in range(SIZE)), strict=True)
+    assert found.tolist() == [math.fsum(column) for column in columns]
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 3001])
+def test_other_reductions(comm, count):
+    dtype = np.float32
+    mine, everybody = numbers(count, dtype, RANK), range(SIZE)
+    for root in {0, SIZE - 1}:
+        found = np.ones(count, dtype)
+        comm.Reduce(mine, found if root == RANK else None, root=root)
+        assert same_bits(found, total(count, dtype, everybody)) == (root == RANK or count == 0)
+    comm.Scan(mine, found := np.ones(count, dtype))
+    assert same_bits(found, total(count, dtype, range(RANK + 1)))
+    comm.Exscan(mine, found := np.full(count, 7, dtype))
+    assert same_bits(found, total(count, dtype, range(RANK)) if RANK else np.full(count, 7, dtype))
+
+
+@pytest.mark.parametrize("count", [0, 1, 777])
+def test_reduce_scatters(comm, count):
+    dtype = np.float64
+    wanted = total(count * SIZE, dtype, range(SIZE))[RANK * count : (RANK + 1) * count]
+    mine = numbers(count * SIZE, dtype, RANK)
+    comm.Reduce_scatter_block(mine, found := np.ones(count))
+    assert same_bits(found, wanted)
+    counts = [count * (rank % 3) for rank in range(SIZE)]
+    start = sum(counts[:RANK])
+    mine = numbers(sum(counts), dtype, RANK)
+    wanted = total(sum(counts), dtype, range(SIZE))[start : start + counts[RANK]]
+    comm.Reduce_scatter(mine, found := np.ones(counts[RANK]), counts)
+    assert same_bits(found, wanted)
+    comm.Reduce_scatter(MPI.IN_PLACE, mine, counts)
+    assert same_bits(mine[: counts[RANK]], wanted)
+
+
+def test_arrays_that_the_ranks_share(comm):
+    mine = comm.empty(5000)
+    mine[:] = numbers(5000, np.float64, RANK)
+    found = comm.share(np.ones(5000))
+    for _ in range(2):
+        comm.Allreduce(mine, found)
+        assert same_bits(found, total(5000, np.float64, range(SIZE)))
+
+
+def test_bfloat16(comm):
+    kind = pytest.importorskip("ml_dtypes").bfloat16
+    mine = np.full(10, 1.0 if RANK == 0 else 2.0**-9, kind)  # a plain sum would stay at 1
+    comm.Allreduce(mine, found := np.zeros(10, kind))
+    assert (found == np.float64(1 + (SIZE - 1) * 2.0**-9).astype(kind)).all()
+
+
+def test_what_is_not_a_number_has_the_same_bits(comm):
+    values = np.array([np.nan, np.inf, np.inf, 1.0])
+    values[2] *= 1 if RANK else -1
+    values[3] = -np.nan if RANK == SIZE - 1 else 1.0
+    comm.Allreduce(values, found := np.empty(4))
+    wanted = [np.nan, np.inf, np.nan if SIZE > 1 else -np.inf, np.nan]
+    assert same_bits(found, np.array(wanted))
+
+
+def test_what_has_no_order_is_done_as_ever(comm):
+    items = np.arange(5) + RANK
+    comm.Allreduce(MPI.IN_PLACE, items, algorithm="ring")
+    assert (items == SIZE * np.arange(5) + SIZE * (SIZE - 1) // 2).all()
+    most = np.array([float(RANK)])
+    comm.Allreduce(MPI.IN_PLACE, most, op=MPI.MAX)
+    assert most == SIZE - 1
+    comm.Bcast(most, algorithm="native")
+    comm.Barrier()
+
+
+def test_what_would_have_an_order_is_refused(comm):
+    items = np.ones(5)
+    for algorithm in ("ring", "native"):
+        with pytest.raises(UnknownAlgorithm, match=r"has no order, so '(ring|native)' cannot"):
+            comm.Allreduce(MPI.IN_PLACE, items, algorithm=algorithm)
+    own = MPI.Op.Create(lambda *_: None, commute=True)
+    for op in (MPI.PROD, own):
+        with pytest.raises(InvalidBuffer, match="no other operation whose result depends on"):
+            comm.Allreduce(MPI.IN_PLACE, items, op=op)
+    own.Free()
+    with pytest.raises(InvalidBuffer, match="no exact sums of"):
+        comm.Allreduce(MPI.IN_PLACE, items.astype(np.longdouble))
+    assert (items == 1).all()
+
+
+def test_the_setting_is_handed_on_and_read():
+    with Communicator(MPI.COMM_WORLD, reproducible=True) as comm:
+        twin = comm.Dup()
+        twin.Allreduce(np.full(3, 0.1 * (RANK + 1)), found := np.empty(3))
+        terms = [np.full(3, 0.1 * (rank + 1)) for rank in range(SIZE)]
+        exact_sum(terms, wanted := np.empty(3))
+        assert same_bits(found, wanted)
+        assert twin.last_plan.algorithm == "exact"
+        twin.Free()
+    with pytest.raises(TypeError, match="reproducible='yes' must be True or False"):
+        Communicator(MPI.COMM_WORLD, reproducible="yes")
+    with pytest.raises(ValueError, match="does not go with algorithm='ring'"):
+        Communicator(MPI.COMM_WORLD, algorithm="ring", reproducible=True)

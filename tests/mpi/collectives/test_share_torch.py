@@ -1,0 +1,111 @@
+"""Tensors of PyTorch in shared memory where they lie."""
+
+import gc
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from collectives import Communicator, InvalidBuffer
+from tests.mpi.collectives.test_share import is_adopted
+
+torch = pytest.importorskip("torch", reason="needs PyTorch: make install TORCH=1")
+pytestmark = pytest.mark.mpi
+
+RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+ALONE = SIZE * (SIZE + 1) / 2
+
+
+@pytest.fixture
+def comm() -> Iterator[Communicator]:
+    with Communicator(MPI.COMM_WORLD) as made:
+        yield made
+
+
+def test_gradients_are_summed_where_they_are(comm):
+    module = torch.nn.Linear(300, 300)
+    parameter = module.weight
+    parameter.grad = torch.full_like(parameter, RANK + 1.0)
+    gradient = comm.share(parameter.grad)
+    assert gradient is parameter.grad
+    assert is_adopted(gradient.numpy()) == (comm.ranks_per_node == SIZE)
+    for turn in range(3):
+        parameter.grad.fill_(RANK + 1.0 + turn)
+        comm.Allreduce(MPI.IN_PLACE, gradient, algorithm="direct")
+        assert (parameter.grad == ALONE + turn * SIZE).all()
+    comm.share(parameter)  # which requires gradients
+    before = parameter.detach().clone()
+    module(torch.ones(2, 300)).sum().backward()
+    torch.optim.SGD(module.parameters(), 0.1).step()
+    assert not torch.equal(parameter, before)
+
+
+def test_views_of_a_storage_follow_and_outlive_the_tensor(comm):
+    tensor = torch.arange(100_000.0)
+    view, items = tensor[10:], tensor[20:].numpy()
+    comm.share(tensor)
+    tensor[30] = -5
+    assert view[20] == items[10] == -5
+    del tensor, view
+    gc.collect()
+    comm.Allreduce(MPI.IN_PLACE, items, algorithm="direct")
+    wanted = SIZE * np.arange(20.0, 100_000)
+    wanted[10] = -5 * SIZE
+    np.testing.assert_array_equal(items, wanted)
+    kept = items[5:]
+    del items
+    gc.collect()
+    np.testing.assert_array_equal(kept, wanted[5:])
+
+
+def test_a_storage_cannot_be_resized_and_may_be_replaced(comm):
+    tensor = comm.share(torch.full((50_000,), RANK + 1.0))
+    with pytest.raises(RuntimeError, match="not resizable"):
+        tensor.resize_(200_000)
+    total = torch.empty(50_000)
+    tensor.data = torch.full((50_000,), RANK + 2.0)  # other memory; the old is freed
+    others = [torch.full((50_000,), RANK + 3.0) for _ in range(8)]
+    for one, more in ((tensor, 1), *((other, 2) for other in others)):
+        comm.Allreduce(one, total, algorithm="direct")
+        assert (total == ALONE + more * SIZE).all()
+
+
+def test_a_storage_that_pytorch_moves_is_no_window(comm):
+    tensor = comm.share(torch.full((50_000,), RANK + 1.0))
+    tensor.share_memory_()  # into memory of PyTorch's own; the old is freed, without a word
+    others = [torch.full((50_000,), RANK + 3.0) for _ in range(8)]
+    total = torch.empty(50_000)
+    for one, more in ((tensor, 0), *((other, 2) for other in others)):
+        comm.Allreduce(one, total, algorithm="direct")
+        assert (total == ALONE + more * SIZE).all()
+    with pytest.raises(InvalidBuffer, match="shared memory of its own already"):
+        comm.share(tensor)
+    del tensor, one
+    gc.collect()
+    assert all((other == RANK + 3).all() for other in others)
+
+
+@pytest.mark.parametrize("kind", ["strided", "sparse", "meta"])
+def test_tensors_that_cannot_be_shared(comm, kind):
+    tensor = {
+        "strided": lambda: torch.zeros(300, 300).t(),
+        "sparse": lambda: torch.zeros(300, 300).to_sparse(),
+        "meta": lambda: torch.zeros(300, device="meta"),
+    }[kind]()
+    with pytest.raises(InvalidBuffer, match=r"not contiguous|cannot be shared"):
+        comm.share(tensor)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8, torch.complex64])
+def test_types_that_numpy_lacks_are_moved(comm, dtype):
+    tensor = comm.share(torch.full((30_000,), RANK + 1, dtype=dtype))
+    comm.Bcast(tensor, root=SIZE - 1)
+    assert (tensor == SIZE).all()
+
+
+def test_a_tensor_on_numpys_memory(comm):
+    array = np.full(50_000, RANK + 1.0)
+    comm.share(torch.from_numpy(array))
+    comm.Allreduce(MPI.IN_PLACE, array, algorithm="direct")
+    assert (array == ALONE).all()
