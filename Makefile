@@ -12,6 +12,8 @@ GRIDS  ?= 4
 FULL   ?= 1 2 3 4 5 7 8
 TESTS  ?= tests/unit tests/local tests/launch
 SOAK   ?= 3600
+# Of make conformance: numbers of ranks, and mpi4py's test files, all unless MODULES=cco_buf,comm.
+SIZES  ?= 1,2,3,4,5,7,8
 CONFIG ?= jobs/examples/digits.toml
 
 # Tests without ranks of their own run side by side, one more than there are cores, as some wait;
@@ -46,7 +48,7 @@ help:
 	@echo "make lint           ruff and mypy alone; seconds"
 	@echo "make seeded         thirty faults put into a copy, and which tests notice"
 	@echo "make wheel-check    build the wheel, install it and use it where there is no repository"
-	@echo "make conformance    mpi4py's own collective tests with our communicator, on 1 to 5 ranks"
+	@echo "make conformance    mpi4py's own tests with our communicator, on SIZES=$(SIZES) ranks; hours"
 	@echo "make soak           drawn calls on buffers of every kind, SOAK=$(SOAK) s on NP=$(NP) ranks"
 	@echo "make bench          our all-reduces beside the MPI library's, on 2 ranks"
 	@echo "make tune           measure a tuning table for NP=$(NP) ranks of this machine"
@@ -112,7 +114,7 @@ wheel-check: install
 	$(BIN)/python -m tests.wheel
 
 conformance: install
-	$(BIN)/python -m tests.conformance
+	$(BIN)/python -m tests.conformance --sizes $(SIZES) $(MODULES:%=--modules %)
 
 seeded: install
 	$(BIN)/python -m tests.seeded

@@ -291,6 +291,28 @@ class Communicator(Blocking, Nonblocking, Persistent, PointToPoint, MPI.Intracom
         self.close()
         super().Free()
 
+    def free(self) -> None:
+        """As mpi4py's, which frees what was made and leaves ``MPI.COMM_WORLD`` be."""
+        if self not in (MPI.COMM_NULL, MPI.COMM_WORLD, MPI.COMM_SELF):
+            self.close()
+        super().free()
+
+    @classmethod
+    def fromhandle(cls, handle: int) -> Self:
+        return cls(MPI.Intracomm(MPI.Comm.fromhandle(handle)))
+
+    @classmethod
+    def f2py(cls, arg: int) -> Self:
+        return cls(MPI.Intracomm(MPI.Comm.f2py(arg)))
+
+    def __reduce__(self) -> Any:
+        """Those that every process has, with their settings.
+
+        Raises:
+            ValueError: another one.
+        """
+        return type(self), (MPI.Intracomm(self), *self._engine.settings)
+
     def Disconnect(self) -> None:
         """As :meth:`Free`, after all that was sent has arrived."""
         self.close()

@@ -21,6 +21,16 @@ class InvalidBuffer(CollectiveError, ValueError):
     """A buffer that cannot be used as it was given: layout, type, size or writability."""
 
 
+class InvalidBufferType(InvalidBuffer, TypeError):
+    """The same, of a wrong type: what mpi4py calls a ``TypeError``."""
+
+
+class UnknownType(InvalidBuffer, KeyError):
+    """A buffer names a type that there is not: what mpi4py calls a ``KeyError``."""
+
+    __str__ = Exception.__str__  # without KeyError's quotes
+
+
 class MismatchError(CollectiveError):
     """Ranks called collectives that do not belong together (found with checking on)."""
 

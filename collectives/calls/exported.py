@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
-from collectives.errors import InvalidBuffer
+from collectives.errors import InvalidBuffer, InvalidBufferType
 from collectives.execution.memory import Items, is_on_device
 
 
@@ -50,7 +50,7 @@ def _host_array(data: Any, typed: bool, role: str, readonly: bool) -> npt.NDArra
         raise InvalidBuffer(
             f"the {role} buffer, a {type(data).__name__}, gives no access: {error}"
         ) from None
-    raise InvalidBuffer(
+    raise InvalidBufferType(
         f"the {role} buffer is a {type(data).__name__}; pass an array or another object with the "
         "buffer protocol"
     )

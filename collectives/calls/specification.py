@@ -5,7 +5,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from collectives.errors import InvalidBuffer
+from collectives.errors import InvalidBuffer, InvalidBufferType, UnknownType
 
 
 def whole_number(value: Any) -> int | None:
@@ -20,7 +20,8 @@ def number(value: Any, role: str, what: str) -> int:
     """Raises :class:`InvalidBuffer` for what is no number from 0 on."""
     found = whole_number(value)
     if found is None or found < 0:
-        raise InvalidBuffer(f"the {role} buffer's {what} is {value!r}, not a number from 0 on")
+        kind = InvalidBufferType if found is None else InvalidBuffer
+        raise kind(f"the {role} buffer's {what} is {value!r}, not a number from 0 on")
     return found
 
 
@@ -36,7 +37,7 @@ def numbers(values: Any, role: str, what: str, blocks: int) -> tuple[int, ...]:
     try:
         found = tuple(index(v) for v in values)
     except TypeError:
-        raise InvalidBuffer(f"the {role} buffer's {what} are no whole numbers") from None
+        raise InvalidBufferType(f"the {role} buffer's {what} are no whole numbers") from None
     if len(found) != blocks:
         raise InvalidBuffer(
             f"the {role} buffer has {len(found)} {what}, but there are {blocks} ranks"
@@ -71,11 +72,13 @@ def vector_parts(spec: object) -> tuple[object, Any, Any, MPI.Datatype | str | N
     if not isinstance(spec, list | tuple):
         return spec, None, None, None
     data, *rest = spec or [None] * 5
-    datatype = rest.pop() if rest and isinstance(rest[-1], MPI.Datatype | str) else None
+    datatype = None
+    if rest and isinstance(rest[-1], MPI.Datatype | str):
+        datatype = rest.pop()
+    elif len(rest) > 1 and rest[-1] is None:
+        rest.pop()  # the type is to be inferred
     if len(rest) == 1 and isinstance(rest[0], tuple) and len(rest[0]) == 2:
         rest = list(rest[0])  # counts and displacements
-    if len(rest) == 2 and datatype is None and rest[1] is None:
-        rest.pop()  # [array, counts, None]: the type is to be inferred
     if len(rest) > 2:
         raise InvalidBuffer(f"a buffer specification has 1 to 4 parts, this one has {len(spec)}")
     lengths, starts = [*rest, None, None][:2]
@@ -85,9 +88,11 @@ def vector_parts(spec: object) -> tuple[object, Any, Any, MPI.Datatype | str | N
 def named_type(datatype: MPI.Datatype | str, role: str) -> MPI.Datatype:
     """Raises :class:`InvalidBuffer` for what is no type of this MPI."""
     if isinstance(datatype, str):
-        datatype = MPI._typedict.get(datatype, MPI.DATATYPE_NULL)
+        if datatype not in MPI._typedict:
+            raise UnknownType(f"the {role} buffer names the type {datatype!r}, which MPI has not")
+        datatype = MPI._typedict[datatype]
     if not isinstance(datatype, MPI.Datatype):
-        raise InvalidBuffer(
+        raise InvalidBufferType(
             f"the {role} buffer's type is a {type(datatype).__name__}; pass an MPI.Datatype"
         )
     if datatype == MPI.DATATYPE_NULL:

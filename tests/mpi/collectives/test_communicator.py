@@ -2,6 +2,7 @@
 
 import array
 import gc
+import pickle
 import weakref
 
 import numpy as np
@@ -459,3 +460,49 @@ def test_settings_may_be_numpys():
         items = np.ones(3)
         comm.Allreduce(MPI.IN_PLACE, items)
         assert (items == comm.size).all()
+
+
+def test_a_communicator_is_made_of_a_handle_and_pickled_with_its_settings():
+    with Communicator(MPI.COMM_WORLD, algorithm="ring", reproducible=False) as comm:
+        for made in (Communicator.fromhandle(comm.handle), Communicator.f2py(comm.py2f())):
+            assert type(made) is Communicator
+            assert made == comm
+        again = pickle.loads(pickle.dumps(comm))
+        assert again == comm
+        items = np.ones(100)
+        again.Allreduce(MPI.IN_PLACE, items)
+        assert (items == comm.size).all()
+        assert again.last_plan.algorithm == "ring"
+        again.close()
+        twin = comm.Dup()
+        with pytest.raises(ValueError, match="cannot serialize"):
+            pickle.dumps(twin)
+        twin.Allreduce(MPI.IN_PLACE, items)
+        for _ in range(2):
+            twin.free()  # mpi4py's safe one
+            assert not twin
+
+
+@pytest.mark.parametrize("ends", [([3, None],), ([3, None, None],), ([(3, None), None],)])
+def test_a_type_that_is_none_is_inferred(ends):
+    with Communicator(MPI.COMM_SELF) as comm:
+        (end,) = ends
+        found = np.zeros(5)
+        comm.Alltoallv([np.arange(5.0), *end], [found, *end])
+        np.testing.assert_array_equal(found, [0, 1, 2, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("buffer", "kinds"),
+    [
+        ([1, 2, 3], (TypeError, ValueError)),
+        ([np.zeros(3), 1.5, "d"], (TypeError, ValueError)),
+        ([np.zeros(3), 1, "no such type"], (KeyError, ValueError)),
+    ],
+)
+def test_errors_are_those_of_mpi4py(comm, buffer, kinds):
+    for kind in kinds:
+        with pytest.raises(kind) as caught:
+            comm.Allgather(buffer, np.zeros(3 * comm.size), algorithm="ring")
+        assert isinstance(caught.value, InvalidBuffer)
+        assert str(caught.value).startswith("the send buffer")
