@@ -18,6 +18,7 @@ from collectives.execution.messages import bind
 from collectives.execution.shared import bind_shared
 from collectives.execution.transport.flags import Flag, RunCount, Tick
 from collectives.execution.transport.shared_memory import Place
+from collectives.execution.transport.windows import Edge
 from collectives.execution.underway import Underway
 from collectives.schedule import Copy, RecvReduce, Schedule, Send, recvbuf, sendbuf
 from tests.local.references import reference
@@ -28,9 +29,9 @@ SEND, RECV = Place(0, 0), Place(1, 0)
 class Node:
     """The memory of a node whose ranks are all in this process, as rank ``rank`` has it."""
 
-    def __init__(self, rank, counters, buffers):
+    def __init__(self, rank, counters, buffers, ends):
         self.rank, self.size = rank, len(counters)
-        self.counters, self.buffers = counters, buffers
+        self.counters, self.buffers, self.ends = counters, buffers, ends
         self.runs = RunCount()
 
     def advance(self, slot, ticks):
@@ -44,6 +45,14 @@ class Node:
 
     def view(self, rank, place, count, dtype):
         return self.buffers[rank][place.window][:count]
+
+    def edges(self, place, nbytes):
+        """The first and the last item of each buffer are on pages of the rank's own."""
+        if place is None or not nbytes:
+            return []
+        whole = self.buffers[self.rank][place.window][: nbytes // 8]
+        own = self.ends[self.rank][place.window]
+        return [Edge(own[at, None], whole[at, None]) for at in (0, -1)]
 
 
 class Ranks:
@@ -59,6 +68,7 @@ class Ranks:
         ]
         received = [count * blocks.recv_blocks(member) for member in members]
         self.buffers = [[np.zeros(n) for n in lengths] for lengths in zip(self.sent, received)]
+        self.ends = [[np.zeros(2) for _ in range(2)] for _ in members]
         counters = [memoryview(np.zeros(1, np.int64)) for _ in range(size)]
         places = tuple(
             (SEND if self.sent[rank] and self.first[rank] is None else None, RECV if n else None)
@@ -67,8 +77,8 @@ class Ranks:
         combine = np.maximum if blocks.idempotent else np.add
         self.plans = [
             bind_shared(
-                schedule, Node(rank, counters, self.buffers), places, count, np.dtype(float), HOST,
-                combine, lane=None, reason="", underway=Underway(),
+                schedule, Node(rank, counters, self.buffers, self.ends), places, count,
+                np.dtype(float), HOST, combine, lane=None, reason="", underway=Underway(),
             )
             for rank in range(size)
         ]  # fmt: skip
@@ -87,6 +97,10 @@ class Ranks:
             else:
                 start = self.first[rank] * self.count
                 recv[start : start + mine.size] = mine
+            for buffer, ends in zip((send, recv), self.ends[rank], strict=True):
+                if buffer.size:
+                    ends[:] = buffer[[0, -1]]
+                    buffer[[0, -1]] = -99
             for bound in self.plans[rank]._rounds:
                 for call in (*bound.starts, *bound.finish):
                     flag = getattr(call, "__self__", None)
@@ -96,6 +110,7 @@ class Ranks:
                     yield True
             wanted = reference(self.schedule, self.inputs(turn), rank)
             if wanted is not None and recv.size:
+                recv[[0, -1]] = self.ends[rank][1]
                 np.testing.assert_array_equal(recv, wanted)
 
     def all(self, choose):
