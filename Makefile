@@ -12,6 +12,8 @@ GRIDS  ?= 4
 FULL   ?= 1 2 3 4 5 7 8
 TESTS  ?= tests/unit tests/local tests/launch
 SOAK   ?= 3600
+# Of make test-full: drawn moments at which runs are killed, of each kind of fault.
+SWEEPS ?= 3
 # Of make conformance: numbers of ranks, and mpi4py's test files, all unless MODULES=cco_buf,comm.
 SIZES  ?= 1,2,3,4,5,7,8
 CONFIG ?= jobs/examples/digits.toml
@@ -28,7 +30,7 @@ comma   := ,
 # Torch is large: its tests are skipped without TORCH=1. The extra gloo pins its version.
 EXTRAS  := dev$(if $(filter system,$(MPI)),,$(comma)$(MPI))$(if $(TORCH),$(comma)gloo)
 
-export MPIEXEC
+export MPIEXEC SWEEPS
 # More ranks than cores is normal on a laptop. MPICH needs no permission, Open MPI does (5 the first,
 # 4.1 the second), and it wants another to run as root, as containers do.
 export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
@@ -96,7 +98,8 @@ slow: install
 	$(BIN)/python -m pytest -q -m slow $(TESTS)
 
 test-full: install
-	$(BIN)/python -m pytest -q tests
+	$(BIN)/python -m pytest -q $(WORKERS) tests/unit tests/local
+	$(BIN)/python -m pytest -q tests/launch tests/cluster
 	$(MAKE) $(FULL:%=full-%)
 
 full-%: install

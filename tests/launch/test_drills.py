@@ -16,6 +16,8 @@ MPIEXEC = os.environ.get("MPIEXEC") or str(Path(sys.executable).with_name("mpiex
 #: The others need hosts: tests/cluster.
 HERE = [kind for kind in KINDS if kind not in ("cut", "slow")]
 RANKS = 4
+#: Drawn moments at which each fault strikes.
+SWEEPS = int(os.environ.get("SWEEPS", "3"))
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +56,7 @@ def test_a_fault(drills, reference, kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(SWEEPS))
 @pytest.mark.parametrize("kind", HERE)
 def test_wherever_it_strikes(drills, reference, kind, seed):
     check(drills, reference, kind, seed)

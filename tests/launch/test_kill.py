@@ -17,6 +17,8 @@ from mpitrain.processes import running
 ROOT = Path(__file__).parents[2]
 MPIEXEC = os.environ.get("MPIEXEC") or str(Path(sys.executable).with_name("mpiexec"))
 pytestmark = pytest.mark.usefixtures("scratch")
+#: Drawn moments at which a run is killed, of each kind.
+SWEEPS = int(os.environ.get("SWEEPS", "3"))
 
 JOB = """
 [run]
@@ -156,7 +158,7 @@ def test_a_killed_run_ends_with_the_weights_of_one_that_was_not(tmp_path, uninte
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(SWEEPS))
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_wherever_it_is_killed(tmp_path, uninterrupted, layout, seed):
     check(tmp_path, uninterrupted, layout, seed)
