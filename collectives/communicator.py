@@ -194,8 +194,8 @@ class Communicator(Blocking, Nonblocking, Persistent, PointToPoint, MPI.Intracom
 
         Collectives on such arrays are loads and stores: no message is sent.  Collective; the shape
         may differ between ranks.  The memory goes with the last array in it.  It is ordinary
-        memory where the ranks are on several nodes, cannot open one another's memory (containers of
-        their own), or run on a processor other than x86-64; the log says so.
+        memory where the ranks are on several nodes or cannot open one another's memory (containers
+        of their own); the log says so.
 
         Args:
             memory: ``"cupy"`` for arrays on the current GPU, by CUDA IPC; the kernels of a

@@ -1,7 +1,11 @@
 """Counters in shared memory, each written by one rank and polled by the others.
 
-Plain loads and stores do, because x86-64 keeps stores in order; on another processor they would
-need fences that Python lacks.
+A rank's count says what it has done with the memory before: what it has stored is there for who
+has seen the count, and what it was reading may be stored to.  x86-64 keeps loads and stores in an
+order in which plain ones do.  Other processors reorder them, so there a full fence comes before the
+store of a count and after the load that has seen it (:class:`FencedTick`, :class:`FencedFlag`):
+with these, everything before the store is done before everything after the load.  An aligned word
+of 8 bytes is stored and loaded as one on all of them.
 """
 
 import os
@@ -79,6 +83,35 @@ class Flag:
         """Nothing to release."""
 
 
+class FencedFlag(Flag):
+    """The same on a processor that reorders loads."""
+
+    __slots__ = ("_fence",)
+
+    def __init__(
+        self,
+        counters: memoryview,
+        slot: int,
+        runs: RunCount,
+        value: int,
+        polite: bool,
+        progress: Action,
+        fence: Action,
+    ) -> None:
+        super().__init__(counters, slot, runs, value, polite, progress)
+        self._fence = fence
+
+    def Test(self) -> bool:
+        if super().Test():
+            self._fence()
+            return True
+        return False
+
+    def Wait(self) -> None:
+        super().Wait()
+        self._fence()
+
+
 class Tick:
     """An action: sets this rank's counter to a value of this run."""
 
@@ -92,3 +125,19 @@ class Tick:
 
     def __call__(self) -> None:
         self._counters[self._slot] = self._runs.base + self._value
+
+
+class FencedTick(Tick):
+    """The same on a processor that reorders loads and stores."""
+
+    __slots__ = ("_fence",)
+
+    def __init__(
+        self, counters: memoryview, slot: int, runs: RunCount, value: int, fence: Action
+    ) -> None:
+        super().__init__(counters, slot, runs, value)
+        self._fence = fence
+
+    def __call__(self) -> None:
+        self._fence()
+        super().__call__()

@@ -18,7 +18,8 @@ from collectives.execution.memory import HOST, DeviceMemory, Items, Memory
 from collectives.execution.plan import Action
 from collectives.execution.transport import Bytes, cuda_ipc
 from collectives.execution.transport.adopted import Adopted, Extent
-from collectives.execution.transport.flags import Flag, RunCount, Tick
+from collectives.execution.transport.fences import Fences
+from collectives.execution.transport.flags import FencedFlag, FencedTick, Flag, RunCount, Tick
 from collectives.execution.transport.pages import Mapping
 from collectives.execution.transport.windows import Edge, Window, Windows
 
@@ -50,13 +51,10 @@ class NodeMemory:
     and it goes when the last array in it does.  The flags are there, whatever the arrays are in.
 
     Raises:
-        InvalidBuffer: on all ranks, if one cannot open another's memory, or on a processor that is
-            not x86-64.
+        InvalidBuffer: on all ranks, if one cannot open another's memory.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
-        if platform.machine() not in ("x86_64", "AMD64"):
-            raise InvalidBuffer("shared-memory collectives need x86-64's ordering of stores")
         self.comm = comm
         self.rank = comm.rank
         self.size = comm.size
@@ -65,6 +63,7 @@ class NodeMemory:
         control = self._allocate((SLOTS * _LINE + 2 * WORDS) * 8)
         self._counters = [memoryview(segment.data).cast("q") for segment in control]
         self._runs = [RunCount() for _ in range(SLOTS)]
+        self._fences = None if platform.machine() in ("x86_64", "AMD64") else Fences(comm)
         # With a core each, polling is the fastest wait; without, it keeps the awaited from running.
         self._polite = comm.size > (os.cpu_count() or 1)
         self._meetings = 0
@@ -124,6 +123,8 @@ class NodeMemory:
                 cuda_ipc.release(self.comm, window.memory, window.lent)
                 self.windows.drop(number)
         self.give_back()
+        if self._fences:
+            self._fences.close()
 
     def give_back(self) -> None:
         """Private pages for the arrays of :meth:`share`."""
@@ -134,12 +135,14 @@ class NodeMemory:
 
     def flag(self, rank: int, slot: int, value: int) -> Flag:
         """The condition that ``rank`` has counted up to ``value`` in this run of ``slot``."""
-        counters, runs = self._counters[rank], self._runs[slot]
-        return Flag(counters, slot * _LINE, runs, value, self._polite, self._progress)
+        counters, at, runs = self._counters[rank], slot * _LINE, self._runs[slot]
+        given = counters, at, runs, value, self._polite, self._progress
+        return FencedFlag(*given, self._fences) if self._fences else Flag(*given)
 
     def tick(self, slot: int, value: int) -> Tick:
         """The action that sets this rank's count."""
-        return Tick(self._counters[self.rank], slot * _LINE, self._runs[slot], value)
+        given = self._counters[self.rank], slot * _LINE, self._runs[slot], value
+        return FencedTick(*given, self._fences) if self._fences else Tick(*given)
 
     def meet(self, words: Sequence[int], idle: Action | None) -> Meeting:
         """Waits for all ranks to call this, and returns what each of them brought.

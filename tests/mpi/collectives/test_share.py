@@ -1,6 +1,7 @@
 """Ordinary arrays in shared memory where they lie: what is computed, and who has the pages."""
 
 import gc
+import mmap
 import os
 import random
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from collectives.execution.transport.pages import regions
 pytestmark = pytest.mark.mpi
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
-PAGE = 4096
+PAGE = mmap.PAGESIZE
 #: Bytes: nothing, no whole page, one or two of them, many.
 BYTES = (0, 8, 4000, 12_000, 100_000, 3 << 20)
 

@@ -1,0 +1,52 @@
+"""Shared memory as on a processor that is not x86-64: the fenced road, with real ranks."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from collectives import Communicator
+from collectives.execution.transport import fences, shared_memory
+
+pytestmark = pytest.mark.mpi
+
+RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+
+
+@pytest.fixture
+def comm(monkeypatch) -> Iterator[Communicator]:
+    monkeypatch.setattr(shared_memory.platform, "machine", lambda: "aarch64")
+    with Communicator(MPI.COMM_WORLD) as made:
+        yield made
+
+
+@pytest.mark.parametrize("algorithm", ["direct", "ring", "butterfly", "double_binary_tree"])
+def test_sums_are_right_and_fences_are_made(comm, monkeypatch, algorithm):
+    made = []
+    real = fences.Fences.__call__
+    monkeypatch.setattr(fences.Fences, "__call__", lambda own: (made.append(1), real(own)))
+    mine, total = comm.empty(100_000), comm.share(np.empty(100_000))
+    plan = comm.Allreduce_init(mine, total, algorithm=algorithm)
+    wanted = SIZE * np.arange(100_000) + SIZE * (SIZE - 1) / 2
+    for turn in range(3):
+        mine[:] = np.arange(100_000) + RANK + turn
+        comm.Allreduce(mine, total, algorithm=algorithm)
+        np.testing.assert_array_equal(total, wanted + turn * SIZE)
+        total[:] = 0
+        before = len(made)
+        plan.Start()
+        while not plan.Test():
+            pass
+        assert SIZE == 1 or len(made) > before + 1
+        np.testing.assert_array_equal(total, wanted + turn * SIZE)
+    plan.Free()
+
+
+def test_x86_has_no_fences(monkeypatch):
+    monkeypatch.setattr(shared_memory.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(shared_memory, "Fences", None)  # not even made
+    with Communicator(MPI.COMM_WORLD) as comm:
+        items = comm.empty(1000)
+        comm.Allreduce(MPI.IN_PLACE, items, algorithm="direct")
+        assert (items == 0).all()
