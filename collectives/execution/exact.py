@@ -22,6 +22,8 @@ Floats = npt.NDArray[np.float64]
 
 #: Numbers of a block: with those of some ranks, they stay in a level-2 cache.
 _BLOCK = 1 << 15
+#: The bits of a float64's exponent.
+_EXPONENT = 0x7FF << 52
 #: From here on, a partial sum might overflow: exact, one number at a time.
 _HUGE = 2.0**1000
 
@@ -42,6 +44,10 @@ def exact_sum(terms: Sequence[Items], out: Items) -> None:
         return
     block = max(1024, _BLOCK // max(1, len(terms)))
     with np.errstate(all="ignore"):
+        if len(terms) == 2 and out.dtype in (np.float64, np.float32):  # rounded once as it is
+            np.add(*terms, out=out)
+            out[np.isnan(out)] = np.nan
+            return
         for start in range(0, out.size, block):
             here = slice(start, start + block)
             out[here] = _sum(np.array([term[here] for term in terms], np.float64), out.dtype)
@@ -74,13 +80,15 @@ def _one(terms: Floats) -> float:
 def _exact_parts(terms: Floats) -> list[Floats]:
     """A few arrays with the same sum, each itself exact; ``terms`` ends as zeros."""
     # The sum of so many multiples of one unit has as many bits more.
-    bits = (len(terms) + 1).bit_length()
+    growth = 2.0 ** (len(terms) + 1).bit_length() * 2
     parts: list[Floats] = []
-    while (largest := np.abs(terms).max(axis=0)).any():
-        _, exponent = np.frexp(largest)
-        sigma = np.ldexp(1.0, exponent + bits)
-        high = (terms + sigma) - sigma
-        terms -= high
+    high = np.empty_like(terms)
+    while (largest := np.abs(terms, out=high).max(axis=0)).any():
+        # Its power of two, or 0 where it is subnormal: these all have one unit anyway.
+        sigma = (largest.view(np.int64) & _EXPONENT).view(np.float64) * growth
+        np.add(terms, sigma, out=high)
+        np.subtract(high, sigma, out=high)
+        np.subtract(terms, high, out=terms)
         parts.append(high.sum(axis=0))
     return parts or [np.zeros(terms.shape[1])]
 
