@@ -45,7 +45,7 @@ def exact_sum(terms: Sequence[Items], out: Items) -> None:
     block = max(1024, _BLOCK // max(1, len(terms)))
     with np.errstate(all="ignore"):
         if len(terms) == 2 and out.dtype in (np.float64, np.float32):  # rounded once as it is
-            np.add(*terms, out=out)
+            np.add(terms[0], terms[1], out=out)
             out[np.isnan(out)] = np.nan
             return
         for start in range(0, out.size, block):
