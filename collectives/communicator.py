@@ -57,9 +57,9 @@ class Communicator(Blocking, Nonblocking, Persistent, PointToPoint, MPI.Intracom
             ordinary memory.  Default: the latter if ``COLLECTIVES_CHECKSUMS`` is on.
         reproducible: whether sums of floating-point and complex arrays are exact and rounded once
             (:mod:`collectives.calls.exact`): the same bits on any number of ranks, in any order.
-            They travel as messages, as many bytes as in a ring, and adding takes some twenty times
-            as long.  Other operations whose result depends on the order are refused.  The methods
-            for objects, as ``allreduce``, stay mpi4py's.
+            They travel as messages, as many bytes as in a ring, and adding three and more takes
+            some ten passes over them.  Other operations whose result depends on the order are
+            refused.  The methods for objects, as ``allreduce``, stay mpi4py's.
         device: how messages of CuPy arrays go: ``"direct"``, handed to a CUDA-aware MPI;
             ``"staged"`` through pinned host memory; ``"auto"``: direct if a transfer in a child
             process works.  Default: that of ``COLLECTIVES_DEVICE``, or auto.
@@ -229,7 +229,7 @@ class Communicator(Blocking, Nonblocking, Persistent, PointToPoint, MPI.Intracom
 
         Args:
             array: of NumPy or a CPU tensor of PyTorch, contiguous, with memory that one of these
-                has allocated; or a view of such.
+                or Python (``bytearray``) has allocated; or a view of such.
 
         Raises:
             InvalidBuffer: on all ranks, if one passes what cannot be shared, or what another

@@ -217,6 +217,11 @@ class _Exchange:
 def _engine(comm: MPI.Intracomm) -> Iterator[Engine]:
     """What holds a duplicate of ``comm``: a communicator of ours has one, for others it is made."""
     if isinstance(comm, Communicator):
+        if comm._engine.settings.reproducible:
+            raise CollectiveError(
+                "sparse_allreduce sums in an order of its own, which reproducible=True excludes; "
+                "use another communicator for it"
+            )
         yield comm._engine
         return
     ours = Communicator(comm)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from collectives.algorithms import build, in_segments
 from collectives.analysis.formulas import segments_for
 from collectives.calls.call import Call
-from collectives.calls.exact import bind_exact, is_rounded
+from collectives.calls.exact import bind_exact, is_rounded, saturates
 from collectives.calls.library import library
 from collectives.calls.native import NativePlan
 from collectives.calls.operands import Operands, is_widened
@@ -130,7 +130,10 @@ def _choice(call: Call, resources: Resources, shared: bool, planned: bool) -> Ch
         return Choice("pairwise", "in place, Open MPI's nonblocking one mixes up unequal blocks")
     if call.algorithm == "auto":
         per_node, table = resources.facts
-        choice = choose(table, _situation(call, per_node, shared, resources.settings.has_checksums))
+        situation = _situation(call, per_node, shared, resources.settings.has_checksums)
+        if resources.settings.reproducible and saturates(call):
+            situation = situation._replace(native=False)
+        choice = choose(table, situation)
     if "segments=auto" not in choice.algorithm:
         return choice
     alpha, beta = 1e-6 * resources.table.alpha_us, 1e-9 / resources.table.bandwidth_GBs

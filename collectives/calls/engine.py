@@ -22,6 +22,7 @@ from collectives.calls.resources import Resources
 from collectives.calls.settings import Settings
 from collectives.calls.understanding import Understanding
 from collectives.contracts import contract
+from collectives.errors import CollectiveError
 from collectives.execution.lanes import Mask
 from collectives.execution.plan import Plan
 from collectives.execution.shared import Places
@@ -94,18 +95,30 @@ class Engine:
 
     def empty(self, shape: Any, dtype: npt.DTypeLike, memory: str) -> npt.NDArray[Any]:
         """Zeros in the node's memory, or in ordinary memory where that cannot be."""
-        with self._watched(Arguments("empty", None, None), None):
-            self.underway.drain()
-            # From now on, the ranks meet, and the memory may lie where other memory lay before.
-            self._recent.clear()
+        with self._changing_memory("empty"):
             return self.resources.empty(shape, dtype, memory)
 
     def share(self, array: Any) -> None:
         """Moves an array into the node's memory, where that can be."""
-        with self._watched(Arguments("share", None, None), None):
-            self.underway.drain()
-            self._recent.clear()
+        with self._changing_memory("share"):
             self.resources.share(array)
+
+    @contextmanager
+    def _changing_memory(self, what: str) -> Iterator[None]:
+        """All ranks are in ``what``, and no plan is under way."""
+        with self._watched(Arguments(what, None, None), None):
+            self.underway.expect_whole()
+            try:
+                self.underway.drain()
+                self._understanding.agree(what)
+                # From now on, the ranks meet, and memory may lie where other memory lay before.
+                self._recent.clear()
+                yield
+            except (CollectiveError, MemoryError):  # on all ranks
+                raise
+            except BaseException as error:
+                self.underway.leave(what, error)
+                raise
 
     def close(self) -> None:
         """Releases plans and the duplicate.  Collective."""

@@ -1,4 +1,4 @@
-"""Reductions whose result has no order: ``Communicator(..., reproducible=True)``.
+"""Floating-point reductions without an order: ``Communicator(..., reproducible=True)``.
 
 Each rank gets all ranks' numbers for its slice of the result, adds them exactly, rounds once, and
 sends the slice on: an all-to-all, :func:`~collectives.execution.exact.exact_sum`, and an
@@ -7,6 +7,7 @@ the additions cost some twenty times as much.  As no partial sum is ever rounded
 on the numbers alone: not on how many ranks have them, nor on who comes first.
 """
 
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -15,8 +16,9 @@ from mpi4py import MPI
 from collectives.algorithms import build
 from collectives.calls.call import Call
 from collectives.calls.operands import Operands
+from collectives.calls.reduction import combiner
 from collectives.errors import InvalidBuffer, UnknownAlgorithm
-from collectives.execution.exact import exact_sum
+from collectives.execution.exact import exact_sum, extreme
 from collectives.execution.lanes import Lane
 from collectives.execution.memory import Items
 from collectives.execution.messages import Counts, bind
@@ -24,36 +26,66 @@ from collectives.execution.plan import Action, BoundRound, Plan
 from collectives.execution.transport.mpi import MPITransport
 from collectives.execution.underway import Underway
 
-#: Their results have no order on any numbers, NaN included.
-_WITHOUT_ORDER = (MPI.MAX, MPI.MIN)
+#: How floating-point arrays are reduced without an order.
+_WITHOUT_ORDER: list[tuple[MPI.Op, Callable[[Sequence[Items], Items], None]]] = [
+    (MPI.SUM, exact_sum),
+    (MPI.MAX, partial(extreme, np.maximum)),
+    (MPI.MIN, partial(extreme, np.minimum)),
+]
+_WITH_NAN = (MPI.FLOAT_INT, MPI.DOUBLE_INT, MPI.LONG_DOUBLE_INT)
 
 
 def is_rounded(call: Call) -> bool:
-    """Whether a call's result depends on the order of its operations, so that it is to be summed
-    exactly.
+    """Whether the numbers are such that a call's result depends on the order of its operations, so
+    that this way of reducing them is needed.
 
     Raises:
-        InvalidBuffer: it does, and is no sum, or lies on a GPU, or has no exact sum.
+        InvalidBuffer: it is needed and cannot be: for another operation, on a GPU, for long
+            doubles.
         UnknownAlgorithm: an algorithm was asked for, whose order would decide.
     """
-    dtype = call.buffer.items.dtype
-    if call.op is None or dtype.kind in "iub" or call.op in _WITHOUT_ORDER:
+    dtype, op = call.buffer.items.dtype, call.op
+    if op is None:
+        return False
+    if not op.is_predefined or (op in (MPI.MAXLOC, MPI.MINLOC) and _has_nan(call)):
+        raise InvalidBuffer(
+            f"{call.collective}: reproducible=True has no way to reduce by this operation, whose "
+            "result may depend on the order; use another communicator for it"
+        )
+    if not (dtype.kind in "fc" or dtype.name.startswith(("bfloat", "float"))):
+        if saturates(call) and call.algorithm == "native":
+            raise UnknownAlgorithm(
+                f"{call.collective}: MPI libraries let sums of {dtype} end at the largest one, so "
+                "they depend on the order; with reproducible=True, leave the algorithm out"
+            )
         return False
     why = ""
-    if call.op != MPI.SUM:
-        why = "has exact sums, and no other operation whose result depends on the order"
+    if all(op != known for known, _ in _WITHOUT_ORDER):
+        why = "has sums, maxima and minima of floating-point arrays, and no other operation"
     elif dtype.itemsize > (16 if dtype.kind == "c" else 8):
         why = f"has no exact sums of {dtype}; use float64"
     elif call.is_on_device:
-        why = "sums on the host; copy the array there first"
+        why = "reduces on the host; copy the array there first"
     if why:
         raise InvalidBuffer(f"{call.collective}: reproducible=True {why}")
+    combiner(op, dtype, call.buffer.datatype)  # refuses what MPI does not define
     if call.algorithm != "auto":
         raise UnknownAlgorithm(
             f"{call.collective}: with reproducible=True a sum has no order, so {call.algorithm!r} "
             "cannot be asked for; leave the algorithm out"
         )
     return True
+
+
+def _has_nan(call: Call) -> bool:
+    return call.buffer.datatype is None or call.buffer.datatype in _WITH_NAN
+
+
+def saturates(call: Call) -> bool:
+    """Whether the MPI library's own sum or product may end at the largest number, and another time
+    go round: of 8 bits, Open MPI's does the one in long arrays."""
+    dtype = call.buffer.items.dtype
+    return call.op in (MPI.SUM, MPI.PROD) and dtype.kind in "iu" and dtype.itemsize == 1
 
 
 def bind_exact(call: Call, transport: MPITransport, lane: Lane | None, underway: Underway) -> Plan:
@@ -71,6 +103,7 @@ class _ExactBinder:
         self.transport = transport
         self.lane = lane
         self.underway = underway
+        self.reduce = next(way for op, way in _WITHOUT_ORDER if op == call.op)
         self.operands = Operands(call, borrow=lane is None, widens=False)
         given = self.operands.recv if self.operands.send is None else self.operands.send
         assert given is not None, "every rank has something to add"
@@ -112,20 +145,20 @@ class _ExactBinder:
     def _reduce_scatter(self, terms: list[Items]) -> list[BoundRound]:
         recv = self.operands.recv
         assert recv is not None, "every rank of a reduce-scatter receives"
-        return [BoundRound(starts=[partial(exact_sum, terms, recv)])]
+        return [BoundRound(starts=[partial(self.reduce, terms, recv)])]
 
     def _allreduce(self, terms: list[Items]) -> list[BoundRound]:
         total = np.empty_like(terms[0])
         back = Counts((self.own,), self.slices)
         moved = self._moved("allgather", "direct", total, self.operands.recv, back)
-        return [BoundRound(starts=[partial(exact_sum, terms, total)]), *moved]
+        return [BoundRound(starts=[partial(self.reduce, terms, total)]), *moved]
 
     def _reduce(self, terms: list[Items]) -> list[BoundRound]:
         total = np.empty_like(terms[0])
         back = Counts((self.own,), self.slices if self.call.member.is_root else ())
         recv = self.operands.recv if self.call.member.is_root else None
         moved = self._moved("gather", "direct", total, recv, back, self.call.root)
-        return [BoundRound(starts=[partial(exact_sum, terms, total)]), *moved]
+        return [BoundRound(starts=[partial(self.reduce, terms, total)]), *moved]
 
     def _scan(self, terms: list[Items]) -> list[BoundRound]:
         return self._prefixes(terms, first=0)
@@ -138,7 +171,7 @@ class _ExactBinder:
         sums = np.empty(self.size * self.own, self.given.dtype)
         parts = [sums[i * self.own : (i + 1) * self.own] for i in range(self.size - first)]
         actions: list[Action] = [
-            partial(exact_sum, terms[: k + 1], part) for k, part in enumerate(parts)
+            partial(self.reduce, terms[: k + 1], part) for k, part in enumerate(parts)
         ]
         sent = tuple(self.own if rank >= first else 0 for rank in range(self.size))
         received = self.slices if self.rank >= first else (0,) * self.size

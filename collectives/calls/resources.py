@@ -173,6 +173,8 @@ class Resources:
                 own.expect_ordinary()
         except InvalidBuffer as error:
             problem = str(error)
+        except Exception as error:  # of what a tensor may be
+            problem = f"{type(error).__name__}: {error}"
         self._expect_none("share", problem)
         assert own is not None, "without a problem it has an extent"
         if alone:

@@ -69,6 +69,7 @@ class Understanding:
         if self.settings.check:
             self.underway.expect_whole()
             lengths = call.lengths if call is not None else {}
+            how += ", reproducible" if self.settings.reproducible else ""
             self._agreement.check(self.resources.channel, f"{refused or call}{how}", lengths)
         if call is None:
             assert refused is not None, "a call is understood or refused"
@@ -79,6 +80,11 @@ class Understanding:
             call = replace(call, proved=proved)
         expect_able(call)
         return call
+
+    def agree(self, what: str) -> None:
+        """With checking on, all ranks raise unless all do the same."""
+        if self.settings.check:
+            self._agreement.check(self.resources.channel, what, {})
 
     def _named(self, algorithm: Algorithm | str, arguments: Arguments) -> str:
         """The algorithm's name.  Where a program's own cannot be had, all ranks hear of it, as

@@ -24,8 +24,9 @@ Floats = npt.NDArray[np.float64]
 _BLOCK = 1 << 15
 #: The bits of a float64's exponent.
 _EXPONENT = 0x7FF << 52
-#: From here on, a partial sum might overflow: exact, one number at a time.
+#: From here on, a partial sum might overflow: these are summed as so much smaller ones.
 _HUGE = 2.0**1000
+_LESS = 2.0**-100
 
 
 def exact_sum(terms: Sequence[Items], out: Items) -> None:
@@ -35,12 +36,18 @@ def exact_sum(terms: Sequence[Items], out: Items) -> None:
     same one; 0.0 for a sum of zero, unless all terms are -0.0.
 
     Args:
-        terms: 1-D, of the same length and floating-point or complex type, up to 64 bits a part.
+        terms: 1-D, of the same length and floating-point or complex type, up to 64 bits a part, in
+            any byte order.
         out: of that type, and may be one of ``terms``.
     """
     if out.dtype.kind == "c":
-        part = np.dtype(f"f{out.itemsize // 2}")
+        part = np.dtype(f"f{out.itemsize // 2}").newbyteorder(out.dtype.byteorder)
         exact_sum([np.ascontiguousarray(term).view(part) for term in terms], out.view(part))
+        return
+    if not out.dtype.isnative:
+        native = np.empty(out.size, out.dtype.newbyteorder("="))
+        exact_sum([term.astype(native.dtype) for term in terms], native)
+        out[...] = native
         return
     block = max(1024, _BLOCK // max(1, len(terms)))
     with np.errstate(all="ignore"):
@@ -53,23 +60,52 @@ def exact_sum(terms: Sequence[Items], out: Items) -> None:
             out[here] = _sum(np.array([term[here] for term in terms], np.float64), out.dtype)
 
 
+def extreme(function: np.ufunc, terms: Sequence[Items], out: Items) -> None:
+    """Writes the largest or least of ``terms`` into ``out``: NaN, always the same one, if one of
+    them is NaN; 0.0 is larger than -0.0.
+
+    Args:
+        function: ``np.maximum`` or ``np.minimum``.
+        terms, out: as of :func:`exact_sum`, and not complex.
+    """
+    signs = np.array([np.signbit(term) for term in terms])
+    negative = signs.all(axis=0) if function is np.maximum else signs.any(axis=0)
+    with np.errstate(all="ignore"):
+        found = terms[0].copy()
+        for term in terms[1:]:
+            function(found, term, out=found)
+        np.copyto(found, np.where(negative, -0.0, 0.0), where=found == 0, casting="unsafe")
+        found[np.isnan(found)] = np.nan
+    out[...] = found
+
+
 def _sum(terms: Floats, dtype: "np.dtype[Any]") -> Items:
     """Of a few numbers of each term; ``terms`` is overwritten."""
-    odd = ~(np.abs(terms).max(axis=0) < _HUGE)
-    aside = [_one(column) for column in terms[:, odd].T]
-    negative = np.signbit(terms).all(axis=0)
+    with_infinity = np.where(np.isfinite(terms), 0, terms).sum(axis=0)
+    odd = ~np.isfinite(terms).all(axis=0)
     terms[:, odd] = 0
+    negative = np.signbit(terms).all(axis=0)
+    largest = np.abs(terms).max(axis=0)
+    huge = np.flatnonzero(largest >= _HUGE)
+    # Without the least ones a power of two more or less changes nothing but the exponent.
+    least = np.where(terms[:, huge] == 0, np.inf, np.abs(terms[:, huge])).min(
+        axis=0, initial=np.inf
+    )
+    one_by_one = huge[least < 1 / _HUGE**0.5]
+    aside = [_one(column) for column in terms[:, one_by_one].T]
+    terms[:, one_by_one] = 0
+    terms[:, huge] *= _LESS
     result = _rounded(_expansion(_exact_parts(terms)), dtype)
-    result[odd] = aside
-    result[np.isnan(result)] = np.nan
+    result[huge] /= _LESS
+    result[one_by_one] = aside
     result[negative & (result == 0)] = -0.0
+    result[odd] = with_infinity[odd]
+    result[np.isnan(result)] = np.nan
     return result
 
 
 def _one(terms: Floats) -> float:
-    """The sum for one element, with what is not finite, or huge."""
-    if not np.isfinite(terms).all():
-        return float(terms[~np.isfinite(terms)].sum())
+    """The sum for one element whose terms span all that a float64 can."""
     total = sum(map(Fraction, terms.tolist()), Fraction())
     try:
         return float(total)

@@ -93,7 +93,7 @@ def bind_shared(
     edges = _edges(node, places[node.rank], buffers[node.rank], borrow=lane is None)
     before = [partial(HOST.copy, copy, own) for own, copy in chain(*edges)]
     after = [partial(HOST.copy, own, copy) for own, copy in edges[1]]
-    return Plan(
+    plan = Plan(
         schedule.collective,
         schedule.algorithm,
         reason,
@@ -103,6 +103,9 @@ def bind_shared(
         underway,
         lane,
     )
+    for place in places[node.rank]:
+        node.used_by(place, plan)
+    return plan
 
 
 def _buffers(

@@ -46,6 +46,9 @@ class Node:
     def view(self, rank, place, count, dtype):
         return self.buffers[rank][place.window][:count]
 
+    def used_by(self, place, plan):
+        pass
+
     def edges(self, place, nbytes):
         """The first and the last item of each buffer are on pages of the rank's own."""
         if place is None or not nbytes:

@@ -9,10 +9,13 @@ Whoever allocated the memory goes on to own it.  When the owner is about to free
 communicator is closed, private pages with the same contents take the place of the shared ones.
 """
 
+import logging
 import os
 import sys
 import threading
 import weakref
+from collections.abc import Iterable
+from contextlib import suppress
 from mmap import PAGESIZE
 from typing import Any, NamedTuple
 
@@ -20,6 +23,7 @@ import numpy as np
 
 from collectives.errors import InvalidBuffer
 from collectives.execution.memory import HOST, is_on_device
+from collectives.execution.plan import Plan
 from collectives.execution.transport import Bytes
 from collectives.execution.transport.pages import (
     bytes_at,
@@ -29,6 +33,8 @@ from collectives.execution.transport.pages import (
     regions,
 )
 from collectives.execution.transport.windows import Edge, Window
+
+log = logging.getLogger("collectives")
 
 
 class Extent(NamedTuple):
@@ -56,17 +62,22 @@ class Extent(NamedTuple):
             InvalidBuffer: neither NumPy nor PyTorch has allocated it, or its pages are not this
                 process's alone.
         """
-        is_numpys = isinstance(self.owner, np.ndarray) and self.owner.flags.owndata
-        if not (is_numpys or hasattr(self.owner, "data_ptr")):
+        base = self.owner
+        if isinstance(base, np.ndarray) and not base.flags.owndata:
+            base = base.base.obj if isinstance(base.base, memoryview) else base.base
+        if isinstance(base, np.ndarray | bytes | bytearray) or hasattr(base, "data_ptr"):
+            pass  # none of these frees its memory before the owner is gone
+        else:
             raise InvalidBuffer(
-                f"the array's memory belongs to a {type(self.owner).__name__}; share takes what "
-                "NumPy or PyTorch has allocated"
+                f"the array's memory belongs to a {type(base).__name__}; share takes what NumPy or "
+                "PyTorch has allocated"
             )
         for region in regions(*self.pages):
             if not region.is_ordinary:
                 raise InvalidBuffer(
                     f"the array lies on pages of {region.name or region.access} that are not this "
-                    "process's alone, as those of an array that another communicator shares"
+                    "process's alone, as those of an array that is shared already, in part or by "
+                    "another communicator"
                 )
 
 
@@ -89,10 +100,10 @@ def _of_array(array: Any) -> Extent:
     if not (array.flags.c_contiguous or array.flags.f_contiguous):
         raise InvalidBuffer(f"the array is not contiguous (strides {array.strides})")
     owner: Any = array
-    while isinstance(owner, np.ndarray) and owner.base is not None:
+    while isinstance(owner.base, np.ndarray):
         owner = owner.base
-    if _is_tensor(owner):
-        owner = _of_tensor(owner).owner
+    if _is_tensor(owner.base):
+        owner = _of_tensor(owner.base).owner
     return Extent(HOST.address(array), array.nbytes, owner)
 
 
@@ -110,9 +121,11 @@ def _of_tensor(tensor: Any) -> Extent:
         raise InvalidBuffer(f"the tensor is not contiguous (strides {tensor.stride()})")
     if tensor.is_shared():
         raise InvalidBuffer("PyTorch has moved the tensor into shared memory of its own already")
-    storage = tensor.untyped_storage()
+    storage, nbytes = tensor.untyped_storage(), tensor.numel() * tensor.element_size()
+    if nbytes and not tensor.data_ptr():
+        raise InvalidBuffer("the tensor's storage was freed")
     tensor.new_empty(0, dtype=sys.modules["torch"].uint8).set_(storage).numpy()
-    return Extent(tensor.data_ptr(), tensor.numel() * tensor.element_size(), storage)
+    return Extent(tensor.data_ptr(), nbytes, storage)
 
 
 def _begin(owner: Any) -> int:
@@ -126,6 +139,10 @@ class Adopted(Window):
     Args:
         segments: the ranks' memory; each begins as far from the start of a page as its array.
         own: the array.
+
+    Attributes:
+        first, last: address of the first whole page, and the one behind the last.
+        file: that these are mapped from, as the kernel counts files; 0 for none.
     """
 
     def __init__(self, segments: list[Bytes], rank: int, own: Extent) -> None:
@@ -134,10 +151,11 @@ class Adopted(Window):
         self.address = own.address
         self._owner = weakref.ref(own.owner)
         self._begin = _begin(own.owner)
-        self._first, self._last = own.pages
+        self.first, self.last = own.pages
         #: Of the own segment.
         self._shared = HOST.address(segments[rank])
-        self._file = 0
+        self.file = 0
+        self._plans: weakref.WeakSet[Plan] = weakref.WeakSet()
 
     def adopt(self) -> None:
         """Moves the array into its segment.
@@ -145,15 +163,15 @@ class Adopted(Window):
         Raises:
             OSError: it cannot be; nothing has changed.
         """
-        nbytes = self._last - self._first
-        source = self._shared + self._first - self.address
+        nbytes = self.last - self.first
+        source = self._shared + self.first - self.address
         if self.nbytes:
             self._own[...] = bytes_at(self.address, self.nbytes, keeps=None)
         if nbytes:
-            put(source, nbytes, self._first)
-            (found, *_) = regions(source, source + 1)
-            self._file = found.file
+            (found,) = regions(source, source + 1)
+            self.file = found.file
             _LIVE.add(self)
+            put(source, nbytes, self.first)
 
     @property
     def is_there(self) -> bool:
@@ -169,7 +187,7 @@ class Adopted(Window):
 
     def edges(self, offset: int, nbytes: int) -> list[Edge]:
         found, owner, segment = [], self._owner(), self.segment(self.rank)
-        head, tail = self._first - self.address, self._last - self.address
+        head, tail = self.first - self.address, self.last - self.address
         for start, stop in ((0, head), (tail, self.nbytes)):
             start, stop = max(start, offset), min(stop, offset + nbytes)
             if start < stop:
@@ -177,39 +195,72 @@ class Adopted(Window):
                 found.append(Edge(outside, segment[start:stop]))
         return found
 
-    def restore(self) -> None:
-        """Private pages in the place of the shared ones, where they are still there.
-
-        Raises:
-            OSError: there is no memory for them; those that are not replaced stay shared.
-        """
-        for region in regions(self._first, self._last):
-            if self._file and region.file == self._file:
-                make_private(region.start, region.stop - region.start)
-        _LIVE.discard(self)
+    def used_by(self, plan: Plan) -> None:
+        self._plans.add(plan)
 
     def end(self) -> None:
+        """Private pages take the place of the shared ones; plans that used these are freed."""
+        for plan in [*self._plans]:
+            (plan.abandon if plan.is_underway else plan.Free)()
         try:
-            self.restore()
-        except OSError:  # they stay shared, which is harmless: nobody reads them any more
+            restore([self])
+        except OSError as error:
+            log.warning("an array stays on shared pages: %s", error)
+            _KEPT.append(self)  # so that a child process gets its own
             return
         start = self._shared // PAGESIZE * PAGESIZE
         discard(start, self._shared + self.nbytes - start)
 
 
+def restore(windows: Iterable[Adopted]) -> None:
+    """Private pages with the same contents in the place of the shared ones, where these are still
+    there.
+
+    Raises:
+        OSError: there is no memory for them; those that are not replaced stay shared.
+    """
+    pages = {window.file: window for window in windows if window.file}
+    if not pages:
+        return
+    least = min(window.first for window in pages.values())
+    most = max(window.last for window in pages.values())
+    for region in [*regions(least, most)]:
+        if (window := pages.get(region.file)) is not None:
+            start, stop = max(region.start, window.first), min(region.stop, window.last)
+            if start < stop:
+                make_private(start, stop - start)
+    for window in pages.values():
+        _LIVE.discard(window)
+
+
 #: The arrays of this process: what a child process sees is the same for all communicators.
 _LIVE: "weakref.WeakSet[Adopted]" = weakref.WeakSet()
-_PIPES = threading.local()
+#: Those that could not be given private pages.
+_KEPT: list[Adopted] = []
+
+
+class _Forks(threading.local):
+    """For each fork that this thread is in, the pipe by which the child says that it is ready; a
+    signal's handler may fork while another fork is under way."""
+
+    def __init__(self) -> None:
+        self.pipes: list[tuple[int, int] | None] = []
+
+
+_FORKS = _Forks()
 
 
 def _before_fork() -> None:
-    _PIPES.ends = os.pipe() if _LIVE else None
+    _FORKS.pipes.append(None)
+    if _LIVE:
+        with suppress(OSError):  # without one the child has its own pages, if a little later
+            _FORKS.pipes[-1] = os.pipe()
 
 
 def _in_parent() -> None:
     """Waits until the child has its own pages: until then it must see no change."""
-    if _PIPES.ends is not None:
-        reading, writing = _PIPES.ends
+    if (pipe := _FORKS.pipes.pop()) is not None:
+        reading, writing = pipe
         os.close(writing)
         os.read(reading, 1)
         os.close(reading)
@@ -217,18 +268,17 @@ def _in_parent() -> None:
 
 def _in_child() -> None:
     """The child's arrays are its own, as after any fork."""
-    if _PIPES.ends is None:
-        return
-    reading, writing = _PIPES.ends
+    pipe = _FORKS.pipes.pop()
     try:
-        for window in list(_LIVE):
-            window.restore()
-    except OSError as error:
-        os.write(2, f"collectives: no memory for a child's arrays: {error}\n".encode())
+        if pipe is not None:
+            os.close(pipe[0])
+        restore([*_LIVE])
+        if pipe is not None:
+            os.write(pipe[1], b".")
+            os.close(pipe[1])
+    except BaseException as error:
+        os.write(2, f"collectives: a child cannot have its own arrays: {error!r}\n".encode())
         os._exit(1)
-    os.write(writing, b".")
-    os.close(reading)
-    os.close(writing)
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)

@@ -16,6 +16,7 @@ import numpy as np
 from collectives.execution.transport import Bytes
 
 _ACCESS = mmap.PROT_READ | mmap.PROT_WRITE
+_MAP_FIXED = 0x10
 _MOVE_THERE = 1 | 2  # MREMAP_MAYMOVE | MREMAP_FIXED
 
 
@@ -96,7 +97,9 @@ def regions(start: int, stop: int) -> Iterator[Region]:
         for line in lines:
             bounds, access, _, _, file, *rest = line.split(maxsplit=5)
             first, last = (int(bound, 16) for bound in bounds.split("-"))
-            if first < stop and start < last:
+            if first >= stop:  # they are in order
+                return
+            if start < last:
                 name = "".join(rest).strip()
                 yield Region(max(first, start), min(last, stop), access, int(file), name)
 
@@ -113,18 +116,20 @@ def put(source: int, nbytes: int, target: int) -> None:
 def make_private(address: int, nbytes: int) -> None:
     """Pages of this process alone in the place of others, with the same contents.
 
+    They are made there, not moved there, as the kernel then counts them to the pages around them.
+
     Raises:
         OSError: it has no memory for them; nothing has changed.
     """
     libc = _libc()
     kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    own = _expect(libc.mmap(None, nbytes, _ACCESS, kind, -1, 0))
-    ctypes.memmove(own, address, nbytes)
+    kept = _expect(libc.mmap(None, nbytes, _ACCESS, kind, -1, 0))
     try:
-        _expect(libc.mremap(own, nbytes, nbytes, _MOVE_THERE, address))
-    except OSError:
-        libc.munmap(own, nbytes)
-        raise
+        ctypes.memmove(kept, address, nbytes)
+        _expect(libc.mmap(address, nbytes, _ACCESS, kind | _MAP_FIXED, -1, 0))
+        ctypes.memmove(address, kept, nbytes)
+    finally:
+        libc.munmap(kept, nbytes)
 
 
 def discard(address: int, nbytes: int) -> None:

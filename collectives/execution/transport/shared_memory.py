@@ -15,7 +15,7 @@ from mpi4py import MPI
 from collectives.errors import InvalidBuffer
 from collectives.execution.lanes import Lanes
 from collectives.execution.memory import HOST, DeviceMemory, Items, Memory
-from collectives.execution.plan import Action
+from collectives.execution.plan import Action, Plan
 from collectives.execution.transport import Bytes, cuda_ipc
 from collectives.execution.transport.adopted import Adopted, Extent
 from collectives.execution.transport.fences import Fences
@@ -107,7 +107,7 @@ class NodeMemory:
         problem = None
         try:
             window.adopt()
-        except OSError as error:
+        except Exception as error:
             problem = f"rank {self.rank}: {error}"
         problems = [text for text in self.comm.allgather(problem) if text]
         if problems:
@@ -181,6 +181,11 @@ class NodeMemory:
         """``count`` items at ``place`` of ``rank``."""
         segment = self.windows[place.window].segment(rank)
         return segment[place.offset : place.offset + count * dtype.itemsize].view(dtype)
+
+    def used_by(self, place: Place | None, plan: Plan) -> None:
+        """Tells the window there, which may end before the plan does."""
+        if place is not None:
+            self.windows[place.window].used_by(plan)
 
     def edges(self, place: Place | None, nbytes: int) -> list[Edge]:
         """Of this rank's memory there, what is to be copied before and after others use it."""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from mpi4py import MPI
 
 from collectives.execution.memory import DeviceMemory, Memory
+from collectives.execution.plan import Plan
 from collectives.execution.transport import Bytes
 from collectives.execution.transport.pages import discard
 
@@ -57,6 +58,9 @@ class Window:
     def edges(self, offset: int, nbytes: int) -> list[Edge]:
         """Those of ``nbytes`` at ``offset``: to be copied before and after others use them."""
         return []
+
+    def used_by(self, plan: Plan) -> None:
+        """The plan keeps the own segment, unless that ends with the communicator."""
 
     def end(self) -> None:
         """The own segment is used no more: gives its memory back."""

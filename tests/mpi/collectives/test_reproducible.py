@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from collectives import Communicator, InvalidBuffer, UnknownAlgorithm
+from collectives import (
+    CollectiveError,
+    Communicator,
+    InvalidBuffer,
+    MismatchError,
+    UnknownAlgorithm,
+    sparse_allreduce,
+)
 from collectives.execution.exact import exact_sum
 
 pytestmark = pytest.mark.mpi
@@ -150,14 +157,72 @@ def test_what_would_have_an_order_is_refused(comm):
     for algorithm in ("ring", "native"):
         with pytest.raises(UnknownAlgorithm, match=r"has no order, so '(ring|native)' cannot"):
             comm.Allreduce(MPI.IN_PLACE, items, algorithm=algorithm)
+    with pytest.raises(InvalidBuffer, match="has sums, maxima and minima"):
+        comm.Allreduce(MPI.IN_PLACE, items, op=MPI.PROD)
     own = MPI.Op.Create(lambda *_: None, commute=True)
-    for op in (MPI.PROD, own):
-        with pytest.raises(InvalidBuffer, match="no other operation whose result depends on"):
-            comm.Allreduce(MPI.IN_PLACE, items, op=op)
+    for refused in (items, items.astype(int)):  # whose bytes may be a float's
+        with pytest.raises(InvalidBuffer, match="may depend on the order"):
+            comm.Allreduce(MPI.IN_PLACE, refused, op=own)
     own.Free()
+    pair = np.zeros(1, [("value", np.float32), ("place", np.int32)])
+    with pytest.raises(InvalidBuffer, match="may depend on the order"):
+        comm.Allreduce(MPI.IN_PLACE, [pair, MPI.FLOAT_INT], op=MPI.MAXLOC)
     with pytest.raises(InvalidBuffer, match="no exact sums of"):
         comm.Allreduce(MPI.IN_PLACE, items.astype(np.longdouble))
+    with pytest.raises(UnknownAlgorithm, match="let sums of int8 end at the largest one"):
+        comm.Allreduce(MPI.IN_PLACE, items.astype(np.int8), algorithm="native")
     assert (items == 1).all()
+
+
+def test_a_sparse_sum_is_refused(comm):
+    with pytest.raises(CollectiveError, match="sums in an order of its own"):
+        sparse_allreduce(comm, np.arange(3, dtype=np.uint32), np.ones(3), 10)
+
+
+@pytest.mark.parametrize("kind", ["S8", "V8", "M8[s]", "U1", "i4,f8"])
+def test_types_without_a_sum_are_refused_and_leave_the_communicator_whole(comm, kind):
+    for _ in range(2):
+        with pytest.raises((ValueError, KeyError, BufferError, MPI.Exception)):
+            comm.Allreduce(np.zeros(4, kind), np.zeros(4, kind))
+    comm.Allreduce(np.ones(4), total := np.zeros(4))
+    assert (total == SIZE).all()
+
+
+@pytest.mark.parametrize("kind", [">f8", ">f4", ">c16"])
+def test_byte_order_changes_nothing(comm, kind):
+    mine = numbers(1000, np.dtype(kind).newbyteorder("="), RANK)
+    found = np.zeros(1000, kind)
+    comm.Allreduce(mine.astype(kind), found)
+    wanted = total(1000, np.dtype(kind).newbyteorder("="), range(SIZE))
+    assert same_bits(found.astype(wanted.dtype), wanted)
+
+
+@pytest.mark.parametrize("count", [1, 100_000])
+def test_extremes_have_no_order(comm, count):
+    mine = np.tile([np.nan if RANK == SIZE - 1 else 1.0, -0.0 if RANK else 0.0], count)
+    for op, zero in ((MPI.MAX, 0.0), (MPI.MIN, -0.0 if SIZE > 1 else 0.0)):
+        comm.Allreduce(mine, found := np.empty(2 * count), op=op)
+        assert same_bits(found, np.tile([np.nan, zero], count))
+    comm.Reduce(mine, found := np.empty(2 * count), op=MPI.MAX, root=0)
+    assert RANK or same_bits(found, np.tile([np.nan, 0.0], count))
+
+
+@pytest.mark.parametrize("count", [4, 64, 5000])
+def test_sums_of_bytes_go_round(comm, count):
+    """Open MPI's own end at 127 in long arrays, whoever comes next."""
+    mine = np.full(count, 100 if RANK % 2 == 0 else -100, np.int8)
+    comm.Allreduce(mine, found := np.empty(count, np.int8))
+    assert (found == np.int8(100 * (SIZE % 2))).all()
+    comm.Allreduce(np.full(count, 100, np.int8), found)
+    assert (found == (100 * SIZE + 128) % 256 - 128).all()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ranks_with_another_setting_are_found_by_checking():
+    with Communicator(MPI.COMM_WORLD, reproducible=RANK == 0, check=True) as comm:
+        for count in (4, 100_000):
+            with pytest.raises(MismatchError, match="reproducible"):
+                comm.Allreduce(np.ones(count), np.ones(count))
 
 
 def test_the_setting_is_handed_on_and_read():

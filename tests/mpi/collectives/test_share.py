@@ -1,22 +1,26 @@
 """Ordinary arrays in shared memory where they lie: what is computed, and who has the pages."""
 
+import ctypes
 import gc
 import mmap
 import os
 import random
+import resource
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
-from collectives import Communicator, InvalidBuffer
+from collectives import CollectiveError, Communicator, InvalidBuffer, MismatchError
+from collectives.execution.transport import adopted
 from collectives.execution.transport.pages import regions
 
 pytestmark = pytest.mark.mpi
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 PAGE = mmap.PAGESIZE
+TRANSPORT = "execution.transport.adopted"
 #: Bytes: nothing, no whole page, one or two of them, many.
 BYTES = (0, 8, 4000, 12_000, 100_000, 3 << 20)
 
@@ -261,12 +265,12 @@ def not_to_be_shared(tmp_path) -> dict[str, tuple[object, str]]:
         "list": ([1, 2], "a list is no NumPy array"),
         "objects": (np.array([None]), "Python objects"),
         "strided": (np.zeros((300, 300))[:, ::2], "not contiguous"),
-        "bytearray": (np.frombuffer(bytearray(100_000), np.uint8), "belongs to a"),
+        "ctypes": (np.ctypeslib.as_array((ctypes.c_double * 20_000)()), "belongs to a"),
         "memmap": (np.memmap(tmp_path / f"{RANK}", np.uint8, "r+"), "belongs to a mmap"),
     }
 
 
-@pytest.mark.parametrize("kind", ["list", "objects", "strided", "bytearray", "memmap"])
+@pytest.mark.parametrize("kind", ["list", "objects", "strided", "ctypes", "memmap"])
 @pytest.mark.parametrize("everywhere", [True, False])
 def test_what_cannot_be_shared_is_refused_on_all_ranks(comm, tmp_path, kind, everywhere):
     wrong, sentence = not_to_be_shared(tmp_path)[kind]
@@ -279,6 +283,96 @@ def test_what_cannot_be_shared_is_refused_on_all_ranks(comm, tmp_path, kind, eve
     comm.share(fine)
     comm.Allreduce(MPI.IN_PLACE, fine, algorithm="direct")
     np.testing.assert_array_equal(fine, SIZE * np.arange(50_000.0))
+
+
+@pytest.mark.parametrize("made", [bytearray, lambda n: memoryview(bytearray(n)), bytes])
+def test_memory_that_python_has_allocated(comm, made):
+    base = made(400_000)
+    array = np.frombuffer(base, float)
+    comm.share(array)
+    assert is_adopted(array) == (comm.ranks_per_node == SIZE)
+    if array.flags.writeable:
+        array[:] = RANK
+        comm.Allreduce(MPI.IN_PLACE, array, algorithm="direct")
+    kept = array.copy()
+    del array
+    np.testing.assert_array_equal(np.frombuffer(base, float), kept)
+    if not isinstance(base, memoryview | bytes):
+        base.extend(b"abc")
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("kind", [RuntimeError, NotImplementedError, OSError])
+@pytest.mark.parametrize("where", ["extent", "Adopted.adopt"])
+def test_any_error_of_one_rank_is_one_of_all(comm, monkeypatch, kind, where):
+    def fail(*_):
+        raise kind("of a strange tensor")
+
+    array = np.arange(50_000.0)
+    if RANK == SIZE - 1:
+        where = "calls.resources.extent" if where == "extent" else f"{TRANSPORT}.{where}"
+        monkeypatch.setattr(f"collectives.{where}", fail)
+    if "extent" in where:
+        with pytest.raises(InvalidBuffer, match=rf"rank {SIZE - 1}: {kind.__name__}: of a strange"):
+            comm.share(array)
+    else:
+        comm.share(array)  # a warning in the log
+    assert not is_adopted(array)
+    monkeypatch.undo()
+    comm.share(array)
+    comm.Allreduce(MPI.IN_PLACE, array, algorithm="direct")
+    np.testing.assert_array_equal(array, SIZE * np.arange(50_000.0))
+
+
+@pytest.mark.parametrize("ends", ["close", "revoke"])
+def test_a_plan_ends_with_the_communicator(monkeypatch, ends):
+    comm = Communicator(MPI.COMM_WORLD)
+    array = comm.share(np.ones(20_000))
+    was_adopted = is_adopted(array)
+    plan = comm.Allreduce_init(MPI.IN_PLACE, array, algorithm="direct")
+    plan.Start()
+    plan.Wait()
+    if ends == "revoke":
+        # Without the duplicate: not all MPIs can revoke it.
+        monkeypatch.setattr(comm._engine.resources, "_transport", None)
+        comm._engine.revoke()
+    else:
+        comm.close()
+    assert (array == SIZE).all()
+    if was_adopted:
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="was freed; make another one"):
+                plan.Start()
+    assert (array == SIZE).all()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_checking_finds_ranks_that_share_nothing():
+    with Communicator(MPI.COMM_WORLD, check=True) as comm:
+        array = np.ones(10_000)
+        for method in (comm.share, lambda _: comm.empty(10)):
+            with pytest.raises(MismatchError, match=r"share|empty"):
+                method(array) if RANK == 0 else comm.Allreduce(MPI.IN_PLACE, array)
+        comm.share(array)
+        comm.Allreduce(MPI.IN_PLACE, array)
+        assert (array == SIZE).all()
+
+
+@pytest.mark.parametrize("method", ["share", "empty"])
+def test_an_exception_in_the_middle_is_remembered(monkeypatch, method):
+    """Of a signal's handler, for one."""
+    comm = Communicator(MPI.COMM_WORLD)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(comm._engine.resources, method, interrupted)
+    given = np.ones(10_000) if method == "share" else 10
+    with pytest.raises(KeyboardInterrupt):
+        getattr(comm, method)(given)
+    monkeypatch.undo()
+    with pytest.raises(CollectiveError, match=rf"{method} was left in the middle by Keyboard"):
+        getattr(comm, method)(given)
 
 
 def test_a_page_that_cannot_be_put_there_leaves_all_as_it_was(comm, monkeypatch):
@@ -318,6 +412,48 @@ def test_a_child_has_its_own_array_as_it_was(comm):
     array[:] = 1
     comm.Allreduce(MPI.IN_PLACE, array, algorithm="direct")
     assert (array == SIZE).all()
+
+
+def test_forks_where_descriptors_run_out(comm):
+    """The child has its own array, or is not; the parent's descriptors stay open."""
+    array = comm.share(np.full(100_000, float(RANK)))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for spare in (0, 1, 2, 3):
+        opened = {int(name) for name in os.listdir("/proc/self/fd")}
+        most = max(opened) + 1 + spare
+        held = [os.dup(0) for number in range(max(opened)) if number not in opened]
+        before = {int(name) for name in os.listdir("/proc/self/fd")}
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        try:
+            child = os.fork()
+            if child == 0:
+                array[:] = -7
+                os._exit(0)
+            os.waitpid(child, 0)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert (array == RANK).all()
+        after = {int(name) for name in os.listdir("/proc/self/fd")}
+        assert {n for n in before if n <= max(opened)} <= after | {max(before)}
+        for number in held:
+            os.close(number)
+
+
+def test_a_signals_handler_may_fork_in_the_hook_of_another_fork(comm):
+    """Each waits for its own child, and closes its own descriptors."""
+    array = comm.share(np.full(100_000, float(RANK)))
+    before = sorted(os.listdir("/proc/self/fd"))
+    adopted._before_fork()
+    adopted._before_fork()
+    assert len(adopted._FORKS.pipes) == 2
+    for pipe in adopted._FORKS.pipes:
+        if pipe is not None:
+            os.write(pipe[1], b".")  # as a child does that is ready
+    for _ in range(2):
+        adopted._in_parent()
+    assert adopted._FORKS.pipes == []
+    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert (array == RANK).all()
 
 
 def adopt_often(comm: Communicator, times: int) -> tuple[int, int]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from collectives.execution.exact import exact_sum
+from collectives.execution.exact import exact_sum, extreme
 
 #: In the place of a type's largest number.
 MOST = 1.5e300
@@ -142,3 +142,33 @@ def test_the_result_may_be_one_of_the_terms_and_the_others_stay():
     terms = [np.array([1.0, 2]), np.array([3.0, 4])]
     exact_sum(terms, terms[0])
     np.testing.assert_array_equal(terms, [[4, 6], [3, 4]])
+
+
+@pytest.mark.parametrize("kind", ["f8", "f4", "f2", "c16", "c8"])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_byte_order_changes_nothing(kind, ranks):
+    rng = np.random.default_rng(3)
+    terms = [(rng.standard_normal(2000) * 10.0 ** rng.uniform(-4, 1, 2000)).astype(kind)] * ranks
+    wanted, found = np.empty(2000, f"<{kind}"), np.empty(2000, f">{kind}")
+    exact_sum(terms, wanted)
+    exact_sum([term.astype(found.dtype) for term in terms], found)
+    assert found.astype(wanted.dtype).tobytes() == wanted.tobytes()
+
+
+def test_huge_numbers_among_others():
+    column = [2.0**1010, -(2.0**1010), 3.0, 2.0**1023, -(2.0**1023), 1e-300]
+    other = [2.0**1010, 2.0**960, 2.0**900, 1.0 * 2**850, 0.0, 0.0]
+    assert exact([column, [1.0] * 6, other])[0] == math.fsum([3.0, 1e-300])
+    assert exact([other, column])[0] == math.fsum(other)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ">f8"])
+def test_extremes_have_no_order(dtype):
+    rows = [[1, 0, -0.0, np.nan, -0.0, 3], [2, -0.0, 0, 1, -0.0, -3], [0, 0, 0, 2, -0.0, np.inf]]
+    most = np.array([2, 0.0, 0.0, np.nan, -0.0, np.inf], dtype)
+    least = np.array([0, -0.0, -0.0, np.nan, -0.0, -3], dtype)
+    for order in permutations(rows):
+        for function, wanted in ((np.maximum, most), (np.minimum, least)):
+            out = np.empty(6, dtype)
+            extreme(function, [np.array(row, dtype) for row in order], out)
+            assert out.tobytes() == wanted.tobytes()
