@@ -487,6 +487,7 @@ def test_adoptions_leave_nothing_behind(comm):
 
 @pytest.mark.slow
 def test_ten_thousand_adoptions_leave_nothing_behind(comm):
-    maps, descriptors = adopt_often(comm, 10_000)
+    """By all ranks together."""
+    maps, descriptors = adopt_often(comm, 10_000 // SIZE)
     assert maps < 100
     assert descriptors == 0
