@@ -22,7 +22,7 @@ RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 TYPES = [np.float64, np.float32, np.float16, np.complex128]
 
 
-@pytest.fixture(params=[False, True], ids=["", "check"])
+@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.slow)], ids=["", "check"])
 def comm(request):
     with Communicator(MPI.COMM_WORLD, reproducible=True, check=request.param) as made:
         yield made
