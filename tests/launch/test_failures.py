@@ -195,11 +195,6 @@ def test_checking_ends_in_an_error_on_all_ranks(tmp_path):
     assert "(at program.py:10); rank 2: " in ended.stdout
 
 
-def shared_files():
-    """What lies in /dev/shm, but for MPICH's own: it leaves those of its channel behind."""
-    return {name for name in os.listdir("/dev/shm") if not name.startswith("mpich_shm_")}
-
-
 @pytest.mark.parametrize(
     "end",
     [
@@ -208,23 +203,31 @@ def shared_files():
     ],
 )
 def test_a_dead_rank_leaves_no_shared_memory(tmp_path, end):
-    before = shared_files()
     ended = job(
         tmp_path,
         f"""
         window = comm.empty(1 << 20, float)
         window[...] = comm.rank
         comm.Allreduce(MPI.IN_PLACE, window, algorithm="direct")
+        with open("/proc/self/maps") as maps:  # tests beside this one have files there, too
+            mapped = {{line.split()[-1] for line in maps if "/dev/shm/" in line}}
+        open(f"{tmp_path}/mapped.{{comm.rank}}", "w").write("\\n".join(mapped))
+        comm.Barrier()
         if comm.rank == 1:
             {end}
         comm.Allreduce(MPI.IN_PLACE, window, algorithm="direct")
         """,
     )
     assert ended.returncode != 0
-    left, deadline = shared_files() - before, time.monotonic() + 60
-    while left & shared_files() and time.monotonic() < deadline:
-        time.sleep(0.5)  # they may be those of a test beside this one
-    assert not left & shared_files()
+    lists = list(tmp_path.glob("mapped.*"))
+    assert len(lists) == 3
+    mapped = [Path(name) for names in lists for name in names.read_text().splitlines()]
+    # MPICH leaves the files of its own channel behind.
+    ours = [path for path in mapped if not path.name.startswith("mpich_shm_")]
+    deadline = time.monotonic() + 60
+    while any(path.exists() for path in ours) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert not [path for path in ours if path.exists()]
 
 
 WATCHED = """
