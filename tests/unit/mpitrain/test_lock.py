@@ -25,7 +25,10 @@ HOLDER = """
 import signal, sys, time
 from pathlib import Path
 from mpi4py import MPI
+from mpitrain import lock
 from mpitrain.lock import locked
+if sys.argv[2:]:
+    lock._PATIENCE_S = float(sys.argv[2])
 signal.signal(signal.SIGINT, signal.default_int_handler)  # in a shell's background it is ignored
 with locked(MPI.COMM_SELF, Path(sys.argv[1])):
     print("locked", flush=True)
@@ -157,14 +160,11 @@ def test_a_folder_that_cannot_be(tmp_path, place):
 
 def test_of_many_that_come_at_once_one_gets_it(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    program = HOLDER.replace("import sys, time", "import sys, time, mpitrain.lock as lock").replace(
-        "with", "lock._PATIENCE_S = 0.0\nwith"
-    )
     with ExitStack() as stack:
         racers = [
             stack.enter_context(
                 subprocess.Popen(
-                    [sys.executable, "-c", program, str(tmp_path)],
+                    [sys.executable, "-c", HOLDER, str(tmp_path), "0"],
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     env=environment,
@@ -178,7 +178,9 @@ def test_of_many_that_come_at_once_one_gets_it(tmp_path):
         alive = [racer for racer in racers if racer.poll() is None]
         for racer in racers:
             racer.kill()
-    assert len(alive) == 1
+        said = [racer.communicate()[1].decode() for racer in racers]
+    assert len(alive) == 1, said
+    assert sum("belongs to another job" in words for words in said) == 2, said
 
 
 def test_when_processes_began():
