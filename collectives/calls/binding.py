@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from itertools import accumulate
 
 from collectives.algorithms import build, in_segments
 from collectives.analysis.formulas import segments_for
@@ -117,23 +118,38 @@ def _tags(resources: Resources, used_anywhere: Callable[[Mask], Mask] | None) ->
     return lane
 
 
-def _is_wrong_in_open_mpi(call: Call) -> bool:
-    """Seen with Open MPI 5.0.11 on 4 ranks: ``MPI_Ialltoallv`` in place gives others' items."""
-    in_place = call.collective == "alltoall" and call.counts is not None and call.send is None
-    return in_place and library().startswith("Open MPI")
+def _fault_of_native(call: Call, planned: bool) -> str:
+    """Why the MPI library's own call would fail here; empty if it would not.
+
+    ``planned``: it would be the nonblocking or the persistent one.
+    """
+    if call.counts is None:
+        return ""
+    if planned and call.collective == "alltoall" and call.send is None:
+        # Seen with 5.0.11 on 4 ranks: MPI_Ialltoallv in place gives others' items.
+        if library().startswith("Open MPI"):
+            return "in place, Open MPI's nonblocking one mixes up unequal blocks"
+    elif call.aside and library().startswith("MPICH"):
+        # Seen with 5.0.2 from 512 KiB: memcpy brings the rank's own block to the front.
+        counts = call.counts.send
+        starts = accumulate(counts, initial=0)
+        if any(0 < start < count for start, count in zip(starts, counts, strict=False)):
+            return "in place, MPICH copies a block onto itself"
+    return ""
 
 
 def _choice(call: Call, resources: Resources, shared: bool, planned: bool) -> Choice:
     """The algorithm with all its options, and why."""
     choice = Choice(call.algorithm, "asked for")
-    if call.algorithm == "auto" and planned and _is_wrong_in_open_mpi(call):
-        return Choice("pairwise", "in place, Open MPI's nonblocking one mixes up unequal blocks")
     if call.algorithm == "auto":
+        fault = _fault_of_native(call, planned)
         per_node, table = resources.facts
         situation = _situation(call, per_node, shared, resources.settings.has_checksums)
         if resources.settings.reproducible and saturates(call):
             situation = situation._replace(native=False)
-        choice = choose(table, situation)
+        choice = choose(table, situation._replace(native=situation.native and not fault))
+        if fault:
+            choice = choice._replace(reason=fault)
     if "segments=auto" not in choice.algorithm:
         return choice
     alpha, beta = 1e-6 * resources.table.alpha_us, 1e-9 / resources.table.bandwidth_GBs

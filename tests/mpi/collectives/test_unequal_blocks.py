@@ -1,11 +1,13 @@
 """The v-variants beside the MPI library's own: lengths, gaps, in place, roots, every form."""
 
+import msgspec
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 from collectives import Communicator, InvalidBuffer, MismatchError, UnknownAlgorithm
 from collectives.algorithms import ALGORITHMS
+from collectives.calls.tuner import load
 
 pytestmark = pytest.mark.mpi
 
@@ -134,6 +136,26 @@ def test_reduce_scatter_of_unequal_blocks(comm, algorithm):
             comm.Reduce_scatter(MPI.IN_PLACE, whole, counts, algorithm=name)
             results.append(whole[: counts[comm.rank]])
         assert np.array_equal(*results)
+
+
+@pytest.mark.parametrize("start", ["Reduce_scatter", "Ireduce_scatter"])
+def test_reduce_scatter_in_place_of_a_long_block_behind_a_short_one(tmp_path, monkeypatch, start):
+    """Where MPICH's own ends the job: it copies a block onto itself, from 512 KiB."""
+    without = msgspec.structs.replace(load(), entries=[])  # so auto is native
+    (tmp_path / "empty.json").write_bytes(msgspec.json.encode(without))
+    monkeypatch.setenv("COLLECTIVES_TUNING", str(tmp_path / "empty.json"))
+    comm = Communicator(MPI.COMM_WORLD)
+    counts = [30_000, *[60_000] * (comm.size - 1)]
+    ends = np.cumsum(counts)
+    mine = np.random.default_rng(comm.rank).integers(0, 99, ends[-1])
+    expected = np.zeros_like(mine)
+    MPI.COMM_WORLD.Allreduce(mine, expected)
+    request = getattr(comm, start)(MPI.IN_PLACE, mine, counts)
+    if request is not None:
+        request.Wait()
+    block = slice(ends[comm.rank] - counts[comm.rank], ends[comm.rank])
+    assert np.array_equal(mine[: counts[comm.rank]], expected[block])
+    comm.close()
 
 
 def test_counts_that_do_not_fit(comm):
