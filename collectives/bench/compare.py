@@ -78,14 +78,15 @@ def peers(paths: list[Path]) -> str:
     A machine's speed changes from run to run, so a library is compared with ours in the same run:
     ``x`` is its time over our best one there, on any memory; Gloo, which has no run with ours, is
     compared with our slowest run.  ``ours`` is the median run's, and ``least x`` over all
-    libraries.  ``auto/native`` is the least ratio of what ``auto`` took to the library on the same
-    memory; where it took the library's, that is the same call.  ``floor`` is the share of the least
-    memory traffic's time, in the median run.
+    libraries; ``ordinary`` and ``adopted`` are the same for ``auto`` on a program's own arrays, as
+    they are and after ``Communicator.share``.  ``auto/native`` is the least ratio of what ``auto``
+    took to the library on the same memory; where it took the library's, that is the same call.
+    ``floor`` is the share of the least memory traffic's time, in the median run.
     """
     files = [_read(path) for path in paths]
     names = [f"{told['environment']['mpi']}, {told['environment']['threads']}" for told in files]
     heads = ["bytes", *(f"{name} (x)" for name in names)]
-    heads += ["ours", "least x", "by", "auto, least x", "auto/native", "floor"]
+    heads += ["ours", "least x", "by", "auto, least x", *_OWN.values(), "auto/native", "floor"]
     lines = [_line(heads), _line(["---:"] * len(heads))]
     sizes = [{r["bytes"] for r in told["results"] if not r["in_place"]} for told in files]
     for size in sorted(set.intersection(*sizes)):
@@ -107,13 +108,21 @@ def peers(paths: list[Path]) -> str:
             f"{worst['best']:.2f}",
             ", ".join(dict.fromkeys(run.by for run in runs if run.ours)),
             f"{worst['auto']:.2f}",
-            f"{min(ratios):.2f}" if ratios else "native",
+            *(_least([run.on(memory) for run in runs]) for memory in _OWN),
+            _least(ratios, "native"),
             f"{100 * median(shares):.0f}%" if shares else "-",
         ]
         lines.append(_line(cells))
     return "\n".join(lines)
 
 
+def _least(ratios: list[float | None], otherwise: str = "-") -> str:
+    known = [ratio for ratio in ratios if ratio is not None]
+    return f"{min(known):.2f}" if known else otherwise
+
+
+#: Kinds of memory in which a program's own arrays lie, and their columns.
+_OWN = {"numpy": "ordinary", "adopted": "adopted"}
 #: Of ours: the fastest algorithm, and auto.
 _OURS = ("best", "auto")
 
@@ -147,3 +156,10 @@ class Run:
     def least(self, which: str) -> float:
         """Microseconds of our fastest, or of the fastest of ``auto``."""
         return min(r["p50_us"] for r in self.ours if which == "best" or r["algorithm"] == which)
+
+    def on(self, memory: str) -> float | None:
+        """The library's time over that of ``auto`` on a kind of memory; ``None`` if unmeasured."""
+        times = [
+            r["p50_us"] for r in self.ours if (r["algorithm"], r["memory"]) == ("auto", memory)
+        ]
+        return self.native / min(times) if times else None

@@ -20,6 +20,7 @@ from collectives import __version__
 from collectives.bench.inputs import sizes
 from collectives.commands.arguments import size
 
+_COLLECTIVES = ("allreduce", "allgather", "alltoall", "broadcast", "reduce_scatter")
 #: As in ours: a repeat takes about so long.
 _BUDGET_S = 0.02
 _MOST_ITERS = 2000
@@ -28,7 +29,7 @@ _MOST_ITERS = 2000
 def main() -> int:
     """Measures and writes the file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("collective", choices=("allreduce", "allgather", "alltoall"))
+    parser.add_argument("collective", choices=_COLLECTIVES)
     parser.add_argument("-n", "--ranks", type=int, default=2)
     parser.add_argument("-b", "--minbytes", type=size, default=8)
     parser.add_argument("-e", "--maxbytes", type=size, default=1 << 20)
@@ -81,12 +82,17 @@ def _measure(options: argparse.Namespace, nbytes: int) -> dict[str, Any]:
     other = torch.ones(count)
 
     def call() -> None:
-        if options.collective == "allreduce":
-            distributed.all_reduce(whole)
-        elif options.collective == "allgather":
-            distributed.all_gather_into_tensor(whole, part)
-        else:
-            distributed.all_to_all_single(whole, other)
+        match options.collective:
+            case "allreduce":
+                distributed.all_reduce(whole)
+            case "allgather":
+                distributed.all_gather_into_tensor(whole, part)
+            case "alltoall":
+                distributed.all_to_all_single(whole, other)
+            case "broadcast":
+                distributed.broadcast(whole, 0)
+            case "reduce_scatter":
+                distributed.reduce_scatter_tensor(part, whole)
 
     def timed(turns: int) -> float:
         distributed.barrier()

@@ -7,6 +7,7 @@ memory, it is likely to be a good choice for Open MPI as well; use the file with
 
 from collectives.algorithms import parse
 from collectives.calls.tuner import Rule, Table
+from collectives.errors import CollectiveError
 
 #: Numbers of the collectives in ``coll_base_functions.h``, and of their algorithms in
 #: ``coll_tuned_*_decision.c``.
@@ -25,8 +26,17 @@ _NUMBERS: dict[str, tuple[int, dict[str, int]]] = {
 
 
 def rules_file(table: Table) -> str:
-    """The text of the file: for each collective, numbers of ranks, sizes and algorithms."""
+    """The text of the file: for each collective, numbers of ranks, sizes and algorithms.
+
+    Raises:
+        CollectiveError: nothing that Open MPI has was measured in ordinary memory.
+    """
     known = [e for e in table.entries if e.memory == "numpy" and e.collective in _NUMBERS]
+    if not known:
+        raise CollectiveError(
+            "the table has no entry for ordinary memory, as the one that is built in; measure one "
+            "here: mpirun -n 4 python -m collectives tune -o tuned.json"
+        )
     collectives = sorted({e.collective for e in known}, key=lambda c: _NUMBERS[c][0])
     lines = [f"{len(collectives)} # collectives"]
     for collective in collectives:

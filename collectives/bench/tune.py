@@ -2,7 +2,7 @@
 
 import argparse
 import os
-from itertools import product
+from itertools import product, zip_longest
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -25,6 +25,9 @@ CLEARLY = 1.05
 #: So little between two of ours decides nothing: on two ranks many algorithms do nearly the same,
 #: on more the preferred ones stay good.
 ALIKE = 1.15
+#: Below so many bytes, or with so little gain, another machine, or this one tomorrow, often finds
+#: another algorithm faster.
+_PORTABLE_BYTES, _PORTABLE_RATIO = 32 << 10, 1.3
 #: With segments, these fill the links that they leave idle without.
 _PIPELINED = {
     "broadcast": ["chain:segments=8", "double_binary_tree:segments=8"],
@@ -84,7 +87,10 @@ def tune(
     alpha_us, bandwidth = ping_pong(comm)
     about = report.environment(comm)
     if comm.rank == 0:
-        table = Table(1, about, alpha_us, bandwidth, _merged(known, entries))
+        merged = _merged(known, entries)
+        table = Table(
+            1, about, alpha_us, bandwidth, portable(merged) if options.portable else merged
+        )
         options.output.write_bytes(msgspec.json.format(msgspec.json.encode(table), indent=1))
         print(f"wrote {options.output}; COLLECTIVES_TUNING={options.output} uses it")
 
@@ -115,6 +121,35 @@ def rules(measured: list[list[Result]]) -> list[Rule]:
             found.append(
                 Rule(start, best, round(native.time_us / times.get(best, native.time_us), 2))
             )
+    return found
+
+
+def portable(entries: list[Entry]) -> list[Entry]:
+    """What of a machine's table is likely to hold on others, for one that ships with a program.
+
+    That is our algorithms in shared memory from 32 KiB on, where they save a copy that messages
+    cannot.  In ordinary memory both move the same bytes, and which is faster changes from machine
+    to machine, so the table has no entry for it and a call stays native.
+    """
+    return [
+        msgspec.structs.replace(entry, rules=_portable(entry.rules))
+        for entry in entries
+        if entry.memory == "shared"
+    ]
+
+
+def _portable(rules: list[Rule]) -> list[Rule]:
+    found = [Rule(0, "native", 1.0)]
+    for rule, after in zip_longest(rules, rules[1:]):
+        if after is not None and after.from_bytes <= _PORTABLE_BYTES:
+            continue
+        # A rule from fewer bytes has held at all sizes since; its ratio is that of the first.
+        holds = rule.from_bytes < _PORTABLE_BYTES or rule.ratio >= _PORTABLE_RATIO
+        start = max(rule.from_bytes, _PORTABLE_BYTES)
+        if not holds:
+            rule = Rule(start, "native", 1.0)
+        if rule.algorithm != found[-1].algorithm:
+            found.append(Rule(start, rule.algorithm, rule.ratio))
     return found
 
 

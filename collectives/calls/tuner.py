@@ -1,7 +1,8 @@
 """``algorithm="auto"``: which algorithm a call gets, and why, by a table that was measured.
 
 ``python -m collectives tune`` measures one for a machine or an allocation; without it, the table in
-``tuned.json`` beside this module counts, which comes from one node with a core for each rank.
+``tuned.json`` beside this module counts.  It has what is likely to hold on any machine
+(``tune --portable``): large buffers in the memory that the ranks of a node share.
 """
 
 import os
@@ -221,7 +222,8 @@ def _why_not(call: Situation, entry: Entry | None) -> str:
         return "a rank alone"
     if entry is None:
         nodes = "one node" if call.size == call.per_node else "several nodes"
-        return f"{call.collective} was not measured with {call.mpi} on {nodes}"
+        where = _KINDS.get(call.memory, "")
+        return f"the table has no {call.collective}{where} with {call.mpi} on {nodes}"
     rules = [rule for rule in entry.rules if rule.from_bytes <= call.nbytes]
     if not rules:
         return f"not measured on {entry.ranks} ranks for so few bytes"

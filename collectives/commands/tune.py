@@ -45,6 +45,8 @@ def add(commands: "Commands") -> None:
         default=Path("tuned.json"),
         help="table to write; an existing one is updated (tuned.json)",
     )
+    portable = "keep only what is likely to hold on other machines: shared memory, from 32 KiB"
+    tuning.add_argument("--portable", action="store_true", help=portable)
     add_verbose(tuning)
     tuning.set_defaults(run=run)
 

@@ -52,17 +52,29 @@ def test_compare(capsys, tmp_path):
     assert "cannot read" in capsys.readouterr().err
 
 
-def run_of(folder, mpi, native, ours):
+def run_of(folder, mpi, native, ours, memory="shared"):
     """A benchmark file of one size: microseconds of the library, and of ours by algorithm."""
     rows = [
         {"algorithm": name, "ran": ran, "p50_us": us, "floor_us": 5.0}
         for name, ran, us in [("native", "native", native), *ours]
     ]
-    same = {"memory": "shared", "bytes": 1 << 20, "in_place": False}
+    same = {"memory": memory, "bytes": 1 << 20, "in_place": False}
     told = {"environment": {"mpi": mpi, "threads": "single"}, "results": [r | same for r in rows]}
     path = folder / f"{mpi}.json"
     path.write_text(json.dumps(told))
     return str(path)
+
+
+def test_peers_tell_what_auto_does_for_ordinary_and_for_adopted_arrays(capsys, tmp_path):
+    rows = [("auto", "native", 29.0), ("direct", "direct", 5.0)]
+    ordinary = run_of(tmp_path, "A", 30.0, rows, memory="numpy")
+    adopted = run_of(tmp_path, "B", 40.0, [("auto", "direct", 10.0)], memory="adopted")
+    assert main(["compare", "--peers", ordinary, adopted]) == 0
+    heads, _, cells = (
+        line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()
+    )
+    told = dict(zip(heads, cells, strict=True))
+    assert (told["ordinary"], told["adopted"]) == ("1.03", "4.00")
 
 
 def test_peers(capsys, tmp_path):
@@ -75,7 +87,7 @@ def test_peers(capsys, tmp_path):
     cells = capsys.readouterr().out.splitlines()[2].strip("| ").split(" | ")
     times = ["30.0 (3.00)", "40.0 (2.00)", "100.0 (5.00)"]
     by = "direct (shared), ring (shared)"
-    assert cells == ["1 MiB", *times, "15.0", "2.00", by, "0.98", "2.50", "38%"]
+    assert cells == ["1 MiB", *times, "15.0", "2.00", by, "0.98", "-", "-", "2.50", "38%"]
     assert main(["compare", "--peers", gloo]) == 2
     assert "none of the files has a row of ours" in capsys.readouterr().err
 

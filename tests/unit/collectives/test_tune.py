@@ -3,7 +3,8 @@
 import pytest
 
 from collectives.bench.measure import Result
-from collectives.bench.tune import rules
+from collectives.bench.tune import portable, rules
+from collectives.calls.tuner import DEFAULT, Entry, Rule, load
 
 
 def at(nbytes, **times):
@@ -55,3 +56,44 @@ def test_no_change_for_little():
         at(32, native=[9.0] * 4, ring=[3.1] * 4, butterfly=[3.0] * 4),
     ])  # fmt: skip
     assert [r.algorithm for r in found] == ["ring"]
+
+
+def entry(memory, *told):
+    return Entry("MPICH", "allreduce", memory, 2, 2, [Rule(*rule) for rule in told])
+
+
+@pytest.mark.parametrize(
+    ("told", "kept"),
+    [
+        ([(0, "native", 1.0)], [(0, "native")]),
+        # What is faster at a few bytes here is often slower there.
+        ([(0, "ring", 1.2)], [(0, "native"), (32768, "ring")]),
+        (
+            [(0, "native", 1.0), (512, "ring", 1.1), (8192, "direct", 1.1), (1 << 20, "ring", 4.0)],
+            [(0, "native"), (32768, "direct"), (1 << 20, "ring")],
+        ),
+        # So is what is hardly faster.
+        ([(0, "native", 1.0), (65536, "direct", 1.1)], [(0, "native")]),
+        (
+            [(32768, "direct", 1.4), (65536, "ring", 1.1), (1 << 20, "direct", 1.3)],
+            [(0, "native"), (32768, "direct"), (65536, "native"), (1 << 20, "direct")],
+        ),
+        (
+            [(64, "ring", 2.0), (1 << 20, "native", 1.0)],
+            [(0, "native"), (32768, "ring"), (1 << 20, "native")],
+        ),
+    ],
+)  # fmt: skip
+def test_what_holds_on_other_machines(told, kept):
+    (found,) = portable([entry("numpy", *told), entry("shared", *told)])
+    assert found.memory == "shared"
+    assert [(rule.from_bytes, rule.algorithm) for rule in found.rules] == kept
+
+
+def test_the_table_that_ships_has_what_holds_on_other_machines():
+    entries = load(DEFAULT).entries
+    assert {entry.memory for entry in entries} == {"shared"}
+    for entry in entries:
+        first, *others = entry.rules
+        assert (first.from_bytes, first.algorithm) == (0, "native")
+        assert all(rule.from_bytes >= 32 << 10 for rule in others)

@@ -75,9 +75,12 @@ def test_one_node_says_nothing_about_several():
 @pytest.mark.parametrize(
     ("situation", "why"),
     [
-        (("Open MPI", "allreduce", 8, 16, 8), "allreduce was not measured with Open MPI on seve"),
-        (("MPICH", "allreduce", 8, 2, 2), "allreduce was not measured with MPICH on one node"),
-        (("Open MPI", "scan", 8, 2, 2), "scan was not measured with Open MPI on one node"),
+        (
+            ("Open MPI", "allreduce", 8, 16, 8),
+            "the table has no allreduce with Open MPI on several",
+        ),
+        (("MPICH", "allreduce", 8, 2, 2), "the table has no allreduce with MPICH on one node"),
+        (("Open MPI", "scan", 8, 2, 2), "the table has no scan with Open MPI on one node"),
         (("Open MPI", "allreduce", 8, 1, 1), "a rank alone"),
         (("Open MPI", "allreduce", 8, 8, 8), "not measured on 8 ranks for so few bytes"),
         (
@@ -225,3 +228,5 @@ def test_rules_for_open_mpi(tmp_path, capsys):
     path.write_bytes(msgspec.json.encode(TABLE))
     assert main(["export", str(path)]) == 0
     assert capsys.readouterr().out == wanted
+    assert main(["export"]) == 2
+    assert "the table has no entry for ordinary memory" in capsys.readouterr().err
