@@ -90,7 +90,8 @@ class Buffer:
 
         return replace(
             self,
-            items=self.items.view(np.dtype(f"u{nbytes}")),
+            # By bytes: NumPy cuts items of 3 bytes into no others.
+            items=self.items.view(np.uint8).view(np.dtype(f"u{nbytes}")),
             counts=units(self.counts),
             displacements=units(self.displacements),
         )
@@ -266,7 +267,9 @@ def _times(numbers: tuple[int, ...] | None, factor: int) -> tuple[int, ...] | No
 
 def _inferred(dtype: "np.dtype[Any]") -> MPI.Datatype | None:
     """The MPI type of a NumPy type, if there is one."""
-    return (MPI._typedict.get(dtype.char) or None) if dtype.isnative else None
+    if not dtype.isnative or (dtype.kind in "SU" and dtype.str[2:] != "1"):
+        return None  # of longer strings, MPI knows a letter's
+    return MPI._typedict.get(dtype.char) or None
 
 
 def _dtype(datatype: MPI.Datatype, extent: int) -> "np.dtype[Any]":

@@ -47,6 +47,8 @@ class Native(NamedTuple):
     algorithm: str = "native"
 
 
+#: Types of NumPy whose items are MPI's, too; a string's are its letters.
+_PLAIN = frozenset(MPI._typedict) - {"S", "U"}
 _LEFT_TO_NATIVE = Native("small: fastest, as measured")
 
 
@@ -265,7 +267,7 @@ class Engine:
         if type(items) is not np.ndarray or items.nbytes >= self._small[collective]:
             return False
         dtype = items.dtype
-        if self.underway.plans or not dtype.isnative or dtype.char not in MPI._typedict:
+        if self.underway.plans or not dtype.isnative or dtype.char not in _PLAIN:
             return False
         self.last_plan = _LEFT_TO_NATIVE
         return True

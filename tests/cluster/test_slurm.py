@@ -77,19 +77,19 @@ name = "digits"
 kind = "mlp"
 hidden = [256]
 [train]
-epochs = 50
+epochs = 100
 steps = {steps}
 batch_size = 48
 [checkpoint]
 every = 10
 """
-STEPS = 400
+STEPS = 250
 
 
 @pytest.fixture
 def job(tmp_path):
     path = tmp_path / "job.toml"
-    path.write_text(JOB.format(steps=STEPS).replace("epochs = 50", "epochs = 100"))
+    path.write_text(JOB.format(steps=STEPS))
     return str(path)
 
 
@@ -122,7 +122,7 @@ def undisturbed(cluster, tmp_path_factory):
     """The parameters that a job ends with when nothing happens to it."""
     folder = tmp_path_factory.mktemp("undisturbed")
     path = folder / "job.toml"
-    path.write_text(JOB.format(steps=STEPS).replace("epochs = 50", "epochs = 100"))
+    path.write_text(JOB.format(steps=STEPS))
     number = cluster.sbatch(
         "--output", str(folder / "job.out"), "jobs/train.sbatch", str(path), *options(folder),
         env={"MPITRAIN_PYTHON": sys.executable, "MPITRAIN_LAUNCHER": KINDS[0]},
@@ -148,7 +148,7 @@ def test_ranks_are_on_both_nodes(cluster, submit, tmp_path, job, kind):
 
 def test_a_preempted_job_comes_back(cluster, submit, tmp_path, job, undisturbed):
     number = submit("train.sbatch", job, *options(tmp_path), options=["--partition=low"])
-    reach(tmp_path / "run", 100)
+    reach(tmp_path / "run", 20)
     other = cluster.sbatch(
         "--partition=high", "--nodes=2", "--ntasks-per-node=4", "--output=/dev/null",
         "--wrap", "sleep 1",
@@ -178,7 +178,7 @@ def test_a_job_that_reaches_its_limit_comes_back(cluster, submit, tmp_path, job,
 @pytest.mark.slow
 def test_a_job_with_a_killed_rank_comes_back(cluster, submit, tmp_path, job, undisturbed):
     number = submit("train.sbatch", job, *options(tmp_path))
-    reach(tmp_path / "run", 100)
+    reach(tmp_path / "run", 20)
     ranks = [
         int(entry.name)
         for entry in Path("/proc").iterdir()
@@ -202,7 +202,7 @@ def _is_rank(entry, folder):
 @pytest.mark.slow
 def test_a_job_whose_node_fails_comes_back(cluster, submit, tmp_path, job, undisturbed):
     number = submit("train.sbatch", job, *options(tmp_path))
-    reach(tmp_path / "run", 100)
+    reach(tmp_path / "run", 20)
     cluster.kill_node("n1")
     cluster.wait(number, 60, until={"PENDING", "REQUEUED", "COMPLETING"})
     cluster.revive_node("n1")
@@ -215,7 +215,7 @@ def test_a_job_whose_node_fails_comes_back(cluster, submit, tmp_path, job, undis
 def test_a_job_comes_back_only_so_often(cluster, submit, tmp_path, job):
     limit = {"MPITRAIN_MAX_RESTARTS": "0"}
     number = submit("train.sbatch", job, *options(tmp_path), **limit)
-    reach(tmp_path / "run", 100)
+    reach(tmp_path / "run", 20)
     cluster.run(["scancel", "--batch", "--signal=USR1", number])
     assert cluster.wait(number, 60) == "FAILED"
     assert "restarted 0 times, which is the limit" in told(tmp_path)
@@ -228,7 +228,7 @@ def test_a_task_of_an_array_comes_back_alone(cluster, submit, tmp_path, job):
     number = submit("sweep.sbatch", str(settings), job, options=["--array=1-2"])
     runs = ROOT / "runs" / f"sweep-{number}"
     try:
-        reach(runs / "2", 100)
+        reach(runs / "2", 20)
         cluster.run(["scancel", "--batch", "--signal=USR1", f"{number}_2"])
         deadline = time.monotonic() + 120
         while cluster.run(["squeue", "-h", "-j", number], check=False).strip():

@@ -294,3 +294,34 @@ def test_numbers_of_the_other_byte_order(comm, items):
     assert np.array_equal(total, comm.size * mine)
     comm.Allgather(mine, whole)
     assert np.array_equal(whole, np.tile(mine, comm.size))
+
+
+@pytest.mark.quick_on(3)
+@pytest.mark.parametrize("dtype", ["S3", "U2", "V5", "u1,u2", "u4,u4,u4", "f4,f8"])
+@pytest.mark.parametrize("count", [0, 1, 2, 5])
+def test_items_of_any_number_of_bytes(comm, dtype, count):
+    """NumPy types that MPI has no type for; only bytes move."""
+    dtype = np.dtype(dtype)
+    rng = np.random.default_rng(count)
+    whole = np.frombuffer(rng.bytes(comm.size * count * dtype.itemsize), dtype)
+    mine = whole[comm.rank * count :][:count]
+    bytes_type = MPI.BYTE.Create_contiguous(dtype.itemsize).Commit()
+    for start, algorithm in (
+        (comm.Bcast, "auto"),
+        (comm.Bcast, "binomial_tree"),
+        (comm.Ibcast, "chain"),
+        (comm.Allgather, "auto"),
+        (comm.Allgather, "ring"),
+        (comm.Iallgather, "direct"),
+    ):
+        for typed in (False, True):
+            room = np.zeros(comm.size * count, dtype)
+            if comm.rank == 0:
+                room[...] = whole
+            buffers = (room,) if "bcast" in start.__name__.lower() else (mine, room)
+            given = ([b, bytes_type] for b in buffers) if typed else buffers
+            request = start(*given, algorithm=algorithm)
+            if request is not None:
+                request.Wait()
+            assert room.tobytes() == whole.tobytes()
+    bytes_type.Free()
