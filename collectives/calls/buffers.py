@@ -96,6 +96,16 @@ class Buffer:
             displacements=units(self.displacements),
         )
 
+    def in_bytes(self) -> list[Any]:
+        """mpi4py's specification of the same memory as ``MPI.BYTE``."""
+        nbytes, size = self.items.view(np.uint8), self.items.itemsize
+        if self.counts is None:
+            return [nbytes, MPI.BYTE]
+        if len(self.counts) == 1:  # the one block of a rank that is not the root
+            (start,) = self.displacements or (0,)
+            return [nbytes[start * size :][: self.counts[0] * size], MPI.BYTE]
+        return [nbytes, _times(self.counts, size), _times(self.displacements, size), MPI.BYTE]
+
 
 def unit_of(block_bytes: int) -> int:
     """Bytes of the largest unsigned integer that a block is a whole number of."""

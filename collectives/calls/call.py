@@ -63,6 +63,11 @@ class Call:
         assert buffer is not None, "every rank of a collective has a buffer"
         return buffer
 
+    def has_buffers_of(self, given: Arguments) -> bool:
+        """Whether the MPI library's own collective takes the buffers in the caller's words."""
+        mine = self.arguments
+        return mine.sendbuf is given.sendbuf and mine.recvbuf is given.recvbuf
+
     @property
     def count(self) -> int:
         """Items of a block, where all are equal."""

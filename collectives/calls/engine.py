@@ -205,7 +205,9 @@ class Engine:
             made = bind_call(call, self.resources, places, self.underway, None)
             plan, reason = (None if isinstance(made, NativePlan) else made), made.reason
         kept = self._keep(call, places, plan)
-        if key is not None and kept:
+        # What is found again is not read again, and native takes the caller's own words.
+        found_again = plan is not None or call.has_buffers_of(arguments)
+        if key is not None and kept and found_again:
             self._recent.remember(key, Entry(arguments.op, plan, own, meeting))
         self._complete(plan, call.arguments, reason)
         if plan is not None and not kept:

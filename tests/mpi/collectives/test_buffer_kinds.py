@@ -306,21 +306,30 @@ def test_items_of_any_number_of_bytes(comm, dtype, count):
     whole = np.frombuffer(rng.bytes(comm.size * count * dtype.itemsize), dtype)
     mine = whole[comm.rank * count :][:count]
     bytes_type = MPI.BYTE.Create_contiguous(dtype.itemsize).Commit()
+    counts = [count] * comm.size
     for start, algorithm in (
         (comm.Bcast, "auto"),
         (comm.Bcast, "binomial_tree"),
-        (comm.Ibcast, "chain"),
+        (comm.Ibcast, "auto"),
         (comm.Allgather, "auto"),
         (comm.Allgather, "ring"),
         (comm.Iallgather, "direct"),
+        (comm.Allgatherv, "auto"),
+        (comm.Iallgatherv, "auto"),
     ):
-        for typed in (False, True):
+        for typed in (False, True, comm.rank == 0, comm.rank > 0):
             room = np.zeros(comm.size * count, dtype)
             if comm.rank == 0:
                 room[...] = whole
-            buffers = (room,) if "bcast" in start.__name__.lower() else (mine, room)
-            given = ([b, bytes_type] for b in buffers) if typed else buffers
-            request = start(*given, algorithm=algorithm)
+            name = start.__name__.lower()
+            buffers = [[room]] if "bcast" in name else [[mine], [room]]
+            if name.endswith("v"):
+                buffers[1] += [counts, None]
+            elif not typed:
+                buffers = [buffer for (buffer,) in buffers]
+            if typed:
+                buffers = [[*buffer, bytes_type] for buffer in buffers]
+            request = start(*buffers, algorithm=algorithm)
             if request is not None:
                 request.Wait()
             assert room.tobytes() == whole.tobytes()
