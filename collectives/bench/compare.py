@@ -88,9 +88,10 @@ def peers(paths: list[Path]) -> str:
     heads = ["bytes", *(f"{name} (x)" for name in names)]
     heads += ["ours", "least x", "by", "auto, least x", *_OWN.values(), "auto/native", "floor"]
     lines = [_line(heads), _line(["---:"] * len(heads))]
-    sizes = [{r["bytes"] for r in told["results"] if not r["in_place"]} for told in files]
+    rows = [_rows(told) for told in files]
+    sizes = [{r["bytes"] for r in records} for records in rows]
     for size in sorted(set.intersection(*sizes)):
-        runs = [Run(told["results"], size) for told in files]
+        runs = [Run(records, size) for records in rows]
         if not any(run.ours for run in runs):
             raise CollectiveError("none of the files has a row of ours: bench --algorithm auto")
         slowest = {name: max(run.least(name) for run in runs if run.ours) for name in _OURS}
@@ -114,6 +115,11 @@ def peers(paths: list[Path]) -> str:
         ]
         lines.append(_line(cells))
     return "\n".join(lines)
+
+
+def _rows(told: dict[str, Any]) -> list[dict[str, Any]]:
+    """Those out of place; of a broadcast, which has no other, those in place."""
+    return [r for r in told["results"] if not r["in_place"]] or told["results"]
 
 
 def _least(ratios: list[float | None], otherwise: str = "-") -> str:
@@ -140,7 +146,7 @@ class Run:
     """
 
     def __init__(self, records: list[dict[str, Any]], size: int) -> None:
-        here = [r for r in records if r["bytes"] == size and not r["in_place"]]
+        here = [r for r in records if r["bytes"] == size]
         native = {r["memory"]: r["p50_us"] for r in here if r["algorithm"] == "native"}
         self.native: float = min(native.values())
         self.ours = [r for r in here if r["algorithm"] != "native"]

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from itertools import accumulate
+from itertools import accumulate, chain
 
 from collectives.algorithms import build, in_segments
 from collectives.analysis.formulas import segments_for
@@ -25,6 +25,8 @@ log = logging.getLogger("collectives")
 
 #: Of one block; above it the MPI library's own collectives cannot count the items.
 _MOST_NATIVE_ITEMS = (1 << 31) - 1
+#: Copying the edges of ordinary arrays takes longer than fewer bytes do as messages.
+_LEAST_WITH_EDGES = 128 << 10
 
 
 def bind_call(
@@ -55,7 +57,7 @@ def bind_call(
         lane = _tags(resources, used_anywhere)
         return bind_exact(call, resources.transport, lane, underway)
     planned = used_anywhere is not None
-    algorithm, reason = _choice(call, resources, shared=places is not None, planned=planned)
+    algorithm, reason = _choice(call, resources, _loads(call, resources, places), planned)
     log.info("%s: %s (%s)", call, algorithm, reason)
     if algorithm == "native":
         return NativePlan(resources.comm, call.arguments, reason)
@@ -136,6 +138,15 @@ def _fault_of_native(call: Call, planned: bool) -> str:
         if any(0 < start < count for start, count in zip(starts, counts, strict=False)):
             return "in place, MPICH copies a block onto itself"
     return ""
+
+
+def _loads(call: Call, resources: Resources, places: Places | None) -> bool:
+    """Whether ``auto`` may count on loads and stores; the same on all ranks."""
+    if places is None:
+        return False
+    node = resources.node
+    assert node is not None, "the places are in its memory"
+    return call.nbytes >= _LEAST_WITH_EDGES or not node.has_edges(chain.from_iterable(places))
 
 
 def _choice(call: Call, resources: Resources, shared: bool, planned: bool) -> Choice:

@@ -145,6 +145,8 @@ class Adopted(Window):
         file: that these are mapped from, as the kernel counts files; 0 for none.
     """
 
+    has_edges = True
+
     def __init__(self, segments: list[Bytes], rank: int, own: Extent) -> None:
         super().__init__(segments, rank, HOST)
         self._own = segments[rank]

@@ -3,7 +3,7 @@
 import mmap
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from math import prod
 from typing import Any, NamedTuple
@@ -190,6 +190,10 @@ class NodeMemory:
     def edges(self, place: Place | None, nbytes: int) -> list[Edge]:
         """Of this rank's memory there, what is to be copied before and after others use it."""
         return [] if place is None else self.windows[place.window].edges(place.offset, nbytes)
+
+    def has_edges(self, places: Iterable[Place | None]) -> bool:
+        """Whether any rank may have some there; the same on all ranks."""
+        return any(self.windows[p.window].has_edges for p in places if p is not None)
 
     def _allocate(self, nbytes: int) -> list[Bytes]:
         """One segment a rank, of ``nbytes`` there, in one anonymous file that all of them map."""

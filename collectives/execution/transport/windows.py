@@ -31,7 +31,10 @@ class Window:
         memory: the kind of memory.
         address, nbytes: of the own segment.
         lent: of device memory all segments.
+        has_edges: whether :meth:`edges` may find some, on any rank.
     """
+
+    has_edges = False
 
     def __init__(self, segments: list[Bytes], rank: int, memory: Memory) -> None:
         self.rank = rank

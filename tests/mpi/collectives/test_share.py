@@ -491,3 +491,13 @@ def test_ten_thousand_adoptions_leave_nothing_behind(comm):
     maps, descriptors = adopt_often(comm, 10_000 // SIZE)
     assert maps < 100
     assert descriptors == 0
+
+
+def test_auto_leaves_short_arrays_with_edges_to_native(comm):
+    """To copy the bytes on the first and the last page takes longer than a message."""
+    for nbytes, algorithm in ((64 << 10, "native"), (1 << 20, "direct")):
+        array = comm.share(np.full(nbytes // 4, comm.rank, np.float32))
+        comm.Allreduce(MPI.IN_PLACE, array)
+        assert (array == sum(range(comm.size))).all()
+        if comm.size > 1:
+            assert comm.last_plan.algorithm.startswith(algorithm)

@@ -52,13 +52,13 @@ def test_compare(capsys, tmp_path):
     assert "cannot read" in capsys.readouterr().err
 
 
-def run_of(folder, mpi, native, ours, memory="shared"):
+def run_of(folder, mpi, native, ours, memory="shared", in_place=False):
     """A benchmark file of one size: microseconds of the library, and of ours by algorithm."""
     rows = [
         {"algorithm": name, "ran": ran, "p50_us": us, "floor_us": 5.0}
         for name, ran, us in [("native", "native", native), *ours]
     ]
-    same = {"memory": memory, "bytes": 1 << 20, "in_place": False}
+    same = {"memory": memory, "bytes": 1 << 20, "in_place": in_place}
     told = {"environment": {"mpi": mpi, "threads": "single"}, "results": [r | same for r in rows]}
     path = folder / f"{mpi}.json"
     path.write_text(json.dumps(told))
@@ -75,6 +75,14 @@ def test_peers_tell_what_auto_does_for_ordinary_and_for_adopted_arrays(capsys, t
     )
     told = dict(zip(heads, cells, strict=True))
     assert (told["ordinary"], told["adopted"]) == ("1.03", "4.00")
+
+
+def test_peers_of_a_broadcast_are_in_place(capsys, tmp_path):
+    run = run_of(
+        tmp_path, "A", 30.0, [("chain", "chain", 10.0), ("auto", "chain", 10.0)], in_place=True
+    )
+    assert main(["compare", "--peers", run]) == 0
+    assert "30.0 (3.00)" in capsys.readouterr().out.splitlines()[2]
 
 
 def test_peers(capsys, tmp_path):
