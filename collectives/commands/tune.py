@@ -45,7 +45,10 @@ def add(commands: "Commands") -> None:
         default=Path("tuned.json"),
         help="table to write; an existing one is updated (tuned.json)",
     )
-    portable = "keep only what is likely to hold on other machines: shared memory, from 32 KiB"
+    portable = (
+        "keep only what is likely to hold on other machines, shared memory from 32 KiB; "
+        "the rest of an existing table is dropped, too"
+    )
     tuning.add_argument("--portable", action="store_true", help=portable)
     add_verbose(tuning)
     tuning.set_defaults(run=run)
