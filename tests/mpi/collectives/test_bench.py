@@ -23,7 +23,7 @@ def bench(comm, folder, *arguments):
         return status, json.load(file), folder
 
 
-@pytest.mark.quick_on(2, 3)
+@pytest.mark.quick_on(2)
 @pytest.mark.parametrize("collective", CONTRACTS)
 def test_every_algorithm_is_measured_and_right(comm, tmp_path, capsys, collective):
     status, told, folder = bench(comm, tmp_path, collective, *QUICK, "--place", "both")

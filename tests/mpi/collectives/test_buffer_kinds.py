@@ -211,7 +211,7 @@ def test_a_root_may_send_what_it_may_not_write(comm):
             assert np.array_equal(values, np.arange(items))
 
 
-@pytest.mark.quick_on(2, 3, 4)
+@pytest.mark.quick_on(2, 4)
 def test_torch_tensors(comm):
     torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
     for algorithm in WAYS:

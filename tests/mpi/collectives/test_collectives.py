@@ -168,7 +168,7 @@ def test_shared_memory(comm, collective, algorithm):
             check(comm, collective, algorithm, count, np.float64, in_place, pool.empty)
 
 
-@pytest.mark.quick_on(2, 3)
+@pytest.mark.quick_on(2)
 @pytest.mark.parametrize("algorithm", ALLREDUCES)
 def test_large_segments_in_shared_memory(comm, algorithm):
     """Long enough to be cut into several segments on every rank."""

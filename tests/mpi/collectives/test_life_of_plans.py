@@ -42,7 +42,7 @@ def test_counters_are_not_given_out_twice():
             assert (short == total(comm)).all()
 
 
-@pytest.mark.quick_on(2, 3)
+@pytest.mark.quick_on(2)
 @few_enough
 @pytest.mark.parametrize("make", [np.zeros, None], ids=["messages", "shared"])
 def test_more_plans_than_counters(make):

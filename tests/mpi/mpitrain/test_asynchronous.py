@@ -173,6 +173,7 @@ def test_every_stage_sees_the_weights_it_should(comm, policy):
         np.testing.assert_array_equal(weights[name], values)
 
 
+@pytest.mark.quick_on(3)
 def test_two_buffers_see_the_batch_before(comm):
     if RANKS > 5:
         pytest.skip("the model has 5 layers")
