@@ -2,14 +2,14 @@
 
 import logging
 from collections.abc import Callable
-from itertools import accumulate, chain
+from itertools import chain
 
 from collectives.algorithms import build, in_segments
 from collectives.analysis.formulas import segments_for
 from collectives.calls.call import Call
 from collectives.calls.exact import bind_exact, is_rounded, saturates
 from collectives.calls.library import library
-from collectives.calls.native import NativePlan
+from collectives.calls.native import NativePlan, can_be_native, fault_of_native
 from collectives.calls.operands import Operands, is_widened
 from collectives.calls.reduction import combiner
 from collectives.calls.resources import Resources
@@ -23,8 +23,6 @@ from collectives.execution.underway import Underway
 
 log = logging.getLogger("collectives")
 
-#: Of one block; above it the MPI library's own collectives cannot count the items.
-_MOST_NATIVE_ITEMS = (1 << 31) - 1
 #: Copying the edges of ordinary arrays takes longer than fewer bytes do as messages.
 _LEAST_WITH_EDGES = 128 << 10
 
@@ -120,26 +118,6 @@ def _tags(resources: Resources, used_anywhere: Callable[[Mask], Mask] | None) ->
     return lane
 
 
-def _fault_of_native(call: Call, planned: bool) -> str:
-    """Why the MPI library's own call would fail here; empty if it would not.
-
-    ``planned``: it would be the nonblocking or the persistent one.
-    """
-    if call.counts is None:
-        return ""
-    if planned and call.collective == "alltoall" and call.send is None:
-        # Seen with 5.0.11 on 4 ranks: MPI_Ialltoallv in place gives others' items.
-        if library().startswith("Open MPI"):
-            return "in place, Open MPI's nonblocking one mixes up unequal blocks"
-    elif call.aside and library().startswith("MPICH"):
-        # Seen with 5.0.2 from 512 KiB: memcpy brings the rank's own block to the front.
-        counts = call.counts.send
-        starts = accumulate(counts, initial=0)
-        if any(0 < start < count for start, count in zip(starts, counts, strict=False)):
-            return "in place, MPICH copies a block onto itself"
-    return ""
-
-
 def _loads(call: Call, resources: Resources, places: Places | None) -> bool:
     """Whether ``auto`` may count on loads and stores; the same on all ranks."""
     if places is None:
@@ -153,7 +131,7 @@ def _choice(call: Call, resources: Resources, shared: bool, planned: bool) -> Ch
     """The algorithm with all its options, and why."""
     choice = Choice(call.algorithm, "asked for")
     if call.algorithm == "auto":
-        fault = _fault_of_native(call, planned)
+        fault = fault_of_native(call, planned)
         per_node, table = resources.facts
         situation = _situation(call, per_node, shared, resources.settings.has_checksums)
         if resources.settings.reproducible and saturates(call):
@@ -181,7 +159,6 @@ def _situation(call: Call, per_node: int, shared: bool, has_checksums: bool) -> 
         shared: the buffers lie in the node's memory.
         has_checksums: messages must carry them.
     """
-    countable = call.count <= _MOST_NATIVE_ITEMS and not call.is_on_device
     memory = "shared" if shared else "numpy"
     if call.is_on_device:
         memory = "ipc" if shared else "cupy"
@@ -192,7 +169,7 @@ def _situation(call: Call, per_node: int, shared: bool, has_checksums: bool) -> 
         call.member.size,
         per_node,
         commutes=call.op is None or call.op.is_commutative,
-        native=call.buffer.datatype is not None and countable and not has_checksums,
+        native=can_be_native(call) and not has_checksums,
         has_checksums=has_checksums,
         uneven=call.counts is not None,
         memory=memory,

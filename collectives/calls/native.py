@@ -1,14 +1,22 @@
-"""The MPI library's own collective, in the shape of a plan: the row beside ours."""
+"""The MPI library's own collectives: what they take, where they fail, how they are called."""
 
 import weakref
+from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from typing import Any, Self
 
 from mpi4py import MPI
 
 from collectives.calls.arguments import Arguments
+from collectives.calls.buffers import Buffer
+from collectives.calls.call import Call
 from collectives.calls.gaps import free_types
+from collectives.calls.library import library
+from collectives.execution.memory import is_on_device
 
+#: Of one block; above it they cannot count the items.
+_MOST_ITEMS = (1 << 31) - 1
 #: The names of MPI's methods; nonblocking ones begin with an I.
 _METHODS = {
     "allreduce": "Allreduce",
@@ -25,13 +33,58 @@ _METHODS = {
 }
 
 
+def with_types(
+    arguments: Arguments, send: Buffer | None, recv: Buffer | None
+) -> tuple[Arguments, Buffer | None, Buffer | None]:
+    """Items that MPI has no type for as bytes, so that the library's own collective can move them:
+    other ranks, which may describe theirs by a type that it has, leave theirs to it as well."""
+    if send is not None and _is_without_type(send):
+        arguments = arguments._replace(sendbuf=send.in_bytes())
+        send = replace(send, datatype=MPI.BYTE)
+    if recv is not None and _is_without_type(recv):
+        arguments = arguments._replace(recvbuf=recv.in_bytes())
+        recv = replace(recv, datatype=MPI.BYTE)
+    return arguments, send, recv
+
+
+def _is_without_type(buffer: Buffer) -> bool:
+    return buffer.datatype is None and not is_on_device(buffer.items)
+
+
+def can_be_native(call: Call) -> bool:
+    """Whether this MPI has the datatype, can count the items and reach them."""
+    countable = call.count <= _MOST_ITEMS and not call.is_on_device
+    return call.buffer.datatype is not None and countable
+
+
+def fault_of_native(call: Call, planned: bool) -> str:
+    """Why the MPI library's own call would fail here; empty if it would not.
+
+    ``planned``: it would be the nonblocking or the persistent one.
+    """
+    if call.counts is None:
+        return ""
+    if planned and call.collective == "alltoall" and call.send is None:
+        # Seen with 5.0.11 on 4 ranks: MPI_Ialltoallv in place gives others' items.
+        if library().startswith("Open MPI"):
+            return "in place, Open MPI's nonblocking one mixes up unequal blocks"
+    elif call.aside and library().startswith("MPICH"):
+        # Seen with 5.0.2 from 512 KiB: memcpy brings the rank's own block to the front.
+        counts = call.counts.send
+        starts = accumulate(counts, initial=0)
+        if any(0 < start < count for start, count in zip(starts, counts, strict=False)):
+            return "in place, MPICH copies a block onto itself"
+    return ""
+
+
 def call_native(comm: MPI.Intracomm, arguments: Arguments) -> None:
     """The MPI library's own collective, once."""
     getattr(MPI.Intracomm, _method(arguments))(comm, *_as_mpi_takes_them(arguments))
 
 
 class NativePlan:
-    """A :class:`~collectives.execution.plan.Plan` to its user; the buffers are mpi4py's to read."""
+    """The row beside ours, a :class:`~collectives.execution.plan.Plan` to its user; mpi4py reads
+    the buffers."""
 
     algorithm = "native"
 

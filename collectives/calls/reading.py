@@ -10,6 +10,7 @@ from collectives.algorithms import check, find, parse
 from collectives.calls.arguments import Arguments
 from collectives.calls.buffers import Buffer, read_buffer, unit_of, vector_buffer
 from collectives.calls.call import Call
+from collectives.calls.native import with_types
 from collectives.contracts import Member, contract
 from collectives.errors import InvalidBuffer, UnknownAlgorithm
 from collectives.execution.memory import is_on_device
@@ -55,7 +56,7 @@ def read_call(arguments: Arguments, algorithm: str, rank: int, size: int) -> Cal
     if not blocks.reduces:
         send, recv = _as_units(arguments, send, recv, to_send, to_recv)
         if algorithm == "auto":
-            arguments, send, recv = _with_types(arguments, send, recv)
+            arguments, send, recv = with_types(arguments, send, recv)
     elif send and recv and recv.items.size and send.items.dtype != recv.items.dtype:
         raise InvalidBuffer(
             f"{collective}: the send buffer is {send.items.dtype}, the receive buffer "
@@ -90,24 +91,6 @@ def _as_units(
         )
     unit = 1 if arguments.vector else unit_of(blocks[0])
     return send and send.in_units(unit), recv and recv.in_units(unit)
-
-
-def _with_types(
-    arguments: Arguments, send: Buffer | None, recv: Buffer | None
-) -> tuple[Arguments, Buffer | None, Buffer | None]:
-    """Items that MPI has no type for as bytes, so that the library's own collective can move them:
-    other ranks, which may describe theirs by a type that it has, leave theirs to it as well."""
-    if send is not None and _is_without_type(send):
-        arguments = arguments._replace(sendbuf=send.in_bytes())
-        send = replace(send, datatype=MPI.BYTE)
-    if recv is not None and _is_without_type(recv):
-        arguments = arguments._replace(recvbuf=recv.in_bytes())
-        recv = replace(recv, datatype=MPI.BYTE)
-    return arguments, send, recv
-
-
-def _is_without_type(buffer: Buffer) -> bool:
-    return buffer.datatype is None and not is_on_device(buffer.items)
 
 
 def expect_able(call: Call) -> None:

@@ -18,6 +18,10 @@ import numpy.typing as npt
 
 Items = npt.NDArray[Any]
 
+#: Stores across the ends of cache lines take NumPy's loops twice as long; below so many bytes, a
+#: second call takes longer than they do.
+_LINE, _LONG = 64, 32 << 10
+
 
 class Combine(Protocol):
     """A reduction of two arrays, as NumPy's functions are."""
@@ -46,6 +50,11 @@ class Memory(Protocol):
 
     def combine(self, function: Combine) -> Combine:
         """The same reduction for arrays of this memory."""
+
+    def reduction(
+        self, combine: Combine, left: Items, right: Items, out: Items
+    ) -> Callable[[], object]:
+        """The call that puts ``left (op) right`` into ``out``; ``combine`` is this memory's."""
 
     def borrowed(self, items: Items) -> Items:
         """The same memory by address: whoever uses it must know that it is still there."""
@@ -116,34 +125,24 @@ class HostMemory:
         return partial(_quiet().run, function)
 
     @staticmethod
+    def reduction(combine: Combine, left: Items, right: Items, out: Items) -> Callable[[], object]:
+        """In two parts, so that all but the first few stores begin with a cache line: malloc's
+        large blocks begin 16 bytes behind one."""
+        size = out.itemsize
+        if out.nbytes >= _LONG and _LINE % size == 0:
+            head, between = divmod(-HostMemory.address(out) % _LINE, size)
+            if head and not between:
+                first = partial(combine, left[:head], right[:head], out=out[:head])
+                rest = partial(combine, left[head:], right[head:], out=out[head:])
+                return partial(_both, first, rest)
+        return partial(combine, left, right, out=out)
+
+    @staticmethod
     def borrowed(items: Items) -> Items:
         if not items.nbytes:
             return np.empty(0, items.dtype)
         memory = (ctypes.c_byte * items.nbytes).from_address(HostMemory.address(items))
         return np.frombuffer(memory, items.dtype)  # type: ignore[call-overload]
-
-
-#: Stores across the ends of cache lines take NumPy's loops twice as long; below so many bytes, a
-#: second call takes longer than they do.
-_LINE, _LONG = 64, 32 << 10
-
-
-def reduction(
-    memory: Memory, combine: Combine, left: Items, right: Items, out: Items
-) -> Callable[[], object]:
-    """The call that puts ``left (op) right`` into ``out``.
-
-    On the host, in two parts, so that all but the first few stores begin with a cache line:
-    malloc's large blocks begin 16 bytes behind one.
-    """
-    size = out.itemsize
-    if memory is HOST and out.nbytes >= _LONG and _LINE % size == 0:
-        head, between = divmod(-memory.address(out) % _LINE, size)
-        if head and not between:
-            first = partial(combine, left[:head], right[:head], out=out[:head])
-            rest = partial(combine, left[head:], right[head:], out=out[head:])
-            return partial(_both, first, rest)
-    return partial(combine, left, right, out=out)
 
 
 def _both(first: Callable[[], object], rest: Callable[[], object]) -> None:

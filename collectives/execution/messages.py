@@ -10,7 +10,7 @@ import numpy as np
 
 from collectives.errors import InvalidBuffer, ScheduleError
 from collectives.execution.lanes import Lane
-from collectives.execution.memory import HOST, Combine, DeviceMemory, Items, Memory, reduction
+from collectives.execution.memory import HOST, Combine, DeviceMemory, Items, Memory
 from collectives.execution.plan import Action, BoundRound, Plan
 from collectives.execution.transport import Bytes, Request, Transport
 from collectives.execution.underway import Underway
@@ -141,7 +141,7 @@ class _Binder:
             raise ScheduleError(f"{step} reduces, but no operation was given")
         own = self.view(step.operand or step.chunk)
         operands = (arrived, own) if step.peer < self.transport.rank else (own, arrived)
-        return reduction(self.memory, self.combine, *operands, target)
+        return self.memory.reduction(self.combine, *operands, target)
 
     def overlap(self, one: Items, other: Items) -> bool:
         first, second = self.memory.address(one), self.memory.address(other)

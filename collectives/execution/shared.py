@@ -20,14 +20,7 @@ from collectives.algorithms.segments import segmented
 from collectives.analysis.dataflow import Cell, Dataflow, Endpoint, entered, moved
 from collectives.errors import ScheduleError
 from collectives.execution.lanes import Lane
-from collectives.execution.memory import (
-    HOST,
-    Combine,
-    DeviceMemory,
-    Items,
-    Memory,
-    reduction,
-)
+from collectives.execution.memory import HOST, Combine, DeviceMemory, Items, Memory
 from collectives.execution.messages import Layout
 from collectives.execution.plan import Action, BoundRound, Plan
 from collectives.execution.transport.flags import Flag
@@ -302,4 +295,4 @@ class SharedBinder:
             raise ScheduleError(f"{step} reduces, but no operation was given")
         own = self.view(self.rank, step.operand or step.chunk)
         operands = (arrived, own) if step.peer < self.rank else (own, arrived)
-        return reduction(self.memory, self.combine, *operands, target)
+        return self.memory.reduction(self.combine, *operands, target)

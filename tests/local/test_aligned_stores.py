@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from collectives.execution.memory import HOST, reduction
+from collectives.execution.memory import HOST
 
 LONG = 40_000
 
@@ -37,7 +37,7 @@ def test_the_result_is_that_of_one_call(dtype, offset, nbytes, into):
         ends.append(out.ctypes.data % 64)
         np.subtract(left, right, out=out)
 
-    assert reduction(HOST, subtract, left, right, out)() is None
+    assert HOST.reduction(subtract, left, right, out)() is None
     assert np.array_equal(out, wanted)
     assert sum(calls) == out.size
     can = nbytes > 64 and offset and offset % dtype.itemsize == 0

@@ -1,5 +1,7 @@
 """Arrays on a GPU, by CuPy: what a plan queues on a stream there."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -45,6 +47,11 @@ class CudaMemory:
                 "(array.get()), or use a built-in operation"
             )
         return getattr(self.cupy, name)
+
+    def reduction(
+        self, combine: Combine, left: Items, right: Items, out: Items
+    ) -> Callable[[], object]:
+        return partial(combine, left, right, out=out)
 
     def borrowed(self, items: Items) -> Items:
         gpu: int = items.device.id  # type: ignore[attr-defined]
