@@ -8,7 +8,7 @@ import numpy as np
 from mpitrain.arrays import Array
 from mpitrain.data.dataset import Indexed
 from mpitrain.group import share
-from mpitrain.parallel.tensor import VocabularyLoss
+from mpitrain.objective import Loss
 
 
 class MicroBatches:
@@ -22,7 +22,7 @@ class MicroBatches:
         samples: Indexed,
         batches: Sequence[Array],
         parts: int,
-        loss: VocabularyLoss,
+        loss: Loss,
         *,
         labels_per_sample: int = 1,
         dtype: Any = None,

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from collectives import ScheduleError, UnknownAlgorithm, algorithms
 from collectives.analysis.own import named
 from mpitrain import examples
+from mpitrain.metric_names import refusal
 
 Positive = Annotated[float, Meta(gt=0)]
 NonNegative = Annotated[float, Meta(ge=0)]
@@ -123,6 +124,33 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
     layers: Count = 4
     heads: Count = 4
     width: Count = 64
+
+
+class Loss(Struct, frozen=True, forbid_unknown_fields=True):
+    """[loss]
+
+    Attributes:
+        name: ``cross_entropy`` of classes, labels being integers; ``mean_squared_error`` of
+            numbers; ``binary_cross_entropy`` of numbers that are 0 or 1, or probabilities.
+        smoothing: part of each label that cross_entropy spreads evenly over the classes.
+    """
+
+    name: Literal["cross_entropy", "mean_squared_error", "binary_cross_entropy"] = "cross_entropy"
+    smoothing: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+
+
+class Evaluate(Struct, frozen=True, forbid_unknown_fields=True):
+    """[evaluate]
+
+    Attributes:
+        metrics: what the tests measure besides the loss: of classes ``accuracy``, ``top5`` (or
+            another number), ``f1`` (mean over the classes), ``perplexity``; of numbers ``mae``,
+            ``rmse``.  When left out, ``accuracy`` or ``mae``.
+        every: epochs from one test to the next; there is one at the end in any case.
+    """
+
+    metrics: tuple[str, ...] = ()
+    every: Count = 1
 
 
 class Optim(Struct, frozen=True, forbid_unknown_fields=True):
@@ -257,6 +285,8 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     run: Run = Run()
     data: Data = Data()
     model: Model = Model()
+    loss: Loss = Loss()
+    evaluate: Evaluate = Evaluate()
     optim: Optim = Optim()
     train: Train = Train()
     parallel: Parallel = Parallel()
@@ -348,6 +378,11 @@ def _conflicts(job: Config) -> Iterator[tuple[str, str]]:
         yield "model.kind", f"a {m.kind} cannot be trained on {job.data.name}"
     if (m.kind == "recommender") != (job.data.name == "clicks"):
         yield "model.kind", f"a {m.kind} cannot be trained on {job.data.name}"
+    if job.loss.smoothing and job.loss.name != "cross_entropy":
+        yield "loss.smoothing", f"{job.loss.name} has no classes to spread labels over"
+    for name in job.evaluate.metrics:
+        if why := refusal(name, job.loss.name):
+            yield "evaluate.metrics", why
     if p.zero and p.node_shared:
         yield "parallel.node_shared", "shards the optimiser by itself; set zero = 0"
     if len(set(p.replicas)) > 1 and (p.zero or p.node_shared):

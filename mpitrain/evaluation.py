@@ -11,7 +11,7 @@ from mpitrain.trainer import Trainer
 
 
 def evaluate(trainer: Trainer, epoch: int) -> Epoch:
-    """Accuracy and mean loss on the test samples; collective."""
+    """Mean loss on the test samples, and the job's metrics; collective."""
     test, size = trainer.data.test, trainer.config.train.batch_size
     # Every replica has equally many micro-batches; the last ones may be empty.
     replicas = lcm(*trainer.grid.layout.replicas)
@@ -21,16 +21,23 @@ def evaluate(trainer: Trainer, epoch: int) -> Epoch:
     labels = len(test) * trainer.data.labels_per_sample
     loss = trainer.model.loss
     source = MicroBatches(test, batches, 1, loss, dtype=trainer.compute_type)
-    totals = np.zeros(2)
+    mean = 0.0
+    totals: dict[str, Array] = {}
 
     def judge(micro_batch: int, outputs: Array) -> None:
+        nonlocal mean
         found = source.labels(micro_batch)
         # Collective over the tensor ranks of the last stage, each of which then has all of it.
-        own, _ = loss(outputs, found, labels)
-        right = loss.right(outputs, found)
-        if trainer.grid.place.tensor == 0:
-            totals[:] += right, own
+        mean += loss(outputs, found, labels)[0]
+        for name, metric in trainer.metrics.items():
+            totals[name] = totals.get(name, 0) + metric.add(outputs, found)
 
     trainer.runner().infer(source, count, trainer.weights, judge)
-    right, mean = trainer.comm.allreduce(totals).tolist()
-    return Epoch(epoch, right / labels, mean)
+    # Of a stage's tensor ranks, the first alone tells.
+    own = (mean, totals) if trainer.grid.place.tensor == 0 else (0.0, {})
+    every = trainer.comm.allgather(own)
+    found = {
+        name: metric.value(sum(told[name] for _, told in every if name in told))
+        for name, metric in trainer.metrics.items()
+    }
+    return Epoch(epoch, sum(mean for mean, _ in every), found)

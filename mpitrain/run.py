@@ -111,6 +111,8 @@ def _to_the_end(trainer: Trainer, writer: Writer, resumed: Resumed | None) -> Su
                     f"stopped after step {trainer.steps_done} of {trainer.total_steps} "
                     f"({trainer.stop_reason()}); train --resume goes on from there"
                 )
+            if (epoch + 1) % config.evaluate.every and trainer.steps_done < trainer.total_steps:
+                continue
             result = evaluate(trainer, epoch)
             write(result)
             if not isfinite(result.test_loss):
@@ -176,8 +178,8 @@ class _Totals:
 
     def summary(self, trainer: Trainer, result: Epoch) -> Summary:
         return Summary(
-            test_accuracy=result.test_accuracy,
             test_loss=result.test_loss,
+            metrics=result.metrics,
             ranks=trainer.comm.size,
             algorithm=trainer.store.algorithm,
             reason=trainer.store.reason,

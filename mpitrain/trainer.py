@@ -11,16 +11,21 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives import CheckedTransport, Communicator, CorruptMessage
-from mpitrain import build, data, models, nn
+from mpitrain import build, models, nn
 from mpitrain.arena import Arena
 from mpitrain.arrays import Array
 from mpitrain.batches import MicroBatches
 from mpitrain.config import Config, ConfigError
+from mpitrain.data import Dataset, Sampler, load
 from mpitrain.data.dataset import Indexed
 from mpitrain.data.everywhere import load_on_all
 from mpitrain.group import TensorGroup
 from mpitrain.lr import learning_rate
+from mpitrain.metric_names import usual
 from mpitrain.metrics import Skipped, Step, Straggler, Times
+from mpitrain.objective import Loss
+from mpitrain.objective.metrics import Metric
+from mpitrain.objective.metrics import build as build_metrics
 from mpitrain.parallel.grid import ProcessGrid, shared_name
 from mpitrain.parallel.replicas import check_replicas
 from mpitrain.parallel.replicated import Replicated
@@ -68,7 +73,10 @@ class Trainer(ClosedTogether):
         *,
         span: Span = no_span,
         stop: StopFlag | None = None,
+        data: Dataset | None = None,
         layers: Mapping[str, nn.Layer] | None = None,
+        loss: Loss | None = None,
+        metrics: Mapping[str, Metric] | None = None,
         before_step: Callable[["Trainer"], None] | None = None,
     ) -> None:
         """Load the data, initialise the parameters from the seed, bind the communication.
@@ -78,12 +86,14 @@ class Trainer(ClosedTogether):
             config: the job.
             span: records what is done when.
             stop: asks to stop after a step.
-            layers: a model of one's own, in the place of the [model] table's, with the same values
-                on all ranks; its last layer gives a score for each class.
+            data, layers, loss, metrics: one's own, in the place of what the [data], [model],
+                [loss] and [evaluate] tables name.  Data, and the values that layers bring, are the
+                same on all ranks, which is checked.
             before_step: called before each step, on each rank.
 
         Raises:
-            ConfigError: a value of the job does not fit the data, the ranks or the memory.
+            ConfigError: a value of the job does not fit the data, the ranks or the memory, or the
+                model's outputs do not fit the loss.
             DataError: on all ranks: one of them cannot read the data, or has other samples.
             ReplicaMismatch: on all ranks, if ``layers`` bring different values.
             collectives.UnknownAlgorithm: an option of the all-reduce does not fit the ranks.
@@ -96,17 +106,21 @@ class Trainer(ClosedTogether):
         self._stop = stop or StopFlag()
         self.stopping = False
         self._layers = layers
+        self._loss = loss
         self._before_step = before_step
         self._busy = Busy()
-        self.data, self.data_digest = load_on_all(comm, config.data, config.run.dtype)
+        self.data, self.data_digest = load_on_all(
+            comm, lambda: data or load(config.data, config.run.dtype), config.data.path
+        )
         samples = len(self.data.train)
         if config.train.batch_size > samples:
             raise ConfigError(
                 f"train.batch_size = {config.train.batch_size} must be at most {samples}, the "
                 "number of training samples"
             )
-        self.sampler = data.Sampler(samples, config.train.batch_size, config.run.seed)
+        self.sampler = Sampler(samples, config.train.batch_size, config.run.seed)
         self._open_grid()
+        self.metrics = metrics if metrics is not None else self._named_metrics()
         self._place_parameters()
         self._bind_pipeline()
         self.scale = LossScale(
@@ -119,15 +133,38 @@ class Trainer(ClosedTogether):
 
     def _open_grid(self) -> None:
         layout = build.layout(self.config, self.comm.size)
-        outline = models.build(self.config, self.data, layers=self._layers)
+        outline = models.build(self.config, self.data, layers=self._layers, loss=self._loss)
+        self._expect_fitting(outline)
         self.partition = build.partition(self.config, outline, layout.stages)
         self._shared = build.shared_stages(outline, self.partition)
         self.grid = ProcessGrid(self.comm, layout, self._shared.values())
         self.model = models.build(
-            self.config, self.data, self.grid.tensor, TensorGroup(self.grid.data), self._layers
+            self.config,
+            self.data,
+            self.grid.tensor,
+            TensorGroup(self.grid.data),
+            self._layers,
+            self._loss,
         )
         brought = nn.Chain(self.model.layers).brought()
         check_replicas(self.comm, [(self.comm, brought)], "in the layers that they were given")
+
+    def _expect_fitting(self, whole: models.Model) -> None:
+        """Data go through the model, and its outputs with the labels into the loss."""
+        data = self.data
+        try:
+            outputs = whole.output_shape(data.input_shape)
+        except ValueError as error:
+            raise ConfigError(f"model: {error}") from error
+        try:
+            whole.loss.expect(outputs, data.label_shape, data.label_dtype)
+        except ValueError as error:
+            raise ConfigError(f"loss: {error}") from error
+
+    def _named_metrics(self) -> dict[str, Metric]:
+        name = self.config.loss.name
+        asked = self.config.evaluate.metrics or usual(name)
+        return build_metrics(asked, name, self.data.classes, self.model.group)
 
     def _place_parameters(self) -> None:
         config, stage = self.config, self.grid.place.stage

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mpitrain.metrics import Log, Start, Step, read_records
+from mpitrain.metrics import Log, Start, Step, measured, read_records
 
 #: No column is shortened: runs of several jobs differ in many settings.
 _WIDTH = 10_000
@@ -32,7 +32,7 @@ def compare(folder: Path) -> str:
     keys = {key for settings, _ in runs.values() for key in settings} - {"run.dir"}
     differing = sorted(k for k in keys if len({str(s.get(k)) for s, _ in runs.values()}) > 1)
     table = Table(box=None)
-    for column in ("run", *differing, "steps", "loss", "test loss", "test accuracy", "samples/s"):
+    for column in ("run", *differing, "steps", "loss", "test loss", "metrics", "samples/s"):
         table.add_column(column, no_wrap=True)
     for name in sorted(runs, key=lambda n: _order(runs[n][1])):
         settings, log = runs[name]
@@ -43,7 +43,7 @@ def compare(folder: Path) -> str:
             str(last.step if last else 0),
             f"{last.loss:.4f}" if last else "-",
             f"{summary.test_loss:.4f}" if summary else "unfinished",
-            f"{summary.test_accuracy:.2%}" if summary else "-",
+            (measured(summary.metrics) if summary else "") or "-",
             f"{summary.samples_per_s:.0f}" if summary else "-",
         )
     console = Console(width=_WIDTH)

@@ -22,7 +22,7 @@ from mpitrain.checkpoint import CheckpointError
 from mpitrain.commands.arguments import parse
 from mpitrain.config import Config, ConfigError, load
 from mpitrain.data import DataError
-from mpitrain.metrics import ReportError, tensorboard
+from mpitrain.metrics import ReportError, measured, tensorboard
 from mpitrain.parallel.replicas import ReplicaMismatch
 from mpitrain.precision import compute_type
 from mpitrain.run import checkpoints, resume
@@ -133,10 +133,8 @@ def evaluate(comm: Communicator, options: argparse.Namespace) -> int:
         if comm.rank == 0:
             for why in found.refused:
                 print(f"checkpoint refused: {why}", file=sys.stderr)
-            print(
-                f"{found.path}: test accuracy {result.test_accuracy:.2%}, loss "
-                f"{result.test_loss:.6f}"
-            )
+            told = [measured(result.metrics), f"loss {result.test_loss:.6f}"]
+            print(f"{found.path}: test {', '.join(filter(None, told))}")
     return 0
 
 

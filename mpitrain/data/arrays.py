@@ -24,7 +24,10 @@ _UNREADABLE = (
 
 
 def load_arrays(path: Path, test_fraction: float, dtype: DTypeLike) -> Dataset:
-    """``inputs`` (N, ...) and ``labels`` (N,) or (N, ...), integers from 0, of a file or a folder.
+    """``inputs`` (N, ...) and ``labels`` (N,) or (N, ...), of a file or a folder.
+
+    Labels that are integers from 0 are classes; those of floating point are numbers, and become
+    ``dtype`` as inputs do.
 
     ``test_inputs`` and ``test_labels`` are tested on if they are there, else the last part of the
     samples.  Inputs of floating point become ``dtype``; a folder's are read as they are needed,
@@ -46,6 +49,8 @@ def load_arrays(path: Path, test_fraction: float, dtype: DTypeLike) -> Dataset:
         raise DataError(f"{path}: there are no samples to train and to test on")
     if not train.labels.size:
         raise DataError(f"{path}: labels of shape {train.labels.shape} hold none")
+    if train.labels.dtype.kind == "f":
+        return Dataset(train, test, 0)
     return Dataset(train, test, int(max(train.labels.max(), test.labels.max())) + 1)
 
 
@@ -80,16 +85,22 @@ def _samples(name: str, inputs: Array | None, labels: Array | None, dtype: DType
     shapes = [None if a is None else a.shape for a in (inputs, labels)]
     if inputs is None or labels is None or not all(shapes) or len(inputs) != len(labels):
         raise DataError(f"{name}: inputs and labels of shapes {shapes} do not belong together")
-    if labels.dtype.kind not in "iu":
-        raise DataError(f"{name}: labels must be integers, not {labels.dtype}")
-    if labels.size and labels.min() < 0:
+    if labels.dtype.kind not in "iuf":
+        raise DataError(f"{name}: labels must be numbers, not {labels.dtype}")
+    if labels.dtype.kind == "f":
+        labels = _as(labels, dtype)
+    elif labels.size and labels.min() < 0:
         raise DataError(f"{name}: labels must be 0 or more, not {labels.min()}")
     if inputs.dtype.kind == "f":
-        with np.errstate(over="ignore"):  # infinite inputs end in a loss that is named
-            inputs = inputs.astype(dtype, copy=False)
+        inputs = _as(inputs, dtype)
     elif inputs.dtype.kind not in "iu":
         raise DataError(f"{name}: inputs must be numbers, not {inputs.dtype}")
     return Samples(inputs, labels)
+
+
+def _as(values: Array, dtype: DTypeLike) -> Array:
+    with np.errstate(over="ignore"):  # what is infinite ends in a loss that is named
+        return values.astype(dtype, copy=False)
 
 
 def _check_alike(path: Path, train: Samples, test: Samples) -> None:
@@ -97,7 +108,7 @@ def _check_alike(path: Path, train: Samples, test: Samples) -> None:
         ("inputs", train.inputs, test.inputs),
         ("labels", train.labels, test.labels),
     ):
-        if a.shape[1:] != b.shape[1:] or (what == "inputs" and a.dtype != b.dtype):
+        if a.shape[1:] != b.shape[1:] or a.dtype.kind != b.dtype.kind:
             raise DataError(
                 f"{path}: a sample's {what} are {a.shape[1:]} {a.dtype} to train and "
                 f"{b.shape[1:]} {b.dtype} to test on; they must be the same"

@@ -1,6 +1,7 @@
 """What a data set is: labelled samples to train on, others to test on."""
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Protocol
 
 from mpitrain.arrays import Array, Shape
@@ -8,7 +9,7 @@ from mpitrain.arrays import Array, Shape
 
 @dataclass(frozen=True)
 class Samples:
-    """Inputs, shape (N, *input shape), and their labels, integers of shape (N, ...)."""
+    """Inputs, shape (N, *input shape), and their labels of shape (N, ...)."""
 
     inputs: Array
     labels: Array
@@ -32,11 +33,11 @@ class Indexed(Protocol):
 
 @dataclass(frozen=True)
 class Dataset:
-    """Samples to train on and others to test on; labels lie in ``0 <= label < classes``.
+    """Samples to train on and others to test on.
 
     Attributes:
         train, test: the samples.
-        classes: kinds of labels.
+        classes: kinds of labels, ``0 <= label < classes``; 0 if labels are numbers.
     """
 
     train: Indexed
@@ -54,6 +55,21 @@ class Dataset:
         return self.train[:1].inputs.dtype
 
     @property
+    def label_shape(self) -> Shape:
+        """Shape of one sample's label: () for a class, (positions,) for text."""
+        return self.train[:1].labels.shape[1:]
+
+    @property
+    def label_dtype(self) -> Any:
+        """Type of the labels."""
+        return self.train[:1].labels.dtype
+
+    @property
     def labels_per_sample(self) -> int:
-        """1, or as many as a sample of text has positions."""
-        return self.train[:1].labels.size
+        """1, or as many as a sample of text has positions, or a label numbers."""
+        return prod(self.label_shape)
+
+    @property
+    def outputs(self) -> int:
+        """What a model gives for a sample: scores of the classes, or the numbers of a label."""
+        return self.classes or self.labels_per_sample

@@ -22,6 +22,9 @@ from mpitrain.metrics.records import (
     Summary,
     Times,
     Write,
+    is_share,
+    measured,
+    shown,
 )
 
 __all__ = [
@@ -41,9 +44,12 @@ __all__ = [
     "Write",
     "console",
     "count_steps",
+    "is_share",
     "json_lines",
+    "measured",
     "read_records",
     "recorder",
+    "shown",
     "tensorboard",
 ]
 

@@ -49,10 +49,7 @@ def console(steps: int, log_every: int) -> Iterator[Write]:
                     if record.step == 1 or record.step % log_every == 0:
                         terminal.print(_line(record))
                 case Epoch():
-                    terminal.print(
-                        f"epoch {record.epoch}: test accuracy {record.test_accuracy:.2%}, "
-                        f"loss {record.test_loss:.4f}"
-                    )
+                    terminal.print(str(record))
                 case Skipped():
                     terminal.print(
                         f"step {record.step} skipped: not finite ({record.culprits}); loss scale "

@@ -156,6 +156,8 @@ def _record(line: bytes) -> Record | Unknown:
     if not isinstance(told, dict) or not isinstance(told.get("event"), str):
         raise ValueError("it names no event")
     event = told["event"]
+    if "test_accuracy" in told:  # before 0.2, the one metric
+        told["metrics"] = {"accuracy": told.pop("test_accuracy")}
     if event not in _KINDS:
         step = told.get("step")
         return Unknown(event, step if isinstance(step, int) else 0)
@@ -169,4 +171,7 @@ def _record(line: bytes) -> Record | Unknown:
 
 
 def _with_nan(told: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
-    return {**told, **{name: math.nan for name in names if told.get(name, 0) is None}}
+    numbers = {**told, **{name: math.nan for name in names if told.get(name, 0) is None}}
+    if isinstance(metrics := told.get("metrics"), dict):
+        numbers["metrics"] = {k: math.nan if v is None else v for k, v in metrics.items()}
+    return numbers

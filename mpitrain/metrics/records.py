@@ -1,6 +1,6 @@
 """What a run reports, as records; ``event`` says which one a line of the file is."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -129,13 +129,16 @@ class Epoch(Struct, frozen=True, tag="epoch", tag_field="event"):
 
     Attributes:
         epoch: counted from 0.
-        test_accuracy: part of their labels that is right.
         test_loss: mean over their labels.
+        metrics: by name, on the test samples, too.
     """
 
     epoch: int
-    test_accuracy: float
     test_loss: float
+    metrics: dict[str, float] = {}
+
+    def __str__(self) -> str:
+        return f"epoch {self.epoch}: test {_also(self.metrics)}loss {self.test_loss:.4f}"
 
 
 class RankTime(Struct, frozen=True):
@@ -173,7 +176,6 @@ class Times(Struct, frozen=True, tag="times", tag_field="event"):
 class Summary(Struct, frozen=True, tag="summary", tag_field="event"):
     """The end of a run; rates and shares, which are as in :class:`Step`, are over all its steps."""
 
-    test_accuracy: float
     test_loss: float
     ranks: int
     algorithm: str
@@ -181,13 +183,34 @@ class Summary(Struct, frozen=True, tag="summary", tag_field="event"):
     samples_per_s: float
     comm_share: float
     wait_share: float = 0.0
+    metrics: dict[str, float] = {}
 
     def __str__(self) -> str:
+        told = measured(self.metrics) or f"loss {self.test_loss:.6f}"
         return (
-            f"test accuracy {self.test_accuracy:.2%}, {ranks_in_words(self.ranks)}, "
+            f"test {told}, {ranks_in_words(self.ranks)}, "
             f"gradients by {self.algorithm} ({self.reason}), {self.samples_per_s:.0f} samples/s, "
             f"reduction {self.comm_share:.1%} and waiting {self.wait_share:.1%} of step time"
         )
+
+
+def measured(metrics: Mapping[str, float]) -> str:
+    """``accuracy 97.50%, top5 99.72%``."""
+    return ", ".join(f"{name} {shown(name, value)}" for name, value in metrics.items())
+
+
+def shown(name: str, value: float) -> str:
+    """A metric for people: shares in per cent."""
+    return f"{value:.2%}" if is_share(name) else f"{value:.6g}"
+
+
+def is_share(name: str) -> bool:
+    """Whether a metric of this name is a part of a whole."""
+    return name in ("accuracy", "f1") or name.startswith("top")
+
+
+def _also(metrics: Mapping[str, float]) -> str:
+    return f"{measured(metrics)}, " if metrics else ""
 
 
 def ranks_in_words(count: int) -> str:

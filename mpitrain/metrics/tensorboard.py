@@ -9,7 +9,6 @@ from mpitrain.config import ConfigError
 from mpitrain.metrics.records import Epoch, Record, Step, Write
 
 _OF_A_STEP = ("loss", "grad_norm", "lr", "samples_per_s", "comm_share", "wait_share")
-_OF_AN_EPOCH = ("test_accuracy", "test_loss")
 
 
 def check() -> None:
@@ -32,12 +31,14 @@ def curves(folder: Path, done: int = 0) -> Iterator[Write]:
 
         def write(record: Record) -> None:
             nonlocal last
-            names: tuple[str, ...] = ()
+            curves: dict[str, float] = {}
             if isinstance(record, Step):
-                names, last = _OF_A_STEP, record.step
+                last = record.step
+                curves = {name: getattr(record, name) for name in _OF_A_STEP}
             elif isinstance(record, Epoch):
-                names = _OF_AN_EPOCH
-            for name in names:
-                writer.add_scalar(name, getattr(record, name), last)
+                curves = {"loss": record.test_loss, **record.metrics}
+                curves = {f"test_{name}": value for name, value in curves.items()}
+            for name, value in curves.items():
+                writer.add_scalar(name, value, last)
 
         yield write

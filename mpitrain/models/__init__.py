@@ -3,12 +3,13 @@
 from collections.abc import Callable, Mapping
 from typing import assert_never
 
-from mpitrain import nn
+from mpitrain import nn, objective
 from mpitrain.config import Config, ConfigError
 from mpitrain.data.dataset import Dataset
 from mpitrain.group import TensorGroup
 from mpitrain.models import convnets, gpt, perceptron, recommender
 from mpitrain.models.model import Model
+from mpitrain.objective import Loss
 
 __all__ = ["Model", "build"]
 
@@ -19,6 +20,7 @@ def build(
     group: TensorGroup | None = None,
     replicas: TensorGroup | None = None,
     layers: Mapping[str, nn.Layer] | None = None,
+    loss: Loss | None = None,
 ) -> Model:
     """The model of a job for its data.
 
@@ -27,7 +29,7 @@ def build(
         data: what it is trained on.
         group: the ranks that share each layer.
         replicas: the data-parallel ranks, among which a recommender's tables are spread.
-        layers: what to take in the place of the [model] table's.
+        layers, loss: what to take in the place of the [model] and [loss] tables'.
 
     Raises:
         ConfigError: the images are too small for that many blocks of a convnet.
@@ -37,13 +39,14 @@ def build(
     if config.parallel.recompute:
         layers = {name: nn.Recomputed(layer) for name, layer in layers.items()}
     # The ranks of a group share the columns of a gpt's scores; an mlp's are summed before the loss.
-    return Model(layers, data.classes, group if config.model.kind == "gpt" else TensorGroup())
+    columns = group if config.model.kind == "gpt" else TensorGroup()
+    return Model(layers, loss or objective.build(config.loss, data, columns), columns)
 
 
 def _layers(
     config: Config, data: Dataset, group: TensorGroup, replicas: TensorGroup
 ) -> dict[str, nn.Layer]:
-    own, shape, classes = config.model, data.input_shape, data.classes
+    own, shape, classes = config.model, data.input_shape, data.outputs
     match own.kind:
         case "mlp":
             return perceptron.layers(shape, own.hidden, classes, group)

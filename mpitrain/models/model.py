@@ -10,7 +10,7 @@ from numpy.typing import DTypeLike
 from mpitrain.arrays import Array, Shape
 from mpitrain.group import TensorGroup
 from mpitrain.nn import Layer
-from mpitrain.parallel.tensor import VocabularyLoss
+from mpitrain.objective import Loss
 
 
 class Model:
@@ -18,13 +18,14 @@ class Model:
 
     Attributes:
         layers: by name, in order; a pipeline is cut between them.
-        loss: softmax cross-entropy of the last layer's scores.
+        loss: of the last layer's outputs.
+        group: the ranks that share the columns of these.
     """
 
-    def __init__(self, layers: Mapping[str, Layer], classes: int, group: TensorGroup) -> None:
-        """``group``: the ranks that share the columns of the scores."""
+    def __init__(self, layers: Mapping[str, Layer], loss: Loss, group: TensorGroup) -> None:
         self.layers = dict(layers)
-        self.loss = VocabularyLoss(group, classes)
+        self.loss = loss
+        self.group = group
 
     def initial(
         self, names: Sequence[str], seed: int, xp: ModuleType, dtype: DTypeLike
@@ -38,6 +39,19 @@ class Model:
     def shapes(self, names: Sequence[str]) -> dict[str, dict[str, Shape]]:
         """Shapes of some layers' parameters, whole; nothing is drawn."""
         return {name: self.layers[name].shapes() for name in names}
+
+    def output_shape(self, shape: Shape) -> Shape:
+        """Shape of what the model gives for a sample of ``shape``.
+
+        Raises:
+            ValueError: a layer cannot take what the one before it gives.
+        """
+        for name, layer in self.layers.items():
+            try:
+                shape = layer.output_shape(shape)
+            except ValueError as error:
+                raise ValueError(f"layer {name}: {error}") from error
+        return shape
 
     @property
     def size(self) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from mpitrain.config import Config
-from mpitrain.metrics import Epoch, Log, RankTime, Start, Step, Times
+from mpitrain.metrics import Epoch, Log, RankTime, Start, Step, Times, measured
 from mpitrain.metrics.records import ranks_in_words
 from mpitrain.trace import Span
 
@@ -110,7 +110,9 @@ def _quality(log: Log, steps: Sequence[Step]) -> str:
     tested = log.summary() or log.last(Epoch)
     if tested is None:
         return f"Training loss {number(steps[-1].loss)}, not tested yet,"
-    return f"{tested.test_accuracy:.1%} right (test loss {number(tested.test_loss)})"
+    loss = f"test loss {number(tested.test_loss)}"
+    told = measured(tested.metrics)
+    return f"{told[0].upper()}{told[1:]} in tests ({loss})" if told else loss.capitalize()
 
 
 def _reason(found: Sequence[Rank], reducing: float, waiting: float) -> str:

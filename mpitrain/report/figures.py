@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
-from mpitrain.metrics import Epoch, Step
+from mpitrain.metrics import Epoch, Step, is_share, shown
 from mpitrain.trace import Span
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ Draw = Callable[["Figure", bool], None]
 
 
 def losses(steps: Sequence[Step], tests: Sequence[tuple[int, Epoch]]) -> str:
-    """Loss in training and in tests, and the accuracy in tests, by step."""
+    """Loss in training and in tests, and the first metric of the tests, by step."""
 
     def draw(figure: "Figure", narrow: bool) -> None:
         first, second = _panels(figure, 2, narrow, (3, 2))
@@ -51,12 +51,14 @@ def losses(steps: Sequence[Step], tests: Sequence[tuple[int, Epoch]]) -> str:
         _curve(first, [(step, test.test_loss) for step, test in tests], "test", "test", dots=True)
         _scale(first, [step.loss for step in steps] + [test.test_loss for _, test in tests])
         _legend(first)
-        points = [(step, 100 * test.test_accuracy) for step, test in tests]
+        name = next(iter(tests[-1][1].metrics), "") if tests else ""
+        percent = 100 if is_share(name) else 1
+        points = [(step, percent * test.metrics[name]) for step, test in tests if name]
         _curve(second, points, "test", dots=True)
         if points:
-            _title(second, f"right in tests, %: {points[-1][1]:.1f}")
+            _title(second, f"{name} in tests: {shown(name, points[-1][1] / percent)}")
         else:
-            _title(second, "right in tests, %")
+            _title(second, "tests")
             second.text(0.5, 0.5, "no test yet", transform=second.transAxes, ha="center")
 
     return _both(draw, 430, 280)

@@ -17,6 +17,7 @@ from mpitrain.metrics import (
     Step,
     Straggler,
     Times,
+    measured,
     read_records,
 )
 from mpitrain.report import facts, figures
@@ -245,9 +246,9 @@ def _layout(start: Start) -> str:
 
 def _tests(log: Log) -> str:
     rows = [
-        (test.epoch, step, f"{test.test_accuracy:.2%}", facts.number(test.test_loss))
+        (test.epoch, step, measured(test.metrics), facts.number(test.test_loss))
         for step, test in facts.curve(log)
     ]
     return _folded(
-        facts.counted(len(rows), "test"), _table(rows, ("epoch", "step", "right", "loss"))
+        facts.counted(len(rows), "test"), _table(rows, ("epoch", "step", "measured", "loss"))
     )

@@ -63,9 +63,17 @@ def test_blocks_are_of_kinds_that_are_tested(document):
     """What a reader types is in a console with prompts, or is Python."""
     assert document.read_text().count("```") == 2 * len(blocks(document))
     for language, block in blocks(document):
-        assert language in ("console", "bash", "python", "text", "")
+        assert language in ("console", "bash", "python", "toml", "text", "")
         typed = re.search(r"^(\w*\$|#) ", block, re.M) is not None
         assert typed == (language == "console") or language in ("bash", "python")
+
+
+@every_document
+def test_parts_of_jobs_are_jobs(document, tmp_path):
+    for language, block in blocks(document):
+        if language == "toml":
+            (tmp_path / "job.toml").write_text(block)
+            load(tmp_path / "job.toml")
 
 
 @every_document

@@ -1,4 +1,4 @@
-"""Softmax cross-entropy against SciPy and finite differences."""
+"""Losses against SciPy and finite differences."""
 
 import numpy as np
 import pytest
@@ -6,11 +6,11 @@ from scipy.optimize import approx_fprime
 from scipy.special import log_softmax
 
 from mpitrain.group import TensorGroup
-from mpitrain.parallel.tensor import VocabularyLoss
+from mpitrain.objective import BinaryCrossEntropy, CrossEntropy, MeanSquaredError
 
 
-def softmax_cross_entropy(scores, labels, divisor):
-    return VocabularyLoss(TensorGroup(), scores.shape[-1])(scores, labels, divisor)
+def softmax_cross_entropy(scores, labels, divisor, smoothing=0.0):
+    return CrossEntropy(TensorGroup(), scores.shape[-1], smoothing)(scores, labels, divisor)
 
 
 @pytest.fixture
@@ -60,11 +60,64 @@ def test_labels_of_every_position(batch):
     np.testing.assert_array_equal(shaped[1], gradient.reshape(2, 3, 4))
 
 
-def test_right_answers_and_ties():
-    loss = VocabularyLoss(TensorGroup(), 3)
-    scores = np.array([[1.0, 2.0, 0.0], [5.0, 5.0, 0.0], [0.0, 1.0, 3.0]])
-    assert loss.right(scores, np.array([1, 0, 0])) == 2
-    assert loss.right(scores[:0], np.array([], int)) == 0
+def test_smoothed_labels_are_a_mixture(batch):
+    logits, labels = batch
+    mixture = np.full((7, 4), 0.3 / 4)
+    mixture[np.arange(7), labels] += 0.7
+    expected = -(mixture * log_softmax(logits, axis=1)).sum(axis=1).mean()
+    found, gradient = softmax_cross_entropy(logits, labels, 7, 0.3)
+    assert found == pytest.approx(expected, rel=1e-14)
+
+    def loss(flat):
+        return softmax_cross_entropy(flat.reshape(7, 4), labels, 7, 0.3)[0]
+
+    np.testing.assert_allclose(
+        gradient.ravel(), approx_fprime(logits.ravel(), loss, 1e-7), atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("loss", [MeanSquaredError(), BinaryCrossEntropy()])
+def test_elementwise_gradients_against_finite_differences(loss):
+    rng = np.random.default_rng(3)
+    outputs, labels = rng.normal(scale=3, size=(5, 3)), rng.random((5, 3))
+    value, gradient = loss(outputs, labels, 15)
+    numeric = approx_fprime(
+        outputs.ravel(), lambda flat: loss(flat.reshape(5, 3), labels, 15)[0], 1e-7
+    )
+    np.testing.assert_allclose(gradient.ravel(), numeric, atol=1e-6)
+    parts = [loss(outputs[s], labels[s], 15) for s in np.s_[:0, :2, 2:]]
+    assert sum(v for v, _ in parts) == pytest.approx(value, rel=1e-14)
+    np.testing.assert_allclose(np.concatenate([g for _, g in parts]), gradient, rtol=1e-14)
+
+
+def test_elementwise_values():
+    outputs, labels = np.array([[1.0], [3.0]]), np.array([2.0, 1.0])
+    assert MeanSquaredError()(outputs, labels, 2)[0] == 2.5
+    value, gradient = BinaryCrossEntropy()(np.array([1e4, -1e4, 0.0]), np.array([1.0, 1, 0]), 1)
+    assert value == pytest.approx(1e4 + np.log(2))
+    np.testing.assert_allclose(gradient, [0, -1, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("loss", "outputs", "labels", "kind", "message"),
+    [
+        (CrossEntropy(TensorGroup(), 3), (3,), (), "f4", "needs integers from 0"),
+        (CrossEntropy(TensorGroup(), 3), (4,), (), "i8", r"scores of 3 classes.*: \(3,\)"),
+        (CrossEntropy(TensorGroup(), 3), (3,), (5,), "i8", r"\(5, 3\)"),
+        (MeanSquaredError(), (2,), (3,), "f4", "must be alike"),
+        (MeanSquaredError(), (4, 1), (2, 2), "f4", "must be alike"),
+        (MeanSquaredError(), (1,), (), "O", "must be numbers"),
+    ],
+)
+def test_what_does_not_fit_is_refused(loss, outputs, labels, kind, message):
+    with pytest.raises(ValueError, match=message):
+        loss.expect(outputs, labels, np.dtype(kind))
+
+
+def test_what_fits():
+    CrossEntropy(TensorGroup(), 3).expect((5, 3), (5,), np.dtype("u1"))
+    MeanSquaredError().expect((1,), (), np.dtype("f4"))
+    BinaryCrossEntropy().expect((2, 2), (2, 2), np.dtype("i8"))
 
 
 def test_sixteen_bit_scores_are_computed_with_in_thirty_two():

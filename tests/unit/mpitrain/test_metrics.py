@@ -50,10 +50,10 @@ def write_all(job):
         for step in range(1, 5):
             write(replace(STEP, step=step))
         write(Skipped(5, "rank 1: b.weight", 512.0))
-        write(Epoch(epoch=0, test_accuracy=0.5, test_loss=0.25))
+        write(Epoch(epoch=0, test_loss=0.25, metrics={"accuracy": 0.5}))
         write(Saved(4, "there", 0.5))
         write(Resumed(4, "there", ["newer: torn"]))
-        write(Summary(0.975, 0.5, 2, "ring", "asked [for]", 1000.4, 0.25, 0.125))
+        write(Summary(0.5, 2, "ring", "asked [for]", 1000.4, 0.25, 0.125, {"accuracy": 0.975}))
 
 
 def test_each_record_is_a_line_of_json(job, tmp_path):
@@ -130,7 +130,7 @@ def test_curves_for_tensorboard(tmp_path):
         with recorder(job, steps=3, done=done) as write:
             for step in (done + 1, done + 2):
                 write(Step(step, 0, 8, 1.0 / step, 0.5, 0.1, 0.25, 32.0, 0.2))
-            write(Epoch(0, 0.75, 0.5))
+            write(Epoch(0, 0.5, {"accuracy": 0.75}))
     files = list((tmp_path / "tensorboard").glob("events.*"))
     content = b"".join(file.read_bytes() for file in files)
     for name in (b"loss", b"grad_norm", b"test_accuracy"):

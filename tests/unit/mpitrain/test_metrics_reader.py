@@ -25,14 +25,14 @@ from mpitrain.metrics import (
 
 CONFIG = json.loads(msgspec.json.encode(Config()))
 START = Start(2, ["a:1", "b:2"], "data 2", [["a"]], "ring", "asked", 7, CONFIG)
-SUMMARY = Summary(0.75, 1.25, 2, "ring", "asked", 100.0, 0.2, 0.1)
+SUMMARY = Summary(1.25, 2, "ring", "asked", 100.0, 0.2, 0.1, {"accuracy": 0.75})
 RECORDS = [
     START,
     Resumed(4, "there", ["newer: torn"]),
     Step(5, 0, 8, 1.0, 0.5, 0.1, 0.25, 32.0, 0.2, 0.1),
     Straggler(5, 1, "b", 2.5),
     Skipped(6, "rank 1: b.weight", 512.0),
-    Epoch(0, 0.5, 0.25),
+    Epoch(0, 0.25, {"accuracy": 0.5, "mae": math.nan}),
     Saved(6, "there", 0.5),
     Times([RankTime(0, 0, 1.0, 0.5, {1: 0.25}, 0.125, 2**20)]),
     SUMMARY,
@@ -83,6 +83,8 @@ def test_what_an_older_version_wrote(path):
     del old["wait_share"]
     path.write_text(json.dumps(old) + "\n")
     assert read_records(path).last(Step).wait_share == 0.0
+    path.write_text('{"event":"epoch","epoch":0,"test_accuracy":0.5,"test_loss":1.5}\n')
+    assert read_records(path).records == [Epoch(0, 1.5, {"accuracy": 0.5})]
 
 
 def test_numbers_that_are_not_finite(path):

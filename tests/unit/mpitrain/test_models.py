@@ -10,6 +10,7 @@ from mpitrain import data, models, nn
 from mpitrain.config import Config, ConfigError, Data, Model, Parallel
 from mpitrain.data.dataset import Dataset, Samples
 from mpitrain.group import TensorGroup
+from mpitrain.objective import MeanSquaredError
 
 IMAGES = Dataset(Samples(np.ones((2, 8, 8, 1), np.float32), np.zeros(2, int)), None, 10)
 TEXT = Dataset(Samples(np.ones((2, 6), int), np.zeros((2, 6), int)), None, 11)
@@ -84,7 +85,7 @@ class Scaled(nn.ReLU):
 
 
 def test_a_layer_that_says_no_shapes_is_drawn_to_see_them():
-    model = models.Model({"a": Scaled()}, 2, TensorGroup())
+    model = models.Model({"a": Scaled()}, MeanSquaredError(), TensorGroup())
     assert model.shapes(["a"]) == {"a": {"scale": (2, 3)}}
     assert model.size == 6
 

@@ -99,7 +99,7 @@ def test_arrays_of_a_file_and_of_a_folder(tmp_path):
     [
         ({"inputs": np.zeros((3, 2))}, "has no array 'labels'"),
         ({"inputs": np.zeros((3, 2)), "labels": np.zeros(2, int)}, "do not belong together"),
-        ({"inputs": np.zeros((3, 2)), "labels": np.zeros(3)}, "labels must be integers"),
+        ({"inputs": np.zeros((3, 2)), "labels": np.array(["a"] * 3)}, "labels must be numbers"),
         ({"inputs": np.zeros((3, 2)), "labels": np.full(3, -1)}, "labels must be 0 or more"),
         ({"inputs": np.array(["a"] * 3), "labels": np.zeros(3, int)}, "inputs must be numbers"),
         ({"inputs": np.array([{}] * 3), "labels": np.zeros(3, int)}, "cannot be read"),
@@ -109,6 +109,15 @@ def test_arrays_that_do_not_fit(tmp_path, arrays, message):
     np.savez(tmp_path / "all.npz", **arrays)
     with pytest.raises(data.DataError, match=message):
         load_arrays(tmp_path / "all.npz", 0.5, np.float32)
+
+
+def test_labels_that_are_numbers(tmp_path):
+    labels = np.linspace(0, 1, 12).reshape(6, 2)
+    np.savez(tmp_path / "all.npz", inputs=np.zeros((6, 3)), labels=labels)
+    found = load_arrays(tmp_path / "all.npz", 0.5, np.float32)
+    assert (found.classes, found.outputs, found.label_shape) == (0, 2, (2,))
+    assert found.label_dtype == np.float32
+    np.testing.assert_array_equal(found.train.labels, labels[:3].astype(np.float32))
 
 
 def test_an_epoch_of_text_predicts_every_token_once():

@@ -45,13 +45,13 @@ def written(tmp_path):
         write(Skipped(4, "rank 1: <script>", 2.0))
         write(Resumed(4, "there", ["newer: torn"]))
         write(Saved(4, "there", 0.5))
-        write(Epoch(0, 0.5, 1.5))
+        write(Epoch(0, 1.5, {"accuracy": 0.5}))
         times = [
             RankTime(0, 0, 0.1, 0.05, {1: 0.5}, 0.1, 2 * 10**8),
             RankTime(1, 0, 0.7, 0.02, {}, 0.0, 10**8),
         ]
         write(Times(times))
-        write(Summary(0.75, 1.25, 2, "ring", "asked", 100.0, 0.2))
+        write(Summary(1.25, 2, "ring", "asked", 100.0, 0.2, metrics={"accuracy": 0.75}))
     return tmp_path
 
 
@@ -126,7 +126,7 @@ def test_a_report_leaves_out_a_trace_that_cannot_be_used_and_says_so(folder, con
     else:
         path.write_text(content, errors="surrogateescape")
     text = unescape(visible(write_report(folder).read_text()))
-    assert "75.0% right" in text
+    assert "Accuracy 75.00% in tests" in text
     assert re.search(rf"Passes of the last step\s+Left out: .*trace.json.*{why}", text)
 
 
@@ -138,7 +138,7 @@ def test_a_trace_of_passes_that_took_no_time_is_drawn():
 def test_a_report_is_one_file_with_everything(whole):
     assert whole.count("<svg") == 6  # three figures, for narrow and wide screens
     for part in (
-        "75.0% right (test loss 1.25) after 3 steps in 0.75 s on 2 ranks of 2 hosts (a, b)",
+        "Accuracy 75.00% in tests (test loss 1.25) after 3 steps in 0.75 s on 2 ranks of 2 hosts ",
         "50% of the time in communication, mostly waiting for rank 1; finished.",
         "waited 0.63 s for rank 1",
         "waited for nobody",
@@ -277,7 +277,9 @@ def test_no_run(tmp_path, capsys):
 def test_figures_of_losses_that_are_not_finite_or_not_there():
     step = Step(1, 0, 8, math.nan, math.inf, 0.1, 0.25, 32.0, 0.2, 0.3)
     assert figures.losses([step], []).count("<svg") == 2
-    assert figures.losses([step], [(1, Epoch(0, math.nan, math.nan))]).count("<svg") == 2
+    assert (
+        figures.losses([step], [(1, Epoch(0, math.nan, {"accuracy": math.nan}))]).count("<svg") == 2
+    )
     assert figures.gantt([]) == "<p>The trace has no passes.</p>"
 
 
@@ -307,7 +309,7 @@ def test_losses_that_are_not_finite(folder, event):
     [
         ('{"event":"step","step":1}', "missing required field `epoch`"),
         (
-            '{"event":"epoch","epoch":0,"test_accuracy":"<b>","test_loss":1}',
+            '{"event":"epoch","epoch":0,"metrics":{"accuracy":"<b>"},"test_loss":1}',
             "Expected `float`, got `str`",
         ),
         ("[]", "it names no event"),

@@ -1,0 +1,21 @@
+"""What training makes small and tests measure: sums over samples, however these are dealt out."""
+
+from mpitrain.config import Loss as LossConfig
+from mpitrain.data.dataset import Dataset
+from mpitrain.group import TensorGroup
+from mpitrain.objective.cross_entropy import CrossEntropy
+from mpitrain.objective.elementwise import BinaryCrossEntropy, MeanSquaredError
+from mpitrain.objective.loss import Loss
+
+__all__ = ["BinaryCrossEntropy", "CrossEntropy", "Loss", "MeanSquaredError", "build"]
+
+
+def build(config: LossConfig, data: Dataset, group: TensorGroup) -> Loss:
+    """The loss of the [loss] table; ``group``: the ranks that share the columns of the scores."""
+    match config.name:
+        case "cross_entropy":
+            return CrossEntropy(group, data.classes, config.smoothing)
+        case "mean_squared_error":
+            return MeanSquaredError()
+        case "binary_cross_entropy":
+            return BinaryCrossEntropy()

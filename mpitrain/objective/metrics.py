@@ -1,0 +1,164 @@
+"""What tests measure besides the loss: sums over samples, which ranks add up, and a value of them.
+
+Counts add up exactly, whatever the layout of the ranks.
+"""
+
+from collections.abc import Callable, Sequence
+from math import exp
+from typing import Protocol
+
+import numpy as np
+from mpi4py import MPI
+
+from mpitrain.arrays import Array, array_namespace
+from mpitrain.group import TensorGroup
+from mpitrain.nn.layer import widened
+from mpitrain.objective import CrossEntropy
+
+
+class Metric(Protocol):
+    """A number about all test samples."""
+
+    def add(self, outputs: Array, labels: Array) -> Array:
+        """What some samples add to the totals: float64, of the same length for any samples.
+
+        Collective over the tensor ranks of the last stage, each of which then has all of it.
+        """
+
+    def value(self, totals: Array) -> float:
+        """The number, from the sum of what :meth:`add` gave for all samples."""
+
+
+class Averaged:
+    """A function ``f(outputs, labels)`` that is a mean over the samples that it is given."""
+
+    def __init__(self, function: Callable[[Array, Array], float]) -> None:
+        self.function = function
+
+    def add(self, outputs: Array, labels: Array) -> Array:
+        n = len(labels)
+        return np.array([n * float(self.function(outputs, labels)) if n else 0.0, n])
+
+    def value(self, totals: Array) -> float:
+        return float(totals[0] / totals[1])
+
+
+class TopK:
+    """Part of the labels that are among the ``k`` highest scores; of equal ones the first count.
+
+    Columns of the scores may lie on the ranks of a group.
+    """
+
+    def __init__(self, group: TensorGroup, classes: int, k: int = 1) -> None:
+        self.group = group
+        self.classes = classes
+        self.k = k
+
+    def add(self, scores: Array, labels: Array) -> Array:
+        places = self.places(scores, labels)
+        return np.array([float((places < self.k).sum()), labels.size])
+
+    def value(self, totals: Array) -> float:
+        return float(totals[0] / totals[1])
+
+    def places(self, scores: Array, labels: Array) -> Array:
+        """How many scores come before each label's."""
+        xp = array_namespace(scores)
+        rows = widened(scores).reshape(labels.size, -1 if labels.size else scores.shape[-1])
+        flat, start = labels.reshape(-1), self.group.share(self.classes).start
+        column = flat - start
+        own = (column >= 0) & (column < rows.shape[1])
+        picked = xp.zeros(len(rows), rows.dtype)
+        picked[own] = rows[xp.nonzero(own)[0], column[own]]
+        picked = self.group.sum(picked)[:, None]
+        before = xp.arange(start, start + rows.shape[1]) < flat[:, None]
+        places = self.group.sum(((rows > picked) | ((rows == picked) & before)).sum(axis=1))
+        return xp.where(xp.isnan(picked[:, 0]), self.classes, places)
+
+
+class Perplexity:
+    """``exp`` of the mean cross-entropy, without smoothing."""
+
+    def __init__(self, group: TensorGroup, classes: int) -> None:
+        self.loss = CrossEntropy(group, classes)
+
+    def add(self, scores: Array, labels: Array) -> Array:
+        return np.array([self.loss(scores, labels, 1.0)[0], labels.size])
+
+    def value(self, totals: Array) -> float:
+        mean = float(totals[0] / totals[1])
+        return exp(mean) if mean < 700 else float("inf")
+
+
+class F1:
+    """Mean over the classes of ``2 tp / (2 tp + fp + fn)`` (macro), of those that occur at all."""
+
+    def __init__(self, group: TensorGroup, classes: int) -> None:
+        self.group = group
+        self.classes = classes
+
+    def add(self, scores: Array, labels: Array) -> Array:
+        xp = array_namespace(scores)
+        rows = widened(scores).reshape(labels.size, -1 if labels.size else scores.shape[-1])
+        best = rows.max(axis=1, initial=-xp.inf)
+        index = rows.argmax(axis=1) + self.group.share(self.classes).start
+        index = xp.where(best == self.group.sum(best, MPI.MAX), index, self.classes - 1)
+        return self.counts(self.group.sum(index, MPI.MIN), labels.reshape(-1))
+
+    def counts(self, found: Array, labels: Array) -> Array:
+        """True positives, and all predictions and labels, of each class."""
+        right = labels[found == labels]
+        return np.concatenate(
+            [np.bincount(w, minlength=self.classes).astype(float) for w in (right, found, labels)]
+        )
+
+    def value(self, totals: Array) -> float:
+        right, found, labels = totals.reshape(3, self.classes)
+        occurs = found + labels > 0
+        return float((2 * right[occurs] / (found + labels)[occurs]).mean())
+
+
+class Binary:
+    """Part of the numbers whose output is on the side of 0 that their label is of 1/2."""
+
+    def add(self, outputs: Array, labels: Array) -> Array:
+        right = (outputs.reshape(-1) > 0) == (labels.reshape(-1) > 0.5)
+        return np.array([float(right.sum()), labels.size])
+
+    def value(self, totals: Array) -> float:
+        return float(totals[0] / totals[1])
+
+
+class MeanError:
+    """Mean of ``|output - label|**power``, to the power of ``1 / power``."""
+
+    def __init__(self, power: int) -> None:
+        self.power = power
+
+    def add(self, outputs: Array, labels: Array) -> Array:
+        error = widened(outputs).reshape(-1).astype(float) - labels.reshape(-1)
+        return np.array([float((abs(error) ** self.power).sum()), labels.size])
+
+    def value(self, totals: Array) -> float:
+        return float(totals[0] / totals[1]) ** (1 / self.power)
+
+
+def build(names: Sequence[str], loss: str, classes: int, group: TensorGroup) -> dict[str, Metric]:
+    """The metrics of these names for models that were trained with ``loss``."""
+
+    def one(name: str) -> Metric:
+        match name:
+            case "accuracy" if loss == "binary_cross_entropy":
+                return Binary()
+            case "accuracy":
+                return TopK(group, classes)
+            case "perplexity":
+                return Perplexity(group, classes)
+            case "f1":
+                return F1(group, classes)
+            case "mae" | "rmse":
+                return MeanError(1 if name == "mae" else 2)
+            case _:
+                return TopK(group, classes, int(name.removeprefix("top")))
+
+    return {name: one(name) for name in names}

@@ -1,0 +1,129 @@
+"""Data, model, loss and metrics of one's own, in every layout, against one process."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+from msgspec.structs import replace
+
+from collectives import Communicator
+from mpitrain import nn
+from mpitrain.config import Config, ConfigError, Evaluate, Loss, Optim, Parallel, Run, Train
+from mpitrain.data import DataError, Dataset, Samples
+from mpitrain.evaluation import evaluate
+from mpitrain.objective import MeanSquaredError
+from mpitrain.objective.metrics import Averaged
+from mpitrain.threads import limit_blas_threads
+from mpitrain.trainer import Trainer
+from tests.mpi.mpitrain.layouts import few
+
+pytestmark = pytest.mark.mpi
+RANKS = MPI.COMM_WORLD.size
+STEPS = 6
+
+
+def samples(count, seed):
+    rng = np.random.default_rng(seed)
+    x = rng.uniform(-2, 2, (count, 6))
+    return Samples(x, np.stack([np.sin(x[:, 0]) * x[:, 1], x[:, 2] * x[:, 3]], axis=1))
+
+
+WAVES = Dataset(samples(101, 0), samples(37, 1), classes=0)
+
+
+def layers(outputs=2):
+    widths = [6, 16, 16, 16, outputs]
+    found = {}
+    for index, (a, b) in enumerate(pairwise(widths)):
+        found[f"linear{index}"] = nn.Linear(a, b)
+        if b != outputs:
+            found[f"gelu{index}"] = nn.GELU()
+    return found
+
+
+def job(loss="mean_squared_error", **parallel):
+    return Config(
+        run=Run(dtype="float64"),
+        loss=Loss(loss),
+        evaluate=Evaluate(("mae", "rmse")),
+        optim=Optim(name="adamw", lr=0.01, reference_batch=0),
+        train=Train(epochs=1, batch_size=24, micro_batches=2),
+        parallel=Parallel(**parallel),
+    )
+
+
+def trained(comm, config, **own):
+    with (
+        limit_blas_threads(comm),
+        Trainer(comm, config, data=WAVES, layers=layers(), **own) as trainer,
+    ):
+        losses = [record.loss for _, record in zip(range(STEPS), trainer.run_epoch(0))]
+        return losses, evaluate(trainer, 0)
+
+
+@pytest.fixture(scope="module")
+def comm():
+    with Communicator(MPI.COMM_WORLD) as world:
+        yield world
+
+
+def layouts_of_two():
+    from tests.mpi.mpitrain.layouts import layouts
+
+    marks = {p.values[0]: p.marks for p in few("gpt", RANKS)}
+    fitting = {
+        name: parallel
+        for name, parallel in layouts("gpt", RANKS).items()
+        if not parallel.keys() & {"tensor", "sequence", "partition"}
+    }
+    return [pytest.param(p, marks=marks[name], id=name) for name, p in fitting.items()]
+
+
+@pytest.mark.parametrize("parallel", layouts_of_two())
+def test_regression_is_that_of_one_process(comm, parallel):
+    parallel = dict(parallel)
+    losses, tested = trained(comm, replace(job(), parallel=Parallel(**parallel)))
+    with Communicator(MPI.COMM_SELF) as one:
+        expected, test = trained(one, job())
+    np.testing.assert_allclose(losses, expected, rtol=1e-11)
+    assert tested.test_loss == pytest.approx(test.test_loss, rel=1e-11)
+    assert tested.metrics == pytest.approx(test.metrics, rel=1e-11)
+    assert tested.metrics["rmse"] == pytest.approx(tested.test_loss**0.5)
+
+
+class Quartic(MeanSquaredError):
+    """``(output - label)**4``."""
+
+    def compare(self, given, wanted):
+        d = given - wanted
+        return d**4, 4 * d**3
+
+
+def test_a_loss_and_a_metric_of_ones_own(comm):
+    def worst(outputs, labels):
+        return np.abs(outputs - labels).max(axis=1).mean()
+
+    own = {"loss": Quartic(), "metrics": {"worst": Averaged(worst)}}
+    losses, tested = trained(comm, job(), **own)
+    with Communicator(MPI.COMM_SELF) as one:
+        expected, test = trained(one, job(), **own)
+    np.testing.assert_allclose(losses, expected, rtol=1e-11)
+    assert tested.metrics == pytest.approx(test.metrics, rel=1e-11)
+
+
+def test_a_model_that_does_not_fit_the_labels_is_refused_on_all_ranks(comm):
+    with pytest.raises(ConfigError, match=r"loss: the model gives \(3,\) for a sample"):
+        Trainer(comm, job(), data=WAVES, layers=layers(outputs=3))
+    with pytest.raises(ConfigError, match="loss: cross-entropy needs integers"):
+        Trainer(comm, Config(), data=WAVES, layers=layers())
+    wrong = {"first": nn.Linear(6, 4), "second": nn.Linear(5, 2)}
+    with pytest.raises(ConfigError, match="model: layer second"):
+        Trainer(comm, job(), data=WAVES, layers=wrong)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_other_data_on_a_rank_are_refused_on_all(comm):
+    own = Dataset(samples(101, 0), samples(37, 1 + (comm.rank == RANKS - 1)), classes=0)
+    with pytest.raises(DataError, match=r"the ranks have different data: rank .* make them the"):
+        Trainer(comm, job(), data=own, layers=layers())

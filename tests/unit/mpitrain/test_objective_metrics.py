@@ -1,0 +1,80 @@
+"""Metrics against scikit-learn, added up from parts."""
+
+import numpy as np
+import pytest
+
+from mpitrain.group import TensorGroup
+from mpitrain.metric_names import NAMES, refusal, usual
+from mpitrain.objective.metrics import Averaged, TopK, build
+
+sklearn = pytest.importorskip("sklearn.metrics", reason="scikit-learn is not installed")
+ALONE = TensorGroup()
+
+
+def measured(name, outputs, labels, loss="cross_entropy", classes=0):
+    metric = build([name], loss, classes, ALONE)[name]
+    parts = np.s_[:0, :3, 3:20, 20:]
+    return metric.value(sum(metric.add(outputs[part], labels[part]) for part in parts))
+
+
+@pytest.fixture
+def scored():
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(50, 7)), rng.integers(6, size=50)  # class 6 never occurs
+
+
+@pytest.mark.parametrize("k", [1, 2, 5])
+def test_top_k(scored, k):
+    scores, labels = scored
+    expected = sklearn.top_k_accuracy_score(labels, scores, k=k, labels=range(7))
+    assert measured(f"top{k}", scores, labels, classes=7) == pytest.approx(expected)
+    if k == 1:
+        assert measured("accuracy", scores, labels, classes=7) == pytest.approx(expected)
+
+
+def test_f1_and_perplexity(scored):
+    scores, labels = scored
+    found = scores.argmax(axis=1)
+    expected = sklearn.f1_score(labels, found, average="macro")
+    assert measured("f1", scores, labels, classes=7) == pytest.approx(expected)
+    chances = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
+    expected = np.exp(sklearn.log_loss(labels, chances, labels=range(7)))
+    assert measured("perplexity", scores, labels, classes=7) == pytest.approx(expected)
+
+
+def test_numbers():
+    rng = np.random.default_rng(1)
+    outputs, labels = rng.normal(size=(40, 1)), rng.normal(size=40)
+    loss = "mean_squared_error"
+    expected = sklearn.mean_absolute_error(labels, outputs[:, 0])
+    assert measured("mae", outputs, labels, loss) == pytest.approx(expected)
+    expected = sklearn.mean_squared_error(labels, outputs[:, 0]) ** 0.5
+    assert measured("rmse", outputs, labels, loss) == pytest.approx(expected)
+    right = ((outputs[:, 0] > 0) == (labels > 0.5)).mean()
+    assert measured("accuracy", outputs, labels, "binary_cross_entropy") == right
+
+
+def test_a_function_of_ones_own():
+    metric = Averaged(lambda outputs, labels: abs(outputs - labels).max())
+    outputs, labels = np.arange(6.0), np.zeros(6)
+    totals = sum(metric.add(outputs[p], labels[p]) for p in np.s_[:0, :2, 2:])
+    assert metric.value(totals) == (2 * 1 + 4 * 5) / 6
+
+
+def test_of_equal_scores_the_first_counts():
+    metric = TopK(ALONE, 3)
+    scores = np.array([[1.0, 2.0, 0.0], [5.0, 5.0, 0.0], [0.0, 1.0, 3.0], [5.0, 5.0, 0.0]])
+    assert metric.places(scores, np.array([1, 0, 0, 1])).tolist() == [0, 0, 2, 1]
+    assert metric.add(scores[:0], np.array([], int)).tolist() == [0, 0]
+
+
+def test_a_score_that_is_no_number_is_never_right():
+    assert TopK(ALONE, 2).add(np.array([[np.nan, 1.0]]), np.array([0])).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "mean_squared_error", "binary_cross_entropy"])
+def test_names_go_with_losses_or_are_refused(loss):
+    fitting = [name for name in NAMES if not refusal(name, loss)]
+    assert set(usual(loss)) <= set(fitting)
+    build(fitting, loss, 3, ALONE)
+    assert refusal("acuracy", loss) and refusal("top0", loss)
