@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collectives import __version__
     from mpitrain.config import Config, ConfigError, load
+    from mpitrain.fit import Trainer
     from mpitrain.run import train
-    from mpitrain.trainer import Trainer
 
 _WHERE = {
     "__version__": "collectives",
     "Config": "mpitrain.config",
     "ConfigError": "mpitrain.config",
     "load": "mpitrain.config",
-    "Trainer": "mpitrain.trainer",
+    "Trainer": "mpitrain.fit",
     "train": "mpitrain.run",
 }
 __all__ = ["Config", "ConfigError", "Trainer", "__version__", "load", "train"]

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from mpitrain.arrays import Array
-from mpitrain.data.dataset import Indexed
+from mpitrain.data.dataset import Indexed, Samples
 from mpitrain.group import share
 from mpitrain.objective import Loss
 
@@ -49,6 +49,7 @@ class MicroBatches:
         self._dtype = dtype
         self._scale = scale
         self._xp = xp
+        self._held: dict[int, Samples] = {}
 
     def samples(self, micro_batch: int) -> int:
         """How many it has."""
@@ -56,14 +57,14 @@ class MicroBatches:
 
     def inputs(self, micro_batch: int) -> Array:
         """What the first stage reads."""
-        inputs = self._samples[self._indices(micro_batch)].inputs
+        inputs = self._read(micro_batch).inputs
         if self._dtype is not None and inputs.dtype.kind == "f":
             inputs = inputs.astype(self._dtype, copy=False)
         return inputs if self._xp is np else self._xp.asarray(inputs)
 
     def labels(self, micro_batch: int) -> Array:
         """What the last stage compares with."""
-        labels = self._samples[self._indices(micro_batch)].labels
+        labels = self._read(micro_batch).labels
         return labels if self._xp is np else self._xp.asarray(labels)
 
     def loss(self, micro_batch: int, outputs: Array) -> tuple[float, Array]:
@@ -72,6 +73,15 @@ class MicroBatches:
         divisor = len(batch) * self._labels_per_sample / self._scale
         scaled, gradient = self._loss(outputs, self.labels(micro_batch), divisor)
         return scaled / self._scale, gradient
+
+    def read(self, micro_batches: Sequence[int]) -> None:
+        """Reads these now, each once."""
+        self._held = {m: self._samples[self._indices(m)] for m in micro_batches}
+
+    def _read(self, micro_batch: int) -> Samples:
+        if micro_batch not in self._held:  # for inputs and labels, where a rank needs both
+            self._held = {micro_batch: self._samples[self._indices(micro_batch)]}
+        return self._held[micro_batch]
 
     def _indices(self, micro_batch: int) -> Array:
         batch, part = divmod(micro_batch, self._parts)

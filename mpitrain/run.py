@@ -2,7 +2,8 @@
 
 import os
 import socket
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from math import isfinite
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from mpitrain.evaluation import evaluate
 from mpitrain.lock import locked
 from mpitrain.metrics import (
     Epoch,
+    Record,
     Resumed,
     Saved,
     Start,
@@ -33,7 +35,7 @@ from mpitrain.trainer import Trainer
 from mpitrain.update import NonFinite
 
 
-def train(trainer: Trainer, *, go_on: bool = False) -> Summary:
+def train(trainer: Trainer, *, go_on: bool = False, tell: Write | None = None) -> Summary:
     """Run all steps that are left; rank 0 reports to the console and to ``metrics.jsonl``.
 
     Collective.
@@ -41,6 +43,7 @@ def train(trainer: Trainer, *, go_on: bool = False) -> Summary:
     Args:
         trainer: of the job.
         go_on: from the newest checkpoint in ``run.dir`` that is whole, if there is one.
+        tell: is called with each record, on all ranks.
 
     Raises:
         NonFinite: on all ranks, before anything that is not finite goes into a checkpoint.
@@ -73,19 +76,21 @@ def train(trainer: Trainer, *, go_on: bool = False) -> Summary:
                 ConfigError,
             )
         try:
-            return _to_the_end(trainer, writer, resumed)
+            return _to_the_end(trainer, writer, resumed, tell)
         except MPI.Exception:
             writer.abandon()
             raise
 
 
-def _to_the_end(trainer: Trainer, writer: Writer, resumed: Resumed | None) -> Summary:
+def _to_the_end(
+    trainer: Trainer, writer: Writer, resumed: Resumed | None, tell: Write | None
+) -> Summary:
     """Epoch after epoch, with its records, checkpoints and tests."""
     config = trainer.config
     log_every = config.run.log_every
     totals = _Totals()
     result: Epoch | None = None
-    with _recorder(trainer) as write:
+    with _recorder(trainer, tell) as write:
         write(_start(trainer))
         if resumed:
             write(resumed)
@@ -195,10 +200,19 @@ def _tell(write: Write, saved: tuple[Path, float] | None) -> None:
         write(Saved(int(folder.name.removeprefix("step-")), str(folder), seconds))
 
 
-def _recorder(trainer: Trainer) -> AbstractContextManager[Write]:
-    if trainer.comm.rank == 0:
-        return recorder(trainer.config, trainer.total_steps, trainer.steps_done)
-    return nullcontext(lambda record: None)
+@contextmanager
+def _recorder(trainer: Trainer, tell: Write | None) -> Iterator[Write]:
+    with ExitStack() as stack:
+        writes = [tell] if tell else []
+        if trainer.comm.rank == 0:
+            reports = recorder(trainer.config, trainer.total_steps, trainer.steps_done)
+            writes.append(stack.enter_context(reports))
+
+        def write(record: Record) -> None:
+            for one in writes:
+                one(record)
+
+        yield write
 
 
 def _start(trainer: Trainer) -> Start:

@@ -16,9 +16,10 @@ from mpitrain.arena import Arena
 from mpitrain.arrays import Array
 from mpitrain.batches import MicroBatches
 from mpitrain.config import Config, ConfigError
-from mpitrain.data import Dataset, Sampler, load
-from mpitrain.data.dataset import Indexed
+from mpitrain.data import DataError, Dataset, Sampler, load
+from mpitrain.data.dataset import in_epoch
 from mpitrain.data.everywhere import load_on_all
+from mpitrain.data.own import Own
 from mpitrain.group import TensorGroup
 from mpitrain.lr import learning_rate
 from mpitrain.metric_names import usual
@@ -288,7 +289,7 @@ class Trainer(ClosedTogether):
             return self._update(epoch, len(batch), loss, comm_seconds)
 
         self.store.reset()
-        source = self._source(self.data.train, [batch])
+        source = self._source(epoch, [batch])
         (record,) = self.runner().run(source, Latest(self.weights), self.store, update)
         return record
 
@@ -306,7 +307,7 @@ class Trainer(ClosedTogether):
         policy = self.config.parallel.weights
         window = Window(self.grid, store, self.updater, runner, policy, self._rate)
         self.store.reset()
-        source = self._source(self.data.train, batches)
+        source = self._source(epoch, batches)
         own = runner.run(source, window.weights, self.store, window.update)
         lasted = perf_counter() - start
         self._busy.add(lasted, sum(updated.comm_seconds for updated in own), runner.waited)
@@ -428,8 +429,14 @@ class Trainer(ClosedTogether):
         self.store.close()
         self.grid.close()
 
-    def _source(self, samples: Indexed, batches: list[Array]) -> MicroBatches:
-        return MicroBatches(
+    def _source(self, epoch: int, batches: list[Array]) -> MicroBatches:
+        """What the batches are made of; samples that may be unreadable are read now.
+
+        Raises:
+            DataError: on all ranks; one of them cannot read a sample.
+        """
+        samples = in_epoch(self.data.train, epoch)
+        found = MicroBatches(
             samples,
             batches,
             self.parts,
@@ -438,3 +445,7 @@ class Trainer(ClosedTogether):
             dtype=self.compute_type,
             scale=self.scale.value,
         )
+        if isinstance(samples, Own):
+            reads = self.runner(len(batches)).reads
+            together(self.comm, lambda: found.read(reads), DataError)
+        return found

@@ -1,8 +1,9 @@
 """What a data set is: labelled samples to train on, others to test on."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from mpitrain.arrays import Array, Shape
 
@@ -31,6 +32,19 @@ class Indexed(Protocol):
         """The samples at a slice or an array of indices."""
 
 
+@runtime_checkable
+class Epochal(Protocol):
+    """Samples that are not the same in each epoch."""
+
+    def in_epoch(self, epoch: int) -> Indexed:
+        """As that epoch has them."""
+
+
+def in_epoch(samples: Indexed, epoch: int) -> Indexed:
+    """The samples as an epoch has them."""
+    return samples.in_epoch(epoch) if isinstance(samples, Epochal) else samples
+
+
 @dataclass(frozen=True)
 class Dataset:
     """Samples to train on and others to test on.
@@ -44,25 +58,29 @@ class Dataset:
     test: Indexed
     classes: int
 
+    @cached_property
+    def _first(self) -> Samples:
+        return self.train[:1]
+
     @property
     def input_shape(self) -> Shape:
         """Shape of one sample."""
-        return self.train[:1].inputs.shape[1:]
+        return self._first.inputs.shape[1:]
 
     @property
     def input_dtype(self) -> Any:
         """Type of the inputs."""
-        return self.train[:1].inputs.dtype
+        return self._first.inputs.dtype
 
     @property
     def label_shape(self) -> Shape:
         """Shape of one sample's label: () for a class, (positions,) for text."""
-        return self.train[:1].labels.shape[1:]
+        return self._first.labels.shape[1:]
 
     @property
     def label_dtype(self) -> Any:
         """Type of the labels."""
-        return self.train[:1].labels.dtype
+        return self._first.labels.dtype
 
     @property
     def labels_per_sample(self) -> int:

@@ -7,11 +7,14 @@ import numpy as np
 
 from mpitrain.arrays import Array
 from mpitrain.data.dataset import Dataset
+from mpitrain.data.own import Own
 
 #: Samples are all read if they have no more numbers than that (MNIST has 47 million), ...
 _ALL = 1 << 26
 #: ... and else so many at equal distances, the first and the last among them.
 _SOME = 1024
+#: Of samples that are read one by one.
+_FEW = 8
 #: Numbers that are read at once.
 _AT_ONCE = 1 << 20
 
@@ -20,24 +23,27 @@ def digest(data: Dataset) -> str:
     """Digest of the samples to train and to test on, the same for any ``run.dtype``.
 
     Numbers, shapes and classes are in it, and all samples where these have up to 67 million
-    numbers; of more, 1024 at equal distances, so that a change between these is not seen.
+    numbers; of more, 1024 at equal distances, and 8 where they are read one by one, so that a
+    change between these is not seen.
     """
     found = hashlib.blake2b(str(data.classes).encode(), digest_size=16)
     for samples in (data.train, data.test):
         first = samples[:1]
         shape = first.inputs.shape[1:], first.labels.shape[1:]
         found.update(f"{len(samples)} {shape} {first.inputs.dtype.kind}".encode())
-        for which in _parts(len(samples), first.inputs.size + first.labels.size):
+        size = first.inputs.size + first.labels.size
+        most = _FEW if isinstance(samples, Own) else max(_SOME, _ALL // max(1, size))
+        for which in _parts(len(samples), size, most):
             some = samples[which]
             found.update(_plain(some.inputs))
             found.update(_plain(some.labels))
     return found.hexdigest()
 
 
-def _parts(count: int, size: int) -> Iterator[Array]:
+def _parts(count: int, size: int, most: int) -> Iterator[Array]:
     """Which of ``count`` samples of ``size`` numbers to read, a part after the other."""
-    if count > _SOME and count * size > _ALL:
-        which = np.linspace(0, count - 1, _SOME).astype(np.int64)
+    if count > most:
+        which = np.linspace(0, count - 1, min(most, _SOME)).astype(np.int64)
     else:
         which = np.arange(count)
     step = max(1, _AT_ONCE // max(1, size))

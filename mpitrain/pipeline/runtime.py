@@ -92,6 +92,7 @@ class Runner:
         pipeline, report: as given.
         waited: seconds spent waiting for each other rank's activations in the last run, by rank.
         specs: of what goes into each virtual stage.
+        reads: the micro-batches of a run that we are the first or the last stage of.
     """
 
     def __init__(
@@ -132,6 +133,13 @@ class Runner:
         self.waited: dict[int, float] = {}
         self.specs = self._agree(probe, inputs)
         self._last = _last_before_updates(self.actions)
+        ends = (0, pipeline.virtual_stages - 1)
+        self.reads = [
+            action.micro_batch
+            for action in self.actions
+            if isinstance(action, Forward)
+            and action.chunk * pipeline.stages + self.place.stage in ends
+        ]
 
     def run(
         self,

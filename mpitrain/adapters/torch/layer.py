@@ -54,9 +54,24 @@ class TorchLayer(Layer):
         return {name: as_array(tensor) for name, tensor in named}
 
     def output_shape(self, shape: Shape) -> Shape:
+        """By trying it on a sample of zeros: numbers as the parameters are, then integers."""
         kind = next((p.dtype for p in self.module.parameters()), torch.get_default_dtype())
-        with torch.no_grad():
-            return tuple(self.module(torch.zeros(1, *shape, dtype=kind)).shape[1:])
+        refused: Exception | None = None
+        for dtype in (kind, torch.int64):
+            try:
+                return self._tried(torch.zeros(1, *shape, dtype=dtype))
+            except (RuntimeError, ValueError, TypeError, IndexError) as error:
+                refused = refused or error
+        text = " ".join(str(refused).split())
+        raise ValueError(f"it cannot take a sample of shape {shape}: {text}") from refused
+
+    @torch.no_grad()
+    def _tried(self, x: torch.Tensor) -> Shape:
+        """Shape of its output for one sample; buffers and the generator stay as they are."""
+        buffers = {name: b.clone() for name, b in self.module.named_buffers()}
+        with torch.random.fork_rng(devices=[]):
+            found = torch.func.functional_call(self.module, buffers, (x,))
+        return tuple(found.shape[1:]) if isinstance(found, torch.Tensor) else ()
 
     def forward(self, parameters: Parameters, x: Array) -> tuple[Array, Any]:
         own = {name: as_tensor(v).requires_grad_() for name, v in parameters.items()}

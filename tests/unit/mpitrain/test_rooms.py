@@ -21,6 +21,7 @@ FLOORS = (
     {"trainer"},
     {"adapters", "checkpoint", "evaluation"},
     {"bench", "chaos", "run"},
+    {"fit"},
     {"commands"},
     {"__main__", "__init__"},
 )

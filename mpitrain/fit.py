@@ -1,0 +1,222 @@
+"""A job of one's own in one call: model, data, loss and metrics; the rest as in a job file."""
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+import msgspec
+from mpi4py import MPI
+
+from collectives import Communicator
+from mpitrain import nn, trainer
+from mpitrain.config import Config, ConfigError
+from mpitrain.data import DataError, Dataset
+from mpitrain.data.own import MapStyle, Own
+from mpitrain.metrics import Epoch, Record
+from mpitrain.objective import Loss
+from mpitrain.objective.metrics import Averaged, Metric
+from mpitrain.run import train
+from mpitrain.stop import stop_flag
+from mpitrain.threads import limit_blas_threads
+from mpitrain.together import together
+
+
+class Trainer(trainer.Trainer):
+    """:class:`mpitrain.trainer.Trainer` of what a program brings.
+
+        trainer = mpitrain.Trainer(
+            model=lambda: torch.nn.Sequential(...), train_data=mine, test_data=others,
+            loss=torch.nn.functional.mse_loss, metrics={"mae": mae}, batch_size=48, epochs=3,
+            parallel={"pipe": 2}, optim={"name": "adamw", "lr": 3e-3},
+        )
+        history = trainer.fit()
+
+    Attributes:
+        module: the torch module that was given or made, with the trained values after
+            :meth:`fit`; ``None`` for layers.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm | None = None,
+        config: Config | None = None,
+        *,
+        model: Any = None,
+        train_data: MapStyle | None = None,
+        test_data: MapStyle | None = None,
+        loss: Any = None,
+        metrics: Mapping[str, Any] | Sequence[str] | None = None,
+        classes: int = 0,
+        **settings: Any,
+    ) -> None:
+        """What is left out is what ``config`` names, or a job file's defaults.
+
+        Args:
+            comm: the ranks; all by default.
+            config: where ``settings`` are put on top.
+            model: layers by name, a ``torch.nn.Sequential``, or a function that makes one of them;
+                it is called with torch's generator seeded by ``run.seed``.
+            train_data, test_data: ``len(data)`` samples ``data[i]``, pairs of an input and a label;
+                each rank reads its own alone, and what is random in it follows from seed, epoch and
+                ``i`` (:class:`mpitrain.data.own.Own`).
+            loss: a function of torch tensors that is the mean over its samples, a
+                :class:`mpitrain.objective.Loss`, or a name as in ``loss.name``.
+            metrics: functions of torch tensors, means as well, or
+                :class:`~mpitrain.objective.metrics.Metric`, by name; or names as in
+                ``evaluate.metrics``.
+            classes: kinds of labels, if these are integers; by default as many as the model's last
+                layer has scores.
+            settings: keys of the job file's tables that only one table has (``batch_size=48``,
+                ``epochs=3``, ``seed=7``), and whole tables (``parallel={"pipe": 2}``).
+
+        Raises:
+            TypeError: a keyword that is no setting.
+            ConfigError, DataError: as :class:`mpitrain.trainer.Trainer`.
+        """
+        whole = comm if isinstance(comm, Communicator) else Communicator(comm or MPI.COMM_WORLD)
+        if isinstance(loss, str):
+            settings["loss"], loss = {"name": loss}, None
+        if metrics is not None and not isinstance(metrics, Mapping):
+            settings["evaluate"], metrics = {"metrics": list(metrics)}, None
+        job = configured(config or Config(), settings)
+        self.module, layers = _model(model, job.run.seed)
+        is_torch = self.module is not None
+        super().__init__(
+            whole,
+            job,
+            data=_data(whole, job, train_data, test_data, layers, classes),
+            layers=layers,
+            loss=_loss(loss),
+            metrics=metrics and {name: _metric(m, is_torch) for name, m in metrics.items()},
+        )
+
+    def fit(self, *, resume: bool = False) -> list[Epoch]:
+        """Train to the end, as :func:`mpitrain.train`; collective.
+
+        Args:
+            resume: go on from the newest checkpoint in ``run.dir``, if there is one.
+
+        Returns:
+            The tests, in order, on all ranks.
+
+        Raises:
+            Exception: as :func:`mpitrain.train`.
+        """
+        tests: list[Epoch] = []
+
+        def tell(record: Record) -> None:
+            if isinstance(record, Epoch):
+                tests.append(record)
+
+        with stop_flag(60.0, self.comm) as self._stop, limit_blas_threads(self.comm):
+            train(self, go_on=resume, tell=tell)
+        if self.module is not None:
+            from mpitrain.adapters.torch import load_into
+
+            load_into(self.module, self)
+        return tests
+
+
+def configured(config: Config, settings: Mapping[str, Any]) -> Config:
+    """The job with some settings: keys that one table alone has, or tables.
+
+    Raises:
+        TypeError: for a keyword that is none of them.
+        ConfigError: for a value that cannot be.
+    """
+    tables = msgspec.to_builtins(config)
+    fields = {t.name: msgspec.structs.fields(t.type) for t in msgspec.structs.fields(Config)}
+    places: dict[str, list[str]] = {}
+    for table, keys in fields.items():
+        for key in keys:
+            places.setdefault(key.name, []).append(table)
+    for name, value in settings.items():
+        if name in tables:
+            tables[name] |= value
+        elif len(found := places.get(name, [])) == 1:
+            tables[found[0]][name] = value
+        elif found:
+            known = " or ".join(f"{table}={{{name!r}: ...}}" for table in found)
+            raise TypeError(f"{name} is a key of several tables; write {known}")
+        else:
+            near = get_close_matches(name, [*tables, *places], n=1, cutoff=0.5)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise TypeError(f"{name} is no setting of a job{hint}")
+    try:
+        return msgspec.convert(tables, Config)
+    except msgspec.ValidationError as error:
+        reason, _, place = str(error).partition(" - at `$")
+        where = place.strip("`").lstrip(".")
+        raise ConfigError(f"{where}: {reason}" if where else reason) from error
+
+
+def _model(model: Any, seed: int) -> tuple[Any, Mapping[str, nn.Layer] | None]:
+    """The torch module, if it is one, and the layers."""
+    if model is None or isinstance(model, Mapping):
+        return None, model
+    import torch
+
+    from mpitrain.adapters.torch import layers
+
+    if not isinstance(model, torch.nn.Module):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = model()
+        if isinstance(model, Mapping):
+            return None, model
+    return model, layers(model)
+
+
+def _data(
+    comm: MPI.Intracomm,
+    job: Config,
+    train_data: MapStyle | None,
+    test_data: MapStyle | None,
+    layers: Mapping[str, nn.Layer] | None,
+    classes: int,
+) -> Dataset | None:
+    if train_data is None and test_data is None:
+        return None
+    if train_data is None or test_data is None:
+        raise TypeError("train_data and test_data belong together; give both")
+    train, test = (Own(some, job.run.dtype, job.run.seed) for some in (train_data, test_data))
+
+    def made() -> Dataset:
+        for what, samples in (("train", train), ("test", test)):
+            if not len(samples):
+                raise DataError(f"{what}_data has no samples")
+        found = Dataset(train, test, 0)
+        if found.label_dtype.kind == "f":
+            return found
+        return Dataset(train, test, classes or _scores(layers, found))
+
+    return together(comm, made, DataError)
+
+
+def _scores(layers: Mapping[str, nn.Layer] | None, data: Dataset) -> int:
+    """How many the last layer has."""
+    if layers is None:
+        raise DataError("labels are integers, and nothing says of how many classes: give classes=")
+    try:
+        shape = nn.Chain(layers).output_shape(data.input_shape)
+    except ValueError as error:
+        raise DataError(f"model: {error}") from error
+    return shape[-1] if shape else 1
+
+
+def _loss(loss: Any) -> Loss | None:
+    if loss is None or hasattr(loss, "expect"):
+        return loss
+    from mpitrain.adapters.torch.objective import TorchLoss
+
+    return TorchLoss(loss)
+
+
+def _metric(metric: Any, is_torch: bool) -> Metric:
+    if hasattr(metric, "add"):
+        return metric
+    if not is_torch:
+        return Averaged(metric)
+    from mpitrain.adapters.torch.objective import TorchMetric
+
+    return TorchMetric(metric)

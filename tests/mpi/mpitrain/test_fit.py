@@ -1,0 +1,205 @@
+"""``mpitrain.Trainer``: a torch model, a data set, a loss and metrics of one's own."""
+
+import random
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import mpitrain
+from mpitrain.config import ConfigError
+from mpitrain.data import DataError
+from mpitrain.optim import Adam
+from mpitrain.trainer import Trainer
+
+torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
+torch.set_num_threads(1)
+pytestmark = pytest.mark.mpi
+RANKS = MPI.COMM_WORLD.size
+
+
+class Waves(torch.utils.data.Dataset):
+    """Points of a surface, jittered anew in each epoch by the generators that data sets use."""
+
+    def __init__(self, samples, seed, jitter=0.05):
+        self.samples, self.seed, self.jitter, self.read = samples, seed, jitter, []
+
+    def __len__(self):
+        return self.samples
+
+    def __getitem__(self, index):
+        self.read.append(index)
+        draw = torch.Generator().manual_seed(self.seed * 1_000_003 + index)
+        x = torch.rand(6, generator=draw) * 4 - 2
+        noise = torch.randn(()).item() + np.random.normal() + random.gauss(0, 1)
+        return x, (torch.sin(x[0]) * x[1] + x[2] * x[3] + self.jitter * noise)[None]
+
+
+class Quadrants(Waves):
+    """In which quadrant the first two lie."""
+
+    def __getitem__(self, index):
+        x, _ = super().__getitem__(index)
+        return x.numpy(), int(x[0] > 0) + 2 * int(x[1] > 0)
+
+
+def net(outputs=1):
+    return torch.nn.Sequential(
+        torch.nn.Linear(6, 16),
+        torch.nn.Tanh(),
+        torch.nn.Linear(16, 16),
+        torch.nn.Tanh(),
+        torch.nn.Linear(16, outputs),
+    )
+
+
+def made(folder, comm=None, **changed):
+    given = {
+        "model": net,
+        "train_data": Waves(100, 1),
+        "test_data": Waves(30, 2),
+        "loss": torch.nn.functional.mse_loss,
+        "metrics": {"mae": lambda y, t: (y - t).abs().mean(), "n": lambda y, t: (len(y), 1)},
+        "optim": {"name": "adam", "lr": 0.01, "reference_batch": 0},
+        "batch_size": 24,
+        "epochs": 2,
+        "seed": 7,
+        "dtype": "float64",
+        "dir": str(folder / "run"),
+    }
+    return mpitrain.Trainer(comm, **(given | changed))
+
+
+def layouts():
+    found = {"data": {}, "recompute": {"recompute": True}, "zero": {"zero": 2}}
+    if RANKS in (2, 3, 4):
+        found["pipe"] = {"pipe": RANKS}
+    if RANKS == 4:
+        found["data x pipe"] = {"pipe": 2, "schedule": "zero_bubble"}
+    return found
+
+
+@pytest.fixture
+def alone(comm, folder):
+    """The same in one process, for each rank."""
+
+    def run(**changed):
+        own = str(folder / f"alone{comm.rank}")
+        with made(folder, MPI.COMM_SELF, **changed, dir=own) as trainer:
+            return trainer.fit(), trainer.module
+
+    return run
+
+
+@pytest.mark.parametrize("layout", layouts())
+def test_every_layout_is_one_process(comm, folder, alone, layout):
+    train_data = Waves(100, 1)
+    parallel = layouts()[layout]
+    with made(folder, parallel=parallel, train_data=train_data) as trainer:
+        tests = trainer.fit()
+    expected, module = alone()
+    assert [t.epoch for t in tests] == [0, 1]
+    for found, wanted in zip(tests, expected, strict=True):
+        assert found.test_loss == pytest.approx(wanted.test_loss, rel=1e-11)
+        assert found.metrics == pytest.approx(wanted.metrics, rel=1e-11)
+    # The module holds the trained values.
+    for found, wanted in zip(trainer.module.parameters(), module.parameters(), strict=True):
+        np.testing.assert_allclose(found.detach(), wanted.detach(), rtol=1e-7, atol=1e-9)
+    assert not torch.equal(trainer.module[0].weight, net()[0].weight)
+    if layout == "data":  # each rank has read its own, and a few for the digest
+        assert len(train_data.read) <= 2 * (100 // RANKS + 10) + 20
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", torch.nn.functional.cross_entropy])
+def test_classes(comm, folder, alone, loss):
+    changed = {
+        "model": lambda: net(4),
+        "train_data": Quadrants(100, 1),
+        "test_data": Quadrants(30, 2),
+        "loss": loss,
+        "metrics": ["accuracy", "top2"],
+    }
+    with made(folder, **changed) as trainer:
+        tests = trainer.fit()
+    expected, _ = alone(**changed)
+    assert tests[-1].test_loss == pytest.approx(expected[-1].test_loss, rel=1e-11)
+    assert tests[-1].metrics == expected[-1].metrics
+
+
+def test_what_is_random_follows_from_seed_epoch_and_sample(comm, folder):
+    before = random.getstate(), np.random.get_state()[1].copy(), torch.get_rng_state()
+    with made(folder) as trainer:
+        first = trainer.data.train.in_epoch(0)[np.array([3, 4])]
+        again = trainer.data.train.in_epoch(0)[np.array([4])]
+        later = trainer.data.train.in_epoch(1)[np.array([4])]
+    assert np.array_equal(first.labels[1:], again.labels)
+    assert np.array_equal(first.inputs[1:], later.inputs)
+    assert not np.array_equal(again.labels, later.labels)
+    assert before[0] == random.getstate() and (before[1] == np.random.get_state()[1]).all()
+    assert torch.equal(before[2], torch.get_rng_state())
+
+
+class Torn(Waves):
+    """A sample that the last rank cannot read."""
+
+    def __getitem__(self, index):
+        if index == 37 and MPI.COMM_WORLD.rank == RANKS - 1:
+            raise OSError("bad sector")
+        return super().__getitem__(index)
+
+
+class Odd(Waves):
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return (x, y) if index % 5 else (x[:4], y)
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"train_data": Odd(100, 1)}, DataError, r"the input of sample \d+ of Odd is float64 of"),
+        ({"train_data": [1, 2, 3]}, DataError, r"sample 0 of list is a int; a pair is needed"),
+        ({"train_data": []}, DataError, "train_data has no samples"),
+        (
+            {"model": lambda: net(3)},
+            ConfigError,
+            r"loss: mse_loss cannot compare outputs of shape \(3,\) with",
+        ),
+        (
+            {"loss": lambda y, t: (y - t) ** 2},
+            ConfigError,
+            r"loss: <lambda> gives a tensor of shape \(2, 1\); a loss is one number",
+        ),
+        ({"loss": lambda y, t: 1.0}, ConfigError, "loss: <lambda> gives a float"),
+        ({"loss": lambda y, t: t.mean()}, ConfigError, "a number without a gradient"),
+        (
+            {"model": torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.Linear(5, 1))},
+            ConfigError,
+            "model: layer part1: it cannot take a sample of shape",
+        ),
+        ({"batchsize": 4}, TypeError, "batchsize is no setting of a job; did you mean batch_size?"),
+        ({"name": "adam"}, TypeError, "key of several tables"),
+        ({"batch_size": 0}, ConfigError, "train.batch_size"),
+        ({"test_data": None}, TypeError, "belong together"),
+    ],
+)
+def test_bad_input_is_one_sentence_on_all_ranks(comm, folder, changed, error, message):
+    with pytest.raises(error, match=message), made(folder, **changed) as trainer:
+        trainer.fit()
+
+
+def test_a_sample_that_one_rank_cannot_read_ends_all(comm, folder):
+    """Whoever has it; where another rank has it, nobody is disturbed."""
+    pipe = {"pipe": RANKS} if RANKS in (2, 3, 4) else {}
+    with (
+        pytest.raises(DataError, match=r"sample 37 of Torn cannot be read: OSError: bad sector"),
+        made(folder, train_data=Torn(100, 1), parallel=pipe) as trainer,
+    ):
+        trainer.fit()
+
+
+def test_it_is_the_trainer_of_a_job_too(comm, folder):
+    with mpitrain.Trainer(comm, dir=str(folder / "run"), steps=2) as trainer:
+        assert isinstance(trainer, Trainer) and trainer.module is None
+        assert not isinstance(trainer.updater.optimizer, Adam)
+        assert len(trainer.fit()) == 1
