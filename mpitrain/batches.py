@@ -53,7 +53,7 @@ class MicroBatches:
 
     def samples(self, micro_batch: int) -> int:
         """How many it has."""
-        return len(self._indices(micro_batch))
+        return len(self.indices(micro_batch))
 
     def inputs(self, micro_batch: int) -> Array:
         """What the first stage reads."""
@@ -74,16 +74,17 @@ class MicroBatches:
         scaled, gradient = self._loss(outputs, self.labels(micro_batch), divisor)
         return scaled / self._scale, gradient
 
-    def read(self, micro_batches: Sequence[int]) -> None:
-        """Reads these now, each once."""
-        self._held = {m: self._samples[self._indices(m)] for m in micro_batches}
-
-    def _read(self, micro_batch: int) -> Samples:
-        if micro_batch not in self._held:  # for inputs and labels, where a rank needs both
-            self._held = {micro_batch: self._samples[self._indices(micro_batch)]}
-        return self._held[micro_batch]
-
-    def _indices(self, micro_batch: int) -> Array:
+    def indices(self, micro_batch: int) -> Array:
+        """Numbers of its samples."""
         batch, part = divmod(micro_batch, self._parts)
         whole = self._batches[batch]
         return whole[share(len(whole), part, self._parts)]
+
+    def read(self, micro_batches: Sequence[int]) -> None:
+        """Reads these now, each once."""
+        self._held = {m: self._samples[self.indices(m)] for m in micro_batches}
+
+    def _read(self, micro_batch: int) -> Samples:
+        if micro_batch not in self._held:  # for inputs and labels, where a rank needs both
+            self._held = {micro_batch: self._samples[self.indices(micro_batch)]}
+        return self._held[micro_batch]

@@ -32,7 +32,7 @@ def evaluate(trainer: Trainer, epoch: int) -> Epoch:
         for name, metric in trainer.metrics.items():
             totals[name] = totals.get(name, 0) + metric.add(outputs, found)
 
-    trainer.runner().infer(source, count, trainer.weights, judge)
+    trainer.runner().infer(source, count, trainer.weights, judge, trainer.context())
     # Of a stage's tensor ranks, the first alone tells.
     own = (mean, totals) if trainer.grid.place.tensor == 0 else (0.0, {})
     every = trainer.comm.allgather(own)

@@ -40,6 +40,15 @@ class TensorGroup:
         self.comm.Allreduce(MPI.IN_PLACE, y, op=op)
         return y
 
+    def all(self, x: Array) -> Array:
+        """The x of every rank, in rank order, along a new axis 0."""
+        if self.comm is None:
+            return x[None]
+        xp = array_namespace(x)
+        found = xp.empty((self.size, *x.shape), x.dtype)
+        self.comm.Allgather(xp.ascontiguousarray(x), found)
+        return found
+
     def gather(self, x: Array) -> Array:
         """The parts x_NT... of all ranks one after another along axis 1."""
         if self.comm is None:

@@ -5,6 +5,8 @@ from typing import Any, Protocol
 
 from mpitrain.arrays import Array, Parameters
 from mpitrain.nn import Layer
+from mpitrain.nn.context import RESTING, Context
+from mpitrain.nn.layer import go_forward
 from mpitrain.parallel.store import Weights
 
 #: Takes the gradients of a layer, by its index in the store.
@@ -14,7 +16,7 @@ Emit = Callable[[int, Parameters], None]
 class Stage(Protocol):
     """A part of a model that a rank takes micro-batches through."""
 
-    def forward(self, weights: Weights, x: Array) -> tuple[Array, Any]:
+    def forward(self, weights: Weights, x: Array, context: Context = RESTING) -> tuple[Array, Any]:
         """Return ``(y, saved)`` for a micro-batch."""
 
     def backward(
@@ -29,14 +31,19 @@ class Stage(Protocol):
 class LayerStage:
     """Layers one after the other."""
 
-    def __init__(self, layers: Sequence[Layer], first: int = 0) -> None:
-        """``first`` is the index of the first of them in the store."""
+    def __init__(
+        self, layers: Sequence[Layer], first: int = 0, names: Sequence[str] | None = None
+    ) -> None:
+        """``first`` is the index of the first of them in the store; ``names`` are the model's."""
         self.layers = tuple(enumerate(layers, first))
+        self.names = list(names or map(str, range(first, first + len(layers))))
 
-    def forward(self, weights: Weights, x: Array) -> tuple[Array, list[Any]]:
+    def forward(
+        self, weights: Weights, x: Array, context: Context = RESTING
+    ) -> tuple[Array, list[Any]]:
         saved = []
-        for index, layer in self.layers:
-            x, memory = layer.forward(weights.take(index), x)
+        for name, (index, layer) in zip(self.names, self.layers, strict=True):
+            x, memory = go_forward(layer, name, weights.take(index), x, context)
             weights.release(index)
             saved.append(memory)
         return x, saved

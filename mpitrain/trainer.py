@@ -1,6 +1,7 @@
 """A job on any layout of ranks: its parts, and a step; :mod:`mpitrain.run` has the loop."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from itertools import islice
 from math import lcm
 from pathlib import Path
@@ -59,6 +60,7 @@ class Trainer(ClosedTogether):
         model: all of it, of which this rank has :attr:`layers`.
         layers: names of the own layers.
         store: their parameters and gradients.
+        state: what they keep besides, by name.
         updater: how parameters follow gradients.
         partition: which layers each stage has.
         span: records what is done when.
@@ -216,6 +218,8 @@ class Trainer(ClosedTogether):
 
     def _bind_pipeline(self) -> None:
         config, grid = self.config, self.grid
+        self.state = self._state()
+        self._replicas = TensorGroup(grid.data)
         self.parts = config.train.micro_batches * lcm(*grid.layout.replicas)
         self.compute_type = compute_type(config.run.compute, config.run.dtype)
         narrow = config.run.compute != "same"
@@ -224,12 +228,36 @@ class Trainer(ClosedTogether):
         self._stages: list[Stage] = []
         first = 0
         for chunk in self.partition.of_stage(grid.place.stage):
-            self._stages.append(LayerStage([self.model.layers[name] for name in chunk], first))
+            own = [self.model.layers[name] for name in chunk]
+            self._stages.append(LayerStage(own, first, chunk))
             first += len(chunk)
         kind = self.data.input_dtype
         self._inputs = Spec(self.data.input_shape, self.compute_type if kind.kind == "f" else kind)
         self._runners: dict[int, Runner] = {}
         self.runner()
+
+    def _state(self) -> dict[str, Array]:
+        """What the own layers keep besides their parameters.
+
+        Raises:
+            ConfigError: it would depend on the layout.
+        """
+        whole = nn.Chain(self.model.layers).state(self.config.run.dtype)
+        if whole and len(set(self.grid.layout.replicas)) > 1:  # on all ranks, whoever has it
+            raise ConfigError(
+                "parallel.replicas: batch norm takes the replicas of all stages forward together; "
+                "give each stage as many"
+            )
+        own = tuple(f"{name}." for name in self.layers)
+        return {name: values for name, values in whole.items() if name.startswith(own)}
+
+    def context(self, indices: Array | None = None) -> nn.Context:
+        """What layers see of a micro-batch of these training samples; of tests without them."""
+        if indices is None:
+            return nn.Context(state=self.state)
+        return nn.Context(
+            True, self.config.run.seed, self.steps_done, indices, self._replicas, self.state
+        )
 
     @property
     def total_steps(self) -> int:
@@ -289,8 +317,15 @@ class Trainer(ClosedTogether):
             return self._update(epoch, len(batch), loss, comm_seconds)
 
         self.store.reset()
+        self._state_before = {name: values.copy() for name, values in self.state.items()}
         source = self._source(epoch, [batch])
-        (record,) = self.runner().run(source, Latest(self.weights), self.store, update)
+        (record,) = self.runner().run(
+            source,
+            Latest(self.weights),
+            self.store,
+            update,
+            lambda micro_batch: self.context(source.indices(micro_batch)),
+        )
         return record
 
     @np.errstate(over="ignore", invalid="ignore")
@@ -308,7 +343,12 @@ class Trainer(ClosedTogether):
         window = Window(self.grid, store, self.updater, runner, policy, self._rate)
         self.store.reset()
         source = self._source(epoch, batches)
-        own = runner.run(source, window.weights, self.store, window.update)
+
+        def context(micro_batch: int) -> nn.Context:
+            step = done + micro_batch // self.parts
+            return replace(self.context(source.indices(micro_batch)), step=step)
+
+        own = runner.run(source, window.weights, self.store, window.update, context)
         lasted = perf_counter() - start
         self._busy.add(lasted, sum(updated.comm_seconds for updated in own), runner.waited)
         waiting = self.comm.allreduce(sum(runner.waited.values()))
@@ -397,6 +437,8 @@ class Trainer(ClosedTogether):
         )
 
     def _skip(self, number: int, loss: float) -> Skipped:
+        for name, values in self._state_before.items():
+            self.state[name][...] = values
         culprits = self.updater.culprits(loss)
         scaled = self.scale.enabled and self.scale.value > 1.0
         if self.config.run.on_nonfinite == "stop" and not scaled:
@@ -414,7 +456,10 @@ class Trainer(ClosedTogether):
         Raises:
             ReplicaMismatch: on all ranks.
         """
-        check_replicas(self.comm, self.updater.replicas(), when)
+        replicas = self.updater.replicas()
+        if self.state and self.grid.data.size > 1:
+            replicas.append((self.grid.data, self.state))
+        check_replicas(self.comm, replicas, when)
 
     def straggler(self) -> Straggler | None:
         """Who kept the others waiting since the last call, if anybody did."""

@@ -252,8 +252,7 @@ def _newest(run: Path) -> Checkpoint:
 
 
 def _weights(checkpoint: Checkpoint) -> dict[str, Array]:
-    shapes = checkpoint.manifest.shapes
-    return {name: checkpoint.tensor("parameters", name) for name in shapes}
+    return {name: checkpoint.value(name) for name in checkpoint.manifest.shapes}
 
 
 def _same(checkpoint: Checkpoint, weights: Mapping[str, Array]) -> bool:

@@ -31,7 +31,7 @@ class Exported(NamedTuple):
 
 
 def export(folder: Path, output: Path, *, torch: bool = False) -> Exported:
-    """Write all parameters, whole, to a safetensors file.
+    """Write all parameters, whole, and what layers keep besides, to a safetensors file.
 
     Args:
         folder: a checkpoint's, or a run's, of which the newest checkpoint that is whole is taken.
@@ -45,7 +45,7 @@ def export(folder: Path, output: Path, *, torch: bool = False) -> Exported:
     checkpoint, refused = find(folder)
     tensors = {}
     for name in checkpoint.manifest.shapes:
-        whole = checkpoint.tensor("parameters", name)
+        whole = checkpoint.value(name)
         own = as_torch(name, whole, checkpoint.job) if torch else whole
         tensors[name] = np.ascontiguousarray(own)
     output.parent.mkdir(parents=True, exist_ok=True)

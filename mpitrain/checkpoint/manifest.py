@@ -87,6 +87,8 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         digests: SHA-256 of each file, hexadecimal.
         pieces: where everything is.
         data: digest of the data it was trained on; empty in manifests of an earlier version.
+        state: names of the tensors that are in the section ``state`` alone: no parameters, as the
+            running mean of a batch norm.
     """
 
     format: int
@@ -98,6 +100,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     digests: dict[str, str]
     pieces: list[SavedPiece]
     data: str = ""
+    state: list[str] = []
 
 
 def encode(manifest: Manifest) -> bytes:
@@ -186,16 +189,20 @@ def _check(piece: SavedPiece, manifest: Manifest, name: str) -> None:
 
 
 def _check_whole(manifest: Manifest, name: str) -> None:
-    """Each section that there is, and the parameters, have all elements of every tensor."""
+    """Each section that there is, and the parameters, have all elements of their tensors."""
     if len({(piece.file, piece.key) for piece in manifest.pieces}) < len(manifest.pieces):
         raise CheckpointError(f"{name} has two pieces in one place of a file")
     found: Counter[tuple[str, str]] = Counter()
     for piece in manifest.pieces:
         found[piece.section, piece.tensor] += piece.size
-    for section in {"parameters", *(section for section, _ in found)}:
+    state = set(manifest.state)
+    if not state <= manifest.shapes.keys():
+        raise CheckpointError(f"{name} has no shape of {min(state - manifest.shapes.keys())!r}")
+    due = {"parameters", "state"} if state else {"parameters"}
+    for section in due | {section for section, _ in found}:
         for tensor, shape in manifest.shapes.items():
             missing = prod(shape) - found[section, tensor]
-            if missing > 0:
+            if missing > 0 and (tensor in state) == (section == "state"):
                 raise CheckpointError(
                     f"{name} has {missing} elements too few of {section} of {tensor!r}"
                 )

@@ -60,6 +60,14 @@ class Checkpoint:
                 raise CheckpointError(f"{path} is not what was written: its digest differs")
             self._check_header(file)
 
+    def value(self, name: str) -> Array:
+        """A parameter, or what a layer keeps besides, whole.
+
+        Raises:
+            CheckpointError: as :meth:`tensor`.
+        """
+        return self.tensor("state" if name in self.manifest.state else "parameters", name)
+
     def tensor(self, section: str, name: str) -> Array:
         """A tensor, whole.
 

@@ -31,6 +31,15 @@ def collect(trainer: "Trainer") -> tuple[dict[str, Array], list[SavedPiece], Man
                 key = f"{section}.{tensor.name}"
                 arrays[key] = flat[part]
                 pieces.append(_piece(tensor, section, key, piece.start + part.start, part))
+    shapes = {tensor.name: list(tensor.whole) for tensor in tensors}
+    # Replicas have the same; the first one writes it.
+    place = trainer.grid.place
+    state = trainer.state if place.replica == place.tensor == 0 else {}
+    for name, values in state.items():
+        key = f"state.{name}"
+        arrays[key] = values.reshape(-1)
+        pieces.append(SavedPiece(name, "state", "", key, -1, 0, 0, 0, values.size))
+        shapes[name] = list(values.shape)
     manifest = Manifest(
         format=1,
         progress=Progress(
@@ -41,11 +50,12 @@ def collect(trainer: "Trainer") -> tuple[dict[str, Array], list[SavedPiece], Man
         ),
         job=msgspec.json.encode(trainer.config).decode(),
         layout=str(trainer.grid.layout),
-        shapes={tensor.name: list(tensor.whole) for tensor in tensors},
-        dtypes={tensor.name: trainer.config.run.dtype for tensor in tensors},
+        shapes=shapes,
+        dtypes=dict.fromkeys(shapes, trainer.config.run.dtype),
         digests={},
         pieces=[],
         data=trainer.data_digest,
+        state=list(state),
     )
     return arrays, pieces, manifest
 
@@ -71,6 +81,14 @@ def restore(trainer: "Trainer", checkpoint: Checkpoint) -> None:
                     )
                 own = whole[tensor.part].ravel()
                 flat[part] = own[start : start + part.stop - part.start]
+    for name, values in trainer.state.items():
+        whole = checkpoint.tensor("state", name)
+        if whole.shape != values.shape:
+            raise CheckpointError(
+                f"{checkpoint.folder}: {name} has shape {whole.shape}, and the model's is "
+                f"{values.shape}"
+            )
+        values[...] = whole
     progress = checkpoint.manifest.progress
     trainer.steps_done = progress.step
     trainer.updater.steps = progress.updates
@@ -109,6 +127,7 @@ def _check_job(trainer: "Trainer", checkpoint: Checkpoint) -> None:
     for place, before, after in (
         ("model", then.model, now.model),
         ("data", then.data, now.data),
+        ("loss", then.loss, now.loss),
         ("optim.name", then.optim.name, now.optim.name),
         ("run.seed", then.run.seed, now.run.seed),
         ("run.dtype", then.run.dtype, now.run.dtype),

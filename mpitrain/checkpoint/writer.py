@@ -148,6 +148,7 @@ class Writer:
             pieces=[piece for _, own in found for piece in own.pieces],
             shapes={name: shape for _, own in found for name, shape in own.shapes.items()},
             dtypes={name: kind for _, own in found for name, kind in own.dtypes.items()},
+            state=[name for _, own in found for name in own.state],
         )
         path = beside / MANIFEST
         path.write_bytes(encode(whole))

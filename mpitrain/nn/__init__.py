@@ -8,8 +8,11 @@ head, V tokens.
 from mpitrain.arrays import Array, Parameters, Shape, array_namespace
 from mpitrain.nn.activation import GELU, ReLU
 from mpitrain.nn.attention import CausalAttention
+from mpitrain.nn.batch_norm import BatchNorm
 from mpitrain.nn.chain import Chain, Recomputed, Residual, Wrapper
+from mpitrain.nn.context import Context
 from mpitrain.nn.convolution import Conv2d
+from mpitrain.nn.dropout import Dropout
 from mpitrain.nn.flatten import Flatten
 from mpitrain.nn.layer import Layer
 from mpitrain.nn.linear import Bias, Linear
@@ -20,10 +23,13 @@ __all__ = [
     "GELU",
     "Array",
     "AveragePool2d",
+    "BatchNorm",
     "Bias",
     "CausalAttention",
     "Chain",
+    "Context",
     "Conv2d",
+    "Dropout",
     "Flatten",
     "GlobalAveragePool",
     "GroupNorm",

@@ -1,6 +1,7 @@
 """Layers made of layers."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -8,7 +9,8 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from mpitrain.arrays import Array, Parameters, Shape
-from mpitrain.nn.layer import Layer
+from mpitrain.nn.context import RESTING, Context
+from mpitrain.nn.layer import Layer, go_forward
 
 
 class Chain(Layer):
@@ -18,6 +20,7 @@ class Chain(Layer):
         self.layers = dict(layers)
         for attribute in Layer.__annotations__:
             setattr(self, attribute, self._named(attribute))
+        self.sees = any(layer.sees for layer in self.layers.values())
 
     def _named(self, attribute: str) -> Any:
         """What the layers say of their parameters, under the names that these have here."""
@@ -42,6 +45,13 @@ class Chain(Layer):
             for own, shape in layer.shapes().items()
         }
 
+    def state(self, dtype: DTypeLike) -> dict[str, Array]:
+        return {
+            f"{name}.{own}": values
+            for name, layer in self.layers.items()
+            for own, values in layer.state(dtype).items()
+        }
+
     def brought(self) -> dict[str, Array]:
         return {
             f"{name}.{own}": values
@@ -54,10 +64,12 @@ class Chain(Layer):
             shape = layer.output_shape(shape)
         return shape
 
-    def forward(self, parameters: Parameters, x: Array) -> tuple[Array, list[Any]]:
+    def forward(
+        self, parameters: Parameters, x: Array, context: Context = RESTING
+    ) -> tuple[Array, list[Any]]:
         saved = []
         for name, layer in self.layers.items():
-            x, memory = layer.forward(_own(parameters, name), x)
+            x, memory = go_forward(layer, name, _own(parameters, name), x, context)
             saved.append(memory)
         return x, saved
 
@@ -89,6 +101,7 @@ class Wrapper(Layer):
         self.layer = layer
         for attribute in Layer.__annotations__:
             setattr(self, attribute, getattr(layer, attribute))
+        self.sees = layer.sees
 
     def parameters(
         self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike
@@ -97,6 +110,9 @@ class Wrapper(Layer):
 
     def shapes(self) -> dict[str, Shape]:
         return self.layer.shapes()
+
+    def state(self, dtype: DTypeLike) -> dict[str, Array]:
+        return self.layer.state(dtype)
 
     def brought(self) -> dict[str, Array]:
         return self.layer.brought()
@@ -124,10 +140,12 @@ class Residual(Wrapper):
             )
         return straight
 
-    def forward(self, parameters: Parameters, x: Array) -> tuple[Array, dict[str, Any]]:
+    def forward(
+        self, parameters: Parameters, x: Array, context: Context = RESTING
+    ) -> tuple[Array, dict[str, Any]]:
         y, saved = x, {}
         for name, branch in reversed(self.branches.items()):
-            out, saved[name] = branch.forward(_own(parameters, name), x)
+            out, saved[name] = go_forward(branch, name, _own(parameters, name), x, context)
             y = out if name == "shortcut" else y + out
         return y, saved
 
@@ -151,12 +169,24 @@ class Recomputed(Wrapper):
     (Chen et al. 2016).
     """
 
-    def forward(self, parameters: Parameters, x: Array) -> tuple[Array, Array]:
-        return self.layer.forward(parameters, x)[0], x
+    def forward(
+        self, parameters: Parameters, x: Array, context: Context = RESTING
+    ) -> tuple[Array, tuple[Array, Context]]:
+        return self._forward(parameters, x, context)[0], (x, context)
 
-    def backward(self, parameters: Parameters, saved: Array, dy: Array) -> tuple[Array, Any]:
-        _, activations = self.layer.forward(parameters, saved)
+    def backward(
+        self, parameters: Parameters, saved: tuple[Array, Context], dy: Array
+    ) -> tuple[Array, Any]:
+        x, context = saved
+        _, activations = self._forward(parameters, x, replace(context, again=True))
         return self.layer.backward(parameters, activations, dy)
+
+    def _forward(self, parameters: Parameters, x: Array, context: Context) -> tuple[Array, Any]:
+        if not self.layer.sees:
+            return self.layer.forward(parameters, x)
+        seeing: Any = self.layer.forward
+        found: tuple[Array, Any] = seeing(parameters, x, context)
+        return found
 
 
 def _own(parameters: Parameters, name: str) -> Parameters:

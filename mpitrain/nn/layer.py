@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from mpitrain.arrays import Array, Parameters, Shape
+from mpitrain.nn.context import Context
 
 
 class Layer(ABC):
@@ -28,12 +29,15 @@ class Layer(ABC):
         spread: names of the parameters whose parts, along axis 0, lie on the data-parallel
             replicas: a part's gradient is complete where it lies.
         tied: for each parameter that is another layer's too, its name in the model.
+        sees: whether :meth:`forward` takes a :class:`~mpitrain.nn.Context` as its third argument,
+            which is for what is random in training, or knows more than its own samples.
     """
 
     split: Mapping[str, int] = {}
     summed: frozenset[str] = frozenset()
     spread: frozenset[str] = frozenset()
     tied: Mapping[str, str] = {}
+    sees = False
 
     def parameters(
         self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike
@@ -48,6 +52,10 @@ class Layer(ABC):
         """
         drawn = self.parameters(np.random.default_rng(0), np, np.float32)
         return {name: values.shape for name, values in drawn.items()}
+
+    def state(self, dtype: DTypeLike) -> dict[str, Array]:
+        """What the layer keeps from step to step besides its parameters, as it begins."""
+        return {}
 
     def brought(self) -> dict[str, Array]:
         """Values that the layer brings with it rather than draws: all ranks must bring the same."""
@@ -71,6 +79,17 @@ class Layer(ABC):
     def gradients(self, parameters: Parameters, kept: Any) -> dict[str, Array]:
         """The gradient of the loss by each parameter."""
         return {}
+
+
+def go_forward(
+    layer: Layer, name: str, parameters: Parameters, x: Array, context: Context
+) -> tuple[Array, Any]:
+    """``layer.forward``, of the layer that has this name within the one that ``context`` is of."""
+    if not layer.sees:
+        return layer.forward(parameters, x)
+    seeing: Any = layer.forward
+    found: tuple[Array, Any] = seeing(parameters, x, context.inside(name))
+    return found
 
 
 class Elementwise(Layer):

@@ -8,6 +8,7 @@ import numpy as np
 
 from collectives import Communicator
 from mpitrain.arrays import Array, Parameters
+from mpitrain.nn.context import RESTING, Context
 from mpitrain.parallel.grid import Layout
 from mpitrain.pipeline.actions import Pipeline
 from mpitrain.pipeline.messages import Spec
@@ -33,7 +34,7 @@ class SleepingStage:
         self.busy = 0.0
         self.held = self.most_held = 0
 
-    def forward(self, weights: Any, x: Array) -> tuple[Array, None]:
+    def forward(self, weights: Any, x: Array, context: Context = RESTING) -> tuple[Array, None]:
         self._sleep(self._times.forward)
         self.held += 1
         self.most_held = max(self.most_held, self.held)

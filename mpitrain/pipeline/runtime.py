@@ -10,6 +10,7 @@ import numpy as np
 
 from collectives import Communicator
 from mpitrain.arrays import Array, Parameters
+from mpitrain.nn.context import RESTING, Context
 from mpitrain.parallel.grid import Layout, Place
 from mpitrain.parallel.store import Weights
 from mpitrain.pipeline.actions import (
@@ -147,6 +148,7 @@ class Runner:
         weights: WeightsInTime,
         sink: Sink,
         update: Callable[[int, float], Updated],
+        context: Callable[[int], Context] = lambda micro_batch: RESTING,
     ) -> list[Updated]:
         """Take all micro-batches of ``source`` forward and backward.
 
@@ -156,6 +158,7 @@ class Runner:
             sink: takes the gradients.
             update: called at each Update with its number and the own part of the loss since the
                 one before.
+            context: of a micro-batch.
 
         Returns:
             What ``update`` has returned, each time.
@@ -189,7 +192,7 @@ class Runner:
                 case Forward():
                     x = self._take(mailbox, source, virtual, m)
                     with self._compute(action):
-                        y, memory = stage.forward(weights.forward(m), x)
+                        y, memory = stage.forward(weights.forward(m), x, context(m))
                         if virtual + 1 == self.pipeline.virtual_stages:
                             part, y = source.loss(m, y)
                             loss += part
@@ -227,6 +230,7 @@ class Runner:
         micro_batches: int,
         weights: Weights,
         judge: Callable[[int, Array], None],
+        context: Context = RESTING,
     ) -> None:
         """Forward alone, each micro-batch in turn; the last stage gives outputs to ``judge``."""
         pipeline, stage = self.pipeline, self.place.stage
@@ -242,7 +246,7 @@ class Runner:
         for m in own:
             for chunk, v in enumerate(virtual_stages):
                 x = source.inputs(m) if v == 0 else mailbox.receive()
-                y, _ = self.chunks[chunk].forward(weights, x)
+                y, _ = self.chunks[chunk].forward(weights, x, context)
                 if v + 1 == pipeline.virtual_stages:
                     judge(m, y)
                 else:

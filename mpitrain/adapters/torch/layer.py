@@ -1,6 +1,7 @@
 """Torch modules as layers of the trainer."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -11,8 +12,10 @@ from numpy.typing import DTypeLike
 
 from mpitrain.adapters.torch.arrays import as_array, as_tensor
 from mpitrain.adapters.torch.purity import Watched, examine, refuse
+from mpitrain.adapters.torch.seeing import parts, seeing, show
 from mpitrain.arrays import Array, Parameters, Shape
 from mpitrain.nn import Layer
+from mpitrain.nn.context import RESTING, Context
 from mpitrain.trainer import Trainer
 
 
@@ -20,11 +23,13 @@ class TorchLayer(Layer):
     """A module as a layer: pipelines, ZeRO, checkpoints and the rest work on it as on ours.
 
     The parameters that it is given become the module's for a call; on the CPU nothing is copied.
-    A module must be a function of its parameters and its input: what is random, changes buffers,
-    mixes the samples of a batch or depends on ``.training`` is refused, by its class when the layer
-    is made, by trying it at its first batch (:func:`mpitrain.adapters.torch.purity.examine` says
-    what that cannot see), and by watching torch's generator and the buffers at each one.
-    Constant buffers are fine: they are cast as the parameters are.
+    In the place of torch's dropout and batch norm it has ours: masks follow from seed, step, layer
+    and sample, moments are over the batch of all replicas.  Otherwise, a module must be a function
+    of its parameters and its input: what is random, changes buffers, mixes the samples of a batch
+    or depends on ``.training`` is refused, by its class when the layer is made, by trying it at its
+    first batch (:func:`mpitrain.adapters.torch.purity.examine` says what that cannot see), and by
+    watching torch's generator and the buffers at each one.  Constant buffers are fine: they are
+    cast as the parameters are.
     """
 
     def __init__(self, module: torch.nn.Module, name: str = "the module") -> None:
@@ -33,6 +38,8 @@ class TorchLayer(Layer):
         Raises:
             ImpureModule: the module cannot be a layer.
         """
+        module = seeing(module)
+        self.sees = any(True for _ in parts(module))
         refuse(name, module)
         self.module = module
         self._watched = Watched(name, module)
@@ -73,7 +80,17 @@ class TorchLayer(Layer):
             found = torch.func.functional_call(self.module, buffers, (x,))
         return tuple(found.shape[1:]) if isinstance(found, torch.Tensor) else ()
 
-    def forward(self, parameters: Parameters, x: Array) -> tuple[Array, Any]:
+    def state(self, dtype: DTypeLike) -> dict[str, Array]:
+        """What batch norm keeps, under the names of its buffers."""
+        return {
+            f"{name}.{own}" if name else own: values
+            for name, part in parts(self.module)
+            for own, values in part.state(dtype).items()
+        }
+
+    def forward(
+        self, parameters: Parameters, x: Array, context: Context = RESTING
+    ) -> tuple[Array, Any]:
         own = {name: as_tensor(v).requires_grad_() for name, v in parameters.items()}
         given = as_tensor(np.ascontiguousarray(x))
         buffers = self._buffers(own, given)
@@ -84,9 +101,11 @@ class TorchLayer(Layer):
             return found
 
         if len(given) and not self._examined:
+            show(self.module, replace(context, training=False))
             examine(self._watched, run, buffers, given)
             self._examined = True
         given = given.requires_grad_() if given.is_floating_point() else given
+        show(self.module, context)
         y = run(given)
         return as_array(y), (given, y, own)
 
@@ -156,8 +175,10 @@ def load_into(module: torch.nn.Sequential, trainer: Trainer) -> None:
             index = trainer.layers.index(name)
             values = {own: v.copy() for own, v in trainer.store.take(index).items()}
             trainer.store.release(index)
+            values |= trainer.context().inside(name).state
         has = trainer.comm.rank if values is not None else trainer.comm.size
         values = trainer.comm.bcast(values, trainer.comm.allreduce(has, MPI.MIN))
         with torch.no_grad():
-            for own, parameter in part.named_parameters():
-                parameter.copy_(as_tensor(values[own]))
+            for own, tensor in (*part.named_parameters(), *part.named_buffers()):
+                if own in values:  # and not a buffer that never changes
+                    tensor.copy_(as_tensor(np.asarray(values[own])))

@@ -53,6 +53,20 @@ def net(outputs=1):
     )
 
 
+def regular():
+    """With dropout and batch norm, in and outside of a part of the Sequential."""
+    return torch.nn.Sequential(
+        torch.nn.Linear(6, 16),
+        torch.nn.BatchNorm1d(16),
+        torch.nn.ReLU(),
+        torch.nn.Dropout(0.1),
+        torch.nn.Sequential(
+            torch.nn.Linear(16, 16), torch.nn.BatchNorm1d(16, momentum=None), torch.nn.Dropout(0.2)
+        ),
+        torch.nn.Linear(16, 1),
+    )
+
+
 def made(folder, comm=None, **changed):
     given = {
         "model": net,
@@ -108,6 +122,41 @@ def test_every_layout_is_one_process(comm, folder, alone, layout):
     assert not torch.equal(trainer.module[0].weight, net()[0].weight)
     if layout == "data":  # each rank has read its own, and a few for the digest
         assert len(train_data.read) <= 2 * (100 // RANKS + 10) + 20
+
+
+@pytest.mark.parametrize("layout", layouts())
+def test_dropout_and_batch_norm(comm, folder, alone, layout):
+    with made(folder, model=regular, parallel=layouts()[layout]) as trainer:
+        tests = trainer.fit()
+    expected, module = alone(model=regular)
+    for found, wanted in zip(tests, expected, strict=True):
+        assert found.test_loss == pytest.approx(wanted.test_loss, rel=1e-9)
+        assert found.metrics == pytest.approx(wanted.metrics, rel=1e-9)
+    found, wanted = trainer.module.state_dict(), module.state_dict()
+    assert found.keys() == wanted.keys() == regular().state_dict().keys()
+    assert found["1.num_batches_tracked"] == 10
+    for name, value in found.items():
+        np.testing.assert_allclose(value, wanted[name], rtol=1e-6, atol=1e-8)
+    # It is a module of torch that gives the trained model's results.
+    trainer.module.eval().double()
+    x, y = (torch.from_numpy(a) for a in vars(trainer.data.test[:]).values())
+    loss = torch.nn.functional.mse_loss(trainer.module(x), y)
+    assert loss.item() == pytest.approx(tests[-1].test_loss, rel=1e-5)
+
+
+@pytest.mark.parametrize("layout", layouts())
+def test_a_run_that_was_interrupted_ends_with_the_same_bits(comm, folder, layout):
+    changed = {"model": regular, "parallel": layouts()[layout], "checkpoint": {"every": 3}}
+    with made(folder, **changed) as trainer:
+        whole, module = trainer.fit(), trainer.module
+    changed["dir"] = str(folder / "again")
+    with made(folder, **changed, steps=7) as trainer:
+        trainer.fit()
+    with made(folder, **changed) as trainer:
+        rest = trainer.fit(resume=True)
+    assert rest[-1] == whole[-1]
+    for name, value in trainer.module.state_dict().items():
+        assert torch.equal(value, module.state_dict()[name]), name
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", torch.nn.functional.cross_entropy])

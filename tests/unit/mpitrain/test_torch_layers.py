@@ -42,17 +42,19 @@ def attention(**options):
 @pytest.mark.parametrize(
     ("module", "match"),
     [
-        (nn.Dropout(0.1), r"part3 \(Dropout\): it draws random numbers.*; set p=0, or train it"),
+        (
+            nn.FeatureAlphaDropout(0.1),
+            r"part3 \(FeatureAlpha.*random.*; set p=0, or train it",
+        ),
         (nn.Sequential(nn.Linear(6, 6), nn.AlphaDropout()), r"part3\.1 \(AlphaDropout\)"),
-        (nn.BatchNorm1d(6), r"part3 \(BatchNorm1d\): .*use GroupNorm or LayerNorm, or train it"),
         (nn.BatchNorm1d(6, track_running_stats=False), "BatchNorm1d"),
-        (nn.SyncBatchNorm(6), "SyncBatchNorm"),
+        (nn.SyncBatchNorm(6), r"part3 \(SyncBatchNorm\): .*use GroupNorm or LayerNorm, or train"),
         (nn.InstanceNorm1d(6, track_running_stats=True), "use track_running_stats=False"),
         (nn.RReLU(), "RReLU"),
         (nn.FractionalMaxPool2d(2, 1), "FractionalMaxPool2d"),
         (attention(), r"part3\.self_attn \(MultiheadAttention\).*; set dropout=0"),
         (nn.LSTM(6, 6, 2, dropout=0.5), "LSTM"),
-        (nn.Dropout(0.5).eval(), "Dropout"),
+        (nn.AlphaDropout(0.5).eval(), "Dropout"),
         (nn.Linear(6, 6).requires_grad_(False), r"part3\.weight is frozen"),
         (nn.LazyLinear(6), "has no shape yet"),
         (nn.Linear(6, 6, device="meta"), "lies on meta"),

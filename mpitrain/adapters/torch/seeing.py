@@ -1,0 +1,162 @@
+"""Dropout and batch norm of torch, as parts of a layer that sees where it is.
+
+Their classes stay torch's to whoever looks at the module that was given; a layer has a copy with
+these in their places, under the same names.
+"""
+
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import DTypeLike
+from torch import nn
+
+from mpitrain.adapters.torch.arrays import as_array, as_tensor
+from mpitrain.arrays import Array
+from mpitrain.nn.batch_norm import follow, input_gradient, moments
+from mpitrain.nn.context import RESTING, Context
+from mpitrain.nn.dropout import mask
+
+#: Whole channels drop out: of an input of so many axes, samples first.
+_CHANNELS: Mapping[type[nn.Module], int] = {nn.Dropout1d: 3, nn.Dropout2d: 4, nn.Dropout3d: 5}
+
+
+class Seeing(nn.Module):
+    """A part that is told the :class:`Context` before each forward pass."""
+
+    context: Context = RESTING
+
+    def state(self, dtype: DTypeLike) -> dict[str, Array]:
+        """What it keeps, as it begins."""
+        return {}
+
+
+class Dropout(Seeing):
+    """``nn.Dropout``, and with ``axes`` those of whole channels."""
+
+    def __init__(self, p: float, axes: int | None) -> None:
+        super().__init__()
+        self.p = p
+        self.axes = axes
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``ValueError``: the first axis of x is not the samples."""
+        context = self.context
+        if not context.training or not self.p:
+            return x
+        if self.axes not in (None, x.dim()):
+            raise ValueError(f"dropout of channels needs {self.axes} axes, not {x.dim()}")
+        shape = tuple(x.shape[1:])
+        if self.axes:
+            shape = (shape[0], *[1] * (self.axes - 2))
+        if len(x) != len(context.samples):
+            raise ValueError(
+                f"dropout needs the {len(context.samples)} samples along the first axis, not "
+                f"{len(x)}"
+            )
+        factors = mask(context, self.p, shape)
+        return x if factors is None else x * torch.from_numpy(factors).to(x.dtype)
+
+
+class BatchNorm(Seeing):
+    """``nn.BatchNorm1d``, ``2d`` and ``3d`` over the batch of all replicas."""
+
+    def __init__(self, like: nn.modules.batchnorm._BatchNorm) -> None:
+        super().__init__()
+        self.weight, self.bias = like.weight, like.bias
+        self.epsilon, self.momentum = like.eps, like.momentum
+        self._begin = {
+            name: as_array(tensor).copy()
+            for name, tensor in like.named_buffers()
+            if tensor is not None
+        }
+
+    def state(self, dtype: DTypeLike) -> dict[str, Array]:
+        return {name: values.astype(dtype) for name, values in self._begin.items()}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Of an input of the shape (samples, channels, ...)."""
+        context = self.context
+        state = dict(context.state) or self.state(np.float64)
+        rows = x.transpose(1, -1)
+        normal: torch.Tensor
+        if context.training or not state:
+            normal = _Normalised.apply(rows, self.epsilon, context, state, self.momentum)
+        else:
+            mean, variance = (
+                as_tensor(np.asarray(state[name])).to(x.dtype)
+                for name in ("running_mean", "running_var")
+            )
+            normal = (rows - mean) / torch.sqrt(variance + self.epsilon)
+        if self.weight is not None:
+            normal = normal * self.weight + self.bias
+        return normal.transpose(1, -1)
+
+
+class _Normalised(torch.autograd.Function):
+    """``(x - mean) / sqrt(variance + epsilon)`` along the last axis, over all replicas' rows."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, epsilon: float, context: Context, state: Any, momentum: Any
+    ) -> torch.Tensor:
+        rows = as_array(x.detach().reshape(-1, x.shape[-1]))
+        replicas = context.replicas
+        count, mean, squares = moments(rows, replicas)
+        if context.training and not context.again and count and state:
+            state["num_batches_tracked"] += 1
+            part = 1 / float(state["num_batches_tracked"]) if momentum is None else momentum
+            follow(state, mean, squares, count, part)
+        scale = 1 / np.sqrt(squares / max(count, 1) + epsilon)
+        normal = ((rows - mean) * scale).astype(rows.dtype, copy=False)
+        ctx.kept = normal, scale, count, replicas
+        return as_tensor(normal).reshape(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        normal, scale, count, replicas = ctx.kept
+        rows = as_array(dy.reshape(-1, dy.shape[-1]))
+        sums = np.stack([rows.sum(axis=0), (rows * normal).sum(axis=0)])
+        dx = input_gradient(rows, normal, scale, sums, count, replicas)
+        return as_tensor(np.ascontiguousarray(dx)).reshape(dy.shape), None, None, None, None
+
+
+def seeing(module: nn.Module) -> nn.Module:
+    """The module itself, or a copy with our dropout and batch norm where it has torch's."""
+    if not any(_replaced(part) for part in module.modules()):
+        return module
+    if found := _replaced(module):
+        return found
+    copied = deepcopy(module)
+    for part in list(copied.modules()):
+        for name, child in part.named_children():
+            if found := _replaced(child):
+                setattr(part, name, found)
+    return copied
+
+
+def parts(module: nn.Module) -> Iterator[tuple[str, Seeing]]:
+    """The parts that see, by name."""
+    for name, part in module.named_modules():
+        if isinstance(part, Seeing):
+            yield name, part
+
+
+def show(module: nn.Module, context: Context) -> None:
+    """Tell the parts where they are; their state is the context's own arrays."""
+    for name, part in parts(module):
+        part.context = replace(context.inside(name) if name else context)
+
+
+def _replaced(part: nn.Module) -> Seeing | None:
+    """What stands for a module of torch; None for one that stays."""
+    kind = type(part)
+    if kind is nn.Dropout or kind in _CHANNELS:
+        return Dropout(part.p, _CHANNELS.get(kind))  # type: ignore[arg-type]
+    if kind in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
+        assert isinstance(part, nn.modules.batchnorm._BatchNorm)
+        return BatchNorm(part) if part.track_running_stats else None
+    return None

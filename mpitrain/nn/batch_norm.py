@@ -1,0 +1,130 @@
+"""Batch norm (Ioffe & Szegedy 2015) over the batch of all replicas."""
+
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from mpitrain.arrays import Array, Parameters, Shape
+from mpitrain.group import TensorGroup
+from mpitrain.nn.context import RESTING, Context
+from mpitrain.nn.layer import Elementwise, widened
+
+
+class BatchNorm(Elementwise):
+    """``y = (x - mean) / sqrt(variance + epsilon) * weight + bias`` of each channel.
+
+    In training, mean and variance are over all samples that the replicas take forward together, a
+    micro-batch of each: the same as one process's, for the same number of micro-batches.  In tests
+    they are the running ones.  Samples have their channels on the last axis.
+
+    Attributes:
+        channels: length of the last axis.
+        epsilon: added to the variance.
+        momentum: part that a micro-batch has in the running values.
+    """
+
+    sees = True
+
+    def __init__(self, channels: int, epsilon: float = 1e-5, momentum: float = 0.1) -> None:
+        self.channels = channels
+        self.epsilon = epsilon
+        self.momentum = momentum
+
+    def parameters(
+        self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike
+    ) -> dict[str, Array]:
+        return {"weight": xp.ones(self.channels, dtype), "bias": xp.zeros(self.channels, dtype)}
+
+    def state(self, dtype: DTypeLike) -> dict[str, Array]:
+        return {
+            "running_mean": np.zeros(self.channels, dtype),
+            "running_var": np.ones(self.channels, dtype),
+        }
+
+    def output_shape(self, shape: Shape) -> Shape:
+        if not shape or shape[-1] != self.channels:
+            raise ValueError(
+                f"batch norm of {self.channels} channels needs them on the last axis, not {shape}"
+            )
+        return shape
+
+    def forward(
+        self, parameters: Parameters, x: Array, context: Context = RESTING
+    ) -> tuple[Array, Any]:
+        rows = widened(x).reshape(-1, self.channels)
+        if context.training:
+            count, mean, squares = moments(rows, context.replicas)
+            variance = squares / max(count, 1)
+            if not context.again:
+                follow(context.state, mean, squares, count, self.momentum)
+        else:
+            count = 0
+            state = context.state or self.state(rows.dtype)
+            mean, variance = state["running_mean"], state["running_var"]
+        scale = 1 / np.sqrt(variance + self.epsilon)
+        normal = ((rows - mean) * scale).astype(rows.dtype, copy=False)
+        y = normal * parameters["weight"] + parameters["bias"]
+        saved = (normal, scale, count, context.replicas)
+        return y.astype(x.dtype, copy=False).reshape(x.shape), saved
+
+    def backward(self, parameters: Parameters, saved: Any, dy: Array) -> tuple[Array, Any]:
+        normal, scale, count, replicas = saved
+        rows = widened(dy).reshape(-1, self.channels)
+        sums = np.stack([rows.sum(axis=0), (rows * normal).sum(axis=0)])
+        dx = input_gradient(rows, normal, scale * parameters["weight"], sums, count, replicas)
+        return dx.astype(dy.dtype, copy=False).reshape(dy.shape), sums
+
+    def gradients(self, parameters: Parameters, kept: Any) -> dict[str, Array]:
+        kind = parameters["weight"].dtype
+        return {"bias": kept[0].astype(kind), "weight": kept[1].astype(kind)}
+
+
+def moments(rows: Array, replicas: TensorGroup) -> tuple[int, Array, Array]:
+    """Number of rows of all replicas, their mean, and the sum of squared distances from it.
+
+    Each replica's are found from its own rows, which keeps digits, and put together in rank order
+    (Chan et al. 1979): one all-gather of 2 channels + 1 numbers.
+    """
+    own = np.zeros((3, rows.shape[1]))
+    if len(rows):
+        own[0] = len(rows)
+        own[1] = rows.mean(axis=0, dtype=np.float64)
+        own[2] = ((rows - own[1]) ** 2).sum(axis=0, dtype=np.float64)
+    count, mean, squares = 0.0, np.zeros(rows.shape[1]), np.zeros(rows.shape[1])
+    for n, theirs, distances in replicas.all(own):
+        if n[0]:
+            apart, whole = theirs - mean, count + n[0]
+            mean = mean + apart * (n[0] / whole)
+            squares = squares + distances + apart**2 * (count * n[0] / whole)
+            count = whole
+    return int(count), mean, squares
+
+
+def follow(state: Any, mean: Array, squares: Array, count: int, momentum: float) -> None:
+    """Running values after a micro-batch; the variance is that of a sample, as torch has it."""
+    if count and state:
+        now = {"running_mean": mean, "running_var": squares / max(count - 1, 1)}
+        for name, value in now.items():
+            state[name] += momentum * (value - state[name])
+
+
+def input_gradient(
+    dy: Array, normal: Array, scale: Array, sums: Array, count: int, replicas: TensorGroup
+) -> Array:
+    """Of the loss by the input, whose mean and variance all rows share (none if ``count`` is 0).
+
+    Args:
+        dy: gradient by the output, of the own rows.
+        normal: the normalised own rows.
+        scale: weight over standard deviation.
+        sums: of ``dy`` and ``dy * normal`` over the own rows; over all, one all-reduce.
+        count: rows of all replicas.
+        replicas: the other rows.
+    """
+    if not count:
+        return dy * scale
+    mean, along = replicas.sum(sums.astype(np.float64)) / count
+    found: Array = (scale * (dy - mean - normal * along)).astype(dy.dtype, copy=False)
+    return found

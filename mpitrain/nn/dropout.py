@@ -1,0 +1,44 @@
+"""Dropout (Srivastava et al. 2014), whose masks do not know how many ranks there are."""
+
+from typing import Any
+
+from mpitrain.arrays import Array, Parameters, Shape, array_namespace
+from mpitrain.nn.context import RESTING, Context
+from mpitrain.nn.layer import Elementwise
+
+
+class Dropout(Elementwise):
+    """In training, each number is 0 with a probability, and else ``1 / (1 - p)`` times itself.
+
+    Attributes:
+        p: the probability, 0 <= p < 1.
+    """
+
+    sees = True
+
+    def __init__(self, p: float = 0.5) -> None:
+        """``ValueError`` for a probability that cannot be."""
+        if not 0 <= p < 1:
+            raise ValueError(f"p = {p}: a probability from 0 to less than 1")
+        self.p = p
+
+    def forward(
+        self, parameters: Parameters, x: Array, context: Context = RESTING
+    ) -> tuple[Array, Any]:
+        factors = mask(context, self.p, x.shape[1:])
+        if factors is None:
+            return x, None
+        factors = array_namespace(x).asarray(factors, dtype=x.dtype)
+        return x * factors, factors
+
+    def backward(self, parameters: Parameters, saved: Any, dy: Array) -> tuple[Array, Any]:
+        return (dy if saved is None else dy * saved), None
+
+
+def mask(context: Context, p: float, shape: Shape) -> Array | None:
+    """Factors of 0 and ``1 / (1 - p)`` for each of the samples; None where nothing drops out."""
+    if not context.training or not p:
+        return None
+    kept = context.uniform(shape) >= int(p * 2.0**64)
+    factors: Array = kept / (1 - p)
+    return factors

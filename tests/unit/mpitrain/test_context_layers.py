@@ -1,0 +1,123 @@
+"""Dropout and batch norm, which see where they are."""
+
+import numpy as np
+import pytest
+from scipy.optimize import approx_fprime
+
+from mpitrain import nn
+from mpitrain.nn.context import RESTING, Context
+
+
+def context(samples, training=True, seed=3, step=5, path=("drop",), **more):
+    return Context(training, seed, step, np.asarray(samples), path=path, **more)
+
+
+def test_a_mask_follows_from_seed_step_layer_and_sample_alone():
+    drop, x = nn.Dropout(0.4), np.ones((6, 50))
+    whole, _ = drop.forward({}, x, context(range(10, 16)))
+    for order in ([12], [15, 10], [11, 12, 13]):
+        part, _ = drop.forward({}, x[: len(order)], context(order))
+        assert np.array_equal(part, whole[[i - 10 for i in order]])
+    for other in ({"seed": 4}, {"step": 6}, {"path": ("drop2",)}):
+        assert not np.array_equal(drop.forward({}, x, context(range(10, 16), **other))[0], whole)
+    assert len(np.unique(whole, axis=0)) == 6
+
+
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.999])
+def test_shares_and_means_of_dropout(p):
+    y, _ = nn.Dropout(p).forward({}, np.ones((400, 300)), context(range(400)))
+    deviation = (p * (1 - p) / y.size) ** 0.5
+    assert abs((y == 0).mean() - p) <= 5 * deviation
+    assert set(np.unique(y)) <= {0.0, 1 / (1 - p)}
+    # Neither samples nor places go together.
+    for lag in (1, 2, 7, 300, 301):
+        a, b = (y == 0).ravel()[:-lag], (y == 0).ravel()[lag:]
+        assert p == 0 or abs(np.mean((a - p) * (b - p))) < 5 * p * (1 - p) / y.size**0.5
+
+
+def test_dropout_rests_in_tests_and_goes_back_as_it_came():
+    drop, x = nn.Dropout(0.5), np.ones((2, 8), np.float32)
+    y, saved = drop.forward({}, x, context([0, 1], training=False))
+    assert y is x and drop.backward({}, saved, x)[0] is x
+    y, saved = drop.forward({}, x, context([0, 1]))
+    assert y.dtype == np.float32
+    assert np.array_equal(drop.backward({}, saved, x)[0], y)
+    with pytest.raises(ValueError, match=r"p = 1"):
+        nn.Dropout(1)
+
+
+def batch_norm(**more):
+    layer = nn.BatchNorm(3, **more)
+    rng = np.random.default_rng(0)
+    parameters = {"weight": rng.normal(size=3), "bias": rng.normal(size=3)}
+    x = rng.normal(5, 3, (4, 2, 3))
+    return layer, parameters, x, layer.state(np.float64)
+
+
+def test_batch_norm_against_torch():
+    torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
+    layer, parameters, x, state = batch_norm(momentum=0.3, epsilon=0.01)
+    theirs = torch.nn.BatchNorm1d(3, eps=0.01, momentum=0.3).double()
+    for name, value in parameters.items():
+        getattr(theirs, name).data.copy_(torch.from_numpy(value))
+    for turn in range(3):
+        given = torch.from_numpy((x + turn).transpose(0, 2, 1).copy()).requires_grad_()
+        expected = theirs(given)
+        dy = np.cos(np.arange(x.size)).reshape(x.shape)
+        theirs.zero_grad()
+        expected.backward(torch.from_numpy(dy.transpose(0, 2, 1).copy()))
+        y, saved = layer.forward(parameters, x + turn, context(range(4), state=state))
+        dx, kept = layer.backward(parameters, saved, dy)
+        np.testing.assert_allclose(y, expected.detach().numpy().transpose(0, 2, 1), rtol=1e-12)
+        np.testing.assert_allclose(dx, given.grad.numpy().transpose(0, 2, 1), rtol=1e-9, atol=1e-14)
+        for name, gradient in layer.gradients(parameters, kept).items():
+            np.testing.assert_allclose(gradient, getattr(theirs, name).grad.numpy(), rtol=1e-12)
+    for name in state:
+        np.testing.assert_allclose(state[name], getattr(theirs, name).numpy(), rtol=1e-12)
+    y, _ = layer.forward(parameters, x, context(range(4), training=False, state=state))
+    expected = theirs.eval()(torch.from_numpy(x.transpose(0, 2, 1).copy()))
+    np.testing.assert_allclose(y, expected.detach().numpy().transpose(0, 2, 1), rtol=1e-12)
+
+
+def test_batch_norm_against_finite_differences():
+    layer, parameters, x, _ = batch_norm()
+    along = np.sin(np.arange(x.size)).reshape(x.shape)
+
+    def loss(flat):
+        y, _ = layer.forward(parameters, flat.reshape(x.shape), context(range(4)))
+        return (y * along).sum()
+
+    _, saved = layer.forward(parameters, x, context(range(4)))
+    dx, _ = layer.backward(parameters, saved, along)
+    np.testing.assert_allclose(dx.ravel(), approx_fprime(x.ravel(), loss, 1e-6), atol=1e-5)
+
+
+def test_going_forward_again_changes_no_running_value():
+    layer, parameters, x, state = batch_norm()
+    recomputed = nn.Recomputed(layer)
+    y, saved = recomputed.forward(parameters, x, context(range(4), state=state))
+    before = {name: values.copy() for name, values in state.items()}
+    dx, _ = recomputed.backward(parameters, saved, np.ones_like(y))
+    assert all(np.array_equal(state[name], before[name]) for name in state)
+    assert not np.array_equal(before["running_mean"], np.zeros(3))
+    _, plain = layer.forward(parameters, x, context(range(4)))
+    assert np.array_equal(dx, layer.backward(parameters, plain, np.ones_like(y))[0])
+
+
+def test_names_and_state_reach_layers_inside_of_layers():
+    chain = nn.Chain(
+        {
+            "first": nn.Linear(3, 3),
+            "twice": nn.Residual({"drop": nn.Dropout(0.5), "norm": nn.BatchNorm(3)}),
+        }
+    )
+    assert chain.sees and not nn.Chain({"a": nn.ReLU()}).sees
+    state = chain.state(np.float32)
+    assert set(state) == {"twice.body.norm.running_mean", "twice.body.norm.running_var"}
+    parameters = chain.parameters(np.random.default_rng(0), np, np.float32)
+    x = np.ones((4, 3), np.float32)
+    chain.forward(parameters, x, context(range(4), path=(), state=state))
+    assert state["twice.body.norm.running_var"].dtype == np.float32
+    assert not np.array_equal(state["twice.body.norm.running_var"], np.ones(3))
+    chain.forward(parameters, x)  # as when shapes are tried
+    assert RESTING.state == {}
