@@ -90,7 +90,11 @@ def layouts():
         found["pipe"] = {"pipe": RANKS}
     if RANKS == 4:
         found["data x pipe"] = {"pipe": 2, "schedule": "zero_bubble"}
-    return found
+    quick = list(found)[-1]
+    return [
+        pytest.param(parallel, marks=() if name in ("data", quick) else pytest.mark.slow, id=name)
+        for name, parallel in found.items()
+    ]
 
 
 @pytest.fixture
@@ -105,10 +109,9 @@ def alone(comm, folder):
     return run
 
 
-@pytest.mark.parametrize("layout", layouts())
-def test_every_layout_is_one_process(comm, folder, alone, layout):
+@pytest.mark.parametrize("parallel", layouts())
+def test_every_layout_is_one_process(comm, folder, alone, parallel):
     train_data = Waves(100, 1)
-    parallel = layouts()[layout]
     with made(folder, parallel=parallel, train_data=train_data) as trainer:
         tests = trainer.fit()
     expected, module = alone()
@@ -120,13 +123,13 @@ def test_every_layout_is_one_process(comm, folder, alone, layout):
     for found, wanted in zip(trainer.module.parameters(), module.parameters(), strict=True):
         np.testing.assert_allclose(found.detach(), wanted.detach(), rtol=1e-7, atol=1e-9)
     assert not torch.equal(trainer.module[0].weight, net()[0].weight)
-    if layout == "data":  # each rank has read its own, and a few for the digest
+    if not parallel:  # each rank has read its own, and a few for the digest
         assert len(train_data.read) <= 2 * (100 // RANKS + 10) + 20
 
 
-@pytest.mark.parametrize("layout", layouts())
-def test_dropout_and_batch_norm(comm, folder, alone, layout):
-    with made(folder, model=regular, parallel=layouts()[layout]) as trainer:
+@pytest.mark.parametrize("parallel", layouts())
+def test_dropout_and_batch_norm(comm, folder, alone, parallel):
+    with made(folder, model=regular, parallel=parallel) as trainer:
         tests = trainer.fit()
     expected, module = alone(model=regular)
     for found, wanted in zip(tests, expected, strict=True):
@@ -144,9 +147,9 @@ def test_dropout_and_batch_norm(comm, folder, alone, layout):
     assert loss.item() == pytest.approx(tests[-1].test_loss, rel=1e-5)
 
 
-@pytest.mark.parametrize("layout", layouts())
-def test_a_run_that_was_interrupted_ends_with_the_same_bits(comm, folder, layout):
-    changed = {"model": regular, "parallel": layouts()[layout], "checkpoint": {"every": 3}}
+@pytest.mark.parametrize("parallel", layouts())
+def test_a_run_that_was_interrupted_ends_with_the_same_bits(comm, folder, parallel):
+    changed = {"model": regular, "parallel": parallel, "checkpoint": {"every": 3}}
     with made(folder, **changed) as trainer:
         whole, module = trainer.fit(), trainer.module
     changed["dir"] = str(folder / "again")
