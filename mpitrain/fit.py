@@ -46,6 +46,7 @@ class Trainer(trainer.Trainer):
         test_data: MapStyle | None = None,
         loss: Any = None,
         metrics: Mapping[str, Any] | Sequence[str] | None = None,
+        optimizer: Any = None,
         classes: int = 0,
         **settings: Any,
     ) -> None:
@@ -64,10 +65,15 @@ class Trainer(trainer.Trainer):
             metrics: functions of torch tensors, means as well, or
                 :class:`~mpitrain.objective.metrics.Metric`, by name; or names as in
                 ``evaluate.metrics``.
+            optimizer: a function that makes an optimiser of torch of some parameters, as
+                ``lambda p: torch.optim.AdamW(p, lr=3e-3)``, an :class:`mpitrain.optim.Optimizer`,
+                or a name as in ``optim.name``.  Of a function, ``lr`` is the rate that schedules
+                begin from, and batches of any size have.
             classes: kinds of labels, if these are integers; by default as many as the model's last
                 layer has scores.
             settings: keys of the job file's tables that only one table has (``batch_size=48``,
-                ``epochs=3``, ``seed=7``), and whole tables (``parallel={"pipe": 2}``).
+                ``epochs=3``, ``seed=7``), and whole tables (``parallel={"pipe": 2}``).  Of a torch
+                module, ``dtype`` is that of its parameters.
 
         Raises:
             TypeError: a keyword that is no setting.
@@ -78,8 +84,20 @@ class Trainer(trainer.Trainer):
             settings["loss"], loss = {"name": loss}, None
         if metrics is not None and not isinstance(metrics, Mapping):
             settings["evaluate"], metrics = {"metrics": list(metrics)}, None
+        if isinstance(optimizer, str):
+            settings["optim"], optimizer = {"name": optimizer, **settings.get("optim", {})}, None
+        elif optimizer is not None and not hasattr(optimizer, "prepare"):
+            from mpitrain.adapters.torch.optimizer import TorchOptimizer
+
+            optimizer = TorchOptimizer(optimizer)
+            rates = {"lr": optimizer.lr, "reference_batch": 0}
+            settings["optim"] = rates | dict(settings.get("optim", {}))
         job = configured(config or Config(), settings)
+        if optimizer and job.parallel.schedule == "asynchronous":
+            raise ConfigError("parallel.schedule: asynchronous has the job's own sgd and adam")
         self.module, layers = _model(model, job.run.seed)
+        if self.module is not None and "dtype" not in {**settings.get("run", {}), **settings}:
+            job = configured(job, {"dtype": _dtype(self.module, job.run.dtype)})
         is_torch = self.module is not None
         super().__init__(
             whole,
@@ -87,6 +105,7 @@ class Trainer(trainer.Trainer):
             data=_data(whole, job, train_data, test_data, layers, classes),
             layers=layers,
             loss=_loss(loss),
+            optimizer=optimizer,
             metrics=metrics and {name: _metric(m, is_torch) for name, m in metrics.items()},
         )
 
@@ -165,6 +184,12 @@ def _model(model: Any, seed: int) -> tuple[Any, Mapping[str, nn.Layer] | None]:
         if isinstance(model, Mapping):
             return None, model
     return model, layers(model)
+
+
+def _dtype(module: Any, otherwise: str) -> str:
+    """Of a module's first parameter."""
+    found = next((str(p.dtype).removeprefix("torch.") for p in module.parameters()), otherwise)
+    return found if found in ("float32", "float64") else otherwise
 
 
 def _data(

@@ -28,6 +28,7 @@ from mpitrain.metrics import Skipped, Step, Straggler, Times
 from mpitrain.objective import Loss
 from mpitrain.objective.metrics import Metric
 from mpitrain.objective.metrics import build as build_metrics
+from mpitrain.optim import Optimizer
 from mpitrain.parallel.grid import ProcessGrid, shared_name
 from mpitrain.parallel.replicas import check_replicas
 from mpitrain.parallel.replicated import Replicated
@@ -80,6 +81,7 @@ class Trainer(ClosedTogether):
         layers: Mapping[str, nn.Layer] | None = None,
         loss: Loss | None = None,
         metrics: Mapping[str, Metric] | None = None,
+        optimizer: Optimizer | None = None,
         before_step: Callable[["Trainer"], None] | None = None,
     ) -> None:
         """Load the data, initialise the parameters from the seed, bind the communication.
@@ -89,9 +91,9 @@ class Trainer(ClosedTogether):
             config: the job.
             span: records what is done when.
             stop: asks to stop after a step.
-            data, layers, loss, metrics: one's own, in the place of what the [data], [model],
-                [loss] and [evaluate] tables name.  Data, and the values that layers bring, are the
-                same on all ranks, which is checked.
+            data, layers, loss, metrics, optimizer: one's own, in the place of what the [data],
+                [model], [loss], [evaluate] and [optim] tables name.  Data, and the values that
+                layers bring, are the same on all ranks, which is checked.
             before_step: called before each step, on each rank.
 
         Raises:
@@ -110,6 +112,7 @@ class Trainer(ClosedTogether):
         self.stopping = False
         self._layers = layers
         self._loss = loss
+        self._optimizer = optimizer or build.optimizer(config.optim)
         self._before_step = before_step
         self._busy = Busy()
         self.data, self.data_digest = load_on_all(
@@ -185,7 +188,7 @@ class Trainer(ClosedTogether):
         self.store = build.store(config, self.arena, flat, reduction, self.grid.data.empty)
         folder = config.parallel.offload
         offload = build.mapped(Path(folder), self.comm.rank) if folder else None
-        self.updater = Updater(self.grid, self.store, build.optimizer(config.optim), offload)
+        self.updater = Updater(self.grid, self.store, self._optimizer, offload)
 
     def _initial(self) -> Array:
         """The own parameters as they begin, flat; one layer at a time is whole."""

@@ -162,6 +162,57 @@ def test_a_run_that_was_interrupted_ends_with_the_same_bits(comm, folder, parall
         assert torch.equal(value, module.state_dict()[name]), name
 
 
+OPTIMIZERS = {
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=3e-3, weight_decay=0.01, amsgrad=True),
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, dampening=0.5),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=1e-3, centered=True),
+    "Rprop": lambda p: torch.optim.Rprop(p, lr=1e-3),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("zero", [0, 1, pytest.param(2, marks=pytest.mark.slow)])
+def test_optimisers_of_torch(comm, folder, alone, name, zero):
+    """The same as in torch's own loop, also when it is interrupted."""
+    changed = {
+        "optimizer": OPTIMIZERS[name],
+        "optim": {"schedule": "cosine"},
+        "parallel": {"zero": zero},
+        "checkpoint": {"every": 2},
+    }
+    with made(folder, **changed, steps=7) as trainer:
+        trainer.fit()
+    with made(folder, **changed) as trainer:
+        trainer.fit(resume=True)
+        data, batches = trainer.data.train, trainer.sampler.batches
+    torch.manual_seed(7)
+    module = net().double()
+    optimizer = OPTIMIZERS[name](module.parameters())
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+    for epoch in range(2):
+        for batch in batches(epoch):
+            some = data.in_epoch(epoch)[batch]
+            optimizer.zero_grad()
+            y = module(torch.from_numpy(some.inputs))
+            torch.nn.functional.mse_loss(y, torch.from_numpy(some.labels)).backward()
+            optimizer.step()
+            schedule.step()
+    for found, wanted in zip(trainer.module.parameters(), module.parameters(), strict=True):
+        np.testing.assert_allclose(found.detach(), wanted.detach(), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        (lambda p: torch.optim.LBFGS(p), "a LBFGS is not known to update each number by itself"),
+        (lambda p: torch.optim.SGD([{"params": p}, {"params": []}]), "several groups"),
+    ],
+)
+def test_optimisers_that_cannot_be(comm, folder, optimizer, message):
+    with pytest.raises(ConfigError, match=message):
+        made(folder, optimizer=optimizer)
+
+
 @pytest.mark.parametrize("loss", ["cross_entropy", torch.nn.functional.cross_entropy])
 def test_classes(comm, folder, alone, loss):
     changed = {
