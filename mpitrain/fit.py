@@ -1,6 +1,7 @@
 """A job of one's own in one call: model, data, loss and metrics; the rest as in a job file."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -204,16 +205,24 @@ def _data(
         return None
     if train_data is None or test_data is None:
         raise TypeError("train_data and test_data belong together; give both")
-    train, test = (Own(some, job.run.dtype, job.run.seed) for some in (train_data, test_data))
+    both = [Own(some, job.run.dtype, job.run.seed) for some in (train_data, test_data)]
+    train, test = both
 
     def made() -> Dataset:
         for what, samples in (("train", train), ("test", test)):
             if not len(samples):
                 raise DataError(f"{what}_data has no samples")
         found = Dataset(train, test, 0)
+        for name, one, other in zip(("inputs", "labels"), *(vars(s[:1]).values() for s in both)):
+            if (one.shape, one.dtype.kind) != (other.shape, other.dtype.kind):
+                raise DataError(
+                    f"train_data has {name} of {one.dtype}, shape {one.shape[1:]}, and test_data "
+                    f"of {other.dtype}, {other.shape[1:]}; they must be alike"
+                )
         if found.label_dtype.kind == "f":
             return found
-        return Dataset(train, test, classes or _scores(layers, found))
+        kinds = classes or _scores(layers, found)
+        return Dataset(replace(train, classes=kinds), replace(test, classes=kinds), kinds)
 
     return together(comm, made, DataError)
 

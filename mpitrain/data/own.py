@@ -35,12 +35,14 @@ class Own:
         dtype: type of floating-point values.
         seed: of the job.
         epoch: counted from 0; of tests -1.
+        classes: of labels; 0 if they are numbers.
     """
 
     data: MapStyle
     dtype: DTypeLike
     seed: int = 0
     epoch: int = -1
+    classes: int = 0
 
     def __len__(self) -> int:
         return len(self.data)
@@ -78,7 +80,13 @@ class Own:
                 f"sample {index} of {type(self.data).__name__} is a {type(found).__name__}; a pair "
                 "is needed, (input, label)"
             )
-        return self._array(index, found[0]), self._array(index, found[1])
+        inputs, labels = self._array(index, found[0]), self._array(index, found[1])
+        if self.classes and labels.size and not 0 <= labels.min() <= labels.max() < self.classes:
+            raise DataError(
+                f"sample {index} of {type(self.data).__name__} has the label {labels}; labels of "
+                f"{self.classes} classes lie from 0 to {self.classes - 1}"
+            )
+        return inputs, labels
 
     def _array(self, index: int, value: Any) -> Array:
         try:
