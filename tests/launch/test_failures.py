@@ -396,9 +396,7 @@ def test_a_timeout_that_is_none(tmp_path):
     ],
 )
 def test_a_rank_that_dies_is_seen_by_its_neighbours(tmp_path, end):
-    ended = job(
-        tmp_path,
-        f"""
+    program = f"""
         comm = Communicator(MPI.COMM_WORLD, timeout=20)
         another = Communicator(MPI.COMM_WORLD, timeout=20)
         ones = np.ones(10)
@@ -407,13 +405,17 @@ def test_a_rank_that_dies_is_seen_by_its_neighbours(tmp_path, end):
             {end}
         while True:
             comm.Allreduce(MPI.IN_PLACE, ones, algorithm="ring")
-        """,
-    )
-    # MPICH's launcher returns 0 if the dead rank did.
-    assert ended.returncode != 0 or "_exit(0)" in end
+        """
     died = f"saw rank 1 on {socket.gethostname()} die"
-    seen = [ended.stderr.count(f"rank {rank} {died}") for rank in (0, 2)]
-    assert sum(seen) >= 1 and max(seen) == 1, ended.stderr
+    seen = [0]
+    for _ in range(4):  # the launcher may kill those that saw it before they can tell
+        ended = job(tmp_path, program)
+        # MPICH's launcher returns 0 if the dead rank did.
+        assert ended.returncode != 0 or "_exit(0)" in end
+        seen = [ended.stderr.count(f"rank {rank} {died}") for rank in (0, 2)]
+        if any(seen):
+            break
+    assert max(seen) == 1, ended.stderr
 
 
 @pytest.mark.slow
