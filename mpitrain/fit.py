@@ -81,10 +81,13 @@ class Trainer(trainer.Trainer):
             ConfigError, DataError: as :class:`mpitrain.trainer.Trainer`.
         """
         whole = comm if isinstance(comm, Communicator) else Communicator(comm or MPI.COMM_WORLD)
-        if isinstance(loss, str):
-            settings["loss"], loss = {"name": loss}, None
+        if isinstance(loss, str | Mapping):
+            settings["loss"], loss = {"name": loss} if isinstance(loss, str) else loss, None
+        if isinstance(model, Mapping) and not any(isinstance(v, nn.Layer) for v in model.values()):
+            settings["model"], model = model, None
         if metrics is not None and not isinstance(metrics, Mapping):
-            settings["evaluate"], metrics = {"metrics": list(metrics)}, None
+            settings["evaluate"] = {**settings.get("evaluate", {}), "metrics": list(metrics)}
+            metrics = None
         if isinstance(optimizer, str):
             settings["optim"], optimizer = {"name": optimizer, **settings.get("optim", {})}, None
         elif optimizer is not None and not hasattr(optimizer, "prepare"):

@@ -6,7 +6,6 @@ these in their places, under the same names.
 
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -35,7 +34,12 @@ class Seeing(nn.Module):
 
 
 class Dropout(Seeing):
-    """``nn.Dropout``, and with ``axes`` those of whole channels."""
+    """``nn.Dropout``, and with ``axes`` those of whole channels.
+
+    A module that calls it several times gets another mask each time.
+    """
+
+    turn = 0
 
     def __init__(self, p: float, axes: int | None) -> None:
         super().__init__()
@@ -57,7 +61,8 @@ class Dropout(Seeing):
                 f"dropout needs the {len(context.samples)} samples along the first axis, not "
                 f"{len(x)}"
             )
-        factors = mask(context, self.p, shape)
+        self.turn += 1
+        factors = mask(context.inside(str(self.turn)), self.p, shape)
         return x if factors is None else x * torch.from_numpy(factors).to(x.dtype)
 
 
@@ -148,7 +153,9 @@ def parts(module: nn.Module) -> Iterator[tuple[str, Seeing]]:
 def show(module: nn.Module, context: Context) -> None:
     """Tell the parts where they are; their state is the context's own arrays."""
     for name, part in parts(module):
-        part.context = replace(context.inside(name) if name else context)
+        part.context = context.inside(name) if name else context
+        if isinstance(part, Dropout):
+            part.turn = 0
 
 
 def _replaced(part: nn.Module) -> Seeing | None:

@@ -323,6 +323,37 @@ def test_a_sample_that_one_rank_cannot_read_ends_all(comm, folder):
         trainer.fit()
 
 
+def test_tables_are_settings_too(comm, folder):
+    tables = {
+        "model": {"kind": "mlp", "hidden": [8]},
+        "loss": {"name": "cross_entropy", "smoothing": 0.1},
+        "evaluate": {"every": 2},
+    }
+    with mpitrain.Trainer(comm, **tables, metrics=["top3"], dir=str(folder / "run")) as trainer:
+        job = trainer.config
+    assert (job.model.kind, job.loss.smoothing) == ("mlp", 0.1)
+    assert (job.evaluate.every, job.evaluate.metrics) == (2, ("top3",))
+
+
+def test_a_dropout_that_is_called_twice_has_two_masks(comm):
+    from mpitrain.adapters.torch import TorchLayer
+    from mpitrain.nn import Context
+
+    class Twice(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.drop = torch.nn.Dropout(0.5)
+
+        def forward(self, x):
+            return torch.cat([self.drop(x), self.drop(x)], dim=1)
+
+    layer, x = TorchLayer(Twice()), np.ones((3, 40))
+    context = Context(True, samples=np.arange(3))
+    first, again = (layer.forward({}, x, context)[0] for _ in range(2))
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first[:, :40], first[:, 40:])
+
+
 def test_it_is_the_trainer_of_a_job_too(comm, folder):
     with mpitrain.Trainer(comm, dir=str(folder / "run"), steps=2) as trainer:
         assert isinstance(trainer, Trainer) and trainer.module is None
