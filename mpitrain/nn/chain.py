@@ -172,21 +172,14 @@ class Recomputed(Wrapper):
     def forward(
         self, parameters: Parameters, x: Array, context: Context = RESTING
     ) -> tuple[Array, tuple[Array, Context]]:
-        return self._forward(parameters, x, context)[0], (x, context)
+        return go_forward(self.layer, "", parameters, x, context)[0], (x, context)
 
     def backward(
         self, parameters: Parameters, saved: tuple[Array, Context], dy: Array
     ) -> tuple[Array, Any]:
         x, context = saved
-        _, activations = self._forward(parameters, x, replace(context, again=True))
+        _, activations = go_forward(self.layer, "", parameters, x, replace(context, again=True))
         return self.layer.backward(parameters, activations, dy)
-
-    def _forward(self, parameters: Parameters, x: Array, context: Context) -> tuple[Array, Any]:
-        if not self.layer.sees:
-            return self.layer.forward(parameters, x)
-        seeing: Any = self.layer.forward
-        found: tuple[Array, Any] = seeing(parameters, x, context)
-        return found
 
 
 def _own(parameters: Parameters, name: str) -> Parameters:

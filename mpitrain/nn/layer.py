@@ -84,11 +84,12 @@ class Layer(ABC):
 def go_forward(
     layer: Layer, name: str, parameters: Parameters, x: Array, context: Context
 ) -> tuple[Array, Any]:
-    """``layer.forward``, of the layer that has this name within the one that ``context`` is of."""
+    """``layer.forward``, of the layer that has this name within the one that ``context`` is of;
+    without a name, of one that stands in its place."""
     if not layer.sees:
         return layer.forward(parameters, x)
     seeing: Any = layer.forward
-    found: tuple[Array, Any] = seeing(parameters, x, context.inside(name))
+    found: tuple[Array, Any] = seeing(parameters, x, context.inside(name) if name else context)
     return found
 
 
