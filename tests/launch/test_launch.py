@@ -151,10 +151,10 @@ def test_a_picture_without_matplotlib_is_refused_in_one_sentence(tmp_path, monke
     ("arguments", "message"),
     [
         (["--set", "optim.moment=0.5"], "optim.moment: unknown key; did you mean 'momentum'?"),
-        (["--set", "train.batch_size=9999"], "train.batch_size = 9999 must be at most 1437"),
         *(
             pytest.param(arguments, message, marks=pytest.mark.slow)
             for arguments, message in (
+                (["--set", "train.batch_size=9999"], "train.batch_size = 9999 must be at most"),
                 (["--set", "data.name=digit"], "data.name = 'digit': unknown value; did you mean"),
                 (["--set", "parallel.algorithm=rign"], "no allreduce algorithm 'rign'; did you"),
                 (

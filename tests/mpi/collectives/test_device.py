@@ -80,7 +80,7 @@ class Placed:
         self.used = 0
 
 
-@pytest.mark.quick_on(2, 3)
+@pytest.mark.quick_on(3)
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("algorithm", [*names("allreduce"), "auto"])
 def test_every_all_reduce(comm, cupy, put, algorithm, in_place):

@@ -22,7 +22,7 @@ def total(comm):
     return comm.size * (comm.size - 1) // 2
 
 
-@pytest.mark.quick_on(2, 3)
+@pytest.mark.quick_on(2)
 @two_or_more
 @few_enough
 def test_counters_are_not_given_out_twice():

@@ -11,7 +11,7 @@ from collectives import Communicator, InvalidBuffer
 from tests.mpi.collectives.test_share import is_adopted
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: make install TORCH=1")
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(2)]
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 ALONE = SIZE * (SIZE + 1) / 2

@@ -7,7 +7,7 @@ from mpi4py import MPI
 from collectives import Communicator
 from tests.soak import Soak
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(3)]
 
 
 def test_calls_on_buffers_of_every_kind(capfd):

@@ -34,7 +34,7 @@ def comm():
 @pytest.mark.parametrize("algorithm", names("allreduce"))
 def test_overlap_changes_no_bit(comm, algorithm):
     (_, overlapped), (_, at_the_end) = (
-        curve(comm, mlp(algorithm=algorithm, overlap=overlap), steps=5) for overlap in (True, False)
+        curve(comm, mlp(algorithm=algorithm, overlap=overlap), steps=3) for overlap in (True, False)
     )
     for name, values in overlapped.items():
         np.testing.assert_array_equal(values, at_the_end[name])

@@ -26,10 +26,10 @@ def few_of(models):
 
 
 def steps_of(quick):
-    """Five steps of the quick cases, and twenty of all, which are slow."""
+    """Three steps of the quick cases, and twenty of all, which are slow."""
     every = [(model, name, 20) for model in FIRST for name in layouts(model, RANKS)]
     whole = [pytest.param(*case, marks=pytest.mark.slow) for case in every]
-    return [*((*case, 5) for case in quick), *whole]
+    return [*((*case, 3) for case in quick), *whole]
 
 
 @pytest.fixture(scope="module")

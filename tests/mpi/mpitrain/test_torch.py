@@ -112,7 +112,14 @@ def with_tables_and_ties():
 
 @pytest.mark.quick_on(4)
 @pytest.mark.parametrize(
-    "parallel", [{}, dict(pipe=RANKS), dict(zero=3), dict(recompute=True)], ids=str
+    "parallel",
+    [
+        dict(pipe=RANKS),
+        dict(zero=3),
+        pytest.param({}, marks=pytest.mark.slow),
+        pytest.param(dict(recompute=True), marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
 def test_constant_buffers_and_tied_parameters(comm, parallel):
     if RANKS > 4:

@@ -283,6 +283,7 @@ def test_one_rank_may_evaluate_alone(comm):
         assert_equal(comm, net.module, alone(perceptron()))
 
 
+@pytest.mark.filterwarnings("ignore:Using backward")
 def test_a_graph_of_the_gradient_is_refused(comm):
     with data_parallel(comm, perceptron()) as net:
         loss = net(torch.ones(1, 8).double()).square().sum()

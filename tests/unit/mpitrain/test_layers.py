@@ -3,7 +3,6 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from scipy.signal import correlate
 from scipy.special import ndtr
 
 from mpitrain import nn
@@ -146,6 +145,8 @@ def test_batch_without_samples(case):
 @pytest.mark.parametrize(("stride", "padding"), [(1, 0), (1, 1), (2, 1), (3, 2)])
 def test_convolution_against_scipy(stride, padding):
     rng = np.random.default_rng(0)
+    from scipy.signal import correlate  # slow to import, in every worker
+
     layer = nn.Conv2d(3, 4, 3, stride=stride, padding=padding)
     parameters = layer.parameters(rng, np, np.float64)
     parameters["bias"] = rng.normal(size=4)

@@ -267,6 +267,6 @@ def test_a_device_or_a_fifo_is_no_data(tmp_path):
 
 @pytest.mark.parametrize("name", seeds())
 def test_nothing_that_is_read_ends_in_a_crash(name):
-    outcomes = fuzz(name, 3000)
-    assert outcomes["read"] > 100
-    assert outcomes.total() - outcomes["read"] > 100
+    outcomes = fuzz(name, 1000)
+    assert outcomes["read"] > 30
+    assert outcomes.total() - outcomes["read"] > 30
