@@ -1,25 +1,33 @@
-"""The micro-batches of one or several steps, read by the stages that need them."""
+"""The micro-batches of one or several steps, as the stages at both ends need them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from mpitrain.arrays import Array
-from mpitrain.data.dataset import Indexed, Samples
+from mpitrain.data.dataset import Samples
 from mpitrain.group import share
 from mpitrain.objective import Loss
 
 
-class MicroBatches:
-    """Micro-batch m is part ``m % parts`` of batch ``m // parts``; parts differ by one sample.
+def part(batches: Sequence[Array], parts: int, micro_batch: int) -> Array:
+    """Indices of a micro-batch's samples: part ``m % parts`` of batch ``m // parts``.
 
     The batches are global: which rank takes which micro-batch has no part in what they hold.
+    Parts differ by one sample.
     """
+    batch, own = divmod(micro_batch, parts)
+    whole = batches[batch]
+    return whole[share(len(whole), own, parts)]
+
+
+class MicroBatches:
+    """Inputs, labels and the loss of micro-batches that were read."""
 
     def __init__(
         self,
-        samples: Indexed,
+        held: Mapping[int, Samples],
         batches: Sequence[Array],
         parts: int,
         loss: Loss,
@@ -29,10 +37,10 @@ class MicroBatches:
         scale: float = 1.0,
         xp: Any = np,
     ) -> None:
-        """Describe them; nothing is read yet.
+        """Describe them.
 
         Args:
-            samples: where they come from.
+            held: the samples of those micro-batches that the first or the last stage needs.
             batches: sample indices of each batch.
             parts: micro-batches of each batch.
             loss: the loss, for the last stage.
@@ -41,7 +49,7 @@ class MicroBatches:
             scale: factor on the loss before its gradient is taken.
             xp: NumPy or CuPy: where the arrays are made.
         """
-        self._samples = samples
+        self._held = held
         self._batches = batches
         self._parts = parts
         self._loss = loss
@@ -49,7 +57,6 @@ class MicroBatches:
         self._dtype = dtype
         self._scale = scale
         self._xp = xp
-        self._held: dict[int, Samples] = {}
 
     def samples(self, micro_batch: int) -> int:
         """How many it has."""
@@ -57,14 +64,14 @@ class MicroBatches:
 
     def inputs(self, micro_batch: int) -> Array:
         """What the first stage reads."""
-        inputs = self._read(micro_batch).inputs
+        inputs = self._held[micro_batch].inputs
         if self._dtype is not None and inputs.dtype.kind == "f":
             inputs = inputs.astype(self._dtype, copy=False)
         return inputs if self._xp is np else self._xp.asarray(inputs)
 
     def labels(self, micro_batch: int) -> Array:
         """What the last stage compares with."""
-        labels = self._read(micro_batch).labels
+        labels = self._held[micro_batch].labels
         return labels if self._xp is np else self._xp.asarray(labels)
 
     def loss(self, micro_batch: int, outputs: Array) -> tuple[float, Array]:
@@ -76,15 +83,4 @@ class MicroBatches:
 
     def indices(self, micro_batch: int) -> Array:
         """Numbers of its samples."""
-        batch, part = divmod(micro_batch, self._parts)
-        whole = self._batches[batch]
-        return whole[share(len(whole), part, self._parts)]
-
-    def read(self, micro_batches: Sequence[int]) -> None:
-        """Reads these now, each once."""
-        self._held = {m: self._samples[self.indices(m)] for m in micro_batches}
-
-    def _read(self, micro_batch: int) -> Samples:
-        if micro_batch not in self._held:  # for inputs and labels, where a rank needs both
-            self._held = {micro_batch: self._samples[self.indices(micro_batch)]}
-        return self._held[micro_batch]
+        return part(self._batches, self._parts, micro_batch)

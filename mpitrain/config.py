@@ -89,6 +89,8 @@ class Data(Struct, frozen=True, forbid_unknown_fields=True):
         vocabulary: number of tokens in ``tokens``; 0: found in the data.
         samples, tables, rows: for ``clicks``: samples, features, and values of each feature.
         test_fraction: part of the samples that is kept for the test.
+        workers: processes of each rank that read samples ahead of the steps, where a step waits
+            for them; 0: none.  The order of the samples is the same for any number.
     """
 
     name: Literal["digits", "idx", "arrays", "text", "tokens", "clicks"] = "digits"
@@ -100,6 +102,7 @@ class Data(Struct, frozen=True, forbid_unknown_fields=True):
     tables: Count = 8
     rows: Count = 1000
     test_fraction: Fraction = 0.2
+    workers: Annotated[int, Meta(ge=0, le=256)] = 0
 
 
 class Model(Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,5 +1,6 @@
 """The model judged on the test samples, in the layout that trains it."""
 
+from contextlib import closing
 from math import lcm
 
 import numpy as np
@@ -9,20 +10,31 @@ from mpitrain.batches import MicroBatches
 from mpitrain.metrics import Epoch
 from mpitrain.trainer import Trainer
 
+#: Micro-batches of each replica that are read at a time.
+_AT_A_TIME = 8
+
 
 def evaluate(trainer: Trainer, epoch: int) -> Epoch:
-    """Mean loss on the test samples, and the job's metrics; collective."""
+    """Mean loss on the test samples, and the job's metrics; collective.
+
+    Raises:
+        DataError: on all ranks; one of them cannot read a sample.
+    """
     test, size = trainer.data.test, trainer.config.train.batch_size
+    layout, place = trainer.grid.layout, trainer.grid.place
     # Every replica has equally many micro-batches; the last ones may be empty.
-    replicas = lcm(*trainer.grid.layout.replicas)
+    replicas = lcm(*layout.replicas)
     count = -(-len(test) // size)
     count += -count % replicas
-    batches = [np.arange(i * size, min((i + 1) * size, len(test))) for i in range(count)]
+    batches = (np.arange(i * size, min((i + 1) * size, len(test))) for i in range(count))
     labels = len(test) * trainer.data.labels_per_sample
     loss = trainer.model.loss
-    source = MicroBatches(test, batches, 1, loss, dtype=trainer.compute_type)
     mean = 0.0
     totals: dict[str, Array] = {}
+
+    def own(count: int) -> range:
+        ours = range(place.replica, count, layout.replicas[place.stage])
+        return ours if place.stage in (0, layout.stages - 1) else ours[:0]
 
     def judge(micro_batch: int, outputs: Array) -> None:
         nonlocal mean
@@ -32,10 +44,15 @@ def evaluate(trainer: Trainer, epoch: int) -> Epoch:
         for name, metric in trainer.metrics.items():
             totals[name] = totals.get(name, 0) + metric.add(outputs, found)
 
-    trainer.runner().infer(source, count, trainer.weights, judge, trainer.context())
+    with closing(
+        trainer.feed.batches("test", -1, batches, _AT_A_TIME * replicas, 1, own)
+    ) as reading:
+        for some, held in reading:
+            source = MicroBatches(held, some, 1, loss, dtype=trainer.compute_type)
+            trainer.runner().infer(source, len(some), trainer.weights, judge, trainer.context())
     # Of a stage's tensor ranks, the first alone tells.
-    own = (mean, totals) if trainer.grid.place.tensor == 0 else (0.0, {})
-    every = trainer.comm.allgather(own)
+    told = (mean, totals) if place.tensor == 0 else (0.0, {})
+    every = trainer.comm.allgather(told)
     found = {
         name: metric.value(sum(told[name] for _, told in every if name in told))
         for name, metric in trainer.metrics.items()

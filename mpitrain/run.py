@@ -173,13 +173,14 @@ class _Totals:
     """Over all steps of a run."""
 
     def __init__(self) -> None:
-        self.samples = self.seconds = self.comm_seconds = self.waiting = 0.0
+        self.samples = self.seconds = self.comm_seconds = self.waiting = self.reading = 0.0
 
     def add(self, step: Step) -> None:
         self.samples += step.samples
         self.seconds += step.seconds
         self.comm_seconds += step.seconds * step.comm_share
         self.waiting += step.seconds * step.wait_share
+        self.reading += step.seconds * step.read_share
 
     def summary(self, trainer: Trainer, result: Epoch) -> Summary:
         return Summary(
@@ -191,6 +192,7 @@ class _Totals:
             samples_per_s=self.samples / self.seconds if self.seconds else 0.0,
             comm_share=self.comm_seconds / self.seconds if self.seconds else 0.0,
             wait_share=self.waiting / self.seconds if self.seconds else 0.0,
+            read_share=self.reading / self.seconds if self.seconds else 0.0,
         )
 
 

@@ -1,6 +1,7 @@
 """A job on any layout of ranks: its parts, and a step; :mod:`mpitrain.run` has the loop."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import replace
 from itertools import islice
 from math import lcm
@@ -17,10 +18,9 @@ from mpitrain.arena import Arena
 from mpitrain.arrays import Array
 from mpitrain.batches import MicroBatches
 from mpitrain.config import Config, ConfigError
-from mpitrain.data import DataError, Dataset, Sampler, load
-from mpitrain.data.dataset import in_epoch
+from mpitrain.data import Dataset, Sampler, load
 from mpitrain.data.everywhere import load_on_all
-from mpitrain.data.own import Own
+from mpitrain.feed import Feed, Held
 from mpitrain.group import TensorGroup
 from mpitrain.lr import learning_rate
 from mpitrain.metric_names import usual
@@ -32,8 +32,10 @@ from mpitrain.optim import Optimizer
 from mpitrain.parallel.grid import ProcessGrid, shared_name
 from mpitrain.parallel.replicas import check_replicas
 from mpitrain.parallel.replicated import Replicated
+from mpitrain.pipeline.actions import Pipeline
 from mpitrain.pipeline.messages import Spec
-from mpitrain.pipeline.runtime import Latest, Runner, Span, no_span
+from mpitrain.pipeline.replay import Report
+from mpitrain.pipeline.runtime import Latest, Runner, Span, no_span, reads
 from mpitrain.pipeline.window import Window
 from mpitrain.precision import CastWeights, LossScale, compute_type
 from mpitrain.stage import LayerStage, Stage
@@ -236,8 +238,17 @@ class Trainer(ClosedTogether):
             first += len(chunk)
         kind = self.data.input_dtype
         self._inputs = Spec(self.data.input_shape, self.compute_type if kind.kind == "f" else kind)
+        self._schedules: dict[int, tuple[Pipeline, Report]] = {}
         self._runners: dict[int, Runner] = {}
         self.runner()
+        stage, last = grid.place.stage, grid.layout.stages - 1
+        self.feed = Feed(
+            self.comm,
+            self.data,
+            workers=config.data.workers,
+            most=config.train.batch_size,
+            reads=stage in (0, last),
+        )
 
     def _state(self) -> dict[str, Array]:
         """What the own layers keep besides their parameters.
@@ -291,26 +302,47 @@ class Trainer(ClosedTogether):
         left = self.total_steps - self.steps_done
         batches = islice(self.sampler.batches(epoch), first, first + left)
         asynchronous = self.config.parallel.schedule == "asynchronous"
-        while some := list(islice(batches, self.config.parallel.window if asynchronous else 1)):
-            if self._before_step:
-                self._before_step(self)
-            try:
-                yield from self.window(epoch, some) if asynchronous else [self.step(epoch, some[0])]
-            except CorruptMessage as error:
-                raise CorruptMessage(f"step {self.steps_done + 1}: {error}") from error
-            if self.stopping:
-                return
-            every = self.config.run.check_every
-            if every and self.steps_done % every == 0:
-                self.check_replicas(f"after step {self.steps_done}")
+        with closing(self._read(epoch, batches)) as reading:
+            for some, held in reading:
+                if self._before_step:
+                    self._before_step(self)
+                try:
+                    yield from (
+                        self.window(epoch, some, held)
+                        if asynchronous
+                        else [self.step(epoch, some[0], held)]
+                    )
+                except CorruptMessage as error:
+                    raise CorruptMessage(f"step {self.steps_done + 1}: {error}") from error
+                if self.stopping:
+                    return
+                every = self.config.run.check_every
+                if every and self.steps_done % every == 0:
+                    self.check_replicas(f"after step {self.steps_done}")
         self.check_replicas(f"after epoch {epoch}")
+
+    def _read(self, epoch: int, batches: Iterable[Array]) -> Generator[tuple[list[Array], Held]]:
+        """The batches of each step or window, with what this rank reads of them."""
+        asynchronous = self.config.parallel.schedule == "asynchronous"
+        size = self.config.parallel.window if asynchronous else 1
+
+        def own(steps: int) -> list[int]:
+            return reads(*self._schedule(steps if asynchronous else 1), self.grid.place)
+
+        return self.feed.batches("train", epoch, batches, size, self.parts, own)
 
     # Overflow ends in a loss that is not finite, which all ranks report together.
     @np.errstate(over="ignore", invalid="ignore")
-    def step(self, epoch: int, batch: Array) -> Step | Skipped:
-        """Train on a batch (sample indices; the same on all ranks): one update.
+    def step(self, epoch: int, batch: Array, held: Held | None = None) -> Step | Skipped:
+        """Train on a batch: one update.
+
+        Args:
+            epoch: counted from 0.
+            batch: sample indices, the same on all ranks.
+            held: of its micro-batches those that this rank needs; by default they are read now.
 
         Raises:
+            DataError: on all ranks; one of them cannot read a sample.
             NonFinite: on all ranks; the parameters are those before this step.
         """
 
@@ -321,7 +353,7 @@ class Trainer(ClosedTogether):
 
         self.store.reset()
         self._state_before = {name: values.copy() for name, values in self.state.items()}
-        source = self._source(epoch, [batch])
+        source = self._source(epoch, [batch], held)
         (record,) = self.runner().run(
             source,
             Latest(self.weights),
@@ -332,7 +364,7 @@ class Trainer(ClosedTogether):
         return record
 
     @np.errstate(over="ignore", invalid="ignore")
-    def window(self, epoch: int, batches: list[Array]) -> list[Step]:
+    def window(self, epoch: int, batches: list[Array], held: Held | None = None) -> list[Step]:
         """Train on batches in a pipeline that drains after the last; an update each.
 
         Raises:
@@ -345,7 +377,7 @@ class Trainer(ClosedTogether):
         policy = self.config.parallel.weights
         window = Window(self.grid, store, self.updater, runner, policy, self._rate)
         self.store.reset()
-        source = self._source(epoch, batches)
+        source = self._source(epoch, batches, held)
 
         def context(micro_batch: int) -> nn.Context:
             step = done + micro_batch // self.parts
@@ -355,6 +387,7 @@ class Trainer(ClosedTogether):
         lasted = perf_counter() - start
         self._busy.add(lasted, sum(updated.comm_seconds for updated in own), runner.waited)
         waiting = self.comm.allreduce(sum(runner.waited.values()))
+        reading = self.comm.allreduce(self.feed.read_seconds)
         seconds = lasted / len(batches)
         self.steps_done += len(batches)
         self.stopping = self.comm.allreduce(self._stop.raised(), op=MPI.LOR)
@@ -370,6 +403,7 @@ class Trainer(ClosedTogether):
                 samples_per_s=len(batch) / seconds,
                 comm_share=min(1.0, agreed.comm_seconds / self.comm.size / seconds),
                 wait_share=min(1.0, waiting / self.comm.size / lasted),
+                read_share=min(1.0, reading / self.comm.size / lasted),
             )
             for index, (batch, agreed) in enumerate(
                 zip(batches, window.agree(own, done), strict=True)
@@ -379,7 +413,7 @@ class Trainer(ClosedTogether):
     def runner(self, steps: int = 1) -> Runner:
         """The pipeline for so many steps without draining."""
         if steps not in self._runners:
-            pipeline, report = build.schedule(self.config, self.grid.layout, steps)
+            pipeline, report = self._schedule(steps)
             self._runners[steps] = Runner(
                 self.comm,
                 self.grid.layout,
@@ -392,6 +426,11 @@ class Trainer(ClosedTogether):
             )
         return self._runners[steps]
 
+    def _schedule(self, steps: int) -> tuple[Pipeline, Report]:
+        if steps not in self._schedules:
+            self._schedules[steps] = build.schedule(self.config, self.grid.layout, steps)
+        return self._schedules[steps]
+
     def _rate(self, steps_done: int) -> float:
         epochs_done = steps_done / self.sampler.steps_per_epoch
         return learning_rate(self.config.optim, self.config.train, epochs_done)
@@ -401,10 +440,18 @@ class Trainer(ClosedTogether):
         # The loss is known to the tensor ranks of the last stage, each of which has all of it.
         own = loss if self.grid.place.tensor == 0 else 0.0
         waited = self.runner().waited
+        self._busy.met += self.feed.met_seconds
         self._busy.add(now - self._lap, comm_seconds, waited)
         waiting = sum(waited.values()) + self._busy.met
         agreed = self.updater.agree(
-            Told(own, now - self._lap, comm_seconds, waiting, stopping=self._stop.raised())
+            Told(
+                own,
+                now - self._lap,
+                comm_seconds,
+                waiting,
+                self.feed.read_seconds,
+                self._stop.raised(),
+            )
         )
         self._busy.met = perf_counter() - now
         self._lap = now
@@ -437,6 +484,7 @@ class Trainer(ClosedTogether):
             samples_per_s=samples * self.comm.size / agreed.seconds,
             comm_share=min(1.0, comm_seconds / agreed.seconds),
             wait_share=min(1.0, agreed.wait_seconds / agreed.seconds),
+            read_share=min(1.0, agreed.read_seconds / agreed.seconds),
         )
 
     def _skip(self, number: int, loss: float) -> Skipped:
@@ -474,18 +522,15 @@ class Trainer(ClosedTogether):
 
     def close(self) -> None:
         """Free what was bound to communicators."""
+        self.feed.close()
         self.store.close()
         self.grid.close()
 
-    def _source(self, epoch: int, batches: list[Array]) -> MicroBatches:
-        """What the batches are made of; samples that may be unreadable are read now.
-
-        Raises:
-            DataError: on all ranks; one of them cannot read a sample.
-        """
-        samples = in_epoch(self.data.train, epoch)
-        found = MicroBatches(
-            samples,
+    def _source(self, epoch: int, batches: list[Array], held: Held | None) -> MicroBatches:
+        if held is None:
+            ((_, held),) = self._read(epoch, batches)
+        return MicroBatches(
+            held,
             batches,
             self.parts,
             self.model.loss,
@@ -493,7 +538,3 @@ class Trainer(ClosedTogether):
             dtype=self.compute_type,
             scale=self.scale.value,
         )
-        if isinstance(samples, Own):
-            reads = self.runner(len(batches)).reads
-            together(self.comm, lambda: found.read(reads), DataError)
-        return found

@@ -27,6 +27,7 @@ class Told:
         seconds: that the step took it.
         comm_seconds: those of them in the sum of gradients.
         wait_seconds: those of them in waiting for other ranks.
+        read_seconds: those of them in reading samples, or waiting for who reads them ahead.
         stopping: whether it was asked to stop.
     """
 
@@ -34,6 +35,7 @@ class Told:
     seconds: float = 0.0
     comm_seconds: float = 0.0
     wait_seconds: float = 0.0
+    read_seconds: float = 0.0
     stopping: bool = False
 
 
@@ -44,7 +46,7 @@ class Agreed:
     Attributes:
         loss: mean over the global batch.
         grad_norm: Euclidean norm of the global gradient, before clipping.
-        seconds, comm_seconds, wait_seconds: sums over the ranks of what each of them told.
+        seconds, comm_seconds, wait_seconds, read_seconds: sums over the ranks of what each told.
         stopping: whether one of them was asked to stop.
     """
 
@@ -53,6 +55,7 @@ class Agreed:
     seconds: float
     comm_seconds: float
     wait_seconds: float
+    read_seconds: float
     stopping: bool
 
     @property
@@ -88,12 +91,12 @@ class Updater:
 
     def agree(self, own: Told) -> Agreed:
         """Sum what the ranks tell, and their parts of the squared norm; collective, one message."""
-        told = (own.seconds, own.comm_seconds, own.wait_seconds, own.stopping)
+        told = own.seconds, own.comm_seconds, own.wait_seconds, own.read_seconds, own.stopping
         values = np.array([own.loss, self.own_squares(), *told], float)
         self._grid.comm.Allreduce(MPI.IN_PLACE, values, op=MPI.SUM, algorithm="native")
-        loss, squared, seconds, comm_seconds, wait_seconds, stopping = values.tolist()
+        loss, squared, seconds, reducing, waiting, reading, stopping = values.tolist()
         norm = sqrt(squared) if squared >= 0 else squared
-        return Agreed(loss, norm, seconds, comm_seconds, wait_seconds, stopping > 0)
+        return Agreed(loss, norm, seconds, reducing, waiting, reading, stopping > 0)
 
     def own_squares(self) -> float:
         """The own part of the squared norm of the gradient."""

@@ -51,6 +51,8 @@ class Step(Struct, frozen=True, tag="step", tag_field="event"):
             included, 0 to 1.
         wait_share: part of ``seconds`` spent in waiting for other stages of the pipeline, and for
             the last rank at the end of the step.
+        read_share: part of ``seconds`` spent in reading samples, or in waiting for the processes
+            that read them ahead.
     """
 
     step: int
@@ -63,6 +65,7 @@ class Step(Struct, frozen=True, tag="step", tag_field="event"):
     samples_per_s: float
     comm_share: float
     wait_share: float = 0.0
+    read_share: float = 0.0
 
 
 class Skipped(Struct, frozen=True, tag="skipped", tag_field="event"):
@@ -184,13 +187,16 @@ class Summary(Struct, frozen=True, tag="summary", tag_field="event"):
     comm_share: float
     wait_share: float = 0.0
     metrics: dict[str, float] = {}
+    read_share: float = 0.0
 
     def __str__(self) -> str:
         told = measured(self.metrics) or f"loss {self.test_loss:.6f}"
+        reading = f"reading {self.read_share:.1%}, " if self.read_share >= 0.01 else ""
         return (
             f"test {told}, {ranks_in_words(self.ranks)}, "
             f"gradients by {self.algorithm} ({self.reason}), {self.samples_per_s:.0f} samples/s, "
-            f"reduction {self.comm_share:.1%} and waiting {self.wait_share:.1%} of step time"
+            f"{reading}reduction {self.comm_share:.1%} and waiting {self.wait_share:.1%} of "
+            "step time"
         )
 
 

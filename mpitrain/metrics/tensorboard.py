@@ -8,7 +8,7 @@ from pathlib import Path
 from mpitrain.config import ConfigError
 from mpitrain.metrics.records import Epoch, Record, Step, Write
 
-_OF_A_STEP = ("loss", "grad_norm", "lr", "samples_per_s", "comm_share", "wait_share")
+_OF_A_STEP = ("loss", "grad_norm", "lr", "samples_per_s", "comm_share", "wait_share", "read_share")
 
 
 def check() -> None:

@@ -93,7 +93,6 @@ class Runner:
         pipeline, report: as given.
         waited: seconds spent waiting for each other rank's activations in the last run, by rank.
         specs: of what goes into each virtual stage.
-        reads: the micro-batches of a run that we are the first or the last stage of.
     """
 
     def __init__(
@@ -134,13 +133,6 @@ class Runner:
         self.waited: dict[int, float] = {}
         self.specs = self._agree(probe, inputs)
         self._last = _last_before_updates(self.actions)
-        ends = (0, pipeline.virtual_stages - 1)
-        self.reads = [
-            action.micro_batch
-            for action in self.actions
-            if isinstance(action, Forward)
-            and action.chunk * pipeline.stages + self.place.stage in ends
-        ]
 
     def run(
         self,
@@ -307,6 +299,17 @@ class Runner:
                 found = Spec(y.shape[1:], y.dtype)
             specs.append(self.comm.bcast(found, self.layout.rank(Place(stage, 0, 0))))
         return specs
+
+
+def reads(pipeline: Pipeline, report: Report, place: Place) -> list[int]:
+    """The micro-batches of a run that a rank takes through the first or the last stage, in turn."""
+    ends = (0, pipeline.virtual_stages - 1)
+    found = [
+        action.micro_batch
+        for action in report.actions[place[:2]]
+        if isinstance(action, Forward) and action.chunk * pipeline.stages + place.stage in ends
+    ]
+    return list(dict.fromkeys(found))
 
 
 def _tag(virtual: int, activation: bool) -> int:

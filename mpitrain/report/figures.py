@@ -29,6 +29,7 @@ _VARIABLES = {
     "#010109": "weight",
     "#01010a": "page",
     "#01010b": "comm",
+    "#01010c": "read",
 }
 _COLOURS = {name: colour for colour, name in _VARIABLES.items()}
 _PASSES = {"F": "forward", "B": "backward", "I": "input", "W": "weight"}
@@ -95,7 +96,8 @@ def _time(axes: "Axes", steps: Sequence[Step]) -> None:
     for name, share, label in (
         ("comm", lambda s: s.comm_share, "reduction"),
         ("wait", lambda s: s.wait_share, "waiting"),
-        ("train", lambda s: 1 - s.comm_share - s.wait_share, "computing"),
+        ("read", lambda s: s.read_share, "reading"),
+        ("train", lambda s: 1 - s.comm_share - s.wait_share - s.read_share, "computing"),
     ):
         means = _binned([(s.step, 1e3 * s.seconds * max(0.0, share(s))) for s in steps])
         x, part = [point[0] for point in means], [point[1] for point in means]

@@ -3,11 +3,11 @@
 STYLE = """
 :root { color-scheme: light dark;
   --page: #fff; --ink: #1f2328; --faint: #6e7781; --line: #d8dee4; --card: #f6f8fa;
-  --train: #2f6fb7; --test: #c2410c; --comm: #b4457a; --wait: #9aa3ad;
+  --train: #2f6fb7; --test: #c2410c; --comm: #b4457a; --wait: #9aa3ad; --read: #8a6d3b;
   --forward: #2f6fb7; --backward: #b45309; --input: #92650a; --weight: #2e7d4f; }
 @media (prefers-color-scheme: dark) { :root {
   --page: #15181c; --ink: #e3e6ea; --faint: #98a1ab; --line: #343a42; --card: #1e2329;
-  --train: #6ea8ea; --test: #f2995c; --comm: #e085ac; --wait: #6b7480;
+  --train: #6ea8ea; --test: #f2995c; --comm: #e085ac; --wait: #6b7480; --read: #c9a86a;
   --forward: #6ea8ea; --backward: #eda35f; --input: #d9b45b; --weight: #6cc48f; } }
 * { box-sizing: border-box; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 0 auto;

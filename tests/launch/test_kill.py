@@ -50,6 +50,7 @@ LAYOUTS = {
     "pipe": ["parallel.pipe=2"],
     "tensor, zero 2": ["parallel.tensor=2", "parallel.zero=2"],
     "data x pipe, zero 3": ["parallel.pipe=2", "parallel.zero=3"],
+    "data, reading ahead": ["data.workers=2"],
 }
 
 
@@ -101,11 +102,21 @@ def ranks_of(folder):
     Neither session nor parent tells: MPICH's launcher puts its ranks into sessions of their own.
     """
     # The launcher has the same words behind its own, or in a script's place.
-    return sorted(
+    found = {
         number
         for number, words in running(str(folder / "job.toml")).items()
         if words[1:3] == ["-m", "mpitrain"]
-    )
+    }
+    # Those that read ahead are their children, of the same words.
+    return sorted(number for number in found if parent(number) not in found)
+
+
+def parent(number):
+    try:
+        fields = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
+    except FileNotFoundError:
+        return None
+    return int(fields[1])
 
 
 def parameters(folder):
@@ -132,6 +143,10 @@ def kill_somewhere(folder, layout, rng):
     os.kill(rng.choice(ranks), signal.SIGKILL)
     ended(process, 60)
     assert process.returncode != 0
+    deadline = time.monotonic() + 10
+    while (left := running(str(folder / "job.toml"))) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not left, "processes outlive the job"
 
 
 def interrupted(folder, layout, seed):

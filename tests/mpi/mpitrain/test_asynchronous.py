@@ -8,7 +8,7 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 from collectives import Communicator
-from mpitrain.batches import MicroBatches
+from mpitrain.batches import MicroBatches, part
 from mpitrain.config import ConfigError, Train
 from mpitrain.threads import limit_blas_threads
 from mpitrain.trainer import Trainer
@@ -102,8 +102,12 @@ class Simulation:
         for stage in range(self.stages):
             self.weights[stage] = self.weights[stage][-1:]
         self.history = [[speed] for speed in self.speed]
+        held = {
+            m: self.data.train[part(batches, self.parts, m)]
+            for m in range(len(batches) * self.parts)
+        }
         source = MicroBatches(
-            self.data.train, batches, self.parts, self.model.loss, dtype=self.config.run.dtype
+            held, batches, self.parts, self.model.loss, dtype=self.config.run.dtype
         )
         losses = []
         sums = [{} for _ in range(self.stages)]

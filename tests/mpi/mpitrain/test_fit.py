@@ -313,14 +313,62 @@ def test_bad_input_is_one_sentence_on_all_ranks(comm, folder, changed, error, me
         trainer.fit()
 
 
-def test_a_sample_that_one_rank_cannot_read_ends_all(comm, folder):
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_sample_that_one_rank_cannot_read_ends_all(comm, folder, workers):
     """Whoever has it; where another rank has it, nobody is disturbed."""
     pipe = {"pipe": RANKS} if RANKS in (2, 3, 4) else {}
     with (
         pytest.raises(DataError, match=r"sample 37 of Torn cannot be read: OSError: bad sector"),
-        made(folder, train_data=Torn(100, 1), parallel=pipe) as trainer,
+        made(folder, train_data=Torn(100, 1), parallel=pipe, workers=workers) as trainer,
     ):
         trainer.fit()
+
+
+def test_a_test_sample_that_one_rank_cannot_read_ends_all(comm, folder):
+    pipe = {"pipe": RANKS} if RANKS in (2, 3, 4) else {}
+    with (
+        pytest.raises(DataError, match=r"sample 37 of Torn cannot be read: OSError: bad sector"),
+        made(folder, test_data=Torn(100, 1), batch_size=4, parallel=pipe, workers=1) as trainer,
+    ):
+        trainer.fit()
+
+
+@pytest.mark.parametrize("parallel", layouts())
+def test_reading_ahead_changes_no_bit(comm, folder, parallel):
+    found = []
+    for workers in (0, 1, 3):
+        changed = {"model": regular, "parallel": parallel, "workers": workers, "epochs": 2}
+        with made(folder, **changed, dir=str(folder / str(workers))) as trainer:
+            found.append((trainer.fit(), trainer.module.state_dict()))
+    (tests, values), *others = found
+    for other_tests, other_values in others:
+        assert tests == other_tests
+        assert all(torch.equal(value, other_values[name]) for name, value in values.items())
+
+
+@pytest.mark.parametrize("parallel", layouts())
+def test_a_run_that_reads_ahead_may_be_interrupted(comm, folder, parallel):
+    changed = {"parallel": parallel, "checkpoint": {"every": 3}, "optimizer": OPTIMIZERS["AdamW"]}
+    with made(folder, **changed, model=regular) as trainer:
+        whole, module = trainer.fit(), trainer.module
+    changed |= {"dir": str(folder / "again"), "workers": 2, "model": regular}
+    with made(folder, **changed, steps=7) as trainer:
+        trainer.fit()
+    with made(folder, **changed) as trainer:
+        rest = trainer.fit(resume=True)
+    assert rest[-1] == whole[-1]
+    for name, value in trainer.module.state_dict().items():
+        assert torch.equal(value, module.state_dict()[name]), name
+
+
+def test_windows_of_an_asynchronous_pipeline_are_read_ahead(comm, folder):
+    parallel = {"schedule": "asynchronous", "window": 3, "pipe": RANKS if RANKS < 5 else 1}
+    found = []
+    for workers in (0, 2):
+        changed = {"parallel": parallel, "workers": workers, "dir": str(folder / str(workers))}
+        with made(folder, **changed, optim={"name": "sgd", "lr": 0.01}) as trainer:
+            found.append(trainer.fit())
+    assert found[0] == found[1]
 
 
 def test_tables_are_settings_too(comm, folder):

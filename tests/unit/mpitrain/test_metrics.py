@@ -82,6 +82,7 @@ def test_each_record_is_a_line_of_json(job, tmp_path):
         "samples_per_s": 128.0,
         "comm_share": 0.25,
         "wait_share": 0.125,
+        "read_share": 0.0,
     }
 
 

@@ -17,7 +17,7 @@ FLOORS = (
     {"batches", "models", "precision", "stage", "update"},
     {"profiles"},
     {"pipeline"},
-    {"build", "report"},
+    {"build", "feed", "report"},
     {"trainer"},
     {"adapters", "checkpoint", "evaluation"},
     {"bench", "chaos", "run"},

@@ -1,0 +1,245 @@
+"""Samples that processes read ahead, in the order in which they are asked for."""
+
+import ctypes
+import mmap
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Generator, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from math import prod
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.util import Finalize
+from typing import Any
+
+import numpy as np
+
+from mpitrain.arrays import Array, Shape
+from mpitrain.data.dataset import Indexed, Samples, in_epoch
+from mpitrain.data.errors import DataError
+
+#: Requests that each process has at a time: one that it works on, one that waits.
+_AHEAD = 2
+_PR_SET_PDEATHSIG = 1
+#: What asks a job to stop reaches every process of it, and these go on until their rank is done.
+_LEFT_TO_THE_RANK = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+
+
+@dataclass(frozen=True)
+class Request:
+    """Samples to be read.
+
+    Attributes:
+        part: of the data set: ``"train"`` or ``"test"``.
+        epoch: as which they are read.
+        indices: of the samples.
+    """
+
+    part: str
+    epoch: int
+    indices: Array
+
+
+class Loader:
+    """Reads the samples of requests in turn: in this process, or ahead of time in others.
+
+    A request goes to the processes in turn and comes back in turn, so that the order, and with the
+    data set's own seeds every value, is the same for any number of them.  Samples come through
+    memory that is shared with the processes, which are forked from this one: they see the data set
+    as it is now, whatever it is.  They end with this process, however it ends.
+
+    Attributes:
+        workers: how many processes; 0: none.
+    """
+
+    def __init__(self, parts: Mapping[str, Indexed], workers: int = 0, most: int = 0) -> None:
+        """Start the processes.
+
+        Args:
+            parts: the data set's, by name.
+            workers: processes.
+            most: samples of the largest request, with processes.
+
+        Raises:
+            DataError: the memory for what they read cannot be had, or they cannot be started.
+        """
+        self.workers = workers
+        self._parts = parts
+        self._room = _Room(parts, most) if workers else None
+        self._turn = 0
+        self._processes: list[Any] = []
+        self._pipes: list[Connection] = []
+        self._slots: list[mmap.mmap] = []
+        try:
+            if self._room:
+                self._slots = [mmap.mmap(-1, self._room.bytes) for _ in range(_AHEAD * workers)]
+            for number in range(workers):
+                self._start(number)
+        except OSError as error:
+            _end(self._processes, self._pipes)
+            raise DataError(
+                f"data.workers = {workers}: a process that reads ahead cannot be started: {error}"
+            ) from error
+        # Before multiprocessing, which would wait for processes that wait for us.
+        self._end = Finalize(self, _end, (self._processes, self._pipes), exitpriority=100)
+
+    def _start(self, number: int) -> None:
+        context = get_context("fork")
+        ours, theirs = context.Pipe()
+        others = [*self._pipes, ours]
+        arguments = (self._parts, self._room, self._slots, theirs, others, os.getpid())
+        process = context.Process(target=_work, args=arguments, name=f"loader {number}")
+        self._pipes.append(ours)
+        # A signal that comes before the process leaves it to its rank waits until then.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_TO_THE_RANK)
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self._processes.append(process)
+        theirs.close()
+
+    def read(self, requests: Iterable[Request]) -> Generator[Samples]:
+        """The samples of each request, in turn.
+
+        Those that follow are being read until the generator is closed or ends.
+
+        Raises:
+            DataError: they cannot be read, or the process that reads them has ended.
+        """
+        if not self._room:
+            for request in requests:
+                yield _read(self._parts, request)
+            return
+        rest, under_way = iter(requests), deque[int]()
+        while True:
+            for request in islice(rest, len(self._slots) - len(under_way)):
+                under_way.append(self._ask(request))
+            if not under_way:
+                return
+            number = under_way.popleft()
+            told = self._answer(number)
+            if isinstance(told, str):
+                raise DataError(told)
+            found = self._room.samples(self._slots[number % len(self._slots)], told)
+            # The slot is to be written again.
+            yield Samples(found.inputs.copy(), found.labels.copy())
+
+    def _ask(self, request: Request) -> int:
+        number, self._turn = self._turn, self._turn + 1
+        worker = number % self.workers
+        try:
+            self._pipes[worker].send((number, request))
+        except OSError as error:
+            raise DataError(self._gone(worker)) from error
+        return number
+
+    def _answer(self, number: int) -> tuple[str, int] | str:
+        """To the request of this number; what was left unanswered before is passed over."""
+        worker, told = number % self.workers, (-1, "")
+        while told[0] != number:
+            try:
+                told = self._pipes[worker].recv()
+            except (EOFError, OSError) as error:
+                raise DataError(self._gone(worker)) from error
+        return told[1]
+
+    def _gone(self, worker: int) -> str:
+        process = self._processes[worker]
+        process.join(5)
+        code = process.exitcode
+        killed = code is not None and code < 0
+        how = f"killed by {signal.Signals(-code).name}" if killed else f"exit code {code}"
+        return (
+            f"process {process.pid}, which reads samples ahead, has ended ({how}); where memory is "
+            "short, take fewer data.workers"
+        )
+
+    def close(self) -> None:
+        """End the processes."""
+        self._end()
+        self._processes, self._pipes = [], []
+
+
+class _Room:
+    """Where the arrays of a request lie in a slot."""
+
+    def __init__(self, parts: Mapping[str, Indexed], most: int) -> None:
+        self._firsts = {name: vars(part[:1]) for name, part in parts.items()}
+        self.bytes = max(
+            sum(-(-most * array.nbytes // 64) * 64 for array in first.values())
+            for first in self._firsts.values()
+        ) or 1  # fmt: skip
+
+    def samples(self, slot: mmap.mmap, told: tuple[str, int]) -> Samples:
+        """Of so many samples, the arrays in the slot."""
+        part, count = told
+        arrays, start = {}, 0
+        for name, first in self._firsts[part].items():
+            shape: Shape = (count, *first.shape[1:])
+            arrays[name] = np.frombuffer(slot, first.dtype, prod(shape), start).reshape(shape)
+            start += -(-arrays[name].nbytes // 64) * 64
+        return Samples(**arrays)
+
+
+def _read(parts: Mapping[str, Indexed], request: Request) -> Samples:
+    return in_epoch(parts[request.part], request.epoch)[request.indices]
+
+
+def _work(
+    parts: Mapping[str, Indexed],
+    room: _Room,
+    slots: list[mmap.mmap],
+    pipe: Connection,
+    others: list[Connection],
+    parent: int,
+) -> None:
+    """In a process of its own: answer requests until the other end is closed."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    for one in _LEFT_TO_THE_RANK:
+        signal.signal(one, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _LEFT_TO_THE_RANK)
+    if os.getppid() != parent:  # it has ended before the line above
+        return
+    for other in others:  # or they would stay open when our parent closes them
+        other.close()
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)  # the threads of a process do not follow into its children
+    while True:
+        try:
+            number, request = pipe.recv()
+        except EOFError:
+            return
+        told: Any
+        try:
+            found = _read(parts, request)
+            told = request.part, len(found)
+            for name, array in vars(room.samples(slots[number % len(slots)], told)).items():
+                own = vars(found)[name]
+                if (own.shape, own.dtype) != (array.shape, array.dtype):
+                    raise DataError(
+                        f"the {name} of samples {request.indices} are {own.dtype} of shape "
+                        f"{own.shape}, and those of the first sample {array.dtype}; all must be "
+                        "alike"
+                    )
+                array[...] = own
+        except DataError as error:
+            told = str(error)
+        except Exception as error:
+            told = f"samples {request.indices}: {type(error).__name__}: {error}"
+        pipe.send((number, told))
+
+
+def _end(processes: list[Any], pipes: list[Connection]) -> None:
+    for pipe in pipes:
+        pipe.close()
+    for process in processes:
+        process.join(0.2)
+        process.kill()
+        process.join()
+    processes.clear()
+    pipes.clear()

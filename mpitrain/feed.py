@@ -1,0 +1,99 @@
+"""What steps and tests read: the samples of the micro-batches that this rank needs, in turn."""
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from itertools import islice, tee
+from time import perf_counter
+
+from mpi4py import MPI
+
+from mpitrain.arrays import Array
+from mpitrain.batches import part
+from mpitrain.data import DataError, Dataset, Samples
+from mpitrain.data.loader import Loader, Request
+from mpitrain.data.own import Own
+from mpitrain.together import together
+
+#: The samples of micro-batches, by number.
+Held = Mapping[int, Samples]
+
+
+class Feed:
+    """Reads batches, each rank what it needs of them alone; an error of one is one of all.
+
+    Attributes:
+        read_seconds: this rank's, of reading what was asked for last.
+        met_seconds: of waiting for the others afterwards.
+    """
+
+    def __init__(
+        self, comm: MPI.Intracomm, data: Dataset, *, workers: int, most: int, reads: bool
+    ) -> None:
+        """Start the processes that read ahead; collective.
+
+        Args:
+            comm: all ranks.
+            data: the data set.
+            workers: processes of each rank.
+            most: samples of the largest micro-batch.
+            reads: whether this rank needs any sample.
+
+        Raises:
+            DataError: on all ranks; one of them cannot start them.
+        """
+        self._comm = comm
+        self._may_fail = workers > 0 or isinstance(data.train, Own)
+        parts = {"train": data.train, "test": data.test}
+        own = workers if reads else 0
+        self._loader = together(comm, lambda: Loader(parts, own, most), DataError)
+        self.read_seconds = self.met_seconds = 0.0
+
+    def batches(
+        self,
+        of: str,
+        epoch: int,
+        batches: Iterable[Array],
+        size: int,
+        parts: int,
+        own: Callable[[int], Sequence[int]],
+    ) -> Generator[tuple[list[Array], Held]]:
+        """Some batches at a time, with the samples of those of their micro-batches that are ours.
+
+        While they are worked on, the processes read those that follow.  Collective where reading
+        may fail.
+
+        Args:
+            of: the part of the data set, ``"train"`` or ``"test"``.
+            epoch: as which they are read.
+            batches: sample indices.
+            size: batches at a time.
+            parts: micro-batches of each batch.
+            own: numbers of our micro-batches among those of so many batches.
+
+        Raises:
+            DataError: on all ranks; one of them cannot read a sample.
+        """
+        rest = iter(batches)
+        some, those = tee(iter(lambda: list(islice(rest, size)), []))
+        requests = (
+            Request(of, epoch, part(window, parts, m)) for window in some for m in own(len(window))
+        )
+        with closing(self._loader.read(requests)) as reading:
+            for window in those:
+                yield window, self._held(reading, own(len(window)))
+
+    def _held(self, reading: Iterator[Samples], micro_batches: Sequence[int]) -> Held:
+        begun = perf_counter()
+
+        def read() -> Held:
+            found = {m: next(reading) for m in micro_batches}
+            self.read_seconds = perf_counter() - begun
+            return found
+
+        held = together(self._comm, read, DataError) if self._may_fail else read()
+        self.met_seconds = perf_counter() - begun - self.read_seconds
+        return held
+
+    def close(self) -> None:
+        """End the processes."""
+        self._loader.close()

@@ -1,0 +1,191 @@
+"""Samples that processes read ahead: their order, their errors, and how the processes end."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mpitrain.data import DataError, Samples
+from mpitrain.data.loader import Loader, Request
+from mpitrain.data.own import Own
+
+ROOT = Path(__file__).parents[3]
+
+
+class Noisy:
+    """Samples of noise from every generator there is, slow ones among them."""
+
+    def __init__(self, count=50, wrong=-1):
+        self.count, self.wrong = count, wrong
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        if index == self.wrong:
+            raise OSError("the disc is gone")
+        time.sleep(0.003 * (index % 3))
+        return np.array([index, random.random(), np.random.rand()]), index % 7
+
+
+def requests(count=12, epoch=0, most=5):
+    rng = np.random.default_rng(epoch)
+    return [
+        Request("train", epoch, rng.integers(0, 50, rng.integers(0, most + 1)))
+        for _ in range(count)
+    ]
+
+
+def loader(workers, data=None, most=5):
+    own = Own(data or Noisy(), np.float64, seed=3)
+    return closing(Loader({"train": own, "test": own}, workers, most))
+
+
+def gone(process):
+    return not Path(f"/proc/{process}").exists()
+
+
+def found(workers, asked):
+    with loader(workers) as reader:
+        return list(reader.read(asked))
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 5])
+def test_the_order_and_every_value_are_those_without_processes(workers):
+    asked = requests() + requests(epoch=1)
+    for one, other in zip(found(0, asked), found(workers, asked), strict=True):
+        np.testing.assert_array_equal(one.inputs, other.inputs)
+        np.testing.assert_array_equal(one.labels, other.labels)
+        assert (one.inputs.dtype, one.labels.dtype) == (other.inputs.dtype, other.labels.dtype)
+
+
+def test_what_was_given_stays_as_it_is():
+    asked = requests(30)
+    with loader(2) as reader:
+        kept = list(reader.read(asked))
+    for one, other in zip(kept, found(0, asked), strict=True):
+        np.testing.assert_array_equal(one.inputs, other.inputs)
+
+
+@pytest.mark.parametrize("taken", [0, 1, 4])
+def test_it_may_be_left_in_the_middle(taken):
+    """What is asked for then is not answered with what was asked for before."""
+    with loader(2) as reader:
+        with closing(reader.read(requests())) as reading:
+            for _ in range(taken):
+                next(reading)
+        again = list(reader.read(requests(epoch=1)))
+    for one, other in zip(again, found(0, requests(epoch=1)), strict=True):
+        np.testing.assert_array_equal(one.inputs, other.inputs)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_samples_that_cannot_be_read(workers):
+    asked = [Request("train", 0, np.array([i])) for i in range(20)]
+    with loader(workers, Noisy(wrong=9)) as reader:
+        reading = reader.read(asked)
+        assert [next(reading).labels.item() for _ in range(9)] == [i % 7 for i in range(9)]
+        with pytest.raises(DataError, match="sample 9 of Noisy cannot be read: OSError: the disc"):
+            next(reading)
+        assert len(list(reader.read(asked[:5]))) == 5
+
+
+class Growing(Noisy):
+    def __getitem__(self, index):
+        return np.zeros(1 + index // 40), 0
+
+
+def test_samples_of_another_shape_than_the_first():
+    with (
+        loader(1, Growing()) as reader,
+        pytest.raises(DataError, match=r"float64 of shape \(1, 2\)"),
+    ):
+        list(reader.read([Request("train", 0, np.array([45]))]))
+
+
+class Deadly(Noisy):
+    def __getitem__(self, index):
+        if index == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+def test_a_process_that_is_killed_is_an_error():
+    with loader(2, Deadly()) as reader, pytest.raises(DataError, match=r"ended .killed by SIGKILL"):
+        list(reader.read([Request("train", 0, np.array([i])) for i in range(9)]))
+
+
+def test_arrays_in_memory():
+    whole = Samples(np.arange(20.0).reshape(10, 2), np.arange(10))
+    with closing(Loader({"train": whole, "test": whole[:3]}, 2, 4)) as reader:
+        asked = [Request("train", 0, np.array([7, 1])), Request("test", -1, np.array([2]))]
+        one, two = reader.read(asked)
+    np.testing.assert_array_equal(one.inputs, [[14, 15], [2, 3]])
+    np.testing.assert_array_equal(two.labels, [2])
+
+
+def test_closing_ends_the_processes():
+    with loader(3) as reader:
+        processes = [process.pid for process in reader._processes]
+        assert len(processes) == 3 and not any(map(gone, processes))
+    assert all(map(gone, processes))
+
+
+#: A process whose loader's processes read for ever, if they are asked to, and that ends somehow.
+OWNER = """
+import os, signal, threading, time
+import numpy as np
+from mpitrain.data import Samples
+from mpitrain.data.loader import Loader, Request
+
+class Slow:
+    def __getitem__(self, which):
+        if not isinstance(which, slice):
+            time.sleep(600)
+        return Samples(np.zeros((1, 1)), np.zeros(1))
+
+loader = Loader({"train": Slow()}, 2, 1)
+reading = loader.read([Request("train", 0, np.array([0]))] * 9)
+print(*(process.pid for process in loader._processes), flush=True)
+"""
+SOON = "threading.Timer(0.5, {}).start()\nnext(reading)"
+ENDS = {
+    "normal": "",
+    "exception": "raise ValueError",
+    "exit": "os._exit(3)",
+    "killed": "os.kill(os.getpid(), signal.SIGKILL)",
+    "terminated": "os.kill(os.getpid(), signal.SIGTERM)",
+    "killed while they read": SOON.format("os.kill, (os.getpid(), signal.SIGKILL)"),
+    "interrupted while they read": SOON.format("os.killpg, (0, signal.SIGINT)"),
+    "exit while they read": SOON.format("os._exit, (3,)"),
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_processes_end_with_their_owner(how):
+    owner = subprocess.run(
+        [sys.executable, "-c", OWNER + ENDS[how]],
+        cwd=ROOT, capture_output=True, text=True, timeout=60, start_new_session=True,
+    )  # fmt: skip
+    processes = list(map(int, owner.stdout.split()))
+    assert len(processes) == 2, owner.stderr
+    deadline = time.monotonic() + 10
+    while not all(map(gone, processes)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert all(map(gone, processes))
+
+
+def test_a_signal_to_the_job_leaves_them_to_their_owner():
+    """As a batch system sends it to every process, before the time is up."""
+    with loader(2) as reader:
+        for process in reader._processes:
+            os.kill(process.pid, signal.SIGTERM)
+            os.kill(process.pid, signal.SIGINT)
+        assert len(list(reader.read(requests()))) == 12
