@@ -59,6 +59,10 @@ def test_allreduce(tmp_path):
     ]
 
 
+#: Ranks, and processes of each that read ahead.
+CASES = ((1, 0), (2, 2))
+
+
 def test_own_algorithm(tmp_path):
     told = example(tmp_path, "own_algorithm", ranks=3)
     for memory in ("messages", "shared"):
@@ -81,6 +85,14 @@ def test_torch_loop(tmp_path):
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", told)]
     assert losses == sorted(losses, reverse=True) and len(losses) == 4
     assert (tmp_path / "circle.pt").stat().st_size > 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+def test_own_data(tmp_path):
+    program = ROOT / "examples" / "own_data.py"
+    last = [run(tmp_path, ranks, program, workers).splitlines()[-1] for ranks, workers in CASES]
+    assert len(set(last)) == 1 and re.fullmatch(r"final loss 0\.00\d+", last[0])
 
 
 @pytest.mark.slow

@@ -42,7 +42,7 @@ def parts(fault: Fault, full: bool) -> list[Part]:
     quick = [f"--ignore={OF_THE_FAULTS}", *([] if full else ["-m", "not slow"])]
     mpi = ["--with-mpi", "-m", "mpi" if full else "mpi and not slow"]
     few, trainer = ("tests/mpi/collectives", "tests/mpi/mpitrain")
-    ranks = [(3, few), (2, few), (1, few), (4, trainer)]
+    ranks = [(3, few), (2, few), (4, trainer)]
     if full:
         ranks = [(size, folder) for size in (4, 2, 3, 1, 5, 7, 8) for folder in (few, trainer)]
 
