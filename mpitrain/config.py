@@ -156,6 +156,20 @@ class Evaluate(Struct, frozen=True, forbid_unknown_fields=True):
     every: Count = 1
 
 
+class Group(Struct, frozen=True, forbid_unknown_fields=True):
+    """An element of ``optim.groups``.
+
+    Attributes:
+        names: patterns of parameters' names, as ``*.bias``; the first group that fits has them.
+        lr: factor on the learning rate.
+        weight_decay: theirs; when left out, as the others'.
+    """
+
+    names: tuple[str, ...]
+    lr: NonNegative = 1.0
+    weight_decay: NonNegative | None = None
+
+
 class Optim(Struct, frozen=True, forbid_unknown_fields=True):
     """[optim]
 
@@ -179,6 +193,9 @@ class Optim(Struct, frozen=True, forbid_unknown_fields=True):
             its change.
         clip_norm: the gradient of the whole model is scaled down to this Euclidean norm; 0: never
             (and under ``asynchronous``, which has no gradient of the whole model).
+        groups: parameters with a rate or a weight decay of their own, each group a table
+            ``[[optim.groups]]`` with ``names = ["*.bias"]``, ``lr`` (a factor) and
+            ``weight_decay``; ``mpitrain export`` lists the names.
     """
 
     name: Literal["sgd", "adam", "adamw", "lars", "lamb"] = "sgd"
@@ -196,6 +213,7 @@ class Optim(Struct, frozen=True, forbid_unknown_fields=True):
     trust: Positive = 0.001
     weight_decay: NonNegative = 0.0
     clip_norm: NonNegative = 0.0
+    groups: tuple[Group, ...] = ()
 
 
 class Train(Struct, frozen=True, forbid_unknown_fields=True):
@@ -336,6 +354,9 @@ def _values(job: Config) -> Iterator[tuple[str, object]]:
         values = getattr(job, table.name)
         for field in msgspec.structs.fields(values):
             yield f"{table.name}.{field.name}", getattr(values, field.name)
+    for number, group in enumerate(job.optim.groups):
+        for key, value in msgspec.structs.asdict(group).items():
+            yield f"optim.groups[{number}].{key}", value
 
 
 def _unwritable(value: object) -> str:
@@ -403,6 +424,8 @@ def _conflicts(job: Config) -> Iterator[tuple[str, str]]:
                 "asynchronous never has a gradient of the whole model to clip; leave it out, or "
                 "set parallel.schedule = '1f1b'",
             )
+        if job.optim.groups:
+            yield "optim.groups", "asynchronous updates all parameters alike; leave them out"
         if p.weights in ("spectrain", "linear") and job.optim.name != "sgd":
             yield "parallel.weights", f"{p.weights} looks ahead along the velocity of sgd"
 

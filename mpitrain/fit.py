@@ -48,6 +48,7 @@ class Trainer(trainer.Trainer):
         loss: Any = None,
         metrics: Mapping[str, Any] | Sequence[str] | None = None,
         optimizer: Any = None,
+        cuts: Sequence[str] = (),
         classes: int = 0,
         **settings: Any,
     ) -> None:
@@ -56,8 +57,12 @@ class Trainer(trainer.Trainer):
         Args:
             comm: the ranks; all by default.
             config: where ``settings`` are put on top.
-            model: layers by name, a ``torch.nn.Sequential``, or a function that makes one of them;
-                it is called with torch's generator seeded by ``run.seed``.
+            model: layers by name, a ``torch.nn.Module``, or a function that makes one of them; it
+                is called with torch's generator seeded by ``run.seed``.  The parts of a
+                ``torch.nn.Sequential`` are spread over the stages of a pipeline; parameters that
+                need no gradient stay as they are.
+            cuts: of any other module, the names of modules in it behind which it may be cut
+                between stages, in the order in which they are called.
             train_data, test_data: ``len(data)`` samples ``data[i]``, pairs of an input and a label;
                 each rank reads its own alone, and what is random in it follows from seed, epoch and
                 ``i`` (:class:`mpitrain.data.own.Own`).
@@ -67,9 +72,9 @@ class Trainer(trainer.Trainer):
                 :class:`~mpitrain.objective.metrics.Metric`, by name; or names as in
                 ``evaluate.metrics``.
             optimizer: a function that makes an optimiser of torch of some parameters, as
-                ``lambda p: torch.optim.AdamW(p, lr=3e-3)``, an :class:`mpitrain.optim.Optimizer`,
-                or a name as in ``optim.name``.  Of a function, ``lr`` is the rate that schedules
-                begin from, and batches of any size have.
+                ``lambda p: torch.optim.AdamW(p, lr=3e-3)``, of one or several groups, an
+                :class:`mpitrain.optim.Optimizer`, or a name as in ``optim.name``.  Of a function,
+                ``lr`` is the rate that schedules begin from, and batches of any size have.
             classes: kinds of labels, if these are integers; by default as many as the model's last
                 layer has scores.
             settings: keys of the job file's tables that only one table has (``batch_size=48``,
@@ -90,16 +95,23 @@ class Trainer(trainer.Trainer):
             metrics = None
         if isinstance(optimizer, str):
             settings["optim"], optimizer = {"name": optimizer, **settings.get("optim", {})}, None
-        elif optimizer is not None and not hasattr(optimizer, "prepare"):
-            from mpitrain.adapters.torch.optimizer import TorchOptimizer
+        job = configured(config or Config(), settings)
+        if optimizer and (job.parallel.schedule == "asynchronous" or job.optim.groups):
+            raise ConfigError(
+                "optimizer: parallel.schedule = 'asynchronous' and optim.groups have the job's own "
+                "sgd and adam; leave them out, or the optimizer"
+            )
+        self.module, layers = _model(model, job.run.seed, cuts)
+        grouping = None
+        if optimizer is not None and not hasattr(optimizer, "prepare"):
+            from mpitrain.adapters.torch.layer import named
+            from mpitrain.adapters.torch.optimizer import grouped
 
-            optimizer = TorchOptimizer(optimizer)
+            own = named(self.module, layers or {}) if self.module is not None else {}
+            optimizer, grouping = grouped(optimizer, own)
             rates = {"lr": optimizer.lr, "reference_batch": 0}
             settings["optim"] = rates | dict(settings.get("optim", {}))
-        job = configured(config or Config(), settings)
-        if optimizer and job.parallel.schedule == "asynchronous":
-            raise ConfigError("parallel.schedule: asynchronous has the job's own sgd and adam")
-        self.module, layers = _model(model, job.run.seed)
+            job = configured(job, {"optim": settings["optim"]})
         if self.module is not None and "dtype" not in {**settings.get("run", {}), **settings}:
             job = configured(job, {"dtype": _dtype(self.module, job.run.dtype)})
         is_torch = self.module is not None
@@ -110,6 +122,7 @@ class Trainer(trainer.Trainer):
             layers=layers,
             loss=_loss(loss),
             optimizer=optimizer,
+            grouping=grouping,
             metrics=metrics and {name: _metric(m, is_torch) for name, m in metrics.items()},
         )
 
@@ -173,9 +186,11 @@ def configured(config: Config, settings: Mapping[str, Any]) -> Config:
         raise ConfigError(f"{where}: {reason}" if where else reason) from error
 
 
-def _model(model: Any, seed: int) -> tuple[Any, Mapping[str, nn.Layer] | None]:
+def _model(model: Any, seed: int, cuts: Sequence[str]) -> tuple[Any, Mapping[str, nn.Layer] | None]:
     """The torch module, if it is one, and the layers."""
     if model is None or isinstance(model, Mapping):
+        if cuts:
+            raise ConfigError("cuts: layers are cut between one another; leave cuts out")
         return None, model
     import torch
 
@@ -187,7 +202,10 @@ def _model(model: Any, seed: int) -> tuple[Any, Mapping[str, nn.Layer] | None]:
             model = model()
         if isinstance(model, Mapping):
             return None, model
-    return model, layers(model)
+    try:
+        return model, layers(model, cuts)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"model: {error}") from error
 
 
 def _dtype(module: Any, otherwise: str) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives import CheckedTransport, Communicator, CorruptMessage
-from mpitrain import build, models, nn
+from mpitrain import build, groups, models, nn
 from mpitrain.arena import Arena
 from mpitrain.arrays import Array
 from mpitrain.batches import MicroBatches
@@ -22,6 +22,7 @@ from mpitrain.data import Dataset, Sampler, load
 from mpitrain.data.everywhere import load_on_all
 from mpitrain.feed import Feed, Held
 from mpitrain.group import TensorGroup
+from mpitrain.groups import Grouping
 from mpitrain.lr import learning_rate
 from mpitrain.metric_names import usual
 from mpitrain.metrics import Skipped, Step, Straggler, Times
@@ -84,6 +85,7 @@ class Trainer(ClosedTogether):
         loss: Loss | None = None,
         metrics: Mapping[str, Metric] | None = None,
         optimizer: Optimizer | None = None,
+        grouping: Grouping | None = None,
         before_step: Callable[["Trainer"], None] | None = None,
     ) -> None:
         """Load the data, initialise the parameters from the seed, bind the communication.
@@ -96,6 +98,7 @@ class Trainer(ClosedTogether):
             data, layers, loss, metrics, optimizer: one's own, in the place of what the [data],
                 [model], [loss], [evaluate] and [optim] tables name.  Data, and the values that
                 layers bring, are the same on all ranks, which is checked.
+            grouping: how each parameter is updated, by its name; without, as ``optim.groups`` says.
             before_step: called before each step, on each rank.
 
         Raises:
@@ -115,6 +118,7 @@ class Trainer(ClosedTogether):
         self._layers = layers
         self._loss = loss
         self._optimizer = optimizer or build.optimizer(config.optim)
+        self._grouping = grouping
         self._before_step = before_step
         self._busy = Busy()
         self.data, self.data_digest = load_on_all(
@@ -190,7 +194,10 @@ class Trainer(ClosedTogether):
         self.store = build.store(config, self.arena, flat, reduction, self.grid.data.empty)
         folder = config.parallel.offload
         offload = build.mapped(Path(folder), self.comm.rank) if folder else None
-        self.updater = Updater(self.grid, self.store, self._optimizer, offload)
+        grouping = self._grouping or groups.by_name(
+            config.optim, self._optimizer, self.model.names()
+        )
+        self.updater = Updater(self.grid, self.store, self._optimizer, grouping, offload)
 
     def _initial(self) -> Array:
         """The own parameters as they begin, flat; one layer at a time is whole."""

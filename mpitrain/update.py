@@ -9,6 +9,7 @@ from mpi4py import MPI
 from collectives import Communicator
 from mpitrain.arena import Tensor
 from mpitrain.arrays import Array, array_namespace
+from mpitrain.groups import Group, Grouping
 from mpitrain.optim import Optimizer
 from mpitrain.parallel.grid import ProcessGrid
 from mpitrain.parallel.store import Allocate, Piece, Store
@@ -77,9 +78,18 @@ class Updater:
         grid: ProcessGrid,
         store: Store,
         optimizer: Optimizer,
+        grouping: Grouping,
         allocate: Allocate | None = None,
     ) -> None:
-        """Make the state; ``allocate(size, dtype)`` makes each array, zeros if left out."""
+        """Make the state.
+
+        Args:
+            grid: who does what.
+            store: whose pieces are updated.
+            optimizer: its kind says what state there is.
+            grouping: how each tensor is updated.
+            allocate: makes each array, ``allocate(size, dtype)``; zeros if left out.
+        """
         self._grid = grid
         self._store = store
         self.optimizer = optimizer
@@ -88,6 +98,8 @@ class Updater:
             {slot: _zeros(piece.parameters, allocate) for slot in optimizer.slots}
             for piece in store.pieces
         ]
+        self._grouping = grouping
+        self._runs = [self._groups_of(piece) for piece in store.pieces]
 
     def agree(self, own: Told) -> Agreed:
         """Sum what the ranks tell, and their parts of the squared norm; collective, one message."""
@@ -141,19 +153,34 @@ class Updater:
     def step(self, lr: float, gradient_scale: float = 1.0) -> None:
         """Update the own pieces; ``gradient_scale`` multiplies the gradients first."""
         self.steps += 1
-        directions = []
-        for piece, state in zip(self._store.pieces, self.state, strict=True):
+        directions: list[list[Array]] = []
+        for piece, state, runs in zip(self._store.pieces, self.state, self._runs, strict=True):
             if gradient_scale != 1.0:
                 piece.gradients[...] *= gradient_scale
-            directions.append(
-                self.optimizer.prepare(piece.parameters, piece.gradients, state, self.steps)
-            )
+            directions.append([])
+            for part, group in runs:
+                own = {slot: array[part] for slot, array in state.items()}
+                parameters, gradients = piece.parameters[part], piece.gradients[part]
+                found = group.optimizer.prepare(parameters, gradients, own, self.steps)
+                directions[-1].append(found)
         rates = self._rates(lr, directions) if self.optimizer.layerwise else None
         for index, (piece, state) in enumerate(zip(self._store.pieces, self.state, strict=True)):
-            rate = lr if rates is None else rates[index]
-            self.optimizer.apply(piece.parameters, directions[index], state, rate)
+            for (part, group), direction in zip(self._runs[index], directions[index], strict=True):
+                own = {slot: array[part] for slot, array in state.items()}
+                rate = lr * group.rate if rates is None else rates[index][part]
+                group.optimizer.apply(piece.parameters[part], direction, own, rate)
 
-    def _rates(self, lr: float, directions: list[Array]) -> list[Array]:
+    def _groups_of(self, piece: Piece) -> list[tuple[slice, Group]]:
+        """The parts of a piece, one after the other, that are updated alike."""
+        found: list[tuple[slice, Group]] = []
+        for tensor, part in overlaps(self._store.arena.tensors, piece):
+            group = self._grouping(tensor.name)
+            if found and found[-1][1] is group:
+                part = slice(found.pop()[0].start, part.stop)
+            found.append((part, group))
+        return found
+
+    def _rates(self, lr: float, directions: list[list[Array]]) -> list[Array]:
         """lr times the trust ratio of each element's tensor, from norms of whole tensors."""
         comm: Communicator = self._grid.comm
         names = sorted(
@@ -165,9 +192,10 @@ class Updater:
         )
         row = {name: index for index, name in enumerate(names)}
         squares = np.zeros((len(names), 3))
-        for piece, direction in zip(self._store.pieces, directions):
+        for piece, parts in zip(self._store.pieces, directions):
             if not self._grid.counts(piece.group):
                 continue
+            direction = parts[0] if len(parts) == 1 else np.concatenate(parts)
             counted = self._store.counted(piece)
             for tensor, part in overlaps(self._store.arena.tensors, piece, counted):
                 arrays = (piece.parameters, piece.gradients, direction)
@@ -178,7 +206,8 @@ class Updater:
             rate = np.empty(piece.parameters.size, piece.parameters.dtype)
             for tensor, part in overlaps(self._store.arena.tensors, piece):
                 norms = np.sqrt(squares[row[tensor.name]])
-                rate[part] = lr * self.optimizer.ratio(*norms.tolist())
+                group = self._grouping(tensor.name)
+                rate[part] = lr * group.rate * group.optimizer.ratio(*norms.tolist())
             rates.append(array_namespace(piece.parameters).asarray(rate))
         return rates
 

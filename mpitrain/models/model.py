@@ -40,6 +40,15 @@ class Model:
         """Shapes of some layers' parameters, whole; nothing is drawn."""
         return {name: self.layers[name].shapes() for name in names}
 
+    def names(self) -> list[str]:
+        """Of all parameters; of those that several layers have, the owner's."""
+        return [
+            f"{name}.{own}"
+            for name, layer in self.layers.items()
+            for own in layer.shapes()
+            if own not in layer.tied
+        ]
+
     def output_shape(self, shape: Shape) -> Shape:
         """Shape of what the model gives for a sample of ``shape``.
 

@@ -1,6 +1,6 @@
 """Torch modules as layers of the trainer."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -11,12 +11,16 @@ from mpi4py import MPI
 from numpy.typing import DTypeLike
 
 from mpitrain.adapters.torch.arrays import as_array, as_tensor
+from mpitrain.adapters.torch.cutting import cut
 from mpitrain.adapters.torch.purity import Watched, examine, refuse
 from mpitrain.adapters.torch.seeing import parts, seeing, show
 from mpitrain.arrays import Array, Parameters, Shape
 from mpitrain.nn import Layer
+from mpitrain.nn.chain import Wrapper
 from mpitrain.nn.context import RESTING, Context
 from mpitrain.trainer import Trainer
+
+_IN_TURN = torch.nn.Sequential.forward
 
 
 class TorchLayer(Layer):
@@ -28,11 +32,15 @@ class TorchLayer(Layer):
     of its parameters and its input: what is random, changes buffers, mixes the samples of a batch
     or depends on ``.training`` is refused, by its class when the layer is made, by trying it at its
     first batch (:func:`mpitrain.adapters.torch.purity.examine` says what that cannot see), and by
-    watching torch's generator and the buffers at each one.  Constant buffers are fine: they are
-    cast as the parameters are.
+    watching torch's generator and the buffers at each one.  Constant buffers, and parameters that
+    need no gradient, are fine: they are cast as the parameters are, and stay as they were brought.
+
+    Attributes:
+        module: what computes.
+        prefix: of the names that its parameters have in the whole module.
     """
 
-    def __init__(self, module: torch.nn.Module, name: str = "the module") -> None:
+    def __init__(self, module: torch.nn.Module, name: str = "the module", prefix: str = "") -> None:
         """``name`` is for errors.
 
         Raises:
@@ -42,6 +50,7 @@ class TorchLayer(Layer):
         self.sees = any(True for _ in parts(module))
         refuse(name, module)
         self.module = module
+        self.prefix = prefix
         self._watched = Watched(name, module)
         self._examined = False
 
@@ -49,11 +58,19 @@ class TorchLayer(Layer):
         self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike
     ) -> dict[str, Array]:
         """The values that the module has; ``rng`` is not asked."""
-        named = self.module.named_parameters()
-        return {name: as_array(p.double()).astype(dtype) for name, p in named}
+        return {name: as_array(p.double()).astype(dtype) for name, p in self._trained()}
 
     def shapes(self) -> dict[str, Shape]:
-        return {name: tuple(p.shape) for name, p in self.module.named_parameters()}
+        return {name: tuple(p.shape) for name, p in self._trained()}
+
+    def _trained(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        return ((name, p) for name, p in self.module.named_parameters() if p.requires_grad)
+
+    def _constants(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Buffers, and parameters that are frozen."""
+        yield from self.module.named_buffers()
+        frozen = ((name, p) for name, p in self.module.named_parameters() if not p.requires_grad)
+        yield from ((name, p.detach()) for name, p in frozen)
 
     def brought(self) -> dict[str, Array]:
         """Parameters and buffers."""
@@ -130,46 +147,71 @@ class TorchLayer(Layer):
         kind = next(iter(own.values()), given).dtype
         return {
             name: (b.to(kind) if b.is_floating_point() and kind.is_floating_point else b).clone()
-            for name, b in self.module.named_buffers()
+            for name, b in self._constants()
         }
 
 
-def layers(module: torch.nn.Sequential) -> dict[str, Layer]:
-    """Each part of a ``torch.nn.Sequential`` as a layer, to be cut into pipeline stages.
+def layers(module: torch.nn.Module, cuts: Sequence[str] = ()) -> dict[str, Layer]:
+    """A module as layers, to be put into pipeline stages.
 
-    Training leaves the module as it is: :func:`load_into` gives it the trained values.
+    Each part of a ``torch.nn.Sequential`` is one, or each part between the ``cuts``; otherwise the
+    module is one layer.  Training leaves the module as it is: :func:`load_into` gives it the
+    trained values.
+
+    Args:
+        module: computes outputs from inputs.
+        cuts: names of modules in it, in the order in which they are called, behind which it is cut
+            (:func:`mpitrain.adapters.torch.cutting.cut`).
 
     Raises:
-        TypeError: it is no ``torch.nn.Sequential``.
+        TypeError: it is no module.
         ImpureModule: a part cannot be a layer.
+        ValueError: it cannot be cut there.
     """
-    if not isinstance(module, torch.nn.Sequential):
-        raise TypeError(
-            f"layers() takes a torch.nn.Sequential, whose parts a pipeline is cut between, not a "
-            f"{type(module).__name__}: torch.nn.Sequential(module) has one part"
-        )
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"layers() takes a torch.nn.Module, not a {type(module).__name__}")
+    pieces: dict[str, tuple[str, torch.nn.Module]]
+    if cuts:
+        pieces = {f"part{n}": ("", part) for n, part in enumerate(cut(module, cuts))}
+    elif isinstance(module, torch.nn.Sequential) and type(module).forward is _IN_TURN:
+        names = zip(module._modules, module, strict=True)
+        pieces = {f"part{n}": (f"{name}.", part) for n, (name, part) in enumerate(names)}
+    else:
+        pieces = {"part0": ("", module)}
     found: dict[str, Layer] = {}
     owners: dict[int, str] = {}
-    for index, part in enumerate(module):
-        name = f"part{index}"
-        layer = TorchLayer(part, name)
+    for name, (prefix, part) in pieces.items():
+        layer = TorchLayer(part, name, prefix)
         tied = {}
         for own, parameter in part.named_parameters():
             owner = owners.setdefault(id(parameter), f"{name}.{own}")
-            if not owner.startswith(f"{name}."):
+            if parameter.requires_grad and not owner.startswith(f"{name}."):
                 tied[own] = owner
         layer.tied = tied
         found[name] = layer
     return found
 
 
-def load_into(module: torch.nn.Sequential, trainer: Trainer) -> None:
+def named(module: torch.nn.Module, layers: Mapping[str, Layer]) -> dict[str, torch.nn.Parameter]:
+    """The trained parameters of a module by the names that they have in these layers of it."""
+    every = dict(module.named_parameters(remove_duplicate=False))
+    return {
+        f"{name}.{own}": every[layer.prefix + own]
+        for name, layer in layers.items()
+        if isinstance(layer, TorchLayer)
+        for own in layer.shapes()
+        if own not in layer.tied
+    }
+
+
+def load_into(module: torch.nn.Module, trainer: Trainer) -> None:
     """Give the module that :func:`layers` was called with the trained values, on all ranks.
 
     Collective.
     """
-    names = list(trainer.model.layers)
-    for name, part in zip(names, module, strict=True):
+    every: dict[str, torch.Tensor] = dict(module.named_parameters(remove_duplicate=False))
+    every |= dict(module.named_buffers(remove_duplicate=False))
+    for name, layer in trainer.model.layers.items():
         values = None
         if name in trainer.layers:
             index = trainer.layers.index(name)
@@ -178,7 +220,7 @@ def load_into(module: torch.nn.Sequential, trainer: Trainer) -> None:
             values |= trainer.context().inside(name).state
         has = trainer.comm.rank if values is not None else trainer.comm.size
         values = trainer.comm.bcast(values, trainer.comm.allreduce(has, MPI.MIN))
+        of_torch: Any = layer.layer if isinstance(layer, Wrapper) else layer
         with torch.no_grad():
-            for own, tensor in (*part.named_parameters(), *part.named_buffers()):
-                if own in values:  # and not a buffer that never changes
-                    tensor.copy_(as_tensor(np.asarray(values[own])))
+            for own, value in values.items():
+                every[of_torch.prefix + own].copy_(as_tensor(np.asarray(value)))

@@ -1,16 +1,17 @@
 """Optimisers of torch over the flat pieces of the trainer."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from mpitrain.arrays import Array
 from mpitrain.config import ConfigError
+from mpitrain.groups import Group, Grouping
 from mpitrain.optim import State
 
 #: Makes an optimiser of some parameters, as ``lambda p: torch.optim.AdamW(p, lr=3e-3)``.
-Factory = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
+Factory = Callable[[Sequence[torch.nn.Parameter]], torch.optim.Optimizer]
 
 #: Whose new value of a number follows from that number's own past, so that shards can be updated.
 _ELEMENTWISE = (
@@ -22,8 +23,8 @@ _ELEMENTWISE = (
 class TorchOptimizer:
     """An :class:`mpitrain.optim.Optimizer` that torch's makes the step of.
 
-    The function that makes it is called anew for each step, with a flat piece of the parameters;
-    the arrays of its state are the trainer's, which shards and saves them as those of ours.
+    It is made anew for each step, with a flat piece of the parameters; the arrays of its state are
+    the trainer's, which shards and saves them as those of ours.
 
     Attributes:
         slots: names of its state's arrays.
@@ -32,18 +33,22 @@ class TorchOptimizer:
 
     layerwise = False
 
-    def __init__(self, factory: Factory) -> None:
+    def __init__(self, kind: type[torch.optim.Optimizer], options: Mapping[str, Any]) -> None:
         """Try it on two numbers.
 
+        Args:
+            kind: of optimiser.
+            options: of a group of its parameters.
+
         Raises:
-            ConfigError: it is none that updates each number by itself, has several groups of
-                parameters, or keeps numbers that no checkpoint would have.
+            ConfigError: it keeps numbers that no checkpoint would have.
         """
-        self._factory = factory
+        self._kind = kind
+        self._options = options
         self._step = 0
+        self.lr = float(options["lr"])
         probe = torch.nn.Parameter(torch.ones(2, dtype=torch.float64))
-        made = self._made(probe)
-        self.lr = float(made.param_groups[0]["lr"])
+        made = self._made(probe, self.lr)
         for _ in range(2):  # some begin to keep something in their second step
             probe.grad = torch.ones_like(probe)
             made.step()
@@ -52,23 +57,14 @@ class TorchOptimizer:
         for name, value in kept.items():
             if not isinstance(value, torch.Tensor) or value.shape != probe.shape:
                 raise ConfigError(
-                    f"optimizer: {type(made).__name__} keeps {name}, which is no array of the "
+                    f"optimizer: {kind.__name__} keeps {name}, which is no array of the "
                     "parameters' shape, and no checkpoint would have it; take another one"
                 )
         self.slots = tuple(sorted(kept))
 
-    def _made(self, parameter: torch.nn.Parameter) -> torch.optim.Optimizer:
-        made = self._factory([parameter])
-        if type(made) not in _ELEMENTWISE:
-            known = ", ".join(kind.__name__ for kind in _ELEMENTWISE)
-            raise ConfigError(
-                f"optimizer: a {type(made).__name__} is not known to update each number by itself, "
-                f"which ZeRO and flat buckets need; there are {known}"
-            )
-        if len(made.param_groups) != 1:
-            raise ConfigError(
-                "optimizer: several groups of parameters are not supported; give one group"
-            )
+    def _made(self, parameter: torch.nn.Parameter, rate: float) -> torch.optim.Optimizer:
+        made = self._kind([parameter], lr=rate)  # type: ignore[call-arg]
+        made.param_groups[0].update(self._options, lr=rate)
         return made
 
     def prepare(self, p: Array, g: Array, state: State, step: int) -> Array:
@@ -85,8 +81,7 @@ class TorchOptimizer:
             return
         parameter = torch.nn.Parameter(torch.from_numpy(p))
         parameter.grad = torch.from_numpy(direction)
-        made = self._made(parameter)
-        made.param_groups[0]["lr"] = rate
+        made = self._made(parameter, rate)
         own = {name: torch.from_numpy(state[name]) for name in self.slots}
         if self._step > 1:  # in its first step it makes what it keeps, which is not always 0
             made.state[parameter].update(own, step=torch.tensor(float(self._step - 1)))
@@ -95,3 +90,52 @@ class TorchOptimizer:
             found = made.state[parameter][name]
             if found.data_ptr() != values.data_ptr():
                 values.copy_(found)
+
+
+def grouped(
+    factory: Factory, named: Mapping[str, torch.nn.Parameter]
+) -> tuple[TorchOptimizer, Grouping]:
+    """What a factory makes of a module's parameters: the optimiser of the first group, and all.
+
+    Args:
+        factory: is called once, with all parameters that are trained.
+        named: the parameters by their names in the trainer; empty if there is no module.
+
+    Raises:
+        ConfigError: it is no optimiser that updates each number by itself, leaves parameters out or
+            brings others, or its groups keep different things.
+    """
+    given = named or {"": torch.nn.Parameter(torch.ones(1))}
+    made = factory(list(given.values()))
+    if type(made) not in _ELEMENTWISE:
+        known = ", ".join(kind.__name__ for kind in _ELEMENTWISE)
+        raise ConfigError(
+            f"optimizer: a {type(made).__name__} is not known to update each number by itself, "
+            f"which ZeRO and flat buckets need; there are {known}"
+        )
+    names = {id(parameter): name for name, parameter in given.items()}
+    found: dict[str, Group] = {}
+    usual: TorchOptimizer | None = None
+    for asked in made.param_groups:
+        own = TorchOptimizer(type(made), {k: v for k, v in asked.items() if k != "params"})
+        usual = usual or own
+        if not usual.lr or own.slots != usual.slots:
+            raise ConfigError(
+                "optimizer: the first group's rate must be above 0, and all groups keep the same: "
+                f"{', '.join(usual.slots) or 'nothing'}, not {', '.join(own.slots) or 'nothing'}"
+            )
+        for parameter in asked["params"]:
+            if id(parameter) not in names:
+                raise ConfigError(
+                    f"optimizer: it has a parameter of shape {tuple(parameter.shape)} that is none "
+                    "of those that the function was called with; take them from its argument"
+                )
+            found[names[id(parameter)]] = Group(own, own.lr / usual.lr)
+    if left := [name for name in given if name not in found]:
+        raise ConfigError(
+            f"optimizer: it leaves out {', '.join(left[:3])}; give it all parameters, or freeze "
+            "these: requires_grad_(False)"
+        )
+    assert usual is not None  # torch refuses to make one without parameters
+    first = Group(usual)
+    return usual, (found.__getitem__ if named else lambda name: first)

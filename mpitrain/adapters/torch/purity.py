@@ -55,10 +55,9 @@ def refuse(name: str, module: nn.Module) -> None:
                 "trainer need values on the CPU: module.cpu(), and run lazy modules once"
             )
     for inner, parameter in module.named_parameters():
-        if not parameter.requires_grad or not parameter.is_floating_point():
+        if parameter.requires_grad and not parameter.is_floating_point():
             raise ImpureModule(
-                f"{name}.{inner} is frozen or no floating-point number, and the trainer would "
-                "train it; make it a buffer"
+                f"{name}.{inner} is of {parameter.dtype}, and the trainer has real numbers alone"
             )
 
 

@@ -67,6 +67,39 @@ def regular():
     )
 
 
+class Block(torch.nn.Module):
+    """A residual block."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.norm, self.up = torch.nn.LayerNorm(width), torch.nn.Linear(width, width)
+        self.drop = torch.nn.Dropout(0.1)
+
+    def forward(self, x):
+        return x + self.drop(torch.tanh(self.up(self.norm(x))))
+
+
+class Whole(torch.nn.Module):
+    """No Sequential: blocks called by name, a frozen one, and a weight that is used twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.enter = torch.nn.Linear(6, 16)
+        self.blocks = torch.nn.ModuleList(Block(16) for _ in range(3))
+        self.leave = torch.nn.Linear(16, 1)
+        self.gain = torch.nn.Parameter(torch.ones(16))
+        self.blocks[1].up.requires_grad_(False)
+
+    def forward(self, x):
+        x = self.enter(x) * self.gain
+        for block in self.blocks:
+            x = block(x)
+        return self.leave(x * self.gain)
+
+
+CUTS = ["enter", "blocks.0", "blocks.1"]
+
+
 def made(folder, comm=None, **changed):
     given = {
         "model": net,
@@ -171,6 +204,93 @@ OPTIMIZERS = {
 QUICK = (("AdamW", 1),)
 
 
+@pytest.mark.parametrize("parallel", layouts())
+def test_a_module_that_is_no_sequential(comm, folder, alone, parallel):
+    with made(folder, model=Whole, cuts=CUTS, parallel=parallel) as trainer:
+        tests = trainer.fit()
+    expected, module = alone(model=Whole, cuts=CUTS)
+    for found, wanted in zip(tests, expected, strict=True):
+        assert found.test_loss == pytest.approx(wanted.test_loss, rel=1e-9)
+    found, wanted = trainer.module.state_dict(), module.state_dict()
+    for name, value in found.items():
+        np.testing.assert_allclose(value, wanted[name], rtol=1e-6, atol=1e-8)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        begin = Whole().state_dict()
+    frozen = {name for name, value in found.items() if torch.equal(value, begin[name])}
+    assert frozen == {"blocks.1.up.weight", "blocks.1.up.bias"}
+
+
+def in_groups(parameters):
+    """No decay of what has one axis, and another rate for one tensor."""
+    rest = [p for p in parameters if p.ndim > 1]
+    return torch.optim.AdamW(
+        [
+            {"params": rest[1:], "weight_decay": 0.1},
+            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+            {"params": rest[:1], "weight_decay": 0.2, "lr": 1e-4, "betas": (0.5, 0.9)},
+        ],
+        lr=3e-3,
+    )
+
+
+def torchs_own(trainer, factory, steps=None):
+    """A module that torch trained on the same samples in the same order."""
+    torch.manual_seed(7)
+    module = net().double()
+    optimizer = factory(list(module.parameters()))
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+    for epoch in range(2):
+        for batch in trainer.sampler.batches(epoch):
+            some = trainer.data.train.in_epoch(epoch)[batch]
+            optimizer.zero_grad()
+            y = module(torch.from_numpy(some.inputs))
+            torch.nn.functional.mse_loss(y, torch.from_numpy(some.labels)).backward()
+            optimizer.step()
+            schedule.step()
+    return module
+
+
+def assert_alike(module, other):
+    for found, wanted in zip(module.parameters(), other.parameters(), strict=True):
+        np.testing.assert_allclose(found.detach(), wanted.detach(), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("parallel", layouts())
+def test_groups_of_parameters(comm, folder, parallel):
+    changed = {"optimizer": in_groups, "optim": {"schedule": "cosine"}, "parallel": parallel}
+    with made(folder, **changed) as trainer:
+        trainer.fit()
+    assert_alike(trainer.module, torchs_own(trainer, in_groups))
+
+
+@pytest.mark.parametrize("parallel", layouts())
+def test_groups_of_a_job(comm, folder, parallel):
+    """The job's own optimiser with groups is torch's with the same."""
+    groups = [
+        {"names": ["part0.weight"], "lr": 0.5, "weight_decay": 0.2},
+        {"names": ["*.bias"], "weight_decay": 0.0},
+    ]
+    optim = {"name": "adamw", "lr": 3e-3, "reference_batch": 0, "weight_decay": 0.1}
+    optim |= {"schedule": "cosine", "groups": groups}
+
+    def same(parameters):
+        first, *rest = parameters
+        weights, biases = ([p for p in rest if (p.ndim > 1) == is_weight] for is_weight in (1, 0))
+        return torch.optim.AdamW(
+            [
+                {"params": weights, "weight_decay": 0.1},
+                {"params": biases, "weight_decay": 0.0},
+                {"params": [first], "weight_decay": 0.2, "lr": 1.5e-3},
+            ],
+            lr=3e-3,
+        )
+
+    with made(folder, optim=optim, parallel=parallel) as trainer:
+        trainer.fit()
+    assert_alike(trainer.module, torchs_own(trainer, same))
+
+
 @pytest.mark.parametrize(
     ("name", "zero"),
     [
@@ -191,28 +311,19 @@ def test_optimisers_of_torch(comm, folder, alone, name, zero):
         trainer.fit()
     with made(folder, **changed) as trainer:
         trainer.fit(resume=True)
-        data, batches = trainer.data.train, trainer.sampler.batches
-    torch.manual_seed(7)
-    module = net().double()
-    optimizer = OPTIMIZERS[name](module.parameters())
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
-    for epoch in range(2):
-        for batch in batches(epoch):
-            some = data.in_epoch(epoch)[batch]
-            optimizer.zero_grad()
-            y = module(torch.from_numpy(some.inputs))
-            torch.nn.functional.mse_loss(y, torch.from_numpy(some.labels)).backward()
-            optimizer.step()
-            schedule.step()
-    for found, wanted in zip(trainer.module.parameters(), module.parameters(), strict=True):
-        np.testing.assert_allclose(found.detach(), wanted.detach(), rtol=1e-6, atol=1e-7)
+    assert_alike(trainer.module, torchs_own(trainer, OPTIMIZERS[name]))
 
 
 @pytest.mark.parametrize(
     ("optimizer", "message"),
     [
         (lambda p: torch.optim.LBFGS(p), "a LBFGS is not known to update each number by itself"),
-        (lambda p: torch.optim.SGD([{"params": p}, {"params": []}]), "several groups"),
+        (lambda p: torch.optim.SGD(p[1:]), r"leaves out part0.weight; give it all parameters"),
+        (lambda p: torch.optim.SGD([*p, torch.nn.Parameter(torch.ones(3))]), "shape .3,. that is"),
+        (
+            lambda p: torch.optim.Adam([{"params": p[1:]}, {"params": p[:1], "amsgrad": True}]),
+            "all groups keep the same: exp_avg, exp_avg_sq, not exp_avg, exp_avg_sq, max_exp",
+        ),
     ],
 )
 def test_optimisers_that_cannot_be(comm, folder, optimizer, message):

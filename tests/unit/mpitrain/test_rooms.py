@@ -12,7 +12,7 @@ FLOORS = (
     {"config"},
     {"group", "data", "metrics", "optim", "lr", "lock", "stop", "submit", "shrink", "trace"},
     {"nn", "stragglers"},
-    {"arena", "objective"},
+    {"arena", "groups", "objective"},
     {"parallel"},
     {"batches", "models", "precision", "stage", "update"},
     {"profiles"},

@@ -8,6 +8,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 nn = torch.nn
 
+from mpitrain.adapters.torch import layers  # noqa: E402
+from mpitrain.adapters.torch.cutting import cut  # noqa: E402
+from mpitrain.adapters.torch.layer import named  # noqa: E402
+
 
 def functional(f, *buffers):
     """A module that computes ``f(module, x)``."""
@@ -55,15 +59,12 @@ def attention(**options):
         (attention(), r"part3\.self_attn \(MultiheadAttention\).*; set dropout=0"),
         (nn.LSTM(6, 6, 2, dropout=0.5), "LSTM"),
         (nn.AlphaDropout(0.5).eval(), "Dropout"),
-        (nn.Linear(6, 6).requires_grad_(False), r"part3\.weight is frozen"),
         (nn.LazyLinear(6), "has no shape yet"),
         (nn.Linear(6, 6, device="meta"), "lies on meta"),
     ],
     ids=lambda value: getattr(value, "__class__", type(value)).__name__,
 )
 def test_what_cannot_be_a_layer_is_refused_when_it_is_made(module, match):
-    from mpitrain.adapters.torch import layers
-
     with pytest.raises(ValueError, match=match):
         layers(nn.Sequential(nn.Flatten(), nn.Tanh(), nn.Tanh(), module))
 
@@ -208,15 +209,68 @@ def test_no_samples():
     assert y.shape == (0, 2) and dx.shape == (0, 6)
 
 
-def test_a_module_that_is_no_chain_is_refused():
-    from mpitrain.adapters.torch import layers
+def test_what_is_no_module_is_refused():
+    with pytest.raises(TypeError, match=r"layers.. takes a torch.nn.Module, not a list"):
+        layers([nn.Linear(2, 2)])
 
-    with pytest.raises(TypeError, match=r"torch\.nn\.Sequential\(module\) has one part"):
-        layers(nn.Linear(2, 2))
+
+class Forked(nn.Module):
+    """Two branches, a parameter and a buffer of its own, and a layer that is used twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.shift = nn.Parameter(torch.full((6,), 0.5))
+        self.register_buffer("scale", torch.full((6,), 2.0))
+        self.body = nn.Sequential(nn.Linear(6, 6), nn.Tanh())
+        self.twice = nn.Linear(6, 6)
+        self.head = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3))
+
+    def forward(self, x):
+        x = self.body(x + self.shift)
+        y = self.twice(x) * self.scale
+        return self.head(self.twice(y) + y + self.shift)
+
+
+def test_a_module_is_cut_behind_some_of_its_modules():
+    torch.manual_seed(0)
+    module, x = Forked().double(), torch.randn(4, 6).double()
+    parts = cut(module, ["body", "head.0"])
+    assert len(parts) == 3
+    found = x
+    for part in parts:
+        found = part(found)
+    assert torch.equal(found, module(x))
+    names = [{name for name, _ in part.named_parameters()} for part in parts]
+    assert names[0] == {"shift", "body.0.weight", "body.0.bias"}
+    assert names[1] == {"shift", "twice.weight", "twice.bias", "head.0.weight", "head.0.bias"}
+    assert dict(parts[1].named_parameters())["shift"] is module.shift
+    # What two parts have is the first one's.
+    made = layers(module, ["body"])
+    assert made["part1"].tied == {"shift": "part0.shift"}
+    assert named(module, made)["part1.head.1.bias"] is module.head[1].bias
+
+
+class Depends(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) if x.sum() > 0 else x
+
+
+@pytest.mark.parametrize(
+    ("make", "after", "message"),
+    [
+        (Forked, ["bodi"], r"no module 'bodi' is called; there are body, body\.0"),
+        (Forked, ["head", "body"], "not in the order in which they are called"),
+        (Forked, ["body", "body.1"], "not in the order"),
+        (Forked, ["twice"], "2 tensors cross the cut after 'twice' .mul, twice_1."),
+        (lambda: nn.Sequential(Depends(6, 6), nn.ReLU()), ["0"], "cannot trace it .TraceError"),
+    ],
+)
+def test_cuts_that_cannot_be(make, after, message):
+    with pytest.raises(ValueError, match=message):
+        cut(make(), after)
 
 
 def test_exported_values_have_torchs_axes():
-    from mpitrain.adapters.torch import layers
     from mpitrain.checkpoint.export import as_torch
     from mpitrain.config import Config
 
