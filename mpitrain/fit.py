@@ -10,9 +10,11 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from mpitrain import nn, trainer
+from mpitrain.arrays import Array
 from mpitrain.config import Config, ConfigError
 from mpitrain.data import DataError, Dataset
 from mpitrain.data.own import MapStyle, Own
+from mpitrain.fields import Fields
 from mpitrain.metrics import Epoch, Record
 from mpitrain.objective import Loss
 from mpitrain.objective.metrics import Averaged, Metric
@@ -104,10 +106,10 @@ class Trainer(trainer.Trainer):
         self.module, layers = _model(model, job.run.seed, cuts)
         grouping = None
         if optimizer is not None and not hasattr(optimizer, "prepare"):
-            from mpitrain.adapters.torch.layer import named
+            from mpitrain.adapters.torch.layer import trained
             from mpitrain.adapters.torch.optimizer import grouped
 
-            own = named(self.module, layers or {}) if self.module is not None else {}
+            own = trained(self.module, layers or {}) if self.module is not None else {}
             optimizer, grouping = grouped(optimizer, own)
             rates = {"lr": optimizer.lr, "reference_batch": 0}
             settings["optim"] = rates | dict(settings.get("optim", {}))
@@ -235,12 +237,12 @@ def _data(
                 raise DataError(f"{what}_data has no samples")
         found = Dataset(train, test, 0)
         for name, one, other in zip(("inputs", "labels"), *(vars(s[:1]).values() for s in both)):
-            if (one.shape, one.dtype.kind) != (other.shape, other.dtype.kind):
+            if (one.shape, _kind(one)) != (other.shape, _kind(other)):
                 raise DataError(
                     f"train_data has {name} of {one.dtype}, shape {one.shape[1:]}, and test_data "
                     f"of {other.dtype}, {other.shape[1:]}; they must be alike"
                 )
-        if found.label_dtype.kind == "f":
+        if found.label_dtype.kind in "fV":  # numbers, or several arrays
             return found
         kinds = classes or _scores(layers, found)
         return Dataset(replace(train, classes=kinds), replace(test, classes=kinds), kinds)
@@ -256,7 +258,13 @@ def _scores(layers: Mapping[str, nn.Layer] | None, data: Dataset) -> int:
         shape = nn.Chain(layers).output_shape(data.input_shape)
     except ValueError as error:
         raise DataError(f"model: {error}") from error
+    if isinstance(shape, Fields):
+        raise DataError(f"labels are integers, and the model gives {shape!r}: give classes=")
     return shape[-1] if shape else 1
+
+
+def _kind(array: Array) -> object:
+    return array.dtype if array.dtype.names else array.dtype.kind
 
 
 def _loss(loss: Any) -> Loss | None:

@@ -6,6 +6,7 @@ from math import prod
 from typing import Any, Protocol, runtime_checkable
 
 from mpitrain.arrays import Array, Shape
+from mpitrain.fields import Fields
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,10 @@ def in_epoch(samples: Indexed, epoch: int) -> Indexed:
     return samples.in_epoch(epoch) if isinstance(samples, Epochal) else samples
 
 
+def _shape(samples: Array) -> Shape:
+    return Fields(samples.dtype) if samples.dtype.names else samples.shape[1:]
+
+
 @dataclass(frozen=True)
 class Dataset:
     """Samples to train on and others to test on.
@@ -65,7 +70,7 @@ class Dataset:
     @property
     def input_shape(self) -> Shape:
         """Shape of one sample."""
-        return self._first.inputs.shape[1:]
+        return _shape(self._first.inputs)
 
     @property
     def input_dtype(self) -> Any:
@@ -75,7 +80,7 @@ class Dataset:
     @property
     def label_shape(self) -> Shape:
         """Shape of one sample's label: () for a class, (positions,) for text."""
-        return self._first.labels.shape[1:]
+        return _shape(self._first.labels)
 
     @property
     def label_dtype(self) -> Any:

@@ -8,6 +8,7 @@ import numpy as np
 from mpitrain.arrays import Array
 from mpitrain.data.dataset import Dataset
 from mpitrain.data.own import Own
+from mpitrain.fields import fields
 
 #: Samples are all read if they have no more numbers than that (MNIST has 47 million), ...
 _ALL = 1 << 26
@@ -30,7 +31,8 @@ def digest(data: Dataset) -> str:
     for samples in (data.train, data.test):
         first = samples[:1]
         shape = first.inputs.shape[1:], first.labels.shape[1:]
-        found.update(f"{len(samples)} {shape} {first.inputs.dtype.kind}".encode())
+        kinds = first.inputs.dtype.names or first.inputs.dtype.kind
+        found.update(f"{len(samples)} {shape} {kinds}".encode())
         size = first.inputs.size + first.labels.size
         most = _FEW if isinstance(samples, Own) else max(_SOME, _ALL // max(1, size))
         for which in _parts(len(samples), size, most):
@@ -53,4 +55,6 @@ def _parts(count: int, size: int, most: int) -> Iterator[Array]:
 
 def _plain(values: Array) -> bytes:
     """Of a type that the job has no part in."""
+    if values.dtype.names:
+        return b"".join(_plain(np.ascontiguousarray(part)) for part in fields(values).values())
     return values.astype("<f4" if values.dtype.kind == "f" else "<i8", copy=False).tobytes()

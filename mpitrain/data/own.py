@@ -2,7 +2,7 @@
 
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -10,13 +10,17 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import DTypeLike
 
-from mpitrain.arrays import Array
+from mpitrain.arrays import Array, Shape
 from mpitrain.data.dataset import Samples
 from mpitrain.data.errors import DataError
+from mpitrain.fields import joined, named
+
+#: The arrays of one sample by name (:mod:`mpitrain.fields`).
+Named = Mapping[str, Array]
 
 
 class MapStyle(Protocol):
-    """``(input, label)`` pairs by number."""
+    """``(input, label)`` pairs by number; each is an array, or a tuple or dictionary of arrays."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int) -> Any: ...
@@ -59,14 +63,15 @@ class Own:
         """
         indices = np.arange(len(self))[which].tolist()
         # Of no samples, the first says the shapes.
-        pairs = [self._read(index) for index in indices or [0]]
+        read = indices or [0]
+        pairs = [self._read(index) for index in read]
         inputs, labels = (
-            self._stacked(indices or [0], what, values)
+            self._stacked(read, what, values)
             for what, values in zip(("input", "label"), zip(*pairs, strict=True), strict=True)
         )
         return Samples(inputs[: len(indices)], labels[: len(indices)])
 
-    def _read(self, index: int) -> tuple[Array, Array]:
+    def _read(self, index: int) -> tuple[Named, Named]:
         with _seeded(self.seed, self.epoch, index):
             try:
                 found = self.data[index]
@@ -80,13 +85,23 @@ class Own:
                 f"sample {index} of {type(self.data).__name__} is a {type(found).__name__}; a pair "
                 "is needed, (input, label)"
             )
-        inputs, labels = self._array(index, found[0]), self._array(index, found[1])
-        if self.classes and labels.size and not 0 <= labels.min() <= labels.max() < self.classes:
+        inputs, labels = self._arrays(index, found[0]), self._arrays(index, found[1])
+        classes = labels.get("", np.empty(0)) if self.classes else np.empty(0)
+        if classes.size and not 0 <= classes.min() <= classes.max() < self.classes:
             raise DataError(
-                f"sample {index} of {type(self.data).__name__} has the label {labels}; labels of "
+                f"sample {index} of {type(self.data).__name__} has the label {classes}; labels of "
                 f"{self.classes} classes lie from 0 to {self.classes - 1}"
             )
         return inputs, labels
+
+    def _arrays(self, index: int, value: Any) -> Named:
+        try:
+            parts = named(value)
+        except ValueError as error:
+            raise DataError(f"sample {index} of {type(self.data).__name__}: {error}") from error
+        if not parts:
+            raise DataError(f"sample {index} of {type(self.data).__name__} holds nothing")
+        return {name: self._array(index, part) for name, part in parts.items()}
 
     def _array(self, index: int, value: Any) -> Array:
         try:
@@ -103,16 +118,26 @@ class Own:
             )
         return found.astype(self.dtype) if found.dtype.kind == "f" else found
 
-    def _stacked(self, indices: Sequence[int], what: str, values: Sequence[Array]) -> Array:
+    def _stacked(self, indices: Sequence[int], what: str, values: Sequence[Named]) -> Array:
         first = values[0]
         for index, value in zip(indices, values, strict=True):
-            if (value.shape, value.dtype) != (first.shape, first.dtype):
+            if _kinds(value) != _kinds(first):
                 raise DataError(
-                    f"the {what} of sample {index} of {type(self.data).__name__} is {value.dtype} "
-                    f"of shape {value.shape}, and that of sample {indices[0]} {first.dtype} of "
-                    f"{first.shape}; all must be alike"
+                    f"the {what} of sample {index} of {type(self.data).__name__} is "
+                    f"{_shown(value)}, and that of sample {indices[0]} {_shown(first)}; all must "
+                    "be alike"
                 )
-        return np.stack(values)
+        return joined({name: np.stack([value[name] for value in values]) for name in first})
+
+
+def _kinds(value: Named) -> list[tuple[str, Any, Shape]]:
+    return [(name, array.dtype, array.shape) for name, array in value.items()]
+
+
+def _shown(value: Named) -> str:
+    return ", ".join(
+        f"{name and f'{name!r}: '}{kind} of shape {shape}" for name, kind, shape in _kinds(value)
+    )
 
 
 @contextmanager

@@ -11,14 +11,14 @@ def cut(module: torch.nn.Module, after: Sequence[str]) -> list[torch.nn.Module]:
     """The parts of a module that end where the modules of these names have given their results.
 
     Parameters and buffers keep their names, and are the module's own.  A part takes what the part
-    before it gives: one tensor.
+    before it gives: a tensor, or as many arguments as the tuple has that it gives.
 
     Args:
         module: can be traced by ``torch.fx``: which way it goes does not depend on values.
         after: names of modules in it, in the order in which they are called.
 
     Raises:
-        ValueError: it cannot be traced, has no such module, or several tensors cross a cut.
+        ValueError: it cannot be traced, or has no such module.
     """
     try:
         graph = fx.Tracer().trace(module)
@@ -35,6 +35,9 @@ def cut(module: torch.nn.Module, after: Sequence[str]) -> list[torch.nn.Module]:
     whose = {node: sum(index > end for end in ends) for index, node in enumerate(nodes)}
     (output,) = (node for node in graph.nodes if node.op == "output")
     whose[output] = len(after)
+    for number, name in enumerate(after, 1):
+        if not _crossing(whose, number):
+            raise ValueError(f"cuts: nothing that is computed before {name!r} is used behind it")
     return [_part(module, graph, whose, number, after) for number in range(len(after) + 1)]
 
 
@@ -63,8 +66,8 @@ def _part(
     own = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     if number:
-        (entering,) = _crossing(whose, number, after)
-        copies[entering] = own.placeholder(entering.name)
+        for entering in _crossing(whose, number):
+            copies[entering] = own.placeholder(entering.name)
 
     def copied(node: fx.Node) -> fx.Node:
         if node not in copies and node.op == "get_attr":  # every part takes what it needs of them
@@ -80,24 +83,18 @@ def _part(
         else:
             copies[node] = own.node_copy(node, copied)
     if number < len(after):
-        (leaving,) = _crossing(whose, number + 1, after)
-        result = copied(leaving)
+        leaving = tuple(map(copied, _crossing(whose, number + 1)))
+        result = leaving[0] if len(leaving) == 1 else leaving
     own.output(result)
     return fx.GraphModule(module, own, type(module).__name__)
 
 
-def _crossing(whose: dict[fx.Node, int], number: int, after: Sequence[str]) -> list[fx.Node]:
+def _crossing(whose: dict[fx.Node, int], number: int) -> list[fx.Node]:
     """What goes from the parts before into the part of this number or later ones."""
-    found = [
+    return [
         node
         for node, part in whose.items()
         if part < number
         and node.op != "get_attr"
         and any(whose[user] >= number for user in node.users)
     ]
-    if len(found) != 1:
-        raise ValueError(
-            f"cuts: {len(found)} tensors cross the cut after {after[number - 1]!r} "
-            f"({', '.join(node.name for node in found)}), and a part takes one; cut elsewhere"
-        )
-    return found

@@ -15,10 +15,25 @@ from mpitrain.adapters.torch.cutting import cut
 from mpitrain.adapters.torch.purity import Watched, examine, refuse
 from mpitrain.adapters.torch.seeing import parts, seeing, show
 from mpitrain.arrays import Array, Parameters, Shape
+from mpitrain.fields import Fields, as_given, fields, joined, named, zeros
 from mpitrain.nn import Layer
 from mpitrain.nn.chain import Wrapper
 from mpitrain.nn.context import RESTING, Context
 from mpitrain.trainer import Trainer
+
+
+def _tensors(
+    arrays: Mapping[str, Array], kind: torch.dtype | None = None
+) -> dict[str, torch.Tensor]:
+    """Tensors of arrays by name; numbers in records as wide as ``kind``."""
+    found = {name: as_tensor(np.ascontiguousarray(array)) for name, array in arrays.items()}
+    if kind is None or not kind.is_floating_point:
+        return found
+    return {
+        name: part.to(kind) if name and part.is_floating_point() else part
+        for name, part in found.items()
+    }
+
 
 _IN_TURN = torch.nn.Sequential.forward
 
@@ -40,8 +55,22 @@ class TorchLayer(Layer):
         prefix: of the names that its parameters have in the whole module.
     """
 
-    def __init__(self, module: torch.nn.Module, name: str = "the module", prefix: str = "") -> None:
-        """``name`` is for errors.
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        name: str = "the module",
+        prefix: str = "",
+        *,
+        in_turn: bool = False,
+    ) -> None:
+        """Make it a layer.
+
+        Args:
+            module: computes.
+            name: for errors.
+            prefix: of its names in the whole module.
+            in_turn: takes several inputs as one tuple or dictionary, as a part of a
+                ``torch.nn.Sequential`` does; otherwise as arguments.
 
         Raises:
             ImpureModule: the module cannot be a layer.
@@ -51,6 +80,7 @@ class TorchLayer(Layer):
         refuse(name, module)
         self.module = module
         self.prefix = prefix
+        self._in_turn = in_turn
         self._watched = Watched(name, module)
         self._examined = False
 
@@ -82,20 +112,31 @@ class TorchLayer(Layer):
         kind = next((p.dtype for p in self.module.parameters()), torch.get_default_dtype())
         refused: Exception | None = None
         for dtype in (kind, torch.int64):
+            wide = as_array(torch.ones(0, dtype=dtype)).dtype
             try:
-                return self._tried(torch.zeros(1, *shape, dtype=dtype))
+                return self._tried(_tensors(zeros(1, shape, wide), kind))
             except (RuntimeError, ValueError, TypeError, IndexError) as error:
                 refused = refused or error
         text = " ".join(str(refused).split())
-        raise ValueError(f"it cannot take a sample of shape {shape}: {text}") from refused
+        raise ValueError(f"it cannot take a sample of shape {shape!r}: {text}") from refused
 
     @torch.no_grad()
-    def _tried(self, x: torch.Tensor) -> Shape:
+    def _tried(self, x: Mapping[str, torch.Tensor]) -> Shape:
         """Shape of its output for one sample; buffers and the generator stay as they are."""
         buffers = {name: b.clone() for name, b in self.module.named_buffers()}
         with torch.random.fork_rng(devices=[]):
-            found = torch.func.functional_call(self.module, buffers, (x,))
-        return tuple(found.shape[1:]) if isinstance(found, torch.Tensor) else ()
+            found = named(torch.func.functional_call(self.module, buffers, *self._arguments(x)))
+        if not all(isinstance(part, torch.Tensor) for part in found.values()):
+            return ()  # which its first forward pass refuses
+        if "" in found:
+            return tuple(found[""].shape[1:])
+        return Fields(joined({name: as_array(part) for name, part in found.items()}).dtype)
+
+    def _arguments(self, values: Mapping[str, torch.Tensor]) -> tuple[tuple[Any, ...], Any]:
+        """What the module is called with."""
+        if self._in_turn or "" in values:
+            return (as_given(values),), {}
+        return (tuple(values.values()), {}) if "0" in values else ((), dict(values))
 
     def state(self, dtype: DTypeLike) -> dict[str, Array]:
         """What batch norm keeps, under the names of its buffers."""
@@ -109,33 +150,46 @@ class TorchLayer(Layer):
         self, parameters: Parameters, x: Array, context: Context = RESTING
     ) -> tuple[Array, Any]:
         own = {name: as_tensor(v).requires_grad_() for name, v in parameters.items()}
-        given = as_tensor(np.ascontiguousarray(x))
-        buffers = self._buffers(own, given)
+        given = _tensors(fields(x), next((p.dtype for p in own.values()), None))
+        buffers = self._buffers(own, next(iter(given.values())))
         values = {f"module.{name}": value for name, value in (own | buffers).items()}
 
-        def run(x: torch.Tensor) -> torch.Tensor:
-            found: torch.Tensor = torch.func.functional_call(self._watched, values, (x,))
+        def run(*tensors: torch.Tensor) -> dict[str, torch.Tensor]:
+            arguments = self._arguments(dict(zip(given, tensors, strict=True)))
+            found: dict[str, torch.Tensor] = torch.func.functional_call(
+                self._watched, values, *arguments
+            )
             return found
 
-        if len(given) and not self._examined:
+        if len(x) and not self._examined:
             show(self.module, replace(context, training=False))
-            examine(self._watched, run, buffers, given)
+            examine(self._watched, run, buffers, list(given.values()))
             self._examined = True
-        given = given.requires_grad_() if given.is_floating_point() else given
+        for part in given.values():
+            part.requires_grad_(part.is_floating_point())
         show(self.module, context)
-        y = run(given)
-        return as_array(y), (given, y, own)
+        y = run(*given.values())
+        return joined({name: as_array(part) for name, part in y.items()}), (given, y, own)
 
     def backward(self, parameters: Parameters, saved: Any, dy: Array) -> tuple[Array, Any]:
         given, y, own = saved
-        wanted = [*([given] if given.requires_grad else []), *own.values()]
-        gradient = as_tensor(np.ascontiguousarray(dy))
+        inputs = {name: part for name, part in given.items() if part.requires_grad}
+        outputs = {name: part for name, part in y.items() if part.requires_grad}
+        wanted = [*inputs.values(), *own.values()]
         found: Sequence[torch.Tensor] = ()
-        if wanted:  # and what has no part in y has a gradient of 0
-            found = torch.autograd.grad(y, wanted, gradient, materialize_grads=True)
-        first = len(wanted) - len(own)
-        dx = as_array(found[0]) if first else np.zeros(given.shape, dy.dtype)
-        return dx, dict(zip(own, found[first:], strict=True))
+        if wanted and outputs:
+            gradients = _tensors({name: fields(dy)[name] for name in outputs})
+            found = torch.autograd.grad(
+                list(outputs.values()), wanted, list(gradients.values()), materialize_grads=True
+            )
+        elif wanted:  # what has no part in y has a gradient of 0
+            found = [torch.zeros_like(part) for part in wanted]
+        by_input = dict(zip(inputs, map(as_array, found), strict=False))
+        dx = {
+            name: by_input.get(name, np.zeros(part.shape, dy.dtype if name == "" else None))
+            for name, part in given.items()
+        }
+        return joined(dx), dict(zip(own, found[len(inputs) :], strict=True))
 
     def gradients(self, parameters: Parameters, kept: Any) -> dict[str, Array]:
         return {name: as_array(gradient) for name, gradient in kept.items()}
@@ -181,7 +235,7 @@ def layers(module: torch.nn.Module, cuts: Sequence[str] = ()) -> dict[str, Layer
     found: dict[str, Layer] = {}
     owners: dict[int, str] = {}
     for name, (prefix, part) in pieces.items():
-        layer = TorchLayer(part, name, prefix)
+        layer = TorchLayer(part, name, prefix, in_turn=bool(prefix))
         tied = {}
         for own, parameter in part.named_parameters():
             owner = owners.setdefault(id(parameter), f"{name}.{own}")
@@ -192,7 +246,7 @@ def layers(module: torch.nn.Module, cuts: Sequence[str] = ()) -> dict[str, Layer
     return found
 
 
-def named(module: torch.nn.Module, layers: Mapping[str, Layer]) -> dict[str, torch.nn.Parameter]:
+def trained(module: torch.nn.Module, layers: Mapping[str, Layer]) -> dict[str, torch.nn.Parameter]:
     """The trained parameters of a module by the names that they have in these layers of it."""
     every = dict(module.named_parameters(remove_duplicate=False))
     return {

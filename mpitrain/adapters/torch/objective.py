@@ -1,7 +1,7 @@
 """Losses and metrics that are functions of torch tensors."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -9,9 +9,11 @@ import torch
 
 from mpitrain.adapters.torch.arrays import as_array, as_tensor
 from mpitrain.arrays import Array, Shape
+from mpitrain.fields import as_given, fields, joined, zeros
 
-#: ``f(outputs, labels)``, as torch's functional losses.
-Function = Callable[[torch.Tensor, torch.Tensor], Any]
+#: ``f(outputs, labels)``, as torch's functional losses: tensors, or tuples or dictionaries of them,
+#: as the module and the data set give them.
+Function = Callable[[Any, Any], Any]
 
 
 class TorchLoss:
@@ -29,24 +31,33 @@ class TorchLoss:
         """As :class:`mpitrain.objective.Loss` says."""
         if not labels.size:
             return 0.0, np.zeros_like(outputs)
-        given = as_tensor(np.ascontiguousarray(outputs)).requires_grad_()
-        mean = self.function(given, as_tensor(np.ascontiguousarray(labels)))
+        parts = _needing_gradients(_tensors(outputs))
+        mean = self.function(as_given(parts), as_given(_tensors(labels)))
         weight = labels.size / divisor
-        (gradient,) = torch.autograd.grad(mean, given)
-        return mean.item() * weight, as_array(gradient * weight)
+        by = {name: part for name, part in parts.items() if part.requires_grad}
+        found = torch.autograd.grad(mean, list(by.values()), materialize_grads=True)
+        gradients = {name: torch.zeros_like(part) for name, part in parts.items()}
+        gradients |= {name: one * weight for name, one in zip(by, found, strict=True)}
+        return mean.item() * weight, joined({name: as_array(g) for name, g in gradients.items()})
 
     def expect(self, outputs: Shape, labels: Shape, kind: Any) -> None:
         """Tries it on two samples of zeros."""
-        given = torch.zeros((2, *outputs), dtype=torch.get_default_dtype(), requires_grad=True)
-        wanted = as_tensor(np.zeros((2, *labels), kind))
-        wanted = wanted.to(given.dtype) if wanted.is_floating_point() else wanted
+        wide = torch.get_default_dtype()
+        parts, wanted = (
+            {
+                name: part.to(wide) if part.is_floating_point() else part
+                for name, part in _by_name(zeros(2, shape, dtype)).items()
+            }
+            for shape, dtype in ((outputs, np.float32), (labels, kind))
+        )
+        _needing_gradients(parts)
         try:
             with warnings.catch_warnings():  # as of shapes that are made to fit
                 warnings.simplefilter("error", UserWarning)
-                found = self.function(given, wanted)
+                found = self.function(as_given(parts), as_given(wanted))
         except (RuntimeError, ValueError, TypeError, IndexError, UserWarning) as error:
             raise ValueError(
-                f"{name_of(self.function)} cannot compare outputs of shape {outputs} with labels "
+                f"{name_of(self.function)} cannot compare outputs of shape {outputs!r} with labels "
                 f"of {labels}: {' '.join(str(error).split())}"
             ) from error
         if not isinstance(found, torch.Tensor) or found.dim() or not found.requires_grad:
@@ -66,8 +77,7 @@ class TorchMetric:
         if not len(labels):
             return np.zeros(2)
         with torch.no_grad():
-            pair = (as_tensor(np.ascontiguousarray(a)) for a in (outputs, labels))
-            found = self.function(*pair)
+            found = self.function(as_given(_tensors(outputs)), as_given(_tensors(labels)))
         if isinstance(found, tuple):
             total, count = map(float, found)
             return np.array([total, count])
@@ -75,6 +85,18 @@ class TorchMetric:
 
     def value(self, totals: Array) -> float:
         return float(totals[0] / totals[1])
+
+
+def _tensors(array: Array) -> dict[str, torch.Tensor]:
+    return _by_name(fields(array))
+
+
+def _needing_gradients(parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: part.requires_grad_(part.is_floating_point()) for name, part in parts.items()}
+
+
+def _by_name(arrays: Mapping[str, Array]) -> dict[str, torch.Tensor]:
+    return {name: as_tensor(np.ascontiguousarray(array)) for name, array in arrays.items()}
 
 
 def name_of(function: Any) -> str:

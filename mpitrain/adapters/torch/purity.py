@@ -1,10 +1,14 @@
 """Whether a module is a function of its parameters and its input, and of nothing else."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import nn
 
+from mpitrain.fields import named
+
+Tensors = Mapping[str, torch.Tensor]
+Run = Callable[..., Tensors]
 _ELSEWHERE = "or train it with DataParallel in a loop of your own"
 
 #: Whose results are random in training, and the number that says so.
@@ -69,15 +73,15 @@ class Watched(nn.Module):
         self.name = name
         self.module = module
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The module's output.
+    def forward(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> Tensors:
+        """The module's outputs by name (:mod:`mpitrain.fields`).
 
         Raises:
             ImpureModule: as the class says; the generator is as it was before.
         """
         state = torch.get_rng_state()
         before = [(b, b._version) for b in self.module.buffers()]
-        y = self.module(x)
+        y = self.module(*args, **kwargs)
         if not torch.equal(state, torch.get_rng_state()):
             torch.set_rng_state(state)
             raise ImpureModule(
@@ -90,19 +94,22 @@ class Watched(nn.Module):
                 raise _changes(self.name, inner)
         if len(after) != len(before):
             raise _changes(self.name, "a new one")
-        if not isinstance(y, torch.Tensor):
-            raise ImpureModule(
-                f"{self.name} returns a {type(y).__name__}; a layer returns one tensor"
-            )
-        return y
+        outputs: Tensors = named(y)
+        for part in outputs.values():
+            if not isinstance(part, torch.Tensor):
+                raise ImpureModule(
+                    f"{self.name} returns a {type(part).__name__}; a layer returns a tensor, or a "
+                    "tuple or dictionary of tensors"
+                )
+        return outputs
 
 
 @torch.no_grad()
 def examine(
     watched: Watched,
-    run: Callable[[torch.Tensor], torch.Tensor],
-    buffers: Mapping[str, torch.Tensor],
-    x: torch.Tensor,
+    run: Run,
+    buffers: Tensors,
+    x: Sequence[torch.Tensor],
 ) -> None:
     """Run a module some times more and refuse it if the results are not those of a function.
 
@@ -114,7 +121,7 @@ def examine(
         watched: in whose name errors speak.
         run: goes forward.
         buffers: those that it goes forward with.
-        x: a batch of at least one sample.
+        x: a batch of at least one sample, as many tensors as the module takes.
 
     Raises:
         ImpureModule: with what to do instead.
@@ -122,25 +129,25 @@ def examine(
     name, values = watched.name, {inner: b.clone() for inner, b in buffers.items()}
     with _modes_kept(watched.module):
         watched.module.train()
-        given = x.clone()
-        first, second = run(given), run(x.clone())
-        if not _close(given, x):
+        given = _copy(x)
+        first, second = run(*given), run(*_copy(x))
+        if not all(map(_close, given, x)):
             raise ImpureModule(f"{name} changes its input, which is another layer's: inplace=False")
         for inner, before in values.items():
             if not torch.equal(before, buffers[inner]):
                 raise _changes(name, inner)
-        if not _close(first, second):
+        if not _alike(first, second):
             raise ImpureModule(
                 f"{name} gives two results for one input in training: it draws random numbers, or "
                 f"keeps state that is no parameter; do without, {_ELSEWHERE}"
             )
         watched.module.eval()
-        if not _close(first, run(x.clone())):
+        if not _alike(first, run(*_copy(x))):
             raise ImpureModule(
                 f"{name} gives other results in evaluation than in training mode, and the trainer "
                 f"knows one mode only; make its forward pass independent of .training, {_ELSEWHERE}"
             )
-    if len(x) > 1 and not _keeps_samples_apart(run, x):
+    if len(x[0]) > 1 and not _keeps_samples_apart(run, x):
         raise ImpureModule(
             f"{name} gives a sample another result, or none, when it is alone in its batch, so "
             "that training would depend on the layout of the ranks; keep samples apart, "
@@ -148,12 +155,23 @@ def examine(
         )
 
 
-def _keeps_samples_apart(run: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> bool:
-    whole = run(x.clone())
+def _keeps_samples_apart(run: Run, x: Sequence[torch.Tensor]) -> bool:
+    whole = run(*_copy(x))
     try:
-        return len(whole) == len(x) and _close(whole[:1], run(x[:1].clone()))
-    except (RuntimeError, ValueError):
+        alone = run(*(part[:1].clone() for part in x))
+        return all(len(part) == len(x[0]) for part in whole.values()) and _alike(
+            {name: part[:1] for name, part in whole.items()}, alone
+        )
+    except (RuntimeError, ValueError, TypeError):  # as of a number, which has no first
         return False
+
+
+def _copy(x: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [part.clone() for part in x]
+
+
+def _alike(one: Tensors, other: Tensors) -> bool:
+    return one.keys() == other.keys() and all(_close(one[name], other[name]) for name in one)
 
 
 def _changes(name: str, inner: str) -> ImpureModule:

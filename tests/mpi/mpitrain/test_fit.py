@@ -9,6 +9,7 @@ from mpi4py import MPI
 import mpitrain
 from mpitrain.config import ConfigError
 from mpitrain.data import DataError
+from mpitrain.fields import fields
 from mpitrain.optim import Adam
 from mpitrain.trainer import Trainer
 
@@ -219,6 +220,100 @@ def test_a_module_that_is_no_sequential(comm, folder, alone, parallel):
         begin = Whole().state_dict()
     frozen = {name for name, value in found.items() if torch.equal(value, begin[name])}
     assert frozen == {"blocks.1.up.weight", "blocks.1.up.bias"}
+
+
+class Sentences(torch.utils.data.Dataset):
+    """Several inputs by name, of several types, and two labels."""
+
+    def __init__(self, samples, seed):
+        self.samples, self.seed = samples, seed
+
+    def __len__(self):
+        return self.samples
+
+    def __getitem__(self, index):
+        draw = torch.Generator().manual_seed(self.seed * 1_000_003 + index)
+        words = torch.randint(9, (5,), generator=draw)
+        x = torch.rand(4, generator=draw)
+        kept = torch.rand(5, generator=draw) > 0.2
+        return {"words": words, "x": x, "kept": kept}, (words.sum() / 20 + x[:1], words[0])
+
+
+class Reader(torch.nn.Module):
+    """Several tensors cross where it may be cut, and it gives several."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(9, 8)
+        self.of_x = torch.nn.Linear(4, 8)
+        self.drop = torch.nn.Dropout(0.1)
+        self.mix = torch.nn.Linear(8, 8)
+        self.value, self.first = torch.nn.Linear(8, 1), torch.nn.Linear(8, 9)
+
+    def forward(self, words, x, kept):
+        y = (self.table(words) * kept[..., None]).mean(1)
+        y = self.drop(y + self.of_x(x))
+        z = torch.tanh(self.mix(y)) + x.mean(1, keepdim=True)
+        return {"value": self.value(z + y), "first": self.first(z)}
+
+
+def of_both(outputs, labels):
+    value, first = labels
+    mse = torch.nn.functional.mse_loss(outputs["value"], value)
+    return mse + 0.1 * torch.nn.functional.cross_entropy(outputs["first"], first)
+
+
+SEVERAL = {
+    "model": Reader,
+    "loss": of_both,
+    "cuts": ["of_x", "drop", "mix"],
+    "metrics": {"hits": lambda y, t: (y["first"].argmax(1) == t[1]).double().mean()},
+}
+
+
+@pytest.mark.parametrize("parallel", layouts())
+def test_several_inputs_and_outputs(comm, folder, alone, parallel):
+    data = {"train_data": Sentences(100, 1), "test_data": Sentences(30, 2), "workers": 1}
+    with made(folder, **SEVERAL, **data, parallel=parallel) as trainer:
+        tests = trainer.fit()
+    expected, module = alone(**SEVERAL, **data)
+    for found, wanted in zip(tests, expected, strict=True):
+        assert found.test_loss == pytest.approx(wanted.test_loss, rel=1e-9)
+        assert found.metrics == pytest.approx(wanted.metrics, rel=1e-9)
+    for name, value in trainer.module.state_dict().items():
+        np.testing.assert_allclose(value, module.state_dict()[name], rtol=1e-6, atol=1e-8)
+    with torch.no_grad():
+        samples = trainer.data.test[:]
+        inputs = {n: torch.from_numpy(a) for n, a in fields(samples.inputs).items()}
+        labels = [torch.from_numpy(a) for a in fields(samples.labels).values()]
+        loss = of_both(trainer.module.double().eval()(**inputs), labels)
+    assert loss.item() == pytest.approx(tests[-1].test_loss, rel=1e-5)
+
+
+def test_without_dropout_it_is_torchs_own_loop(comm, folder):
+    class Plain(Reader):
+        def __init__(self):
+            super().__init__()
+            self.drop = torch.nn.Identity()
+
+    data = {"train_data": Sentences(100, 1), "test_data": Sentences(30, 2), "optim": {}}
+    factory = OPTIMIZERS["AdamW"]
+    with made(folder, **SEVERAL | {"model": Plain}, **data, optimizer=factory) as trainer:
+        trainer.fit()
+    torch.manual_seed(7)
+    module = Plain().double()
+    optimizer = factory(list(module.parameters()))
+    for epoch in range(2):
+        for batch in trainer.sampler.batches(epoch):
+            some = trainer.data.train.in_epoch(epoch)[batch]
+            inputs, labels = (
+                {n: torch.from_numpy(a) for n, a in fields(part).items()}
+                for part in (some.inputs, some.labels)
+            )
+            optimizer.zero_grad()
+            of_both(module(**inputs), tuple(labels.values())).backward()
+            optimizer.step()
+    assert_alike(trainer.module, module)
 
 
 def in_groups(parameters):

@@ -9,7 +9,7 @@ MPITRAIN = Path(__file__).parents[3] / "mpitrain"
 #: From the first floor up; rooms that are not named are on the ground floor.  A room imports rooms
 #: of lower floors, at the top of a file, in a function or for its types.
 FLOORS = (
-    {"config"},
+    {"config", "fields"},
     {"group", "data", "metrics", "optim", "lr", "lock", "stop", "submit", "shrink", "trace"},
     {"nn", "stragglers"},
     {"arena", "groups", "objective"},
