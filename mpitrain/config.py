@@ -300,6 +300,33 @@ class Checkpoint(Struct, frozen=True, forbid_unknown_fields=True):
     background: bool = True
 
 
+class Own(Struct, frozen=True, forbid_unknown_fields=True):
+    """[own]
+
+    What the user's own Python brings in the place of what the other tables name, each as
+    ``module:name`` or ``file.py:name``, the file as ``data.path`` is found.  Only the commands that
+    train and evaluate import it.
+
+    Attributes:
+        model: function that makes a torch module or layers, or the module.
+        data: function that gives two data sets, to train and to test on: ``len(data)`` pairs
+            ``data[i]`` of an input and a label.
+        loss: function of torch tensors, outputs and labels: the mean over the samples.
+        metrics: such a function, or a dictionary of several.
+        optimizer: function that makes an optimiser of torch of a list of parameters.
+        cuts: names of modules in the model behind which a pipeline may cut it.
+        classes: kinds of labels, where the model does not show them.
+    """
+
+    model: str = ""
+    data: str = ""
+    loss: str = ""
+    metrics: str = ""
+    optimizer: str = ""
+    cuts: tuple[str, ...] = ()
+    classes: Annotated[int, Meta(ge=0)] = 0
+
+
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
     """A training job; each attribute is the TOML table of its name."""
 
@@ -312,6 +339,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     train: Train = Train()
     parallel: Parallel = Parallel()
     checkpoint: Checkpoint = Checkpoint()
+    own: Own = Own()
 
     def __post_init__(self) -> None:
         for place, value in _values(self):
@@ -326,6 +354,16 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
             )
         for place, why in _conflicts(self):
             raise ValueError(f"{place}: {why}")
+
+
+def refuse_own(job: Config, command: str) -> None:
+    """For commands that describe the other tables, and not what stands in their place.
+
+    Raises:
+        ConfigError: the job brings a model or data of its own.
+    """
+    if job.own.model or job.own.data:
+        raise ConfigError(f"own: mpitrain {command} imports nothing; train and eval do")
 
 
 def _check_algorithm(algorithm: str, zero: int) -> None:
@@ -473,12 +511,21 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def _with_data_beside(path: Path, job: Config) -> Config:
-    """The job, with ``data.path`` beside the job file where it is only there."""
-    named = job.data.path
-    beside = os.path.join(path.parent, named)
-    if not named or os.path.exists(named) or not os.path.exists(beside):
-        return job
-    return replace(job, data=replace(job.data, path=beside))
+    """The job, with ``data.path`` and one's own files beside the job file where they are only
+    there."""
+
+    def found(named: str) -> str:
+        beside = os.path.join(path.parent, named)
+        here = not named or os.path.exists(named) or not os.path.exists(beside)
+        return named if here else beside
+
+    own: Any = {}
+    for key, value in msgspec.structs.asdict(job.own).items():
+        if isinstance(value, str) and ".py:" in value:
+            file, _, name = value.rpartition(":")
+            own[key] = f"{found(file)}:{name}"
+    data = replace(job.data, path=found(job.data.path))
+    return replace(job, data=data, own=replace(job.own, **own))
 
 
 def _apply(tables: dict[str, Any], override: str) -> None:

@@ -1,6 +1,6 @@
 """A job of one's own in one call: model, data, loss and metrics; the rest as in a job file."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
@@ -18,8 +18,9 @@ from mpitrain.fields import Fields
 from mpitrain.metrics import Epoch, Record
 from mpitrain.objective import Loss
 from mpitrain.objective.metrics import Averaged, Metric
+from mpitrain.pipeline.runtime import Span, no_span
 from mpitrain.run import train
-from mpitrain.stop import stop_flag
+from mpitrain.stop import StopFlag, stop_flag
 from mpitrain.threads import limit_blas_threads
 from mpitrain.together import together
 
@@ -52,6 +53,9 @@ class Trainer(trainer.Trainer):
         optimizer: Any = None,
         cuts: Sequence[str] = (),
         classes: int = 0,
+        span: Span = no_span,
+        stop: StopFlag | None = None,
+        before_step: Callable[[trainer.Trainer], None] | None = None,
         **settings: Any,
     ) -> None:
         """What is left out is what ``config`` names, or a job file's defaults.
@@ -79,6 +83,7 @@ class Trainer(trainer.Trainer):
                 ``lr`` is the rate that schedules begin from, and batches of any size have.
             classes: kinds of labels, if these are integers; by default as many as the model's last
                 layer has scores.
+            span, stop, before_step: as :class:`mpitrain.trainer.Trainer`.
             settings: keys of the job file's tables that only one table has (``batch_size=48``,
                 ``epochs=3``, ``seed=7``), and whole tables (``parallel={"pipe": 2}``).  Of a torch
                 module, ``dtype`` is that of its parameters.
@@ -125,6 +130,9 @@ class Trainer(trainer.Trainer):
             loss=_loss(loss),
             optimizer=optimizer,
             grouping=grouping,
+            span=span,
+            stop=stop,
+            before_step=before_step,
             metrics=metrics and {name: _metric(m, is_torch) for name, m in metrics.items()},
         )
 

@@ -50,9 +50,10 @@ def measure(config: "Config", repeats: int = 5) -> list[LayerProfile]:
         ConfigError: a layer's parameters do not fit into memory.
     """
     from mpitrain import data, models
-    from mpitrain.config import ConfigError
+    from mpitrain.config import ConfigError, refuse_own
     from mpitrain.precision import compute_type
 
+    refuse_own(config, "profile")
     found = data.load(config.data, config.run.dtype)
     model = models.build(config, found)
     dtype = compute_type(config.run.compute, config.run.dtype)

@@ -4,12 +4,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from mpitrain.arena import Tensor
 from mpitrain.arrays import Array
 from mpitrain.checkpoint.manifest import CheckpointError, Manifest, Progress, SavedPiece
 from mpitrain.checkpoint.reader import Checkpoint
+from mpitrain.config import Own
 from mpitrain.update import overlaps
 
 if TYPE_CHECKING:
@@ -118,15 +119,25 @@ def _piece(tensor: Tensor, section: str, key: str, start: int, part: slice) -> S
     )
 
 
+def _names(own: Own) -> dict[str, object]:
+    """What a job brings of its own, wherever the files lie."""
+    return {
+        key: value.rpartition(":")[2] if isinstance(value, str) else value
+        for key, value in asdict(own).items()
+    }
+
+
 def _check_job(trainer: "Trainer", checkpoint: Checkpoint) -> None:
     """What would make it another training must be the same; which ranks compute it need not be."""
     then, now = checkpoint.job, trainer.config
     known = checkpoint.manifest.data
+    data = replace(then.data, workers=now.data.workers)
     if known:  # where they lie is not what they are
-        then = replace(then, data=replace(then.data, path=now.data.path))
+        data = replace(data, path=now.data.path)
     for place, before, after in (
         ("model", then.model, now.model),
-        ("data", then.data, now.data),
+        ("data", data, now.data),
+        ("own", _names(then.own), _names(now.own)),
         ("loss", then.loss, now.loss),
         ("optim.name", then.optim.name, now.optim.name),
         ("run.seed", then.run.seed, now.run.seed),

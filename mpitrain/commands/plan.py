@@ -7,7 +7,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from mpitrain import build, data, models
-from mpitrain.config import Config
+from mpitrain.config import Config, refuse_own
 from mpitrain.parallel.grid import Layout, Place
 from mpitrain.pipeline.schedules import SCHEDULES
 from mpitrain.pipeline.simulate import Times, simulate
@@ -21,6 +21,7 @@ def explain(config: Config, ranks: int) -> str:
         ConfigError: the layout cannot be.
     """
     layout = build.layout(config, ranks)
+    refuse_own(config, "plan")
     dataset = data.load(config.data, config.run.dtype)
     model = models.build(config, dataset)
     cut = build.partition(config, model, layout.stages)

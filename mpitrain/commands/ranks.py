@@ -5,6 +5,7 @@ import faulthandler
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from mpi4py import MPI
 
@@ -18,10 +19,12 @@ from collectives import (
 )
 from collectives.commands.program import show_log
 from mpitrain import data, evaluation, shrink
+from mpitrain.bring import brought
 from mpitrain.checkpoint import CheckpointError
 from mpitrain.commands.arguments import parse
 from mpitrain.config import Config, ConfigError, load
 from mpitrain.data import DataError
+from mpitrain.fit import Trainer
 from mpitrain.metrics import ReportError, measured, tensorboard
 from mpitrain.parallel.replicas import ReplicaMismatch
 from mpitrain.precision import compute_type
@@ -31,7 +34,6 @@ from mpitrain.stop import Stopped, stop_flag
 from mpitrain.threads import limit_blas_threads
 from mpitrain.together import together
 from mpitrain.trace import TRACE_FILE, Trace
-from mpitrain.trainer import Trainer
 from mpitrain.update import NonFinite
 
 #: EX_TEMPFAIL: run it again, and it goes on.
@@ -80,7 +82,7 @@ def train(comm: Communicator, options: argparse.Namespace) -> int:
         with stop_flag(options.grace, comm) as stop:
             trace = Trace(comm.rank, enabled=config.run.trace)
             try:
-                trainer = Trainer(comm, config, span=trace.span, stop=stop, before_step=injector)
+                trainer = _trainer(comm, config, span=trace.span, stop=stop, before_step=injector)
                 try:
                     with trainer, trace.to_file(trainer.comm, traced, Stopped):
                         run_training(trainer, go_on=go_on)
@@ -106,6 +108,12 @@ def train(comm: Communicator, options: argparse.Namespace) -> int:
     return 0
 
 
+def _trainer(comm: Communicator, config: Config, **given: Any) -> Trainer:
+    """Of a job, with what it brings of its own."""
+    own = together(comm, lambda: brought(config.own), ConfigError)
+    return Trainer(comm, config, **own, **given)
+
+
 def with_fault(
     comm: Communicator, text: str, config: Config
 ) -> tuple[Communicator, Callable[[Trainer], None]]:
@@ -125,7 +133,7 @@ def with_fault(
 def evaluate(comm: Communicator, options: argparse.Namespace) -> int:
     """Test the newest checkpoint of a job."""
     config = load_once(comm, options)
-    with Trainer(comm, config) as trainer:
+    with _trainer(comm, config) as trainer:
         found = resume(trainer)
         if found is None:
             raise CheckpointError(f"{checkpoints(config)} has no checkpoint; train first")
@@ -237,7 +245,8 @@ def load_once(comm: MPI.Intracomm, options: argparse.Namespace) -> Config:
 def _lacking(config: Config) -> str:
     """Which package this rank lacks for the job, and how to install it."""
     try:
-        data.check(config.data)
+        if not config.own.data:
+            data.check(config.data)
         compute_type(config.run.compute, config.run.dtype)
         if config.run.tensorboard:
             tensorboard.check()

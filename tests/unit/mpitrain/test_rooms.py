@@ -21,7 +21,7 @@ FLOORS = (
     {"trainer"},
     {"adapters", "checkpoint", "evaluation"},
     {"bench", "chaos", "run"},
-    {"fit"},
+    {"bring", "fit"},
     {"commands"},
     {"__main__", "__init__"},
 )

@@ -1,0 +1,77 @@
+"""What a job file names of the user's own, as ``waves.py:model``, imported as the job says so."""
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+
+from mpitrain.config import ConfigError, Own
+
+
+def brought(own: Own) -> dict[str, Any]:
+    """The keywords of :class:`mpitrain.Trainer` that an [own] table stands for.
+
+    Raises:
+        ConfigError: something cannot be imported, or is not what it should be.
+    """
+    modules: dict[str, ModuleType] = {}
+    found: dict[str, Any] = {}
+    for key, text in msgspec.structs.asdict(own).items():
+        if text and isinstance(text, str):
+            found[key] = _named(key, text, modules)
+    if "data" in found:
+        found["train_data"], found["test_data"] = _pair(own.data, found.pop("data"))
+    metrics = found.get("metrics")
+    if metrics is not None and not isinstance(metrics, Mapping):
+        found["metrics"] = {own.metrics.rpartition(":")[2]: metrics}
+    return found | {"cuts": own.cuts, "classes": own.classes}
+
+
+def _named(key: str, text: str, modules: dict[str, ModuleType]) -> Any:
+    place, colon, name = text.rpartition(":")
+    if not colon or not place or not name.isidentifier():
+        raise ConfigError(f"own.{key} = {text!r}: write module:name or file.py:name")
+    try:
+        module = modules.get(place) or modules.setdefault(place, _imported(place))
+    except Exception as error:
+        raise ConfigError(
+            f"own.{key} = {text!r} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+    try:
+        return getattr(module, name)
+    except AttributeError as error:
+        raise ConfigError(f"own.{key} = {text!r}: {place} has no {name!r}") from error
+
+
+def _imported(place: str) -> ModuleType:
+    """A module by name, or of a file, whose folder is searched for what it imports itself."""
+    if not place.endswith(".py"):
+        return importlib.import_module(place)
+    path = Path(place).resolve(strict=True)
+    spec = importlib.util.spec_from_file_location(f"_own_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ImportError("no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # what data classes and pickle ask for
+    sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(path.parent))
+    return module
+
+
+def _pair(text: str, function: Any) -> tuple[Any, Any]:
+    try:
+        train, test = function()
+    except Exception as error:
+        raise ConfigError(
+            f"own.data = {text!r} must give (data to train on, data to test on): "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    return train, test

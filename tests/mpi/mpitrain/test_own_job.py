@@ -1,0 +1,114 @@
+"""A job file that names a model, data, a loss, metrics and an optimiser of one's own."""
+
+import json
+
+import pytest
+from mpi4py import MPI
+
+import mpitrain
+from mpitrain.bring import brought
+from mpitrain.commands.ranks import run
+from mpitrain.config import ConfigError, Own, load
+
+torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
+torch.set_num_threads(1)
+pytestmark = pytest.mark.mpi
+
+RANKS = MPI.COMM_WORLD.size
+WAVES = """
+from dataclasses import dataclass
+import torch
+import beside
+
+@dataclass
+class Waves:
+    count: int
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        x = torch.linspace(-1, 1, 4).double() * (index % 16) / 8
+        return x, (torch.sin(x).sum() + 0.1 * torch.randn(()))[None]
+
+def data():
+    return Waves(60), Waves(20)
+
+def model():
+    return torch.nn.Sequential(torch.nn.Linear(4, beside.WIDTH), torch.nn.Tanh(),
+                               torch.nn.Linear(beside.WIDTH, 1)).double()
+
+def mae(y, t):
+    return (y - t).abs().mean()
+
+loss = torch.nn.functional.mse_loss
+metrics = {"mae": mae}
+
+def optimizer(parameters):
+    return torch.optim.AdamW(parameters, lr=3e-3)
+"""
+JOB = """
+[own]
+model = "waves.py:model"
+data = "waves.py:data"
+loss = "waves.py:loss"
+metrics = "waves.py:mae"
+optimizer = "waves.py:optimizer"
+[run]
+dtype = "float64"
+dir = "{folder}/run"
+[train]
+batch_size = 16
+epochs = 3
+"""
+
+
+@pytest.fixture
+def job(comm, folder):
+    if comm.rank == 0:
+        (folder / "waves.py").write_text(WAVES)
+        (folder / "beside.py").write_text("WIDTH = 8")
+        (folder / "job.toml").write_text(JOB.format(folder=folder))
+    comm.Barrier()
+    return folder / "job.toml"
+
+
+def last(folder):
+    return json.loads((folder / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+
+
+def test_it_is_what_python_makes_of_it(comm, folder, job, capfd):
+    assert run(["train", str(job), "--set", f"train.steps={6}"]) == 0
+    assert run(["train", str(job), "--resume", "--set", "data.workers=1"]) == 0
+    config = load(job, [f"run.dir={folder}/python"])
+    with mpitrain.Trainer(comm, config, **brought(config.own)) as trainer:
+        tests = trainer.fit()
+    capfd.readouterr()
+    assert run(["eval", str(job)]) == 0
+    told = capfd.readouterr().out
+    if comm.rank == 0:
+        assert last(folder)["metrics"] == tests[-1].metrics
+        assert f"mae {tests[-1].metrics['mae']:.6g}, loss {tests[-1].test_loss:.6f}" in told
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"model": "waves"}, r"own.model = 'waves': write module:name or file.py:name"),
+        ({"model": "waves.py:modle"}, "waves.py has no 'modle'"),
+        ({"model": "wave.py:model"}, "cannot be imported: FileNotFoundError"),
+        ({"loss": "no.such:loss"}, "cannot be imported: ModuleNotFoundError: No module named 'no'"),
+        ({"data": "waves.py:model"}, "must give .data to train on, data to test on.: "),
+    ],
+)
+def test_what_cannot_be_brought(folder, job, changed, message):
+    given = {
+        key: value.replace("waves.py:", f"{folder}/waves.py:") for key, value in changed.items()
+    }
+    with pytest.raises(ConfigError, match=message):
+        brought(Own(**given))
+
+
+def test_commands_that_import_nothing_say_so(comm, job, capfd):
+    assert run(["profile", str(job)]) == 2
+    assert comm.rank or "own: mpitrain profile imports nothing" in capfd.readouterr().err
