@@ -10,6 +10,8 @@ or in a loop of one's own, in the place of torch's DistributedDataParallel:
         optimizer.zero_grad()
         criterion(replica(inputs), labels).backward()
         optimizer.step()
+
+:class:`DistributedDataParallel` is the same as torch's scripts call theirs.
 """
 
 try:
@@ -19,7 +21,8 @@ except ImportError as error:
         f"torch layers need PyTorch ({error}): pip install 'mpitrain[torch]'"
     ) from error
 
+from mpitrain.adapters.torch.drop_in import DistributedDataParallel
 from mpitrain.adapters.torch.layer import TorchLayer, layers, load_into
 from mpitrain.adapters.torch.replica import DataParallel
 
-__all__ = ["DataParallel", "TorchLayer", "layers", "load_into"]
+__all__ = ["DataParallel", "DistributedDataParallel", "TorchLayer", "layers", "load_into"]

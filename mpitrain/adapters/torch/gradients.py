@@ -55,14 +55,26 @@ class Bucket:
         self.started = False
 
     @torch.no_grad()
-    def start(self) -> None:
-        """Copy the gradients in, divided by the number of ranks, and start to sum them."""
+    def start(self, part_of_mean: float | None = None) -> None:
+        """Copy the gradients in, each times this rank's part of the mean, and start to sum them.
+
+        Args:
+            part_of_mean: as much as any other rank's when left out; 0 of a rank without samples,
+                whose gradients need not be numbers.
+        """
         for part, parameter in zip(self._parts, self.parameters, strict=True):
             gradient = parameter.grad
-            if gradient is None or part.shape != gradient.shape or refusal(parameter, gradient):
+            if (
+                part_of_mean == 0
+                or gradient is None
+                or part.shape != gradient.shape
+                or refusal(parameter, gradient)
+            ):
                 part.zero_()
-            else:
+            elif part_of_mean is None:
                 torch.div(gradient, self._ranks, out=part)
+            else:
+                torch.mul(gradient, part_of_mean, out=part)
         self.started = True
         self._plan.Start()
 
@@ -78,14 +90,15 @@ class Bucket:
         self._reset()
 
     @torch.no_grad()
-    def give_back(self, wanted: Iterator[int]) -> None:
-        """Each gradient becomes the mean, but for those that no rank has: they stay as they are."""
+    def give_back(self, wanted: Iterator[int], factor: float = 1.0) -> None:
+        """Each gradient becomes the sum times ``factor``, but for those that no rank has: they stay
+        as they are."""
         for part, parameter, known in zip(self._parts, self.parameters, wanted):
             if not known:
                 continue
             if parameter.grad is None:
                 parameter.grad = torch.empty_like(parameter, requires_grad=False)
-            parameter.grad.copy_(part)
+            parameter.grad.copy_(part if factor == 1.0 else part.mul_(factor))
 
     def free(self) -> None:
         """Release what is bound."""

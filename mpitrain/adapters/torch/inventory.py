@@ -103,12 +103,12 @@ class Inventory:
 
 
 @torch.no_grad()
-def share(comm: MPI.Intracomm, tensors: Sequence[torch.Tensor]) -> None:
-    """Give all ranks rank 0's values; collective.  What is equal is not touched."""
+def share(comm: MPI.Intracomm, tensors: Sequence[torch.Tensor], root: int = 0) -> None:
+    """Give all ranks the values of rank ``root``; collective.  What is equal is not touched."""
     if not tensors:
         return
     packed = np.concatenate([as_bytes(tensor) for tensor in tensors])
-    comm.Bcast(packed)
+    comm.Bcast(packed, root)
     start = 0
     for tensor in tensors:
         stop = start + tensor.numel() * tensor.element_size()

@@ -3,6 +3,7 @@ all."""
 
 import os
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -15,7 +16,15 @@ FORWARD = "goes forward in training"
 AVERAGE = "averages gradients"
 GIVE_UP = "gives up a backward pass that raised an error"
 CLOSE = "closes"
-_ALL = (BEGIN, FORWARD, AVERAGE, GIVE_UP, CLOSE)
+JOIN = "begins a join"
+WEIGH = "weighs its batch"
+#: Whatever the others do, this rank does it with nothing of its own.
+JOINED = "has no batch left"
+_ALL = (BEGIN, FORWARD, AVERAGE, GIVE_UP, CLOSE, JOIN, WEIGH, JOINED)
+#: What ranks do that have a batch, while others have none left.
+_DURING_JOIN = (FORWARD, AVERAGE, GIVE_UP, WEIGH)
+#: Less than what any rank says.
+_NOTHING = -(2**62)
 
 _CHANNEL = MPI.Comm.Create_keyval()
 
@@ -25,7 +34,27 @@ class Parted(RuntimeError):
 
 
 class Refused(RuntimeError):
-    """A rank has found a fault."""
+    """A rank has found a fault in what the ranks were about to do."""
+
+    def __init__(self, message: str, doing: str = "") -> None:
+        super().__init__(message)
+        self.doing = doing
+
+
+class Agreed(NamedTuple):
+    """What the ranks have told one another.
+
+    Attributes:
+        doing: what those do that have a batch; ``JOINED`` if there are none.
+        first: the lowest rank of those.
+        joined: some ranks have no batch left.
+        numbers: the largest of each over those, of shape (3,).
+    """
+
+    doing: str
+    first: int
+    joined: bool
+    numbers: Array
 
 
 def channel(comm: MPI.Intracomm) -> MPI.Intracomm:
@@ -44,14 +73,14 @@ def meet(
     numbers: tuple[int, int, int],
     fault: str,
     idle: Callable[[], None],
-) -> Array:
-    """The largest of each of ``numbers`` over the ranks; collective.
+) -> Agreed:
+    """What all ranks are about to do; collective.
 
     Args:
         comm: a :func:`channel`.
         doing: one of the above.
         where: the number of the replica.
-        numbers: any.
+        numbers: any; those of ranks that have joined do not count.
         fault: why this rank cannot go on, if it cannot.
         idle: called while waiting.
 
@@ -60,14 +89,20 @@ def meet(
         Refused: on all ranks, if one has a fault.
     """
     own = _ALL.index(doing)
-    most = largest(comm, [own, -own, where, -where, bool(fault), *numbers], idle)
-    together = most[0] == -most[1] and most[2] == -most[3]
-    if together and not most[4]:
-        return most[5:]
+    said = [own, -own, -comm.rank, *numbers]
+    if doing == JOINED:
+        said = [_NOTHING] * len(said)
+    most = largest(comm, [where, -where, bool(fault), doing == JOINED, *said], idle)
+    apart, joined = most[0] != -most[1], bool(most[3])
+    ended = most[4] == _NOTHING
+    act = JOINED if ended else _ALL[most[4]]
+    alike = ended or (most[4] == -most[5] and (act in _DURING_JOIN or not joined))
+    together = alike and not apart
+    if together and (ended or not most[2]):
+        return Agreed(act, -int(most[6]), joined, most[7:])
     told = comm.allgather((doing, where, fault))
     faults = "; ".join(f"rank {rank}: {why}" for rank, (_, _, why) in enumerate(told) if why)
     if not together:
-        apart = most[2] != -most[3]
         places = ", ".join(
             f"rank {rank} {what}{f' in DataParallel {number}' if apart else ''}"
             for rank, (what, number, _) in enumerate(told)
@@ -77,15 +112,23 @@ def meet(
             "forward and backward equally often and in one order (after a backward pass that "
             "reached none of the module's parameters on a rank, call reduce() on all of them)"
         )
-    raise Refused(f"DataParallel: {faults}")
+    raise Refused(f"DataParallel: {faults}", act)
 
 
 def largest(comm: MPI.Intracomm, numbers: Sequence[int], idle: Callable[[], None]) -> Array:
     """The largest of each of ``numbers`` over the ranks, as many on each; collective."""
-    mine = np.array(numbers, np.int64)
-    most = np.empty_like(mine)
-    request = comm.Iallreduce(mine, most, MPI.MAX)
+    return _reduced(comm, np.array(numbers, np.int64), MPI.MAX, idle)
+
+
+def total(comm: MPI.Intracomm, number: float, idle: Callable[[], None]) -> float:
+    """The sum of a number over the ranks; collective."""
+    return float(_reduced(comm, np.array([number], np.float64), MPI.SUM, idle)[0])
+
+
+def _reduced(comm: MPI.Intracomm, mine: Array, by: MPI.Op, idle: Callable[[], None]) -> Array:
+    found = np.empty_like(mine)
+    request = comm.Iallreduce(mine, found, by)
     while not request.Test():
         idle()
         os.sched_yield()  # a rank that we wait for may need this core
-    return most
+    return found

@@ -1,6 +1,7 @@
 """Gradients of replicas become means at the end of each backward pass."""
 
 from collections.abc import Callable
+from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
@@ -14,14 +15,16 @@ from mpitrain.adapters.torch.meeting import (
     CLOSE,
     FORWARD,
     GIVE_UP,
+    WEIGH,
+    Agreed,
     Parted,
     Refused,
     channel,
     largest,
     meet,
+    total,
 )
 from mpitrain.adapters.torch.passes import Reference, is_alive, join
-from mpitrain.arrays import Array
 
 #: For the next one; those that share ranks have different ones, the same on all of their ranks.
 _next_number = 0
@@ -34,6 +37,10 @@ class Options(NamedTuple):
     algorithm: str
     overlap: bool
     broadcast_buffers: bool
+
+
+#: Attribute of a gradient that is a mean: its version then, as torch counts changes.
+_MEAN_AT = "_mpitrain_mean_at"
 
 
 class Reducer:
@@ -58,13 +65,19 @@ class Reducer:
         self._hooks: list[Any] = []
         self._pass: Reference | None = None
         self._again: set[int] = set()
+        self._part_of_mean: float | None = None
+        self._joining = False  # ranks may run out of batches
+        self._absent = False  # this one has
+        self._divides_by_all = True
+        self._unsummed = False
+        self._onto_mean = False
         self.synchronises = True
         self.pending = False
         self._forwards = 0
         self._verified = False
         self._ended = ""
         self._number = -1
-        self._number = _agree_on_number(lambda n: self._meet(BEGIN, n)[0])
+        self._number = _agree_on_number(lambda n: int(self._meet(BEGIN, n).numbers[0]))
         # Gradients and words go apart, so that ranks which wait for other gradients meet in words.
         self._comm = comm.Dup()
         try:
@@ -85,6 +98,20 @@ class Reducer:
         self._settle()
         if self.pending:
             self._average()
+
+    def weigh(self, samples: float) -> None:
+        """The next mean is over samples, of which this rank has so many; collective.
+
+        Raises:
+            RuntimeError: on all ranks, if one gives no count, or nobody has a sample.
+        """
+        self._settle()
+        known = isinstance(samples, Real) and 0 <= samples < float("inf")
+        self._meet(WEIGH, fault="" if known else f"{samples!r} is no number of samples")
+        of = total(self._words, samples, self._test)
+        if not of:
+            raise Refused("DataParallel: no rank has a sample in this batch")
+        self._part_of_mean = samples / of
 
     def close(self) -> None:
         """Free what is bound; collective."""
@@ -123,7 +150,11 @@ class Reducer:
     def _hook(self, bucket: int, index: int) -> Callable[[torch.Tensor], None]:
         def ready(parameter: torch.Tensor) -> None:
             self.pending = True
+            if self._joining and parameter.grad is not None:
+                before = parameter.grad._version - 1
+                self._onto_mean |= getattr(parameter.grad, _MEAN_AT, None) == before
             if not self.synchronises:
+                self._unsummed = True
                 return
             if not is_alive(self._pass):
                 self._settle()
@@ -144,7 +175,10 @@ class Reducer:
             if complete and bucket.missing:
                 return
             if not bucket.started:
-                bucket.start()
+                self._start_one(bucket)
+
+    def _start_one(self, bucket: Bucket) -> None:
+        bucket.start(0.0 if self._absent else self._part_of_mean)
 
     def _test(self) -> None:
         for bucket in self._buckets:
@@ -152,20 +186,33 @@ class Reducer:
 
     def _begin_step(self) -> None:
         changed, changes = not self._inventory.holds(), self._inventory.changes()
-        changed, most, least = self._meet(FORWARD, changed, changes, -changes)
+        self._go_forward(self._meet(FORWARD, changed, changes, -changes))
         self._verified = True
+
+    def _go_forward(self, agreed: Agreed) -> None:
+        changed, most, least = agreed.numbers
         self._forwards += 1
         if changed:
+            self._check_unchanged(agreed)
             self._bind()
             self._share_all()
+        elif agreed.joined:
+            pass  # those have older parameters, and take over the others' at the end
         elif most != -least or self._forwards & (self._forwards - 1) == 0:
             self._inventory.compare(self._words, f"at forward pass {self._forwards}")
         if self._options.broadcast_buffers:
-            share(self._words, list(self._module.buffers()))
+            share(self._words, list(self._module.buffers()), agreed.first)
 
-    def _share_all(self) -> None:
+    def _check_unchanged(self, agreed: Agreed) -> None:
+        if agreed.joined:
+            raise Refused(
+                "DataParallel: the module was changed while some ranks have no batch left; change "
+                "it outside of join()"
+            )
+
+    def _share_all(self, root: int = 0) -> None:
         for tensor in [*self._module.parameters(), *self._module.buffers()]:
-            share(self._words, [tensor])
+            share(self._words, [tensor], root)
 
     def _finish(self) -> None:
         """The end of a backward pass."""
@@ -179,22 +226,62 @@ class Reducer:
         # Where the ranks met before the forward pass, they know it already.
         changed = not self._verified and not self._inventory.holds()
         incomplete = any(late) or not all(known)
-        changed, incomplete, _ = self._meet(AVERAGE, changed, incomplete, fault=self._fault())
-        if changed:  # the buckets are those of other parameters
+        onto = self._onto_mean
+        agreed = self._meet(AVERAGE, changed, incomplete, onto, fault=self._fault())
+        self._check_average(agreed)
+        if agreed.numbers[0]:  # the buckets are those of other parameters
             self._bind()
             self._inventory.compare(self._words, "at the end of backward()")
             return self._average()
-        if incomplete:
-            agreed = largest(self._words, [*late, *known], self._test)
-            late, known = agreed[: len(late)].tolist(), agreed[len(late) :].tolist()
-        for bucket, again in zip(self._buckets, late):
-            if again:
-                bucket.start()
-                bucket.finish()
+        known, factor = self._complete_means(agreed, late, known)
         wanted = iter(known)
         for bucket in self._buckets:
-            bucket.give_back(wanted)
-        self.pending = self._verified = False
+            bucket.give_back(wanted, factor)
+        self.pending = self._verified = self._unsummed = False
+        if self._joining:
+            for gradient in (p.grad for p in self._inventory.trained):
+                if gradient is not None:
+                    setattr(gradient, _MEAN_AT, gradient._version)
+
+    def _check_average(self, agreed: Agreed) -> None:
+        """Raise on all ranks, those that have joined, too, if there is no such mean."""
+        changed, _, onto_mean = agreed.numbers
+        if changed:
+            self._check_unchanged(agreed)
+        by_ranks = agreed.joined and self._part_of_mean is None
+        if onto_mean and by_ranks and self._divides_by_all:
+            raise Refused(
+                "DataParallel: some ranks have no batch left, and divide_by_initial_world_size "
+                "would make gradients smaller that an earlier pass has averaged; accumulate in "
+                "no_sync(), weigh() the batches, or join(divide_by_initial_world_size=False)"
+            )
+
+    def _complete_means(
+        self,
+        agreed: Agreed,
+        late: list[bool] | None = None,
+        known: list[bool] | None = None,
+    ) -> tuple[list[bool], float]:
+        """Sum what autograd came by again.
+
+        Returns:
+            Whether a rank has a gradient, for each parameter, and what the sums are to be
+            multiplied by.
+        """
+        late = late or [False] * len(self._buckets)
+        known = known or [False] * sum(len(bucket.parameters) for bucket in self._buckets)
+        if agreed.numbers[1]:
+            all_of = largest(self._words, [*late, *known], self._test).tolist()
+            late, known = all_of[: len(late)], all_of[len(late) :]
+        for bucket, again in zip(self._buckets, late):
+            if again:
+                self._start_one(bucket)
+                bucket.finish()
+        by_ranks = agreed.joined and self._part_of_mean is None
+        self._part_of_mean, self._onto_mean = None, False
+        if not by_ranks or self._divides_by_all:
+            return known, 1.0
+        return known, self._words.size / total(self._words, not self._absent, self._test)
 
     def _fault(self) -> str:
         for name, parameter in self._inventory.parameters.items():
@@ -218,8 +305,9 @@ class Reducer:
             self._pass = None
             self._start(complete=False)
             self._meet(GIVE_UP)
+            self._part_of_mean = None
 
-    def _meet(self, doing: str, a: int = 0, b: int = 0, c: int = 0, fault: str = "") -> Array:
+    def _meet(self, doing: str, a: int = 0, b: int = 0, c: int = 0, fault: str = "") -> Agreed:
         """:func:`meet`, and the end of all sums that were started."""
         try:
             with self._comm.waiting("the replicas of a module"):
@@ -227,13 +315,16 @@ class Reducer:
         except Parted as error:
             self._ended = str(error)
             raise
-        except Refused:
-            self._complete()
+        except Refused as error:
+            self._complete(error.doing)
+            self._part_of_mean = None
             raise
-        self._complete()
+        self._complete(agreed.doing)
         return agreed
 
-    def _complete(self) -> None:
+    def _complete(self, doing: str) -> None:
+        if self._absent and doing in (AVERAGE, GIVE_UP):
+            self._start(complete=False)  # as all others have done before
         for bucket in self._buckets:
             bucket.finish()
         self._again.clear()

@@ -8,7 +8,8 @@ import torch
 
 from collectives import Algorithm, Communicator
 from collectives.analysis.own import named
-from mpitrain.adapters.torch.reducer import Options, Reducer
+from mpitrain.adapters.torch.joining import Join, JoiningReducer
+from mpitrain.adapters.torch.reducer import Options
 from mpitrain.together import ClosedTogether
 
 
@@ -63,7 +64,7 @@ class DataParallel(ClosedTogether, torch.nn.Module):
             )
         self.module = module
         options = Options(bucket_bytes, named(algorithm, "allreduce"), overlap, broadcast_buffers)
-        self._reducer = Reducer(comm, module, options)
+        self._reducer = JoiningReducer(comm, module, options)
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
         """The module's outputs."""
@@ -93,6 +94,77 @@ class DataParallel(ClosedTogether, torch.nn.Module):
             yield
         finally:
             reducer.synchronises = before
+
+    def weigh(self, samples: float) -> None:
+        """The next mean is over samples, of which this rank's batch has so many; collective.
+
+        Before the ``backward()`` that averages, on all ranks, for a loss that is the mean over the
+        rank's own samples: ranks with unequal batches then end with one process's gradients.
+
+            for inputs, labels in mine:
+                net.weigh(len(inputs))
+                criterion(net(inputs), labels).backward()
+
+        Args:
+            samples: 0 of a rank whose gradients do not count, and need not be numbers.
+
+        Raises:
+            RuntimeError: on all ranks, if ``samples`` is no number of samples, or all are 0.
+        """
+        self._reducer.weigh(samples)
+
+    @contextmanager
+    def join(
+        self,
+        *following: Any,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> Iterator[None]:
+        """Ranks may have unequally many batches in it; collective.
+
+            with net.join(optimizer):
+                for inputs, labels in mine:
+                    ...
+
+        A rank that leaves the block takes part, with gradients of 0, in what the others do, until
+        all have left it.  Then all have the parameters, buffers and gradients of the rank that left
+        last.
+
+        Args:
+            following: optimisers, schedulers, whatever has ``state_dict``: they take over the state
+                of the rank that left last.  An optimiser with a momentum must be among them.
+            divide_by_initial_world_size: sums of gradients are divided by the number of all ranks,
+                as in torch, or else by that of the ranks that have a batch.  :meth:`weigh`, which
+                makes means over samples, goes before either.
+            enable: else the block does nothing.
+            throw_on_early_termination: raise on all ranks as soon as one goes on after another has
+                left.
+
+        Raises:
+            TypeError: a ``following`` has no ``state_dict``.
+            ValueError: on all ranks, if they are given different arguments.
+            RuntimeError: on all ranks: see ``throw_on_early_termination``; a rank leaves with
+                gradients that no mean has; the module changes.
+        """
+        for one in following:
+            if not hasattr(one, "state_dict") or not hasattr(one, "load_state_dict"):
+                raise TypeError(
+                    f"join() takes optimisers and schedulers, not {one!r}; other arguments by name"
+                )
+        if not enable:
+            yield
+            return
+        reducer = self._reducer
+        flags = bool(divide_by_initial_world_size), bool(throw_on_early_termination)
+        reducer.begin_join(Join(*flags, len(following)))
+        try:
+            yield
+            root = reducer.attend()
+        finally:
+            reducer.leave_join()
+        for one in following if root >= 0 else ():
+            reducer.follow(one, root)
 
     def close(self) -> None:
         """Free what is bound to the communicator; collective.  The module is one's own again."""
