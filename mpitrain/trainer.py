@@ -24,7 +24,7 @@ from mpitrain.feed import Feed, Held
 from mpitrain.group import TensorGroup
 from mpitrain.groups import Grouping
 from mpitrain.lr import learning_rate
-from mpitrain.metric_names import usual
+from mpitrain.metric_names import refusal, usual
 from mpitrain.metrics import Skipped, Step, Straggler, Times
 from mpitrain.objective import Loss
 from mpitrain.objective.metrics import Metric
@@ -172,10 +172,18 @@ class Trainer(ClosedTogether):
             whole.loss.expect(outputs, data.label_shape, data.label_dtype)
         except ValueError as error:
             raise ConfigError(f"loss: {error}") from error
+        self._as_labels = outputs == data.label_shape
 
     def _named_metrics(self) -> dict[str, Metric]:
-        name = self.config.loss.name
-        asked = self.config.evaluate.metrics or usual(name)
+        name, asked = self.config.loss.name, self.config.evaluate.metrics
+        if self._loss is not None and not self.data.classes:  # whatever the job calls the loss
+            name = "mean_squared_error"
+            for metric in asked:
+                if why := refusal(metric, name):
+                    raise ConfigError(f"evaluate.metrics: labels are numbers, and {why}")
+            if not asked and not self._as_labels:
+                return {}
+        asked = asked or usual(name)
         return build_metrics(asked, name, self.data.classes, self.model.group)
 
     def _place_parameters(self) -> None:

@@ -44,7 +44,7 @@ def example(folder, name, ranks=2):
 
 
 def test_every_example_is_run_here():
-    tested = {"allreduce", "own_algorithm", "torch_loop", "pipeline"}
+    tested = {"allreduce", "own_algorithm", "own_data", "torch_loop", "pipeline"}
     assert {path.stem for path in (ROOT / "examples").glob("*.py")} == tested
 
 

@@ -86,6 +86,13 @@ class Inventory:
     def _fault(self) -> str:
         if not self.trained:
             return "no parameter needs a gradient"
+        for name, part in self._module.named_modules():
+            if isinstance(part, torch.nn.SyncBatchNorm):
+                return (
+                    f"{name or 'the module'} is a SyncBatchNorm, which would normalise each rank's "
+                    "samples alone; use BatchNorm, or mpitrain.Trainer, whose batch norm is over "
+                    "all ranks"
+                )
         for name, tensor in [*self.parameters.items(), *self._module.named_buffers()]:
             if is_lazy(tensor):
                 return f"{name} has no shape yet: run the module once before"

@@ -496,6 +496,7 @@ class Odd(Waves):
             ConfigError,
             "model: layer part1: it cannot take a sample of shape",
         ),
+        ({"metrics": ["accuracy"]}, ConfigError, "evaluate.metrics: labels are numbers, and acc"),
         ({"batchsize": 4}, TypeError, "batchsize is no setting of a job; did you mean batch_size?"),
         ({"name": "adam"}, TypeError, "key of several tables"),
         ({"batch_size": 0}, ConfigError, "train.batch_size"),
@@ -575,6 +576,14 @@ def test_windows_of_an_asynchronous_pipeline_are_read_ahead(comm, folder):
         with made(folder, **changed, optim={"name": "sgd", "lr": 0.01}) as trainer:
             found.append(trainer.fit())
     assert found[0] == found[1]
+
+
+def test_metrics_that_nobody_names_go_by_the_labels(comm, folder):
+    with made(folder, comm, metrics=None, epochs=1) as trainer:
+        assert list(trainer.fit()[-1].metrics) == ["mae"]
+    means = lambda y, t: (y.mean(1, keepdim=True) - t).square().mean()  # noqa: E731
+    with made(folder, comm, metrics=None, epochs=1, model=lambda: net(3), loss=means) as trainer:
+        assert not trainer.fit()[-1].metrics
 
 
 def test_tables_are_settings_too(comm, folder):

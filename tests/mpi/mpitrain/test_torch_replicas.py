@@ -560,8 +560,9 @@ def test_gradients_given_by_hand(comm):
         (lambda: nn.LazyLinear(2), "run the module once before"),
         (lambda: nn.Linear(2, 2, device="meta"), r"on meta; dense ones on the CPU.*module\.cpu"),
         (lambda: nn.Linear(2, 2).to(torch.float8_e4m3fn), "float8_e4m3fn, which cannot"),
+        (lambda: nn.Sequential(nn.SyncBatchNorm(2)), "0 is a SyncBatchNorm, which would normalise"),
     ],
-    ids=["no parameters", "lazy", "elsewhere", "float8"],
+    ids=["no parameters", "lazy", "elsewhere", "float8", "SyncBatchNorm"],
 )
 def test_what_cannot_be_a_replica_is_refused_on_all_ranks(comm, make, match):
     last = comm.rank == RANKS - 1
