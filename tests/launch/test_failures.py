@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 
@@ -278,6 +279,25 @@ def test_a_rank_that_does_not_come_is_named(tmp_path, trouble, call):
     assert "missing: rank 1\n" in ended.stderr
     assert "program.py" in ended.stderr.partition("rank 0 is here:")[2]
     assert ("in elsewhere" in ended.stderr) == (trouble == "busy")
+
+
+UNEVEN = """
+import torch
+from mpitrain.adapters.torch import DistributedDataParallel
+net = DistributedDataParallel(torch.nn.Linear(2, 2), comm=comm)
+for _ in range(3 - (comm.rank == 1)):
+    net(torch.zeros(1, 2)).sum().backward()
+comm.allreduce(1)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+def test_a_rank_that_has_fewer_batches_and_no_join_is_named(tmp_path):
+    ended = job(tmp_path, UNEVEN, ranks=2, COLLECTIVES_TIMEOUT="5")
+    assert ended.returncode != 0
+    assert "the replicas of a module" in ended.stderr.partition("\n")[0]
+    assert "missing: rank 1\n" in ended.stderr
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import copy
 from contextlib import nullcontext
+from itertools import product
 
 import numpy as np
 import pytest
@@ -146,6 +147,23 @@ def test_a_rank_that_does_not_weigh_is_found(comm):
         net(data(1)[0]) if comm.rank else net.weigh(1)
 
 
+def test_the_call_of_torchs(comm):
+    from mpitrain.adapters.torch import DistributedDataParallel
+
+    x, y = data(RANKS * 4)
+    one, rows = perceptron(), slice(4 * comm.rank, 4 * comm.rank + 4)
+    options = dict(bucket_cap_mb=0.001, find_unused_parameters=True, device_ids=None)
+    for where in ({}, {"comm": comm}, {"comm": MPI.COMM_WORLD}):
+        with DistributedDataParallel(perceptron(), **options, **where) as net:
+            mse(net(x[rows]), y[rows]).backward()
+            one.zero_grad()
+            mse(one(x), y).backward()
+            assert_alike(gradients(net), gradients(one))
+    for wrong in (dict(device_ids=[0]), dict(process_group=comm), dict(bucket_cap=1)):
+        with pytest.raises(TypeError, match=f"has no option {next(iter(wrong))}; "):
+            DistributedDataParallel(perceptron(), **wrong)
+
+
 def test_autocast_is_that_of_one_process(comm):
     """bfloat16 rounds the gradients of a layer's 16-bit weights once for each share of the batch.
 
@@ -177,12 +195,22 @@ def test_autocast_is_that_of_one_process(comm):
             assert (mine - near).abs().max() <= 2**-6 * size
 
 
-@pytest.mark.quick_on(2, 4)
-@pytest.mark.parametrize("first", [True, False], ids=["rank 0 first", "rank 0 last"])
-@pytest.mark.parametrize("divisor", ["all", "those with a batch", "samples"])
-@pytest.mark.parametrize("passes", [1, 2])
+DIVISORS = "all", "those with a batch", "samples"
+QUICK = ("all", True, 1), ("those with a batch", False, 2), ("samples", True, 2)
+
+
+@pytest.mark.parametrize(
+    ("divisor", "first", "passes"),
+    [
+        pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
+        for case in product(DIVISORS, (True, False), (1, 2))
+    ],
+)
 def test_join_of_ranks_with_unequally_many_batches(comm, divisor, first, passes):
-    """Two epochs of SGD with momentum and a schedule, two layers and running statistics."""
+    """Two epochs of SGD with momentum and a schedule, two layers and running statistics.
+
+    ``first``: whether rank 0 is the first or the last to leave.
+    """
 
     def make():
         torch.manual_seed(0)
