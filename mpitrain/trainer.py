@@ -21,6 +21,7 @@ from mpitrain.config import Config, ConfigError
 from mpitrain.data import Dataset, Sampler, load
 from mpitrain.data.everywhere import load_on_all
 from mpitrain.feed import Feed, Held
+from mpitrain.fields import Fields
 from mpitrain.group import TensorGroup
 from mpitrain.groups import Grouping
 from mpitrain.lr import learning_rate
@@ -172,10 +173,18 @@ class Trainer(ClosedTogether):
             whole.loss.expect(outputs, data.label_shape, data.label_dtype)
         except ValueError as error:
             raise ConfigError(f"loss: {error}") from error
+        self._several = isinstance(outputs, Fields) or data.label_dtype.kind == "V"
         self._as_labels = outputs == data.label_shape
 
     def _named_metrics(self) -> dict[str, Metric]:
         name, asked = self.config.loss.name, self.config.evaluate.metrics
+        if self._several:
+            if asked:
+                raise ConfigError(
+                    f"evaluate.metrics: {asked[0]} is of one output and one label, and there are "
+                    "several; give functions of them as metrics"
+                )
+            return {}
         if self._loss is not None and not self.data.classes:  # whatever the job calls the loss
             name = "mean_squared_error"
             for metric in asked:

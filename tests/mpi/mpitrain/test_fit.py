@@ -584,6 +584,12 @@ def test_metrics_that_nobody_names_go_by_the_labels(comm, folder):
     means = lambda y, t: (y.mean(1, keepdim=True) - t).square().mean()  # noqa: E731
     with made(folder, comm, metrics=None, epochs=1, model=lambda: net(3), loss=means) as trainer:
         assert not trainer.fit()[-1].metrics
+    both = {"train_data": Sentences(48, 1), "test_data": Sentences(30, 2)}
+    several = SEVERAL | both | {"epochs": 1}
+    with made(folder, comm, **several | {"metrics": None}) as trainer:
+        assert not trainer.fit()[-1].metrics
+    with pytest.raises(ConfigError, match="accuracy is of one output and one label, and there are"):
+        made(folder, comm, **several | {"metrics": ["accuracy"]})
 
 
 def test_tables_are_settings_too(comm, folder):
