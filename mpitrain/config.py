@@ -181,10 +181,14 @@ class Optim(Struct, frozen=True, forbid_unknown_fields=True):
             (linear scaling rule, Goyal et al. 2017).  0: ``lr`` as it is.
         warmup_epochs: epochs in which the rate climbs from ``lr`` to the scaled one (from 0 if it
             is not scaled).
-        schedule: the rate after that.  ``cosine`` falls to 0 at the end, ``step`` multiplies
-            it by ``decay`` at each epoch of ``milestones``.
+        schedule: the rate after that, over ``train.epochs``.  ``cosine`` falls to 0 at the end,
+            ``step`` multiplies it by ``decay`` at each epoch of ``milestones``, ``wsd`` is constant
+            and falls to 0 in a line in the last ``decay_epochs`` (Hu et al. 2024).  ``one_cycle``
+            climbs from 1/25 of the rate to all of it in ``warmup_epochs`` and falls to 1/250000,
+            both along a cosine (Smith & Topin 2018, as torch's OneCycleLR); momentum stays.
         milestones: epochs, counted from 0.
         decay: factor.
+        decay_epochs: epochs of the fall of ``wsd``.
         momentum: part of the velocity that a step of sgd or lars keeps.
         nesterov: look ahead along the velocity.
         beta1, beta2, epsilon: parameters of adam, adamw and lamb.
@@ -202,9 +206,10 @@ class Optim(Struct, frozen=True, forbid_unknown_fields=True):
     lr: Positive = 0.05
     reference_batch: Annotated[int, Meta(ge=0)] = 64
     warmup_epochs: NonNegative = 0.0
-    schedule: Literal["constant", "cosine", "step"] = "constant"
+    schedule: Literal["constant", "cosine", "step", "wsd", "one_cycle"] = "constant"
     milestones: tuple[Count, ...] = ()
     decay: Fraction = 0.1
+    decay_epochs: NonNegative = 0.0
     momentum: Momentum = 0.9
     nesterov: bool = False
     beta1: Momentum = 0.9
@@ -445,6 +450,7 @@ def _conflicts(job: Config) -> Iterator[tuple[str, str]]:
     for name in job.evaluate.metrics:
         if why := refusal(name, job.loss.name):
             yield "evaluate.metrics", why
+    yield from _schedule_conflicts(job.optim, job.train)
     if p.zero and p.node_shared:
         yield "parallel.node_shared", "shards the optimiser by itself; set zero = 0"
     if len(set(p.replicas)) > 1 and (p.zero or p.node_shared):
@@ -466,6 +472,21 @@ def _conflicts(job: Config) -> Iterator[tuple[str, str]]:
             yield "optim.groups", "asynchronous updates all parameters alike; leave them out"
         if p.weights in ("spectrain", "linear") and job.optim.name != "sgd":
             yield "parallel.weights", f"{p.weights} looks ahead along the velocity of sgd"
+
+
+def _schedule_conflicts(optim: Optim, train: Train) -> Iterator[tuple[str, str]]:
+    """What does not go with the schedule of the learning rate."""
+    falling, left = optim.decay_epochs, train.epochs - optim.warmup_epochs
+    if optim.schedule == "wsd" and not 0 < falling <= left:
+        yield (
+            "optim.decay_epochs",
+            f"wsd falls in more than 0 and at most {left:g} epochs, which warm-up leaves of "
+            f"train.epochs, not {falling:g}",
+        )
+    if falling and optim.schedule != "wsd":
+        yield "optim.decay_epochs", f"{optim.schedule} has no such part; set schedule = 'wsd'"
+    if optim.schedule == "one_cycle" and not optim.warmup_epochs:
+        yield "optim.warmup_epochs", "one_cycle climbs in these epochs; give 3 of 10, for example"
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:

@@ -52,6 +52,7 @@ class Trainer(trainer.Trainer):
         metrics: Mapping[str, Any] | Sequence[str] | None = None,
         optimizer: Any = None,
         cuts: Sequence[str] = (),
+        schedule: Any = None,
         classes: int = 0,
         span: Span = no_span,
         stop: StopFlag | None = None,
@@ -81,6 +82,8 @@ class Trainer(trainer.Trainer):
                 ``lambda p: torch.optim.AdamW(p, lr=3e-3)``, of one or several groups, an
                 :class:`mpitrain.optim.Optimizer`, or a name as in ``optim.name``.  Of a function,
                 ``lr`` is the rate that schedules begin from, and batches of any size have.
+            schedule: a function of the step, counted from 0, whose value the rate is multiplied by,
+                as torch's LambdaLR has it (:class:`mpitrain.trainer.Trainer`).
             classes: kinds of labels, if these are integers; by default as many as the model's last
                 layer has scores.
             span, stop, before_step: as :class:`mpitrain.trainer.Trainer`.
@@ -102,6 +105,8 @@ class Trainer(trainer.Trainer):
             metrics = None
         if isinstance(optimizer, str):
             settings["optim"], optimizer = {"name": optimizer, **settings.get("optim", {})}, None
+        if schedule is not None and not callable(schedule):  # a name, which two tables have
+            settings["schedule"], schedule = schedule, None
         job = configured(config or Config(), settings)
         if optimizer and (job.parallel.schedule == "asynchronous" or job.optim.groups):
             raise ConfigError(
@@ -130,6 +135,7 @@ class Trainer(trainer.Trainer):
             loss=_loss(loss),
             optimizer=optimizer,
             grouping=grouping,
+            schedule=schedule,
             span=span,
             stop=stop,
             before_step=before_step,

@@ -1,20 +1,38 @@
 """The learning rate at each step: linear scaling, gradual warm-up, then a schedule."""
 
 import math
+from collections.abc import Callable
 from typing import assert_never
 
-from mpitrain.config import Optim, Train
+import numpy as np
+
+from mpitrain.arrays import Array
+from mpitrain.config import ConfigError, Optim, Train
+
+#: ``factor(step)``: what the scaled rate is multiplied by in a step, counted from 0.
+Factor = Callable[[int], float]
+
+#: Where one_cycle begins and ends, in parts of its peak: torch's defaults.
+_BEGINNING = 1 / 25
+_END = _BEGINNING / 1e4
 
 
-def learning_rate(optim: Optim, train: Train, epoch: float) -> float:
-    """The rate after ``epoch`` passes over the data (a fraction within a pass).
+def learning_rate(optim: Optim, train: Train, step: float, steps_per_epoch: int) -> float:
+    """The rate of a step, counted from 0.
 
     The scaled rate ``k * lr``, ``k = batch_size / reference_batch``, belongs to a batch that is
     ``k`` times larger.  During warm-up the rate climbs to it from ``lr``, step by step (Goyal et
     al. 2017, sections 2.1 and 2.2); for ``k <= 1`` there is nothing to climb.  Without a
     ``reference_batch`` the rate is not scaled, and climbs from 0.
     """
-    scaled = optim.lr * train.batch_size / (optim.reference_batch or train.batch_size)
+    scaled = scaled_rate(optim, train)
+    if optim.schedule == "one_cycle":
+        up = optim.warmup_epochs * steps_per_epoch - 1
+        down = train.epochs * steps_per_epoch - 1
+        if step < up:
+            return scaled * _between(_BEGINNING, 1.0, step / up)
+        return scaled * _between(1.0, _END, (step - up) / (down - up))
+    epoch = step / steps_per_epoch
     if epoch < optim.warmup_epochs:
         base = min(optim.lr, scaled) if optim.reference_batch else 0.0
         return base + (scaled - base) * epoch / optim.warmup_epochs
@@ -23,8 +41,42 @@ def learning_rate(optim: Optim, train: Train, epoch: float) -> float:
             return scaled
         case "cosine":
             done = (epoch - optim.warmup_epochs) / (train.epochs - optim.warmup_epochs)
-            return scaled * 0.5 * (1.0 + math.cos(math.pi * done))
+            return scaled * _between(1.0, 0.0, done)
         case "step":
             return scaled * optim.decay ** sum(epoch >= passed for passed in optim.milestones)
+        case "wsd":
+            return scaled * min(1.0, (train.epochs - epoch) / optim.decay_epochs)
         case _:
             assert_never(optim.schedule)
+
+
+def scaled_rate(optim: Optim, train: Train) -> float:
+    """The rate that a batch of ``train.batch_size`` samples has by the linear scaling rule."""
+    return optim.lr * train.batch_size / (optim.reference_batch or train.batch_size)
+
+
+def tabulated(factor: Factor, steps: int) -> Array:
+    """A program's own factors of all steps, of shape (steps,), float64.
+
+    Raises:
+        ConfigError: one of them is no number, negative or not finite, or cannot be computed.
+    """
+    found = np.empty(steps)
+    for step in range(steps):
+        try:
+            found[step] = value = factor(step)
+        except Exception as error:  # whatever a program's own function raises
+            raise ConfigError(
+                f"schedule: the function fails at step {step}: {type(error).__name__}: {error}"
+            ) from error
+        if not 0.0 <= found[step] < math.inf:
+            raise ConfigError(
+                f"schedule: the function gives {value} at step {step}; a factor is a finite "
+                "number from 0 on"
+            )
+    return found
+
+
+def _between(first: float, last: float, part: float) -> float:
+    """From ``first`` to ``last`` along half a cosine; ``part`` of the way is done, 0 to 1."""
+    return last + (first - last) * 0.5 * (1.0 + math.cos(math.pi * part))

@@ -24,7 +24,7 @@ from mpitrain.feed import Feed, Held
 from mpitrain.fields import Fields
 from mpitrain.group import TensorGroup
 from mpitrain.groups import Grouping
-from mpitrain.lr import learning_rate
+from mpitrain.lr import Factor, learning_rate, scaled_rate, tabulated
 from mpitrain.metric_names import refusal, usual
 from mpitrain.metrics import Skipped, Step, Straggler, Times
 from mpitrain.objective import Loss
@@ -87,6 +87,7 @@ class Trainer(ClosedTogether):
         metrics: Mapping[str, Metric] | None = None,
         optimizer: Optimizer | None = None,
         grouping: Grouping | None = None,
+        schedule: Factor | None = None,
         before_step: Callable[["Trainer"], None] | None = None,
     ) -> None:
         """Load the data, initialise the parameters from the seed, bind the communication.
@@ -100,6 +101,10 @@ class Trainer(ClosedTogether):
                 [model], [loss], [evaluate] and [optim] tables name.  Data, and the values that
                 layers bring, are the same on all ranks, which is checked.
             grouping: how each parameter is updated, by its name; without, as ``optim.groups`` says.
+            schedule: one's own, in the place of ``optim.schedule`` and ``optim.warmup_epochs``:
+                ``schedule(step)`` is what the scaled rate is multiplied by in a step, counted from
+                0, as of torch's LambdaLR.  Rank 0 calls it for all steps of the run, before the
+                first one.
             before_step: called before each step, on each rank.
 
         Raises:
@@ -132,6 +137,7 @@ class Trainer(ClosedTogether):
                 "number of training samples"
             )
         self.sampler = Sampler(samples, config.train.batch_size, config.run.seed)
+        self._factors = None if schedule is None else self._tabulate(schedule)
         self._open_grid()
         self.metrics = metrics if metrics is not None else self._named_metrics()
         self._place_parameters()
@@ -143,6 +149,24 @@ class Trainer(ClosedTogether):
         )
         self.steps_done = 0
         self._lap = perf_counter()
+
+    def _tabulate(self, schedule: Factor) -> Array:
+        """The factors of a schedule of one's own, rank 0's on all ranks."""
+        optim = self.config.optim
+        if optim.schedule != "constant" or optim.warmup_epochs:
+            raise ConfigError(
+                f"optim.schedule = {optim.schedule!r} with optim.warmup_epochs = "
+                f"{optim.warmup_epochs:g}: a schedule of one's own takes the place of both; leave "
+                "them out"
+            )
+        is_first = self.comm.rank == 0
+        found = together(
+            self.comm,
+            lambda: tabulated(schedule, self.total_steps) if is_first else None,
+            ConfigError,
+        )
+        factors: Array = self.comm.bcast(found)
+        return factors
 
     def _open_grid(self) -> None:
         layout = build.layout(self.config, self.comm.size)
@@ -456,8 +480,10 @@ class Trainer(ClosedTogether):
         return self._schedules[steps]
 
     def _rate(self, steps_done: int) -> float:
-        epochs_done = steps_done / self.sampler.steps_per_epoch
-        return learning_rate(self.config.optim, self.config.train, epochs_done)
+        optim, train = self.config.optim, self.config.train
+        if self._factors is None:
+            return learning_rate(optim, train, steps_done, self.sampler.steps_per_epoch)
+        return scaled_rate(optim, train) * float(self._factors[steps_done])
 
     def _update(self, epoch: int, samples: int, loss: float, comm_seconds: float) -> Step | Skipped:
         now = perf_counter()

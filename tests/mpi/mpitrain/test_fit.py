@@ -426,6 +426,32 @@ def test_optimisers_that_cannot_be(comm, folder, optimizer, message):
         made(folder, optimizer=optimizer)
 
 
+@pytest.mark.parametrize("parallel", layouts())
+def test_a_schedule_of_ones_own_is_torchs(comm, folder, parallel):
+    """Rank 0's function counts, so that no rank has another rate; interrupted, it goes on."""
+    schedule = lambda step: 1 / (1 + step + (comm.rank if parallel else 0))  # noqa: E731
+    changed = {"schedule": schedule, "optim": {"name": "sgd", "lr": 0.05, "reference_batch": 0}}
+    with made(folder, **changed, parallel=parallel, steps=7) as trainer:
+        trainer.fit()
+    with made(folder, **changed, parallel=parallel) as trainer:
+        trainer.fit(resume=True)
+        data, batches = trainer.data.train, trainer.sampler.batches
+    torch.manual_seed(7)
+    module = net().double()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
+    lambda_lr = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    for epoch in range(2):
+        for batch in batches(epoch):
+            some = data.in_epoch(epoch)[batch]
+            optimizer.zero_grad()
+            y = module(torch.from_numpy(some.inputs))
+            torch.nn.functional.mse_loss(y, torch.from_numpy(some.labels)).backward()
+            optimizer.step()
+            lambda_lr.step()
+    for found, wanted in zip(trainer.module.parameters(), module.parameters(), strict=True):
+        np.testing.assert_allclose(found.detach(), wanted.detach(), rtol=1e-6, atol=1e-7)
+
+
 @pytest.mark.parametrize(
     "loss",
     ["cross_entropy", pytest.param(torch.nn.functional.cross_entropy, marks=pytest.mark.slow)],
@@ -497,6 +523,13 @@ class Odd(Waves):
             "model: layer part1: it cannot take a sample of shape",
         ),
         ({"metrics": ["accuracy"]}, ConfigError, "evaluate.metrics: labels are numbers, and acc"),
+        ({"schedule": lambda step: 3 - step}, ConfigError, "the function gives -1 at step 4"),
+        (
+            {"schedule": abs, "optim": {"schedule": "cosine"}},
+            ConfigError,
+            "optim.schedule = 'cosine' with optim.warmup_epochs = 0: a schedule of one's own takes",
+        ),
+        ({"schedule": "cosine"}, TypeError, "schedule is a key of several tables"),
         ({"batchsize": 4}, TypeError, "batchsize is no setting of a job; did you mean batch_size?"),
         ({"name": "adam"}, TypeError, "key of several tables"),
         ({"batch_size": 0}, ConfigError, "train.batch_size"),

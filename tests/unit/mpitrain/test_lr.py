@@ -1,16 +1,18 @@
-"""Values of the learning rate, worked out by hand."""
+"""Values of the learning rate, worked out by hand or by torch."""
+
+import math
 
 import pytest
 
-from mpitrain.config import Optim, Train
-from mpitrain.lr import learning_rate
+from mpitrain.config import Config, ConfigError, Optim, Train
+from mpitrain.lr import learning_rate, tabulated
 
 TRAIN = Train(epochs=10, batch_size=256)
 
 
 def rates(epochs, **fields):
     optim = Optim(lr=0.1, reference_batch=64, **fields)
-    return [learning_rate(optim, TRAIN, epoch) for epoch in epochs]
+    return [learning_rate(optim, TRAIN, 3 * epoch, steps_per_epoch=3) for epoch in epochs]
 
 
 def test_linear_scaling():
@@ -25,7 +27,7 @@ def test_warm_up_climbs_from_the_reference_rate_to_the_scaled_one():
 def test_warm_up_never_exceeds_the_scaled_rate_of_a_small_batch():
     optim = Optim(lr=0.1, reference_batch=64, warmup_epochs=4)
     small = Train(epochs=10, batch_size=32)
-    assert [learning_rate(optim, small, e) for e in (0, 2, 5)] == pytest.approx([0.05] * 3)
+    assert [learning_rate(optim, small, e, 1) for e in (0, 2, 5)] == pytest.approx([0.05] * 3)
 
 
 def test_cosine_falls_from_the_end_of_warm_up_to_zero():
@@ -37,3 +39,67 @@ def test_cosine_falls_from_the_end_of_warm_up_to_zero():
 def test_steps_fall_at_their_milestones():
     found = rates([0, 2.99, 3, 5.5, 6, 9], schedule="step", milestones=(3, 6), decay=0.5)
     assert found == pytest.approx([0.4, 0.4, 0.2, 0.2, 0.1, 0.1])
+
+
+def test_wsd_is_constant_and_falls_to_zero_in_a_line():
+    expected = [0.1, 0.25, 0.4, 0.4, 0.3, 0.1, 0.0]
+    found = rates([0, 1, 2, 6, 7, 9, 10], warmup_epochs=2, schedule="wsd", decay_epochs=4)
+    assert found == pytest.approx(expected, abs=1e-15)
+
+
+@pytest.mark.parametrize(("epochs", "warmup", "per_epoch"), [(10, 3, 7), (4, 0.5, 5), (3, 2.9, 10)])
+def test_one_cycle_is_torchs(epochs, warmup, per_epoch):
+    torch = pytest.importorskip("torch")
+    total = epochs * per_epoch
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    cycle = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=0.4, total_steps=total, pct_start=warmup / epochs, cycle_momentum=False
+    )
+    optim = Optim(lr=0.1, reference_batch=64, warmup_epochs=warmup, schedule="one_cycle")
+    train = Train(epochs=epochs, batch_size=256)
+    for step in range(total):
+        expected = optimizer.param_groups[0]["lr"]
+        assert learning_rate(optim, train, step, per_epoch) == pytest.approx(expected, rel=1e-12)
+        optimizer.step()
+        if step + 1 < total:
+            cycle.step()
+
+
+def test_one_cycle_of_a_single_step_of_climbing():
+    optim = Optim(lr=1.0, reference_batch=0, warmup_epochs=1, schedule="one_cycle")
+    found = [learning_rate(optim, Train(epochs=3), step, 1) for step in range(3)]
+    assert found == pytest.approx([1.0, 0.5, 0.0], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("optim", "message"),
+    [
+        ({"schedule": "wsd"}, "optim.decay_epochs: wsd falls in more than 0 and at most 10 epochs"),
+        ({"schedule": "wsd", "decay_epochs": 8.5, "warmup_epochs": 2}, "at most 8 epochs, which"),
+        ({"schedule": "cosine", "decay_epochs": 1}, "optim.decay_epochs: cosine has no such part"),
+        ({"schedule": "one_cycle"}, "optim.warmup_epochs: one_cycle climbs in these epochs"),
+    ],
+)
+def test_what_does_not_go_with_a_schedule(optim, message):
+    with pytest.raises(ValueError, match=message):
+        Config(optim=Optim(**optim))
+
+
+def test_factors_of_a_function_are_tabulated():
+    assert tabulated(lambda step: 0.5**step, 3).tolist() == [1.0, 0.5, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("factor", "message"),
+    [
+        (lambda step: 1.0 - step, r"the function gives -1\.0 at step 2; a factor is a finite"),
+        (lambda step: math.nan if step else 1, "gives nan at step 1"),
+        (lambda step: math.inf, "gives inf at step 0"),
+        (lambda step: 1 / (step - 2), "gives -0.5 at step 0"),
+        (lambda step: 1 / (2 - step), "fails at step 2: ZeroDivisionError: division by zero"),
+        (lambda step: "fast", "fails at step 0: ValueError"),
+    ],
+)
+def test_factors_that_cannot_be(factor, message):
+    with pytest.raises(ConfigError, match=message):
+        tabulated(factor, 4)
