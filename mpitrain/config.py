@@ -200,6 +200,8 @@ class Optim(Struct, frozen=True, forbid_unknown_fields=True):
         groups: parameters with a rate or a weight decay of their own, each group a table
             ``[[optim.groups]]`` with ``names = ["*.bias"]``, ``lr`` (a factor) and
             ``weight_decay``; ``mpitrain export`` lists the names.
+        average: part that each step leaves of a moving average of every parameter, as 0.999; tests,
+            exports and torch modules have the averages then.  0: there is none.
     """
 
     name: Literal["sgd", "adam", "adamw", "lars", "lamb"] = "sgd"
@@ -219,6 +221,7 @@ class Optim(Struct, frozen=True, forbid_unknown_fields=True):
     weight_decay: NonNegative = 0.0
     clip_norm: NonNegative = 0.0
     groups: tuple[Group, ...] = ()
+    average: Momentum = 0.0
 
 
 class Train(Struct, frozen=True, forbid_unknown_fields=True):

@@ -15,7 +15,9 @@ _AT_A_TIME = 8
 
 
 def evaluate(trainer: Trainer, epoch: int) -> Epoch:
-    """Mean loss on the test samples, and the job's metrics; collective.
+    """Mean loss on the test samples, and the job's metrics, of averages if the job has them.
+
+    Collective.
 
     Raises:
         DataError: on all ranks; one of them cannot read a sample.
@@ -44,15 +46,18 @@ def evaluate(trainer: Trainer, epoch: int) -> Epoch:
         for name, metric in trainer.metrics.items():
             totals[name] = totals.get(name, 0) + metric.add(outputs, found)
 
-    with closing(
-        trainer.feed.batches("test", -1, batches, _AT_A_TIME * replicas, 1, own)
-    ) as reading:
+    with (
+        trainer.averaged(),
+        closing(
+            trainer.feed.batches("test", -1, batches, _AT_A_TIME * replicas, 1, own)
+        ) as reading,
+    ):
         for some, held in reading:
             source = MicroBatches(held, some, 1, loss, dtype=trainer.compute_type)
             trainer.runner().infer(source, len(some), trainer.weights, judge, trainer.context())
-    # Of a stage's tensor ranks, the first alone tells.
-    told = (mean, totals) if place.tensor == 0 else (0.0, {})
-    every = trainer.comm.allgather(told)
+        # Of a stage's tensor ranks, the first alone tells.
+        told = (mean, totals) if place.tensor == 0 else (0.0, {})
+        every = trainer.comm.allgather(told)
     found = {
         name: metric.value(sum(told[name] for _, told in every if name in told))
         for name, metric in trainer.metrics.items()

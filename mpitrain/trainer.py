@@ -1,7 +1,7 @@
 """A job on any layout of ranks: its parts, and a step; :mod:`mpitrain.run` has the loop."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from itertools import islice
 from math import lcm
@@ -18,7 +18,7 @@ from mpitrain.arena import Arena
 from mpitrain.arrays import Array
 from mpitrain.batches import MicroBatches
 from mpitrain.config import Config, ConfigError
-from mpitrain.data import Dataset, Sampler, load
+from mpitrain.data import DataError, Dataset, Sampler, load
 from mpitrain.data.everywhere import load_on_all
 from mpitrain.feed import Feed, Held
 from mpitrain.fields import Fields
@@ -238,7 +238,9 @@ class Trainer(ClosedTogether):
         grouping = self._grouping or groups.by_name(
             config.optim, self._optimizer, self.model.names()
         )
-        self.updater = Updater(self.grid, self.store, self._optimizer, grouping, offload)
+        self.updater = Updater(
+            self.grid, self.store, self._optimizer, grouping, offload, config.optim.average
+        )
 
     def _initial(self) -> Array:
         """The own parameters as they begin, flat; one layer at a time is whole."""
@@ -337,6 +339,27 @@ class Trainer(ClosedTogether):
         self.store.publish()
         if self._cast:
             self._cast.forget()
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """All ranks see the averages of ``optim.average``, if there are any, until the end.
+
+        What is done meanwhile ends with a message from every rank, so that nobody is still reading.
+        """
+        if not self.config.optim.average:
+            yield
+            return
+        self._exchange()
+        try:
+            yield
+        except DataError:  # of all ranks, which may go on
+            self._exchange()
+            raise
+        self._exchange()
+
+    def _exchange(self) -> None:
+        self.updater.exchange()
+        self.refresh()
 
     def run_epoch(self, epoch: int) -> Iterator[Step | Skipped]:
         """The steps of a pass over the training samples that are not done yet.

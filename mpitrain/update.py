@@ -9,10 +9,14 @@ from mpi4py import MPI
 from collectives import Communicator
 from mpitrain.arena import Tensor
 from mpitrain.arrays import Array, array_namespace
+from mpitrain.config import ConfigError
 from mpitrain.groups import Group, Grouping
 from mpitrain.optim import Optimizer
 from mpitrain.parallel.grid import ProcessGrid
 from mpitrain.parallel.store import Allocate, Piece, Store
+
+#: The slot of the moving average of parameters, beside those of the optimiser.
+AVERAGE = "average"
 
 
 class NonFinite(ArithmeticError):
@@ -68,6 +72,9 @@ class Agreed:
 class Updater:
     """Optimiser state of a store's pieces, and the step.
 
+    The moving average of the parameters is a part of that state: who has an element's momentum has
+    its average, and what shards, compares and saves the one does so with the other.
+
     Attributes:
         state: arrays by slot, for each piece.
         steps: that were taken.
@@ -80,6 +87,7 @@ class Updater:
         optimizer: Optimizer,
         grouping: Grouping,
         allocate: Allocate | None = None,
+        average: float = 0.0,
     ) -> None:
         """Make the state.
 
@@ -89,7 +97,16 @@ class Updater:
             optimizer: its kind says what state there is.
             grouping: how each tensor is updated.
             allocate: makes each array, ``allocate(size, dtype)``; zeros if left out.
+            average: part of the moving average that a step leaves; 0: there is none.
+
+        Raises:
+            ConfigError: the optimiser has a slot of the average's name.
         """
+        if average and AVERAGE in optimizer.slots:
+            raise ConfigError(
+                f"optim.average: the optimiser has a slot {AVERAGE!r} of its own; rename it, or "
+                "leave optim.average out"
+            )
         self._grid = grid
         self._store = store
         self.optimizer = optimizer
@@ -100,6 +117,11 @@ class Updater:
         ]
         self._grouping = grouping
         self._runs = [self._groups_of(piece) for piece in store.pieces]
+        self._average = average
+        if average:
+            for piece, state in zip(store.pieces, self.state, strict=True):
+                state[AVERAGE] = _zeros(piece.parameters, allocate)
+                state[AVERAGE][...] = piece.parameters
 
     def agree(self, own: Told) -> Agreed:
         """Sum what the ranks tell, and their parts of the squared norm; collective, one message."""
@@ -169,6 +191,15 @@ class Updater:
                 own = {slot: array[part] for slot, array in state.items()}
                 rate = lr * group.rate if rates is None else rates[index][part]
                 group.optimizer.apply(piece.parameters[part], direction, own, rate)
+            if self._average:
+                state[AVERAGE] += (1.0 - self._average) * (piece.parameters - state[AVERAGE])
+
+    def exchange(self) -> None:
+        """Parameters and their averages change places in the own pieces; twice, they are back."""
+        for piece, state in zip(self._store.pieces, self.state, strict=True):
+            trained = piece.parameters.copy()
+            piece.parameters[...] = state[AVERAGE]
+            state[AVERAGE][...] = trained
 
     def _groups_of(self, piece: Piece) -> list[tuple[slice, Group]]:
         """The parts of a piece, one after the other, that are updated alike."""

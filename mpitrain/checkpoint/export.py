@@ -33,6 +33,8 @@ class Exported(NamedTuple):
 def export(folder: Path, output: Path, *, torch: bool = False) -> Exported:
     """Write all parameters, whole, and what layers keep besides, to a safetensors file.
 
+    Of a job with ``optim.average``, the averages are written in the place of the parameters.
+
     Args:
         folder: a checkpoint's, or a run's, of which the newest checkpoint that is whole is taken.
         output: the file.

@@ -36,7 +36,7 @@ class SavedPiece(Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         tensor: its name in the model.
-        section: ``parameters`` or a slot of the optimiser.
+        section: ``parameters``, a slot of the optimiser, or ``average``.
         file, key: where it is.
         axis, low, high: the rank had ``low <= i < high`` along ``axis`` of the tensor; axis -1 for
             all of it.

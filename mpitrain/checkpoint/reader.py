@@ -11,6 +11,7 @@ from mpitrain.arrays import Array
 from mpitrain.checkpoint.folders import numbered, step_of
 from mpitrain.checkpoint.manifest import CheckpointError, Manifest, SavedPiece, digest, job_of, read
 from mpitrain.config import Config
+from mpitrain.update import AVERAGE
 
 #: As safetensors calls them.
 _TYPES = {"float32": "F32", "float64": "F64"}
@@ -41,7 +42,7 @@ class Checkpoint:
 
     @property
     def sections(self) -> set[str]:
-        """``parameters`` and the slots of the optimiser."""
+        """``parameters``, the slots of the optimiser, and ``average`` if there is one."""
         return {section for section, _ in self._pieces}
 
     def verify(self, rank: int = 0, size: int = 1) -> None:
@@ -61,12 +62,14 @@ class Checkpoint:
             self._check_header(file)
 
     def value(self, name: str) -> Array:
-        """A parameter, or what a layer keeps besides, whole.
+        """What tests see, whole: a parameter, its average, or what a layer keeps besides.
 
         Raises:
             CheckpointError: as :meth:`tensor`.
         """
-        return self.tensor("state" if name in self.manifest.state else "parameters", name)
+        if name in self.manifest.state:
+            return self.tensor("state", name)
+        return self.tensor(AVERAGE if AVERAGE in self.sections else "parameters", name)
 
     def tensor(self, section: str, name: str) -> Array:
         """A tensor, whole.

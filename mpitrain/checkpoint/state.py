@@ -11,7 +11,7 @@ from mpitrain.arrays import Array
 from mpitrain.checkpoint.manifest import CheckpointError, Manifest, Progress, SavedPiece
 from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.config import Own
-from mpitrain.update import overlaps
+from mpitrain.update import AVERAGE, overlaps
 
 if TYPE_CHECKING:
     from mpitrain.trainer import Trainer
@@ -150,6 +150,11 @@ def _check_job(trainer: "Trainer", checkpoint: Checkpoint) -> None:
                 f"{checkpoint.folder} is of another job: {place} was {before}, and is {after}; "
                 "train in another run.dir or without --resume"
             )
+    if now.optim.average and AVERAGE not in checkpoint.sections:
+        raise CheckpointError(
+            f"{checkpoint.folder} has no averages, as optim.average was 0; leave it at 0, or train "
+            "in another run.dir or without --resume"
+        )
     if known and known != trainer.data_digest:
         raise CheckpointError(
             f"{checkpoint.folder} was trained on other data: what data.path = "

@@ -99,7 +99,7 @@ def _activations(own: list[LayerProfile], layout: Layout, config: Config) -> flo
 def _state(config: Config, layout: Layout, stage: int, count: int) -> float:
     """Bytes of parameters, gradients and optimiser state of a rank."""
     item = np.dtype(config.run.dtype).itemsize
-    slots = len(build.optimizer(config.optim).slots)
+    slots = len(build.optimizer(config.optim).slots) + bool(config.optim.average)
     replicas = layout.replicas[stage]
     zero = 1 if config.parallel.node_shared else config.parallel.zero
     parameters = 1 / replicas if zero == 3 or config.parallel.node_shared else 1

@@ -261,8 +261,13 @@ def trained(module: torch.nn.Module, layers: Mapping[str, Layer]) -> dict[str, t
 def load_into(module: torch.nn.Module, trainer: Trainer) -> None:
     """Give the module that :func:`layers` was called with the trained values, on all ranks.
 
-    Collective.
+    With ``optim.average``, these are the averages.  Collective.
     """
+    with trainer.averaged():
+        _load_into(module, trainer)
+
+
+def _load_into(module: torch.nn.Module, trainer: Trainer) -> None:
     every: dict[str, torch.Tensor] = dict(module.named_parameters(remove_duplicate=False))
     every |= dict(module.named_buffers(remove_duplicate=False))
     for name, layer in trainer.model.layers.items():

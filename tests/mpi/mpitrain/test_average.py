@@ -1,0 +1,174 @@
+"""The moving average of the parameters: one process's in every layout, in tests and exports."""
+
+from itertools import islice
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+from msgspec.structs import replace
+
+from collectives import Communicator
+from mpitrain.checkpoint import CheckpointError, Writer
+from mpitrain.checkpoint.export import find
+from mpitrain.config import Config, ConfigError
+from mpitrain.data import DataError
+from mpitrain.evaluation import evaluate
+from mpitrain.optim import SGD
+from mpitrain.run import checkpoints, resume, save
+from mpitrain.threads import limit_blas_threads
+from mpitrain.trainer import Trainer
+from tests.mpi.mpitrain.layouts import few, job, layouts, mlp, whole
+
+pytestmark = pytest.mark.mpi
+
+RANKS = MPI.COMM_WORLD.size
+KEPT = 0.6
+
+
+@pytest.fixture(scope="module")
+def comm():
+    with Communicator(MPI.COMM_WORLD) as world, limit_blas_threads(world):
+        yield world
+
+
+def averaging(config, folder=None):
+    run = replace(config.run, dir=str(folder)) if folder else config.run
+    return replace(config, optim=replace(config.optim, average=KEPT), run=run)
+
+
+def trained(comm, config, steps=3):
+    """(trained values, averages as the trainer has them, the same by hand, test); all by name."""
+    with Trainer(comm, config) as trainer:
+        by_hand = whole(comm, trainer)
+        for _ in islice(trainer.run_epoch(0), steps):
+            for name, values in whole(comm, trainer).items():
+                by_hand[name] += (1 - KEPT) * (values - by_hand[name])
+        before = whole(comm, trainer)
+        test = evaluate(trainer, 0)
+        after = whole(comm, trainer)
+        assert all(np.array_equal(after[name], values) for name, values in before.items())
+        with trainer.averaged():
+            averages = whole(comm, trainer)
+            comm.Barrier()
+        trainer.check_replicas("after the test")
+        return before, averages, by_hand, test
+
+
+@pytest.fixture(scope="module")
+def alone():
+    config = averaging(job("gpt"))
+    plain = Config(run=config.run, data=config.data, model=config.model, optim=config.optim)
+    plain = replace(plain, train=replace(config.train, micro_batches=1))
+    with Communicator(MPI.COMM_SELF) as one:
+        return trained(one, plain)
+
+
+@pytest.mark.parametrize("layout", few("gpt", RANKS))
+def test_every_layout_has_the_averages_of_one_process(comm, alone, layout):
+    config = averaging(job("gpt", **layouts("gpt", RANKS)[layout]))
+    _, averages, by_hand, test = trained(comm, config)
+    _, expected, _, expected_test = alone
+    for name, values in averages.items():
+        np.testing.assert_array_equal(values, by_hand[name])
+        np.testing.assert_allclose(values, expected[name], rtol=0, atol=1e-10)
+    assert test.test_loss == pytest.approx(expected_test.test_loss, rel=1e-10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", layouts("gpt", RANKS))
+def test_a_test_changes_no_bit_of_the_training(comm, layout):
+    plain = job("gpt", "float32", **layouts("gpt", RANKS)[layout])
+    found = []
+    for config in (plain, averaging(plain)):
+        with Trainer(comm, config) as trainer:
+            steps = trainer.run_epoch(0)
+            curve = [(r.loss, r.grad_norm) for r in islice(steps, 2)]
+            loss = evaluate(trainer, 0).test_loss
+            curve += [(r.loss, r.grad_norm) for r in islice(steps, 2)]
+            found.append((curve, whole(comm, trainer), loss))
+    assert found[0][0] == found[1][0]
+    assert found[0][2] != found[1][2]
+    for name, values in found[0][1].items():
+        np.testing.assert_array_equal(values, found[1][1][name])
+
+
+@pytest.mark.parametrize("layout", few("gpt", RANKS))
+def test_averages_go_on_bit_by_bit_and_are_exported(comm, folder, layout):
+    config = averaging(job("gpt", "float32", **layouts("gpt", RANKS)[layout]), folder)
+    expected_values, expected, _, expected_test = trained(comm, config)
+    with Trainer(comm, config) as trainer:
+        list(islice(trainer.run_epoch(0), 2))
+        save(trainer, Writer(comm, checkpoints(config), keep=2, background=False))
+    with Trainer(comm, config) as trainer:
+        assert resume(trainer).step == 2
+        list(islice(trainer.run_epoch(0), 1))
+        assert evaluate(trainer, 0) == expected_test
+        values = whole(comm, trainer)
+        save(trainer, Writer(comm, checkpoints(config), keep=2, background=False))
+    comm.Barrier()
+    checkpoint, _ = find(folder)
+    for name in expected:
+        np.testing.assert_array_equal(values[name], expected_values[name])
+        np.testing.assert_array_equal(checkpoint.value(name), expected[name])
+
+
+KINDS = {
+    "asynchronous": dict(schedule="asynchronous", window=1),
+    "offload": dict(zero=1),
+}
+
+
+@pytest.mark.quick_on(2)
+@pytest.mark.parametrize("kind", KINDS)
+def test_of_an_asynchronous_pipeline_and_of_states_in_files(comm, folder, kind):
+    """Whose windows have one update each here, so that each can be averaged by hand."""
+    parallel = KINDS[kind] | ({"pipe": RANKS} if kind == "asynchronous" and RANKS < 4 else {})
+    if kind == "offload":
+        parallel["offload"] = str(folder / "states")
+    _, averages, by_hand, _ = trained(comm, averaging(mlp("float64", **parallel)))
+    for name, values in averages.items():
+        np.testing.assert_array_equal(values, by_hand[name])
+
+
+@pytest.mark.quick_on(2)
+def test_in_16_bits(comm):
+    config = averaging(mlp())
+    config = replace(config, run=replace(config.run, compute="float16", loss_scale=8.0))
+    _, averages, by_hand, _ = trained(comm, config)
+    for name, values in averages.items():
+        np.testing.assert_array_equal(values, by_hand[name])
+
+
+def test_a_checkpoint_without_averages_is_refused(comm, folder):
+    config = mlp()
+    config = replace(config, run=replace(config.run, dir=str(folder)))
+    with Trainer(comm, config) as trainer:
+        list(islice(trainer.run_epoch(0), 1))
+        save(trainer, Writer(comm, checkpoints(config), keep=2, background=False))
+    with (
+        Trainer(comm, averaging(config)) as trainer,
+        pytest.raises(CheckpointError, match=r"has no averages, as optim\.average was 0; leave"),
+    ):
+        resume(trainer)
+
+
+@pytest.mark.parametrize("zero", [0, 1, 3])
+def test_a_test_that_fails_leaves_the_trained_values(comm, zero):
+    with Trainer(comm, averaging(mlp(zero=zero))) as trainer:
+        list(islice(trainer.run_epoch(0), 2))
+        before = whole(comm, trainer)
+        with pytest.raises(DataError, match="bad sector"), trainer.averaged():
+            inside = whole(comm, trainer)
+            assert not all(np.array_equal(inside[name], values) for name, values in before.items())
+            raise DataError("bad sector")
+        after = whole(comm, trainer)
+        assert all(np.array_equal(after[name], values) for name, values in before.items())
+
+
+class Slotted(SGD):
+    slots = ("velocity", "average")
+
+
+def test_an_optimiser_that_has_averages_of_its_own_is_refused(comm):
+    with pytest.raises(ConfigError, match=r"optim\.average: the optimiser has a slot 'average'"):
+        Trainer(comm, averaging(mlp()), optimizer=Slotted())
