@@ -150,10 +150,16 @@ class Evaluate(Struct, frozen=True, forbid_unknown_fields=True):
             another number), ``f1`` (mean over the classes), ``perplexity``; of numbers ``mae``,
             ``rmse``.  When left out, ``accuracy`` or ``mae``.
         every: epochs from one test to the next; there is one at the end in any case.
+        patience: training ends after so many tests in a row that were no better than the best one
+            before them; 0: never.
+        watch: by which value tests are better, ``loss`` or a metric.  Of a metric of one's own, the
+            job says which way, as in ``higher score`` or ``lower score``.
     """
 
     metrics: tuple[str, ...] = ()
     every: Count = 1
+    patience: Annotated[int, Meta(ge=0)] = 0
+    watch: str = "loss"
 
 
 class Group(Struct, frozen=True, forbid_unknown_fields=True):
@@ -301,11 +307,14 @@ class Checkpoint(Struct, frozen=True, forbid_unknown_fields=True):
         keep: newest whole ones that are kept, besides the one that the run was resumed from.
             Folders of other names, as ``step-best``, are left alone.
         background: write while training goes on.
+        best: besides, the checkpoint of the best test so far is kept, as ``best-00001200``; by
+            ``loss`` or a metric, as for ``evaluate.watch``.  Empty: none.
     """
 
     every: Annotated[int, Meta(ge=0)] = 0
     keep: Count = 2
     background: bool = True
+    best: str = ""
 
 
 class Own(Struct, frozen=True, forbid_unknown_fields=True):

@@ -12,6 +12,13 @@ def usual(loss: str) -> tuple[str, ...]:
     return ("mae",) if loss == "mean_squared_error" else ("accuracy",)
 
 
+def is_better_higher(name: str) -> bool | None:
+    """Whether more of the loss, or of a metric of this name, is better; None: it is unknown."""
+    if name in ("loss", "perplexity", "mae", "rmse"):
+        return False
+    return True if name in ("accuracy", "f1") or _TOP.fullmatch(name) else None
+
+
 def refusal(name: str, loss: str) -> str:
     """Why a metric of this name does not go with a loss, or nothing."""
     numbers = ("mae", "rmse")

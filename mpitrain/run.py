@@ -90,13 +90,17 @@ def _to_the_end(
     log_every = config.run.log_every
     totals = _Totals()
     result: Epoch | None = None
+    per_epoch = trainer.sampler.steps_per_epoch
     with _recorder(trainer, tell) as write:
         write(_start(trainer))
         if resumed:
             write(resumed)
         trainer.check_replicas("before the first step")
-        while trainer.steps_done < trainer.total_steps:
-            epoch = trainer.steps_done // trainer.sampler.steps_per_epoch
+        if trainer.watch.seen and trainer.watch.tested < trainer.steps_done and _is_due(trainer):
+            # The run was stopped between the checkpoint and the test after the same step.
+            result = _test(trainer, writer, write)
+        while trainer.steps_done < trainer.total_steps and not trainer.watch.ended():
+            epoch = trainer.steps_done // per_epoch
             for record in trainer.run_epoch(epoch):
                 write(record)
                 if isinstance(record, Step):
@@ -116,26 +120,40 @@ def _to_the_end(
                     f"stopped after step {trainer.steps_done} of {trainer.total_steps} "
                     f"({trainer.stop_reason()}); train --resume goes on from there"
                 )
-            if (epoch + 1) % config.evaluate.every and trainer.steps_done < trainer.total_steps:
-                continue
-            result = evaluate(trainer, epoch)
-            write(result)
-            if not isfinite(result.test_loss):
-                raise NonFinite(
-                    f"the test loss is not finite after step {trainer.steps_done}: the last update "
-                    "spoiled the parameters; train --resume goes on from the newest checkpoint, "
-                    "with a smaller optim.lr"
-                )
+            if _is_due(trainer):
+                result = _test(trainer, writer, write)
         if writer.last != trainer.steps_done and not (
             resumed and resumed.step == trainer.steps_done
         ):
             _tell(write, save(trainer, writer))
         _tell(write, writer.finish())
-        result = result or evaluate(trainer, config.train.epochs - 1)
+        result = result or evaluate(trainer, (trainer.steps_done - 1) // per_epoch)
         write(trainer.times())
         summary = totals.summary(trainer, result)
         write(summary)
     return summary
+
+
+def _is_due(trainer: Trainer) -> bool:
+    """Whether a test follows the last step."""
+    every = trainer.sampler.steps_per_epoch * trainer.config.evaluate.every
+    return trainer.steps_done == trainer.total_steps or trainer.steps_done % every == 0
+
+
+def _test(trainer: Trainer, writer: Writer, write: Write) -> Epoch:
+    """The test after the last step, and its checkpoint if it is the best."""
+    result = evaluate(trainer, (trainer.steps_done - 1) // trainer.sampler.steps_per_epoch)
+    write(result)
+    if not isfinite(result.test_loss):
+        raise NonFinite(
+            f"the test loss is not finite after step {trainer.steps_done}: the last update "
+            "spoiled the parameters; train --resume goes on from the newest checkpoint, "
+            "with a smaller optim.lr"
+        )
+    trainer.watch.tell(result, trainer.steps_done)
+    if trainer.watch.is_best():
+        _tell(write, save(trainer, writer, best=True))
+    return result
 
 
 def checkpoints(config: Config) -> Path:
@@ -143,13 +161,17 @@ def checkpoints(config: Config) -> Path:
     return Path(config.run.dir) / "checkpoints"
 
 
-def save(trainer: Trainer, writer: Writer) -> tuple[Path, float] | None:
-    """Begin a checkpoint; returns the one before, if it was not complete until now."""
+def save(trainer: Trainer, writer: Writer, *, best: bool = False) -> tuple[Path, float] | None:
+    """Begin a checkpoint, of the best test or of the newest step.
+
+    Returns:
+        The one before and the seconds it took, if it was not complete until now.
+    """
     before = writer.finish()
     # What differs between replicas is wrong on one of them, and must not outlive the run.
     trainer.check_replicas(f"before the checkpoint after step {trainer.steps_done}")
     with trainer.span("checkpoint", "checkpoint"):
-        writer.begin(trainer.steps_done, *collect(trainer))
+        writer.begin(trainer.steps_done, *collect(trainer), best=best)
     return before
 
 
@@ -193,13 +215,14 @@ class _Totals:
             comm_share=self.comm_seconds / self.seconds if self.seconds else 0.0,
             wait_share=self.waiting / self.seconds if self.seconds else 0.0,
             read_share=self.reading / self.seconds if self.seconds else 0.0,
+            ended=trainer.watch.ended() or f"all {trainer.total_steps} steps are done",
         )
 
 
 def _tell(write: Write, saved: tuple[Path, float] | None) -> None:
     if saved:
         folder, seconds = saved
-        write(Saved(int(folder.name.removeprefix("step-")), str(folder), seconds))
+        write(Saved(int(folder.name.rpartition("-")[2]), str(folder), seconds))
 
 
 @contextmanager

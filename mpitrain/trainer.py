@@ -45,6 +45,7 @@ from mpitrain.stop import StopFlag
 from mpitrain.stragglers import Busy
 from mpitrain.together import ClosedTogether, together
 from mpitrain.update import NonFinite, Told, Updater
+from mpitrain.watch import Watch
 
 
 class Trainer(ClosedTogether):
@@ -68,6 +69,7 @@ class Trainer(ClosedTogether):
         state: what they keep besides, by name.
         updater: how parameters follow gradients.
         partition: which layers each stage has.
+        watch: what tests have shown so far.
         span: records what is done when.
         compute_type: type of activations.
         steps_done: steps since the beginning, those that were skipped included.
@@ -140,6 +142,7 @@ class Trainer(ClosedTogether):
         self._factors = None if schedule is None else self._tabulate(schedule)
         self._open_grid()
         self.metrics = metrics if metrics is not None else self._named_metrics()
+        self.watch = Watch(config, self.metrics)
         self._place_parameters()
         self._bind_pipeline()
         self.scale = LossScale(

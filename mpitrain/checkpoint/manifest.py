@@ -1,8 +1,9 @@
 """What a checkpoint says of itself: which file has which part of which tensor, and how far it is.
 
-A checkpoint is a folder ``step-00001200`` of one safetensors file a rank and ``manifest.json``.
-It is written under another name and renamed when everything in it is on disk, so that a folder of
-that name is whole.  Reading it runs nothing that is in it.
+A checkpoint is a folder ``step-00001200``, or ``best-00001200`` if it is of the best test, of one
+safetensors file a rank and ``manifest.json``.  It is written under another name and renamed when
+everything in it is on disk, so that a folder of that name is whole.  Reading it runs nothing that
+is in it.
 """
 
 import hashlib
@@ -17,6 +18,7 @@ from msgspec import Meta, Struct
 
 from mpitrain.config import Config, Positive
 from mpitrain.files import check_regular
+from mpitrain.watch import Seen
 
 MANIFEST = "manifest.json"
 #: Nothing but such names may stand in a manifest: they cannot leave their folder.
@@ -62,12 +64,16 @@ class Progress(Struct, frozen=True, forbid_unknown_fields=True):
         step: steps that were done, those that were skipped included.
         updates: steps that changed the parameters.
         loss_scale, good_steps: state of the loss scale in 16-bit training.
+        tested: steps before the last test.
+        seen: the best test so far, by each value that the job watches.
     """
 
     step: Steps
     updates: Steps
     loss_scale: Positive = 1.0
     good_steps: Steps = 0
+    tested: Steps = 0
+    seen: dict[str, Seen] = {}
 
     def __post_init__(self) -> None:
         if self.updates > self.step:

@@ -48,6 +48,8 @@ def collect(trainer: "Trainer") -> tuple[dict[str, Array], list[SavedPiece], Man
             trainer.updater.steps,
             trainer.scale.value,
             trainer.scale.good_steps,
+            trainer.watch.tested,
+            dict(trainer.watch.seen),
         ),
         job=msgspec.json.encode(trainer.config).decode(),
         layout=str(trainer.grid.layout),
@@ -93,6 +95,9 @@ def restore(trainer: "Trainer", checkpoint: Checkpoint) -> None:
     progress = checkpoint.manifest.progress
     trainer.steps_done = progress.step
     trainer.updater.steps = progress.updates
+    trainer.watch.tested = progress.tested
+    for text in trainer.watch.seen.keys() & progress.seen.keys():
+        trainer.watch.seen[text] = progress.seen[text]
     if trainer.scale.enabled:
         trainer.scale.value = progress.loss_scale
         trainer.scale.good_steps = progress.good_steps

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
@@ -30,7 +30,7 @@ class Writer:
 
     Attributes:
         folder: where they go.
-        last: the step of the last one that was begun.
+        last: the step of the last one that was begun, those of best tests left out.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Writer:
         #: Steps of those that are known to be whole.
         self._whole = set() if resumed is None else {resumed}
         self._thread: Thread | None = None
-        self._pending: tuple[Manifest, int, float] | None = None
+        self._pending: tuple[Manifest, Path, float] | None = None
         self._written: str | OSError = ""
 
     def begin(
@@ -69,6 +69,8 @@ class Writer:
         arrays: Mapping[str, Array],
         pieces: Sequence[SavedPiece],
         manifest: Manifest,
+        *,
+        best: bool = False,
     ) -> None:
         """Start to write a checkpoint, after the one before is complete.
 
@@ -77,19 +79,23 @@ class Writer:
             arrays: the own pieces by key; copied at once.
             pieces: what they are; ``file`` is filled in here.
             manifest: the rest; pieces and digests are filled in here.
+            best: of the best test so far: it has a name of its own, takes the place of the one
+                before, and is not counted among the newest ones.
 
         Raises:
             CheckpointError: on all ranks, if the folder cannot be made, or the one before failed.
         """
         self.finish()
-        self.last = step
+        if not best:
+            self.last = step
         start = perf_counter()
-        beside = unfinished(self.folder, step)
+        target = self.folder / folder_name(step, best=best)
+        beside = unfinished(target)
         self._together(lambda: self._make(beside))
         snapshot = {key: array.copy() for key, array in arrays.items()}
         file = f"rank-{self._comm.rank:05d}.safetensors"
         own = [msgspec.structs.replace(piece, file=file) for piece in pieces]
-        self._pending = (msgspec.structs.replace(manifest, pieces=own), step, start)
+        self._pending = (msgspec.structs.replace(manifest, pieces=own), target, start)
         self._thread = Thread(target=self._write, args=(snapshot, beside / file))
         self._thread.start()
         if not self._background:
@@ -111,14 +117,14 @@ class Writer:
         if self._thread is None or self._pending is None:
             return None
         self._thread.join()
-        (manifest, step, start), self._thread, self._pending = self._pending, None, None
+        (manifest, target, start), self._thread, self._pending = self._pending, None, None
         if isinstance(self._written, OSError):
             outcome: tuple[str, Any] = ("", f"{self._written.strerror}: {self._written.filename}")
         else:
             outcome = (self._written, manifest)
         found = self._comm.gather(outcome)
-        self._together(lambda: self._complete(found, step))
-        return self.folder / folder_name(step), perf_counter() - start
+        self._together(lambda: self._complete(found, target))
+        return target, perf_counter() - start
 
     def abandon(self) -> None:
         """Leave the checkpoint that is being written, as a rank has died; not collective."""
@@ -135,9 +141,9 @@ class Writer:
         except Exception as error:  # safetensors has errors of its own for a full disk
             self._written = OSError(None, str(error), str(path))
 
-    def _complete(self, found: Any, step: int) -> None:
+    def _complete(self, found: Any, target: Path) -> None:
         broken = [f"rank {rank}: {why}" for rank, (sha, why) in enumerate(found) if not sha]
-        beside, target = unfinished(self.folder, step), self.folder / folder_name(step)
+        beside = unfinished(target)
         if broken:
             shutil.rmtree(beside, ignore_errors=True)
             raise OSError(None, "; ".join(broken[:3]))
@@ -160,8 +166,12 @@ class Writer:
             raise OSError(None, "it is in the way, and is no checkpoint; move it", str(target))
         beside.rename(target)
         _sync(self.folder)
-        self._whole.add(step)
-        self._retain()
+        if target in (best := numbered(self.folder, best=True)).values():
+            # The new one has its name on disk: whenever a run is killed, a whole one is there.
+            self._remove(path for path in best.values() if path != target)
+        else:
+            self._whole.add(whole.progress.step)
+            self._retain()
 
     def _retain(self) -> None:
         """Remove what is older than the newest whole ones.
@@ -172,10 +182,14 @@ class Writer:
         kept = [step for step in there if step in self._whole][: self._keep]
         if len(kept) < self._keep:
             return
-        for step, path in there.items():
-            if _is_ours(path) and step < kept[-1] and step != self._resumed:
-                with suppress(OSError):
-                    remove(path)
+        self._remove(
+            path for step, path in there.items() if step < kept[-1] and step != self._resumed
+        )
+
+    def _remove(self, paths: Iterable[Path]) -> None:
+        for path in filter(_is_ours, paths):
+            with suppress(OSError):
+                remove(path)
 
     def set_aside(self) -> None:
         """Move an earlier run's checkpoints away, so that none of them is taken for this run's.
@@ -189,12 +203,12 @@ class Writer:
         self._together(self._set_aside)
 
     def _set_aside(self) -> None:
-        there = [path for path in numbered(self.folder).values() if _is_ours(path)]
+        there = list(filter(_is_ours, _all(self.folder)))
         if not there:
             return
         earlier = self.folder / "earlier"
         earlier.mkdir(mode=0o700, exist_ok=True)
-        for path in filter(_is_ours, numbered(earlier).values()):
+        for path in filter(_is_ours, _all(earlier)):
             remove(path)
         # Oldest first: who is stopped in the midst of this finds the newest where it was.
         for path in reversed(there):
@@ -222,6 +236,11 @@ class Writer:
             raise CheckpointError(
                 f"cannot write a checkpoint to {self.folder}: {why}; those before it are intact"
             )
+
+
+def _all(folder: Path) -> list[Path]:
+    """The folders with a checkpoint's name, newest first, and before them that of the best test."""
+    return [path for best in (True, False) for path in numbered(folder, best=best).values()]
 
 
 def _is_ours(path: Path) -> bool:

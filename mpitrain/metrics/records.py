@@ -177,7 +177,11 @@ class Times(Struct, frozen=True, tag="times", tag_field="event"):
 
 
 class Summary(Struct, frozen=True, tag="summary", tag_field="event"):
-    """The end of a run; rates and shares, which are as in :class:`Step`, are over all its steps."""
+    """The end of a run; rates and shares, which are as in :class:`Step`, are over all its steps.
+
+    Attributes:
+        ended: why training ended; empty in older files.
+    """
 
     test_loss: float
     ranks: int
@@ -188,6 +192,7 @@ class Summary(Struct, frozen=True, tag="summary", tag_field="event"):
     wait_share: float = 0.0
     metrics: dict[str, float] = {}
     read_share: float = 0.0
+    ended: str = ""
 
     def __str__(self) -> str:
         told = measured(self.metrics) or f"loss {self.test_loss:.6f}"
@@ -196,7 +201,7 @@ class Summary(Struct, frozen=True, tag="summary", tag_field="event"):
             f"test {told}, {ranks_in_words(self.ranks)}, "
             f"gradients by {self.algorithm} ({self.reason}), {self.samples_per_s:.0f} samples/s, "
             f"{reading}reduction {self.comm_share:.1%} and waiting {self.wait_share:.1%} of "
-            "step time"
+            f"step time{self.ended and f'; {self.ended}'}"
         )
 
 

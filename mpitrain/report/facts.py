@@ -129,8 +129,8 @@ def _reason(found: Sequence[Rank], reducing: float, waiting: float) -> str:
 
 def status(log: Log) -> str:
     """How the run ended, if it did."""
-    if log.summary():
-        return "finished"
+    if summary := log.summary():
+        return f"finished{summary.ended and f' ({summary.ended})'}"
     if log.cut_off:
         return "not finished: it was killed while it wrote its last line, or is writing it now"
     if any(isinstance(record, Times) for record in log.since_start()):

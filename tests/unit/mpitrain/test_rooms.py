@@ -11,7 +11,7 @@ MPITRAIN = Path(__file__).parents[3] / "mpitrain"
 FLOORS = (
     {"config", "fields"},
     {"group", "data", "metrics", "optim", "lr", "lock", "stop", "submit", "shrink", "trace"},
-    {"nn", "stragglers"},
+    {"nn", "stragglers", "watch"},
     {"arena", "groups", "objective"},
     {"parallel"},
     {"batches", "models", "precision", "stage", "update"},

@@ -1,0 +1,98 @@
+"""What the tests of a run have shown so far: which was the best, and how many came after it."""
+
+from collections.abc import Collection
+from math import isfinite
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from mpitrain.config import Config, ConfigError
+from mpitrain.metric_names import is_better_higher
+from mpitrain.metrics import Epoch
+
+Counted = Annotated[int, Meta(ge=0, le=2**53)]
+
+
+class Seen(Struct, frozen=True, forbid_unknown_fields=True):
+    """The best test by one of the values that tests measure.
+
+    Attributes:
+        value: of the best test; None: no test had one that is finite.
+        step: after which the best test was made.
+        since: tests after it.
+    """
+
+    value: float | None = None
+    step: Counted = 0
+    since: Counted = 0
+
+
+class Watch:
+    """Compares each test with the best before it, by what ``best`` and ``watch`` of the job name.
+
+    Attributes:
+        seen: the best test by each of these, under the words of the job.
+        tested: the step after which the last test was made.
+    """
+
+    def __init__(self, config: Config, metrics: Collection[str]) -> None:
+        """``metrics``: the names of what tests measure besides the loss.
+
+        Raises:
+            ConfigError: a value is not measured, or nothing says whether more of it is better.
+        """
+        best, evaluate = config.checkpoint.best, config.evaluate
+        self._best, self._watched, self._patience = best, evaluate.watch, evaluate.patience
+        self._read: dict[str, tuple[str, bool]] = {}
+        if best:
+            self._read[best] = _read("checkpoint.best", best, metrics)
+        if evaluate.patience:
+            self._read[evaluate.watch] = _read("evaluate.watch", evaluate.watch, metrics)
+        self.seen = dict.fromkeys(self._read, Seen())
+        self.tested = 0
+
+    def tell(self, test: Epoch, step: int) -> None:
+        """A test was made after this step; one whose value is not finite is never the best."""
+        self.tested = step
+        measured = {**test.metrics, "loss": test.test_loss}
+        for text, (name, higher) in self._read.items():
+            before, value = self.seen[text], measured[name]
+            is_better = before.value is None or (
+                value > before.value if higher else value < before.value
+            )
+            if isfinite(value) and is_better:
+                self.seen[text] = Seen(value, step)
+            else:
+                self.seen[text] = Seen(before.value, before.step, before.since + 1)
+
+    def is_best(self) -> bool:
+        """Whether the last test is the best one, by ``checkpoint.best``."""
+        best = self.seen.get(self._best)
+        return best is not None and best.value is not None and best.step == self.tested
+
+    def ended(self) -> str:
+        """Why training ends before its last step, or nothing."""
+        seen = self.seen.get(self._watched)
+        if seen is None or not self._patience or seen.since < self._patience:
+            return ""
+        tests = f"{seen.since} test{'s' if seen.since > 1 else ''}"
+        if seen.value is None:
+            return f"no finite {self._watched} in {tests}"
+        return f"no better {self._watched} in {tests} than {seen.value:.6g} after step {seen.step}"
+
+
+def _read(key: str, text: str, metrics: Collection[str]) -> tuple[str, bool]:
+    """The name of a value, and whether a higher one is better."""
+    word, _, rest = text.partition(" ")
+    name = rest if word in ("higher", "lower") else text
+    if name not in ("loss", *metrics):
+        raise ConfigError(
+            f"{key}: no test measures {name!r}; there are {', '.join(('loss', *metrics))}"
+        )
+    higher = word == "higher" if name == rest else is_better_higher(name)
+    if higher is None:
+        raise ConfigError(
+            f"{key}: nothing says whether a higher {name} is better; write 'higher {name}' or "
+            f"'lower {name}'"
+        )
+    return name, higher

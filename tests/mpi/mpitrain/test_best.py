@@ -1,0 +1,229 @@
+"""The checkpoint of the best test, and runs that end when tests do not get better."""
+
+import math
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+from msgspec.structs import replace
+
+from collectives import Communicator
+from mpitrain.checkpoint import Checkpoint, Writer
+from mpitrain.config import Checkpoint as CheckpointTable
+from mpitrain.config import ConfigError, Evaluate
+from mpitrain.metrics import Epoch, Resumed, Summary
+from mpitrain.run import checkpoints, train
+from mpitrain.stop import StopFlag, Stopped
+from mpitrain.threads import limit_blas_threads
+from mpitrain.trainer import Trainer
+from tests.mpi.mpitrain.layouts import job, layouts, whole
+
+pytestmark = pytest.mark.mpi
+
+RANKS = MPI.COMM_WORLD.size
+#: What the tests measure, one after another; every epoch has two steps.
+SCORES = [1.0, 3.0, 2.0, math.nan, 2.5, 9.0, 0.0, 0.0]
+BEST, END = 4, 10
+LAYOUTS = [
+    pytest.param(layouts("mlp", RANKS)[name], id=name, marks=marks)
+    for name, marks in (
+        ("data", pytest.mark.quick_on(1)),
+        ("zero 3", pytest.mark.quick_on(3)),
+        ("pipe, 1f1b", pytest.mark.quick_on(2)),
+    )
+    if name in layouts("mlp", RANKS)
+]
+
+
+@pytest.fixture(scope="module")
+def comm():
+    with Communicator(MPI.COMM_WORLD) as world, limit_blas_threads(world):
+        yield world
+
+
+class Scores:
+    """A metric whose values are given, for each epoch of a trainer's."""
+
+    def __init__(self, scores):
+        self.scores, self.trainer = scores, None
+
+    def add(self, outputs, labels):
+        return np.zeros(1)
+
+    def value(self, totals):
+        return self.scores[self.trainer.steps_done // self.trainer.sampler.steps_per_epoch - 1]
+
+
+class StopsAfter(StopFlag):
+    """Asks to stop after so many steps."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.step, self.trainer = step, None
+
+    def raised(self):
+        return self.trainer.steps_done + 1 == self.step
+
+    def reason(self):
+        return "the test"
+
+
+def scored(folder, *, patience=3, best="higher score", every=2, **parallel):
+    config = job("mlp", "float32", batch_size=719, micro_batches=2, **parallel)
+    return replace(
+        config,
+        run=replace(config.run, dir=str(folder)),
+        train=replace(config.train, epochs=len(SCORES)),
+        evaluate=Evaluate(patience=patience, watch="higher score"),
+        checkpoint=CheckpointTable(every=every, keep=1, best=best),
+    )
+
+
+def run(comm, config, *, go_on=False, stop=None, scores=SCORES):
+    """The records of a run, the trained values, and why it was stopped."""
+    metric, records, why = Scores(scores), [], None
+    flag = StopsAfter(stop) if stop else None
+    with Trainer(comm, config, metrics={"score": metric}, stop=flag) as trainer:
+        metric.trainer = trainer
+        if flag:
+            flag.trainer = trainer
+        try:
+            train(trainer, go_on=go_on, tell=records.append)
+        except Stopped as error:
+            why = str(error)
+        values = whole(comm, trainer)
+    comm.Barrier()
+    return records, values, why
+
+
+def of(kind, records):
+    return [record for record in records if isinstance(record, kind)]
+
+
+def names(folder):
+    return sorted(path.name for path in checkpoints_of(folder).iterdir())
+
+
+def checkpoints_of(folder):
+    return folder / "checkpoints"
+
+
+@pytest.mark.parametrize("parallel", LAYOUTS)
+def test_the_best_stays_and_training_ends(comm, folder, parallel):
+    records, values, _ = run(comm, scored(folder, **parallel))
+    assert [test.metrics["score"] for test in of(Epoch, records)][:3] == SCORES[:3]
+    assert len(of(Epoch, records)) == END // 2
+    (summary,) = of(Summary, records)
+    assert summary.ended == "no better higher score in 3 tests than 3 after step 4"
+    assert names(folder) == [f"best-{BEST:08d}", f"step-{END:08d}"]
+    best = Checkpoint(checkpoints_of(folder) / f"best-{BEST:08d}")
+    best.verify()
+    short = scored(folder / "short", best="", patience=0, **parallel)
+    short = replace(short, train=replace(short.train, steps=BEST))
+    _, at_best, _ = run(comm, short)
+    for name, value in at_best.items():
+        np.testing.assert_array_equal(best.value(name), value)
+        assert not np.array_equal(values[name], value)
+
+
+@pytest.mark.parametrize("parallel", LAYOUTS)
+@pytest.mark.parametrize("stop", [3, BEST, 7, 8])
+def test_a_run_that_was_stopped_ends_after_the_same_step(comm, folder, parallel, stop):
+    """Stops after 4 and 8 steps come before the tests that are due there."""
+    records, values, _ = run(comm, scored(folder / "whole", **parallel))
+    config = scored(folder / "again", **parallel)
+    first, _, why = run(comm, config, stop=stop)
+    assert f"stopped after step {stop} of 16" in why
+    rest, again, _ = run(comm, config, go_on=True)
+    assert of(Resumed, rest)[0].step == stop
+    tests = [of(Epoch, found) for found in (first + rest, records)]
+    assert str(tests[0]) == str(tests[1])  # where NaN is as NaN
+    assert of(Summary, rest)[0].ended == of(Summary, records)[0].ended
+    resumed = f"step-{stop:08d}"  # which stays
+    assert names(folder / "again") == sorted({*names(folder / "whole"), resumed})
+    for name, value in values.items():
+        np.testing.assert_array_equal(again[name], value)
+
+
+@pytest.mark.quick_on(2)
+def test_a_run_that_has_ended_does_not_go_on_until_it_has_more_patience(comm, folder):
+    run(comm, scored(folder, every=0))
+    records, _, _ = run(comm, scored(folder, every=0), go_on=True)
+    assert not of(Epoch, records)
+    assert of(Summary, records)[0].ended.startswith("no better higher score in 3 tests")
+    records, _, _ = run(comm, scored(folder, every=0, patience=4), go_on=True)
+    assert len(of(Epoch, records)) == 3
+    assert of(Summary, records)[0].ended == "all 16 steps are done"
+    assert names(folder) == ["best-00000012", f"step-{END:08d}", "step-00000016"]
+
+
+@pytest.mark.quick_on(2)
+def test_the_newest_is_resumed_and_not_the_best(comm, folder):
+    run(comm, scored(folder, every=0), stop=7)
+    assert names(folder) == [f"best-{BEST:08d}", "step-00000007"]
+    records, _, _ = run(comm, scored(folder, every=0), go_on=True, stop=9)
+    assert of(Resumed, records)[0].step == 7
+    # A fresh run sets both aside.
+    run(comm, scored(folder, every=0), stop=1)
+    assert names(folder) == ["earlier", "step-00000001"]
+    assert sorted(path.name for path in (checkpoints_of(folder) / "earlier").iterdir()) == [
+        f"best-{BEST:08d}",
+        "step-00000007",
+        "step-00000009",
+    ]
+
+
+@pytest.mark.quick_on(2)
+def test_a_run_that_is_killed_while_it_replaces_the_best_leaves_a_whole_one(
+    comm, folder, monkeypatch
+):
+    class Killed(BaseException):
+        pass
+
+    def killed(self, paths):
+        if any(path.name.startswith("best-") for path in paths):
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Writer, "_remove", killed)
+        try:  # rank 0 alone removes, and the others are told nothing
+            if RANKS == 1:
+                run(comm, scored(folder))
+        except Killed:
+            pass
+    if RANKS == 1:
+        assert {"best-00000002", f"best-{BEST:08d}"} <= set(names(folder))
+    elif comm.rank == 0:
+        broken = checkpoints_of(folder) / ".best-00000099.unfinished"
+        broken.mkdir(parents=True)
+        (broken / "rank-00000.safetensors").write_bytes(b"half of it")
+    comm.Barrier()
+    run(comm, scored(folder), go_on=True)
+    assert names(folder)[0] == f"best-{BEST:08d}"
+    assert names(folder)[-1] == f"step-{END:08d}"
+    assert not list(checkpoints_of(folder).glob(".best-*"))
+
+
+@pytest.mark.parametrize(
+    ("best", "message"),
+    [
+        ("f1", r"checkpoint\.best: no test measures 'f1'; there are loss, score"),
+        ("score", r"checkpoint\.best: nothing says whether a higher score is better"),
+    ],
+)
+def test_what_no_test_measures_is_refused_on_all_ranks(comm, folder, best, message):
+    with pytest.raises(ConfigError, match=message):
+        Trainer(comm, scored(folder, best=best), metrics={"score": Scores(SCORES)})
+
+
+def test_by_the_loss_of_a_job(comm, folder):
+    config = replace(scored(folder, best="loss"), evaluate=Evaluate())
+    config = replace(config, train=replace(config.train, epochs=3))
+    records = []
+    with Trainer(comm, config) as trainer:
+        train(trainer, tell=records.append)
+    losses = [test.test_loss for test in of(Epoch, records)]
+    best = 2 * (1 + losses.index(min(losses)))
+    assert names(folder) == [f"best-{best:08d}", "step-00000006"]
+    found = Checkpoint(checkpoints(config) / f"best-{best:08d}")
+    assert found.manifest.progress.seen["loss"].value == min(losses)

@@ -1,0 +1,93 @@
+"""Which test is the best, and when training ends before its last step."""
+
+import math
+
+import msgspec
+import pytest
+
+from mpitrain.config import Checkpoint, Config, ConfigError, Evaluate
+from mpitrain.metrics import Epoch
+from mpitrain.watch import Seen, Watch
+
+
+def watching(best="", patience=0, watch="loss", metrics=("accuracy", "mae", "score")):
+    config = Config(
+        checkpoint=Checkpoint(best=best), evaluate=Evaluate(patience=patience, watch=watch)
+    )
+    return Watch(config, metrics)
+
+
+def told(watch, name, values):
+    """For each test, whether it is the best so far."""
+    found = []
+    for index, value in enumerate(values, 1):
+        loss = value if name == "loss" else 0.0
+        metrics = {"accuracy": 0.5, "mae": 1.0, "score": 2.0, name: value}
+        watch.tell(Epoch(index - 1, loss, metrics), 10 * index)
+        found.append(watch.is_best())
+    return found
+
+
+NAN, INF = math.nan, math.inf
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "values", "best"),
+    [
+        ("loss", "loss", [3, 2, 2.5, 2, 1], [1, 1, 0, 0, 1]),
+        ("accuracy", "accuracy", [0.3, 0.2, 0.4, 0.4], [1, 0, 1, 0]),
+        ("mae", "mae", [3, 4, 2], [1, 0, 1]),
+        ("score", "higher score", [3, 4, 2], [1, 1, 0]),
+        ("score", "lower score", [3, 4, 2], [1, 0, 1]),
+        ("accuracy", "accuracy", [NAN, 0.2, NAN, 0.3, INF], [0, 1, 0, 1, 0]),
+        ("score", "lower score", [-INF, NAN], [0, 0]),
+    ],
+)
+def test_the_best_so_far(name, text, values, best):
+    assert told(watching(best=text), name, values) == [bool(b) for b in best]
+
+
+def test_nothing_is_best_if_nobody_asks():
+    assert told(watching(), "loss", [3, 2]) == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ([3, 2, 4, 4], "no better loss in 2 tests than 2 after step 20"),
+        ([3, 2, 4, 1, 1.5], ""),
+        ([3, 3, 3], "no better loss in 2 tests than 3 after step 10"),
+        ([3, NAN, NAN], "no better loss in 2 tests than 3 after step 10"),
+        ([NAN, NAN], "no finite loss in 2 tests"),
+        ([2, 3], ""),
+    ],
+)
+def test_patience(values, reason):
+    watch = watching(patience=2)
+    assert not watch.ended()
+    told(watch, "loss", values)
+    assert watch.ended() == reason
+
+
+def test_what_was_seen_is_read_again_as_it_was():
+    watch = watching(best="higher score", patience=1)
+    told(watch, "score", [0.1, 0.3, 0.2])
+    assert watch.seen == {"higher score": Seen(0.3, 20, 1), "loss": Seen(0.0, 10, 2)}
+    again = msgspec.json.decode(msgspec.json.encode(watch.seen), type=dict[str, Seen])
+    assert again == watch.seen
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"best": "f1"}, r"checkpoint\.best: no test measures 'f1'; there are loss, accuracy, mae"),
+        ({"best": "higher f1"}, r"checkpoint\.best: no test measures 'f1'"),
+        ({"best": "score"}, r"checkpoint\.best: nothing says whether a higher score is better;"),
+        ({"patience": 1, "watch": "score"}, r"evaluate\.watch: .* write 'higher score' or 'lower"),
+        ({"patience": 1, "watch": ""}, r"evaluate\.watch: no test measures ''"),
+        ({"patience": 1, "watch": "higher"}, r"evaluate\.watch: no test measures ''"),
+    ],
+)
+def test_mistakes_are_one_sentence_with_the_place(asked, message):
+    with pytest.raises(ConfigError, match=message):
+        watching(**asked)
