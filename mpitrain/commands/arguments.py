@@ -14,7 +14,7 @@ from mpitrain.chaos import KINDS
 from mpitrain.pipeline.schedules import SCHEDULES
 
 #: These start MPI; the others run anywhere.
-RANKS = ("train", "eval", "profile", "doctor", "rehearse")
+RANKS = ("train", "eval", "find-lr", "profile", "doctor", "rehearse")
 
 
 def needs_ranks(argv: Sequence[str]) -> bool:
@@ -35,9 +35,9 @@ def parse(argv: Sequence[str], *, speak: bool = True) -> argparse.Namespace:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=program("mpitrain"),
-        description="Distributed training on MPI.  Start train, eval, profile and doctor with "
-        "mpirun or srun, one process a rank; without a launcher they run as a single rank.  The "
-        "other commands need no ranks.",
+        description="Distributed training on MPI.  Start train, eval, find-lr, profile and doctor "
+        "with mpirun or srun, one process a rank; without a launcher they run as a single rank.  "
+        "The other commands need no ranks.",
     )
     add_version(parser)
     add_verbose(parser)
@@ -92,6 +92,25 @@ def _parser() -> argparse.ArgumentParser:
     )
     _job(evaluate)
     add_verbose(evaluate)
+
+    find = commands.add_parser(
+        "find-lr",
+        help="try learning rates in a short run, and suggest one",
+        description="Train from the initial weights with a rate that grows from step to step, "
+        "until the loss diverges; print the losses, and a rate to begin with (Smith 2017).  "
+        "Nothing is written to run.dir.",
+        epilog="example: mpirun -n 4 %(prog)s digits -o rates.png",
+    )
+    _job(find)
+    find.add_argument(
+        "--least", type=above_zero, default=1e-6, metavar="LR", help="the first optim.lr (1e-6)"
+    )
+    find.add_argument(
+        "--most", type=above_zero, default=10.0, metavar="LR", help="the last optim.lr (10)"
+    )
+    find.add_argument("--steps", type=positive, default=100, help="from the one to the other (100)")
+    find.add_argument("-o", "--output", type=Path, help="picture to draw, PNG or SVG")
+    add_verbose(find)
 
     profile = commands.add_parser(
         "profile", help="measure each layer of a job's model: times, activations, parameters"

@@ -146,6 +146,35 @@ def evaluate(comm: Communicator, options: argparse.Namespace) -> int:
     return 0
 
 
+def find_lr(comm: Communicator, options: argparse.Namespace) -> int:
+    """Try learning rates."""
+    from mpitrain.commands.find_lr import picture, table
+    from mpitrain.find_lr import find
+
+    config = load_once(comm, options)
+    limits = {"least": options.least, "most": options.most, "steps": options.steps}
+
+    def make(comm: Communicator, job: Config, **given: Any) -> Trainer:
+        # An optimiser of one's own brings its rate, which would take the place of the job's.
+        return _trainer(comm, job, optim={"lr": job.optim.lr}, **given)
+
+    found = find(comm, config, make, **limits)
+
+    def act() -> None:
+        if comm.rank > 0:
+            return
+        print(table(found))
+        if options.output:
+            try:
+                picture(found, options.output)
+            except (OSError, ValueError, ImportError) as error:
+                raise ConfigError(f"--output {options.output}: {error}") from error
+            print(f"drawn in {options.output}")
+
+    together(comm, act, ConfigError)
+    return 0
+
+
 def profile(comm: Communicator, options: argparse.Namespace) -> int:
     """Measure a job's layers, on rank 0."""
     from mpitrain.profiles import measure, table, write_profile
@@ -205,6 +234,7 @@ def rehearse(comm: Communicator, options: argparse.Namespace) -> int:
 _COMMANDS = {
     "train": train,
     "eval": evaluate,
+    "find-lr": find_lr,
     "profile": profile,
     "doctor": doctor,
     "rehearse": rehearse,

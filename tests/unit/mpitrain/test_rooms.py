@@ -20,7 +20,7 @@ FLOORS = (
     {"build", "feed", "report"},
     {"trainer"},
     {"adapters", "checkpoint", "evaluation"},
-    {"bench", "chaos", "run"},
+    {"bench", "chaos", "find_lr", "run"},
     {"bring", "fit"},
     {"commands"},
     {"__main__", "__init__"},

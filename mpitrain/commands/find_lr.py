@@ -1,0 +1,69 @@
+"""What a search for a learning rate has found, as a table and as a picture."""
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from mpitrain.find_lr import Found
+
+_ROWS = 20
+
+
+def table(found: Found) -> str:
+    """Some of the steps, why they ended, and which rate to try."""
+    rows = Table(box=None)
+    for column in ("step", "optim.lr", "loss", "smoothed"):
+        rows.add_column(column, justify="right", no_wrap=True)
+    last = len(found.tried) - 1
+    every = -(-len(found.tried) // _ROWS)
+    for index, one in enumerate(found.tried):
+        if index % every == 0 or index == last:
+            rows.add_row(str(index + 1), f"{one.lr:.3g}", f"{one.loss:.4f}", f"{one.smoothed:.4f}")
+    console = Console(width=80, force_terminal=False)  # rank 0 may have a terminal of its own
+    with console.capture() as capture:
+        console.print(rows)
+    return f"{capture.get()}ended after {last + 1} steps: {found.why}\n{suggestion(found)}"
+
+
+def suggestion(found: Found) -> str:
+    """Which rate to try, in one sentence."""
+    if found.steepest is None or found.tenth is None:
+        return "the loss has not fallen: try a smaller --least, or more --steps"
+    return (
+        f"try optim.lr={found.tenth:.2g}, a tenth of the rate where the loss is least; it falls "
+        f"the most about {found.steepest:.2g}"
+    )
+
+
+def picture(found: Found, path: Path) -> None:
+    """The loss by the rate, to a PNG or SVG file.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            f"a picture needs matplotlib ({error}): pip install 'mpitrain[plot]'"
+        ) from error
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    rates = [one.lr for one in found.tried]
+    axes.plot(rates, [one.loss for one in found.tried], color="0.75", label="loss")
+    axes.plot(rates, [one.smoothed for one in found.tried], label="smoothed")
+    for rate, style, label in (
+        (found.steepest, "--", "steepest fall"),
+        (found.tenth, ":", "least / 10"),
+    ):
+        if rate is not None:
+            axes.axvline(rate, color="0.3", linestyle=style, label=f"{label}: {rate:.2g}")
+    axes.set_xscale("log")
+    if found.tried:  # what diverges would leave nothing to see of the rest
+        axes.set_ylim(0, 2 * max(one.smoothed for one in found.tried[: len(found.tried) // 2 + 1]))
+    axes.set_xlabel("optim.lr")
+    axes.set_ylabel("loss")
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=150)

@@ -1,0 +1,144 @@
+"""Which learning rate to begin with: a short run whose rate grows step by step (Smith 2017)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from msgspec.structs import replace
+
+from collectives import Communicator
+from mpitrain.config import Config, ConfigError
+from mpitrain.lr import Factor
+from mpitrain.metrics import Step
+from mpitrain.trainer import Trainer
+from mpitrain.update import NonFinite
+
+#: What the smoothed loss keeps of itself in a step.
+_KEPT = 0.9
+#: The run ends when the smoothed loss is so many times its least value.
+_DIVERGED = 4.0
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A step of the run.
+
+    Attributes:
+        lr: as ``optim.lr`` has it.
+        loss: mean over the batch, before the step's update.
+        smoothed: mean of this loss and those before, the older the less.
+    """
+
+    lr: float
+    loss: float
+    smoothed: float
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the run has shown.
+
+    Attributes:
+        tried: its steps.
+        why: it ended.
+    """
+
+    tried: Sequence[Tried]
+    why: str
+
+    @property
+    def steepest(self) -> float | None:
+        """The middle of that tenth of the steps over which the smoothed loss falls the most.
+
+        From one step to the next, it falls by chance.  Steps after the least loss do not count.
+        """
+        if not self.tried:
+            return None
+        least = self.tried.index(self._least())
+        width = min(max(1, len(self.tried) // 10), least)
+        falls = [
+            (self.tried[first + width].smoothed - self.tried[first].smoothed, first)
+            for first in range(least - width + 1)
+        ]
+        fall, first = min(falls)
+        return self.tried[first + width // 2].lr if fall < 0.0 else None
+
+    @property
+    def tenth(self) -> float | None:
+        """A tenth of the rate at which the smoothed loss is least."""
+        return self._least().lr / 10 if self.steepest is not None else None
+
+    def _least(self) -> Tried:
+        return min(self.tried, key=lambda one: one.smoothed)
+
+
+def find(
+    comm: Communicator,
+    config: Config,
+    make: Callable[..., Trainer] = Trainer,
+    *,
+    least: float,
+    most: float,
+    steps: int,
+) -> Found:
+    """Train from the initial weights with ``optim.lr`` growing from ``least`` to ``most``.
+
+    Each step's rate is the same multiple of the one before.  Nothing is written.  Collective.
+
+    Args:
+        comm: the ranks, in the job's layout.
+        config: the job; its schedule, warm-up and number of steps are not used.
+        make: ``make(comm, job, schedule=factor)`` gives a trainer whose rate is ``factor`` times
+            the job's.
+        least, most: the first and the last value of ``optim.lr``.
+        steps: how many.
+
+    Raises:
+        ConfigError: as :class:`mpitrain.trainer.Trainer`, or ``most`` is no more than ``least``.
+    """
+    if not 0 < least < most < inf or steps < 2:
+        raise ConfigError(
+            f"find-lr tries 2 steps or more from a rate above 0 to a higher one, not {steps} from "
+            f"{least:g} to {most:g}"
+        )
+    values = [least * (most / least) ** (step / (steps - 1)) for step in range(steps)]
+    with make(comm, _short(config, steps), schedule=_growing(values, config)) as trainer:
+        tried, why = _run(trainer, values)
+    return Found(tried, why)
+
+
+def _short(config: Config, steps: int) -> Config:
+    """The job with as many steps, at a rate that a function gives, and without averages."""
+    optim = replace(
+        config.optim, schedule="constant", warmup_epochs=0.0, decay_epochs=0.0, average=0.0
+    )
+    return replace(
+        config,
+        run=replace(config.run, on_nonfinite="stop", check_every=0),
+        optim=optim,
+        # An epoch has one step or more.
+        train=replace(config.train, epochs=steps, steps=steps),
+    )
+
+
+def _growing(values: Sequence[float], config: Config) -> Factor:
+    return lambda step: values[step] / config.optim.lr
+
+
+def _run(trainer: Trainer, values: Sequence[float]) -> tuple[list[Tried], str]:
+    tried: list[Tried] = []
+    total = weight = 0.0
+    try:
+        while trainer.steps_done < trainer.total_steps:
+            epoch = trainer.steps_done // trainer.sampler.steps_per_epoch
+            for record in trainer.run_epoch(epoch):
+                if not isinstance(record, Step):
+                    continue  # the loss scale was too large
+                total = _KEPT * total + (1.0 - _KEPT) * record.loss
+                weight = _KEPT * weight + (1.0 - _KEPT)
+                tried.append(Tried(values[record.step - 1], record.loss, total / weight))
+                if tried[-1].smoothed > _DIVERGED * min(one.smoothed for one in tried):
+                    return tried, f"the loss had grown beyond {_DIVERGED:g} times its least"
+    except NonFinite as error:
+        return tried, str(error).partition(";")[0]
+    return tried, "all steps were done"

@@ -1,0 +1,128 @@
+"""The search for a learning rate: one process's in every layout, and nothing is written."""
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+from msgspec.structs import replace
+
+from collectives import Communicator
+from mpitrain.commands.ranks import run
+from mpitrain.config import Config, ConfigError
+from mpitrain.find_lr import find
+from mpitrain.threads import limit_blas_threads
+from mpitrain.trainer import Trainer
+from mpitrain.update import Updater
+from tests.mpi.mpitrain.layouts import few, job, layouts, mlp
+
+pytestmark = pytest.mark.mpi
+
+RANKS = MPI.COMM_WORLD.size
+
+
+@pytest.fixture(scope="module")
+def comm():
+    with Communicator(MPI.COMM_WORLD) as world, limit_blas_threads(world):
+        yield world
+
+
+@pytest.mark.parametrize("layout", few("gpt", RANKS))
+def test_every_layout_finds_what_one_process_does(comm, layout):
+    config = job("gpt", **layouts("gpt", RANKS)[layout])
+    limits = dict(least=1e-4, most=0.1, steps=6)
+    found = find(comm, config, **limits)
+    plain = Config(run=config.run, data=config.data, model=config.model, optim=config.optim)
+    with Communicator(MPI.COMM_SELF) as one:
+        expected = find(one, replace(plain, train=replace(config.train, micro_batches=1)), **limits)
+    assert [one.lr for one in found.tried] == pytest.approx(np.geomspace(1e-4, 0.1, 6).tolist())
+    losses, wanted = ([one.loss for one in each.tried] for each in (found, expected))
+    np.testing.assert_allclose(losses, wanted, rtol=1e-10)
+    assert found.why == "all steps were done"
+    assert found.steepest == pytest.approx(expected.steepest)
+
+
+@pytest.mark.quick_on(2)
+def test_the_rates_are_those_of_the_job(comm):
+    """A rate that does not grow is a run at that ``optim.lr``; scaled, as the job has it."""
+    config = mlp("float64")
+    config = replace(config, optim=replace(config.optim, reference_batch=50))
+    near = find(comm, config, least=0.05, most=0.05 * (1 + 1e-12), steps=5)
+    with Trainer(comm, config) as trainer:
+        records = [r for _, r in zip(range(5), trainer.run_epoch(0))]
+    np.testing.assert_allclose([o.loss for o in near.tried], [r.loss for r in records], rtol=1e-8)
+
+
+@pytest.mark.quick_on(2)
+def test_it_ends_when_the_loss_diverges(comm):
+    found = find(comm, mlp(), least=1e-3, most=1e6, steps=60)
+    assert len(found.tried) < 60
+    assert found.why.startswith(("the loss had grown", "the loss or a gradient is not finite"))
+    assert 1e-3 < found.steepest < 10.0
+    found = find(comm, mlp(), least=1e30, most=1e38, steps=8)
+    assert "not finite at step" in found.why or "grown" in found.why
+
+
+@pytest.mark.quick_on(2)
+@pytest.mark.parametrize("schedule", ["wsd", "one_cycle"])
+def test_jobs_of_all_kinds(comm, schedule):
+    config = mlp(schedule="asynchronous", window=2, pipe=RANKS if RANKS < 4 else 1)
+    optim = replace(
+        config.optim,
+        schedule=schedule,
+        warmup_epochs=1.0,
+        decay_epochs=1.0 if schedule == "wsd" else 0.0,
+        average=0.9,
+    )
+    found = find(comm, replace(config, optim=optim), least=1e-3, most=0.1, steps=5)
+    assert len(found.tried) == 5
+
+
+@pytest.mark.parametrize("limits", [(0.1, 0.1, 5), (1.0, 0.1, 5), (0.1, 1.0, 1), (0.1, np.inf, 5)])
+def test_limits_that_cannot_be(comm, limits):
+    least, most, steps = limits
+    with pytest.raises(ConfigError, match="find-lr tries 2 steps or more from a rate above 0"):
+        find(comm, mlp(), least=least, most=most, steps=steps)
+
+
+@pytest.mark.quick_on(2)
+def test_the_command_prints_and_writes_nothing(comm, folder, capfd):
+    comm.Barrier()
+    own = folder / "run"
+    told = ["find-lr", "digits", "--set", f"run.dir={own}", "--steps", "12", "--least", "1e-4"]
+    assert run(told) == 0
+    out = capfd.readouterr().out
+    assert not own.exists()
+    if comm.rank == 0:
+        assert "optim.lr" in out and "try optim.lr=" in out
+    assert run([*told, "--most", "1e-5"]) == 2
+    found = capfd.readouterr().err
+    assert ("find-lr tries 2 steps or more" in found) == (comm.rank == 0)
+
+
+OWN = """
+import torch
+
+def model():
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+
+def optimizer(parameters):
+    return torch.optim.SGD(parameters, lr=3.0)
+"""
+
+
+@pytest.mark.quick_on(2)
+def test_what_a_job_brings_is_tried_at_the_rates_that_are_printed(comm, folder, capfd, monkeypatch):
+    pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
+    if comm.rank == 0:
+        (folder / "own.py").write_text(OWN)
+    comm.Barrier()
+    used = []
+    update = Updater.step
+    monkeypatch.setattr(
+        Updater, "step", lambda self, lr, *rest: (used.append(lr), update(self, lr, *rest))[1]
+    )
+    own = [f"own.{key}={folder / 'own.py'}:{key}" for key in ("model", "optimizer")]
+    told = [word for pair in own for word in ("--set", pair)]
+    limits = ["--least", "1e-3", "--most", "1e-1", "--steps", "3"]
+    assert run(["find-lr", "digits_mlp", *told, *limits]) == 0
+    assert used == pytest.approx([1e-3, 1e-2, 1e-1])
+    capfd.readouterr()

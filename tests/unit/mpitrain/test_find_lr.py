@@ -1,0 +1,46 @@
+"""Which rate a search suggests, and how it says so."""
+
+import pytest
+
+from mpitrain.commands.find_lr import picture, suggestion, table
+from mpitrain.find_lr import Found, Tried
+
+
+def found(losses):
+    """With a rate ten times that of the step before."""
+    return Found([Tried(10.0 ** (i - 5), x, x) for i, x in enumerate(losses)], "all were done")
+
+
+def test_the_steepest_fall_and_a_tenth_of_the_least():
+    search = found([5.0, 4.9, 4.5, 2.5, 2.4, 8.0, 3.0])
+    assert (search.steepest, search.tenth) == (pytest.approx(1e-3), pytest.approx(1e-2))
+    assert suggestion(search).startswith("try optim.lr=0.01, a tenth of the rate where the loss")
+    assert suggestion(search).endswith("it falls the most about 0.001")
+
+
+def test_a_fall_from_one_step_to_the_next_is_no_trend():
+    losses = [4.0, 3.0, 4.0] + [4.0] * 17 + [4.0 - 0.1 * i for i in range(30)] + [9.0] * 5
+    tried = [Tried(1.1**i, x, x) for i, x in enumerate(losses)]
+    assert 1.1**20 <= Found(tried, "").steepest <= 1.1**50
+
+
+@pytest.mark.parametrize("losses", [[], [3.0], [3.0, 3.5, 9.0], [3.0, 3.0]])
+def test_a_loss_that_has_not_fallen_suggests_nothing(losses):
+    search = found(losses)
+    assert search.steepest is None and search.tenth is None
+    assert suggestion(search).startswith("the loss has not fallen: try a smaller --least")
+    assert f"ended after {len(losses)} steps: all were done" in table(search)
+
+
+def test_the_table_has_some_of_the_steps_and_the_last():
+    text = table(found([5.0 - 0.01 * i for i in range(101)]))
+    assert "step  optim.lr    loss  smoothed" in text
+    assert len(text.splitlines()) < 25
+    assert any(line.split()[0] == "101" for line in text.splitlines())
+
+
+def test_the_picture(tmp_path):
+    pytest.importorskip("matplotlib")
+    for losses in ([], [3.0, 2.0, 4.0]):
+        picture(found(losses), tmp_path / "rates.svg")
+        assert "optim.lr" in (tmp_path / "rates.svg").read_text()
