@@ -426,6 +426,19 @@ def test_optimisers_that_cannot_be(comm, folder, optimizer, message):
         made(folder, optimizer=optimizer)
 
 
+@pytest.mark.quick_on(2)
+@pytest.mark.parametrize("zero", [0, 3])
+def test_the_module_has_the_averages_that_were_tested(comm, folder, zero):
+    changed = {"optimizer": OPTIMIZERS["AdamW"], "average": 0.8, "parallel": {"zero": zero}}
+    with made(folder, **changed) as trainer:
+        tests = trainer.fit()
+        x, y = (torch.from_numpy(a) for a in vars(trainer.data.test[:]).values())
+    loss = torch.nn.functional.mse_loss(trainer.module.double()(x), y)
+    assert loss.item() == pytest.approx(tests[-1].test_loss, rel=1e-6)
+    with made(folder, **(changed | {"average": 0.0})) as trainer:
+        assert trainer.fit()[-1].test_loss != pytest.approx(tests[-1].test_loss, rel=1e-3)
+
+
 @pytest.mark.parametrize("parallel", layouts())
 def test_a_schedule_of_ones_own_is_torchs(comm, folder, parallel):
     """Rank 0's function counts, so that no rank has another rate; interrupted, it goes on."""
