@@ -43,6 +43,7 @@ class Feed:
         """
         self._comm = comm
         self._may_fail = workers > 0 or isinstance(data.train, Own)
+        self._first = data.train[:1]
         parts = {"train": data.train, "test": data.test}
         own = workers if reads else 0
         self._loader = together(comm, lambda: Loader(parts, own, most), DataError)
@@ -87,12 +88,24 @@ class Feed:
 
         def read() -> Held:
             found = {m: next(reading) for m in micro_batches}
+            for samples in found.values():
+                self._expect_alike(samples)
             self.read_seconds = perf_counter() - begun
             return found
 
         held = together(self._comm, read, DataError) if self._may_fail else read()
         self.met_seconds = perf_counter() - begun - self.read_seconds
         return held
+
+    def _expect_alike(self, samples: Samples) -> None:
+        """Messages and losses count on it."""
+        for what in ("inputs", "labels"):
+            first, found = getattr(self._first, what), getattr(samples, what)
+            if (found.dtype, found.shape[1:]) != (first.dtype, first.shape[1:]):
+                raise DataError(
+                    f"{what} are {found.dtype} of shape {found.shape[1:]}, and those of the first "
+                    f"sample {first.dtype} of {first.shape[1:]}; all must be alike"
+                )
 
     def close(self) -> None:
         """End the processes."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -127,10 +128,15 @@ class Trainer(trainer.Trainer):
         if self.module is not None and "dtype" not in {**settings.get("run", {}), **settings}:
             job = configured(job, {"dtype": _dtype(self.module, job.run.dtype)})
         is_torch = self.module is not None
+        data = _data(whole, job, train_data, test_data, layers, classes)
+        if self.module is not None and cuts and data:
+            together(whole, lambda: _expect_same_parts(self.module, cuts, data), ConfigError)
+        own_names = {"model": self.module, "loss": loss, "optimizer": optimizer}
+        job = _with_names(job, own_names, cuts)
         super().__init__(
             whole,
             job,
-            data=_data(whole, job, train_data, test_data, layers, classes),
+            data=data,
             layers=layers,
             loss=_loss(loss),
             optimizer=optimizer,
@@ -183,7 +189,10 @@ def configured(config: Config, settings: Mapping[str, Any]) -> Config:
         for key in keys:
             places.setdefault(key.name, []).append(table)
     for name, value in settings.items():
+        value = str(value) if isinstance(value, Path) else value
         if name in tables:
+            if not isinstance(value, Mapping):
+                raise TypeError(f"{name} is a table; write {name}={{...}}, not {value!r}")
             tables[name] |= value
         elif len(found := places.get(name, [])) == 1:
             tables[found[0]][name] = value
@@ -222,6 +231,25 @@ def _model(model: Any, seed: int, cuts: Sequence[str]) -> tuple[Any, Mapping[str
         return model, layers(model, cuts)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"model: {error}") from error
+
+
+def _expect_same_parts(module: Any, cuts: Sequence[str], data: Dataset) -> None:
+    from mpitrain.adapters.torch.cutting import expect_the_same
+
+    try:
+        expect_the_same(module, cuts, data.train[:2].inputs)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        raise ConfigError(f"model: {error}") from error
+
+
+def _with_names(job: Config, given: Mapping[str, Any], cuts: Sequence[str]) -> Config:
+    """The job with the kinds of what was given in Python, which a resumed run must have, too."""
+    names = {
+        key: str(getattr(what, "name", "") or getattr(what, "__name__", type(what).__name__))
+        for key, what in given.items()
+        if what is not None and not getattr(job.own, key)
+    }
+    return configured(job, {"own": {**names, "cuts": tuple(cuts)}})
 
 
 def _dtype(module: Any, otherwise: str) -> str:

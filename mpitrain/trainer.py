@@ -21,15 +21,13 @@ from mpitrain.config import Config, ConfigError
 from mpitrain.data import DataError, Dataset, Sampler, load
 from mpitrain.data.everywhere import load_on_all
 from mpitrain.feed import Feed, Held
-from mpitrain.fields import Fields
+from mpitrain.fitting import expect_fitting, initial, named_metrics
 from mpitrain.group import TensorGroup
 from mpitrain.groups import Grouping
 from mpitrain.lr import Factor, learning_rate, scaled_rate, tabulated
-from mpitrain.metric_names import refusal, usual
 from mpitrain.metrics import Skipped, Step, Straggler, Times
 from mpitrain.objective import Loss
 from mpitrain.objective.metrics import Metric
-from mpitrain.objective.metrics import build as build_metrics
 from mpitrain.optim import Optimizer
 from mpitrain.parallel.grid import ProcessGrid, shared_name
 from mpitrain.parallel.replicas import check_replicas
@@ -141,7 +139,13 @@ class Trainer(ClosedTogether):
         self.sampler = Sampler(samples, config.train.batch_size, config.run.seed)
         self._factors = None if schedule is None else self._tabulate(schedule)
         self._open_grid()
-        self.metrics = metrics if metrics is not None else self._named_metrics()
+        self.metrics = (
+            metrics
+            if metrics is not None
+            else named_metrics(
+                config, self.data, self.model, self._outputs, own_loss=loss is not None
+            )
+        )
         self.watch = Watch(config, self.metrics)
         self._place_parameters()
         self._bind_pipeline()
@@ -174,7 +178,7 @@ class Trainer(ClosedTogether):
     def _open_grid(self) -> None:
         layout = build.layout(self.config, self.comm.size)
         outline = models.build(self.config, self.data, layers=self._layers, loss=self._loss)
-        self._expect_fitting(outline)
+        self._outputs = expect_fitting(outline, self.data)
         self.partition = build.partition(self.config, outline, layout.stages)
         self._shared = build.shared_stages(outline, self.partition)
         self.grid = ProcessGrid(self.comm, layout, self._shared.values())
@@ -189,39 +193,6 @@ class Trainer(ClosedTogether):
         brought = nn.Chain(self.model.layers).brought()
         check_replicas(self.comm, [(self.comm, brought)], "in the layers that they were given")
 
-    def _expect_fitting(self, whole: models.Model) -> None:
-        """Data go through the model, and its outputs with the labels into the loss."""
-        data = self.data
-        try:
-            outputs = whole.output_shape(data.input_shape)
-        except ValueError as error:
-            raise ConfigError(f"model: {error}") from error
-        try:
-            whole.loss.expect(outputs, data.label_shape, data.label_dtype)
-        except ValueError as error:
-            raise ConfigError(f"loss: {error}") from error
-        self._several = isinstance(outputs, Fields) or data.label_dtype.kind == "V"
-        self._as_labels = outputs == data.label_shape
-
-    def _named_metrics(self) -> dict[str, Metric]:
-        name, asked = self.config.loss.name, self.config.evaluate.metrics
-        if self._several:
-            if asked:
-                raise ConfigError(
-                    f"evaluate.metrics: {asked[0]} is of one output and one label, and there are "
-                    "several; give functions of them as metrics"
-                )
-            return {}
-        if self._loss is not None and not self.data.classes:  # whatever the job calls the loss
-            name = "mean_squared_error"
-            for metric in asked:
-                if why := refusal(metric, name):
-                    raise ConfigError(f"evaluate.metrics: labels are numbers, and {why}")
-            if not asked and not self._as_labels:
-                return {}
-        asked = asked or usual(name)
-        return build_metrics(asked, name, self.data.classes, self.model.group)
-
     def _place_parameters(self) -> None:
         config, stage = self.config, self.grid.place.stage
         chunks = self.partition.of_stage(stage)
@@ -233,7 +204,11 @@ class Trainer(ClosedTogether):
             {n: shared_name(stages) for n, stages in self._shared.items() if stage in stages},
             TensorGroup(self.grid.data),
         )
-        flat = together(self.comm, self._initial, ConfigError)
+        flat = together(
+            self.comm,
+            lambda: initial(config.run, self.model, self.arena, self.layers),
+            ConfigError,
+        )
         reduction = build.reduction(config.parallel, self.grid.groups)
         self.store = build.store(config, self.arena, flat, reduction, self.grid.data.empty)
         folder = config.parallel.offload
@@ -244,35 +219,6 @@ class Trainer(ClosedTogether):
         self.updater = Updater(
             self.grid, self.store, self._optimizer, grouping, offload, config.optim.average
         )
-
-    def _initial(self) -> Array:
-        """The own parameters as they begin, flat; one layer at a time is whole."""
-        run = self.config.run
-        try:
-            flat = self._room()
-            for index, name in enumerate(self.layers):
-                drawn = self.model.initial([name], run.seed, np, run.dtype)[name]
-                try:
-                    self.arena.fill(flat, index, drawn)
-                except ValueError as error:
-                    raise ConfigError(f"model: layer {name}: {error}") from error
-        except MemoryError as error:
-            raise ConfigError(
-                f"model: the parameters of {', '.join(self.layers)} do not fit into memory "
-                f"({error}); make the model smaller, or spread it over more ranks"
-            ) from error
-        return flat
-
-    def _room(self) -> Array:
-        """Memory of all own parameters.
-
-        Raises:
-            MemoryError: it cannot be had.
-        """
-        try:
-            return np.empty(self.arena.size, self.config.run.dtype)
-        except ValueError as error:  # it has more bytes than addresses can count
-            raise MemoryError(str(error)) from error
 
     def _bind_pipeline(self) -> None:
         config, grid = self.config, self.grid

@@ -16,7 +16,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from mpitrain.config import Config, Positive
+from mpitrain.config import Config
+from mpitrain.config.tables import Positive
 from mpitrain.files import check_regular
 from mpitrain.watch import Seen
 

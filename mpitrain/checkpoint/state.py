@@ -160,6 +160,12 @@ def _check_job(trainer: "Trainer", checkpoint: Checkpoint) -> None:
             f"{checkpoint.folder} has no averages, as optim.average was 0; leave it at 0, or train "
             "in another run.dir or without --resume"
         )
+    then_trained = set(checkpoint.manifest.shapes) - set(checkpoint.manifest.state)
+    if gone := sorted(then_trained - set(trainer.model.names())):
+        raise CheckpointError(
+            f"{checkpoint.folder} has values of {', '.join(gone[:3])}, which the model does not "
+            "train: what was trained once cannot be frozen or left out in a run that goes on"
+        )
     if known and known != trainer.data_digest:
         raise CheckpointError(
             f"{checkpoint.folder} was trained on other data: what data.path = "

@@ -111,6 +111,8 @@ class Own:
                 f"sample {index} of {type(self.data).__name__} holds a {type(value).__name__} that "
                 f"is no array: {error}"
             ) from error
+        if not found.size:
+            raise DataError(f"sample {index} of {type(self.data).__name__} holds an empty array")
         if found.dtype.kind not in "fiub" and found.dtype.name != "bfloat16":
             raise DataError(
                 f"sample {index} of {type(self.data).__name__} holds {found.dtype}; inputs and "

@@ -1,10 +1,15 @@
 """A module cut into parts that follow one another, for the stages of a pipeline."""
 
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import fx
+
+from mpitrain.adapters.torch.arrays import as_tensor
+from mpitrain.arrays import Array
+from mpitrain.fields import fields, named
 
 
 def cut(module: torch.nn.Module, after: Sequence[str]) -> list[torch.nn.Module]:
@@ -20,14 +25,22 @@ def cut(module: torch.nn.Module, after: Sequence[str]) -> list[torch.nn.Module]:
     Raises:
         ValueError: it cannot be traced, or has no such module.
     """
+    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+        raise ValueError(
+            f"a {type(module).__name__} cannot be cut, as its own hooks belong to no part of it"
+        )
+    modes = [(part, part.training) for part in module.modules()]
     try:
-        graph = fx.Tracer().trace(module)
+        graph = fx.Tracer().trace(module.train())
     except Exception as error:  # whatever the module's own code makes of stand-ins for tensors
         raise ValueError(
             f"a {type(module).__name__} cannot be cut, as torch.fx cannot trace it "
             f"({type(error).__name__}: {' '.join(str(error).split())}); give a torch.nn.Sequential "
             "of its parts"
         ) from error
+    finally:
+        for part, training in modes:
+            part.training = training
     nodes = [node for node in graph.nodes if node.op != "output"]
     ends = [_last(nodes, name) for name in after]
     if ends != sorted(set(ends)):
@@ -39,6 +52,59 @@ def cut(module: torch.nn.Module, after: Sequence[str]) -> list[torch.nn.Module]:
         if not _crossing(whose, number):
             raise ValueError(f"cuts: nothing that is computed before {name!r} is used behind it")
     return [_part(module, graph, whose, number, after) for number in range(len(after) + 1)]
+
+
+def expect_the_same(module: torch.nn.Module, after: Sequence[str], inputs: Array) -> None:
+    """The parts, one after the other, give what the module gives, and the same gradients.
+
+    What torch.fx cannot see has become a constant of the parts: a mode of evaluation, a branch, a
+    ``torch.no_grad()``.
+
+    Args:
+        module: to be cut; it is tried in evaluation mode, in which nothing is random.
+        after: where.
+        inputs: of some samples.
+
+    Raises:
+        ValueError: they do not.
+    """
+
+    kind = next((p.dtype for p in module.parameters()), torch.get_default_dtype())
+    given = {
+        name: part.to(kind) if part.is_floating_point() else part
+        for name, part in ((n, as_tensor(a)) for n, a in fields(inputs).items())
+    }
+    by_name = not {"", "0"} & given.keys()
+    args, kwargs = ((), given) if by_name else (tuple(given.values()), {})
+    module = deepcopy(module)
+    parts = [part.eval() for part in cut(module, after)]
+    module.eval()
+
+    def results(outputs: Any) -> list[torch.Tensor]:
+        values = [part for part in named(outputs).values() if part.requires_grad]
+        trained = [p for p in module.parameters() if p.requires_grad]
+        total = torch.stack([part.double().sum() for part in values]).sum() if values else None
+        found = (
+            torch.autograd.grad(total, trained, allow_unused=True, materialize_grads=True)
+            if total is not None
+            else ()
+        )
+        return [*(part.detach() for part in named(outputs).values()), *found]
+
+    whole = results(module(*args, **kwargs))
+    found = parts[0](*args, **kwargs)
+    for part in parts[1:]:
+        found = part(*found) if isinstance(found, tuple) else part(found)
+    cut_up = results(found)
+    if len(whole) != len(cut_up) or not all(
+        torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True)
+        for a, b in zip(whole, cut_up, strict=False)
+    ):
+        raise ValueError(
+            f"the parts of a {type(module).__name__} give other results than all of it: torch.fx "
+            "has made a constant of a mode, a branch or torch.no_grad(); cut elsewhere, or give a "
+            "torch.nn.Sequential of its parts"
+        )
 
 
 def _last(nodes: Sequence[fx.Node], name: str) -> int:

@@ -12,8 +12,14 @@ from numpy.typing import DTypeLike
 
 from mpitrain.adapters.torch.arrays import as_array, as_tensor
 from mpitrain.adapters.torch.cutting import cut
-from mpitrain.adapters.torch.purity import Watched, examine, refuse
-from mpitrain.adapters.torch.seeing import parts, seeing, show
+from mpitrain.adapters.torch.purity import (
+    ImpureModule,
+    Watched,
+    examine,
+    expect_given_values,
+    refuse,
+)
+from mpitrain.adapters.torch.seeing import expect_one_mode, parts, seeing, show
 from mpitrain.arrays import Array, Parameters, Shape
 from mpitrain.fields import Fields, as_given, fields, joined, named, zeros
 from mpitrain.nn import Layer
@@ -75,6 +81,7 @@ class TorchLayer(Layer):
         Raises:
             ImpureModule: the module cannot be a layer.
         """
+        self._given = module
         module = seeing(module)
         self.sees = any(True for _ in parts(module))
         refuse(name, module)
@@ -164,11 +171,21 @@ class TorchLayer(Layer):
         if len(x) and not self._examined:
             show(self.module, replace(context, training=False))
             examine(self._watched, run, buffers, list(given.values()))
+            modules = (self._given, self.module)
+            expect_given_values(
+                self._watched.name, modules, run, list(given.values()), list(own.values())
+            )
             self._examined = True
         for part in given.values():
             part.requires_grad_(part.is_floating_point())
         show(self.module, context)
+        versions = [part._version for part in own.values()]
         y = run(*given.values())
+        if versions != [part._version for part in own.values()]:
+            raise ImpureModule(
+                f"{self._watched.name} changes its parameters in its forward pass, as max_norm "
+                "does; the replicas of a sharded one would differ"
+            )
         return joined({name: as_array(part) for name, part in y.items()}), (given, y, own)
 
     def backward(self, parameters: Parameters, saved: Any, dy: Array) -> tuple[Array, Any]:
@@ -224,6 +241,7 @@ def layers(module: torch.nn.Module, cuts: Sequence[str] = ()) -> dict[str, Layer
     """
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"layers() takes a torch.nn.Module, not a {type(module).__name__}")
+    expect_one_mode(module)
     pieces: dict[str, tuple[str, torch.nn.Module]]
     if cuts:
         pieces = {f"part{n}": ("", part) for n, part in enumerate(cut(module, cuts))}
@@ -234,7 +252,15 @@ def layers(module: torch.nn.Module, cuts: Sequence[str] = ()) -> dict[str, Layer
         pieces = {"part0": ("", module)}
     found: dict[str, Layer] = {}
     owners: dict[int, str] = {}
+    norms: dict[int, str] = {}
     for name, (prefix, part) in pieces.items():
+        for own, inner in part.named_modules():
+            is_norm = isinstance(inner, torch.nn.modules.batchnorm._BatchNorm)
+            if is_norm and norms.setdefault(id(inner), name) != name:
+                raise ImpureModule(
+                    f"{name}.{own} ({type(inner).__name__}) is in {norms[id(inner)]}, too, and has "
+                    "one running mean and variance; make two of it, or one part of both"
+                )
         layer = TorchLayer(part, name, prefix, in_turn=bool(prefix))
         tied = {}
         for own, parameter in part.named_parameters():

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Mapping
+from math import isclose, isfinite
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 
 from mpitrain.adapters.torch.arrays import as_array, as_tensor
 from mpitrain.arrays import Array, Shape
+from mpitrain.config import ConfigError
 from mpitrain.fields import as_given, fields, joined, zeros
 
 #: ``f(outputs, labels)``, as torch's functional losses: tensors, or tuples or dictionaries of them,
@@ -25,6 +27,13 @@ class TorchLoss:
     """
 
     def __init__(self, function: Function) -> None:
+        """``ConfigError``: it has parameters of its own, which nobody would train."""
+        own = function.parameters() if isinstance(function, torch.nn.Module) else ()
+        if any(parameter.requires_grad for parameter in own):
+            raise ConfigError(
+                f"loss: {name_of(function)} has parameters of its own, which nobody would train; "
+                "put them into the model"
+            )
         self.function = function
 
     def __call__(self, outputs: Array, labels: Array, divisor: float) -> tuple[float, Array]:
@@ -41,30 +50,46 @@ class TorchLoss:
         return mean.item() * weight, joined({name: as_array(g) for name, g in gradients.items()})
 
     def expect(self, outputs: Shape, labels: Shape, kind: Any) -> None:
-        """Tries it on two samples of zeros."""
-        wide = torch.get_default_dtype()
-        parts, wanted = (
-            {
-                name: part.to(wide) if part.is_floating_point() else part
-                for name, part in _by_name(zeros(2, shape, dtype)).items()
-            }
-            for shape, dtype in ((outputs, np.float32), (labels, kind))
-        )
-        _needing_gradients(parts)
-        try:
-            with warnings.catch_warnings():  # as of shapes that are made to fit
-                warnings.simplefilter("error", UserWarning)
-                found = self.function(as_given(parts), as_given(wanted))
-        except (RuntimeError, ValueError, TypeError, IndexError, UserWarning) as error:
+        """Tries it on two drawn samples, together and one by one."""
+        refused: Exception | None = None
+        for wide in (torch.float32, torch.float64):  # it may hold weights of one of them
+            given = _drawn(zeros(2, outputs, np.float32), wide, 1)
+            wanted = _drawn(zeros(2, labels, kind), wide, 2)
+            try:
+                with warnings.catch_warnings():  # as of shapes that are made to fit
+                    warnings.simplefilter("error", UserWarning)
+                    found, *alone = (
+                        self._tried(given, wanted, rows)
+                        for rows in (slice(2), slice(1), slice(1, 2))
+                    )
+                break
+            except (RuntimeError, ValueError, TypeError, IndexError, UserWarning) as error:
+                refused = refused or error
+        else:
             raise ValueError(
                 f"{name_of(self.function)} cannot compare outputs of shape {outputs!r} with labels "
-                f"of {labels}: {' '.join(str(error).split())}"
-            ) from error
+                f"of {labels}: {' '.join(str(refused).split())}"
+            ) from refused
         if not isinstance(found, torch.Tensor) or found.dim() or not found.requires_grad:
             raise ValueError(
                 f"{name_of(self.function)} gives {_shown(found)}; a loss is one number that "
                 "follows from the outputs: its mean over the samples"
             )
+        both, mean = found.item(), sum(one.item() for one in alone) / 2
+        if not isclose(both, mean, rel_tol=1e-3, abs_tol=1e-5) and isfinite(both - mean):
+            raise ValueError(
+                f"{name_of(self.function)} of two samples is {both:.6g}, and the mean over them "
+                f"{mean:.6g}; only a mean over samples with equal weights is the same in every "
+                "layout of ranks"
+            )
+
+    def _tried(
+        self, outputs: dict[str, torch.Tensor], labels: dict[str, torch.Tensor], rows: slice
+    ) -> Any:
+        parts = _needing_gradients({name: part[rows].clone() for name, part in outputs.items()})
+        return self.function(
+            as_given(parts), as_given({name: part[rows] for name, part in labels.items()})
+        )
 
 
 class TorchMetric:
@@ -89,6 +114,18 @@ class TorchMetric:
 
 def _tensors(array: Array) -> dict[str, torch.Tensor]:
     return _by_name(fields(array))
+
+
+def _drawn(arrays: Mapping[str, Array], wide: torch.dtype, seed: int) -> dict[str, torch.Tensor]:
+    """Two samples: numbers between 0 and 1, or whole ones, 0 and 1, as of two classes."""
+    draw = torch.Generator().manual_seed(seed)
+    found = {}
+    for name, part in _by_name(arrays).items():
+        if part.is_floating_point():
+            found[name] = torch.rand(part.shape, generator=draw, dtype=wide)
+        else:
+            found[name] = part + torch.arange(2).reshape(2, *[1] * (part.dim() - 1)).to(part.dtype)
+    return found
 
 
 def _needing_gradients(parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

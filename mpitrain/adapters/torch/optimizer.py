@@ -29,6 +29,7 @@ class TorchOptimizer:
     Attributes:
         slots: names of its state's arrays.
         lr: its learning rate, which the job's schedule starts from.
+        name: of the kind of optimiser.
     """
 
     layerwise = False
@@ -44,6 +45,7 @@ class TorchOptimizer:
             ConfigError: it keeps numbers that no checkpoint would have.
         """
         self._kind = kind
+        self.name = kind.__name__
         self._options = options
         self._step = 0
         self.lr = float(options["lr"])

@@ -1,6 +1,7 @@
 """Whether a module is a function of its parameters and its input, and of nothing else."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -63,6 +64,11 @@ def refuse(name: str, module: nn.Module) -> None:
             raise ImpureModule(
                 f"{name}.{inner} is of {parameter.dtype}, and the trainer has real numbers alone"
             )
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise ImpureModule(
+                f"{name}.{inner} has a hook on its gradient, which the trainer would not call; "
+                f"put it into the loss or the optimizer, {_ELSEWHERE}"
+            )
 
 
 class Watched(nn.Module):
@@ -102,6 +108,63 @@ class Watched(nn.Module):
                     "tuple or dictionary of tensors"
                 )
         return outputs
+
+
+def expect_given_values(
+    name: str,
+    modules: Sequence[nn.Module],
+    run: Run,
+    x: Sequence[torch.Tensor],
+    own: Sequence[torch.Tensor],
+) -> None:
+    """Refuse a module that uses other values than those that it is given.
+
+    Its results and gradients must stay as they are when the values that its parameters have
+    themselves become NaN: in a function that holds on to a module, or goes forward once more
+    within the backward pass, they would be the ones of the beginning for ever.
+
+    Raises:
+        ImpureModule: it does.
+    """
+
+    def results() -> Tensors:
+        given = [part.clone() for part in x]
+        for part in given:
+            part.requires_grad_(part.is_floating_point())
+        y = {key: part for key, part in run(*given).items() if part.requires_grad}
+        wanted = [*(part for part in given if part.requires_grad), *own]
+        found: Sequence[torch.Tensor] = ()
+        if y and wanted:
+            ones = [torch.ones_like(part) for part in y.values()]
+            found = torch.autograd.grad(list(y.values()), wanted, ones, materialize_grads=True)
+        return {**y, **{f" {number}": part for number, part in enumerate(found)}}
+
+    try:
+        usual = results()
+        with _poisoned(modules):
+            poisoned = results()
+    except RuntimeError as error:
+        raise ImpureModule(f"{name} cannot go backward: {' '.join(str(error).split())}") from error
+    if not _alike({k: v.detach() for k, v in usual.items()}, poisoned):
+        raise ImpureModule(
+            f"{name} uses values of parameters that it is not given: in a function that holds on "
+            "to a module, or by torch.utils.checkpoint, for which there is parallel.recompute; "
+            f"call modules as attributes of their module, {_ELSEWHERE}"
+        )
+
+
+@contextmanager
+def _poisoned(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """The parameters' own values are NaN meanwhile."""
+    parameters = {id(p): p for module in modules for p in module.parameters()}.values()
+    kept = [(p, p.data) for p in parameters if p.is_floating_point()]
+    for parameter, values in kept:
+        parameter.data = torch.full_like(values, torch.nan)
+    try:
+        yield
+    finally:
+        for parameter, values in kept:
+            parameter.data = values
 
 
 @torch.no_grad()

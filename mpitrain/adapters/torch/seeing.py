@@ -14,6 +14,7 @@ from numpy.typing import DTypeLike
 from torch import nn
 
 from mpitrain.adapters.torch.arrays import as_array, as_tensor
+from mpitrain.adapters.torch.purity import ImpureModule
 from mpitrain.arrays import Array
 from mpitrain.nn.batch_norm import follow, input_gradient, moments
 from mpitrain.nn.context import RESTING, Context
@@ -141,6 +142,20 @@ def seeing(module: nn.Module) -> nn.Module:
             if found := _replaced(child):
                 setattr(part, name, found)
     return copied
+
+
+def expect_one_mode(module: nn.Module) -> None:
+    """Refuse dropout and batch norm that are held in another mode than the module around them.
+
+    Raises:
+        ImpureModule: with the name of the part.
+    """
+    for name, part in module.named_modules():
+        if _replaced(part) and part.training != module.training:
+            raise ImpureModule(
+                f"{name} ({type(part).__name__}) is in another mode than the module around it, and "
+                "the trainer knows one for all; leave it out, or make constants of what it keeps"
+            )
 
 
 def parts(module: nn.Module) -> Iterator[tuple[str, Seeing]]:

@@ -7,6 +7,7 @@ import pytest
 from mpi4py import MPI
 
 import mpitrain
+from mpitrain.checkpoint import CheckpointError
 from mpitrain.config import ConfigError
 from mpitrain.data import DataError
 from mpitrain.fields import fields
@@ -674,3 +675,135 @@ def test_it_is_the_trainer_of_a_job_too(comm, folder):
         assert isinstance(trainer, Trainer) and trainer.module is None
         assert not isinstance(trainer.updater.optimizer, Adam)
         assert len(trainer.fit()) == 1
+
+
+class Held(torch.nn.Module):
+    """A function that holds on to a module, beside a dropout, for which the module is copied."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.drop, self.b = torch.nn.Linear(6, 6), torch.nn.Dropout(0.1), net()
+        self.f = lambda x: self.a(x)
+
+    def forward(self, x):
+        return self.b(self.drop(self.f(x)))
+
+
+class Again(torch.nn.Sequential):
+    """Goes forward once more within the backward pass."""
+
+    def forward(self, x):
+        return torch.utils.checkpoint.checkpoint(super().forward, x, use_reentrant=False)
+
+
+class Tables(torch.nn.Module):
+    """Changes its parameters as it goes forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.out = torch.nn.Embedding(3, 4, max_norm=0.5), torch.nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.out(self.table((x[:, 0] > 0).long()))
+
+
+class Resting(Whole):
+    """Rests a part of its gradients, and drops out by a function."""
+
+    def forward(self, x):
+        with torch.no_grad():
+            x = self.enter(x)
+        return self.leave(self.blocks[0](x * self.gain))
+
+
+class Functional(Whole):
+    def forward(self, x):
+        return super().forward(torch.nn.functional.dropout(x, 0.5, self.training))
+
+
+def hooked():
+    module = net()
+    module[0].weight.register_hook(lambda g: 2 * g)
+    return module
+
+
+def half_resting():
+    module = regular()
+    module[1].eval()
+    return module
+
+
+def norm_twice():
+    norm = torch.nn.BatchNorm1d(6)
+    return torch.nn.Sequential(norm, torch.nn.Linear(6, 6), norm, torch.nn.Linear(6, 1))
+
+
+def with_own_hook():
+    module = Whole()
+    module.register_forward_hook(lambda m, x, y: 2 * y)
+    return module
+
+
+def summed(y, t):
+    return (y - t).square().sum()
+
+
+def rooted(y, t):
+    return (y - t).square().mean().sqrt()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"model": lambda: Held().double()}, "uses values of parameters that it is not given"),
+        (
+            {"model": lambda: Again(*net()).double()},
+            "uses values of parameters that it is not given",
+        ),
+        ({"model": Tables}, "changes its parameters in its forward pass"),
+        ({"model": Resting, "cuts": ["enter"]}, "give other results than all of it"),
+        ({"model": Functional, "cuts": ["enter"]}, "give other results than all of it"),
+        ({"model": lambda: Functional().eval(), "cuts": ["enter"]}, "give other results"),
+        ({"model": with_own_hook, "cuts": ["enter"]}, "its own hooks belong to no part"),
+        ({"model": hooked}, r"0.weight has a hook on its gradient"),
+        ({"model": half_resting}, "is in another mode than the module around it"),
+        ({"model": norm_twice}, r"part2. .BatchNorm1d. is in part0, too"),
+        ({"loss": summed}, "only a mean over samples with equal weights is the same"),
+        ({"loss": rooted}, "only a mean over samples with equal weights is the same"),
+    ],
+)
+def test_what_would_train_other_numbers_is_refused(comm, folder, changed, message):
+    with pytest.raises((ConfigError, ValueError), match=message):
+        made(folder, **changed, steps=2).fit()
+
+
+class Odd(Waves):
+    """One sample in the middle is wider."""
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return (torch.cat([x, x]) if index == 37 else x), y
+
+
+@pytest.mark.parametrize("part", ["train_data", "test_data"])
+def test_a_sample_of_another_shape_ends_all(comm, folder, part):
+    with pytest.raises(DataError, match="all must be alike"):
+        made(folder, **{part: Odd(100, 1)}, batch_size=RANKS, epochs=1).fit()
+
+
+def test_other_jobs_are_not_resumed(comm, folder):
+    def frozen():
+        module = net()
+        module[0].requires_grad_(False)
+        return module
+
+    given = {"optimizer": OPTIMIZERS["AdamW"], "optim": {}}
+    with made(folder, **given, steps=3) as trainer:
+        trainer.fit()
+    for changed, message in (
+        ({"optimizer": lambda p: torch.optim.Adam(p)}, "'optimizer': 'AdamW'"),
+        ({"loss": torch.nn.functional.l1_loss}, "'loss': 'mse_loss'"),
+        ({"model": frozen}, "part0.bias, part0.weight, which the model does not train"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            made(folder, **given | changed).fit(resume=True)

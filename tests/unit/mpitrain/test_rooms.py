@@ -17,7 +17,7 @@ FLOORS = (
     {"batches", "models", "precision", "stage", "update"},
     {"profiles"},
     {"pipeline"},
-    {"build", "feed", "report"},
+    {"build", "feed", "fitting", "report"},
     {"trainer"},
     {"adapters", "checkpoint", "evaluation"},
     {"bench", "chaos", "find_lr", "run"},

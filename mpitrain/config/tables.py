@@ -1,26 +1,10 @@
-"""The training job: what a TOML file may say, its defaults, and the check of what it says.
+"""The tables of a job file and their keys."""
 
-    config = load(Path("jobs/examples/digits.toml"), ["optim.lr=0.1"])
+from typing import Annotated, Literal
 
-Every field is documented in the class of its table.
-"""
-
-import difflib
-import math
-import os
-import tomllib
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Annotated, Any, Literal
-
-import msgspec
 from msgspec import Meta, Struct
-from msgspec.structs import replace
 
-from collectives import ScheduleError, UnknownAlgorithm, algorithms
-from collectives.analysis.own import named
-from mpitrain import examples
-from mpitrain.metric_names import refusal
+from mpitrain.config.conflicts import conflicts, unwritable
 
 Positive = Annotated[float, Meta(gt=0)]
 NonNegative = Annotated[float, Meta(ge=0)]
@@ -28,12 +12,6 @@ Fraction = Annotated[float, Meta(gt=0, lt=1)]
 Momentum = Annotated[float, Meta(ge=0, lt=1)]
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-#: Bytes of a job file; more is something else, as a device that never ends.
-_LARGEST = 1 << 20
-
-
-class ConfigError(ValueError):
-    """The job asks for something that does not exist or cannot be."""
 
 
 class Run(Struct, frozen=True, forbid_unknown_fields=True):
@@ -359,9 +337,8 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     own: Own = Own()
 
     def __post_init__(self) -> None:
-        for place, value in _values(self):
-            if why := _unwritable(value):
-                raise ValueError(f"{place}: {why}")
+        for place, why in unwritable(self):
+            raise ValueError(f"{place}: {why}")
         if not self.run.dir:
             raise ValueError("run.dir: is empty; name a folder, or leave it out")
         if self.optim.warmup_epochs >= self.train.epochs:
@@ -369,232 +346,5 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
                 f"optim.warmup_epochs = {self.optim.warmup_epochs:g} must be less than "
                 f"train.epochs = {self.train.epochs}"
             )
-        for place, why in _conflicts(self):
+        for place, why in conflicts(self):
             raise ValueError(f"{place}: {why}")
-
-
-def refuse_own(job: Config, command: str) -> None:
-    """For commands that describe the other tables, and not what stands in their place.
-
-    Raises:
-        ConfigError: the job brings a model or data of its own.
-    """
-    if job.own.model or job.own.data:
-        raise ConfigError(f"own: mpitrain {command} imports nothing; train and eval do")
-
-
-def _check_algorithm(algorithm: str, zero: int) -> None:
-    """Of a job that is to run: a checkpoint can be read without the algorithm of its job."""
-    if ".py" in algorithm:
-        raise UnknownAlgorithm(
-            f"{algorithm!r} is a file, and a checkpoint's job must be readable without it; call "
-            "collectives.register in the program that makes the Trainer and give the name here, or "
-            "name it in a package's entry point group collectives.algorithms"
-        )
-    name = named(algorithm)
-    if zero != 1:
-        return algorithms.check("allreduce", name)
-    try:
-        algorithms.check("reduce_scatter", name)
-    except UnknownAlgorithm as error:
-        raise UnknownAlgorithm(
-            f"{error}; parallel.zero = 1 sums gradients by a reduce-scatter: take one that it has, "
-            "or 'auto', or set zero = 0"
-        ) from error
-
-
-def _values(job: Config) -> Iterator[tuple[str, object]]:
-    """All that a job says, as (key, value)."""
-    for table in msgspec.structs.fields(job):
-        values = getattr(job, table.name)
-        for field in msgspec.structs.fields(values):
-            yield f"{table.name}.{field.name}", getattr(values, field.name)
-    for number, group in enumerate(job.optim.groups):
-        for key, value in msgspec.structs.asdict(group).items():
-            yield f"optim.groups[{number}].{key}", value
-
-
-def _unwritable(value: object) -> str:
-    """Why a checkpoint could not give a value back, or nothing."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return f"must be a finite number, not {value}"
-    if isinstance(value, str):
-        if "\0" in value:
-            return "must not hold the character NUL"
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            return f"is not UTF-8: {value!r}"
-    return ""
-
-
-def _conflicts(job: Config) -> Iterator[tuple[str, str]]:
-    """What does not go together, as (key, sentence)."""
-    p, m = job.parallel, job.model
-    stages = len(p.replicas) or p.pipe
-    if p.replicas and (p.pipe not in (1, len(p.replicas)) or p.data):
-        yield "parallel.replicas", "gives the stages and their replicas; leave out pipe and data"
-    if isinstance(p.partition, tuple) and len(p.partition) != stages * p.chunks:
-        yield (
-            "parallel.partition",
-            f"{len(p.partition)} numbers for {stages} stages of {p.chunks} chunks",
-        )
-    if p.partition == "auto" and not p.profile:
-        yield "parallel.partition", "auto needs parallel.profile, a file of mpitrain profile"
-    if p.chunks > 1 and p.schedule != "interleaved":
-        yield "parallel.chunks", f"{p.schedule} has one chunk a stage; set schedule = 'interleaved'"
-    if p.tensor > 1 and m.kind not in ("gpt", "mlp"):
-        yield "parallel.tensor", f"a {m.kind} is not shared by tensor ranks, only gpt and mlp are"
-    if p.sequence and m.kind != "gpt":
-        yield "parallel.sequence", f"a {m.kind} has no positions to share"
-    if m.kind == "gpt" and m.width % m.heads:
-        yield "model.heads", f"{m.heads} heads do not divide a width of {m.width}"
-    if m.kind == "gpt" and m.heads % p.tensor:
-        yield "parallel.tensor", f"{p.tensor} ranks cannot share {m.heads} heads equally"
-    if p.sequence and job.data.context % p.tensor:
-        yield "parallel.sequence", f"{p.tensor} ranks cannot share {job.data.context} positions"
-    if (m.kind == "gpt") != (job.data.name in ("text", "tokens")):
-        yield "model.kind", f"a {m.kind} cannot be trained on {job.data.name}"
-    if (m.kind == "recommender") != (job.data.name == "clicks"):
-        yield "model.kind", f"a {m.kind} cannot be trained on {job.data.name}"
-    if job.loss.smoothing and job.loss.name != "cross_entropy":
-        yield "loss.smoothing", f"{job.loss.name} has no classes to spread labels over"
-    for name in job.evaluate.metrics:
-        if why := refusal(name, job.loss.name):
-            yield "evaluate.metrics", why
-    yield from _schedule_conflicts(job.optim, job.train)
-    if p.zero and p.node_shared:
-        yield "parallel.node_shared", "shards the optimiser by itself; set zero = 0"
-    if len(set(p.replicas)) > 1 and (p.zero or p.node_shared):
-        yield "parallel.replicas", "stages of unequal width keep whole replicas; set zero = 0"
-    if m.kind == "recommender" and (stages > 1 or p.zero or p.node_shared):
-        yield "model.kind", "the recommender's tables are spread over data-parallel ranks alone"
-    if p.schedule == "asynchronous":
-        if p.zero or p.node_shared or len(set(p.replicas)) > 1:
-            yield "parallel.schedule", "asynchronous keeps whole replicas of equal width"
-        if job.run.compute != "same" or job.optim.name in ("lars", "lamb"):
-            yield "parallel.schedule", "asynchronous has sgd and adam, and one type of number"
-        if job.optim.clip_norm:
-            yield (
-                "optim.clip_norm",
-                "asynchronous never has a gradient of the whole model to clip; leave it out, or "
-                "set parallel.schedule = '1f1b'",
-            )
-        if job.optim.groups:
-            yield "optim.groups", "asynchronous updates all parameters alike; leave them out"
-        if p.weights in ("spectrain", "linear") and job.optim.name != "sgd":
-            yield "parallel.weights", f"{p.weights} looks ahead along the velocity of sgd"
-
-
-def _schedule_conflicts(optim: Optim, train: Train) -> Iterator[tuple[str, str]]:
-    """What does not go with the schedule of the learning rate."""
-    falling, left = optim.decay_epochs, train.epochs - optim.warmup_epochs
-    if optim.schedule == "wsd" and not 0 < falling <= left:
-        yield (
-            "optim.decay_epochs",
-            f"wsd falls in more than 0 and at most {left:g} epochs, which warm-up leaves of "
-            f"train.epochs, not {falling:g}",
-        )
-    if falling and optim.schedule != "wsd":
-        yield "optim.decay_epochs", f"{optim.schedule} has no such part; set schedule = 'wsd'"
-    if optim.schedule == "one_cycle" and not optim.warmup_epochs:
-        yield "optim.warmup_epochs", "one_cycle climbs in these epochs; give 3 of 10, for example"
-
-
-def load(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """Read a job from a TOML file.
-
-    Args:
-        path: the file, or the name of an example (:mod:`mpitrain.examples`).
-        overrides: ``table.key=value`` each, applied in turn on top of the file.  Values are
-            written as in TOML; what is not TOML is a string, so that ``=ring`` needs no quotes.
-
-    Raises:
-        ConfigError: the file cannot be read, or it asks for something that cannot be; the message
-            is one sentence with the place as a dotted path.
-    """
-    try:
-        path = examples.find(path)
-        with path.open("rb") as file:
-            text = file.read(_LARGEST + 1)
-        if len(text) > _LARGEST:
-            raise ValueError(f"it has more than {_LARGEST} bytes")
-        tables = tomllib.loads(text.decode())
-    except RecursionError as error:
-        raise ConfigError(f"cannot read the job file {path}: it is nested too deeply") from error
-    except (OSError, ValueError) as error:  # not UTF-8, not TOML, or a number of 5000 digits
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"cannot read the job file {path}: {reason}") from error
-    for override in overrides:
-        _apply(tables, override)
-    _check_names(tables, Config, ())
-    run = tables.setdefault("run", {})
-    if isinstance(run, dict):
-        run.setdefault("dir", f"runs/{path.stem}")
-    try:
-        job = msgspec.convert(tables, Config)
-        _check_algorithm(job.parallel.algorithm, job.parallel.zero)
-        return _with_data_beside(path, job)
-    except (UnknownAlgorithm, ScheduleError) as error:
-        raise ConfigError(f"parallel.algorithm: {error}") from error
-    except (msgspec.ValidationError, RecursionError) as error:
-        reason, _, place = str(error).partition(" - at `$")
-        where = place.strip("`").lstrip(".")
-        raise ConfigError(f"{where}: {reason}" if where else reason) from error
-
-
-def _with_data_beside(path: Path, job: Config) -> Config:
-    """The job, with ``data.path`` and one's own files beside the job file where they are only
-    there."""
-
-    def found(named: str) -> str:
-        beside = os.path.join(path.parent, named)
-        here = not named or os.path.exists(named) or not os.path.exists(beside)
-        return named if here else beside
-
-    own: Any = {}
-    for key, value in msgspec.structs.asdict(job.own).items():
-        if isinstance(value, str) and ".py:" in value:
-            file, _, name = value.rpartition(":")
-            own[key] = f"{found(file)}:{name}"
-    data = replace(job.data, path=found(job.data.path))
-    return replace(job, data=data, own=replace(job.own, **own))
-
-
-def _apply(tables: dict[str, Any], override: str) -> None:
-    place, equals, text = override.partition("=")
-    *parents, key = place.strip().split(".")
-    if not equals or not key or not parents:
-        raise ConfigError(f"--set takes table.key=value, as in optim.lr=0.1, not {override!r}")
-    table = tables
-    for parent in parents:
-        table = table.setdefault(parent, {})
-        if not isinstance(table, dict):
-            raise ConfigError(f"{place}: {parent} is a value in the job file, not a table")
-    try:
-        table[key] = tomllib.loads(f"value = {text}")["value"]
-    except ValueError:
-        table[key] = text.strip()
-    except RecursionError as error:
-        raise ConfigError(f"{place.strip()}: the value is nested too deeply") from error
-
-
-def _check_names(value: object, kind: Any, path: tuple[str, ...]) -> None:
-    """Raise for an unknown key or choice, with the nearest known one; msgspec checks the rest."""
-    if isinstance(kind, type) and issubclass(kind, Struct):
-        fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
-        for key, item in value.items() if isinstance(value, dict) else ():
-            if key not in fields:
-                raise ConfigError(_unknown("key", ".".join((*path, key)), key, fields))
-            _check_names(item, fields[key], (*path, key))
-        return
-    known = msgspec.inspect.type_info(kind)
-    choices = known.values if isinstance(known, msgspec.inspect.LiteralType) else None
-    if choices and isinstance(value, str) and value not in choices:
-        raise ConfigError(_unknown("value", f"{'.'.join(path)} = {value!r}", value, choices))
-
-
-def _unknown(what: str, subject: str, word: str, known: Any) -> str:
-    nearest = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    hint = f"did you mean {nearest[0]!r}?" if nearest else f"expected one of {', '.join(known)}"
-    return f"{subject}: unknown {what}; {hint}"

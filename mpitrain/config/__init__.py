@@ -1,0 +1,41 @@
+"""The training job: what a TOML file may say, its defaults, and the check of what it says.
+
+    config = load(Path("jobs/examples/digits.toml"), ["optim.lr=0.1"])
+
+Every field is documented in the class of its table.
+"""
+
+from mpitrain.config.errors import ConfigError
+from mpitrain.config.reading import load, refuse_own
+from mpitrain.config.tables import (
+    Checkpoint,
+    Config,
+    Data,
+    Evaluate,
+    Group,
+    Loss,
+    Model,
+    Optim,
+    Own,
+    Parallel,
+    Run,
+    Train,
+)
+
+__all__ = [
+    "Checkpoint",
+    "Config",
+    "ConfigError",
+    "Data",
+    "Evaluate",
+    "Group",
+    "Loss",
+    "Model",
+    "Optim",
+    "Own",
+    "Parallel",
+    "Run",
+    "Train",
+    "load",
+    "refuse_own",
+]

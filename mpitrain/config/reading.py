@@ -1,0 +1,150 @@
+"""A job file read, with what the command line says on top of it."""
+
+import difflib
+import os
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from collectives import ScheduleError, UnknownAlgorithm, algorithms
+from collectives.analysis.own import named
+from mpitrain import examples
+from mpitrain.config.errors import ConfigError
+from mpitrain.config.tables import Config
+
+#: Bytes of a job file; more is something else, as a device that never ends.
+_LARGEST = 1 << 20
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a job from a TOML file.
+
+    Args:
+        path: the file, or the name of an example (:mod:`mpitrain.examples`).
+        overrides: ``table.key=value`` each, applied in turn on top of the file.  Values are
+            written as in TOML; what is not TOML is a string, so that ``=ring`` needs no quotes.
+
+    Raises:
+        ConfigError: the file cannot be read, or it asks for something that cannot be; the message
+            is one sentence with the place as a dotted path.
+    """
+    try:
+        path = examples.find(path)
+        with path.open("rb") as file:
+            text = file.read(_LARGEST + 1)
+        if len(text) > _LARGEST:
+            raise ValueError(f"it has more than {_LARGEST} bytes")
+        tables = tomllib.loads(text.decode())
+    except RecursionError as error:
+        raise ConfigError(f"cannot read the job file {path}: it is nested too deeply") from error
+    except (OSError, ValueError) as error:  # not UTF-8, not TOML, or a number of 5000 digits
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"cannot read the job file {path}: {reason}") from error
+    for override in overrides:
+        _apply(tables, override)
+    _check_names(tables, Config, ())
+    run = tables.setdefault("run", {})
+    if isinstance(run, dict):
+        run.setdefault("dir", f"runs/{path.stem}")
+    try:
+        job = msgspec.convert(tables, Config)
+        _check_algorithm(job.parallel.algorithm, job.parallel.zero)
+        return _with_data_beside(path, job)
+    except (UnknownAlgorithm, ScheduleError) as error:
+        raise ConfigError(f"parallel.algorithm: {error}") from error
+    except (msgspec.ValidationError, RecursionError) as error:
+        reason, _, place = str(error).partition(" - at `$")
+        where = place.strip("`").lstrip(".")
+        raise ConfigError(f"{where}: {reason}" if where else reason) from error
+
+
+def _with_data_beside(path: Path, job: Config) -> Config:
+    """The job, with ``data.path`` and one's own files beside the job file where they are only
+    there."""
+
+    def found(named: str) -> str:
+        beside = os.path.join(path.parent, named)
+        here = not named or os.path.exists(named) or not os.path.exists(beside)
+        return named if here else beside
+
+    own: Any = {}
+    for key, value in msgspec.structs.asdict(job.own).items():
+        if isinstance(value, str) and ".py:" in value:
+            file, _, name = value.rpartition(":")
+            own[key] = f"{found(file)}:{name}"
+    data = replace(job.data, path=found(job.data.path))
+    return replace(job, data=data, own=replace(job.own, **own))
+
+
+def _apply(tables: dict[str, Any], override: str) -> None:
+    place, equals, text = override.partition("=")
+    *parents, key = place.strip().split(".")
+    if not equals or not key or not parents:
+        raise ConfigError(f"--set takes table.key=value, as in optim.lr=0.1, not {override!r}")
+    table = tables
+    for parent in parents:
+        table = table.setdefault(parent, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"{place}: {parent} is a value in the job file, not a table")
+    try:
+        table[key] = tomllib.loads(f"value = {text}")["value"]
+    except ValueError:
+        table[key] = text.strip()
+    except RecursionError as error:
+        raise ConfigError(f"{place.strip()}: the value is nested too deeply") from error
+
+
+def _check_names(value: object, kind: Any, path: tuple[str, ...]) -> None:
+    """Raise for an unknown key or choice, with the nearest known one; msgspec checks the rest."""
+    if isinstance(kind, type) and issubclass(kind, Struct):
+        fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
+        for key, item in value.items() if isinstance(value, dict) else ():
+            if key not in fields:
+                raise ConfigError(_unknown("key", ".".join((*path, key)), key, fields))
+            _check_names(item, fields[key], (*path, key))
+        return
+    known = msgspec.inspect.type_info(kind)
+    choices = known.values if isinstance(known, msgspec.inspect.LiteralType) else None
+    if choices and isinstance(value, str) and value not in choices:
+        raise ConfigError(_unknown("value", f"{'.'.join(path)} = {value!r}", value, choices))
+
+
+def _unknown(what: str, subject: str, word: str, known: Any) -> str:
+    nearest = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    hint = f"did you mean {nearest[0]!r}?" if nearest else f"expected one of {', '.join(known)}"
+    return f"{subject}: unknown {what}; {hint}"
+
+
+def refuse_own(job: Config, command: str) -> None:
+    """For commands that describe the other tables, and not what stands in their place.
+
+    Raises:
+        ConfigError: the job brings a model or data of its own.
+    """
+    if job.own.model or job.own.data:
+        raise ConfigError(f"own: mpitrain {command} imports nothing; train and eval do")
+
+
+def _check_algorithm(algorithm: str, zero: int) -> None:
+    """Of a job that is to run: a checkpoint can be read without the algorithm of its job."""
+    if ".py" in algorithm:
+        raise UnknownAlgorithm(
+            f"{algorithm!r} is a file, and a checkpoint's job must be readable without it; call "
+            "collectives.register in the program that makes the Trainer and give the name here, or "
+            "name it in a package's entry point group collectives.algorithms"
+        )
+    name = named(algorithm)
+    if zero != 1:
+        return algorithms.check("allreduce", name)
+    try:
+        algorithms.check("reduce_scatter", name)
+    except UnknownAlgorithm as error:
+        raise UnknownAlgorithm(
+            f"{error}; parallel.zero = 1 sums gradients by a reduce-scatter: take one that it has, "
+            "or 'auto', or set zero = 0"
+        ) from error

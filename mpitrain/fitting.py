@@ -1,0 +1,96 @@
+"""Whether data, model and loss of a job fit together, and with what the model begins."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mpitrain.arena import Arena
+from mpitrain.arrays import Array, Shape
+from mpitrain.config import Config, ConfigError, Run
+from mpitrain.data import Dataset
+from mpitrain.fields import Fields
+from mpitrain.metric_names import refusal, usual
+from mpitrain.models import Model
+from mpitrain.objective.metrics import Metric, build
+
+
+def expect_fitting(model: Model, data: Dataset) -> Shape:
+    """Data go through the model, and its outputs with the labels into the loss.
+
+    Returns:
+        The shape of the outputs for a sample.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    try:
+        outputs = model.output_shape(data.input_shape)
+    except ValueError as error:
+        raise ConfigError(f"model: {error}") from error
+    try:
+        model.loss.expect(outputs, data.label_shape, data.label_dtype)
+    except ValueError as error:
+        raise ConfigError(f"loss: {error}") from error
+    return outputs
+
+
+def named_metrics(
+    job: Config, data: Dataset, model: Model, outputs: Shape, *, own_loss: bool
+) -> dict[str, Metric]:
+    """Those that a job asks for, or the usual ones of its loss.
+
+    Args:
+        job: the job.
+        data: whose labels they look at.
+        model: whose outputs they look at.
+        outputs: their shape.
+        own_loss: the loss is one's own, whatever the job calls it.
+
+    Raises:
+        ConfigError: one of them is of other outputs or labels.
+    """
+    name, asked = job.loss.name, job.evaluate.metrics
+    if isinstance(outputs, Fields) or data.label_dtype.kind == "V":
+        if asked:
+            raise ConfigError(
+                f"evaluate.metrics: {asked[0]} is of one output and one label, and there are "
+                "several; give functions of them as metrics"
+            )
+        return {}
+    if own_loss and not data.classes:
+        name = "mean_squared_error"
+        for metric in asked:
+            if why := refusal(metric, name):
+                raise ConfigError(f"evaluate.metrics: labels are numbers, and {why}")
+        if not asked and outputs != data.label_shape:
+            return {}
+    return build(asked or usual(name), name, data.classes, model.group)
+
+
+def initial(run: Run, model: Model, arena: Arena, layers: Sequence[str]) -> Array:
+    """The parameters of some layers as they begin, flat; one layer at a time is whole.
+
+    Raises:
+        ConfigError: they do not fit into memory, or are not what a layer promised.
+    """
+    try:
+        flat = _room(arena.size, run.dtype)
+        for index, name in enumerate(layers):
+            drawn = model.initial([name], run.seed, np, run.dtype)[name]
+            try:
+                arena.fill(flat, index, drawn)
+            except ValueError as error:
+                raise ConfigError(f"model: layer {name}: {error}") from error
+    except MemoryError as error:
+        raise ConfigError(
+            f"model: the parameters of {', '.join(layers)} do not fit into memory ({error}); make "
+            "the model smaller, or spread it over more ranks"
+        ) from error
+    return flat
+
+
+def _room(size: int, dtype: str) -> Array:
+    try:
+        return np.empty(size, dtype)
+    except ValueError as error:  # it has more bytes than addresses can count
+        raise MemoryError(str(error)) from error
