@@ -127,7 +127,7 @@ def layouts():
         found["data x pipe"] = {"pipe": 2, "schedule": "zero_bubble"}
     quick = list(found)[-1]
     return [
-        pytest.param(parallel, marks=() if name in ("data", quick) else pytest.mark.slow, id=name)
+        pytest.param(parallel, marks=() if name == quick else pytest.mark.slow, id=name)
         for name, parallel in found.items()
     ]
 
@@ -590,7 +590,7 @@ def test_a_test_sample_that_one_rank_cannot_read_ends_all(comm, folder):
 @pytest.mark.parametrize("parallel", layouts())
 def test_reading_ahead_changes_no_bit(comm, folder, parallel):
     found = []
-    for workers in (0, 1, 3):
+    for workers in (0, 2):
         changed = {"model": regular, "parallel": parallel, "workers": workers, "epochs": 2}
         with made(folder, **changed, dir=str(folder / str(workers))) as trainer:
             found.append((trainer.fit(), trainer.module.state_dict()))
