@@ -25,6 +25,12 @@ from mpitrain.stop import StopFlag, stop_flag
 from mpitrain.threads import limit_blas_threads
 from mpitrain.together import together
 
+#: Keys of [optim] that an optimiser of torch leaves to the job.
+_BESIDE_AN_OPTIMIZER = {
+    "lr", "reference_batch", "warmup_epochs", "schedule", "milestones", "decay", "decay_epochs",
+    "clip_norm", "average",
+}  # fmt: skip
+
 
 class Trainer(trainer.Trainer):
     """:class:`mpitrain.trainer.Trainer` of what a program brings.
@@ -122,6 +128,12 @@ class Trainer(trainer.Trainer):
 
             own = trained(self.module, layers or {}) if self.module is not None else {}
             optimizer, grouping = grouped(optimizer, own)
+            asked = set(settings.get("optim", {})) - _BESIDE_AN_OPTIMIZER
+            if asked:
+                raise ConfigError(
+                    f"optim: {', '.join(sorted(asked))} would have no part in what optimizer= "
+                    "makes; give them to it there"
+                )
             rates = {"lr": optimizer.lr, "reference_batch": 0}
             settings["optim"] = rates | dict(settings.get("optim", {}))
             job = configured(job, {"optim": settings["optim"]})

@@ -116,6 +116,8 @@ def made(folder, comm=None, **changed):
         "dtype": "float64",
         "dir": str(folder / "run"),
     }
+    if "optimizer" in changed:
+        del given["optim"]
     return mpitrain.Trainer(comm, **(given | changed))
 
 
@@ -789,6 +791,12 @@ class Odd(Waves):
 def test_a_sample_of_another_shape_ends_all(comm, folder, part):
     with pytest.raises(DataError, match="all must be alike"):
         made(folder, **{part: Odd(100, 1)}, batch_size=RANKS, epochs=1).fit()
+
+
+def test_keys_that_an_optimizer_of_torch_would_not_see(comm, folder):
+    optim = {"weight_decay": 0.1, "schedule": "cosine"}
+    with pytest.raises(ConfigError, match="optim: weight_decay would have no part in what"):
+        made(folder, optimizer=OPTIMIZERS["AdamW"], optim=optim)
 
 
 def test_other_jobs_are_not_resumed(comm, folder):
