@@ -503,8 +503,10 @@ def test_what_is_random_follows_from_seed_epoch_and_sample(comm, folder):
 class Torn(Waves):
     """A sample that the last rank cannot read."""
 
+    at = 37
+
     def __getitem__(self, index):
-        if index == 37 and MPI.COMM_WORLD.rank == RANKS - 1:
+        if index == self.at and MPI.COMM_WORLD.rank == RANKS - 1:
             raise OSError("bad sector")
         return super().__getitem__(index)
 
@@ -582,9 +584,11 @@ def test_a_sample_that_one_rank_cannot_read_ends_all(comm, folder, workers):
 
 def test_a_test_sample_that_one_rank_cannot_read_ends_all(comm, folder):
     pipe = {"pipe": RANKS} if RANKS in (2, 3, 4) else {}
+    torn = Torn(100, 1)
+    torn.at = 4 * (RANKS - 1) + 1  # in the last rank's batch
     with (
-        pytest.raises(DataError, match=r"sample 37 of Torn cannot be read: OSError: bad sector"),
-        made(folder, test_data=Torn(100, 1), batch_size=4, parallel=pipe, workers=1) as trainer,
+        pytest.raises(DataError, match=f"sample {torn.at} of Torn cannot be read: OSError: bad"),
+        made(folder, test_data=torn, batch_size=4, parallel=pipe, workers=1) as trainer,
     ):
         trainer.fit()
 
