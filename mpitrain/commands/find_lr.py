@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mpitrain.find_lr import Found
+from mpitrain.pictures import figure
 
 _ROWS = 20
 
@@ -42,14 +43,8 @@ def picture(found: Found, path: Path) -> None:
     Raises:
         ImportError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            f"a picture needs matplotlib ({error}): pip install 'mpitrain[plot]'"
-        ) from error
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
+    drawn = figure(figsize=(7, 4))
+    axes = drawn.subplots()
     rates = [one.lr for one in found.tried]
     axes.plot(rates, [one.loss for one in found.tried], color="0.75", label="loss")
     axes.plot(rates, [one.smoothed for one in found.tried], label="smoothed")
@@ -66,4 +61,4 @@ def picture(found: Found, path: Path) -> None:
     axes.set_ylabel("loss")
     axes.legend(frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=150)
+    drawn.savefig(path, dpi=150)

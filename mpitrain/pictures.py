@@ -1,0 +1,21 @@
+"""matplotlib, which only pictures need."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def figure(**options: Any) -> "Figure":
+    """An empty figure of matplotlib's, with these options of its own.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            f"a picture needs matplotlib ({error}): pip install 'mpitrain[plot]'"
+        ) from error
+    return Figure(layout="constrained", **options)
