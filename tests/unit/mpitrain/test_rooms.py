@@ -10,8 +10,20 @@ MPITRAIN = Path(__file__).parents[3] / "mpitrain"
 #: of lower floors, at the top of a file, in a function or for its types.
 FLOORS = (
     {"config", "fields"},
-    {"group", "data", "metrics", "optim", "lr", "lock", "stop", "submit", "shrink", "trace"},
-    {"nn", "stragglers", "watch"},
+    {
+        "compress",
+        "group",
+        "data",
+        "metrics",
+        "optim",
+        "lr",
+        "lock",
+        "stop",
+        "submit",
+        "shrink",
+        "trace",
+    },
+    {"compress", "nn", "stragglers", "watch"},
     {"arena", "groups", "objective"},
     {"parallel"},
     {"batches", "models", "precision", "stage", "update"},

@@ -1,0 +1,369 @@
+"""All-reduces of codes: fewer bytes than the numbers have, and not quite the numbers.
+
+Codes do not add up, what they decode to does.  In :class:`TwoPhase`, each rank sends every other one
+the code of its shard; the owner of a shard decodes and adds what came, in rank order, encodes the
+sum again and sends it to all.  A contribution is rounded twice, on any number of ranks (a ring that
+coded every hop would round it p - 1 times), and all ranks decode the same bytes, so that the result
+is bitwise the same on all of them.
+
+Two-phase is the exchange of 1-bit Adam (Tang et al. 2021), of ZeRO++ (Wang et al. 2023) and of
+bfloat16 sums that do not lose their small terms.  :class:`Gathered` rounds once and sends p/2 times
+as much.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from mpi4py import MPI
+
+from collectives.communicator import AnyPlan, Communicator
+from collectives.errors import InvalidBuffer
+
+Array = npt.NDArray[Any]
+Bytes = npt.NDArray[np.uint8]
+#: Makes the random numbers of one message.
+Draw = Callable[[], np.random.Generator]
+#: Decoded numbers are added in this type, in which sums of float32 hardly round at all.
+_WIDE = np.float64
+
+
+class Codec(Protocol):
+    """A code of a vector of floating-point numbers.
+
+    Attributes:
+        unbiased: its mean over the dice is the vector: what it loses need not be made up for.
+    """
+
+    @property
+    def unbiased(self) -> bool: ...
+
+    def nbytes(self, n: int) -> int:
+        """Bytes of the code of ``n`` numbers; all of a message."""
+
+    def encode(self, x: Array, code: Bytes, draw: Draw) -> None:
+        """Write the code of ``x``, of shape (n,), whose numbers are finite.
+
+        Args:
+            code: shape (nbytes(n),); every byte is written.
+            draw: random numbers, the same for the same step, rank and message.
+        """
+
+    def decode(self, code: Bytes, x: Array) -> None:
+        """Write what ``code`` stands for into ``x``, of shape (n,)."""
+
+
+@dataclass
+class Dice:
+    """Random numbers that depend on nothing but these numbers, so that a run can be repeated.
+
+    Attributes:
+        seed: of the run.
+        replica: whose numbers are encoded.
+        step: of the run; who owns the dice counts it.
+    """
+
+    seed: int = 0
+    replica: int = 0
+    step: int = 0
+
+    def draw(self, place: int, part: int) -> np.random.Generator:
+        """For ``part`` of what lies at ``place``; both at least 0."""
+        counter = [0, part, place, self.step]
+        return np.random.Generator(np.random.Philox(key=[self.seed, self.replica], counter=counter))
+
+
+class Residual:
+    """What a code has left out, which is added to the next numbers (error feedback).
+
+    Over the steps, what was sent and what is left add up to what was given (Seide et al. 2014;
+    Karimireddy et al. 2019).  What a step leaves takes effect with :meth:`commit`; a step that is
+    skipped calls :meth:`rollback`.
+
+    Attributes:
+        value: shape (n,), in units of the numbers over ``scale``.
+        scale: that the numbers of this step were multiplied by.
+    """
+
+    def __init__(self, value: Array) -> None:
+        """``value``: memory of it, zeros at first."""
+        self.value = value
+        self.scale = 1.0
+        self._next = value.copy()
+        self._is_pending = False
+
+    def add_to(self, x: Array) -> None:
+        """``x`` becomes what there is to send."""
+        x += self.value if self.scale == 1.0 else self.scale * self.value
+
+    def keep(self, x: Array, sent: Array, part: slice = slice(None)) -> None:
+        """Of ``part``, ``x`` was there to send, and ``sent`` was."""
+        left = self._next[part]
+        np.subtract(x, sent, out=left)
+        if self.scale != 1.0:
+            left /= self.scale
+        self._is_pending = True
+
+    def commit(self) -> None:
+        """The step counts."""
+        if self._is_pending:
+            self.value[...] = self._next
+            self._is_pending = False
+
+    def rollback(self) -> None:
+        """The step does not count."""
+        self._is_pending = False
+
+
+class Phased:
+    """Plans one after the other with work in between, as one plan.
+
+    The plans are bound before the first run and each has tags of its own, so that ranks may come to
+    them in another order than other ranks do.
+
+    Attributes:
+        collective, algorithm, reason: as of a plan.
+        sent: bytes that this rank sends in a run.
+    """
+
+    collective = "allreduce"
+    algorithm = ""
+    reason = "asked for"
+    sent = 0
+
+    def __init__(self, plans: Sequence[AnyPlan]) -> None:
+        """``plans``: all that a run may use; freed with it."""
+        self._plans = list(plans)
+        self._run: Iterator[AnyPlan] = iter(())
+        self._current: AnyPlan | None = None
+
+    def phases(self) -> Iterator[AnyPlan]:
+        """A run: yields the plans, and goes on when each is complete."""
+        raise NotImplementedError
+
+    def Start(self) -> None:
+        """Begin, from what the buffers hold now.
+
+        Raises:
+            RuntimeError: it is under way.
+        """
+        if self._current is not None:
+            raise RuntimeError(f"{self!r} was started twice without Wait or a true Test in between")
+        self._run = self.phases()
+        self._go_on()
+
+    def Test(self) -> bool:
+        """Move it along; true once it is complete."""
+        while self._current is not None:
+            if not self._current.Test():
+                return False
+            self._go_on()
+        return True
+
+    def Wait(self) -> None:
+        """Complete it."""
+        while self._current is not None:
+            self._current.Wait()
+            self._go_on()
+
+    def Free(self) -> None:
+        """Free what is bound to the communicator.
+
+        Raises:
+            RuntimeError: it is under way.
+        """
+        if self._current is not None:
+            raise RuntimeError(f"{self!r} is under way; Wait for it before Free")
+        while self._plans:
+            self._plans.pop().Free()
+
+    def __repr__(self) -> str:
+        return f"<{self.collective} by {self.algorithm}>"
+
+    def _go_on(self) -> None:
+        self._current = next(self._run, None)
+        if self._current is not None:
+            self._current.Start()
+
+
+class TwoPhase(Phased):
+    """The sum of vectors by codes: an all-to-all of codes, a wide sum, an all-gather of its code.
+
+    Cost, of codes of c(n) bytes: 2 (p-1) c(ceil(n/p)) bytes sent by a rank, in the rounds of the
+    two collectives; p + 1 passes of decoding over the own shard.
+
+    With ``counts`` it is a reduce-scatter: the first half alone, in which nothing is rounded twice.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        codec: Codec,
+        own: Array,
+        total: Array,
+        counts: Sequence[int] | None = None,
+        *,
+        residual: Residual | None = None,
+        owner_residual: Residual | None = None,
+        dice: Dice | None = None,
+        place: int = 0,
+    ) -> None:
+        """Bind it; collective.
+
+        Args:
+            comm: the ranks.
+            codec: the same on all ranks.
+            own: shape (n,), what this rank adds; float32 or float64.  It is not changed but by the
+                residual, and by the sum where that has the same memory.
+            total: shape (n,), where the sum goes; ``own`` itself, or other memory.  With
+                ``counts``, shape (counts[rank],).
+            counts: elements of each rank's shard.
+            residual: what this rank's codes left out, of shape (n,).
+            owner_residual: what the codes of sums left out, of shape (elements of the own shard,).
+            dice: for codes that roll them.
+            place: tells the dice of this sum from others', at least 0.
+
+        Raises:
+            InvalidBuffer: shapes or types do not fit.
+        """
+        rank, size = comm.rank, comm.size
+        self.algorithm = f"two-phase of {codec}"
+        self.collective = "allreduce" if counts is None else "reduce_scatter"
+        lengths = shards(own.size, size) if counts is None else list(counts)
+        _expect_fitting(own, total, lengths, None if counts is None else lengths[rank])
+        ends = np.cumsum([0, *lengths]).tolist()
+        self._parts = [slice(a, b) for a, b in pairwise(ends)]
+        self._codec, self._own, self._total = codec, own, total
+        self._residual, self._owner_residual = residual, owner_residual
+        self._dice, self._place = dice or Dice(), place
+        self._rank, self._is_whole = rank, counts is None
+        block = codec.nbytes(max(lengths))
+        self._lengths = lengths
+        self._outgoing = comm.empty((size, block), np.uint8)
+        self._incoming = comm.empty((size, block), np.uint8)
+        self._results = comm.empty((size, block), np.uint8)
+        self._sum = np.empty(lengths[rank], _WIDE)
+        self._decoded = np.empty(max(lengths), own.dtype)
+        self.sent = (2 if self._is_whole else 1) * (size - 1) * block
+        plans: list[AnyPlan] = []
+        if size > 1:
+            plans = [comm.Alltoall_init(self._outgoing, self._incoming, algorithm="pairwise")]
+            if self._is_whole:
+                gather = comm.Allgather_init(MPI.IN_PLACE, self._results, algorithm="ring")
+                plans.append(gather)
+        super().__init__(plans)
+
+    def phases(self) -> Iterator[AnyPlan]:
+        own, codec = self._own, self._codec
+        if self._residual:
+            self._residual.add_to(own)
+        for peer, part in enumerate(self._parts):
+            code = self._code(self._outgoing, peer)
+            codec.encode(own[part], code, partial(self._draw, peer))
+            if self._residual:
+                self._residual.keep(own[part], self._read(code, peer), part)
+        if self._plans:
+            yield self._plans[0]
+        else:
+            self._incoming[...] = self._outgoing
+        self._sum[...] = 0
+        for peer in range(len(self._parts)):
+            self._sum += self._read(self._code(self._incoming, peer, self._rank), self._rank)
+        if not self._is_whole:
+            self._total[...] = self._sum
+            return
+        if self._owner_residual:
+            self._owner_residual.add_to(self._sum)
+        code = self._code(self._results, self._rank)
+        codec.encode(self._sum, code, partial(self._draw, len(self._parts)))
+        if self._owner_residual:
+            self._owner_residual.keep(self._sum, self._read(code, self._rank))
+        if self._plans:
+            yield self._plans[1]
+        for peer, part in enumerate(self._parts):
+            self._total[part] = self._read(self._code(self._results, peer), peer)
+
+    def _code(self, codes: Bytes, row: int, shard: int | None = None) -> Bytes:
+        """The code in a row, of the shard of that rank or another."""
+        return codes[row, : self._codec.nbytes(self._lengths[row if shard is None else shard])]
+
+    def _read(self, code: Bytes, shard: int) -> Array:
+        decoded = self._decoded[: self._lengths[shard]]
+        self._codec.decode(code, decoded)
+        return decoded
+
+    def _draw(self, part: int) -> np.random.Generator:
+        return self._dice.draw(self._place, part)
+
+
+class Gathered(Phased):
+    """The sum of vectors by codes: an all-gather of all codes, which each rank decodes and adds.
+
+    Cost, of codes of c(n) bytes: (p-1) c(n) bytes sent by a rank, p passes of decoding.  A
+    contribution is rounded once.  Of codes of b bits it sends less than a dense all-reduce of
+    float32 for p < 64/b.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        codec: Codec,
+        own: Array,
+        total: Array,
+        *,
+        residual: Residual | None = None,
+        dice: Dice | None = None,
+        place: int = 0,
+    ) -> None:
+        """Bind it; collective.  Arguments as of :class:`TwoPhase`."""
+        self.algorithm = f"gathered {codec}"
+        _expect_fitting(own, total, [own.size], None)
+        self._codec, self._own, self._total, self._residual = codec, own, total, residual
+        self._dice, self._place, self._rank = dice or Dice(), place, comm.rank
+        self._codes = comm.empty((comm.size, codec.nbytes(own.size)), np.uint8)
+        self._sum = np.empty(own.size, _WIDE)
+        self._decoded = np.empty(own.size, own.dtype)
+        self.sent = (comm.size - 1) * self._codes.shape[1]
+        plans: list[AnyPlan] = []
+        if comm.size > 1:
+            plans = [comm.Allgather_init(MPI.IN_PLACE, self._codes, algorithm="ring")]
+        super().__init__(plans)
+
+    def phases(self) -> Iterator[AnyPlan]:
+        own, mine = self._own, self._codes[self._rank]
+        if self._residual:
+            self._residual.add_to(own)
+        self._codec.encode(own, mine, partial(self._dice.draw, self._place, 0))
+        if self._residual:
+            self._codec.decode(mine, self._decoded)
+            self._residual.keep(own, self._decoded)
+        yield from self._plans
+        self._sum[...] = 0
+        for code in self._codes:
+            self._codec.decode(code, self._decoded)
+            self._sum += self._decoded
+        self._total[...] = self._sum
+
+
+def shards(n: int, size: int) -> list[int]:
+    """Elements of each rank's shard of ``n``: as equal as can be, the first ones longer."""
+    length, longer = divmod(n, size)
+    return [length + (rank < longer) for rank in range(size)]
+
+
+def _expect_fitting(own: Array, total: Array, lengths: list[int], shard: int | None) -> None:
+    wanted = own.size if shard is None else shard
+    if own.dtype not in (np.dtype(np.float32), np.dtype(np.float64)) or own.ndim != 1:
+        raise InvalidBuffer(
+            f"a coded sum takes float32 or float64 of one dimension, not {own.dtype} of "
+            f"{own.ndim}; convert it"
+        )
+    if total.shape != (wanted,) or total.dtype != own.dtype or sum(lengths) != own.size:
+        raise InvalidBuffer(
+            f"a coded sum of {own.size} elements of {own.dtype} goes into {wanted} of that type, "
+            f"not into {total.shape} of {total.dtype}"
+        )
