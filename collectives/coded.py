@@ -1,10 +1,10 @@
 """All-reduces of codes: fewer bytes than the numbers have, and not quite the numbers.
 
-Codes do not add up, what they decode to does.  In :class:`TwoPhase`, each rank sends every other one
-the code of its shard; the owner of a shard decodes and adds what came, in rank order, encodes the
-sum again and sends it to all.  A contribution is rounded twice, on any number of ranks (a ring that
-coded every hop would round it p - 1 times), and all ranks decode the same bytes, so that the result
-is bitwise the same on all of them.
+Codes do not add up; what they decode to does.  In :class:`TwoPhase`, each rank sends every other
+one the code of its shard; the owner of a shard decodes and adds what came in rank order, encodes
+the sum again and sends it to all.  A contribution is rounded twice, on any number of ranks (a ring
+that coded every hop would round it p - 1 times), and all ranks decode the same bytes, so that the
+result is bitwise the same on all of them.
 
 Two-phase is the exchange of 1-bit Adam (Tang et al. 2021), of ZeRO++ (Wang et al. 2023) and of
 bfloat16 sums that do not lose their small terms.  :class:`Gathered` rounds once and sends p/2 times

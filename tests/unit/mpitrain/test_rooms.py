@@ -10,19 +10,7 @@ MPITRAIN = Path(__file__).parents[3] / "mpitrain"
 #: of lower floors, at the top of a file, in a function or for its types.
 FLOORS = (
     {"config", "fields"},
-    {
-        "compress",
-        "group",
-        "data",
-        "metrics",
-        "optim",
-        "lr",
-        "lock",
-        "stop",
-        "submit",
-        "shrink",
-        "trace",
-    },
+    {"group", "data", "metrics", "optim", "lr", "lock", "stop", "submit", "shrink", "trace"},
     {"compress", "nn", "stragglers", "watch"},
     {"arena", "groups", "objective"},
     {"parallel"},

@@ -1,0 +1,174 @@
+"""Sums of codes on real ranks, against the same arithmetic on lists of vectors."""
+
+import numpy as np
+import pytest
+
+from collectives import InvalidBuffer
+from collectives.coded import Dice, Gathered, Residual, TwoPhase, shards
+
+pytestmark = pytest.mark.mpi
+LENGTHS = (0, 1, 3, 8, 257)
+
+
+class Steps:
+    """Whole multiples of ``unit``, one byte each: a code of one's own."""
+
+    unbiased = False
+
+    def __init__(self, unit=0.25):
+        self.unit = unit
+
+    def __str__(self):
+        return "steps"
+
+    def nbytes(self, n):
+        return 4 + n
+
+    def encode(self, x, code, draw):
+        code[:4] = np.array([len(x)], np.int32).view(np.uint8)
+        code[4:].view(np.int8)[...] = np.clip(np.rint(x / self.unit), -127, 127)
+
+    def decode(self, code, x):
+        assert int(code[:4].view(np.int32)[0]) == len(x), "the code of another shard"
+        x[...] = code[4:].view(np.int8) * self.unit
+
+
+class Coin(Steps):
+    """Rounds up or down by dice."""
+
+    unbiased = True
+
+    def encode(self, x, code, draw):
+        super().encode(self.unit * np.floor(x / self.unit + draw().random(x.shape)), code, draw)
+
+
+def round_trip(codec, x, draw=None):
+    code, back = np.empty(codec.nbytes(x.size), np.uint8), np.empty_like(x)
+    codec.encode(x, code, draw)
+    codec.decode(code, back)
+    return back
+
+
+def given(rank, n, dtype):
+    return np.random.default_rng([3, rank]).normal(size=n).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("n", LENGTHS)
+def test_two_phases_decode_add_in_rank_order_and_decode_again(comm, n, dtype):
+    own, total = given(comm.rank, n, dtype), np.empty(n, dtype)
+    codec = Steps()
+    plan = TwoPhase(comm, codec, own, total)
+    before = own.copy()
+    for _ in range(2):
+        plan.Start()
+        plan.Wait()
+        decoded = [round_trip(codec, given(rank, n, dtype)) for rank in range(comm.size)]
+        assert np.array_equal(total, round_trip(codec, np.sum(decoded, axis=0)).astype(dtype))
+    assert np.array_equal(own, before)
+    assert plan.sent == 2 * (comm.size - 1) * codec.nbytes(shards(n, comm.size)[0])
+    plan.Free()
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+def test_the_first_phase_alone_is_a_reduce_scatter(comm, n):
+    counts = [n if rank == comm.size - 1 else 0 for rank in range(comm.size)]
+    for lengths in (counts, shards(n, comm.size)):
+        own, total = given(comm.rank, n, np.float64), np.empty(lengths[comm.rank])
+        plan = TwoPhase(comm, Steps(), own, total, lengths)
+        plan.Start()
+        while not plan.Test():
+            pass
+        start = sum(lengths[: comm.rank])
+        every = [round_trip(Steps(), given(rank, n, np.float64)) for rank in range(comm.size)]
+        assert np.array_equal(total, np.sum(every, axis=0)[start : start + total.size])
+        plan.Free()
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+def test_gathered_codes_are_rounded_once(comm, n):
+    own = given(comm.rank, n, np.float32)
+    plan = Gathered(comm, Steps(), own, own)  # in place
+    plan.Start()
+    plan.Wait()
+    every = [round_trip(Steps(), given(rank, n, np.float32)) for rank in range(comm.size)]
+    assert np.array_equal(own, np.sum(every, axis=0, dtype=np.float64).astype(np.float32))
+    plan.Free()
+
+
+@pytest.mark.parametrize("kind", [TwoPhase, Gathered])
+def test_what_was_sent_and_what_is_left_add_up_bit_by_bit(comm, kind):
+    """Quarters and a grid of ones: every sum is exact."""
+    n, steps = 37, 60
+    left, total = Residual(np.zeros(n)), np.empty(n)
+    server = Residual(np.zeros(shards(n, comm.size)[comm.rank]))
+    own = np.empty(n)
+    more = {"owner_residual": server} if kind is TwoPhase else {}
+    plan = kind(comm, Steps(1.0), own, total, residual=left, **more)
+    rng, sums = np.random.default_rng([5, comm.rank]), np.zeros((2, n))
+    for step in range(steps):
+        own[...] = rng.integers(-9, 10, n) / 4
+        before = own.copy()
+        plan.Start()
+        plan.Wait()
+        if step % 7 == 3:  # the step is skipped: nothing has happened
+            left.rollback()
+            server.rollback()
+            continue
+        left.commit()
+        server.commit()
+        sums += before, total
+    given_all = np.sum(comm.allgather(sums[0]), axis=0)
+    kept_all = np.sum(comm.allgather(left.value), axis=0)
+    if kind is TwoPhase:
+        kept_all += np.concatenate(comm.allgather(server.value))
+    assert np.array_equal(given_all, sums[1] + kept_all)
+    assert np.abs(kept_all).max() > 0
+    plan.Free()
+
+
+def test_dice_are_the_step_s_and_the_rank_s(comm):
+    totals = []
+    for step in (4, 5, 4):
+        own, total = given(comm.rank, 64, np.float64), np.empty(64)
+        plan = TwoPhase(comm, Coin(), own, total, dice=Dice(1, comm.rank, step), place=2)
+        plan.Start()
+        plan.Wait()
+        plan.Free()
+        totals.append(total)
+        assert len(set(comm.allgather(total.tobytes()))) == 1, "not the same on all ranks"
+    assert np.array_equal(totals[0], totals[2])
+    assert not np.array_equal(totals[0], totals[1])
+
+
+def test_sums_under_way_at_once_may_end_in_any_order(comm):
+    plans, totals = [], []
+    for place in range(4):
+        own, total = given(comm.rank + 10 * place, 50, np.float32), np.empty(50, np.float32)
+        plans.append(TwoPhase(comm, Steps(), own, total, place=place))
+        totals.append(total)
+    for plan in plans:
+        plan.Start()
+    if comm.size > 1:  # alone, a plan is complete when it has started
+        with pytest.raises(RuntimeError, match="started twice"):
+            plans[0].Start()
+    order = np.random.default_rng([1, comm.rank]).permutation(4).tolist()
+    while order:
+        order = [at for at in order if not plans[at].Test()]
+    for place, total in enumerate(totals):
+        every = [
+            round_trip(Steps(), given(rank + 10 * place, 50, np.float32))
+            for rank in range(comm.size)
+        ]
+        wanted = np.sum(every, axis=0, dtype=np.float64)
+        assert np.array_equal(total, round_trip(Steps(), wanted).astype(np.float32))
+        plans[place].Free()
+
+
+def test_arrays_that_do_not_fit_are_refused(comm):
+    with pytest.raises(InvalidBuffer, match="float32 or float64"):
+        TwoPhase(comm, Steps(), np.zeros(4, int), np.zeros(4, int))
+    with pytest.raises(InvalidBuffer, match=r"goes into 4"):
+        TwoPhase(comm, Steps(), np.zeros(4), np.zeros(3))
+    with pytest.raises(InvalidBuffer, match="goes into"):
+        TwoPhase(comm, Steps(), np.zeros(4), np.zeros(4), [1] * comm.size + [9])
