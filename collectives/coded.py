@@ -86,6 +86,7 @@ class Residual:
 
     Attributes:
         value: shape (n,), in units of the numbers over ``scale``.
+        pending: what it becomes with :meth:`commit`.
         scale: that the numbers of this step were multiplied by.
     """
 
@@ -93,7 +94,7 @@ class Residual:
         """``value``: memory of it, zeros at first."""
         self.value = value
         self.scale = 1.0
-        self._next = value.copy()
+        self.pending = value.copy()
         self._is_pending = False
 
     def add_to(self, x: Array) -> None:
@@ -102,7 +103,7 @@ class Residual:
 
     def keep(self, x: Array, sent: Array, part: slice = slice(None)) -> None:
         """Of ``part``, ``x`` was there to send, and ``sent`` was."""
-        left = self._next[part]
+        left = self.pending[part]
         np.subtract(x, sent, out=left)
         if self.scale != 1.0:
             left /= self.scale
@@ -111,12 +112,22 @@ class Residual:
     def commit(self) -> None:
         """The step counts."""
         if self._is_pending:
-            self.value[...] = self._next
+            self.value[...] = self.pending
             self._is_pending = False
 
     def rollback(self) -> None:
         """The step does not count."""
         self._is_pending = False
+
+
+class Part(Protocol):
+    """What a :class:`Phased` runs: a plan, or several as one."""
+
+    def Start(self) -> object: ...
+
+    def Test(self) -> bool: ...
+
+    def Wait(self) -> object: ...
 
 
 class Phased:
@@ -138,10 +149,10 @@ class Phased:
     def __init__(self, plans: Sequence[AnyPlan]) -> None:
         """``plans``: all that a run may use; freed with it."""
         self._plans = list(plans)
-        self._run: Iterator[AnyPlan] = iter(())
-        self._current: AnyPlan | None = None
+        self._run: Iterator[Part] = iter(())
+        self._current: Part | None = None
 
-    def phases(self) -> Iterator[AnyPlan]:
+    def phases(self) -> Iterator[Part]:
         """A run: yields the plans, and goes on when each is complete."""
         raise NotImplementedError
 
@@ -257,7 +268,7 @@ class TwoPhase(Phased):
                 plans.append(gather)
         super().__init__(plans)
 
-    def phases(self) -> Iterator[AnyPlan]:
+    def phases(self) -> Iterator[Part]:
         own, codec = self._own, self._codec
         if self._residual:
             self._residual.add_to(own)
@@ -333,7 +344,7 @@ class Gathered(Phased):
             plans = [comm.Allgather_init(MPI.IN_PLACE, self._codes, algorithm="ring")]
         super().__init__(plans)
 
-    def phases(self) -> Iterator[AnyPlan]:
+    def phases(self) -> Iterator[Part]:
         own, mine = self._own, self._codes[self._rank]
         if self._residual:
             self._residual.add_to(own)

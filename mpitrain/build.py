@@ -10,18 +10,21 @@ from typing import Any
 import numpy as np
 
 from collectives import Communicator
+from collectives.coded import Dice
 from mpitrain.arena import Arena
 from mpitrain.arrays import Array
-from mpitrain.config import Config, ConfigError, Optim, Parallel
+from mpitrain.compress import parse
+from mpitrain.config import Config, ConfigError, Optim
 from mpitrain.group import share
 from mpitrain.models import Model
 from mpitrain.optim import LAMB, LARS, SGD, Adam, Optimizer
+from mpitrain.parallel.compressed import Compressed, Compression
 from mpitrain.parallel.grid import Layout
 from mpitrain.parallel.node_shared import NodeShared
 from mpitrain.parallel.replicated import Replicated
 from mpitrain.parallel.sharded import ShardedGradients, ShardedOptimizer, ShardedParameters
 from mpitrain.parallel.store import Allocate, Reduction, Store
-from mpitrain.parallel.summation import Dense
+from mpitrain.parallel.summation import Dense, Summation
 from mpitrain.pipeline.actions import Pipeline
 from mpitrain.pipeline.replay import PipelineError, Report, replay
 from mpitrain.pipeline.schedules import SCHEDULES
@@ -147,12 +150,19 @@ def optimizer(config: Optim) -> Optimizer:
             return LAMB(*betas)
 
 
-def reduction(config: Parallel, groups: Mapping[str, Communicator]) -> Reduction:
-    """How the gradients of a job are summed over these groups of ranks."""
+def reduction(config: Config, groups: Mapping[str, Communicator], replica: int) -> Reduction:
+    """How the gradients of a job are summed over these groups of ranks, on this replica."""
+    p, c = config.parallel, config.compress
     # Not every algorithm of an all-reduce has a reduce-scatter, which sums into shards.
-    whole = config.zero < 2 and not config.node_shared
-    summation = Dense(config.algorithm if whole else "auto")
-    return Reduction(groups, summation, config.bucket_bytes, config.overlap)
+    whole = p.zero < 2 and not p.node_shared
+    dense = Dense(p.algorithm if whole else "auto")
+    summation: Summation = dense
+    if c.codec != "none":
+        code = parse(c.codec)
+        feedback = not code.unbiased if c.feedback == "auto" else c.feedback == "on"
+        how = Compression(code, feedback, c.start, c.least, c.exchange, c.flush_every)
+        summation = Compressed(how, Dice(config.run.seed, replica), dense)
+    return Reduction(groups, summation, p.bucket_bytes, p.overlap)
 
 
 def store(

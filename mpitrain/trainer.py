@@ -4,7 +4,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from itertools import islice
-from math import lcm
+from math import lcm, nan
 from pathlib import Path
 from time import perf_counter
 from typing import cast
@@ -64,6 +64,7 @@ class Trainer(ClosedTogether):
         model: all of it, of which this rank has :attr:`layers`.
         layers: names of the own layers.
         store: their parameters and gradients.
+        summation: how gradients are summed over replicas.
         state: what they keep besides, by name.
         updater: how parameters follow gradients.
         partition: which layers each stage has.
@@ -209,7 +210,8 @@ class Trainer(ClosedTogether):
             lambda: initial(config.run, self.model, self.arena, self.layers),
             ConfigError,
         )
-        reduction = build.reduction(config.parallel, self.grid.groups)
+        reduction = build.reduction(config, self.grid.groups, self.grid.place.replica)
+        self.summation = reduction.summation
         self.store = build.store(config, self.arena, flat, reduction, self.grid.data.empty)
         folder = config.parallel.offload
         offload = build.mapped(Path(folder), self.comm.rank) if folder else None
@@ -372,6 +374,7 @@ class Trainer(ClosedTogether):
             return self._update(epoch, len(batch), loss, comm_seconds)
 
         self.store.reset()
+        self.summation.begin(self.steps_done, self.scale.value)
         self._state_before = {name: values.copy() for name, values in self.state.items()}
         source = self._source(epoch, [batch], held)
         (record,) = self.runner().run(
@@ -461,6 +464,8 @@ class Trainer(ClosedTogether):
         now = perf_counter()
         # The loss is known to the tensor ranks of the last stage, each of which has all of it.
         own = loss if self.grid.place.tensor == 0 else 0.0
+        if not self.summation.is_finite:
+            own = nan
         waited = self.runner().waited
         self._busy.met += self.feed.met_seconds
         self._busy.add(now - self._lap, comm_seconds, waited)
@@ -493,6 +498,7 @@ class Trainer(ClosedTogether):
             comm_seconds += self.comm.size * self._busy.published
         if self._cast:
             self._cast.forget()
+        self.summation.commit()
         self.scale.went_well()
         self.steps_done = number
         return Step(
@@ -510,6 +516,7 @@ class Trainer(ClosedTogether):
         )
 
     def _skip(self, number: int, loss: float) -> Skipped:
+        self.summation.rollback()
         for name, values in self._state_before.items():
             self.state[name][...] = values
         culprits = self.updater.culprits(loss)

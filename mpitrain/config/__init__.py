@@ -6,6 +6,7 @@ Every field is documented in the class of its table.
 """
 
 from mpitrain.config.errors import ConfigError
+from mpitrain.config.exchange import Compress
 from mpitrain.config.reading import load, refuse_own
 from mpitrain.config.tables import (
     Checkpoint,
@@ -24,6 +25,7 @@ from mpitrain.config.tables import (
 
 __all__ = [
     "Checkpoint",
+    "Compress",
     "Config",
     "ConfigError",
     "Data",

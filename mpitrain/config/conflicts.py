@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from mpitrain.config.exchange import compress_conflicts
 from mpitrain.metric_names import refusal
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ def conflicts(job: "Config") -> Iterator[tuple[str, str]]:
         if why := refusal(name, job.loss.name):
             yield "evaluate.metrics", why
     yield from _schedule_conflicts(job.optim, job.train)
+    yield from compress_conflicts(job)
     if p.zero and p.node_shared:
         yield "parallel.node_shared", "shards the optimiser by itself; set zero = 0"
     if len(set(p.replicas)) > 1 and (p.zero or p.node_shared):

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from mpitrain.config.conflicts import conflicts, unwritable
+from mpitrain.config.exchange import Compress
 
 Positive = Annotated[float, Meta(gt=0)]
 NonNegative = Annotated[float, Meta(ge=0)]
@@ -333,6 +334,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     optim: Optim = Optim()
     train: Train = Train()
     parallel: Parallel = Parallel()
+    compress: Compress = Compress()
     checkpoint: Checkpoint = Checkpoint()
     own: Own = Own()
 

@@ -10,7 +10,7 @@ complete in another order on each rank.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from mpi4py import MPI
 
@@ -67,10 +67,27 @@ class Sum(Protocol):
 
 
 class Summation(Protocol):
-    """A way of summing gradients over ranks."""
+    """A way of summing gradients over ranks.
+
+    What it keeps from step to step follows the steps that count: :meth:`begin`, the sums, then
+    :meth:`commit` or :meth:`rollback`.
+    """
 
     def bind(self, summand: Summand) -> Sum:
         """The sum of these arrays, not started yet; collective over ``summand.comm``."""
+
+    def begin(self, step: int, scale: float) -> None:
+        """The gradients of ``step``, counted from 0, come multiplied by ``scale``."""
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether this rank's gradients of the step were, where their sum may not show it."""
+
+    def commit(self) -> None:
+        """The step counts."""
+
+    def rollback(self) -> None:
+        """The step is skipped."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +99,7 @@ class Dense:
     """
 
     algorithm: str = "auto"
+    is_finite: ClassVar[bool] = True
 
     def bind(self, summand: Summand) -> Sum:
         """An all-reduce in place, or a reduce-scatter."""
@@ -91,3 +109,12 @@ class Dense:
         return comm.Reduce_scatter_init(
             summand.own, total, list(summand.counts), algorithm=self.algorithm
         )
+
+    def begin(self, step: int, scale: float) -> None:
+        """Nothing is kept."""
+
+    def commit(self) -> None:
+        """Nothing is kept."""
+
+    def rollback(self) -> None:
+        """Nothing is kept."""

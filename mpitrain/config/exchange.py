@@ -1,0 +1,77 @@
+"""The tables that say how ranks exchange less: what is sent, and when."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from mpitrain.compress import CodecError, Linear, parse
+
+if TYPE_CHECKING:
+    from mpitrain.config.tables import Config
+
+_Whole = Annotated[int, Meta(ge=0)]
+
+
+class Compress(Struct, frozen=True, forbid_unknown_fields=True):
+    """[compress]
+
+    Attributes:
+        codec: how the gradients of matrices are coded between replicas: ``bf16``,
+            ``powersgd:rank=4`` and others, which docs/communication.md lists; ``none``: they are
+            not.
+        feedback: whether what a step's codes leave out is added to the next step's gradients;
+            ``auto``: of codes that are not right on average.
+        start: first steps, in which gradients travel as they are.
+        least: elements below which a matrix travels as it is; vectors always do.
+        exchange: of codes that do not add up: ``two_phase`` sends each shard to its owner and the
+            owner's sum to all; ``gathered`` sends all codes to all, which rounds once, not twice;
+            ``auto`` is ``gathered`` on two ranks, where it sends no more, else ``two_phase``.
+        flush_every: of codes that add up: steps after which the replicas average what they left
+            out, at the price of one dense all-reduce; 0: never.
+    """
+
+    codec: str = "none"
+    feedback: Literal["auto", "on", "off"] = "auto"
+    start: _Whole = 0
+    least: _Whole = 1024
+    exchange: Literal["auto", "two_phase", "gathered"] = "auto"
+    flush_every: _Whole = 0
+
+
+def compress_conflicts(job: "Config") -> Iterator[tuple[str, str]]:
+    """What does not go with the codes of gradients, as (key, sentence)."""
+    c, p = job.compress, job.parallel
+    if c.codec == "none":
+        if c != Compress():
+            yield "compress.codec", "none, and other keys of the table say how; name a codec"
+        return
+    try:
+        code = parse(c.codec)
+    except CodecError as error:
+        yield "compress.codec", str(error)
+        return
+    is_linear = isinstance(code, Linear)
+    if p.schedule == "asynchronous":
+        yield (
+            "compress.codec",
+            "asynchronous pipelines send gradients as they are; set codec = 'none'",
+        )
+    if p.zero > 1 or p.node_shared:
+        yield (
+            "compress.codec",
+            "what codes leave out is as large as the gradients, which zero = 2 and 3 and "
+            "node_shared do not keep; set zero = 1, or codec = 'none'",
+        )
+    if is_linear and c.exchange != "auto":
+        yield "compress.exchange", f"{code} adds up and goes by all-reduces; leave exchange out"
+    if c.flush_every and (not is_linear or c.feedback == "off"):
+        yield "compress.flush_every", f"{code} keeps nothing that drifts apart; leave it out"
+    if c.exchange == "gathered" and p.zero:
+        yield "compress.exchange", "gathered gives every rank the whole sum; set zero = 0"
+    if c.feedback == "on" and code.unbiased:
+        yield (
+            "compress.feedback",
+            f"{code} is right on average, and what it leaves out can grow without bound; set "
+            "feedback = 'off'",
+        )

@@ -1,0 +1,178 @@
+"""A bucket's gradients as two arrays: the elements that are coded, and the others."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives.coded import Part
+from collectives.communicator import AnyPlan, Communicator
+from mpitrain.arrays import Array
+from mpitrain.parallel.summation import Summand
+
+#: Above it, an all-reduce with the least volume is faster than one with the fewest rounds.
+_FEW_BYTES = 32 << 10
+
+
+@dataclass(frozen=True)
+class Run:
+    """Consecutive elements of a bucket that are coded, or that are not.
+
+    Attributes:
+        start, stop: in the bucket.
+        at: where they begin in their array.
+        coded: whether they are.
+    """
+
+    start: int
+    stop: int
+    at: int
+    coded: bool
+
+
+class Packed:
+    """The elements of a summand, sorted into two arrays.
+
+    Attributes:
+        coded: shape (coded elements,); the summand's own memory, if there are no others.
+        rest: shape (other elements,).
+        tensors: those that are coded, by name, as views into ``coded``.
+        coded_counts, rest_counts: elements of each rank's shard, if the summand has shards.
+        coded_total, rest_total: where the sums go: the arrays themselves, or the own shard's.
+        runs: where everything lies.
+    """
+
+    def __init__(self, summand: Summand, least: int) -> None:
+        """Matrices of at least ``least`` elements are coded; all of a summand without tensors."""
+        own = summand.own
+        self._summand = summand
+        named = summand.tensors or {"": own}
+        self.runs: list[Run] = []
+        ends, start = {True: 0, False: 0}, 0
+        where = {}
+        for name, tensor in named.items():
+            coded = not summand.tensors or (tensor.ndim > 1 and tensor.size >= least)
+            at = ends[coded]
+            ends[coded] += tensor.size
+            if coded:
+                where[name] = (slice(at, ends[coded]), tensor.shape)
+            self.runs.append(Run(start, start + tensor.size, at, coded))
+            start += tensor.size
+        self.rest = np.empty(ends[False], own.dtype)
+        self.coded = np.empty(ends[True], own.dtype) if self.rest.size else own
+        self.tensors = {name: self.coded[at].reshape(shape) for name, (at, shape) in where.items()}
+        self.coded_counts = self._counts(coded=True)
+        self.rest_counts = self._counts(coded=False)
+        self.coded_total = self._total(self.coded, self.coded_counts)
+        self.rest_total = self._total(self.rest, self.rest_counts)
+
+    @property
+    def share(self) -> float:
+        """Part of the elements that is coded."""
+        return self.coded.size / max(1, self._summand.own.size)
+
+    @property
+    def shard(self) -> slice:
+        """The own shard of what is coded."""
+        counts, rank = self.coded_counts, self._summand.comm.rank
+        if counts is None:
+            return slice(0, self.coded.size)
+        return slice(sum(counts[:rank]), sum(counts[: rank + 1]))
+
+    def pack(self) -> bool:
+        """Sort the gradients into the arrays; false, and zeros, if one of them is not finite."""
+        own = self._summand.own
+        is_finite = bool(np.isfinite(own).all())
+        if self.coded is not own:
+            for run in self.runs:
+                array = self.coded if run.coded else self.rest
+                array[run.at : run.at + run.stop - run.start] = own[run.start : run.stop]
+        if not is_finite:
+            self.coded[...] = 0
+            self.rest[...] = 0
+        return is_finite
+
+    def unpack(self, is_finite: bool) -> None:
+        """Put the sums together; not a number, all of them, unless ``is_finite``."""
+        total = self._summand.total
+        if not is_finite:
+            total[...] = np.nan
+            return
+        if self.coded is self._summand.own:
+            if self.coded_total is not total:
+                total[...] = self.coded_total
+            return
+        low, high = self._bounds()
+        seen = {True: 0, False: 0}
+        for run in self.runs:
+            first, last = max(low, run.start), min(high, run.stop)
+            if first < last:
+                source = self.coded_total if run.coded else self.rest_total
+                start = seen[run.coded]
+                total[first - low : last - low] = source[start : start + last - first]
+                seen[run.coded] += last - first
+
+    def bind_rest(self, comm: Communicator) -> AnyPlan | None:
+        """The sum of what is not coded, if there is any; collective."""
+        if not self.rest.size:
+            return None
+        if self.rest_counts is None:
+            return ordered(comm, self.rest)
+        return comm.Reduce_scatter_init(
+            self.rest, self.rest_total, list(self.rest_counts), algorithm="ring"
+        )
+
+    def _bounds(self) -> tuple[int, int]:
+        """Of the own shard in the bucket."""
+        counts, rank = self._summand.counts, self._summand.comm.rank
+        if counts is None:
+            return 0, self._summand.own.size
+        return sum(counts[:rank]), sum(counts[: rank + 1])
+
+    def _counts(self, *, coded: bool) -> list[int] | None:
+        if self._summand.counts is None:
+            return None
+        ends = np.cumsum([0, *self._summand.counts]).tolist()
+        return [
+            sum(
+                max(0, min(high, run.stop) - max(low, run.start))
+                for run in self.runs
+                if run.coded == coded
+            )
+            for low, high in pairwise(ends)
+        ]
+
+    def _total(self, array: Array, counts: Sequence[int] | None) -> Array:
+        if counts is None:
+            return array
+        return np.empty(counts[self._summand.comm.rank], array.dtype)
+
+
+class Together:
+    """Plans that run at the same time, as one."""
+
+    def __init__(self, plans: Sequence[Part]) -> None:
+        self._plans = plans
+
+    def Start(self) -> None:
+        """Begin all of them."""
+        for plan in self._plans:
+            plan.Start()
+
+    def Test(self) -> bool:
+        """Move them along; true once all are complete."""
+        return all([plan.Test() for plan in self._plans])
+
+    def Wait(self) -> None:
+        """Complete all of them."""
+        for plan in self._plans:
+            plan.Wait()
+
+
+def ordered(comm: Communicator, array: Array) -> AnyPlan:
+    """The all-reduce of an array in place, by an algorithm of ours: its messages have tags of their
+    own, so that ranks may start it in another order among their sums, as the library's may not."""
+    algorithm = "butterfly" if array.nbytes < _FEW_BYTES else "ring"
+    return comm.Allreduce_init(MPI.IN_PLACE, array, algorithm=algorithm)
