@@ -1,0 +1,22 @@
+"""Random numbers that all ranks draw alike: from a seed and words, never from the rank."""
+
+from hashlib import blake2b
+
+import numpy as np
+
+
+def seed_of(*words: int | str) -> int:
+    """A seed of 64 bits of these words: of the run, a step, the name of a tensor."""
+    text = "\0".join(f"{type(word).__name__} {word}" for word in words)
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def generator(*words: int | str) -> np.random.Generator:
+    """Random numbers of these words."""
+    return np.random.Generator(np.random.Philox(key=seed_of(*words)))
+
+
+def subset(n: int, count: int, *words: int | str) -> np.ndarray:
+    """``count`` of the first ``n`` integers, each choice equally likely; rising, shape (count,)."""
+    chosen = generator(*words).choice(n, count, replace=False, shuffle=False)
+    return np.sort(chosen)

@@ -1,0 +1,67 @@
+"""Rotations by the Walsh-Hadamard transform, against its matrix."""
+
+import numpy as np
+import pytest
+
+from mpitrain.compress.rotate import padded, rotate, unrotate
+from mpitrain.compress.seeds import generator, seed_of, subset
+
+
+def hadamard(n):
+    """Sylvester's matrix, orthonormal."""
+    matrix = np.ones((1, 1))
+    while len(matrix) < n:
+        matrix = np.kron([[1, 1], [1, -1]], matrix)
+    return matrix / np.sqrt(n)
+
+
+@pytest.mark.parametrize("n", [1, 2, 4, 8, 16, 32, 128])
+def test_it_is_signs_and_then_hadamards_matrix(n):
+    rotation = np.array([rotate(row, seed=5) for row in np.eye(n)]).T
+    signs = np.sign(rotation[0])  # the first row of the matrix is positive
+    np.testing.assert_allclose(rotation, hadamard(n) * signs, atol=1e-15)
+
+
+@pytest.mark.parametrize("block", [0, 1, 8, 64])
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 5, 17, 64, 65, 1000])
+def test_there_and_back(n, block):
+    x = np.random.default_rng(n).normal(size=n)
+    kept = x.copy()
+    z = rotate(x, 3, block)
+    assert z.shape == (padded(n, block),) and z.dtype == np.float64
+    assert z @ z == pytest.approx(x @ x, rel=1e-12)
+    np.testing.assert_allclose(unrotate(z, n, 3, block), x, atol=1e-14)
+    np.testing.assert_array_equal(x, kept)
+
+
+def test_sums_are_rotated_back_and_are_exact_where_halves_are():
+    ranks = np.random.default_rng(0).integers(-64, 64, (5, 900)) / 8
+    total = sum(rotate(x, 7) for x in ranks)
+    np.testing.assert_array_equal(unrotate(total, 900, 7), ranks.sum(0))
+
+
+def test_a_spike_is_spread_evenly():
+    spike = np.zeros(1000, np.float32)
+    spike[17] = 32
+    np.testing.assert_array_equal(np.abs(rotate(spike, 1)), 1)
+
+
+def test_the_largest_numbers_do_not_overflow():
+    for kind in (np.float32, np.float64):
+        with np.errstate(all="raise"):
+            assert np.isfinite(unrotate(rotate(np.full(9, np.finfo(kind).max), 1), 9, 1)).all()
+
+
+def test_seeds_are_of_words_alone():
+    assert seed_of(1, "w") == seed_of(1, "w") != seed_of("1", "w")
+    assert seed_of(12, 3) != seed_of(1, 23)
+    assert generator(1, "w").random() == generator(1, "w").random() != generator(2, "w").random()
+
+
+@pytest.mark.parametrize(("n", "count"), [(0, 0), (1, 1), (9, 3), (9, 9), (1000, 10)])
+def test_subsets_rise_and_take_each_element_alike(n, count):
+    chosen = subset(n, count, 1, "w")
+    assert chosen.shape == (count,) and (np.diff(chosen) > 0).all() and (chosen < n).all()
+    if n == 9 and count == 3:
+        times = np.bincount(np.concatenate([subset(9, 3, s) for s in range(3000)]), minlength=9)
+        assert abs(times - 1000).max() < 5 * np.sqrt(3000 * (1 / 3) * (2 / 3))
