@@ -10,14 +10,27 @@ A code knows no ranks and no MPI.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
 from collectives.coded import Codec
 from mpitrain.arrays import Array
 
-__all__ = ["Codec", "Linear", "Sketch", "Sparse"]
+__all__ = [
+    "Codec",
+    "Feedback",
+    "Linear",
+    "Memory",
+    "Remembering",
+    "Sketch",
+    "Sparse",
+    "feedback_of",
+]
+
+#: "on": what a code leaves out is added to the next numbers; "off": it may be, and need not be;
+#: "never": it would do harm.
+Feedback = Literal["on", "off", "never"]
 
 
 class Sketch(Protocol):
@@ -79,3 +92,46 @@ class Sparse(Protocol):
 
     def select(self, x: Array, step: int) -> "np.ndarray[tuple[int], np.dtype[np.uint32]]":
         """The chosen elements of ``x``, of shape (n,), whose numbers are finite; rising."""
+
+    def values(self, chosen: Array) -> Array:
+        """What is sent for the chosen numbers: most codes send them as they are."""
+
+
+class Memory(Protocol):
+    """What a rank keeps of its own gradients from step to step; a ``Residual`` is one.
+
+    Attributes:
+        scale: that the numbers of this step were multiplied by.
+    """
+
+    scale: float
+
+    @property
+    def arrays(self) -> Mapping[str, Array]:
+        """What a checkpoint must have, by name."""
+
+    def add_to(self, x: Array) -> None:
+        """``x`` becomes what there is to send."""
+
+    def keep(self, x: Array, sent: Array, part: slice = slice(None)) -> None:
+        """Of ``part``, ``x`` was there to send, and ``sent`` was."""
+
+    def commit(self) -> None:
+        """The step counts."""
+
+    def rollback(self) -> None:
+        """The step does not count."""
+
+
+@runtime_checkable
+class Remembering(Protocol):
+    """A code with a memory of its own, in the place of a residual."""
+
+    def memory(self, value: Array) -> Memory:
+        """``value``: zeros of the shape and type of the numbers, whose memory may be used."""
+
+
+def feedback_of(code: Codec | Linear | Sparse) -> Feedback:
+    """What a code says of feedback; if nothing, what is biased has it."""
+    found: Feedback = getattr(code, "feedback", "off" if code.unbiased else "on")
+    return found

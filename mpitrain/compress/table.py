@@ -1,17 +1,41 @@
 """Codes by name, as the job file has them: ``"topk:keep=0.01"``."""
 
-from dataclasses import fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 import msgspec
 
 from collectives.coded import Codec
-from mpitrain.compress.casts import BF16, FP16
-from mpitrain.compress.codec import Linear, Sparse
+from mpitrain.compress.blocks import Int4, Int8
+from mpitrain.compress.casts import BF16, FP8, FP16
+from mpitrain.compress.codec import Linear, Sparse, feedback_of
+from mpitrain.compress.dither import QSGD
+from mpitrain.compress.options import shown
+from mpitrain.compress.signs import OneBit, Sign, Signum
+from mpitrain.compress.ternary import TernGrad
+from mpitrain.compress.threshold import Strom, Threshold
+from mpitrain.compress.topk import TopK
 
 Compressor = Codec | Linear | Sparse
 #: Classes whose fields are the options; their docstrings say what they are.
-CODECS: dict[str, type[Any]] = {"bf16": BF16, "fp16": FP16}
+CODECS: dict[str, type[Any]] = {
+    kind.name: kind
+    for kind in (
+        BF16,
+        FP16,
+        FP8,
+        Int8,
+        Int4,
+        Sign,
+        OneBit,
+        Signum,
+        TernGrad,
+        QSGD,
+        Threshold,
+        Strom,
+        TopK,
+    )
+}
 
 
 class CodecError(ValueError):
@@ -41,3 +65,41 @@ def parse(text: str) -> Compressor:
     except (msgspec.ValidationError, ValueError) as error:
         raise CodecError(f"{text!r}: {error}") from error
     return found
+
+
+@dataclass(frozen=True)
+class Description:
+    """A code in words.
+
+    Attributes:
+        name: as in the job file.
+        kind: "coded", "linear" or "sparse": what of it adds up decides the collective.
+        line: what it is, and the paper.
+        feedback: see :data:`~mpitrain.compress.codec.Feedback`.
+        options: defaults by name.
+    """
+
+    name: str
+    kind: str
+    line: str
+    feedback: str
+    options: dict[str, str]
+
+
+def describe() -> list[Description]:
+    """All codes, for help and documentation."""
+    found = []
+    for name, kind in CODECS.items():
+        known = [field for field in fields(kind) if field.default is not MISSING]
+        options = {field.name: shown(field.default) for field in known}
+        line = (kind.__doc__ or "").partition("\n")[0]
+        code = kind()
+        found.append(Description(name, kind_of(code), line, feedback_of(code), options))
+    return found
+
+
+def kind_of(code: Compressor) -> str:
+    """What of it adds up: "coded", "linear" or "sparse"."""
+    if isinstance(code, Linear):
+        return "linear"
+    return "sparse" if isinstance(code, Sparse) else "coded"

@@ -1,0 +1,94 @@
+"""Vectors as blocks of elements with a scale of their own."""
+
+import numpy as np
+
+from collectives.coded import Bytes
+from mpitrain.arrays import Array
+
+
+def number(n: int, block: int) -> int:
+    """Blocks of n elements; ``block`` 0 is one block of all."""
+    return -(-n // (block or n)) if n else 0
+
+
+def split(x: Array, block: int) -> Array:
+    """Blocks of ``x`` as rows, the last one filled up with zeros; not to be written to."""
+    n, count = len(x), number(len(x), block)
+    width = min(n, block or n)
+    if count * width == n:
+        return x.reshape(count, width)
+    rows = np.zeros((count, width), x.dtype)
+    rows.reshape(-1)[:n] = x
+    return rows
+
+
+def join(rows: Array, x: Array) -> None:
+    """Write rows of blocks into ``x``, without what filled up the last."""
+    x[...] = rows.reshape(-1)[: len(x)]
+
+
+def lengths(n: int, block: int) -> Array:
+    """Elements of each block."""
+    count = number(n, block)
+    found = np.full(count, min(n, block or n))
+    if count:
+        found[-1] = n - (count - 1) * found[0]
+    return found
+
+
+def single(values: Array) -> Array:
+    """Numbers at least 0 as float32; what is larger than its largest number becomes that."""
+    return np.minimum(values, np.finfo(np.float32).max).astype(np.float32)
+
+
+def covering(values: Array) -> Array:
+    """The smallest float32 numbers that are not below ``values``, while there are some."""
+    scales = single(values)
+    up = np.nextafter(scales, np.float32(np.finfo(np.float32).max))
+    return np.where(scales < values, up, scales)
+
+
+def times(most: Array, factors: Array) -> Array:
+    """The product of float64; more than there is becomes infinite, which a scale is not."""
+    with np.errstate(over="ignore"):
+        found: Array = most * factors
+    return found
+
+
+def limit(most: float) -> Array:
+    """The largest scale that ``most`` of it are a float32; shape (1,)."""
+    largest = np.array([np.finfo(np.float32).max / most], np.float32)
+    return np.nextafter(largest, np.float32(0))
+
+
+def power_above(scales: Array) -> Array:
+    """The powers of two next above, or the numbers themselves where they are some; 0 stays 0."""
+    mantissas, exponents = np.frexp(scales)
+    exponents = np.minimum(exponents - (mantissas == 0.5), 127)  # the largest of float32
+    return np.where(scales > 0, np.ldexp(np.float32(1), exponents), scales)
+
+
+def power_below(scales: Array) -> Array:
+    """The powers of two next below, or the numbers themselves where they are some; 0 stays 0."""
+    exponents = np.frexp(scales)[1] - 1  # of float32, so from -149 to 127
+    return np.where(scales > 0, np.ldexp(np.float32(1), exponents), scales)
+
+
+def ratios(rows: Array, scales: Array, most: float) -> Array:
+    """Rows in units of their scales, from -most to most; 0 where the scale is 0."""
+    units = np.where(scales > 0, scales, 1).astype(rows.dtype)
+    with np.errstate(over="ignore"):
+        found = rows / units[:, None]
+    return np.clip(found, -most, most, out=found)
+
+
+def write_scales(code: Bytes, scales: Array) -> Bytes:
+    """Put scales at the head of a code; returns the rest of it."""
+    head = 4 * scales.size
+    code[:head].view(np.float32)[...] = scales.reshape(-1)
+    return code[head:]
+
+
+def read_scales(code: Bytes, count: int) -> tuple[Array, Bytes]:
+    """So many scales, as float32, and the rest of the code."""
+    return code[: 4 * count].view(np.float32), code[4 * count :]

@@ -1,0 +1,94 @@
+"""Levels between 0 and a norm, taken by dice."""
+
+from dataclasses import dataclass
+from math import sqrt
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from collectives.coded import Bytes, Draw
+from mpitrain.arrays import Array
+from mpitrain.compress.blocks import round_by_dice
+from mpitrain.compress.blockwise import (
+    covering,
+    join,
+    number,
+    ratios,
+    read_scales,
+    split,
+    times,
+    write_scales,
+)
+from mpitrain.compress.options import Named, expect_block
+from mpitrain.compress.packing import pack, packed, unpack
+
+
+@dataclass(frozen=True)
+class QSGD(Named):
+    """Multiples of norm/levels, the one below or above by dice (Alistarh et al. 2017).
+
+    Bytes: (1 + ceil(log2(levels + 1))) n/8 + 4 a block.  Unbiased; the variance of a number is
+    (norm/levels)^2 f (1 - f), f its place between two levels, and that of a block at most omega
+    times its square, omega = min(block/(4 levels^2), sqrt(block)/levels).  Above 1, feedback would
+    let the residual grow: ``damped`` multiplies by 1/(1 + omega), which leaves less than there was.
+
+    Attributes:
+        levels: above 0; at most 32767.
+        block: elements with one norm; 0 for all of a message.
+        norm: "l2", or "max", whose levels are closer.
+        damped: made smaller, biased and with feedback.
+    """
+
+    name: ClassVar[str] = "qsgd"
+    levels: int = 7
+    block: int = 512
+    norm: Literal["l2", "max"] = "l2"
+    damped: bool = False
+
+    def __post_init__(self) -> None:
+        expect_block(self.block, may_be_all=True)
+        if not 1 <= self.levels <= 32767:
+            raise ValueError(f"levels is {self.levels}; it must be from 1 to 32767")
+
+    @property
+    def unbiased(self) -> bool:
+        return not self.damped
+
+    @property
+    def feedback(self) -> str:
+        return "on" if self.damped else "never"
+
+    @property
+    def _bits(self) -> int:
+        """Of a sign and a level."""
+        return 1 + self.levels.bit_length()
+
+    def omega(self, n: int) -> float:
+        """Bound of the variance of a vector of n over its square."""
+        block = min(n, self.block or n)
+        return min(block / (4 * self.levels**2), sqrt(block) / self.levels)
+
+    def nbytes(self, n: int) -> int:
+        return 4 * number(n, self.block) + packed(n, self._bits)
+
+    def encode(self, x: Array, code: Bytes, draw: Draw) -> None:
+        rows = split(x, self.block)
+        norms = self._norms(rows)
+        units = ratios(rows, norms, 1) * self.levels
+        steps = round_by_dice(units, draw).reshape(-1)[: len(x)].astype(np.int32)
+        signs = (steps < 0).astype(np.int32)
+        pack(np.abs(steps) << 1 | signs, self._bits, write_scales(code, norms))
+
+    def decode(self, code: Bytes, x: Array) -> None:
+        norms, rest = read_scales(code, number(len(x), self.block))
+        values = unpack(rest, len(x), self._bits)
+        steps = split((values >> 1) * (1 - 2 * (values & 1)), self.block)
+        factor = 1 / self.levels / (1 + self.omega(len(x)) if self.damped else 1)
+        join(steps * (norms.astype(np.float64) * factor)[:, None], x)
+
+    def _norms(self, rows: Array) -> Array:
+        most = np.abs(rows).max(1, initial=0, keepdims=True).astype(np.float64)
+        if self.norm == "max":
+            return covering(most[:, 0])
+        parts = rows / np.where(most > 0, most, 1)
+        return covering(times(most[:, 0], np.sqrt((parts * parts).sum(1))))

@@ -1,0 +1,47 @@
+"""What a rank keeps from step to step of its own gradients, beside what a code left out."""
+
+import numpy as np
+
+from mpitrain.arrays import Array
+
+
+class LocalMomentum:
+    """A rank's own mean of gradients, m = b m + (1 - b) g, which is sent instead of g.
+
+    It has the methods of a :class:`~collectives.coded.Residual`; what is sent changes nothing.
+
+    Attributes:
+        value: m, shape (n,), in units of the gradients over ``scale``.
+        scale: that the gradients of this step were multiplied by.
+    """
+
+    def __init__(self, value: Array, momentum: float) -> None:
+        """``value``: memory of it, zeros at first."""
+        self.value, self.scale = value, 1.0
+        self._momentum, self._next = momentum, value.copy()
+        self._is_pending = False
+
+    @property
+    def arrays(self) -> dict[str, Array]:
+        """What a checkpoint must have, by name."""
+        return {"m": self.value}
+
+    def add_to(self, x: Array) -> None:
+        """``x`` becomes what there is to send."""
+        np.multiply(x, (1 - self._momentum) / self.scale, out=self._next)
+        self._next += self._momentum * self.value
+        np.multiply(self._next, self.scale, out=x)
+        self._is_pending = True
+
+    def keep(self, x: Array, sent: Array, part: slice = slice(None)) -> None:
+        """Of ``part``, ``x`` was there to send, and ``sent`` was."""
+
+    def commit(self) -> None:
+        """The step counts."""
+        if self._is_pending:
+            self.value[...] = self._next
+            self._is_pending = False
+
+    def rollback(self) -> None:
+        """The step does not count."""
+        self._is_pending = False

@@ -1,0 +1,46 @@
+"""Small integers in as few bits as they have."""
+
+import numpy as np
+
+from collectives.coded import Bytes
+from mpitrain.arrays import Array
+
+_POWERS = (1, 3, 9, 27, 81)
+
+
+def packed(n: int, bits: int) -> int:
+    """Bytes of n integers of so many bits."""
+    return -(-n * bits // 8)
+
+
+def pack(values: Array, bits: int, code: Bytes) -> None:
+    """Write integers from 0 to 2**bits - 1 into ``code``: all lowest bits, then all next ones."""
+    planes = [values >> bit & 1 for bit in range(bits)]
+    code[...] = np.packbits(np.concatenate(planes).astype(np.bool_))
+
+
+def unpack(code: Bytes, n: int, bits: int) -> Array:
+    """What :func:`pack` wrote; shape (n,), int32."""
+    planes = np.unpackbits(code, count=n * bits).reshape(bits, n)
+    values = np.zeros(n, np.int32)
+    for bit, plane in enumerate(planes):
+        values |= plane.astype(np.int32) << bit
+    return values
+
+
+def packed_trits(n: int) -> int:
+    """Bytes of n integers from 0 to 2: five in a byte, as 3**5 = 243."""
+    return -(-n // 5)
+
+
+def pack_trits(values: Array, code: Bytes) -> None:
+    """Write integers from 0 to 2."""
+    fives = np.zeros((len(code), 5), np.uint8)
+    fives.reshape(-1)[: len(values)] = values
+    code[...] = fives @ np.array(_POWERS, np.uint8)
+
+
+def unpack_trits(code: Bytes, n: int) -> Array:
+    """What :func:`pack_trits` wrote; shape (n,), uint8."""
+    table = np.arange(256)[:, None] // np.array(_POWERS) % 3
+    return table.astype(np.uint8)[code].reshape(-1)[:n]

@@ -1,0 +1,68 @@
+"""A threshold that is also what is sent."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from collectives.coded import Bytes, Draw
+from mpitrain.arrays import Array
+from mpitrain.compress.options import Named, expect_positive
+from mpitrain.compress.packing import pack, packed, unpack
+
+
+@dataclass(frozen=True)
+class Threshold(Named):
+    """-tau, 0 or tau: what is above tau in size, as tau, and the rest later (2-bit, MXNet 2017).
+
+    Bytes: n/4.  Biased: with feedback, of which nothing is lost; in a two-phase exchange the owner
+    of a sum needs feedback too, as it sends one tau of several.  Too large a tau sends nothing for
+    a long time, too small a one lags behind: watch the residual.  With tau a power of two, what
+    is sent and what is left of dyadic numbers add up exactly.
+
+    Attributes:
+        tau: in units of gradients, chosen in advance.
+    """
+
+    name: ClassVar[str] = "threshold"
+    unbiased: ClassVar[bool] = False
+    tau: float = 2.0**-10
+
+    def __post_init__(self) -> None:
+        expect_positive("tau", self.tau)
+
+    def nbytes(self, n: int) -> int:
+        return packed(n, 2)
+
+    def encode(self, x: Array, code: Bytes, draw: Draw) -> None:
+        pack((x > self.tau) + 2 * (x < -self.tau).astype(np.uint8), 2, code)
+
+    def decode(self, code: Bytes, x: Array) -> None:
+        bits = unpack(code, len(x), 2)
+        x[...] = self.tau * ((bits & 1) - (bits >> 1))
+
+
+@dataclass(frozen=True)
+class Strom(Named):
+    """The same, only what is not 0: pairs of an index and +-tau (Strom 2015).
+
+    Bytes: 4 of 31 bits of index and a sign in the paper; as many pairs as there are, so sizes
+    differ between ranks and steps.  Biased: with feedback.
+
+    Attributes:
+        tau: in units of gradients, chosen in advance.
+    """
+
+    name: ClassVar[str] = "strom"
+    unbiased: ClassVar[bool] = False
+    tau: float = 2.0**-10
+
+    def __post_init__(self) -> None:
+        expect_positive("tau", self.tau)
+
+    def select(self, x: Array, step: int) -> "np.ndarray[tuple[int], np.dtype[np.uint32]]":
+        return np.flatnonzero(np.abs(x) > self.tau).astype(np.uint32)
+
+    def values(self, chosen: Array) -> Array:
+        sent: Array = np.where(chosen < 0, -self.tau, self.tau).astype(chosen.dtype)
+        return sent

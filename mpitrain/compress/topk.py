@@ -1,0 +1,103 @@
+"""The largest elements."""
+
+from dataclasses import dataclass
+from math import log2
+from typing import ClassVar
+
+import numpy as np
+
+from mpitrain.arrays import Array
+from mpitrain.compress.options import Named, expect_share, kept_of
+
+Indices = np.ndarray[tuple[int], np.dtype[np.uint32]]
+#: Every so many elements one is looked at, to guess where the largest begin.
+_STRIDE = 128
+#: Elements that 16 bits tell apart.
+_REACH = 1 << 16
+
+
+def largest(x: Array, k: int) -> Indices:
+    """The k elements of ``x`` that are largest in size, of equal ones the first; rising.
+
+    A sample guesses a threshold that some more than k are above, and the largest are looked for
+    among these (Lin et al. 2018).  The guess costs time where it is bad, and changes nothing.
+    Cost: about two passes over ``x`` and k log k.
+
+    Args:
+        x: shape (n,), finite.
+        k: from 0 to n.
+
+    Returns:
+        uint32 of shape (k,).
+    """
+    if k in (0, len(x)):
+        return np.arange(k, dtype=np.uint32)
+    size = np.abs(x)
+    candidates = _above_a_guess(size, k)
+    if candidates is not None:
+        return candidates[_exactly(size[candidates], k)].astype(np.uint32)
+    return _exactly(size, k).astype(np.uint32)
+
+
+def _above_a_guess(size: Array, k: int) -> Array | None:
+    """All that is at least as large as a threshold, if this is at least k of them."""
+    sample = size[::_STRIDE]
+    wanted = -(-5 * k // (4 * _STRIDE)) + 4  # somewhat more than its share
+    if wanted >= len(sample):
+        return None
+    guess = np.partition(sample, len(sample) - wanted)[len(sample) - wanted]
+    found = np.flatnonzero(size >= guess)
+    return found if len(found) >= k else None
+
+
+def _exactly(size: Array, k: int) -> Array:
+    """The k largest, of equal ones the first; rising."""
+    if k == len(size):
+        return np.arange(k)
+    least = np.partition(size, len(size) - k)[len(size) - k]
+    above = size > least
+    equal = np.flatnonzero(size == least)[: k - int(above.sum())]
+    return np.sort(np.concatenate([np.flatnonzero(above), equal]))
+
+
+@dataclass(frozen=True)
+class TopK(Named):
+    """The largest numbers in size, exactly (Aji and Heafield 2017; Alistarh et al. 2018).
+
+    Of equal ones the first are taken, always as many: the same on every machine.  Bytes: 8 a
+    pair.  Biased: with feedback, of which 1 - keep at most is left of a vector's square.
+
+    Attributes:
+        keep: share of the elements that is sent; at least one is.
+    """
+
+    name: ClassVar[str] = "topk"
+    unbiased: ClassVar[bool] = False
+    keep: float = 0.01
+
+    def __post_init__(self) -> None:
+        expect_share("keep", self.keep)
+
+    def select(self, x: Array, step: int) -> Indices:
+        return largest(x, kept_of(len(x), self.keep))
+
+    def values(self, chosen: Array) -> Array:
+        return chosen
+
+
+def pairs_bytes(k: int) -> int:
+    """Of k values of float32 with an index of 32 bits."""
+    return 8 * k
+
+
+def offsets_bytes(n: int, k: int) -> int:
+    """Of k values of float32 with an offset of 16 bits in blocks of 65536, counted by 32 bits."""
+    return 6 * k + 4 * -(-n // _REACH)
+
+
+def entropy_bytes(n: int, k: int) -> float:
+    """Below which no code of k of n places and float32 values comes, if all are equally likely."""
+    if not 0 < k < n:
+        return 4.0 * k
+    share = k / n
+    return 4.0 * k - n * (share * log2(share) + (1 - share) * log2(1 - share)) / 8

@@ -1,0 +1,90 @@
+"""What the tests of codes share: codes, vectors, dice, ranks in one process."""
+
+import numpy as np
+
+from mpitrain.compress import parse
+
+LENGTHS = (0, 1, 2, 3, 7, 8, 9, 255, 256, 257, 1000)
+CODED = (
+    "bf16",
+    "fp16",
+    "fp8",
+    "fp8:form=e5m2,block=0",
+    "int8",
+    "int8:block=64,rounding=stochastic",
+    "int8:power=true",
+    "int4",
+    "int4:block=0,rounding=stochastic",
+    "sign",
+    "sign:block=64,scale=rms",
+    "sign:power=true",
+    "onebit",
+    "onebit:block=16",
+    "signum",
+    "terngrad",
+    "terngrad:block=64,clip=2.5",
+    "qsgd",
+    "qsgd:levels=1,block=0,norm=max",
+    "qsgd:levels=1000,damped=true",
+    "threshold",
+)
+
+
+def draw(seed=0):
+    """Dice of a message."""
+    return lambda: np.random.Generator(np.random.Philox(key=seed))
+
+
+def through(codec, x, seed=0):
+    """What the code of ``x`` stands for; every byte of the code is written, ``x`` is not."""
+    kept, code = x.copy(), np.empty(codec.nbytes(len(x)), np.uint8)
+    for garbage in (0xA5, 0x5A):
+        before, code = code, np.full_like(code, garbage)
+        codec.encode(x, code, draw(seed))
+    np.testing.assert_array_equal(code, before)
+    np.testing.assert_array_equal(x, kept)
+    decoded = np.full_like(x, np.nan)
+    codec.decode(code, decoded)
+    return decoded
+
+
+def vectors(n, dtype=np.float32):
+    """Vectors of n numbers by name, some of them awkward."""
+    rng, limits = np.random.default_rng(n), np.finfo(dtype)
+    one_hot, sparse = np.zeros(n), rng.normal(size=n)
+    one_hot[n // 2 :][:1] = -3
+    sparse[rng.random(n) > 0.05] = 0
+    found = {
+        "normal": rng.normal(size=n),
+        "heavy": rng.standard_t(1.5, n),
+        "sparse": sparse,
+        "one-hot": one_hot,
+        "constant": np.full(n, -0.1),
+        "zero": np.zeros(n),
+        "minus zero": np.full(n, -0.0),
+        "denormal": rng.integers(-9, 9, n) * float(limits.smallest_subnormal),
+        "tiny": rng.normal(size=n) * float(limits.tiny),
+        "largest": np.where(rng.random(n) < 0.5, 1, -1) * float(limits.max),
+        "mixed": rng.normal(size=n) * 10.0 ** rng.integers(-30, 30, n),
+    }
+    return {name: x.astype(dtype) for name, x in found.items()}
+
+
+def dyadic(rng, n, dtype=np.float64):
+    """Numbers whose sums and halves are exact."""
+    return (rng.integers(-64, 65, n) / 64).astype(dtype)
+
+
+def two_phase(codec, ranks, seed=0):
+    """What the exchange of that name makes of vectors of several ranks, without ranks."""
+    size, n = len(ranks), len(ranks[0])
+    parts = np.array_split(np.arange(n), size)
+    total = np.empty_like(ranks[0])
+    for owner, part in enumerate(parts):
+        codes = [through(codec, x[part], seed + 97 * r + owner) for r, x in enumerate(ranks)]
+        wide = np.sum(codes, axis=0, dtype=np.float64)
+        total[part] = through(codec, wide, seed + 1000 + owner)
+    return total
+
+
+CODES = {text: parse(text) for text in CODED}

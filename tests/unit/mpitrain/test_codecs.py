@@ -1,0 +1,386 @@
+"""Codes of gradients: their bytes, what they lose, and that nothing is lost without a word."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from codec_cases import CODES, LENGTHS, draw, dyadic, through, two_phase, vectors
+
+from collectives.coded import Residual
+from mpitrain.compress import CodecError, parse
+from mpitrain.compress.codec import Remembering, feedback_of
+from mpitrain.compress.packing import (
+    pack,
+    pack_trits,
+    packed,
+    packed_trits,
+    unpack,
+    unpack_trits,
+)
+from mpitrain.compress.table import CODECS, describe, kind_of
+
+every_code = pytest.mark.parametrize("codec", CODES.values(), ids=CODES.keys())
+U = np.finfo(np.float32).eps / 2
+
+
+@every_code
+def test_codes_have_as_many_bytes_as_they_say_and_stand_for_finite_numbers(codec):
+    for n in LENGTHS:
+        for dtype in (np.float32, np.float64):
+            for name, x in vectors(n, dtype).items():
+                with np.errstate(over="raise", invalid="raise", divide="raise"):
+                    decoded = through(codec, x)
+                assert np.isfinite(decoded).all(), name
+                if "zero" in name and codec.name != "signum":
+                    np.testing.assert_array_equal(decoded, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "n", "nbytes"),
+    [
+        ("bf16", 1001, 2002),
+        ("fp16", 1001, 2002),
+        ("fp8:block=100", 1001, 1001 + 4 * 11),
+        ("int8", 1001, 1001 + 4 * 4),
+        ("int8:block=0", 1001, 1001 + 4),
+        ("int4", 1001, 501 + 4 * 4),
+        ("sign", 1001, 126 + 4),
+        ("onebit:block=500", 1001, 126 + 8 * 3),
+        ("signum", 1001, 126),
+        ("terngrad", 1001, 201 + 4),
+        ("qsgd:levels=15", 1001, 626 + 8),  # 5 bits
+        ("qsgd:levels=16,block=0", 1001, 751 + 4),  # 6 bits
+        ("threshold", 1001, 251),
+    ],
+)
+def test_bytes_are_those_of_the_closed_form(text, n, nbytes):
+    assert parse(text).nbytes(n) == nbytes
+    assert parse(text).nbytes(0) == 0
+
+
+@every_code
+def test_a_code_depends_on_its_dice_alone(codec):
+    x = np.random.default_rng(1).normal(size=500).astype(np.float32)
+    first = through(codec, x, seed=4)
+    np.testing.assert_array_equal(through(codec, x, seed=4), first)
+    others = [through(codec, x, seed) for seed in (5, 6)]
+    rolls = any((other != first).any() for other in others)
+    assert rolls == (codec.unbiased or "damped" in str(codec))
+
+
+def bound(codec, x):
+    """The most that the code of ``x`` may be away from it, element by element."""
+    x = np.abs(x.astype(np.float64))
+    if codec.name in ("bf16", "fp16"):
+        lowest, digits, most = (2.0**-133, 8, 3.3895e38)
+        if codec.name == "fp16":
+            lowest, digits, most = (2.0**-24, 11, 65504)
+        return np.maximum(np.maximum(x * 2.0**-digits, lowest / 2), x - most)
+    block = codec.block or max(1, len(x))
+    parts = [x[i : i + block] for i in range(0, len(x), block)]
+    most = np.concatenate([np.full(len(part), part.max()) for part in parts] or [x])
+    if codec.name == "fp8":
+        relative, steps = (
+            (2.0**-4, 448 * 2**10) if codec.form == "e4m3" else (2.0**-3, 57344 * 2**17)
+        )
+        return np.maximum(x * relative, most / steps) + most * 1e-6 + 448 * 2.0**-149
+    step = most / (127 if codec.name == "int8" else 7) * (2 if codec.power else 1)
+    return step * (1 if codec.unbiased else 0.5) * (1 + 1e-5) + 127 * 2.0**-149
+
+
+@pytest.mark.parametrize(
+    "text", [t for t in CODES if t[:4] in ("bf16", "fp16", "fp8", "fp8:", "int8", "int4")]
+)
+def test_each_number_is_as_near_as_promised(text):
+    codec = CODES[text]
+    for n in (1, 9, 257, 1000):
+        for name, x in vectors(n).items():
+            error = np.abs(through(codec, x).astype(np.float64) - x)
+            assert (error <= bound(codec, x)).all(), name
+
+
+def squares(x):
+    """The square of the length; of numbers at most 1, so that nothing under- or overflows."""
+    most = np.abs(x).max(initial=0) or 1
+    return float(np.square(x.astype(np.float64) / most).sum())
+
+
+@pytest.mark.parametrize(
+    "text", ["sign", "sign:block=64", "sign:power=true", "onebit", "onebit:block=16"]
+)
+def test_codes_of_signs_leave_less_than_there_was(text):
+    codec = parse(text)
+    rng = np.random.default_rng(2)
+    drawn = [x for n in (1, 9, 257, 1000) for x in vectors(n, np.float64).values()]
+    drawn += [rng.standard_t(1 + rng.integers(4), 1 + rng.integers(300)) for _ in range(200)]
+    for x in drawn:
+        if not np.abs(x).max() > 1e-40:
+            continue  # below float32's scales
+        x = x / np.abs(x).max()
+        left = squares(1.0 * x) and np.square(x - through(codec, x)).sum()
+        if text == "sign":
+            share = np.abs(x).sum() ** 2 / (len(x) * np.square(x).sum())
+            assert left == pytest.approx(np.square(x).sum() * (1 - share), rel=1e-5, abs=1e-6)
+        assert left <= np.square(x).sum() * (1 + 1e-6)
+
+
+def test_one_bit_sends_the_two_means():
+    x = np.array([-1, -3, 0, 1, 5, 7, 2, 2], np.float32)
+    np.testing.assert_array_equal(
+        through(parse("onebit:block=5"), x), [-2, -2, 2, 2, 2, *[np.float32(11 / 3)] * 3]
+    )
+
+
+def test_the_scale_of_signs_is_the_mean_of_sizes_or_the_root_of_their_squares():
+    x = np.array([3, -1, 0, -4], np.float32)
+    np.testing.assert_array_equal(through(parse("sign"), x), [2, -2, 2, -2])
+    np.testing.assert_allclose(
+        through(parse("sign:scale=rms"), x), np.sqrt(6.5) * np.array([1, -1, 1, -1]), rtol=1e-7
+    )
+    np.testing.assert_array_equal(through(parse("sign:block=3,power=true"), x), [1, -1, 1, -4])
+
+
+def test_bfloat16_is_that_of_ml_dtypes():
+    bits = np.random.default_rng(0).integers(0, 1 << 32, 200_000, np.uint32)
+    x = bits.view(np.float32)
+    x = np.concatenate([x[np.isfinite(x)], vectors(1000)["denormal"]])
+    x = x[np.abs(x) < 3.38e38]
+    np.testing.assert_array_equal(
+        through(parse("bf16"), x), x.astype(ml_dtypes.bfloat16).astype(np.float32)
+    )
+
+
+@pytest.mark.parametrize("form", ["e4m3", "e5m2"])
+def test_eight_bits_are_those_of_ml_dtypes(form):
+    kind = ml_dtypes.float8_e4m3fn if form == "e4m3" else ml_dtypes.float8_e5m2
+    most = float(ml_dtypes.finfo(kind).max)
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-most, most, 20_000) * 2.0 ** -rng.integers(0, 30, 20_000)
+    x[0] = most  # the scale is 1
+    x = np.concatenate([x, np.arange(256, dtype=np.uint8).view(kind).astype(np.float64)])
+    x = x[np.isfinite(x)]
+    codec = parse(f"fp8:form={form},block=0")
+    np.testing.assert_array_equal(through(codec, x), x.astype(kind).astype(np.float64))
+    code = np.empty(codec.nbytes(len(x)), np.uint8)
+    codec.encode(x, code, draw())
+    np.testing.assert_array_equal(code[4:], x.astype(kind).view(np.uint8))
+
+
+def variance(codec, x):
+    """Of each number over the dice, in closed form."""
+    block = codec.block or len(x)
+    found = []
+    for part in (np.abs(x[i : i + block]).astype(np.float64) for i in range(0, len(x), block)):
+        if codec.name == "terngrad":
+            found.append(part * (part.max() - part))
+            continue
+        if codec.name == "qsgd":
+            norm = part.max() if codec.norm == "max" else np.sqrt(np.square(part).sum())
+            step = norm / codec.levels
+        else:
+            step = part.max() / (127 if codec.name == "int8" else 7)
+        place = np.mod(part / step, 1)
+        found.append(step**2 * place * (1 - place))
+    return np.concatenate(found)
+
+
+UNBIASED = (
+    "int8:block=64,rounding=stochastic",
+    "int4:block=0,rounding=stochastic",
+    "terngrad",
+    "terngrad:block=64",
+    "qsgd",
+    "qsgd:levels=1,block=0,norm=max",
+    "qsgd:block=32,levels=100",
+)
+
+
+@pytest.mark.parametrize("text", UNBIASED)
+def test_the_mean_over_the_dice_is_the_vector(text):
+    codec, draws = parse(text), 2000
+    assert codec.unbiased
+    x = np.random.default_rng(3).normal(size=150).astype(np.float32)
+    x[:5] = [0, 0, 3, -3, 1e-6]
+    drawn = np.array([through_once(codec, x, seed) for seed in range(draws)], np.float64)
+    sigma = np.sqrt(variance(codec, x))
+    assert (np.abs(drawn.mean(0) - x) <= 5 * sigma / np.sqrt(draws) + 1e-6 * np.abs(x) + 1e-9).all()
+    total = np.square(drawn - x).sum(1)
+    assert total.mean() == pytest.approx(sigma @ sigma, rel=0.05)
+    assert (drawn[:, 0] == 0).all()
+    if hasattr(codec, "omega"):
+        assert sigma @ sigma <= codec.omega(len(x)) * (x @ x)
+
+
+def through_once(codec, x, seed):
+    code, decoded = np.empty(codec.nbytes(len(x)), np.uint8), np.empty_like(x)
+    codec.encode(x, code, draw(seed))
+    codec.decode(code, decoded)
+    return decoded
+
+
+def test_numbers_on_a_grid_are_sent_exactly():
+    x = np.array([127, -127, 64, 3, 0, -1], np.float32)
+    for text in ("int8", "int8:rounding=stochastic", "fp8:block=1", "qsgd:levels=127,norm=max"):
+        np.testing.assert_allclose(through(parse(text), x), x, rtol=1e-6)
+    np.testing.assert_array_equal(through(parse("int8"), x), x)
+    y = np.array([2, -2, 0, 2], np.float32)
+    np.testing.assert_array_equal(through(parse("terngrad"), y), y)
+    np.testing.assert_array_equal(through(parse("threshold:tau=2"), 1.5 * y), y)
+
+
+def test_many_levels_are_the_numbers_themselves():
+    x = np.random.default_rng(4).normal(size=300)
+    many = through(parse("qsgd:levels=32767,block=1"), x)
+    np.testing.assert_allclose(many, x, rtol=1e-6)
+    np.testing.assert_allclose(through(parse("int8:block=1"), x), x, rtol=1e-6)
+    np.testing.assert_allclose(through(parse("onebit:block=1"), x), x, rtol=1e-6)
+    np.testing.assert_allclose(through(parse("sign:block=1"), x), x, rtol=1e-6)
+
+
+def test_a_damped_code_leaves_less_than_there_was_on_average():
+    x = np.random.default_rng(4).normal(size=400)
+    damped, free = parse("qsgd:levels=1,block=0,damped=true"), parse("qsgd:levels=1,block=0")
+    left = [
+        [np.square(x - through_once(code, x, seed)).sum() for seed in range(300)]
+        for code in (damped, free)
+    ]
+    omega = free.omega(400)
+    assert np.mean(left[0]) < x @ x * (1 - 1 / (1 + omega)) * 1.02 < x @ x < np.mean(left[1])
+
+
+def test_terngrad_cuts_at_so_many_deviations():
+    x = np.random.default_rng(5).normal(size=4000)
+    sent = through(parse("terngrad:clip=2.5"), x)
+    np.testing.assert_allclose(np.unique(np.abs(sent)), [0, 2.5 * x.std()], rtol=1e-6)
+
+
+# fmt: off
+EXACT = ("int8:power=true", "int4:block=0,power=true", "int8:power=true,rounding=stochastic",
+         "sign:power=true", "sign:block=16,scale=rms,power=true", "threshold:tau=0.25")
+NEARLY = ("bf16", "fp16", "fp8", "int8", "int4", "sign", "sign:scale=rms", "onebit",
+          "qsgd:damped=true", "threshold:tau=0.3")
+# fmt: on
+
+
+@pytest.mark.parametrize("text", EXACT + NEARLY)
+def test_what_was_sent_and_what_is_left_are_what_was_given(text):
+    """Over 500 steps; exactly where scales are powers of two."""
+    codec, n = parse(text), 100
+    rng = np.random.default_rng(6)
+    residual = Residual(np.zeros(n))
+    given, sent = np.zeros(n), np.zeros(n)
+    rounding = 0.0
+    for step in range(500):
+        x = dyadic(rng, n)
+        given += x
+        residual.add_to(x)
+        decoded = through_once(codec, x, step)
+        residual.keep(x, decoded)
+        residual.commit()
+        sent += decoded
+        rounding += np.abs(sent).max() + np.abs(x).max()
+    if text in EXACT:
+        np.testing.assert_array_equal(sent + residual.value, given)
+    else:
+        np.testing.assert_allclose(sent + residual.value, given, atol=rounding * 2.0**-53)
+
+
+def test_the_root_of_squares_leaves_less_of_a_steady_gradient_and_more_of_a_sparse_one():
+    g = np.random.default_rng(7).normal(size=500)
+    left = {}
+    for scale in ("mean", "rms"):
+        codec, residual = parse(f"sign:scale={scale}"), Residual(np.zeros(500))
+        for _ in range(300):
+            x = g.copy()
+            residual.add_to(x)
+            residual.keep(x, through_once(codec, x, 0))
+            residual.commit()
+        left[scale] = np.linalg.norm(residual.value) / np.linalg.norm(g)
+    assert left["rms"] < left["mean"] / 2
+    sparse = np.zeros(500)
+    sparse[:5] = 1
+    assert np.square(sparse - through(parse("sign:scale=rms"), sparse)).sum() > 1.5 * 5
+    assert np.square(sparse - through(parse("sign"), sparse)).sum() < 5
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_signum_is_the_majority_of_signs_and_plus_where_there_is_none(size):
+    ranks = [dyadic(np.random.default_rng(r), 101) for r in range(size)]
+    expected = np.where(sum(np.where(x >= 0, 1, -1) for x in ranks) >= 0, 1, -1)
+    np.testing.assert_array_equal(two_phase(parse("signum"), ranks), expected)
+
+
+def test_one_of_three_cannot_turn_a_vote():
+    first, second = (np.random.default_rng(r).normal(size=200) for r in (1, 2))
+    vote = two_phase(parse("signum"), [first, second, -100 * (first + second)])
+    agree = np.sign(first) == np.sign(second)
+    np.testing.assert_array_equal(vote[agree], np.sign(first)[agree])
+
+
+def test_signum_sends_the_sign_of_its_own_momentum():
+    codec = parse("signum:momentum=0.75")
+    assert isinstance(codec, Remembering) and feedback_of(codec) == "never"
+    memory, mean = codec.memory(np.zeros(3)), np.zeros(3)
+    for step, g in enumerate([[4.0, -8, 1], [0, 16, 1], [-16, 0, 1], [9, 9, 9]]):
+        x = 8.0 * np.array(g)
+        memory.scale = 8.0
+        memory.add_to(x)
+        if step == 3:
+            memory.rollback()
+        memory.commit()
+        if step < 3:
+            mean = 0.75 * mean + 0.25 * np.array(g)
+            np.testing.assert_array_equal(x, 8 * mean)
+        np.testing.assert_array_equal(memory.arrays["m"], mean)
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+def test_small_integers_are_packed_and_read_again(n):
+    rng = np.random.default_rng(n)
+    for bits in (1, 2, 3, 5, 8, 11, 16):
+        values = rng.integers(0, 1 << bits, n)
+        code = np.full(packed(n, bits), 0xFF, np.uint8)
+        pack(values, bits, code)
+        np.testing.assert_array_equal(unpack(code, n, bits), values)
+    trits = rng.integers(0, 3, n)
+    code = np.full(packed_trits(n), 0xFF, np.uint8)
+    pack_trits(trits, code)
+    np.testing.assert_array_equal(unpack_trits(code, n), trits)
+    assert code.max(initial=0) < 243
+
+
+@pytest.mark.parametrize("text", CODES)
+def test_a_code_is_written_as_the_job_file_has_it(text):
+    assert str(CODES[text]).partition(":")[0] == text.partition(":")[0]
+    assert parse(str(CODES[text])) == CODES[text]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("int9", "there is no code 'int9'"),
+        ("int8:blocks=4", "which has block, rounding, power"),
+        ("int8:block=-1", "must be at least 1 element"),
+        ("int8:rounding=up", "rounding"),
+        ("qsgd:levels=0", "from 1 to 32767"),
+        ("qsgd:levels=3.5", "int"),
+        ("threshold:tau=0", "above 0"),
+        ("threshold:tau=nan", "above 0"),
+        ("terngrad:clip=-1", "at least 0"),
+        ("signum:momentum=1", "below 1"),
+        ("topk:keep=0", "a share"),
+        ("topk:keep=2", "a share"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_in_a_sentence(text, sentence):
+    with pytest.raises(CodecError, match=sentence):
+        parse(text)
+
+
+def test_codes_describe_themselves():
+    found = {code.name: code for code in describe()}
+    assert found.keys() == CODECS.keys()
+    assert found["int8"].options == {"block": "256", "rounding": "nearest", "power": "false"}
+    assert found["int8"].kind == kind_of(parse("int8")) == "coded"
+    assert found["topk"].kind == "sparse" and found["terngrad"].feedback == "never"
+    for code in found.values():
+        assert code.line.endswith((".", ")")) or code.line, code
