@@ -38,7 +38,8 @@ class Sketch(Protocol):
 
     Attributes:
         sums: arrays of shape (k,), each to be summed over the ranks, in this order.
-        state: arrays by name that are kept from step to step, the same on all ranks.
+        state: arrays by name that are kept from step to step, the same on all ranks; what a step
+            changes of them takes effect with :meth:`commit`.
     """
 
     @property
@@ -53,6 +54,12 @@ class Sketch(Protocol):
 
     def sent(self, tensors: Mapping[str, Array]) -> None:
         """Write what of this rank's own values the sum has; after :meth:`phases`."""
+
+    def commit(self) -> None:
+        """The step counts."""
+
+    def rollback(self) -> None:
+        """The step does not count."""
 
 
 @runtime_checkable

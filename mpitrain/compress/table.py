@@ -11,6 +11,8 @@ from mpitrain.compress.casts import BF16, FP8, FP16
 from mpitrain.compress.codec import Linear, Sparse, feedback_of
 from mpitrain.compress.dither import QSGD
 from mpitrain.compress.options import shown
+from mpitrain.compress.powersgd import PowerSGD
+from mpitrain.compress.shared import Blocks, RandomK
 from mpitrain.compress.signs import OneBit, Sign, Signum
 from mpitrain.compress.ternary import TernGrad
 from mpitrain.compress.threshold import Strom, Threshold
@@ -34,6 +36,9 @@ CODECS: dict[str, type[Any]] = {
         Threshold,
         Strom,
         TopK,
+        RandomK,
+        Blocks,
+        PowerSGD,
     )
 }
 

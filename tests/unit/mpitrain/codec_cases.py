@@ -88,3 +88,28 @@ def two_phase(codec, ranks, seed=0):
 
 
 CODES = {text: parse(text) for text in CODED}
+
+
+def linear_sum(sketches, step, ranks):
+    """What the exchange of a code that adds up leaves in the tensors of ranks, without ranks.
+
+    Returns:
+        Of each rank what of its own values the sum has.
+    """
+    runs = [sketch.phases(step) for sketch in sketches]
+    for number in range(len(sketches[0].sums)):
+        for run in runs:
+            next(run)
+        total = sum(sketch.sums[number] for sketch in sketches)
+        for sketch in sketches:
+            sketch.sums[number][...] = total
+    for run in runs:
+        assert next(run, "over") == "over"
+    for tensors in ranks[1:]:
+        for name, tensor in tensors.items():
+            np.testing.assert_array_equal(tensor, ranks[0][name])
+    sent = [{name: np.full_like(t, np.nan) for name, t in tensors.items()} for tensors in ranks]
+    for sketch, own in zip(sketches, sent, strict=True):
+        sketch.sent(own)
+        sketch.commit()
+    return sent

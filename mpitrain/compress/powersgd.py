@@ -1,0 +1,140 @@
+"""PowerSGD: a matrix as the product of two thin ones, which add up over ranks."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar
+
+import numpy as np
+
+from mpitrain.arrays import Array
+from mpitrain.compress.flat import gather, scatter, type_of
+from mpitrain.compress.options import Named, expect_least
+from mpitrain.compress.orthogonal import orthonormal, renewed
+from mpitrain.compress.seeds import generator
+
+
+@dataclass(frozen=True)
+class PowerSGD(Named):
+    """Matrices of a low rank by one step of a power iteration (Vogels et al. 2019).
+
+    P = M Q, summed over the ranks and made orthonormal; Q = M^T P, summed; the sum is P Q^T, and Q
+    is where the next step starts.  A tensor is the matrix of its first axis and the others.  What
+    is no matrix, or saves too little, is summed as it is with P.
+
+    Bytes: 4 (rank (rows + columns) + elements of the rest), in two all-reduces.  Biased: with
+    feedback.  Exact for sums of at most this rank, once Q has found their rows.  Cost: three thin
+    products of matrices.
+
+    Attributes:
+        rank: columns of P and Q.
+        min_rate: a matrix is summed as it is unless this divides its bytes by more.
+        warm: Q is that of the last step; else drawn anew in each.
+    """
+
+    name: ClassVar[str] = "powersgd"
+    unbiased: ClassVar[bool] = False
+    rank: int = 2
+    min_rate: float = 2.0
+    warm: bool = True
+
+    def __post_init__(self) -> None:
+        expect_least("rank", self.rank, 1)
+        expect_least("min_rate", self.min_rate, 0)
+
+    def factors(self, shape: tuple[int, ...]) -> tuple[int, int, int] | None:
+        """Rows, columns and rank of a tensor's factors; None if it is summed as it is."""
+        if len(shape) < 2 or not prod(shape):
+            return None
+        rows, columns = shape[0], prod(shape[1:])
+        rank = min(self.rank, rows, columns)
+        is_worth_it = rank * (rows + columns) * self.min_rate < rows * columns
+        return (rows, columns, rank) if is_worth_it else None
+
+    def nbytes(self, shapes: Sequence[tuple[int, ...]], itemsize: int = 4) -> int:
+        total = 0
+        for shape in shapes:
+            found = self.factors(shape)
+            total += found[2] * (found[0] + found[1]) if found else prod(shape)
+        return total * itemsize
+
+    def sketch(self, tensors: Mapping[str, Array], seed: int) -> "PowerSketch":
+        return PowerSketch(self, tensors, seed)
+
+
+class _Factors:
+    """One matrix M and its P and Q, as views; Q's next value is float64."""
+
+    def __init__(self, m: Array, p: Array, q: Array, words: tuple[int | str, ...]) -> None:
+        self.m, self.p, self.q, self.own_q, self.words = m, p, q, np.empty_like(q), words
+        self.start = self.drawn()
+        self.next = self.start.copy()
+
+    def drawn(self, *more: int) -> Array:
+        """A random orthonormal Q, the same on all ranks."""
+        return renewed(np.zeros(self.q.shape), generator(*self.words, *more))
+
+
+class PowerSketch:
+    """PowerSGD's code of some tensors; see :class:`~mpitrain.compress.codec.Sketch`."""
+
+    def __init__(self, code: PowerSGD, tensors: Mapping[str, Array], seed: int) -> None:
+        self._code = code
+        found = {name: code.factors(tensor.shape) for name, tensor in tensors.items()}
+        kind = type_of(tensors)
+        self._dense = {name: tensors[name] for name, factors in found.items() if factors is None}
+        low = {name: factors for name, factors in found.items() if factors is not None}
+        rest = sum(tensor.size for tensor in self._dense.values())
+        first = np.empty(sum(rows * rank for rows, _, rank in low.values()) + rest, kind)
+        second = np.empty(sum(columns * rank for _, columns, rank in low.values()), kind)
+        self.sums = [first, second] if low else [first]
+        self._factors: dict[str, _Factors] = {}
+        p_at = q_at = 0
+        for name, (rows, columns, rank) in low.items():
+            p = first[p_at : p_at + rows * rank].reshape(rows, rank)
+            q = second[q_at : q_at + columns * rank].reshape(columns, rank)
+            m = tensors[name].reshape(rows, columns)
+            assert np.shares_memory(m, tensors[name]), f"{name} is not contiguous"
+            self._factors[name] = _Factors(m, p, q, (seed, "powersgd", name))
+            p_at, q_at = p_at + p.size, q_at + q.size
+        self._rest = first[p_at:]
+        self._own_rest = np.empty_like(self._rest)
+
+    @property
+    def state(self) -> dict[str, Array]:
+        """Q of each matrix, orthonormal; float64."""
+        return (
+            {f"{name}.q": f.start for name, f in self._factors.items()} if self._code.warm else {}
+        )
+
+    def phases(self, step: int) -> Iterator[None]:
+        all_factors = self._factors.values()
+        for f in all_factors:
+            q = f.start if self._code.warm else f.drawn(step)
+            f.p[...] = f.m @ q.astype(f.m.dtype)
+        gather(self._dense, self._own_rest)
+        self._rest[...] = self._own_rest
+        yield
+        for f in all_factors:
+            f.p[...] = orthonormal(f.p)
+            f.q[...] = f.m.T @ f.p
+            f.own_q[...] = f.q
+        if all_factors:
+            yield
+        for f in all_factors:
+            np.matmul(f.p, f.q.T, out=f.m)
+            f.next[...] = renewed(orthonormal(f.q), generator(*f.words, step, "renewed"))
+        scatter(self._rest, self._dense)
+
+    def sent(self, tensors: Mapping[str, Array]) -> None:
+        for name, f in self._factors.items():
+            tensors[name][...] = (f.p @ f.own_q.T).reshape(tensors[name].shape)
+        scatter(self._own_rest, {name: tensors[name] for name in self._dense})
+
+    def commit(self) -> None:
+        for f in self._factors.values():
+            f.start[...] = f.next
+
+    def rollback(self) -> None:
+        for f in self._factors.values():
+            f.next[...] = f.start

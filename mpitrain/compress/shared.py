@@ -1,0 +1,170 @@
+"""Sparse sums whose pattern all ranks share, so that values alone travel, and add up."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar
+
+import numpy as np
+
+from mpitrain.arrays import Array
+from mpitrain.compress.blockwise import number, single
+from mpitrain.compress.flat import type_of
+from mpitrain.compress.options import Named, expect_block, expect_share, kept_of
+from mpitrain.compress.seeds import subset
+from mpitrain.compress.topk import largest
+
+
+@dataclass(frozen=True)
+class RandomK(Named):
+    """Random elements, drawn alike by all ranks from the seed, the step and the tensor's name.
+
+    Bytes: 4 a value and no indices (Konecny et al. 2016; Stich et al. 2018).  Biased, with
+    feedback; or each value times n/k, unbiased with a variance of n/k - 1 times the square, and
+    without.
+
+    Attributes:
+        keep: share of each tensor's elements that is sent; at least one is.
+        scaled: values times n/k.
+    """
+
+    name: ClassVar[str] = "randomk"
+    keep: float = 0.01
+    scaled: bool = False
+
+    def __post_init__(self) -> None:
+        expect_share("keep", self.keep)
+
+    @property
+    def unbiased(self) -> bool:
+        return self.scaled
+
+    @property
+    def feedback(self) -> str:
+        return "never" if self.scaled else "on"
+
+    def nbytes(self, shapes: Sequence[tuple[int, ...]], itemsize: int = 4) -> int:
+        return itemsize * sum(kept_of(prod(shape), self.keep) for shape in shapes)
+
+    def sketch(self, tensors: Mapping[str, Array], seed: int) -> "_RandomSketch":
+        return _RandomSketch(self, tensors, seed)
+
+
+class _Stateless:
+    """A sketch that keeps nothing from step to step."""
+
+    @property
+    def state(self) -> dict[str, Array]:
+        return {}
+
+    def commit(self) -> None:
+        """The step counts."""
+
+    def rollback(self) -> None:
+        """The step does not count."""
+
+
+class _RandomSketch(_Stateless):
+    def __init__(self, code: RandomK, tensors: Mapping[str, Array], seed: int) -> None:
+        self._code, self._tensors, self._seed = code, tensors, seed
+        kind = type_of(tensors)
+        self._counts = {name: kept_of(t.size, code.keep) for name, t in tensors.items()}
+        self._values = np.empty(sum(self._counts.values()), kind)
+        self._own = np.empty_like(self._values)
+        self._chosen: dict[str, Array] = {}
+        self.sums = [self._values]
+
+    def phases(self, step: int) -> Iterator[None]:
+        at = 0
+        for name, tensor in self._tensors.items():
+            count = self._counts[name]
+            self._chosen[name] = subset(tensor.size, count, self._seed, step, "randomk", name)
+            factor = tensor.size / count if self._code.scaled and count else 1
+            self._own[at : at + count] = tensor.reshape(-1)[self._chosen[name]] * factor
+            at += count
+        self._values[...] = self._own
+        yield
+        self._write(self._values, self._tensors)
+
+    def sent(self, tensors: Mapping[str, Array]) -> None:
+        self._write(self._own, tensors)
+
+    def _write(self, values: Array, tensors: Mapping[str, Array]) -> None:
+        at = 0
+        for name, tensor in tensors.items():
+            flat, count = np.zeros(tensor.size, tensor.dtype), self._counts[name]
+            flat[self._chosen[name]] = values[at : at + count]
+            tensor[...] = flat.reshape(tensor.shape)
+            at += count
+
+
+@dataclass(frozen=True)
+class Blocks(Named):
+    """The blocks whose sizes, summed over the ranks, are largest (coarse: Sun et al. 2019).
+
+    Two all-reduces: of each block's sum of sizes, from which all ranks choose alike; then of the
+    chosen blocks.  Bytes: 4 a block and 4 block a chosen one.  Biased: with feedback.
+
+    Attributes:
+        keep: share of the blocks of all tensors together that is sent; at least one is.
+        block: elements of a block, which lies in one tensor.
+    """
+
+    name: ClassVar[str] = "blocks"
+    unbiased: ClassVar[bool] = False
+    keep: float = 0.01
+    block: int = 512
+
+    def __post_init__(self) -> None:
+        expect_share("keep", self.keep)
+        expect_block(self.block)
+
+    def nbytes(self, shapes: Sequence[tuple[int, ...]], itemsize: int = 4) -> int:
+        blocks = sum(number(prod(shape), self.block) for shape in shapes)
+        return itemsize * (blocks + kept_of(blocks, self.keep) * self.block)
+
+    def sketch(self, tensors: Mapping[str, Array], seed: int) -> "_BlockSketch":
+        return _BlockSketch(self, tensors)
+
+
+class _BlockSketch(_Stateless):
+    def __init__(self, code: Blocks, tensors: Mapping[str, Array]) -> None:
+        self._tensors, self._block = tensors, code.block
+        kind = type_of(tensors)
+        blocks = sum(number(tensor.size, code.block) for tensor in tensors.values())
+        count = kept_of(blocks, code.keep)
+        self._rows = np.zeros((blocks, code.block), kind)
+        self._scores = np.empty(blocks, kind)
+        self._values = np.empty(count * code.block, kind)
+        self._own = np.empty((count, code.block), kind)
+        self._chosen = np.empty(count, np.uint32)
+        self.sums = [self._scores, self._values]
+
+    def phases(self, step: int) -> Iterator[None]:
+        for name, rows in self._parts().items():
+            rows[...] = self._tensors[name].reshape(-1)
+        self._scores[...] = single(np.abs(self._rows).sum(1, dtype=np.float64))
+        yield
+        self._chosen = largest(self._scores, len(self._chosen))
+        self._own[...] = self._rows[self._chosen]
+        self._values[...] = self._own.reshape(-1)
+        yield
+        self._write(self._values.reshape(self._own.shape), self._tensors)
+
+    def sent(self, tensors: Mapping[str, Array]) -> None:
+        self._write(self._own, tensors)
+
+    def _write(self, values: Array, tensors: Mapping[str, Array]) -> None:
+        self._rows[...] = 0
+        self._rows[self._chosen] = values
+        for name, rows in self._parts().items():
+            tensors[name][...] = rows.reshape(tensors[name].shape)
+
+    def _parts(self) -> dict[str, Array]:
+        """The elements of each tensor among the blocks, flat."""
+        found, at = {}, 0
+        for name, tensor in self._tensors.items():
+            blocks = number(tensor.size, self._block)
+            found[name] = self._rows[at : at + blocks].reshape(-1)[: tensor.size]
+            at += blocks
+        return found
