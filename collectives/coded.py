@@ -11,7 +11,7 @@ bfloat16 sums that do not lose their small terms.  :class:`Gathered` rounds once
 as much.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -85,28 +85,28 @@ class Residual:
     skipped calls :meth:`rollback`.
 
     Attributes:
-        value: shape (n,), in units of the numbers over ``scale``.
+        value: shape (n,).
         pending: what it becomes with :meth:`commit`.
-        scale: that the numbers of this step were multiplied by.
     """
 
     def __init__(self, value: Array) -> None:
         """``value``: memory of it, zeros at first."""
         self.value = value
-        self.scale = 1.0
         self.pending = value.copy()
         self._is_pending = False
 
+    @property
+    def arrays(self) -> dict[str, Array]:
+        """What a checkpoint must have, by name."""
+        return {"residual": self.value}
+
     def add_to(self, x: Array) -> None:
         """``x`` becomes what there is to send."""
-        x += self.value if self.scale == 1.0 else self.scale * self.value
+        x += self.value
 
     def keep(self, x: Array, sent: Array, part: slice = slice(None)) -> None:
         """Of ``part``, ``x`` was there to send, and ``sent`` was."""
-        left = self.pending[part]
-        np.subtract(x, sent, out=left)
-        if self.scale != 1.0:
-            left /= self.scale
+        np.subtract(x, sent, out=self.pending[part])
         self._is_pending = True
 
     def commit(self) -> None:
@@ -118,6 +118,26 @@ class Residual:
     def rollback(self) -> None:
         """The step does not count."""
         self._is_pending = False
+
+
+class Memory(Protocol):
+    """What a rank keeps of its own numbers from step to step; a :class:`Residual` is one."""
+
+    @property
+    def arrays(self) -> Mapping[str, Array]:
+        """What a checkpoint must have, by name."""
+
+    def add_to(self, x: Array) -> None:
+        """``x`` becomes what there is to send."""
+
+    def keep(self, x: Array, sent: Array, part: slice = slice(None)) -> None:
+        """Of ``part``, ``x`` was there to send, and ``sent`` was."""
+
+    def commit(self) -> None:
+        """The step counts."""
+
+    def rollback(self) -> None:
+        """The step does not count."""
 
 
 class Part(Protocol):
@@ -218,7 +238,7 @@ class TwoPhase(Phased):
         total: Array,
         counts: Sequence[int] | None = None,
         *,
-        residual: Residual | None = None,
+        residual: Memory | None = None,
         owner_residual: Residual | None = None,
         dice: Dice | None = None,
         place: int = 0,
@@ -233,7 +253,7 @@ class TwoPhase(Phased):
             total: shape (n,), where the sum goes; ``own`` itself, or other memory.  With
                 ``counts``, shape (counts[rank],).
             counts: elements of each rank's shard.
-            residual: what this rank's codes left out, of shape (n,).
+            residual: what this rank's codes left out, of shape (n,), or another memory of its own.
             owner_residual: what the codes of sums left out, of shape (elements of the own shard,).
             dice: for codes that roll them.
             place: tells the dice of this sum from others', at least 0.
@@ -326,7 +346,7 @@ class Gathered(Phased):
         own: Array,
         total: Array,
         *,
-        residual: Residual | None = None,
+        residual: Memory | None = None,
         dice: Dice | None = None,
         place: int = 0,
     ) -> None:

@@ -10,7 +10,7 @@ for machine learning", SC 2019 (their SSAR_Recursive_double, with the switch of 
 import operator
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, SupportsIndex
@@ -21,8 +21,10 @@ from mpi4py import MPI
 
 from collectives.algorithms.butterfly import Fold
 from collectives.calls.engine import Engine
+from collectives.coded import Part, Phased
 from collectives.communicator import Communicator
 from collectives.errors import CollectiveError, InvalidBuffer, MismatchError
+from collectives.execution.messages import TAGS_PER_PLAN
 
 Array = npt.NDArray[Any]
 
@@ -100,26 +102,111 @@ def sparse_allreduce(
     """
     with _engine(comm) as engine:
         mine, length, limit = _agreed(engine, indices, values, length, dense_at, traffic)
-        exchange = _Exchange(engine, mine, length, limit, traffic or Traffic())
-        total = _recursive_doubling(exchange, mine)
+        assert mine.indices is not None, "callers give pairs"
+        types = mine.indices.dtype, mine.values.dtype
+        tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767
+        exchange = _Exchange(engine, types, length, limit, traffic or Traffic(), tag)
+        messages = _recursive_doubling(exchange, mine)
+        try:
+            while True:
+                engine.complete(*next(messages))
+        except StopIteration as ended:
+            total: Stream = ended.value
     return total.values if total.indices is None else (total.indices, total.values)
 
 
-def _recursive_doubling(exchange: "_Exchange", mine: Stream) -> Stream:
+class SparseAllreduce(Phased):
+    """The plan of a sparse all-reduce: what :func:`sparse_allreduce` does, to be started again and
+    again with other pairs.
+
+    The ranks agree on length and types when it is made, and never again; its messages have tags of
+    their own.
+
+    Attributes:
+        total: of the last run, the sum: pairs, or the vector with ``indices`` ``None``.
+    """
+
+    algorithm = "sparse recursive doubling"
+
+    def __init__(
+        self,
+        comm: Communicator,
+        length: int,
+        dtype: npt.DTypeLike,
+        *,
+        dense_at: int | None = None,
+        traffic: Traffic | None = None,
+    ) -> None:
+        """Bind it; collective.  Arguments as those of :func:`sparse_allreduce`.
+
+        Raises:
+            InvalidBuffer, MismatchError: on all ranks, as there.
+            CollectiveError: there are more plans than tags, or sums are reproducible here.
+        """
+        with _engine(comm) as engine:
+            nothing = np.empty(0, np.uint32), np.empty(0, dtype)
+            mine, size, limit = _agreed(engine, *nothing, length, dense_at, traffic)
+            lane = engine.lane()
+        types = nothing[0].dtype, mine.values.dtype
+        tag = (lane.number + 1) * TAGS_PER_PLAN
+        self._exchange = _Exchange(engine, types, size, limit, traffic or Traffic(), tag)
+        self._lane = lane
+        self._mine = self.total = mine
+        super().__init__([])
+
+    def give(self, indices: Array, values: Array) -> None:
+        """What the next run sums: rising indices below the length, uint32, and their values, which
+        are the caller's to get right and to leave alone until the run is complete."""
+        self._mine = Stream(indices, values)
+
+    def phases(self) -> Iterator[Part]:
+        messages = _recursive_doubling(self._exchange, self._mine)
+        try:
+            while True:
+                yield _Messages(self._exchange.engine, next(messages))
+        except StopIteration as ended:
+            self.total = ended.value
+
+
+@dataclass
+class _Messages:
+    """Messages under way."""
+
+    engine: Engine
+    requests: list[MPI.Request]
+
+    def Start(self) -> None:
+        """They have been."""
+
+    def Test(self) -> bool:
+        return MPI.Request.Testall(self.requests)
+
+    def Wait(self) -> None:
+        self.engine.complete(*self.requests)
+
+
+#: Yields messages to wait for.
+_Steps = Generator[list[MPI.Request], None, Stream]
+
+
+def _recursive_doubling(exchange: "_Exchange", mine: Stream) -> _Steps:
     """As :func:`collectives.algorithms.butterfly.recursive_doubling`, on vectors that grow."""
     rank, fold = exchange.rank, Fold(exchange.size)
     held = exchange.form(mine)
     if fold.sits_out(rank):
-        exchange.send(rank - 1, held)
-        return exchange.receive(rank - 1)
+        yield exchange.send(rank - 1, held)
+        return (yield from exchange.receive(rank - 1))
     if fold.is_doubled(rank):
-        held = exchange.form(_sum(held, exchange.receive(rank + 1)))
+        theirs = yield from exchange.receive(rank + 1)
+        held = exchange.form(_sum(held, theirs))
     for k in range(fold.dimensions):
         peer = fold.rank(fold.vertex(rank) ^ (1 << k))
-        theirs = exchange.swap(peer, held)
+        sending = exchange.send(peer, held)
+        theirs = yield from exchange.receive(peer)
+        yield sending
         held = exchange.form(_sum(held, theirs) if rank < peer else _sum(theirs, held))
     if fold.is_doubled(rank):
-        exchange.send(rank + 1, held)
+        yield exchange.send(rank + 1, held)
     return held
 
 
@@ -160,14 +247,20 @@ class _Exchange:
     """Vectors on the wire: a header of 8 bytes that says how many pairs follow, or the vector."""
 
     def __init__(
-        self, engine: Engine, like: Stream, length: int, limit: int, traffic: Traffic
+        self,
+        engine: Engine,
+        types: "tuple[np.dtype[Any], np.dtype[Any]]",
+        length: int,
+        limit: int,
+        traffic: Traffic,
+        tag: int,
     ) -> None:
-        assert like.indices is not None, "callers give pairs"
+        """``types``: of indices and of values."""
         self.engine = engine
         self.channel = engine.channel
         self.rank, self.size = self.channel.rank, self.channel.size
-        self.tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767
-        self.index_type, self.value_type = like.indices.dtype, like.values.dtype
+        self.tag = tag
+        self.index_type, self.value_type = types
         self.length, self.limit, self.traffic = length, limit, traffic
 
     def form(self, stream: Stream) -> Stream:
@@ -178,29 +271,8 @@ class _Exchange:
         values[stream.indices] = stream.values
         return Stream(None, values)
 
-    def send(self, peer: int, stream: Stream) -> None:
-        self.engine.complete(*self._sending(peer, stream))
-
-    def receive(self, peer: int) -> Stream:
-        header = np.empty(1, np.int64)
-        self.engine.complete(self._receiving(peer, header))
-        pairs = int(header[0])
-        if pairs == _DENSE:
-            values = np.empty(self.length, self.value_type)
-            self.engine.complete(self._receiving(peer, values))
-            return Stream(None, values)
-        indices, values = np.empty(pairs, self.index_type), np.empty(pairs, self.value_type)
-        self.engine.complete(self._receiving(peer, indices), self._receiving(peer, values))
-        return Stream(indices, values)
-
-    def swap(self, peer: int, stream: Stream) -> Stream:
-        """Send and receive at once."""
-        sending = self._sending(peer, stream)
-        received = self.receive(peer)
-        self.engine.complete(*sending)
-        return received
-
-    def _sending(self, peer: int, stream: Stream) -> list[MPI.Request]:
+    def send(self, peer: int, stream: Stream) -> list[MPI.Request]:
+        """Start to send it."""
         pairs = _DENSE if stream.indices is None else len(stream.indices)
         parts = [np.array([pairs]), stream.indices, stream.values]
         messages = [part.view(np.uint8) for part in parts if part is not None]
@@ -208,6 +280,19 @@ class _Exchange:
         self.traffic.sent += sum(message.nbytes for message in messages)
         self.traffic.dense += self.length * self.value_type.itemsize
         return [self.channel.Isend([m, m.nbytes, MPI.BYTE], peer, self.tag) for m in messages]
+
+    def receive(self, peer: int) -> _Steps:
+        """What the peer sends."""
+        header = np.empty(1, np.int64)
+        yield [self._receiving(peer, header)]
+        pairs = int(header[0])
+        if pairs == _DENSE:
+            values = np.empty(self.length, self.value_type)
+            yield [self._receiving(peer, values)]
+            return Stream(None, values)
+        indices, values = np.empty(pairs, self.index_type), np.empty(pairs, self.value_type)
+        yield [self._receiving(peer, indices), self._receiving(peer, values)]
+        return Stream(indices, values)
 
     def _receiving(self, peer: int, items: Array) -> MPI.Request:
         return self.channel.Irecv([items.view(np.uint8), items.nbytes, MPI.BYTE], peer, self.tag)

@@ -13,7 +13,7 @@ from collectives import Communicator
 from collectives.coded import Dice
 from mpitrain.arena import Arena
 from mpitrain.arrays import Array
-from mpitrain.compress import parse
+from mpitrain.compress import feedback_of, parse
 from mpitrain.config import Config, ConfigError, Optim
 from mpitrain.group import share
 from mpitrain.models import Model
@@ -159,7 +159,7 @@ def reduction(config: Config, groups: Mapping[str, Communicator], replica: int) 
     summation: Summation = dense
     if c.codec != "none":
         code = parse(c.codec)
-        feedback = not code.unbiased if c.feedback == "auto" else c.feedback == "on"
+        feedback = (feedback_of(code) if c.feedback == "auto" else c.feedback) == "on"
         how = Compression(code, feedback, c.start, c.least, c.exchange, c.flush_every)
         summation = Compressed(how, Dice(config.run.seed, replica), dense)
     return Reduction(groups, summation, p.bucket_bytes, p.overlap)

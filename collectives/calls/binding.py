@@ -107,8 +107,15 @@ def bind_call(
 
 def _tags(resources: Resources, used_anywhere: Callable[[Mask], Mask] | None) -> Lane | None:
     """Of a plan of the caller's; ``None`` for those of all blocking calls."""
-    if used_anywhere is None:
-        return None
+    return None if used_anywhere is None else tags_of(resources, used_anywhere)
+
+
+def tags_of(resources: Resources, used_anywhere: Callable[[Mask], Mask]) -> Lane:
+    """Of a plan of the caller's; collective.
+
+    Raises:
+        CollectiveError: on all ranks, if there are more plans than tags.
+    """
     lane = resources.tags.take(used_anywhere)
     if lane is None:
         raise CollectiveError(

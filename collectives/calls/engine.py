@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from collectives.algorithms import Algorithm
 from collectives.calls.arguments import Arguments
-from collectives.calls.binding import bind_call
+from collectives.calls.binding import bind_call, tags_of
 from collectives.calls.call import Call
 from collectives.calls.library import library
 from collectives.calls.meeting import shared_places, still_there, words
@@ -23,7 +23,7 @@ from collectives.calls.settings import Settings
 from collectives.calls.understanding import Understanding
 from collectives.contracts import contract
 from collectives.errors import CollectiveError
-from collectives.execution.lanes import Mask
+from collectives.execution.lanes import Lane, Mask
 from collectives.execution.plan import Plan
 from collectives.execution.shared import Places
 from collectives.execution.transport.shared_memory import Meeting
@@ -296,6 +296,14 @@ class Engine:
         except BaseException as error:  # a signal handler's
             self.underway.leave("the ranks' meeting", error)
             raise
+
+    def lane(self) -> Lane:
+        """Tags that no other plan has; collective.
+
+        Raises:
+            CollectiveError: on all ranks, if there are more plans than tags.
+        """
+        return tags_of(self.resources, self._used_anywhere)
 
     def _used_anywhere(self, used: Mask) -> Mask:
         """The numbers that any rank uses."""

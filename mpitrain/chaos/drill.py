@@ -252,7 +252,7 @@ def _newest(run: Path) -> Checkpoint:
 
 
 def _weights(checkpoint: Checkpoint) -> dict[str, Array]:
-    return {name: checkpoint.value(name) for name in checkpoint.manifest.shapes}
+    return {name: checkpoint.value(name) for name in checkpoint.names}
 
 
 def _same(checkpoint: Checkpoint, weights: Mapping[str, Array]) -> bool:

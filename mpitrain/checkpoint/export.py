@@ -46,7 +46,7 @@ def export(folder: Path, output: Path, *, torch: bool = False) -> Exported:
     """
     checkpoint, refused = find(folder)
     tensors = {}
-    for name in checkpoint.manifest.shapes:
+    for name in checkpoint.names:
         whole = checkpoint.value(name)
         own = as_torch(name, whole, checkpoint.job) if torch else whole
         tensors[name] = np.ascontiguousarray(own)

@@ -22,11 +22,16 @@ from mpitrain.files import check_regular
 from mpitrain.watch import Seen
 
 MANIFEST = "manifest.json"
+#: Sections of what exchanges keep begin with it.
+EXCHANGE = "exchange."
+#: Of these, what has no place among the elements of the parameters.
+EXCHANGE_STATE = "exchange.state"
 #: Nothing but such names may stand in a manifest: they cannot leave their folder.
 _FILE = re.compile(r"rank-\d{5}\.safetensors")
 _LARGEST_MANIFEST = 1 << 30
 _MOST_AXES = 32
 
+Number = Literal["float32", "float64"]
 Steps = Annotated[int, Meta(ge=0, le=2**53)]
 
 
@@ -39,7 +44,7 @@ class SavedPiece(Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         tensor: its name in the model.
-        section: ``parameters``, a slot of the optimiser, or ``average``.
+        section: ``parameters``, a slot of the optimiser, ``average``, or what exchanges keep.
         file, key: where it is.
         axis, low, high: the rank had ``low <= i < high`` along ``axis`` of the tensor; axis -1 for
             all of it.
@@ -103,7 +108,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     job: str
     layout: str
     shapes: dict[str, list[int]]
-    dtypes: dict[str, Literal["float32", "float64"]]
+    dtypes: dict[str, Number]
     digests: dict[str, str]
     pieces: list[SavedPiece]
     data: str = ""
@@ -196,7 +201,8 @@ def _check(piece: SavedPiece, manifest: Manifest, name: str) -> None:
 
 
 def _check_whole(manifest: Manifest, name: str) -> None:
-    """Each section that there is, and the parameters, have all elements of their tensors."""
+    """Each section that there is, and the parameters, have all elements of their tensors; what
+    exchanges keep may be of some tensors alone, or of nobody's."""
     if len({(piece.file, piece.key) for piece in manifest.pieces}) < len(manifest.pieces):
         raise CheckpointError(f"{name} has two pieces in one place of a file")
     found: Counter[tuple[str, str]] = Counter()
@@ -206,10 +212,15 @@ def _check_whole(manifest: Manifest, name: str) -> None:
     if not state <= manifest.shapes.keys():
         raise CheckpointError(f"{name} has no shape of {min(state - manifest.shapes.keys())!r}")
     due = {"parameters", "state"} if state else {"parameters"}
+    nobodys = {tensor for section, tensor in found if section == EXCHANGE_STATE}
     for section in due | {section for section, _ in found}:
         for tensor, shape in manifest.shapes.items():
             missing = prod(shape) - found[section, tensor]
-            if missing > 0 and (tensor in state) == (section == "state"):
+            if section.startswith(EXCHANGE):
+                is_due = found[section, tensor] > 0
+            else:
+                is_due = (tensor in state) == (section == "state") and tensor not in nobodys
+            if missing > 0 and is_due:
                 raise CheckpointError(
                     f"{name} has {missing} elements too few of {section} of {tensor!r}"
                 )

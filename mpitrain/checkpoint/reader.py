@@ -9,7 +9,15 @@ from safetensors import SafetensorError, safe_open
 
 from mpitrain.arrays import Array
 from mpitrain.checkpoint.folders import numbered, step_of
-from mpitrain.checkpoint.manifest import CheckpointError, Manifest, SavedPiece, digest, job_of, read
+from mpitrain.checkpoint.manifest import (
+    EXCHANGE_STATE,
+    CheckpointError,
+    Manifest,
+    SavedPiece,
+    digest,
+    job_of,
+    read,
+)
 from mpitrain.config import Config
 from mpitrain.update import AVERAGE
 
@@ -42,8 +50,19 @@ class Checkpoint:
 
     @property
     def sections(self) -> set[str]:
-        """``parameters``, the slots of the optimiser, and ``average`` if there is one."""
+        """``parameters``, the slots of the optimiser, ``average`` if there is one, and what
+        exchanges keep, which begins with ``exchange.``."""
         return {section for section, _ in self._pieces}
+
+    @property
+    def names(self) -> list[str]:
+        """What the model has: parameters, and what layers keep besides."""
+        others = set(self.named(EXCHANGE_STATE))
+        return [name for name in self.manifest.shapes if name not in others]
+
+    def named(self, section: str) -> list[str]:
+        """The tensors of which it has a section."""
+        return [name for found, name in self._pieces if found == section]
 
     def verify(self, rank: int = 0, size: int = 1) -> None:
         """Check every ``size``-th file, beginning with number ``rank``: digest, types and shapes.

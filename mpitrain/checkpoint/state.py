@@ -4,11 +4,20 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 from msgspec.structs import asdict, replace
 
 from mpitrain.arena import Tensor
 from mpitrain.arrays import Array
-from mpitrain.checkpoint.manifest import CheckpointError, Manifest, Progress, SavedPiece
+from mpitrain.checkpoint import exchange
+from mpitrain.checkpoint.manifest import (
+    EXCHANGE_STATE,
+    CheckpointError,
+    Manifest,
+    Number,
+    Progress,
+    SavedPiece,
+)
 from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.config import Own
 from mpitrain.update import AVERAGE, overlaps
@@ -32,6 +41,12 @@ def collect(trainer: "Trainer") -> tuple[dict[str, Array], list[SavedPiece], Man
                 key = f"{section}.{tensor.name}"
                 arrays[key] = flat[part]
                 pieces.append(_piece(tensor, section, key, piece.start + part.start, part))
+    for _, own in exchange.parts(trainer):
+        tensors.append(own.tensor)
+        key = f"{own.section}.{own.tensor.name}"
+        arrays[key] = own.values
+        elements = slice(0, own.values.size)
+        pieces.append(_piece(own.tensor, own.section, key, own.start, elements))
     shapes = {tensor.name: list(tensor.whole) for tensor in tensors}
     # Replicas have the same; the first one writes it.
     place = trainer.grid.place
@@ -41,6 +56,13 @@ def collect(trainer: "Trainer") -> tuple[dict[str, Array], list[SavedPiece], Man
         arrays[key] = values.reshape(-1)
         pieces.append(SavedPiece(name, "state", "", key, -1, 0, 0, 0, values.size))
         shapes[name] = list(values.shape)
+    dtypes: dict[str, Number] = dict.fromkeys(shapes, trainer.config.run.dtype)
+    for name, values in exchange.state(trainer).items() if place.replica == 0 else ():
+        key = f"{EXCHANGE_STATE}.{name}"
+        arrays[key] = values.reshape(-1)
+        pieces.append(SavedPiece(name, EXCHANGE_STATE, "", key, -1, 0, 0, 0, values.size))
+        shapes[name] = list(values.shape)
+        dtypes[name] = "float32" if values.dtype == np.float32 else "float64"
     manifest = Manifest(
         format=1,
         progress=Progress(
@@ -54,7 +76,7 @@ def collect(trainer: "Trainer") -> tuple[dict[str, Array], list[SavedPiece], Man
         job=msgspec.json.encode(trainer.config).decode(),
         layout=str(trainer.grid.layout),
         shapes=shapes,
-        dtypes=dict.fromkeys(shapes, trainer.config.run.dtype),
+        dtypes=dtypes,
         digests={},
         pieces=[],
         data=trainer.data_digest,
@@ -92,6 +114,7 @@ def restore(trainer: "Trainer", checkpoint: Checkpoint) -> None:
                 f"{values.shape}"
             )
         values[...] = whole
+    exchange.restore(trainer, checkpoint)
     progress = checkpoint.manifest.progress
     trainer.steps_done = progress.step
     trainer.updater.steps = progress.updates
@@ -144,6 +167,7 @@ def _check_job(trainer: "Trainer", checkpoint: Checkpoint) -> None:
         ("data", data, now.data),
         ("own", _names(then.own), _names(now.own)),
         ("loss", then.loss, now.loss),
+        ("compress", then.compress, now.compress),
         ("optim.name", then.optim.name, now.optim.name),
         ("run.seed", then.run.seed, now.run.seed),
         ("run.dtype", then.run.dtype, now.run.dtype),
@@ -160,7 +184,7 @@ def _check_job(trainer: "Trainer", checkpoint: Checkpoint) -> None:
             f"{checkpoint.folder} has no averages, as optim.average was 0; leave it at 0, or train "
             "in another run.dir or without --resume"
         )
-    then_trained = set(checkpoint.manifest.shapes) - set(checkpoint.manifest.state)
+    then_trained = set(checkpoint.names) - set(checkpoint.manifest.state)
     if gone := sorted(then_trained - set(trainer.model.names())):
         raise CheckpointError(
             f"{checkpoint.folder} has values of {', '.join(gone[:3])}, which the model does not "

@@ -14,7 +14,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from collectives.coded import Codec
+from collectives.coded import Codec, Memory
 from mpitrain.arrays import Array
 
 __all__ = [
@@ -102,32 +102,6 @@ class Sparse(Protocol):
 
     def values(self, chosen: Array) -> Array:
         """What is sent for the chosen numbers: most codes send them as they are."""
-
-
-class Memory(Protocol):
-    """What a rank keeps of its own gradients from step to step; a ``Residual`` is one.
-
-    Attributes:
-        scale: that the numbers of this step were multiplied by.
-    """
-
-    scale: float
-
-    @property
-    def arrays(self) -> Mapping[str, Array]:
-        """What a checkpoint must have, by name."""
-
-    def add_to(self, x: Array) -> None:
-        """``x`` becomes what there is to send."""
-
-    def keep(self, x: Array, sent: Array, part: slice = slice(None)) -> None:
-        """Of ``part``, ``x`` was there to send, and ``sent`` was."""
-
-    def commit(self) -> None:
-        """The step counts."""
-
-    def rollback(self) -> None:
-        """The step does not count."""
 
 
 @runtime_checkable

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from mpitrain.compress import CodecError, Linear, parse
+from mpitrain.compress import CodecError, Linear, Sparse, feedback_of, parse
 
 if TYPE_CHECKING:
     from mpitrain.config.tables import Config
@@ -21,7 +21,7 @@ class Compress(Struct, frozen=True, forbid_unknown_fields=True):
             ``powersgd:rank=4`` and others, which docs/communication.md lists; ``none``: they are
             not.
         feedback: whether what a step's codes leave out is added to the next step's gradients;
-            ``auto``: of codes that are not right on average.
+            ``auto``: where the code needs it.
         start: first steps, in which gradients travel as they are.
         least: elements below which a matrix travels as it is; vectors always do.
         exchange: of codes that do not add up: ``two_phase`` sends each shard to its owner and the
@@ -69,9 +69,9 @@ def compress_conflicts(job: "Config") -> Iterator[tuple[str, str]]:
         yield "compress.flush_every", f"{code} keeps nothing that drifts apart; leave it out"
     if c.exchange == "gathered" and p.zero:
         yield "compress.exchange", "gathered gives every rank the whole sum; set zero = 0"
-    if c.feedback == "on" and code.unbiased:
-        yield (
-            "compress.feedback",
-            f"{code} is right on average, and what it leaves out can grow without bound; set "
-            "feedback = 'off'",
-        )
+    if c.feedback == "on" and feedback_of(code) == "never":
+        yield "compress.feedback", f"what {code} leaves out would grow; set feedback = 'off'"
+    if isinstance(code, Sparse) and c.exchange != "auto":
+        yield "compress.exchange", f"{code} goes by the sparse all-reduce; leave exchange out"
+    if getattr(code, "votes", False) and (c.exchange == "gathered" or p.zero):
+        yield "compress.codec", f"{code} needs the owners of two_phase, and zero = 0"

@@ -7,18 +7,21 @@ loss scale is too large, the ranks skip the step together, and the residuals are
 been.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 
-from collectives.coded import Dice, Gathered, Part, Phased, Residual, TwoPhase, shards
+from collectives.coded import Dice, Gathered, Memory, Part, Phased, Residual, TwoPhase
 from collectives.communicator import Communicator
 from mpitrain.arena import DATA
-from mpitrain.compress import Compressor, Linear, Sparse
+from mpitrain.arrays import Array
+from mpitrain.compress import Compressor, Linear, Remembering, Sketch, Sparse
 from mpitrain.parallel.linear_sum import LinearSum
 from mpitrain.parallel.packing import Packed, Together
-from mpitrain.parallel.summation import Dense, Sum, Summand
+from mpitrain.parallel.sparse_sum import SparseSum
+from mpitrain.parallel.summation import Dense, Kept, Sum, Summand
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,11 @@ class Compression:
     exchange: str = "auto"
     flush_every: int = 0
 
+    def gathers(self, ranks: int) -> bool:
+        """Whether codes of a ``Codec`` are gathered, not added by owners."""
+        votes = getattr(self.code, "votes", False)
+        return self.exchange == "gathered" or (self.exchange == "auto" and ranks == 2 and not votes)
+
 
 @dataclass
 class Compressed:
@@ -60,6 +68,7 @@ class Compressed:
     dice: Dice
     dense: Dense
     exchanges: "list[Exchange]" = field(default_factory=list)
+    acts_alone: ClassVar[bool] = True
 
     def bind(self, summand: Summand) -> Sum:
         """The sum of these arrays; collective over ``summand.comm``."""
@@ -75,8 +84,7 @@ class Compressed:
         self.dice.step = step
         for exchange in self.exchanges:
             exchange.is_finite = True
-            for residual in exchange.residuals.values():
-                residual.scale = scale
+            exchange.scale = scale
 
     @property
     def is_finite(self) -> bool:
@@ -93,92 +101,121 @@ class Compressed:
         for exchange in self.exchanges:
             exchange.rollback()
 
+    def kept(self) -> Iterator[Kept]:
+        """What codes have left out."""
+        return (kept for exchange in self.exchanges for kept in exchange.kept())
+
+    def state(self) -> Mapping[str, Array]:
+        """What ``Linear`` codes keep."""
+        return {k: array for one in self.exchanges for k, array in one.state().items()}
+
 
 class Exchange(Phased):
     """The sum of one bucket, its matrices by codes.
 
     Attributes:
-        residuals: what codes left out, by name: ``own`` of shape (coded elements,), and ``owner``
-            of the sums of the own shard.
         packed: which elements are coded.
-        is_finite: whether the gradients of this step are.
+        memory: what this rank keeps of its own gradients, as what codes left out; shape of each of
+            its arrays (coded elements,).
+        owner_residual: what the codes of sums left out, shape (elements of the own shard,).
+        scale: that the gradients of this step were multiplied by.
+        is_finite: whether they are.
     """
 
     def __init__(self, summand: Summand, packed: Packed, made_by: Compressed) -> None:
         """Bind it; collective."""
-        compression = made_by.compression
-        self.packed = packed
-        self.is_finite = True
-        self._summand = summand
-        self._start = compression.start
-        self._dice = made_by.dice
-        self._made_by = made_by
-        self.residuals: dict[str, Residual] = {}
-        if compression.feedback:
-            self.residuals["own"] = Residual(np.zeros_like(packed.coded))
-        comm, place = summand.comm, summand.bucket.start
-        self._coded: Phased
-        if isinstance(compression.code, Linear):
-            self._coded = LinearSum(
-                comm,
-                compression.code,
-                packed,
-                self.residuals.get("own"),
-                self._dice,
-                compression.flush_every,
-            )
-        else:
-            self._coded = self._element_sum(compression, comm, place)
-        self.algorithm, self.reason = self._coded.algorithm, f"of {packed.share:.0%} of elements"
+        self.packed, self.scale, self.is_finite = packed, 1.0, True
+        self._summand, self._made_by = summand, made_by
+        how, comm = made_by.compression, summand.comm
+        self.memory: Memory | None = None
+        if isinstance(how.code, Remembering):
+            self.memory = how.code.memory(np.zeros_like(packed.coded))
+        elif how.feedback:
+            self.memory = Residual(np.zeros_like(packed.coded))
+        self.owner_residual: Residual | None = None
+        self._coded = self._sum(how, comm)
+        self.algorithm, self.reason = self._coded.algorithm, f"{packed.share:.0%} of elements"
         self._rest = packed.bind_rest(comm)
-        self._dense = made_by.dense.bind(summand) if compression.start else None
+        self._dense = made_by.dense.bind(summand) if how.start else None
         super().__init__([])
 
-    def _element_sum(self, compression: Compression, comm: Communicator, place: int) -> Phased:
-        code, packed = compression.code, self.packed
-        assert not isinstance(code, Linear | Sparse), "which has sums of its own"
-        total, dice, own = packed.coded_total, self._dice, self.residuals.get("own")
-        gathered = compression.exchange == "gathered" or (
-            compression.exchange == "auto" and comm.size == 2
-        )
-        if gathered and packed.coded_counts is None:
-            return Gathered(comm, code, packed.coded, total, residual=own, dice=dice, place=place)
-        owner = None
-        if compression.feedback and packed.coded_counts is None:
-            length = shards(packed.coded.size, comm.size)[comm.rank]
-            owner = self.residuals["owner"] = Residual(np.zeros(length, np.float64))
+    def _sum(self, how: Compression, comm: Communicator) -> Phased:
+        """The sum of what is coded, as the kind of the code asks for."""
+        code, packed, dice, memory = how.code, self.packed, self._made_by.dice, self.memory
+        if isinstance(code, Linear):
+            return LinearSum(comm, code, packed, memory, dice, how.flush_every)
+        if isinstance(code, Sparse):
+            return SparseSum(comm, code, packed, memory, dice)
+        place, total = self._summand.bucket.start, packed.coded_total
+        if how.gathers(comm.size) and packed.coded_counts is None:
+            return Gathered(
+                comm, code, packed.coded, total, residual=memory, dice=dice, place=place
+            )
+        if how.feedback and packed.coded_counts is None:
+            self.owner_residual = Residual(
+                np.zeros(packed.part.stop - packed.part.start, total.dtype)
+            )
         return TwoPhase(
             comm,
             code,
             packed.coded,
             total,
             packed.coded_counts,
-            residual=own,
-            owner_residual=owner,
+            residual=memory,
+            owner_residual=self.owner_residual,
             dice=dice,
             place=place,
         )
 
     def phases(self) -> Iterator[Part]:
-        if self._dense is not None and self._dice.step < self._start:
+        if self._dense is not None and self._made_by.dice.step < self._made_by.compression.start:
             yield self._dense
             return
-        self.is_finite = self.packed.pack()
-        first = True
+        self.is_finite = self.packed.pack(self.scale)
+        rest = self._rest
         for plan in self._coded.phases():
-            yield Together([plan, self._rest]) if first and self._rest else plan
-            first = False
-        self.packed.unpack(self.is_finite)
+            yield Together([plan, rest]) if rest else plan
+            rest = None
+        if rest:
+            yield rest
+        self.packed.unpack(self.scale, self.is_finite)
 
     def commit(self) -> None:
         """The step counts."""
-        for residual in self.residuals.values():
-            residual.commit()
+        for one in self._remembering:
+            one.commit()
 
     def rollback(self) -> None:
         """The step is skipped."""
-        for residual in self.residuals.values():
-            residual.rollback()
+        for one in self._remembering:
+            one.rollback()
+
+    @property
+    def _remembering(self) -> Iterator[Memory | Sketch]:
+        yield from filter(None, (self.memory, self.owner_residual))
+        if isinstance(self._coded, LinearSum):
+            yield self._coded.sketch
+
+    def kept(self) -> Iterator[Kept]:
+        """What is kept of the elements, as elements of the arena."""
+        arrays = self.memory.arrays if self.memory else {}
+        alone = "" if self.owner_residual else "owner"
+        for name, values in arrays.items():
+            whole = slice(0, values.size)
+            yield from self._runs(name, values, whole, is_per_replica=True, when_alone=alone)
+        if self.owner_residual:
+            values, part = self.owner_residual.value, self.packed.part
+            yield from self._runs("owner", values, part, is_per_replica=False)
+
+    def _runs(self, name: str, values: Array, part: slice, **more: Any) -> Iterator[Kept]:
+        start = self._summand.bucket.start
+        for run in self.packed.coded_runs(part):
+            own = values[run.at : run.at + run.stop - run.start]
+            yield Kept(name, start + run.start, own, **more)
+
+    def state(self) -> Mapping[str, Array]:
+        """What the code keeps, if it is ``Linear``."""
+        return self._coded.sketch.state if isinstance(self._coded, LinearSum) else {}
 
     def Free(self) -> None:
         super().Free()

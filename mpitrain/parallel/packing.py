@@ -1,13 +1,13 @@
 """A bucket's gradients as two arrays: the elements that are coded, and the others."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 from mpi4py import MPI
 
-from collectives.coded import Part
+from collectives.coded import Part, shards
 from collectives.communicator import AnyPlan, Communicator
 from mpitrain.arrays import Array
 from mpitrain.parallel.summation import Summand
@@ -74,6 +74,12 @@ class Packed:
         return self.coded.size / max(1, self._summand.own.size)
 
     @property
+    def part(self) -> slice:
+        """Of what is coded, the elements whose codes this rank adds, where all ranks get them."""
+        rank, lengths = self._summand.comm.rank, shards(self.coded.size, self._summand.comm.size)
+        return slice(sum(lengths[:rank]), sum(lengths[: rank + 1]))
+
+    @property
     def shard(self) -> slice:
         """The own shard of what is coded."""
         counts, rank = self.coded_counts, self._summand.comm.rank
@@ -81,25 +87,42 @@ class Packed:
             return slice(0, self.coded.size)
         return slice(sum(counts[:rank]), sum(counts[: rank + 1]))
 
-    def pack(self) -> bool:
-        """Sort the gradients into the arrays; false, and zeros, if one of them is not finite."""
+    def coded_runs(self, part: slice) -> Iterator[Run]:
+        """Where the elements of ``part`` of what is coded lie, ``at`` counted from its start."""
+        for run in self.runs:
+            if run.coded:
+                first = max(part.start, run.at)
+                last = min(part.stop, run.at + run.stop - run.start)
+                if first < last:
+                    start = run.start + first - run.at
+                    yield Run(start, start + last - first, first - part.start, coded=True)
+
+    def pack(self, scale: float) -> bool:
+        """Sort the gradients into the arrays; false, and zeros, if one of them is not finite.
+
+        What is coded is divided by ``scale``, as codes and what they leave out are of gradients.
+        """
         own = self._summand.own
         is_finite = bool(np.isfinite(own).all())
         if self.coded is not own:
             for run in self.runs:
                 array = self.coded if run.coded else self.rest
                 array[run.at : run.at + run.stop - run.start] = own[run.start : run.stop]
+        if scale != 1.0:
+            self.coded /= scale
         if not is_finite:
             self.coded[...] = 0
             self.rest[...] = 0
         return is_finite
 
-    def unpack(self, is_finite: bool) -> None:
+    def unpack(self, scale: float, is_finite: bool) -> None:
         """Put the sums together; not a number, all of them, unless ``is_finite``."""
         total = self._summand.total
         if not is_finite:
             total[...] = np.nan
             return
+        if scale != 1.0:
+            self.coded_total *= scale
         if self.coded is self._summand.own:
             if self.coded_total is not total:
                 total[...] = self.coded_total

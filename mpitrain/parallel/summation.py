@@ -8,7 +8,7 @@ second collective of a Sum, started in ``Test``, needs a communicator of its own
 complete in another order on each rank.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -66,12 +66,38 @@ class Sum(Protocol):
         """Free what is bound to the communicator."""
 
 
+@dataclass(frozen=True)
+class Kept:
+    """What a sum keeps from step to step of some elements, for checkpoints.
+
+    Attributes:
+        name: what it is.
+        start: the first element, in the arena.
+        values: shape (elements,), memory of it.
+        is_per_replica: each replica has its own, and their sum counts; else each element is kept
+            once, by one of them.
+        when_alone: name of what else a replica keeps, on layouts where no rank keeps that.
+    """
+
+    name: str
+    start: int
+    values: Array
+    is_per_replica: bool
+    when_alone: str = ""
+
+
 class Summation(Protocol):
     """A way of summing gradients over ranks.
 
     What it keeps from step to step follows the steps that count: :meth:`begin`, the sums, then
     :meth:`commit` or :meth:`rollback`.
+
+    Attributes:
+        acts_alone: whether the sum over one rank is something else than what it has.
     """
+
+    @property
+    def acts_alone(self) -> bool: ...
 
     def bind(self, summand: Summand) -> Sum:
         """The sum of these arrays, not started yet; collective over ``summand.comm``."""
@@ -89,6 +115,12 @@ class Summation(Protocol):
     def rollback(self) -> None:
         """The step is skipped."""
 
+    def kept(self) -> Iterator[Kept]:
+        """What is kept of elements of the parameters."""
+
+    def state(self) -> Mapping[str, Array]:
+        """What else is kept, the same on all replicas, by name."""
+
 
 @dataclass(frozen=True)
 class Dense:
@@ -99,6 +131,7 @@ class Dense:
     """
 
     algorithm: str = "auto"
+    acts_alone: ClassVar[bool] = False
     is_finite: ClassVar[bool] = True
 
     def bind(self, summand: Summand) -> Sum:
@@ -118,3 +151,11 @@ class Dense:
 
     def rollback(self) -> None:
         """Nothing is kept."""
+
+    def kept(self) -> Iterator[Kept]:
+        """Nothing is kept."""
+        return iter(())
+
+    def state(self) -> Mapping[str, Array]:
+        """Nothing is kept."""
+        return {}

@@ -33,7 +33,7 @@ class WholeGradients(Store):
                 the gradients.
         """
         for index, bucket in enumerate(self.buckets):
-            if shards or self.comm(bucket).size > 1:
+            if shards or self.comm(bucket).size > 1 or self.reduction.summation.acts_alone:
                 own = self.gradients[bucket.start : bucket.stop]
                 self._sums[bucket] = self.bind(bucket, own, shards[index] if shards else None)
         self.describe(self._sums)

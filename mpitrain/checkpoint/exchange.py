@@ -1,0 +1,95 @@
+"""What exchanges keep from step to step, in a checkpoint and back, on any number of replicas.
+
+What codes left out belongs to a replica, and what counts is its sum over the replicas: on another
+number of them, each takes a share of the old ones, and the sum stays.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mpitrain.arena import Tensor
+from mpitrain.arrays import Array
+from mpitrain.checkpoint.manifest import EXCHANGE, EXCHANGE_STATE
+from mpitrain.checkpoint.reader import Checkpoint
+from mpitrain.parallel.store import Piece
+from mpitrain.parallel.summation import Kept
+from mpitrain.update import overlaps
+
+if TYPE_CHECKING:
+    from mpitrain.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class KeptPart:
+    """What this rank keeps of a tensor.
+
+    Attributes:
+        section: in the checkpoint.
+        tensor: whose elements they are of.
+        start: the first element, in the arena.
+        values: shape (elements,), memory of it.
+    """
+
+    section: str
+    tensor: Tensor
+    start: int
+    values: Array
+
+
+def parts(trainer: "Trainer") -> Iterator[tuple[Kept, KeptPart]]:
+    """All that this rank keeps of the elements of tensors."""
+    replica = trainer.grid.place.replica
+    for kept in trainer.summation.kept():
+        owner = f"@{replica}" if kept.is_per_replica else ""
+        section = f"{EXCHANGE}{kept.name}{owner}"
+        piece = Piece(kept.start, kept.values, kept.values, "")
+        for tensor, part in overlaps(trainer.arena.tensors, piece):
+            yield kept, KeptPart(section, tensor, kept.start + part.start, kept.values[part])
+
+
+def state(trainer: "Trainer") -> dict[str, Array]:
+    """Other arrays that exchanges keep, the same on all replicas, by names in the checkpoint."""
+    place, ranks = trainer.grid.place, trainer.grid.layout.tensor
+    part = f"@{place.tensor}of{ranks}" if ranks > 1 else ""
+    return {f"{name}{part}": array for name, array in trainer.summation.state().items()}
+
+
+def restore(trainer: "Trainer", checkpoint: Checkpoint) -> None:
+    """Take what exchanges kept; of this rank alone.
+
+    Raises:
+        CheckpointError: something is missing.
+    """
+    for kept, part in parts(trainer):
+        tensor = part.tensor
+        part.values[...] = 0
+        for section in _sources(trainer, kept, checkpoint, tensor):
+            own = checkpoint.tensor(section, tensor.name)[tensor.part].ravel()
+            start = part.start - tensor.start
+            part.values[...] += own[start : start + part.values.size]
+    found = set(checkpoint.named(EXCHANGE_STATE))
+    for name, array in state(trainer).items():
+        if name in found:
+            saved = checkpoint.tensor(EXCHANGE_STATE, name)
+            if saved.shape == array.shape:  # else of a layout that cuts tensors elsewhere
+                array[...] = saved
+
+
+def _sources(trainer: "Trainer", kept: Kept, checkpoint: Checkpoint, tensor: Tensor) -> list[str]:
+    """The sections whose sum this replica takes."""
+    name = f"{EXCHANGE}{kept.name}"
+    if not kept.is_per_replica:
+        return [name] if tensor.name in checkpoint.named(name) else []
+    replica, replicas = trainer.grid.place.replica, trainer.grid.data.size
+    numbers = sorted(
+        int(section.rpartition("@")[2])
+        for section in checkpoint.sections
+        if section.startswith(f"{name}@") and tensor.name in checkpoint.named(section)
+    )
+    taken = [f"{name}@{number}" for number in numbers if number % replicas == replica]
+    # Owners keep something only where sums are coded again, which depends on the ranks.
+    lost = kept.when_alone
+    if replica == 0 and lost and tensor.name in checkpoint.named(f"{EXCHANGE}{lost}"):
+        taken.append(f"{EXCHANGE}{lost}")
+    return taken

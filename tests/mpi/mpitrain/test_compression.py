@@ -1,0 +1,173 @@
+"""Training with gradients by codes: replicas stay equal, what codes leave out is not lost."""
+
+from itertools import islice
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+from msgspec.structs import replace
+
+from collectives import Communicator
+from mpitrain.checkpoint import Writer
+from mpitrain.config import Compress
+from mpitrain.metrics import Skipped
+from mpitrain.run import checkpoints, resume, save
+from mpitrain.threads import limit_blas_threads
+from mpitrain.trainer import Trainer
+from tests.mpi.mpitrain.layouts import alone, curve, job, layouts, mlp, whole
+
+pytestmark = pytest.mark.mpi
+
+RANKS = MPI.COMM_WORLD.size
+_QUICK = ("data", "zero 1", "data x pipe", "data x tensor")
+#: Layouts in which gradients can be coded.
+CODED = [
+    pytest.param(name, marks=() if name in _QUICK else pytest.mark.slow)
+    for name, how in layouts("gpt", RANKS).items()
+    if how.get("zero", 0) < 2 and not how.get("node_shared")
+]
+
+
+@pytest.fixture(scope="module")
+def comm():
+    with Communicator(MPI.COMM_WORLD) as world, limit_blas_threads(world):
+        yield world
+
+
+def coded(config, codec="bf16", feedback="on", **how):
+    return replace(config, compress=Compress(codec, feedback, least=1, **how))
+
+
+def residuals(trainer):
+    """What codes left out on this rank, by name and element of the arena."""
+    found = {}
+    for kept in trainer.summation.kept():
+        flat = found.setdefault(kept.name, np.zeros(trainer.arena.size))
+        flat[kept.start : kept.start + kept.values.size] += kept.values
+    return found
+
+
+@pytest.mark.parametrize("layout", CODED)
+def test_every_layout_follows_one_process_closely(comm, layout):
+    """Rounded to 8 bits, losses stay near; the ranks compare their replicas after the epoch."""
+    config = job("gpt", **layouts("gpt", RANKS)[layout])
+    expected, _ = alone(config, steps=6)
+    found, _ = curve(comm, coded(config), steps=6)
+    np.testing.assert_allclose(found[:, 0], expected[:, 0], rtol=2e-3)
+    assert not np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("layout", CODED)
+def test_before_the_start_and_for_small_tensors_gradients_travel_as_they_are(comm, layout):
+    config = job("gpt", **layouts("gpt", RANKS)[layout])
+    expected, _ = curve(comm, config, steps=3)
+    for how in (Compress("bf16", start=3), Compress("bf16", least=10**6)):
+        found, _ = curve(comm, replace(config, compress=how), steps=3)
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("exchange", ["two_phase", "gathered"])
+def test_replicas_stay_equal_and_what_is_left_out_is_small(comm, exchange):
+    config = coded(mlp(), exchange=exchange)
+    with Trainer(comm, config) as trainer:
+        for record in islice(trainer.run_epoch(0), 5):
+            trainer.check_replicas("after a step")
+            left = residuals(trainer)["residual"]
+            largest = np.abs(trainer.store.gradients).max()
+            assert 0 < np.abs(left).max() < 2**-7 * max(1.0, 4 * largest), record
+
+
+KEEPING = ["sign", "signum", "topk:keep=0.1", "powersgd:rank=2", "terngrad", "blocks"]
+
+
+@pytest.mark.parametrize("layout", CODED)
+def test_a_run_that_was_interrupted_goes_on_bit_by_bit(comm, folder, layout):
+    interrupted(comm, folder, coded(job("gpt", "float32", **layouts("gpt", RANKS)[layout])))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("codec", KEEPING)
+@pytest.mark.parametrize("layout", ["data", "pipe, 1f1b", "zero 1"])
+def test_every_code_remembers_what_it_must(comm, folder, codec, layout):
+    if codec == "signum" and layout == "zero 1":
+        pytest.skip("votes have no shards")
+    config = job("gpt", "float32", **layouts("gpt", RANKS)[layout])
+    interrupted(comm, folder, coded(config, codec, "auto", start=1))
+
+
+def interrupted(comm, folder, config):
+    """A run with its interruption and resumption against one without."""
+    config = replace(config, run=replace(config.run, dir=str(folder)))
+    expected_curve, expected = curve(comm, config, steps=6)
+    with Trainer(comm, config) as trainer:
+        list(islice(trainer.run_epoch(0), 3))
+        writer = Writer(comm, checkpoints(trainer.config), keep=2)
+        save(trainer, writer)
+        before = residuals(trainer)
+        list(islice(trainer.run_epoch(0), 2))
+        writer.finish()
+    with Trainer(comm, config) as trainer:
+        assert resume(trainer).step == 3
+        for name, values in residuals(trainer).items():
+            np.testing.assert_array_equal(values, before[name])
+        assert any(values.any() for values in before.values()) or not before
+        records = list(islice(trainer.run_epoch(0), 3))
+        np.testing.assert_array_equal([(r.loss, r.grad_norm) for r in records], expected_curve[3:])
+        for name, values in whole(comm, trainer).items():
+            np.testing.assert_array_equal(values, expected[name])
+
+
+def test_on_another_number_of_replicas_the_sum_of_what_was_left_out_stays(comm, folder):
+    """From all ranks to one, to the ranks but the last one, and back to all."""
+    config = coded(job("mlp", batch_size=24, micro_batches=1), exchange="two_phase")
+    config = replace(config, run=replace(config.run, dir=str(folder)))
+    fewer = comm.Split(0 if comm.rank < max(1, RANKS - 1) else MPI.UNDEFINED)
+
+    def total(group, trainer):
+        return sum(group.allreduce(values) for values in residuals(trainer).values())
+
+    def steps(group, sums, go_on=True):
+        with Communicator(group) as own, Trainer(own, config) as trainer:
+            if go_on:
+                resume(trainer)
+                sums.append(total(own, trainer))
+            list(islice(trainer.run_epoch(0), 2))
+            sums.append(total(own, trainer))
+            save(trainer, Writer(own, checkpoints(config), keep=9, background=False))
+
+    sums = []
+    steps(comm, sums, go_on=False)
+    comm.Barrier()
+    if comm.rank == 0:
+        steps(MPI.COMM_SELF, sums)
+    comm.Barrier()
+    if fewer != MPI.COMM_NULL:
+        steps(fewer, sums)
+        fewer.Free()
+    comm.Barrier()
+    if comm.rank > 0:
+        sums = []
+    steps(comm, sums)
+    if comm.rank == 0:
+        for before, after in ((0, 1), (2, 3), (4, 5)):
+            np.testing.assert_allclose(sums[after], sums[before], rtol=1e-12, atol=1e-18)
+            assert np.abs(sums[before]).max() > 0
+
+
+def test_a_skipped_step_leaves_what_was_left_out_as_it_was(comm):
+    """A loss scale that is far too large: nothing is committed until gradients are finite."""
+    config = coded(mlp())
+    run = replace(config.run, compute="float16", loss_scale=2.0**24)
+    config = replace(config, run=run)
+    with Trainer(comm, config) as trainer:
+        skipped = 0
+        for record in trainer.run_epoch(0):
+            if isinstance(record, Skipped):
+                skipped += 1
+                assert not residuals(trainer)["residual"].any()
+            else:
+                break
+        assert skipped > 2
+        left = residuals(trainer)["residual"]
+        # In units of the gradients, not of the loss scale.
+        assert 0 < np.abs(left).max() < 1
