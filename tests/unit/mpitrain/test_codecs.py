@@ -3,7 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from codec_cases import CODES, LENGTHS, draw, dyadic, through, two_phase, vectors
+from codec_cases import CODES, LENGTHS, ROLLING, draw, dyadic, through, two_phase, vectors
 
 from collectives.coded import Residual
 from mpitrain.compress import CodecError, parse
@@ -50,6 +50,11 @@ def test_codes_have_as_many_bytes_as_they_say_and_stand_for_finite_numbers(codec
         ("qsgd:levels=15", 1001, 626 + 8),  # 5 bits
         ("qsgd:levels=16,block=0", 1001, 751 + 4),  # 6 bits
         ("threshold", 1001, 251),
+        ("atomo:rank=3", 1001, 4 * 3 * (32 + 32)),
+        ("atomo:rank=32", 1001, 4 * 1001),
+        ("demo", 5000, 6 * 32 * 2),
+        ("rotate+int8", 1001, 8 + 1024 + 4 * 4),
+        ("rotate:keep=0.25+int8", 1025, 8 + 512 + 4 * 2),
     ],
 )
 def test_bytes_are_those_of_the_closed_form(text, n, nbytes):
@@ -64,7 +69,7 @@ def test_a_code_depends_on_its_dice_alone(codec):
     np.testing.assert_array_equal(through(codec, x, seed=4), first)
     others = [through(codec, x, seed) for seed in (5, 6)]
     rolls = any((other != first).any() for other in others)
-    assert rolls == (codec.unbiased or "damped" in str(codec))
+    assert rolls == any(word in str(codec) for word in ROLLING)
 
 
 def bound(codec, x):
@@ -196,7 +201,7 @@ UNBIASED = (
 
 @pytest.mark.parametrize("text", UNBIASED)
 def test_the_mean_over_the_dice_is_the_vector(text):
-    codec, draws = parse(text), 2000
+    codec, draws = parse(text), 800
     assert codec.unbiased
     x = np.random.default_rng(3).normal(size=150).astype(np.float32)
     x[:5] = [0, 0, 3, -3, 1e-6]
@@ -204,7 +209,7 @@ def test_the_mean_over_the_dice_is_the_vector(text):
     sigma = np.sqrt(variance(codec, x))
     assert (np.abs(drawn.mean(0) - x) <= 5 * sigma / np.sqrt(draws) + 1e-6 * np.abs(x) + 1e-9).all()
     total = np.square(drawn - x).sum(1)
-    assert total.mean() == pytest.approx(sigma @ sigma, rel=0.05)
+    assert total.mean() == pytest.approx(sigma @ sigma, rel=0.1)
     assert (drawn[:, 0] == 0).all()
     if hasattr(codec, "omega"):
         assert sigma @ sigma <= codec.omega(len(x)) * (x @ x)
@@ -240,7 +245,7 @@ def test_a_damped_code_leaves_less_than_there_was_on_average():
     x = np.random.default_rng(4).normal(size=400)
     damped, free = parse("qsgd:levels=1,block=0,damped=true"), parse("qsgd:levels=1,block=0")
     left = [
-        [np.square(x - through_once(code, x, seed)).sum() for seed in range(300)]
+        [np.square(x - through_once(code, x, seed)).sum() for seed in range(100)]
         for code in (damped, free)
     ]
     omega = free.omega(400)
