@@ -1,5 +1,7 @@
 """Codes of gradients: their bytes, what they lose, and that nothing is lost without a word."""
 
+from pathlib import Path
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -389,3 +391,10 @@ def test_codes_describe_themselves():
     assert found["topk"].kind == "sparse" and found["terngrad"].feedback == "never"
     for code in found.values():
         assert code.line.endswith((".", ")")) or code.line, code
+
+
+def test_the_document_has_every_code_with_its_kind():
+    text = (Path(__file__).parents[3] / "docs" / "communication.md").read_text()
+    rows = [[cell.strip() for cell in line.split("|")[1:3]] for line in text.splitlines()]
+    listed = {row[0].strip("`").removesuffix("+..."): row[1] for row in rows if len(row) == 2}
+    assert {code.name: code.kind for code in describe()}.items() <= listed.items()
