@@ -38,7 +38,7 @@ class Threshold(Named):
         pack((x > self.tau) + 2 * (x < -self.tau).astype(np.uint8), 2, code)
 
     def decode(self, code: Bytes, x: Array) -> None:
-        bits = unpack(code, len(x), 2)
+        bits = unpack(code, len(x), 2).astype(np.int8)
         x[...] = self.tau * ((bits & 1) - (bits >> 1))
 
 
