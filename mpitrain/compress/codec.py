@@ -105,13 +105,7 @@ class Sparse(Protocol):
 
 
 class Memory(Protocol):
-    """What a rank keeps of its own gradients from step to step; a ``Residual`` is one.
-
-    Attributes:
-        scale: that the numbers of this step were multiplied by.
-    """
-
-    scale: float
+    """What a rank keeps of its own gradients from step to step; a ``Residual`` is one."""
 
     @property
     def arrays(self) -> Mapping[str, Array]:

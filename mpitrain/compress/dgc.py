@@ -85,14 +85,12 @@ class MomentumCorrection:
     stays 0.
 
     Attributes:
-        u, value: velocities, and v, what they add up to where nothing was sent; shape (n,), in
-            units of the gradients over ``scale``.
-        scale: that the gradients of this step were multiplied by.
+        u, value: velocities, and v, what they add up to where nothing was sent; shape (n,).
     """
 
     def __init__(self, code: DGC, value: Array, ranks: int, dense: Sequence[slice]) -> None:
         """``value``: memory of v, zeros at first."""
-        self.u, self.value, self.scale = np.zeros_like(value), value, 1.0
+        self.u, self.value = np.zeros_like(value), value
         self._code, self._limit = code, code.clip / sqrt(ranks)
         self._is_dense = np.zeros(len(value), np.bool_)
         for part in dense:
@@ -107,7 +105,7 @@ class MomentumCorrection:
 
     def add_to(self, x: Array) -> None:
         """``x``, the gradient, becomes what there is to send."""
-        g, m = x / self.scale, self._code.momentum
+        g, m = x.copy(), self._code.momentum
         if self._code.clip:
             length = float(np.sqrt(np.square(g, dtype=np.float64).sum()))
             g *= min(1.0, self._limit / length) if length else 1.0
@@ -118,15 +116,14 @@ class MomentumCorrection:
             self._next_u[...] = m * self.u + g
             velocity = self._next_u
         self._next_v[...] = self.value + velocity
-        x[...] = np.where(self._is_dense, velocity, self._next_v) * self.scale
+        x[...] = np.where(self._is_dense, velocity, self._next_v)
         self._next_v[self._is_dense] = 0
         self._is_pending = True
 
     def keep(self, x: Array, sent: Array, part: slice = slice(None)) -> None:
         """Of ``part``, ``x`` was there to send, and ``sent`` was."""
         sparse = ~self._is_dense[part]
-        left = (x - sent)[sparse] / self.scale
-        self._next_v[part][sparse] = left
+        self._next_v[part][sparse] = (x - sent)[sparse]
         if self._code.masking:
             self._next_u[part][sparse & (sent != 0)] = 0
 

@@ -1,7 +1,5 @@
 """What a rank keeps from step to step of its own gradients, beside what a code left out."""
 
-import numpy as np
-
 from mpitrain.arrays import Array
 
 
@@ -11,13 +9,12 @@ class LocalMomentum:
     It has the methods of a :class:`~collectives.coded.Residual`; what is sent changes nothing.
 
     Attributes:
-        value: m, shape (n,), in units of the gradients over ``scale``.
-        scale: that the gradients of this step were multiplied by.
+        value: m, shape (n,).
     """
 
     def __init__(self, value: Array, momentum: float) -> None:
         """``value``: memory of it, zeros at first."""
-        self.value, self.scale = value, 1.0
+        self.value = value
         self._momentum, self._next = momentum, value.copy()
         self._is_pending = False
 
@@ -28,9 +25,9 @@ class LocalMomentum:
 
     def add_to(self, x: Array) -> None:
         """``x`` becomes what there is to send."""
-        np.multiply(x, (1 - self._momentum) / self.scale, out=self._next)
-        self._next += self._momentum * self.value
-        np.multiply(self._next, self.scale, out=x)
+        x *= 1 - self._momentum
+        x += self._momentum * self.value
+        self._next[...] = x
         self._is_pending = True
 
     def keep(self, x: Array, sent: Array, part: slice = slice(None)) -> None:

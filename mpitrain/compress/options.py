@@ -28,12 +28,6 @@ def expect_least(name: str, value: float, least: float) -> None:
         raise ValueError(f"{name} is {value}; it must be at least {least}")
 
 
-def expect_positive(name: str, value: float) -> None:
-    """Raises ValueError: ``value`` is 0 or less, or no number."""
-    if not (isfinite(value) and value > 0):
-        raise ValueError(f"{name} is {value}; it must be above 0")
-
-
 def expect_share(name: str, value: float) -> None:
     """Raises ValueError: ``value`` is no share of a whole."""
     if not 0 < value <= 1:
