@@ -73,7 +73,7 @@ class _Integers(Named):
         if self.bits == 8:
             steps = rest.view(np.int8)
         else:
-            steps = (unpack(rest, len(x), self.bits) - self._most).astype(np.int8)
+            steps = unpack(rest, len(x), self.bits).astype(np.int8) - np.int8(self._most)
         join(split(steps, self.block) * scales.astype(x.dtype)[:, None], x)
 
 

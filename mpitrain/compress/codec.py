@@ -108,8 +108,14 @@ class Sparse(Protocol):
 class Remembering(Protocol):
     """A code with a memory of its own, in the place of a residual."""
 
-    def memory(self, value: Array) -> Memory:
-        """``value``: zeros of the shape and type of the numbers, whose memory may be used."""
+    def memory(self, value: Array, *, ranks: int = 1, dense: Sequence[slice] = ()) -> Memory:
+        """The memory of a vector.
+
+        Args:
+            value: zeros of its shape and type, whose memory may be used.
+            ranks: that add up.
+            dense: parts that are sent as they are.
+        """
 
 
 def feedback_of(code: Codec | Linear | Sparse) -> Feedback:

@@ -75,14 +75,15 @@ class QSGD(Named):
         rows = split(x, self.block)
         norms = self._norms(rows)
         units = ratios(rows, norms, 1) * self.levels
-        steps = round_by_dice(units, draw).reshape(-1)[: len(x)].astype(np.int32)
-        signs = (steps < 0).astype(np.int32)
-        pack(np.abs(steps) << 1 | signs, self._bits, write_scales(code, norms))
+        steps = round_by_dice(units, draw).reshape(-1)[: len(x)]
+        values = np.abs(steps).astype(np.uint16) << 1 | (steps < 0)
+        pack(values, self._bits, write_scales(code, norms))
 
     def decode(self, code: Bytes, x: Array) -> None:
         norms, rest = read_scales(code, number(len(x), self.block))
         values = unpack(rest, len(x), self._bits)
-        steps = split((values >> 1) * (1 - 2 * (values & 1)), self.block)
+        signs = 1 - 2 * (values & 1).astype(np.int16)
+        steps = split((values >> 1).astype(np.int16) * signs, self.block)
         factor = 1 / self.levels / (1 + self.omega(len(x)) if self.damped else 1)
         join(steps * (norms.astype(np.float64) * factor)[:, None], x)
 

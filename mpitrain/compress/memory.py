@@ -1,7 +1,5 @@
 """What a rank keeps from step to step of its own gradients, beside what a code left out."""
 
-import numpy as np
-
 from mpitrain.arrays import Array
 
 
@@ -27,9 +25,9 @@ class LocalMomentum:
 
     def add_to(self, x: Array) -> None:
         """``x`` becomes what there is to send."""
-        np.multiply(x, 1 - self._momentum, out=self._next)
-        self._next += self._momentum * self.value
-        x[...] = self._next
+        x *= 1 - self._momentum
+        x += self._momentum * self.value
+        self._next[...] = x
         self._is_pending = True
 
     def keep(self, x: Array, sent: Array, part: slice = slice(None)) -> None:

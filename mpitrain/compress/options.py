@@ -1,6 +1,6 @@
 """What the options of codes have in common: how they are checked, and how a code is named."""
 
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from math import isfinite
 from typing import Any, ClassVar
 
@@ -11,7 +11,8 @@ class Named:
     name: ClassVar[str]
 
     def __str__(self) -> str:
-        values = {f.name: (getattr(self, f.name), f.default) for f in fields(self)}  # type: ignore[arg-type]
+        options = [field for field in fields(self) if field.default is not MISSING]  # type: ignore[arg-type]
+        values = {f.name: (getattr(self, f.name), f.default) for f in options}
         changed = [f"{key}={shown(v)}" for key, (v, default) in values.items() if v != default]
         return f"{self.name}:{','.join(changed)}" if changed else self.name
 
@@ -25,12 +26,6 @@ def expect_least(name: str, value: float, least: float) -> None:
     """Raises ValueError: ``value`` is below ``least``, or no number."""
     if not (isfinite(value) and value >= least):
         raise ValueError(f"{name} is {value}; it must be at least {least}")
-
-
-def expect_positive(name: str, value: float) -> None:
-    """Raises ValueError: ``value`` is 0 or less, or no number."""
-    if not (isfinite(value) and value > 0):
-        raise ValueError(f"{name} is {value}; it must be above 0")
 
 
 def expect_share(name: str, value: float) -> None:

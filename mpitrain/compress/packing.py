@@ -14,17 +14,35 @@ def packed(n: int, bits: int) -> int:
 
 
 def pack(values: Array, bits: int, code: Bytes) -> None:
-    """Write integers from 0 to 2**bits - 1 into ``code``: all lowest bits, then all next ones."""
-    planes = [values >> bit & 1 for bit in range(bits)]
-    code[...] = np.packbits(np.concatenate(planes).astype(np.bool_))
+    """Write integers from 0 to 2**bits - 1, at most 16 bits, into ``code``.
+
+    1, 2, 4 or 8 bits lie together in a byte; of others all lowest bits come first, then all next.
+    """
+    if 8 % bits == 0:
+        each = 8 // bits
+        groups = np.zeros((len(code), each), np.uint8)
+        groups.reshape(-1)[: len(values)] = values
+        code[...] = groups[:, 0]
+        for place in range(1, each):
+            code |= groups[:, place] << place * bits
+        return
+    narrow = values.astype(np.uint16)
+    planes = [(narrow >> bit & 1).astype(np.bool_) for bit in range(bits)]
+    code[...] = np.packbits(np.concatenate(planes))
 
 
 def unpack(code: Bytes, n: int, bits: int) -> Array:
-    """What :func:`pack` wrote; shape (n,), int32."""
+    """What :func:`pack` wrote; shape (n,), uint16."""
+    if 8 % bits == 0:
+        each = 8 // bits
+        groups = np.empty((len(code), each), np.uint16)
+        for place in range(each):
+            groups[:, place] = code >> place * bits & (1 << bits) - 1
+        return groups.reshape(-1)[:n]
     planes = np.unpackbits(code, count=n * bits).reshape(bits, n)
-    values = np.zeros(n, np.int32)
+    values = np.zeros(n, np.uint16)
     for bit, plane in enumerate(planes):
-        values |= plane.astype(np.int32) << bit
+        values |= plane.astype(np.uint16) << bit
     return values
 
 

@@ -99,6 +99,7 @@ class PowerSketch:
             p_at, q_at = p_at + p.size, q_at + q.size
         self._rest = first[p_at:]
         self._own_rest = np.empty_like(self._rest)
+        self._is_pending = False
 
     @property
     def state(self) -> dict[str, Array]:
@@ -125,6 +126,7 @@ class PowerSketch:
             np.matmul(f.p, f.q.T, out=f.m)
             f.next[...] = renewed(orthonormal(f.q), generator(*f.words, step, "renewed"))
         scatter(self._rest, self._dense)
+        self._is_pending = True
 
     def sent(self, tensors: Mapping[str, Array]) -> None:
         for name, f in self._factors.items():
@@ -132,9 +134,10 @@ class PowerSketch:
         scatter(self._own_rest, {name: tensors[name] for name in self._dense})
 
     def commit(self) -> None:
-        for f in self._factors.values():
-            f.start[...] = f.next
+        if self._is_pending:
+            for f in self._factors.values():
+                f.start[...] = f.next
+        self._is_pending = False
 
     def rollback(self) -> None:
-        for f in self._factors.values():
-            f.next[...] = f.start
+        self._is_pending = False

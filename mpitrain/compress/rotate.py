@@ -13,6 +13,8 @@ from mpitrain.compress.seeds import generator
 
 #: What is larger is taken for this, so that no sum overflows.
 _MOST = 1e290
+#: Numbers that stay in a processor's cache between two passes.
+_CACHED = 1 << 15
 
 
 def padded(n: int, block: int = 0) -> int:
@@ -69,9 +71,13 @@ def _hadamard(x: Array, block: int) -> Array:
     length = min(len(x), block or len(x))
     columns = 1 << (length.bit_length() - 1) // 2
     x /= np.sqrt(length)
-    matrices = _butterflies(x.reshape(-1, length // columns, columns))
-    across = _butterflies(np.ascontiguousarray(matrices.transpose(0, 2, 1)))
-    return np.ascontiguousarray(across.transpose(0, 2, 1)).reshape(-1)
+    matrices = x.reshape(-1, length // columns, columns)
+    together = max(1, _CACHED // length)
+    for start in range(0, len(matrices), together):
+        some = _butterflies(matrices[start : start + together])
+        across = _butterflies(np.ascontiguousarray(some.transpose(0, 2, 1)))
+        some[...] = across.transpose(0, 2, 1)
+    return x
 
 
 def _butterflies(x: Array) -> Array:

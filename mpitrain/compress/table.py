@@ -1,17 +1,22 @@
 """Codes by name, as the job file has them: ``"topk:keep=0.01"``."""
 
-from dataclasses import MISSING, dataclass, fields
+import re
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any
 
 import msgspec
 
 from collectives.coded import Codec
+from mpitrain.compress.atomo import Atomo
 from mpitrain.compress.blocks import Int4, Int8
 from mpitrain.compress.casts import BF16, FP8, FP16
 from mpitrain.compress.codec import Linear, Sparse, feedback_of
+from mpitrain.compress.demo import DeMo
+from mpitrain.compress.dgc import DGC
 from mpitrain.compress.dither import QSGD
 from mpitrain.compress.options import shown
 from mpitrain.compress.powersgd import PowerSGD
+from mpitrain.compress.rotated import Rotated
 from mpitrain.compress.shared import Blocks, RandomK
 from mpitrain.compress.signs import OneBit, Sign, Signum
 from mpitrain.compress.ternary import TernGrad
@@ -36,9 +41,13 @@ CODECS: dict[str, type[Any]] = {
         Threshold,
         Strom,
         TopK,
+        DGC,
         RandomK,
         Blocks,
         PowerSGD,
+        Atomo,
+        DeMo,
+        Rotated,
     )
 }
 
@@ -48,16 +57,32 @@ class CodecError(ValueError):
 
 
 def parse(text: str) -> Compressor:
-    """The code of ``name:option=value,option=value``.
+    """The code of ``name:option=value,option=value``, or of ``rotate:option=value+name:...``.
 
     Raises:
         CodecError: no code has this name, option or value; the message says what there is.
     """
+    first, *rest = re.split(r"\+(?=[a-z])", text, maxsplit=1)
+    found = _one(first)
+    if not rest:
+        return found
+    if not isinstance(found, Rotated):
+        raise CodecError(f"{text!r}: {found.name} takes no other code; rotate+{rest[0]} does")
+    inner = parse(rest[0])
+    if isinstance(inner, Linear | Sparse):
+        raise CodecError(f"{text!r}: {inner} is no code of single numbers, as int8 is")
+    try:
+        return replace(found, code=inner)
+    except ValueError as error:
+        raise CodecError(f"{text!r}: {error}") from error
+
+
+def _one(text: str) -> Any:
     name, _, rest = text.partition(":")
     if name not in CODECS:
         raise CodecError(f"there is no code {name!r}; there are {', '.join(CODECS)}")
     kind = CODECS[name]
-    known = [field.name for field in fields(kind)]
+    known = _options(kind)
     given: dict[str, str] = {}
     for part in filter(None, rest.split(",")):
         key, _, value = part.partition("=")
@@ -66,10 +91,14 @@ def parse(text: str) -> Compressor:
             raise CodecError(f"{text!r}: {part!r} is no option of {name}, which has {options}")
         given[key] = value
     try:
-        found: Compressor = msgspec.convert(given, kind, strict=False)
+        return msgspec.convert(given, kind, strict=False)
     except (msgspec.ValidationError, ValueError) as error:
         raise CodecError(f"{text!r}: {error}") from error
-    return found
+
+
+def _options(kind: type[Any]) -> dict[str, str]:
+    """The defaults of a code's options, by name."""
+    return {f.name: shown(f.default) for f in fields(kind) if f.default is not MISSING}
 
 
 @dataclass(frozen=True)
@@ -95,11 +124,9 @@ def describe() -> list[Description]:
     """All codes, for help and documentation."""
     found = []
     for name, kind in CODECS.items():
-        known = [field for field in fields(kind) if field.default is not MISSING]
-        options = {field.name: shown(field.default) for field in known}
         line = (kind.__doc__ or "").partition("\n")[0]
         code = kind()
-        found.append(Description(name, kind_of(code), line, feedback_of(code), options))
+        found.append(Description(name, kind_of(code), line, feedback_of(code), _options(kind)))
     return found
 
 

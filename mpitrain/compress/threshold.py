@@ -7,13 +7,20 @@ import numpy as np
 
 from collectives.coded import Bytes, Draw
 from mpitrain.arrays import Array
-from mpitrain.compress.options import Named, expect_positive
+from mpitrain.compress.options import Named
 from mpitrain.compress.packing import pack, packed, unpack
+
+
+def expect_tau(tau: float) -> None:
+    """Raises ValueError: ``tau`` is no normal number of float32 above 0."""
+    limits = np.finfo(np.float32)
+    if not limits.tiny <= tau <= limits.max:
+        raise ValueError(f"tau is {tau}; it must be above 0, a number of float32")
 
 
 @dataclass(frozen=True)
 class Threshold(Named):
-    """-tau, 0 or tau: what is above tau in size, as tau, and the rest later (2-bit, MXNet 2017).
+    """-tau, 0 or tau: what is tau or more in size, as tau, and the rest later (2-bit, MXNet 2017).
 
     Bytes: n/4.  Biased: with feedback, of which nothing is lost; in a two-phase exchange the owner
     of a sum needs feedback too, as it sends one tau of several.  Too large a tau sends nothing for
@@ -29,17 +36,18 @@ class Threshold(Named):
     tau: float = 2.0**-10
 
     def __post_init__(self) -> None:
-        expect_positive("tau", self.tau)
+        expect_tau(self.tau)
 
     def nbytes(self, n: int) -> int:
         return packed(n, 2)
 
     def encode(self, x: Array, code: Bytes, draw: Draw) -> None:
-        pack((x > self.tau) + 2 * (x < -self.tau).astype(np.uint8), 2, code)
+        tau = np.float32(self.tau)
+        pack((x >= tau) + 2 * (x <= -tau).astype(np.uint8), 2, code)
 
     def decode(self, code: Bytes, x: Array) -> None:
-        bits = unpack(code, len(x), 2)
-        x[...] = self.tau * ((bits & 1) - (bits >> 1))
+        bits = unpack(code, len(x), 2).astype(np.int8)
+        x[...] = np.float32(self.tau) * ((bits & 1) - (bits >> 1))
 
 
 @dataclass(frozen=True)
@@ -58,11 +66,12 @@ class Strom(Named):
     tau: float = 2.0**-10
 
     def __post_init__(self) -> None:
-        expect_positive("tau", self.tau)
+        expect_tau(self.tau)
 
     def select(self, x: Array, step: int) -> "np.ndarray[tuple[int], np.dtype[np.uint32]]":
-        return np.flatnonzero(np.abs(x) > self.tau).astype(np.uint32)
+        return np.flatnonzero(np.abs(x) >= np.float32(self.tau)).astype(np.uint32)
 
     def values(self, chosen: Array) -> Array:
-        sent: Array = np.where(chosen < 0, -self.tau, self.tau).astype(chosen.dtype)
+        tau = np.float32(self.tau)
+        sent: Array = np.where(chosen < 0, -tau, tau).astype(chosen.dtype)
         return sent

@@ -27,7 +27,16 @@ CODED = (
     "qsgd:levels=1,block=0,norm=max",
     "qsgd:levels=1000,damped=true",
     "threshold",
+    "atomo",
+    "atomo:rank=3,columns=9",
+    "demo",
+    "demo:chunk=64,keep=5",
+    "rotate+int8",
+    "rotate:block=64,keep=0.5+qsgd:levels=100,norm=max",
+    "rotate:block=0+sign",
 )
+#: Those that roll dice.
+ROLLING = ("stochastic", "terngrad", "qsgd", "atomo", "rotate")
 
 
 def draw(seed=0):

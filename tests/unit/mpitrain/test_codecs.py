@@ -1,9 +1,11 @@
 """Codes of gradients: their bytes, what they lose, and that nothing is lost without a word."""
 
+from pathlib import Path
+
 import ml_dtypes
 import numpy as np
 import pytest
-from codec_cases import CODES, LENGTHS, draw, dyadic, through, two_phase, vectors
+from codec_cases import CODES, LENGTHS, ROLLING, draw, dyadic, through, two_phase, vectors
 
 from collectives.coded import Residual
 from mpitrain.compress import CodecError, parse
@@ -50,6 +52,11 @@ def test_codes_have_as_many_bytes_as_they_say_and_stand_for_finite_numbers(codec
         ("qsgd:levels=15", 1001, 626 + 8),  # 5 bits
         ("qsgd:levels=16,block=0", 1001, 751 + 4),  # 6 bits
         ("threshold", 1001, 251),
+        ("atomo:rank=3", 1001, 4 * 3 * (32 + 32)),
+        ("atomo:rank=32", 1001, 4 * 1001),
+        ("demo", 5000, 6 * 32 * 2),
+        ("rotate+int8", 1001, 8 + 1024 + 4 * 4),
+        ("rotate:keep=0.25+int8", 1025, 8 + 512 + 4 * 2),
     ],
 )
 def test_bytes_are_those_of_the_closed_form(text, n, nbytes):
@@ -64,7 +71,7 @@ def test_a_code_depends_on_its_dice_alone(codec):
     np.testing.assert_array_equal(through(codec, x, seed=4), first)
     others = [through(codec, x, seed) for seed in (5, 6)]
     rolls = any((other != first).any() for other in others)
-    assert rolls == (codec.unbiased or "damped" in str(codec))
+    assert rolls == any(word in str(codec) for word in ROLLING)
 
 
 def bound(codec, x):
@@ -196,7 +203,7 @@ UNBIASED = (
 
 @pytest.mark.parametrize("text", UNBIASED)
 def test_the_mean_over_the_dice_is_the_vector(text):
-    codec, draws = parse(text), 2000
+    codec, draws = parse(text), 800
     assert codec.unbiased
     x = np.random.default_rng(3).normal(size=150).astype(np.float32)
     x[:5] = [0, 0, 3, -3, 1e-6]
@@ -204,7 +211,7 @@ def test_the_mean_over_the_dice_is_the_vector(text):
     sigma = np.sqrt(variance(codec, x))
     assert (np.abs(drawn.mean(0) - x) <= 5 * sigma / np.sqrt(draws) + 1e-6 * np.abs(x) + 1e-9).all()
     total = np.square(drawn - x).sum(1)
-    assert total.mean() == pytest.approx(sigma @ sigma, rel=0.05)
+    assert total.mean() == pytest.approx(sigma @ sigma, rel=0.1)
     assert (drawn[:, 0] == 0).all()
     if hasattr(codec, "omega"):
         assert sigma @ sigma <= codec.omega(len(x)) * (x @ x)
@@ -240,7 +247,7 @@ def test_a_damped_code_leaves_less_than_there_was_on_average():
     x = np.random.default_rng(4).normal(size=400)
     damped, free = parse("qsgd:levels=1,block=0,damped=true"), parse("qsgd:levels=1,block=0")
     left = [
-        [np.square(x - through_once(code, x, seed)).sum() for seed in range(300)]
+        [np.square(x - through_once(code, x, seed)).sum() for seed in range(100)]
         for code in (damped, free)
     ]
     omega = free.omega(400)
@@ -321,16 +328,30 @@ def test_signum_sends_the_sign_of_its_own_momentum():
     assert isinstance(codec, Remembering) and feedback_of(codec) == "never"
     memory, mean = codec.memory(np.zeros(3)), np.zeros(3)
     for step, g in enumerate([[4.0, -8, 1], [0, 16, 1], [-16, 0, 1], [9, 9, 9]]):
-        x = 8.0 * np.array(g)
-        memory.scale = 8.0
+        x = 1.0 * np.array(g)
         memory.add_to(x)
         if step == 3:
             memory.rollback()
         memory.commit()
         if step < 3:
             mean = 0.75 * mean + 0.25 * np.array(g)
-            np.testing.assert_array_equal(x, 8 * mean)
+            np.testing.assert_array_equal(x, mean)
         np.testing.assert_array_equal(memory.arrays["m"], mean)
+
+
+@every_code
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_two_phases_of_ranks_round_twice(codec, size):
+    """Once each contribution, once the sum: the same as rounding by hand, shard by shard."""
+    ranks = [np.random.default_rng(r).normal(size=101) for r in range(size)]
+    found = two_phase(codec, ranks)
+    assert np.isfinite(found).all()
+    if codec.name in ("bf16", "fp16", "fp8", "int8", "int4") and not codec.unbiased:
+        step = {"bf16": 2**-8, "fp16": 2**-10, "fp8": 2**-3, "int8": 2 / 127, "int4": 2 / 7}
+        most = np.abs(ranks).max() * 2 * size  # twice, as the scales of fp8 and of powers are
+        assert np.abs(found - np.sum(ranks, 0)).max() <= most * step[codec.name]
+    if size == 1 and codec.name in ("bf16", "fp16", "signum", "threshold"):
+        np.testing.assert_array_equal(found, through(codec, ranks[0]))
 
 
 @pytest.mark.parametrize("n", LENGTHS)
@@ -384,3 +405,10 @@ def test_codes_describe_themselves():
     assert found["topk"].kind == "sparse" and found["terngrad"].feedback == "never"
     for code in found.values():
         assert code.line.endswith((".", ")")) or code.line, code
+
+
+def test_the_document_has_every_code_with_its_kind():
+    text = (Path(__file__).parents[3] / "docs" / "communication.md").read_text()
+    rows = [[cell.strip() for cell in line.split("|")[1:3]] for line in text.splitlines()]
+    listed = {row[0].strip("`").removesuffix("+..."): row[1] for row in rows if len(row) == 2}
+    assert {code.name: code.kind for code in describe()}.items() <= listed.items()

@@ -1,0 +1,225 @@
+"""Codes that send some elements: which, and what becomes of the others."""
+
+import numpy as np
+import pytest
+from codec_cases import LENGTHS, dyadic, vectors
+
+from collectives.coded import Residual
+from mpitrain.compress import Remembering, Sparse, feedback_of, parse
+from mpitrain.compress.topk import entropy_bytes, largest, offsets_bytes, pairs_bytes
+
+SPARSE = ("topk:keep=0.1", "topk:keep=1", "strom:tau=0.5", "dgc:keep=0.1")
+
+
+def sent_by(code, x, step=0):
+    """The vector that the chosen elements are."""
+    chosen = code.select(x, step)
+    assert chosen.dtype == np.uint32 and (np.diff(chosen.astype(np.int64)) > 0).all()
+    found = np.zeros_like(x)
+    found[chosen] = code.values(x[chosen])
+    return found
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 100, 5000, 100_000])
+def test_the_largest_are_those_of_a_sort_and_of_equal_ones_the_first(n):
+    rng = np.random.default_rng(n)
+    drawn = [rng.normal(size=n), np.ones(n), rng.integers(-3, 3, n) / 1.0, *vectors(n).values()]
+    for x in drawn if n < 5000 else drawn[:3]:
+        order = np.lexsort((np.arange(n), -np.abs(x)))
+        for k in {0, 1, n // 100, n // 2, n - 1, n}:
+            found = largest(x, k)
+            assert found.dtype == np.uint32
+            np.testing.assert_array_equal(found, np.sort(order[:k]))
+
+
+def test_a_sample_that_misleads_changes_nothing():
+    x = np.zeros(100_000)
+    x[::128] = 1 + np.arange(len(x[::128]))  # the sample sees large ones alone
+    np.testing.assert_array_equal(largest(x, 2000), np.sort(np.argsort(-x, kind="stable")[:2000]))
+    y = np.arange(100_000.0)
+    y[::128] = 0  # and here small ones
+    np.testing.assert_array_equal(largest(y, 100), np.sort(np.argsort(-y, kind="stable")[:100]))
+
+
+@pytest.mark.parametrize("text", SPARSE)
+def test_any_vector_will_do(text):
+    code = parse(text)
+    assert isinstance(code, Sparse) and not code.unbiased
+    for n in LENGTHS:
+        for dtype in (np.float32, np.float64):
+            for name, x in vectors(n, dtype).items():
+                with np.errstate(all="raise", under="ignore"):
+                    found = sent_by(code, x)
+                if "zero" in name:
+                    assert not found.any()
+                left = np.abs(x - found)
+                assert (left <= np.abs(x)).all()
+
+
+@pytest.mark.parametrize("keep", [0.01, 0.1, 0.5, 1.0])
+def test_of_the_square_no_more_is_left_than_the_share_that_is_not_sent(keep):
+    code = parse(f"topk:keep={keep}")
+    for n in (1, 9, 256, 1000):
+        for x in vectors(n, np.float64).values():
+            x = x / (np.abs(x).max() or 1)
+            k = max(1, round(keep * n))
+            assert len(code.select(x, 0)) == min(n, k)
+            left = np.square(x - sent_by(code, x)).sum()
+            assert left <= (1 - k / n) * np.square(x).sum() * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("text", ["topk:keep=0.05", "topk:keep=1", "strom:tau=0.5"])
+def test_what_was_sent_and_what_is_left_are_exactly_what_was_given(text):
+    """Over 500 steps: what is left is what was there, or 0, or that less a power of two."""
+    code, rng = parse(text), np.random.default_rng(0)
+    residual, given, sent = Residual(np.zeros(100)), np.zeros(100), np.zeros(100)
+    for step in range(500):
+        x = dyadic(rng, 100)
+        given += x
+        residual.add_to(x)
+        found = sent_by(code, x, step)
+        residual.keep(x, found)
+        residual.commit()
+        sent += found
+        np.testing.assert_array_equal(sent + residual.value, given)
+    if text == "topk:keep=1":
+        assert not residual.value.any()
+
+
+def test_stroms_values_are_the_threshold():
+    x = np.array([0.3, -0.3, 0.25, 0, -7], np.float32)
+    code = parse("strom:tau=0.25")
+    np.testing.assert_array_equal(code.select(x, 0), [0, 1, 2, 4])
+    np.testing.assert_array_equal(sent_by(code, x), [0.25, -0.25, 0.25, 0, -0.25])
+
+
+def test_sizes_of_index_formats():
+    assert pairs_bytes(1000) == 8000
+    assert offsets_bytes(1_000_000, 1000) == 6000 + 4 * 16
+    floor = entropy_bytes(1_000_000, 1000)
+    assert floor == pytest.approx(4000 + 1000 * 11.4 / 8, rel=1e-3)  # log2(e/0.001) bits an index
+    assert entropy_bytes(10, 0) == 0 and entropy_bytes(10, 10) == 40
+
+
+# Deep Gradient Compression
+
+
+def by_hand(gradients, keep, m, nesterov, masking, limit, dense):
+    """Lin et al. 2018 one element at a time; returns what is sent in each step."""
+    n = len(gradients[0])
+    u, v, found = [0.0] * n, [0.0] * n, []
+    for g in gradients:
+        length = np.sqrt(sum(x * x for x in g))
+        factor = min(1, limit / length) if limit and length else 1
+        g = [x * factor for x in g]
+        send = [0.0] * n
+        for i in range(n):
+            if nesterov:
+                u[i] = m * (u[i] + g[i])
+                velocity = u[i] + g[i]
+            else:
+                u[i] = m * u[i] + g[i]
+                velocity = u[i]
+            if i in dense:
+                send[i] = velocity
+            else:
+                v[i] += velocity
+        sparse = [i for i in range(n) if i not in dense]
+        for i in sorted(sparse, key=lambda i: (-abs(v[i]), i))[: max(1, round(keep * len(sparse)))]:
+            send[i], v[i] = v[i], 0.0
+            if masking and send[i]:
+                u[i] = 0.0
+        found.append(send)
+    return np.array(found), np.array(u), np.array(v)
+
+
+def run(code, gradients, dense, ranks=1):
+    n = len(gradients[0])
+    memory = code.memory(np.zeros(n), ranks=ranks, dense=dense)
+    is_dense = np.zeros(n, bool)
+    for part in dense:
+        is_dense[part] = True
+    found = []
+    for step, g in enumerate(gradients):
+        x = g.copy()
+        memory.add_to(x)
+        sent = np.where(is_dense, x, 0)
+        sparse = x[~is_dense]
+        sent[~is_dense] = sent_by(code, sparse, step)
+        memory.keep(x, sent)
+        memory.commit()
+        found.append(sent)
+    return np.array(found), memory
+
+
+@pytest.mark.parametrize("dense", [(), (slice(3, 6), slice(20, 21))])
+@pytest.mark.parametrize(
+    "options", ["", ",nesterov=true", ",masking=false", ",clip=3", ",nesterov=true,masking=false"]
+)
+def test_dgc_is_that_of_the_paper(options, dense):
+    code = parse(f"dgc:keep=0.15,momentum=0.875{options}")
+    rng = np.random.default_rng(0)
+    gradients = [rng.normal(size=30) for _ in range(25)]
+    places = {i for part in dense for i in range(30)[part]}
+    limit = code.clip / np.sqrt(4)
+    expected, u, v = by_hand(gradients, 0.15, 0.875, code.nesterov, code.masking, limit, places)
+    found, memory = run(code, gradients, dense, ranks=4)
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+    np.testing.assert_allclose(memory.arrays["u"], u, atol=1e-12)
+    np.testing.assert_allclose(memory.arrays["v"], v, atol=1e-12)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_all_of_it_without_masking_is_momentum_and_with_masking_is_plain_descent(nesterov):
+    rng = np.random.default_rng(0)
+    gradients = [dyadic(rng, 20) for _ in range(10)]
+    option = f"keep=1,momentum=0.5,nesterov={str(nesterov).lower()}"
+    plain, _ = run(parse(f"dgc:{option},masking=true"), gradients, ())
+    if not nesterov:
+        np.testing.assert_array_equal(plain, gradients)
+    velocity, expected = np.zeros(20), []
+    for g in gradients:
+        velocity = 0.5 * velocity + g
+        expected.append(g + 0.5 * velocity if nesterov else velocity)
+    found, _ = run(parse(f"dgc:{option},masking=false"), gradients, ())
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_all_velocities_are_sent_or_are_left():
+    rng = np.random.default_rng(0)
+    gradients = [dyadic(rng, 50) for _ in range(500)]
+    code = parse("dgc:keep=0.1,momentum=0.5,masking=false")
+    found, memory = run(code, gradients, ())
+    # With m = 1/2, velocities add up to 2 sum g - u.
+    total = 2 * np.sum(gradients, 0) - memory.arrays["u"]
+    np.testing.assert_allclose(found.sum(0) + memory.value, total, atol=1e-11)
+
+
+def test_a_skipped_step_of_dgc_leaves_everything_as_it_was():
+    code, rng = parse("dgc:keep=0.2"), np.random.default_rng(0)
+    assert isinstance(code, Remembering) and feedback_of(code) == "on"
+    memory = code.memory(np.zeros(20))
+    for step in range(4):
+        before = {name: array.copy() for name, array in memory.arrays.items()}
+        x = rng.normal(size=20)
+        if step == 2:
+            x[3] = np.nan
+        memory.add_to(x)
+        memory.keep(x, sent_by(code, np.nan_to_num(x)))
+        if step == 2:
+            memory.rollback()
+        memory.commit()
+        changed = any((memory.arrays[name] != before[name]).any() for name in before)
+        assert changed == (step != 2)
+        assert all(np.isfinite(array).all() for array in memory.arrays.values())
+
+
+def test_the_warm_up_sends_more_in_four_quarters():
+    code = parse("dgc:keep=0.001,warmup=400")
+    shares = [code.keep_at(step) for step in (0, 99, 100, 200, 300, 399, 400, 10**6)]
+    np.testing.assert_allclose(
+        shares, [0.25, 0.25, 0.063, 0.0158, 0.00398, 0.00398, 0.001, 0.001], rtol=0.01
+    )
+    x = np.random.default_rng(0).normal(size=10_000)
+    assert [len(code.select(x, step)) for step in (0, 400)] == [2512, 10]
+    assert parse("dgc:warmup=3").keep_at(0) == parse("dgc").keep ** 0.2

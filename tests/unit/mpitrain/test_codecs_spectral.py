@@ -1,0 +1,187 @@
+"""Codes of singular vectors, of waves and of rotated numbers."""
+
+import numpy as np
+import pytest
+from codec_cases import draw, through
+
+from collectives.coded import Residual
+from mpitrain.compress import CodecError, feedback_of, parse
+from mpitrain.compress.atomo import probabilities, systematic
+from mpitrain.compress.demo import cosines
+from mpitrain.compress.rotate import rotate
+
+
+def drawn(codec, x, draws):
+    """What several codes of ``x`` stand for."""
+    found, code = np.empty((draws, len(x))), np.empty(codec.nbytes(len(x)), np.uint8)
+    for seed, decoded in enumerate(found):
+        codec.encode(x, code, draw(seed))
+        codec.decode(code, decoded)
+    return found
+
+
+# ATOMO
+
+
+def test_atoms_fill_up_with_water():
+    np.testing.assert_allclose(probabilities(np.array([4.0, 3, 2, 1]), 2), [0.8, 0.6, 0.4, 0.2])
+    np.testing.assert_allclose(probabilities(np.array([10.0, 1, 1]), 2), [1, 0.5, 0.5])
+    np.testing.assert_allclose(probabilities(np.array([100, 10, 1.0, 1]), 3), [1, 1, 0.5, 0.5])
+    np.testing.assert_allclose(probabilities(np.array([3.0, 1, 0]), 2), [1, 1, 0])
+    np.testing.assert_allclose(probabilities(np.array([3.0, 1, 0]), 9), [1, 1, 0])
+    assert probabilities(np.zeros(3), 2).any() == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_they_do_so_with_the_least_variance(seed):
+    rng = np.random.default_rng(seed)
+    values = np.sort(rng.exponential(size=8) ** 3)[::-1]
+    shares = probabilities(values, 3)
+    assert shares.sum() == pytest.approx(3) and ((shares > 0) & (shares <= 1)).all()
+    least = np.sum(values**2 / shares)
+    for _ in range(100):  # move probability from one atom to another
+        i, j = rng.choice(8, 2, replace=False)
+        other = shares.copy()
+        step = 1e-3 * min(other[i], 1 - other[j])
+        other[[i, j]] += [-step, step]
+        assert np.sum(values**2 / other) >= least * (1 - 1e-12)
+
+
+def test_always_as_many_are_drawn_and_each_with_its_probability():
+    shares = np.array([1, 0.8, 0.5, 0.4, 0.2, 0.1, 0])
+    dice = (np.arange(5000) + 0.5) / 5000
+    chosen = [systematic(shares, die) for die in dice]
+    assert {len(c) for c in chosen} == {3}
+    np.testing.assert_allclose(np.bincount(np.concatenate(chosen), minlength=7) / 5000, shares)
+
+
+@pytest.mark.parametrize("text", ["atomo:rank=3", "atomo:rank=2,columns=6"])
+def test_the_mean_over_the_dice_is_the_matrix(text):
+    codec, draws = parse(text), 800
+    x = np.random.default_rng(0).normal(size=143)
+    found = drawn(codec, x, draws)
+    rows, columns, atoms = codec.shape(143)
+    matrix = np.zeros(rows * columns)
+    matrix[:143] = x
+    values = np.linalg.svd(matrix.reshape(rows, columns), compute_uv=False)
+    variance = np.sum(values**2 * (1 / probabilities(values, atoms) - 1))
+    assert np.square(found - x).sum(1).mean() <= variance * 1.1
+    sigma = found.std(0)
+    assert (np.abs(found.mean(0) - x) <= 5 * sigma / np.sqrt(draws) + 1e-6).all()
+
+
+def test_a_matrix_of_low_rank_is_sent_as_it_is():
+    x = np.outer(np.arange(20.0), np.arange(1, 21)).reshape(-1)
+    np.testing.assert_allclose(through(parse("atomo:rank=1"), x), x, rtol=1e-6, atol=1e-4)
+    y = np.random.default_rng(0).normal(size=30)
+    np.testing.assert_allclose(through(parse("atomo:rank=9"), y), y, rtol=1e-6)
+
+
+# DeMo
+
+
+def test_waves_are_orthonormal_cosines():
+    np.testing.assert_allclose(cosines(16) @ cosines(16).T, np.eye(16), atol=1e-14)
+    fft = pytest.importorskip("scipy.fft")
+    x = np.random.default_rng(0).normal(size=16)
+    np.testing.assert_allclose(cosines(16) @ x, fft.dct(x, norm="ortho"), atol=1e-13)
+
+
+def test_the_largest_amplitudes_of_each_chunk_are_sent():
+    codec = parse("demo:chunk=16,keep=3")
+    x = np.random.default_rng(0).normal(size=40)
+    left = []
+    for start in (0, 16, 32):
+        chunk = np.zeros(16)
+        chunk[: len(x[start : start + 16])] = x[start : start + 16]
+        amplitudes = np.sort(np.abs(cosines(4) @ chunk.reshape(4, 4) @ cosines(4).T).reshape(-1))
+        left.append(np.square(amplitudes[:-3]).sum())
+    found = np.zeros(48)
+    found[:40] = through(codec, x)
+    error = [np.square(found[i : i + 16][: 40 - i] - x[i : i + 16]).sum() for i in (0, 16, 32)]
+    np.testing.assert_allclose(error[:2], left[:2], rtol=1e-5)
+    assert error[2] <= left[2] * (1 + 1e-5)  # what filled it up is not needed
+    every = parse("demo:chunk=16,keep=16")
+    np.testing.assert_allclose(through(every, x), x, atol=1e-6)
+
+
+# rotations
+
+
+def test_a_rotated_code_loses_less_of_a_spike_and_no_more_of_a_normal_vector():
+    rng, spike = np.random.default_rng(0), np.zeros(1024)
+    spike[3] = 1
+    plain = parse("int4:block=0,rounding=stochastic")
+    rotated = parse(f"rotate+{plain}")
+    spread = spike + 1e-3 * rng.normal(size=1024)
+
+    def lost(codec, x):
+        return np.square(drawn(codec, x, 5) - x).sum(1).mean()
+
+    assert lost(rotated, spread) < lost(plain, spread) / 4
+    assert lost(rotated, spike) < 1e-9
+    normal = rng.normal(size=(10, 1024))
+    assert sum(lost(rotated, x) for x in normal) < 1.1 * sum(lost(plain, x) for x in normal)
+
+
+def test_rotated_and_masked_it_is_right_on_average():
+    codec, draws = parse("rotate:block=64,keep=0.5+int8:rounding=stochastic,block=0"), 600
+    assert codec.unbiased and feedback_of(codec) == "never"
+    x = np.random.default_rng(0).normal(size=100)
+    found = drawn(codec, x, draws)
+    assert (np.abs(found.mean(0) - x) <= 5 * found.std(0) / np.sqrt(draws)).all()
+    # Of 128 rotated elements half are sent, times two: 2 - 1 times the square, on 128 elements.
+    assert np.square(found - x).sum(1).mean() == pytest.approx(x @ x * 100 / 128, rel=0.1)
+
+
+def test_a_fine_code_of_all_rotated_elements_is_the_vector():
+    x = np.random.default_rng(0).normal(size=300).astype(np.float32)
+    fine = parse("rotate+qsgd:levels=32767,block=1,norm=max")
+    np.testing.assert_allclose(through(fine, x), x, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["demo:chunk=64,keep=5", "rotate+int8", "rotate:keep=0.5,block=16+sign", "atomo:rank=20"],
+)
+def test_what_was_sent_and_what_is_left_are_what_was_given(text):
+    codec, rng = parse(text), np.random.default_rng(1)
+    residual, given, sent = Residual(np.zeros(100)), np.zeros(100), np.zeros(100)
+    for step in range(100):
+        x = rng.normal(size=100)
+        given += x
+        residual.add_to(x)
+        decoded = drawn(codec, x, 1)[0] if step % 2 else through(codec, x, step)
+        residual.keep(x, decoded)
+        residual.commit()
+        sent += decoded
+    np.testing.assert_allclose(sent + residual.value, given, atol=1e-11)
+    assert np.abs(residual.value).max() < 100
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("rotate+signum", "cannot be rotated"),
+        ("rotate+rotate", "cannot be rotated"),
+        ("rotate+topk", "no code of single numbers"),
+        ("int8+int8", "takes no other code"),
+        ("rotate:block=3", "power of two"),
+        ("rotate:code=int8", "no option of rotate"),
+        ("demo:chunk=10", "a square"),
+        ("atomo:rank=0", "at least 1"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(text, sentence):
+    with pytest.raises(CodecError, match=sentence):
+        parse(text)
+
+
+def test_the_seed_of_a_rotation_travels_with_the_code():
+    x, codec = np.random.default_rng(0).normal(size=64), parse("rotate:block=0+int8:block=1")
+    code = np.empty(codec.nbytes(64), np.uint8)
+    codec.encode(x, code, draw(3))
+    seed = int(code[:8].view(np.uint64)[0])
+    inner = np.empty(64)
+    codec.code.decode(code[8:], inner)
+    np.testing.assert_allclose(inner, rotate(x, seed), rtol=1e-6)
