@@ -15,6 +15,7 @@ from collectives.calls.engine import AnyPlan, Engine, Native
 from collectives.calls.methods import Blocking, Nonblocking, Persistent, PointToPoint
 from collectives.calls.settings import Settings
 from collectives.errors import CollectiveError
+from collectives.execution.traffic import Traffic
 from collectives.execution.transport.mpi import MPITransport
 from collectives.launch import abort_when_uncaught
 from collectives.watchdog import report_calls
@@ -97,6 +98,24 @@ class Communicator(Blocking, Nonblocking, Persistent, PointToPoint, MPI.Intracom
         )
         self._engine = Engine(self, settings)
         return self
+
+    def count_traffic(self) -> Traffic:
+        """Counts, from now on, what this rank sends in collectives; returns the counts.
+
+        They are of this communicator and of those that are made of it from now on.  What plans do
+        that were made before is not counted, nor are the point-to-point methods and those for
+        objects.  Calling it again begins again from 0.
+
+        Cost: a Python call a round, 0.1 us.
+        """
+        traffic = Traffic()
+        self._engine.count(traffic)
+        return traffic
+
+    @property
+    def traffic(self) -> Traffic | None:
+        """What is counted, if anything is."""
+        return self._engine.underway.traffic
 
     @property
     def last_plan(self) -> AnyPlan | Native | None:
@@ -336,7 +355,9 @@ class Communicator(Blocking, Nonblocking, Persistent, PointToPoint, MPI.Intracom
         """``comm`` with this communicator's settings."""
         if comm == MPI.COMM_NULL:
             return comm  # type: ignore[return-value]  # as mpi4py: the rank is in no group
-        return type(self)(comm, *self._engine.settings)  # type: ignore[arg-type]
+        ours = type(self)(comm, *self._engine.settings)  # type: ignore[arg-type]
+        ours._engine.count(self.traffic)
+        return ours
 
     def _duplicate(
         self, duplicate: Callable[..., tuple[Self, MPI.Request]], *info: MPI.Info | None
@@ -349,4 +370,5 @@ class Communicator(Blocking, Nonblocking, Persistent, PointToPoint, MPI.Intracom
             )
         comm, request = duplicate(*info)
         comm._engine = Engine(comm, self._engine.settings)
+        comm._engine.count(self.traffic)
         return comm, request

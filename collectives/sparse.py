@@ -25,6 +25,7 @@ from collectives.coded import Part, Phased
 from collectives.communicator import Communicator
 from collectives.errors import CollectiveError, InvalidBuffer, MismatchError
 from collectives.execution.messages import TAGS_PER_PLAN
+from collectives.execution.traffic import Traffic
 
 Array = npt.NDArray[Any]
 
@@ -34,21 +35,6 @@ _DENSE = -1
 #: Room for the reason why a rank refuses its arguments.
 _REASON_BYTES = 256
 _COMPARED = ("length", "dense_at", "type of the values", "type of the indices")
-
-
-@dataclass
-class Traffic:
-    """What a rank has sent; each call adds to it.
-
-    Attributes:
-        messages: headers left out.
-        sent: bytes, headers and all.
-        dense: bytes that vectors would have taken in the same messages.
-    """
-
-    messages: int = 0
-    sent: int = 0
-    dense: int = 0
 
 
 class Stream(NamedTuple):
@@ -105,7 +91,7 @@ def sparse_allreduce(
         assert mine.indices is not None, "callers give pairs"
         types = mine.indices.dtype, mine.values.dtype
         tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767
-        exchange = _Exchange(engine, types, length, limit, traffic or Traffic(), tag)
+        exchange = _Exchange(engine, types, length, limit, traffic, tag)
         messages = _recursive_doubling(exchange, mine)
         try:
             while True:
@@ -149,7 +135,7 @@ class SparseAllreduce(Phased):
             lane = engine.lane()
         types = nothing[0].dtype, mine.values.dtype
         tag = (lane.number + 1) * TAGS_PER_PLAN
-        self._exchange = _Exchange(engine, types, size, limit, traffic or Traffic(), tag)
+        self._exchange = _Exchange(engine, types, size, limit, traffic, tag)
         self._lane = lane
         self._mine = self.total = mine
         super().__init__([])
@@ -252,7 +238,7 @@ class _Exchange:
         types: "tuple[np.dtype[Any], np.dtype[Any]]",
         length: int,
         limit: int,
-        traffic: Traffic,
+        traffic: Traffic | None,
         tag: int,
     ) -> None:
         """``types``: of indices and of values."""
@@ -261,7 +247,8 @@ class _Exchange:
         self.rank, self.size = self.channel.rank, self.channel.size
         self.tag = tag
         self.index_type, self.value_type = types
-        self.length, self.limit, self.traffic = length, limit, traffic
+        self.length, self.limit = length, limit
+        self.traffics = [t for t in (traffic, engine.underway.traffic) if t is not None]
 
     def form(self, stream: Stream) -> Stream:
         """``stream``, as the vector that it is if there are too many pairs."""
@@ -276,9 +263,9 @@ class _Exchange:
         pairs = _DENSE if stream.indices is None else len(stream.indices)
         parts = [np.array([pairs]), stream.indices, stream.values]
         messages = [part.view(np.uint8) for part in parts if part is not None]
-        self.traffic.messages += len(messages) - 1
-        self.traffic.sent += sum(message.nbytes for message in messages)
-        self.traffic.dense += self.length * self.value_type.itemsize
+        for traffic in self.traffics:
+            traffic.send(len(messages) - 1, sum(message.nbytes for message in messages))
+            traffic.dense += self.length * self.value_type.itemsize
         return [self.channel.Isend([m, m.nbytes, MPI.BYTE], peer, self.tag) for m in messages]
 
     def receive(self, peer: int) -> _Steps:

@@ -58,7 +58,7 @@ def bind_call(
     algorithm, reason = _choice(call, resources, _loads(call, resources, places), planned)
     log.info("%s: %s (%s)", call, algorithm, reason)
     if algorithm == "native":
-        return NativePlan(resources.comm, call.arguments, reason)
+        return NativePlan(resources.comm, call.arguments, reason, underway.traffic)
     underway.expect_whole()
     call.refuse_overlap()
     items = None if call.counts else call.count * call.contract.blocks(size)

@@ -26,6 +26,7 @@ from collectives.errors import CollectiveError
 from collectives.execution.lanes import Lane, Mask
 from collectives.execution.plan import Plan
 from collectives.execution.shared import Places
+from collectives.execution.traffic import Traffic
 from collectives.execution.transport.shared_memory import Meeting
 from collectives.execution.underway import Underway
 from collectives.watchdog import Watchdog, Watched
@@ -99,6 +100,13 @@ class Engine:
         """Zeros in the node's memory, or in ordinary memory where that cannot be."""
         with self._changing_memory("empty"):
             return self.resources.empty(shape, dtype, memory)
+
+    def count(self, traffic: Traffic | None) -> None:
+        """Adds what is sent from now on to ``traffic``, but for plans that are made already."""
+        self.underway.traffic = traffic
+        self._recent.clear()
+        while self._cache:
+            self._cache.popitem()[1].Free()
 
     def share(self, array: Any) -> None:
         """Moves an array into the node's memory, where that can be."""
@@ -238,6 +246,8 @@ class Engine:
         # MPI's blocking collectives match none of its nonblocking ones, and no rank knows who else
         # has plans under way: whoever has, ends them first.  All ranks have started them.
         self.underway.drain()
+        if self.underway.traffic is not None:
+            self.underway.traffic.leave()
         call_native(self.comm, arguments)
         self.last_plan = Native(reason)
 
@@ -267,6 +277,8 @@ class Engine:
         Anything else costs more than a small native collective takes.
         """
         if type(items) is not np.ndarray or items.nbytes >= self._small[collective]:
+            return False
+        if self.underway.traffic is not None:
             return False
         dtype = items.dtype
         if self.underway.plans or not dtype.isnative or dtype.char not in _PLAIN:

@@ -14,6 +14,7 @@ from collectives.calls.call import Call
 from collectives.calls.gaps import free_types
 from collectives.calls.library import library
 from collectives.execution.memory import is_on_device
+from collectives.execution.traffic import Traffic
 
 #: Of one block; above it they cannot count the items.
 _MOST_ITEMS = (1 << 31) - 1
@@ -88,9 +89,16 @@ class NativePlan:
 
     algorithm = "native"
 
-    def __init__(self, comm: MPI.Intracomm, arguments: Arguments, reason: str) -> None:
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        arguments: Arguments,
+        reason: str,
+        traffic: Traffic | None = None,
+    ) -> None:
         self.collective = arguments.collective
         self.reason = reason
+        self._traffic = traffic
         name = _method(arguments)
         types: dict[int, MPI.Datatype] = {}
         given = [_as_it_is_now(one, types) for one in _as_mpi_takes_them(arguments)]
@@ -105,6 +113,8 @@ class NativePlan:
     def __call__(self) -> None:
         """Runs the collective to its end."""
         self._expect_idle("run")
+        if self._traffic is not None:
+            self._traffic.leave()
         self._run()
 
     def Start(self) -> None:
@@ -114,6 +124,8 @@ class NativePlan:
             RuntimeError: it was freed, or is under way.
         """
         self._expect_idle("started")
+        if self._traffic is not None:
+            self._traffic.leave()
         self._request = self._start()
 
     def begin(self) -> Self:

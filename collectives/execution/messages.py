@@ -12,6 +12,7 @@ from collectives.errors import InvalidBuffer, ScheduleError
 from collectives.execution.lanes import Lane
 from collectives.execution.memory import HOST, Combine, DeviceMemory, Items, Memory
 from collectives.execution.plan import Action, BoundRound, Plan
+from collectives.execution.traffic import Traffic
 from collectives.execution.transport import Bytes, Request, Transport
 from collectives.execution.underway import Underway
 from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send
@@ -72,8 +73,10 @@ class _Binder:
         combine: Combine | None,
         tag: int,
         memory: Memory,
+        traffic: Traffic | None,
     ) -> None:
         self.transport = transport
+        self.traffic = traffic
         self.buffers = buffers
         self.memory = memory
         self.layouts = layouts
@@ -132,6 +135,9 @@ class _Binder:
                 (late if busy else bound.finish).append(reduction)
         # Receives first: a message that finds its receive posted is copied once.
         bound.starts = [*(request.Start for request in (*bound.requests, *sends)), *copies]
+        if self.traffic is not None and sends:
+            nbytes = sum(items.nbytes for items in sent)
+            bound.starts.append(partial(self.traffic.send, len(sends), nbytes))
         bound.finish += [*(request.Wait for request in sends), *late]
         bound.requests += sends
         return bound
@@ -225,7 +231,8 @@ def bind(
     if combine is not None:
         combine = memory.combine(combine)
     tag = 0 if lane is None else (lane.number + 1) * TAGS_PER_PLAN
-    rounds = _Binder(schedule, transport, buffers, layouts, combine, tag, memory).rounds()
+    traffic = underway.traffic if underway else None
+    rounds = _Binder(schedule, transport, buffers, layouts, combine, tag, memory, traffic).rounds()
     if prepare:
         rounds.insert(0, BoundRound(starts=prepare))
     if after:

@@ -91,7 +91,9 @@ def bind_shared(
     combine = combine and memory.combine(combine)
     binder = SharedBinder(flow, node, slot, memory, buffers, layout, combine)
     edges = _edges(node, places[node.rank], buffers[node.rank], borrow=lane is None)
-    before = [partial(HOST.copy, copy, own) for own, copy in chain(*edges)]
+    before: list[Action] = [partial(HOST.copy, copy, own) for own, copy in chain(*edges)]
+    if underway.traffic is not None:
+        before.append(partial(underway.traffic.share, _moved_bytes(flow, node.rank, layout, dtype)))
     after = [partial(HOST.copy, own, copy) for own, copy in edges[1]]
     plan = Plan(
         schedule.collective,
@@ -132,6 +134,22 @@ def _buffers(
     if recv_place is None and received:  # a scatter in place
         recv = send[rank * count :][:received]
     return {"sendbuf": send, "recvbuf": recv}
+
+
+def _moved_bytes(flow: Dataflow, rank: int, layout: Layout, dtype: "np.dtype[Any]") -> int:
+    """What a rank stores into others' memory, and loads from it, in one run."""
+    items = 0
+    for number, steps in enumerate(flow.programs[rank]):
+        for position, step in enumerate(steps):
+            if isinstance(step, Send):
+                other = flow.step(flow.ends[Endpoint(rank, number, position)])
+                moves = not isinstance(other, RecvReduce)  # which loads it itself
+            else:
+                moves = isinstance(step, RecvReduce)
+            if moves:
+                part = layout.items(step.chunk)
+                items += part.stop - part.start
+    return items * dtype.itemsize
 
 
 def _edges(

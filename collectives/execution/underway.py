@@ -5,6 +5,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from collectives.errors import CollectiveError
+from collectives.execution.traffic import Traffic
 
 if TYPE_CHECKING:
     from collectives.execution.plan import Plan
@@ -30,11 +31,13 @@ class Underway:
     Attributes:
         plans: those of this communicator, in the order in which they were started.
         left: which collective was left in the middle, and by what exception; empty if none was.
+        traffic: what plans add to that are bound from now on, if anybody counts.
     """
 
     def __init__(self) -> None:
         self.plans: list[Plan] = []
         self.left = ""
+        self.traffic: Traffic | None = None
 
     @property
     def here(self) -> "list[Plan]":

@@ -1,0 +1,35 @@
+"""What a rank sends, counted where its messages start."""
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Traffic:
+    """Counts of one rank; each run of a collective adds to it.
+
+    Attributes:
+        messages: that were started; of a sparse all-reduce, headers left out.
+        sent: bytes in them, headers and all.
+        dense: of sparse all-reduces, bytes that vectors would have taken in the same messages.
+        shared: bytes stored into other ranks' memory, or loaded from it, in the place of messages.
+        native: collectives that were left to the MPI library, which does not say what it sends.
+    """
+
+    messages: int = 0
+    sent: int = 0
+    dense: int = 0
+    shared: int = 0
+    native: int = 0
+
+    def send(self, messages: int, nbytes: int) -> None:
+        """Messages start."""
+        self.messages += messages
+        self.sent += nbytes
+
+    def share(self, nbytes: int) -> None:
+        """A run in shared memory starts, which moves so many bytes."""
+        self.shared += nbytes
+
+    def leave(self) -> None:
+        """The MPI library's own collective starts."""
+        self.native += 1
