@@ -196,8 +196,13 @@ class _Totals:
 
     def __init__(self) -> None:
         self.samples = self.seconds = self.comm_seconds = self.waiting = self.reading = 0.0
+        self.steps = 0
+        self.sent_bytes = self.shared_bytes = 0.0
 
     def add(self, step: Step) -> None:
+        self.steps += 1
+        self.sent_bytes += step.sent_bytes
+        self.shared_bytes += step.shared_bytes
         self.samples += step.samples
         self.seconds += step.seconds
         self.comm_seconds += step.seconds * step.comm_share
@@ -215,6 +220,9 @@ class _Totals:
             comm_share=self.comm_seconds / self.seconds if self.seconds else 0.0,
             wait_share=self.waiting / self.seconds if self.seconds else 0.0,
             read_share=self.reading / self.seconds if self.seconds else 0.0,
+            sent_bytes=self.sent_bytes / max(1, self.steps),
+            shared_bytes=self.shared_bytes / max(1, self.steps),
+            dense_bytes=trainer.dense_bytes,
             ended=trainer.watch.ended() or f"all {trainer.total_steps} steps are done",
         )
 

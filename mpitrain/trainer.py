@@ -118,6 +118,8 @@ class Trainer(ClosedTogether):
         self.comm = comm
         if config.parallel.checksums and not comm.checks_messages:
             self.comm = Communicator(comm, transport=CheckedTransport)
+        self._traffic = self.comm.traffic or self.comm.count_traffic()
+        self._moved_before = self._traffic.sent, self._traffic.shared
         self.config = config
         self.span = span
         self._stop = stop or StopFlag()
@@ -411,6 +413,7 @@ class Trainer(ClosedTogether):
         self._busy.add(lasted, sum(updated.comm_seconds for updated in own), runner.waited)
         waiting = self.comm.allreduce(sum(runner.waited.values()))
         reading = self.comm.allreduce(self.feed.read_seconds)
+        sent, shared = (self.comm.allreduce(moved) for moved in self._moved())
         seconds = lasted / len(batches)
         self.steps_done += len(batches)
         self.stopping = self.comm.allreduce(self._stop.raised(), op=MPI.LOR)
@@ -427,6 +430,8 @@ class Trainer(ClosedTogether):
                 comm_share=min(1.0, agreed.comm_seconds / self.comm.size / seconds),
                 wait_share=min(1.0, waiting / self.comm.size / lasted),
                 read_share=min(1.0, reading / self.comm.size / lasted),
+                sent_bytes=sent / self.comm.size / len(batches),
+                shared_bytes=shared / self.comm.size / len(batches),
             )
             for index, (batch, agreed) in enumerate(
                 zip(batches, window.agree(own, done), strict=True)
@@ -478,6 +483,7 @@ class Trainer(ClosedTogether):
                 waiting,
                 self.feed.read_seconds,
                 self._stop.raised(),
+                *self._moved(),
             )
         )
         self._busy.met = perf_counter() - now
@@ -513,7 +519,22 @@ class Trainer(ClosedTogether):
             comm_share=min(1.0, comm_seconds / agreed.seconds),
             wait_share=min(1.0, agreed.wait_seconds / agreed.seconds),
             read_share=min(1.0, agreed.read_seconds / agreed.seconds),
+            sent_bytes=agreed.sent_bytes / self.comm.size,
+            shared_bytes=agreed.shared_bytes / self.comm.size,
         )
+
+    def _moved(self) -> tuple[int, int]:
+        """Bytes that this rank has sent, and moved in shared memory, since the last call."""
+        now, before = (self._traffic.sent, self._traffic.shared), self._moved_before
+        self._moved_before = now
+        return now[0] - before[0], now[1] - before[1]
+
+    @property
+    def dense_bytes(self) -> float:
+        """That a rank sends to sum its gradients as they are, by algorithms of the least volume."""
+        size = self.grid.data.size
+        itemsize = np.dtype(self.config.run.dtype).itemsize
+        return 2 * (size - 1) / size * self.arena.size * itemsize
 
     def _skip(self, number: int, loss: float) -> Skipped:
         self.summation.rollback()

@@ -34,6 +34,7 @@ class Told:
         wait_seconds: those of them in waiting for other ranks.
         read_seconds: those of them in reading samples, or waiting for who reads them ahead.
         stopping: whether it was asked to stop.
+        sent_bytes, shared_bytes: that it has sent in messages, and moved in shared memory.
     """
 
     loss: float
@@ -42,6 +43,8 @@ class Told:
     wait_seconds: float = 0.0
     read_seconds: float = 0.0
     stopping: bool = False
+    sent_bytes: int = 0
+    shared_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class Agreed:
         grad_norm: Euclidean norm of the global gradient, before clipping.
         seconds, comm_seconds, wait_seconds, read_seconds: sums over the ranks of what each told.
         stopping: whether one of them was asked to stop.
+        sent_bytes, shared_bytes: sums over the ranks.
     """
 
     loss: float
@@ -62,6 +66,8 @@ class Agreed:
     wait_seconds: float
     read_seconds: float
     stopping: bool
+    sent_bytes: float
+    shared_bytes: float
 
     @property
     def finite(self) -> bool:
@@ -126,11 +132,12 @@ class Updater:
     def agree(self, own: Told) -> Agreed:
         """Sum what the ranks tell, and their parts of the squared norm; collective, one message."""
         told = own.seconds, own.comm_seconds, own.wait_seconds, own.read_seconds, own.stopping
-        values = np.array([own.loss, self.own_squares(), *told], float)
+        moved = own.sent_bytes, own.shared_bytes
+        values = np.array([own.loss, self.own_squares(), *told, *moved], float)
         self._grid.comm.Allreduce(MPI.IN_PLACE, values, op=MPI.SUM, algorithm="native")
-        loss, squared, seconds, reducing, waiting, reading, stopping = values.tolist()
+        loss, squared, seconds, reducing, waiting, reading, stopping, *moved = values.tolist()
         norm = sqrt(squared) if squared >= 0 else squared
-        return Agreed(loss, norm, seconds, reducing, waiting, reading, stopping > 0)
+        return Agreed(loss, norm, seconds, reducing, waiting, reading, stopping > 0, *moved)
 
     def own_squares(self) -> float:
         """The own part of the squared norm of the gradient."""

@@ -53,6 +53,8 @@ class Step(Struct, frozen=True, tag="step", tag_field="event"):
             the last rank at the end of the step.
         read_share: part of ``seconds`` spent in reading samples, or in waiting for the processes
             that read them ahead.
+        sent_bytes: that a rank sent in messages of collectives in this step, mean over the ranks.
+        shared_bytes: that it moved in the node's shared memory in their place.
     """
 
     step: int
@@ -66,6 +68,8 @@ class Step(Struct, frozen=True, tag="step", tag_field="event"):
     comm_share: float
     wait_share: float = 0.0
     read_share: float = 0.0
+    sent_bytes: float = 0.0
+    shared_bytes: float = 0.0
 
 
 class Skipped(Struct, frozen=True, tag="skipped", tag_field="event"):
@@ -181,6 +185,9 @@ class Summary(Struct, frozen=True, tag="summary", tag_field="event"):
 
     Attributes:
         ended: why training ended; empty in older files.
+        sent_bytes, shared_bytes: in a step, on average.
+        dense_bytes: that a sum of the gradients as they are sends, 2 (p-1)/p times their bytes on p
+            replicas.
     """
 
     test_loss: float
@@ -193,6 +200,9 @@ class Summary(Struct, frozen=True, tag="summary", tag_field="event"):
     metrics: dict[str, float] = {}
     read_share: float = 0.0
     ended: str = ""
+    sent_bytes: float = 0.0
+    shared_bytes: float = 0.0
+    dense_bytes: float = 0.0
 
     def __str__(self) -> str:
         told = measured(self.metrics) or f"loss {self.test_loss:.6f}"
@@ -201,8 +211,24 @@ class Summary(Struct, frozen=True, tag="summary", tag_field="event"):
             f"test {told}, {ranks_in_words(self.ranks)}, "
             f"gradients by {self.algorithm} ({self.reason}), {self.samples_per_s:.0f} samples/s, "
             f"{reading}reduction {self.comm_share:.1%} and waiting {self.wait_share:.1%} of "
-            f"step time{self.ended and f'; {self.ended}'}"
+            f"step time{self._exchanged()}{self.ended and f'; {self.ended}'}"
         )
+
+    def _exchanged(self) -> str:
+        """What a rank sends in a step, beside what a sum of the gradients as they are sends."""
+        moved = self.sent_bytes + self.shared_bytes
+        if not moved or not self.dense_bytes:
+            return ""
+        dense = in_words(self.dense_bytes)
+        return f"; a rank sends {in_words(moved)} a step (a dense sum: {dense})"
+
+
+def in_words(nbytes: float) -> str:
+    """``3.5 MB``."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= size:
+            return f"{nbytes / size:.3g} {unit}"
+    return f"{nbytes:.0f} B"
 
 
 def measured(metrics: Mapping[str, float]) -> str:
