@@ -1,5 +1,6 @@
 """DeMo: the largest waves of each chunk."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isqrt
 from typing import ClassVar
@@ -9,31 +10,40 @@ import numpy as np
 from collectives.coded import Bytes, Draw
 from mpitrain.arrays import Array
 from mpitrain.compress.blockwise import join, number
-from mpitrain.compress.options import Named, expect_least
+from mpitrain.compress.memory import DecayingResidual
+from mpitrain.compress.options import Named, expect_least, expect_share
 
 
 @dataclass(frozen=True)
 class DeMo(Named):
     """Of the cosine transform of each square chunk the largest amplitudes (Peng et al. 2024).
 
-    Bytes: 6 an amplitude: float32 and its place in 16 bits.  Biased: with feedback, which is the
-    momentum there: use a decay below 1.  The mean's sign is the paper's step; decoded in rank order
-    it is the same on all ranks.
+    Bytes: 6 an amplitude: float32 and its place in 16 bits.  Biased: what is not sent is a rank's
+    momentum, m = decay m + g less what was sent, so the optimiser has none.  The paper's step is
+    the sign of the mean; here it is the mean.
 
     Attributes:
         chunk: numbers of a chunk, a square of at most 65536.
         keep: amplitudes that are sent of each.
+        decay: of what was not sent; 1 forgets nothing.
     """
 
     name: ClassVar[str] = "demo"
     unbiased: ClassVar[bool] = False
     chunk: int = 4096
     keep: int = 32
+    decay: float = 0.999
 
     def __post_init__(self) -> None:
         if not (1 <= self.chunk <= 1 << 16 and isqrt(self.chunk) ** 2 == self.chunk):
             raise ValueError(f"chunk is {self.chunk}; it must be a square, at most 65536")
         expect_least("keep", self.keep, 1)
+        expect_share("decay", self.decay)
+
+    def memory(
+        self, value: Array, *, ranks: int = 1, dense: Sequence[slice] = ()
+    ) -> DecayingResidual:
+        return DecayingResidual(value, self.decay)
 
     @property
     def _kept(self) -> int:

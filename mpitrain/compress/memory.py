@@ -1,6 +1,19 @@
 """What a rank keeps from step to step of its own gradients, beside what a code left out."""
 
+from collectives.coded import Residual
 from mpitrain.arrays import Array
+
+
+class DecayingResidual(Residual):
+    """What a code left out, less of it in each step: a momentum of which the sent part is taken."""
+
+    def __init__(self, value: Array, decay: float) -> None:
+        """``value``: memory of it, zeros at first."""
+        super().__init__(value)
+        self._decay = decay
+
+    def add_to(self, x: Array) -> None:
+        x += self._decay * self.value
 
 
 class LocalMomentum:

@@ -23,41 +23,41 @@ def padded(n: int, block: int = 0) -> int:
     return power if not block or power <= block else -(-n // block) * block
 
 
-def rotate(x: Array, seed: int, block: int = 0) -> Array:
-    """H D x: random signs, then the orthonormal Walsh-Hadamard transform.
+def random_signs(n: int, *words: int | str) -> Array:
+    """n of -1 and 1, drawn by these words; float64."""
+    bits = np.frombuffer(generator(*words, "signs").bytes(-(-n // 8)), np.uint8)
+    return 1.0 - 2.0 * np.unpackbits(bits, count=n)
 
-    Linear: the rotated vectors of one seed may be summed, and the sum be rotated back.
+
+def rotate(x: Array, signs: Array, block: int = 0) -> Array:
+    """H D x: signs, then the orthonormal Walsh-Hadamard transform.
+
+    Linear: vectors rotated by the same signs may be summed, and the sum be rotated back.
     Cost: n log2(block or n) additions.
 
     Args:
         x: shape (n,); not changed.
-        seed: of the signs.
+        signs: D, -1 or 1, shape (padded(n, block),).
         block: a power of two: so many elements are rotated among themselves; 0 for all.
 
     Returns:
         float64 of shape (padded(n, block),).
     """
-    z = np.zeros(padded(len(x), block))
+    z = np.zeros(len(signs))
     z[: len(x)] = x
     np.clip(z, -_MOST, _MOST, out=z)
-    z *= _signs(len(z), seed)
+    z *= signs
     return _hadamard(z, block)
 
 
-def unrotate(z: Array, n: int, seed: int, block: int = 0) -> Array:
+def unrotate(z: Array, n: int, signs: Array, block: int = 0) -> Array:
     """The vector of shape (n,) that :func:`rotate` made ``z`` of; float64, ``z`` is not changed.
 
     It is also the transpose: of any ``z`` the vector whose rotation is next to it.
     """
     x = _hadamard(np.clip(np.array(z, np.float64), -_MOST, _MOST), block)
-    x *= _signs(len(z), seed)
+    x *= signs
     return x[:n]
-
-
-def _signs(n: int, seed: int) -> Array:
-    """n random signs."""
-    bits = np.frombuffer(generator(seed, "signs").bytes(-(-n // 8)), np.uint8)
-    return 1.0 - 2.0 * np.unpackbits(bits, count=n)
 
 
 def _hadamard(x: Array, block: int) -> Array:

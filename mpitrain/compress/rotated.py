@@ -10,7 +10,7 @@ from mpitrain.arrays import Array
 from mpitrain.compress.blocks import Int8
 from mpitrain.compress.codec import Feedback, feedback_of
 from mpitrain.compress.options import Named, expect_share, kept_of
-from mpitrain.compress.rotate import padded, rotate, unrotate
+from mpitrain.compress.rotate import padded, random_signs, rotate, unrotate
 from mpitrain.compress.seeds import generator, subset
 
 
@@ -60,7 +60,8 @@ class Rotated(Named):
             return
         seed = int(draw().integers(1 << 63))
         code[:8].view(np.uint64)[0] = seed
-        z, chosen = rotate(x, seed, self.block), self._chosen(len(x), seed)
+        signs, chosen = self._signs(len(x), seed), self._chosen(len(x), seed)
+        z = rotate(x, signs, self.block)
         if chosen is not None:
             z = z[chosen] * (len(z) / len(chosen) if self.unbiased else 1)
         self.code.encode(z, code[8:], lambda: generator(seed, "dice"))
@@ -77,11 +78,14 @@ class Rotated(Named):
             z = np.zeros(padded(n, self.block))
             z[chosen] = sent
         most = float(np.finfo(x.dtype).max)
-        x[...] = np.clip(unrotate(z, n, seed, self.block), -most, most)
+        x[...] = np.clip(unrotate(z, n, self._signs(n, seed), self.block), -most, most)
 
     def _sent(self, n: int) -> int:
         """Elements that the other code has."""
         return kept_of(padded(n, self.block), self.keep) if self.keep < 1 else padded(n, self.block)
+
+    def _signs(self, n: int, seed: int) -> Array:
+        return random_signs(padded(n, self.block), seed)
 
     def _chosen(self, n: int, seed: int) -> Array | None:
         """Those that are sent, if not all are."""

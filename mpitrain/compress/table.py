@@ -89,6 +89,8 @@ def _one(text: str) -> Any:
         if key not in known or not value:
             options = ", ".join(known) or "no options"
             raise CodecError(f"{text!r}: {part!r} is no option of {name}, which has {options}")
+        if key in given:
+            raise CodecError(f"{text!r}: {key} is there twice; leave one out")
         given[key] = value
     try:
         return msgspec.convert(given, kind, strict=False)

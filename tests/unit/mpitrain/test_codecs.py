@@ -380,6 +380,7 @@ def test_a_code_is_written_as_the_job_file_has_it(text):
     [
         ("int9", "there is no code 'int9'"),
         ("int8:blocks=4", "which has block, rounding, power"),
+        ("int8:block=4,block=5", "block is there twice"),
         ("int8:block=-1", "must be at least 1 element"),
         ("int8:rounding=up", "rounding"),
         ("qsgd:levels=0", "from 1 to 32767"),

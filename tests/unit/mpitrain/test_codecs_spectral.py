@@ -5,10 +5,10 @@ import pytest
 from codec_cases import draw, through
 
 from collectives.coded import Residual
-from mpitrain.compress import CodecError, feedback_of, parse
+from mpitrain.compress import CodecError, Remembering, feedback_of, parse
 from mpitrain.compress.atomo import probabilities, systematic
 from mpitrain.compress.demo import cosines
-from mpitrain.compress.rotate import rotate
+from mpitrain.compress.rotate import random_signs, rotate
 
 
 def drawn(codec, x, draws):
@@ -105,6 +105,25 @@ def test_the_largest_amplitudes_of_each_chunk_are_sent():
     np.testing.assert_allclose(through(every, x), x, atol=1e-6)
 
 
+def test_what_is_not_sent_decays():
+    codec, rng = parse("demo:chunk=16,keep=2,decay=0.75"), np.random.default_rng(0)
+    assert isinstance(codec, Remembering)
+    memory, momentum = codec.memory(np.zeros(16)), np.zeros(16)
+    for step in range(6):
+        g = rng.normal(size=16)
+        x = g.copy()
+        memory.add_to(x)
+        np.testing.assert_allclose(x, 0.75 * momentum + g)
+        sent = through(codec, x)
+        memory.keep(x, sent)
+        if step == 4:
+            memory.rollback()
+        else:
+            momentum = x - sent
+        memory.commit()
+        np.testing.assert_array_equal(memory.arrays["residual"], momentum)
+
+
 # rotations
 
 
@@ -184,4 +203,4 @@ def test_the_seed_of_a_rotation_travels_with_the_code():
     seed = int(code[:8].view(np.uint64)[0])
     inner = np.empty(64)
     codec.code.decode(code[8:], inner)
-    np.testing.assert_allclose(inner, rotate(x, seed), rtol=1e-6)
+    np.testing.assert_allclose(inner, rotate(x, random_signs(64, seed)), rtol=1e-6)

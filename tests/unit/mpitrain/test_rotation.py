@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mpitrain.compress.rotate import padded, rotate, unrotate
+from mpitrain.compress.rotate import padded, random_signs, rotate, unrotate
 from mpitrain.compress.seeds import generator, seed_of, subset
 
 
@@ -17,8 +17,8 @@ def hadamard(n):
 
 @pytest.mark.parametrize("n", [1, 2, 4, 8, 16, 32, 128])
 def test_it_is_signs_and_then_hadamards_matrix(n):
-    rotation = np.array([rotate(row, seed=5) for row in np.eye(n)]).T
-    signs = np.sign(rotation[0])  # the first row of the matrix is positive
+    signs = random_signs(n, 5)
+    rotation = np.array([rotate(row, signs) for row in np.eye(n)]).T
     np.testing.assert_allclose(rotation, hadamard(n) * signs, atol=1e-15)
 
 
@@ -27,29 +27,39 @@ def test_it_is_signs_and_then_hadamards_matrix(n):
 def test_there_and_back(n, block):
     x = np.random.default_rng(n).normal(size=n)
     kept = x.copy()
-    z = rotate(x, 3, block)
+    signs = random_signs(padded(n, block), 3)
+    z = rotate(x, signs, block)
     assert z.shape == (padded(n, block),) and z.dtype == np.float64
     assert z @ z == pytest.approx(x @ x, rel=1e-12)
-    np.testing.assert_allclose(unrotate(z, n, 3, block), x, atol=1e-14)
+    np.testing.assert_allclose(unrotate(z, n, signs, block), x, atol=1e-14)
     np.testing.assert_array_equal(x, kept)
 
 
 def test_sums_are_rotated_back_and_are_exact_where_halves_are():
     ranks = np.random.default_rng(0).integers(-64, 64, (5, 900)) / 8
-    total = sum(rotate(x, 7) for x in ranks)
-    np.testing.assert_array_equal(unrotate(total, 900, 7), ranks.sum(0))
+    signs = random_signs(1024, 7)
+    total = sum(rotate(x, signs) for x in ranks)
+    np.testing.assert_array_equal(unrotate(total, 900, signs), ranks.sum(0))
 
 
 def test_a_spike_is_spread_evenly():
     spike = np.zeros(1000, np.float32)
     spike[17] = 32
-    np.testing.assert_array_equal(np.abs(rotate(spike, 1)), 1)
+    np.testing.assert_array_equal(np.abs(rotate(spike, random_signs(1024, 1))), 1)
 
 
 def test_the_largest_numbers_do_not_overflow():
     for kind in (np.float32, np.float64):
         with np.errstate(all="raise"):
-            assert np.isfinite(unrotate(rotate(np.full(9, np.finfo(kind).max), 1), 9, 1)).all()
+            z = rotate(np.full(9, np.finfo(kind).max), random_signs(16, 1))
+            assert np.isfinite(unrotate(z, 9, random_signs(16, 1))).all()
+
+
+def test_signs_are_of_their_words_and_as_often_plus_as_minus():
+    signs = random_signs(10_000, 1, "w")
+    np.testing.assert_array_equal(signs, random_signs(10_000, 1, "w"))
+    assert set(signs) == {-1.0, 1.0} and abs(signs.sum()) < 5 * 100
+    assert (signs != random_signs(10_000, 2, "w")).any() and random_signs(0, 1).shape == (0,)
 
 
 def test_seeds_are_of_words_alone():

@@ -1,0 +1,48 @@
+"""Training by every code on ranks: replicas stay equal, and the loss falls."""
+
+from itertools import islice
+
+import pytest
+from mpi4py import MPI
+from msgspec.structs import replace
+
+from collectives import Communicator
+from mpitrain.compress.table import CODECS
+from mpitrain.config import Compress
+from mpitrain.threads import limit_blas_threads
+from mpitrain.trainer import Trainer
+from tests.mpi.mpitrain.layouts import mlp
+
+pytestmark = [pytest.mark.mpi, pytest.mark.slow]
+
+#: Others than the defaults, for gradients of a small model.
+CODES = {
+    "topk": "topk:keep=0.1",
+    "dgc": "dgc:keep=0.1,momentum=0.5,clip=10",
+    "randomk": "randomk:keep=0.3",
+    "blocks": "blocks:keep=0.3,block=16",
+    "demo": "demo:chunk=64,keep=16",
+    "threshold": "threshold:tau=0.01",
+    "strom": "strom:tau=0.01",
+    "rotate": "rotate+int4",
+}
+
+
+@pytest.fixture(scope="module")
+def comm():
+    with Communicator(MPI.COMM_WORLD) as world, limit_blas_threads(world):
+        yield world
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_the_loss_falls_and_replicas_stay_equal(comm, name):
+    config = mlp()
+    optim = replace(
+        config.optim, momentum=0.0, nesterov=False, lr=0.02 if name == "signum" else config.optim.lr
+    )
+    config = replace(config, optim=optim, compress=Compress(CODES.get(name, name), least=1))
+    with Trainer(comm, config) as trainer:
+        losses = [record.loss for record in islice(trainer.run_epoch(0), 14)]
+        trainer.check_replicas("after some steps")
+    print(f"{name}: from {losses[0]:.4g} to {losses[-1]:.4g}")
+    assert sum(losses[-3:]) < 0.97 * sum(losses[:3]), losses
