@@ -106,7 +106,11 @@ class Sparse(Protocol):
 
 @runtime_checkable
 class Remembering(Protocol):
-    """A code with a memory of its own, in the place of a residual."""
+    """A code with a memory of its own, in the place of a residual.
+
+    With an attribute ``of_all`` that is true, gradients that travel as they are pass through such a
+    memory, too, as a momentum's must.
+    """
 
     def memory(self, value: Array, *, ranks: int = 1, dense: Sequence[slice] = ()) -> Memory:
         """The memory of a vector.

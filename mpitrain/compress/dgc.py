@@ -37,8 +37,8 @@ class DGC(Named):
         momentum: m.
         nesterov: u = m (u + g), v = v + u + g.
         masking: u is 0 where v was sent, so that old directions are forgotten.
-        clip: bound of the length of the summed gradient, of which a rank takes 1/sqrt(p); 0 for
-            none.
+        clip: bound of the length of the summed gradient of a bucket, of which a rank takes
+            1/sqrt(p); 0 for none.
         warmup: first steps, in whose four quarters more is sent: keep to the power of 1/5, 2/5,
             3/5 and 4/5, as 25%, 6.3%, 1.6% and 0.4% for 0.1%.
     """
@@ -46,6 +46,7 @@ class DGC(Named):
     name: ClassVar[str] = "dgc"
     unbiased: ClassVar[bool] = False
     feedback: ClassVar[str] = "on"
+    of_all: ClassVar[bool] = True
     keep: float = 0.001
     momentum: float = 0.9
     nesterov: bool = False

@@ -73,5 +73,9 @@ def compress_conflicts(job: "Config") -> Iterator[tuple[str, str]]:
         yield "compress.feedback", f"what {code} leaves out would grow; set feedback = 'off'"
     if isinstance(code, Sparse) and c.exchange != "auto":
         yield "compress.exchange", f"{code} goes by the sparse all-reduce; leave exchange out"
+    if getattr(code, "of_all", False) and (job.optim.name != "sgd" or job.optim.momentum):
+        yield "compress.codec", f"{code} has the momentum; set optim.name = 'sgd' and momentum = 0"
+    if getattr(code, "of_all", False) and c.start:
+        yield "compress.start", f"{code} warms up by itself, see its option warmup; leave start out"
     if getattr(code, "votes", False) and (c.exchange == "gathered" or p.zero):
         yield "compress.codec", f"{code} needs the owners of two_phase, and zero = 0"

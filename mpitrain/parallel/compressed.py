@@ -18,8 +18,9 @@ from collectives.communicator import Communicator
 from mpitrain.arena import DATA
 from mpitrain.arrays import Array
 from mpitrain.compress import Compressor, Linear, Remembering, Sketch, Sparse
+from mpitrain.config import ConfigError
 from mpitrain.parallel.linear_sum import LinearSum
-from mpitrain.parallel.packing import Packed, Together
+from mpitrain.parallel.packing import Packed, Run, Together
 from mpitrain.parallel.sparse_sum import SparseSum
 from mpitrain.parallel.summation import Dense, Kept, Sum, Summand
 
@@ -46,10 +47,24 @@ class Compression:
     exchange: str = "auto"
     flush_every: int = 0
 
+    @property
+    def votes(self) -> bool:
+        """Whether what comes out is no sum, so that all gradients must be coded."""
+        return getattr(self.code, "votes", False)
+
+    @property
+    def of_all(self) -> bool:
+        """Whether the code's memory is of gradients that travel as they are, too."""
+        return getattr(self.code, "of_all", False)
+
+    def codes(self, tensor: Array) -> bool:
+        """Whether a tensor's gradients are coded."""
+        return self.votes or (tensor.ndim > 1 and tensor.size >= self.least)
+
     def gathers(self, ranks: int) -> bool:
         """Whether codes of a ``Codec`` are gathered, not added by owners."""
-        votes = getattr(self.code, "votes", False)
-        return self.exchange == "gathered" or (self.exchange == "auto" and ranks == 2 and not votes)
+        by_itself = self.exchange == "auto" and ranks == 2 and not self.votes
+        return self.exchange == "gathered" or by_itself
 
 
 @dataclass
@@ -71,9 +86,19 @@ class Compressed:
     acts_alone: ClassVar[bool] = True
 
     def bind(self, summand: Summand) -> Sum:
-        """The sum of these arrays; collective over ``summand.comm``."""
-        packed = Packed(summand, self.compression.least)
-        if summand.bucket.group != DATA or not packed.coded.size:
+        """The sum of these arrays; collective over ``summand.comm``.
+
+        Raises:
+            ConfigError: the code votes, and these gradients must be summed exactly.
+        """
+        how, is_data = self.compression, summand.bucket.group == DATA
+        if how.votes and not is_data:
+            raise ConfigError(
+                f"compress.codec: {how.code} has no sums, and {', '.join(summand.tensors)} are "
+                "summed over more ranks than the replicas; set another codec"
+            )
+        packed = Packed(summand, lambda tensor: is_data and how.codes(tensor))
+        if not packed.coded.size and not how.of_all:
             return self.dense.bind(summand)
         exchange = Exchange(summand, packed, self)
         self.exchanges.append(exchange)
@@ -117,6 +142,7 @@ class Exchange(Phased):
         packed: which elements are coded.
         memory: what this rank keeps of its own gradients, as what codes left out; shape of each of
             its arrays (coded elements,).
+        rest_memory: the same of gradients that are not coded.
         owner_residual: what the codes of sums left out, shape (elements of the own shard,).
         scale: that the gradients of this step were multiplied by.
         is_finite: whether they are.
@@ -128,13 +154,19 @@ class Exchange(Phased):
         self._summand, self._made_by = summand, made_by
         how, comm = made_by.compression, summand.comm
         self.memory: Memory | None = None
+        self.rest_memory: Memory | None = None
         if isinstance(how.code, Remembering):
-            self.memory = how.code.memory(np.zeros_like(packed.coded))
+            self.memory = how.code.memory(np.zeros_like(packed.coded), ranks=comm.size)
+            if how.of_all and packed.rest.size:
+                rest = np.zeros_like(packed.rest)
+                every = [slice(0, rest.size)]
+                self.rest_memory = how.code.memory(rest, ranks=comm.size, dense=every)
         elif how.feedback:
             self.memory = Residual(np.zeros_like(packed.coded))
         self.owner_residual: Residual | None = None
-        self._coded = self._sum(how, comm)
-        self.algorithm, self.reason = self._coded.algorithm, f"{packed.share:.0%} of elements"
+        self._coded = self._sum(how, comm) if packed.coded.size else None
+        self.algorithm = self._coded.algorithm if self._coded else str(how.code)
+        self.reason = f"{packed.share:.0%} of elements"
         self._rest = packed.bind_rest(comm)
         self._dense = made_by.dense.bind(summand) if how.start else None
         super().__init__([])
@@ -173,7 +205,9 @@ class Exchange(Phased):
             return
         self.is_finite = self.packed.pack(self.scale)
         rest = self._rest
-        for plan in self._coded.phases():
+        if self.rest_memory:
+            self.rest_memory.add_to(self.packed.rest)
+        for plan in self._coded.phases() if self._coded else ():
             yield Together([plan, rest]) if rest else plan
             rest = None
         if rest:
@@ -192,24 +226,25 @@ class Exchange(Phased):
 
     @property
     def _remembering(self) -> Iterator[Memory | Sketch]:
-        yield from filter(None, (self.memory, self.owner_residual))
+        yield from filter(None, (self.memory, self.rest_memory, self.owner_residual))
         if isinstance(self._coded, LinearSum):
             yield self._coded.sketch
 
     def kept(self) -> Iterator[Kept]:
         """What is kept of the elements, as elements of the arena."""
-        arrays = self.memory.arrays if self.memory else {}
         alone = "" if self.owner_residual else "owner"
-        for name, values in arrays.items():
-            whole = slice(0, values.size)
-            yield from self._runs(name, values, whole, is_per_replica=True, when_alone=alone)
+        for memory, coded in ((self.memory, True), (self.rest_memory, False)):
+            for name, values in memory.arrays.items() if memory else ():
+                whole = slice(0, values.size)
+                runs = self.packed.runs_of(whole, coded=coded)
+                yield from self._kept(name, values, runs, is_per_replica=True, when_alone=alone)
         if self.owner_residual:
-            values, part = self.owner_residual.value, self.packed.part
-            yield from self._runs("owner", values, part, is_per_replica=False)
+            runs = self.packed.runs_of(self.packed.part, coded=True)
+            yield from self._kept("owner", self.owner_residual.value, runs, is_per_replica=False)
 
-    def _runs(self, name: str, values: Array, part: slice, **more: Any) -> Iterator[Kept]:
+    def _kept(self, name: str, values: Array, runs: Iterator[Run], **more: Any) -> Iterator[Kept]:
         start = self._summand.bucket.start
-        for run in self.packed.coded_runs(part):
+        for run in runs:
             own = values[run.at : run.at + run.stop - run.start]
             yield Kept(name, start + run.start, own, **more)
 
@@ -219,8 +254,7 @@ class Exchange(Phased):
 
     def Free(self) -> None:
         super().Free()
-        self._coded.Free()
-        for plan in (self._rest, self._dense):
+        for plan in (self._coded, self._rest, self._dense):
             if plan is not None:
                 plan.Free()
         self._made_by.exchanges.remove(self)

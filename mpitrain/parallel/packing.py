@@ -1,6 +1,6 @@
 """A bucket's gradients as two arrays: the elements that are coded, and the others."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -44,8 +44,8 @@ class Packed:
         runs: where everything lies.
     """
 
-    def __init__(self, summand: Summand, least: int) -> None:
-        """Matrices of at least ``least`` elements are coded; all of a summand without tensors."""
+    def __init__(self, summand: Summand, coded: Callable[[Array], bool]) -> None:
+        """``coded`` says of a tensor whether it is; a summand without tensors is one of them."""
         own = summand.own
         self._summand = summand
         named = summand.tensors or {"": own}
@@ -53,12 +53,12 @@ class Packed:
         ends, start = {True: 0, False: 0}, 0
         where = {}
         for name, tensor in named.items():
-            coded = not summand.tensors or (tensor.ndim > 1 and tensor.size >= least)
-            at = ends[coded]
-            ends[coded] += tensor.size
-            if coded:
-                where[name] = (slice(at, ends[coded]), tensor.shape)
-            self.runs.append(Run(start, start + tensor.size, at, coded))
+            is_coded = coded(tensor)
+            at = ends[is_coded]
+            ends[is_coded] += tensor.size
+            if is_coded:
+                where[name] = (slice(at, ends[is_coded]), tensor.shape)
+            self.runs.append(Run(start, start + tensor.size, at, is_coded))
             start += tensor.size
         self.rest = np.empty(ends[False], own.dtype)
         self.coded = np.empty(ends[True], own.dtype) if self.rest.size else own
@@ -87,20 +87,20 @@ class Packed:
             return slice(0, self.coded.size)
         return slice(sum(counts[:rank]), sum(counts[: rank + 1]))
 
-    def coded_runs(self, part: slice) -> Iterator[Run]:
-        """Where the elements of ``part`` of what is coded lie, ``at`` counted from its start."""
+    def runs_of(self, part: slice, *, coded: bool) -> Iterator[Run]:
+        """Where the elements of ``part`` of an array lie, ``at`` counted from its start."""
         for run in self.runs:
-            if run.coded:
+            if run.coded == coded:
                 first = max(part.start, run.at)
                 last = min(part.stop, run.at + run.stop - run.start)
                 if first < last:
                     start = run.start + first - run.at
-                    yield Run(start, start + last - first, first - part.start, coded=True)
+                    yield Run(start, start + last - first, first - part.start, coded)
 
     def pack(self, scale: float) -> bool:
         """Sort the gradients into the arrays; false, and zeros, if one of them is not finite.
 
-        What is coded is divided by ``scale``, as codes and what they leave out are of gradients.
+        They are divided by ``scale``, as codes and what they leave out are of gradients.
         """
         own = self._summand.own
         is_finite = bool(np.isfinite(own).all())
@@ -110,6 +110,7 @@ class Packed:
                 array[run.at : run.at + run.stop - run.start] = own[run.start : run.stop]
         if scale != 1.0:
             self.coded /= scale
+            self.rest /= scale
         if not is_finite:
             self.coded[...] = 0
             self.rest[...] = 0
@@ -123,6 +124,7 @@ class Packed:
             return
         if scale != 1.0:
             self.coded_total *= scale
+            self.rest_total *= scale
         if self.coded is self._summand.own:
             if self.coded_total is not total:
                 total[...] = self.coded_total

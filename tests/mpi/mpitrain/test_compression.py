@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from collectives import Communicator
 from mpitrain.checkpoint import Writer
-from mpitrain.config import Compress
+from mpitrain.config import Compress, Optim
 from mpitrain.metrics import Skipped
 from mpitrain.run import checkpoints, resume, save
 from mpitrain.threads import limit_blas_threads
@@ -66,6 +66,31 @@ def test_before_the_start_and_for_small_tensors_gradients_travel_as_they_are(com
         np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
+WHOLE = ["topk:keep=1", "powersgd:rank=4096,min_rate=0", "randomk:keep=1", "blocks:keep=1"]
+
+
+@pytest.mark.parametrize("codec", WHOLE)
+@pytest.mark.parametrize(
+    "layout", [pytest.param(p.values[0], marks=pytest.mark.slow) for p in CODED[1:]] + ["data"]
+)
+def test_codes_that_leave_nothing_out_train_as_dense_sums_do(comm, layout, codec):
+    config = job("gpt", **layouts("gpt", RANKS)[layout])
+    expected, _ = alone(config, steps=4)
+    found, _ = curve(comm, coded(config, codec, "auto"), steps=4)
+    np.testing.assert_allclose(found, expected, rtol=1e-7)
+
+
+@pytest.mark.parametrize("layout", CODED)
+def test_deep_gradient_compression_of_all_is_momentum_of_all(comm, layout):
+    """Biases, and what tensor ranks have copies of, have it too."""
+    config = job("gpt", **layouts("gpt", RANKS)[layout])
+    config = replace(config, optim=Optim(lr=0.05, reference_batch=0, momentum=0.9))
+    expected, _ = alone(config, steps=4)
+    config = replace(config, optim=replace(config.optim, momentum=0.0))
+    found, _ = curve(comm, coded(config, "dgc:keep=1,masking=false,momentum=0.9", "auto"), steps=4)
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
 @pytest.mark.parametrize("exchange", ["two_phase", "gathered"])
 def test_replicas_stay_equal_and_what_is_left_out_is_small(comm, exchange):
     config = coded(mlp(), exchange=exchange)
@@ -77,7 +102,16 @@ def test_replicas_stay_equal_and_what_is_left_out_is_small(comm, exchange):
             assert 0 < np.abs(left).max() < 2**-7 * max(1.0, 4 * largest), record
 
 
-KEEPING = ["sign", "signum", "topk:keep=0.1", "powersgd:rank=2", "terngrad", "blocks"]
+KEEPING = [
+    "sign",
+    "signum",
+    "dgc:keep=0.1",
+    "demo",
+    "topk:keep=0.1",
+    "powersgd:rank=2",
+    "terngrad",
+    "blocks",
+]
 
 
 @pytest.mark.parametrize("layout", CODED)
@@ -92,7 +126,10 @@ def test_every_code_remembers_what_it_must(comm, folder, codec, layout):
     if codec == "signum" and layout == "zero 1":
         pytest.skip("votes have no shards")
     config = job("gpt", "float32", **layouts("gpt", RANKS)[layout])
-    interrupted(comm, folder, coded(config, codec, "auto", start=1))
+    start = 1
+    if codec.startswith("dgc"):
+        config, start = replace(config, optim=Optim(momentum=0.0)), 0
+    interrupted(comm, folder, coded(config, codec, "auto", start=start))
 
 
 def interrupted(comm, folder, config):
