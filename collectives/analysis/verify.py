@@ -35,11 +35,14 @@ class Proof(NamedTuple):
         keeps_order: every reduction is in rank order, as non-commutative operations need.
         uneven: each value stays in places of its own block's length, so blocks may differ in
             length, as in a v-variant.
+        roundings: most additions on the way of a contribution to the result; so often it is rounded
+            where every partial sum is, as in 16 bits or with codes at every hop.
     """
 
     messages: int
     keeps_order: bool
     uneven: bool
+    roundings: int
 
 
 def verify(schedule: Schedule, in_place: bool = False) -> Proof:
@@ -129,7 +132,14 @@ class Verifier:
                 case End(rank, number, steps):
                     self._apply(rank, number, steps)
         ordered = [self._check_result(rank) for rank in range(size)]
-        return Proof(messages, all(ordered), self.uneven)
+        return Proof(messages, all(ordered), self.uneven, self._roundings())
+
+    def _roundings(self) -> int:
+        """The depth of the deepest tree in the results."""
+        depths: list[int] = []  # a tree is numbered after its parts
+        for left, right in self.trees:
+            depths.append(0 if left < 0 else 1 + max(depths[left], depths[right]))
+        return max((depths[value.tree] for _, value in self.results.values()), default=0)
 
     def cell(self, rank: int, buffer: str, i: int) -> Cell:
         """Where chunk ``i`` of a buffer lies in memory."""

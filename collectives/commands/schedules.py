@@ -18,9 +18,14 @@ from collectives.commands.arguments import collective_or_file, positive, ranks
 from collectives.commands.mutate import survey
 from collectives.contracts import CONTRACTS
 from collectives.errors import CollectiveError, TooLarge, UnknownAlgorithm
+from collectives.schedule import Schedule
 
 if TYPE_CHECKING:
     from collectives.commands.arguments import Commands
+
+
+#: Ranks up to which a listing proves schedules, to say how often they round.
+_MOST_PROVED = 64
 
 
 def add(commands: "Commands") -> None:
@@ -85,24 +90,34 @@ def _counts(counted: Iterable[int]) -> str:
 
 def _list(options: argparse.Namespace) -> int:
     print(
-        f"latency: messages in a row; sent: by the busiest rank, in buffers; {options.size} ranks"
+        "latency: messages in a row; sent: by the busiest rank, in buffers; rounded: how often a "
+        f"contribution is, where all partial sums are; {options.size} ranks"
     )
-    head = f"{'collective':<11}{'algorithm':<20}{'latency':>8}{'sent':>7}  order  in place  summary"
-    print(head)
+    print(
+        f"{'collective':<15}{'algorithm':<20}{'latency':>7}{'sent':>7}{'rounded':>8}"
+        "  order  in place  summary"
+    )
     for algorithm in _listed(options.collective):
         try:
-            cost = count(REGISTRY.schedule(algorithm.collective, algorithm.name, options.size))
-            costs = f"{cost.latency:>8}{cost.sent:>7.2f}"
+            schedule = REGISTRY.schedule(algorithm.collective, algorithm.name, options.size)
+            cost = count(schedule)
+            costs = f"{cost.latency:>7}{cost.sent:>7.2f}{_rounded(schedule):>8}"
         except (TooLarge, UnknownAlgorithm):  # not of so many ranks
-            costs = f"{'-':>8}{'-':>7}"
+            costs = f"{'-':>7}{'-':>7}{'-':>8}"
         reference = f" [{algorithm.reference}]" if algorithm.reference else ""
         print(
-            f"{algorithm.collective:<11}{algorithm.name:<20}{costs}  "
+            f"{algorithm.collective:<15}{algorithm.name:<20}{costs}  "
             f"{'kept' if algorithm.keeps_order else '-':<5}  "
             f"{'yes' if algorithm.in_place else 'by a copy':<9} "
             f"{algorithm.summary}{reference}".rstrip()
         )
     return 0
+
+
+def _rounded(schedule: Schedule) -> str:
+    if not schedule.contract.reduces:
+        return "-"
+    return str(verify(schedule).roundings) if schedule.size <= _MOST_PROVED else "?"
 
 
 def _listed(which: str | None) -> list[Algorithm]:

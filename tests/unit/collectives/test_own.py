@@ -283,7 +283,7 @@ def test_the_commands_take_files(tmp_path, capsys):
     for arguments, wanted in [
         (["verify", file, "--ranks", "1-5,12"], "both_ways                   6 sizes"),
         (["verify", "--algorithm", file, "--ranks", "2", "--mutations"], "both_ways"),
-        (["list", file, "-n", "4"], "allreduce  both_ways                  6   1.50"),
+        (["list", file, "-n", "4"], "allreduce      both_ways                 6   1.50"),
         (["draw", file, "-n", "3", "-o", str(picture)], "round 3"),
         (["explore", file, "-n", "3", "-o", str(tmp_path / "own.html")], "wrote"),
         (["simulate", "--algorithm", f"{file},ring", "--ranks", "8"], "  both_ways  ring"),

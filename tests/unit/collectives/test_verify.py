@@ -232,3 +232,15 @@ def test_a_complaint_names_both_ends_of_the_message():
         "rank 1 round 0: r0:2<0 expected 2 chunks from rank 0, whose round 0 sends s0 = chunk 0 of "
         "ranks [0]"
     ) in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 8, 16])
+def test_how_often_a_contribution_is_rounded(size):
+    """Once at every hop of a ring, once a round of a butterfly."""
+    rounded = {
+        name: verify(build("allreduce", name, size)).roundings
+        for name in ("ring", "butterfly", "direct")
+    }
+    halvings = size.bit_length() - 1
+    folded = int(size != 1 << halvings)
+    assert rounded == {"ring": size - 1, "butterfly": halvings + folded, "direct": size - 1}
