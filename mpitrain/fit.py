@@ -27,8 +27,8 @@ from mpitrain.together import together
 
 #: Keys of [optim] that an optimiser of torch leaves to the job.
 _BESIDE_AN_OPTIMIZER = {
-    "lr", "reference_batch", "warmup_epochs", "schedule", "milestones", "decay", "decay_epochs",
-    "clip_norm", "average",
+    "lr", "reference_batch", "warmup_epochs", "schedule", "schedule_by", "milestones", "decay",
+    "decay_epochs", "clip_norm", "average",
 }  # fmt: skip
 
 
@@ -90,7 +90,10 @@ class Trainer(trainer.Trainer):
                 :class:`mpitrain.optim.Optimizer`, or a name as in ``optim.name``.  Of a function,
                 ``lr`` is the rate that schedules begin from, and batches of any size have.
             schedule: a function of the step, counted from 0, whose value the rate is multiplied by,
-                as torch's LambdaLR has it (:class:`mpitrain.trainer.Trainer`).
+                as torch's LambdaLR has it (:class:`mpitrain.trainer.Trainer`); or, with an
+                optimiser of torch, one that makes a scheduler of it, as ``lambda optimizer:
+                CosineAnnealingLR(optimizer, 100)``, which takes a step after each of training, or
+                with ``schedule_by="epoch"`` after each epoch.
             classes: kinds of labels, if these are integers; by default as many as the model's last
                 layer has scores.
             span, stop, before_step: as :class:`mpitrain.trainer.Trainer`.
@@ -112,6 +115,11 @@ class Trainer(trainer.Trainer):
             metrics = None
         if isinstance(optimizer, str):
             settings["optim"], optimizer = {"name": optimizer, **settings.get("optim", {})}, None
+        if hasattr(schedule, "last_epoch"):
+            raise ConfigError(
+                "schedule: give a function that makes the scheduler of an optimiser, as lambda "
+                f"optimizer: {type(schedule).__name__}(optimizer, ...), not the scheduler"
+            )
         if schedule is not None and not callable(schedule):  # a name, which two tables have
             settings["schedule"], schedule = schedule, None
         job = configured(config or Config(), settings)
@@ -125,9 +133,13 @@ class Trainer(trainer.Trainer):
         if optimizer is not None and not hasattr(optimizer, "prepare"):
             from mpitrain.adapters.torch.layer import trained
             from mpitrain.adapters.torch.optimizer import grouped
+            from mpitrain.adapters.torch.schedule import TorchSchedule
 
             own = trained(self.module, layers or {}) if self.module is not None else {}
-            optimizer, grouping = grouped(optimizer, own)
+            of_groups, grouping = grouped(optimizer, own)
+            optimizer = of_groups[0]
+            if schedule is not None:
+                schedule = TorchSchedule(schedule, of_groups)
             asked = set(settings.get("optim", {})) - _BESIDE_AN_OPTIMIZER
             if asked:
                 raise ConfigError(

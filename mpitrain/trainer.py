@@ -24,7 +24,7 @@ from mpitrain.feed import Feed, Held
 from mpitrain.fitting import expect_fitting, initial, named_metrics
 from mpitrain.group import TensorGroup
 from mpitrain.groups import Grouping
-from mpitrain.lr import Factor, learning_rate, scaled_rate, tabulated
+from mpitrain.lr import Factor, Schedule, Table, learning_rate, scaled_rate, tabulated
 from mpitrain.metrics import Skipped, Step, Straggler, Times
 from mpitrain.objective import Loss
 from mpitrain.objective.metrics import Metric
@@ -88,7 +88,7 @@ class Trainer(ClosedTogether):
         metrics: Mapping[str, Metric] | None = None,
         optimizer: Optimizer | None = None,
         grouping: Grouping | None = None,
-        schedule: Factor | None = None,
+        schedule: Factor | Schedule | None = None,
         before_step: Callable[["Trainer"], None] | None = None,
     ) -> None:
         """Load the data, initialise the parameters from the seed, bind the communication.
@@ -104,8 +104,8 @@ class Trainer(ClosedTogether):
             grouping: how each parameter is updated, by its name; without, as ``optim.groups`` says.
             schedule: one's own, in the place of ``optim.schedule`` and ``optim.warmup_epochs``:
                 ``schedule(step)`` is what the scaled rate is multiplied by in a step, counted from
-                0, as of torch's LambdaLR.  Rank 0 calls it for all steps of the run, before the
-                first one.
+                0, as of torch's LambdaLR, with ``optim.schedule_by = "epoch"`` in an epoch.  Rank 0
+                calls it for all steps of the run, before the first one.
             before_step: called before each step, on each rank.
 
         Raises:
@@ -140,7 +140,7 @@ class Trainer(ClosedTogether):
                 "number of training samples"
             )
         self.sampler = Sampler(samples, config.train.batch_size, config.run.seed)
-        self._factors = None if schedule is None else self._tabulate(schedule)
+        self._table = self._tabulate(schedule)
         self._open_grid()
         self.metrics = (
             metrics
@@ -160,23 +160,34 @@ class Trainer(ClosedTogether):
         self.steps_done = 0
         self._lap = perf_counter()
 
-    def _tabulate(self, schedule: Factor) -> Array:
-        """The factors of a schedule of one's own, rank 0's on all ranks."""
+    def _tabulate(self, schedule: Factor | Schedule | None) -> Table | None:
+        """A schedule of one's own, rank 0's on all ranks."""
         optim = self.config.optim
+        if schedule is None:
+            if optim.schedule_by != "step":
+                raise ConfigError(
+                    f"optim.schedule_by = {optim.schedule_by!r} is of a schedule of one's own, and "
+                    "there is none; leave it out"
+                )
+            return None
         if optim.schedule != "constant" or optim.warmup_epochs:
             raise ConfigError(
                 f"optim.schedule = {optim.schedule!r} with optim.warmup_epochs = "
                 f"{optim.warmup_epochs:g}: a schedule of one's own takes the place of both; leave "
                 "them out"
             )
-        is_first = self.comm.rank == 0
-        found = together(
-            self.comm,
-            lambda: tabulated(schedule, self.total_steps) if is_first else None,
-            ConfigError,
-        )
-        factors: Array = self.comm.bcast(found)
-        return factors
+        steps = self.sampler.steps_per_epoch if optim.schedule_by == "epoch" else 1
+        rows = -(-self.total_steps // steps)
+
+        def made() -> Table | None:
+            if self.comm.rank > 0:
+                return None
+            if isinstance(schedule, Schedule):
+                return replace(schedule.table(rows), steps=steps)
+            return Table(tabulated(schedule, rows)[:, None], steps)
+
+        table: Table = self.comm.bcast(together(self.comm, made, ConfigError))
+        return table
 
     def _open_grid(self) -> None:
         layout = build.layout(self.config, self.comm.size)
@@ -220,6 +231,8 @@ class Trainer(ClosedTogether):
         grouping = self._grouping or groups.by_name(
             config.optim, self._optimizer, self.model.names()
         )
+        if self._table and self._table.options is not None:
+            grouping = groups.scheduled(grouping, self._table)
         self.updater = Updater(
             self.grid, self.store, self._optimizer, grouping, offload, config.optim.average
         )
@@ -461,9 +474,15 @@ class Trainer(ClosedTogether):
 
     def _rate(self, steps_done: int) -> float:
         optim, train = self.config.optim, self.config.train
-        if self._factors is None:
+        if self._table is None:
             return learning_rate(optim, train, steps_done, self.sampler.steps_per_epoch)
-        return scaled_rate(optim, train) * float(self._factors[steps_done])
+        return scaled_rate(optim, train) * self._table.factor(steps_done)
+
+    def _common_rate(self, steps_done: int) -> float:
+        """What the rates of all groups are factors on."""
+        if self._table and self._table.options is not None:
+            return scaled_rate(self.config.optim, self.config.train)
+        return self._rate(steps_done)
 
     def _update(self, epoch: int, samples: int, loss: float, comm_seconds: float) -> Step | Skipped:
         now = perf_counter()
@@ -497,7 +516,8 @@ class Trainer(ClosedTogether):
         most = self.config.optim.clip_norm
         clip = most / grad_norm if most and grad_norm > most else 1.0
         with self.span("update", "update"):
-            self.updater.step(lr, clip / self.scale.value)
+            common = self._common_rate(self.steps_done)
+            self.updater.step(common, clip / self.scale.value, self.steps_done)
         comm_seconds = agreed.comm_seconds
         with self.span("publish", "communicate"):
             self._busy.published = self.store.publish()

@@ -179,11 +179,18 @@ class Updater:
             found.append((self._grid.groups[piece.group], arrays))
         return found
 
-    def step(self, lr: float, gradient_scale: float = 1.0) -> None:
-        """Update the own pieces; ``gradient_scale`` multiplies the gradients first."""
+    def step(self, lr: float, gradient_scale: float = 1.0, number: int = 0) -> None:
+        """Update the own pieces.
+
+        Args:
+            lr: what the rates of all groups are factors on.
+            gradient_scale: multiplies the gradients first.
+            number: of the step, counted from 0, those that were skipped included.
+        """
         self.steps += 1
         directions: list[list[Array]] = []
-        for piece, state, runs in zip(self._store.pieces, self.state, self._runs, strict=True):
+        every = [[(part, group.at(number)) for part, group in runs] for runs in self._runs]
+        for piece, state, runs in zip(self._store.pieces, self.state, every, strict=True):
             if gradient_scale != 1.0:
                 piece.gradients[...] *= gradient_scale
             directions.append([])
@@ -194,7 +201,7 @@ class Updater:
                 directions[-1].append(found)
         rates = self._rates(lr, directions) if self.optimizer.layerwise else None
         for index, (piece, state) in enumerate(zip(self._store.pieces, self.state, strict=True)):
-            for (part, group), direction in zip(self._runs[index], directions[index], strict=True):
+            for (part, group), direction in zip(every[index], directions[index], strict=True):
                 own = {slot: array[part] for slot, array in state.items()}
                 rate = lr * group.rate if rates is None else rates[index][part]
                 group.optimizer.apply(piece.parameters[part], direction, own, rate)

@@ -148,10 +148,11 @@ def _piece(tensor: Tensor, section: str, key: str, start: int, part: slice) -> S
 
 
 def _names(own: Own) -> dict[str, object]:
-    """What a job brings of its own, wherever the files lie."""
+    """What a job brings of its own, wherever the files lie, but for what may change."""
     return {
         key: value.rpartition(":")[2] if isinstance(value, str) else value
         for key, value in asdict(own).items()
+        if key != "schedule"
     }
 
 

@@ -171,6 +171,8 @@ class Optim(Struct, frozen=True, forbid_unknown_fields=True):
             and falls to 0 in a line in the last ``decay_epochs`` (Hu et al. 2024).  ``one_cycle``
             climbs from 1/25 of the rate to all of it in ``warmup_epochs`` and falls to 1/250000,
             both along a cosine (Smith & Topin 2018, as torch's OneCycleLR); momentum stays.
+        schedule_by: what a schedule of one's own counts, ``step`` or ``epoch``: one value for all
+            steps of an epoch.
         milestones: epochs, counted from 0.
         decay: factor.
         decay_epochs: epochs of the fall of ``wsd``.
@@ -194,6 +196,7 @@ class Optim(Struct, frozen=True, forbid_unknown_fields=True):
     reference_batch: Annotated[int, Meta(ge=0)] = 64
     warmup_epochs: NonNegative = 0.0
     schedule: Literal["constant", "cosine", "step", "wsd", "one_cycle"] = "constant"
+    schedule_by: Literal["step", "epoch"] = "step"
     milestones: tuple[Count, ...] = ()
     decay: Fraction = 0.1
     decay_epochs: NonNegative = 0.0
@@ -310,6 +313,8 @@ class Own(Struct, frozen=True, forbid_unknown_fields=True):
         loss: function of torch tensors, outputs and labels: the mean over the samples.
         metrics: such a function, or a dictionary of several.
         optimizer: function that makes an optimiser of torch of a list of parameters.
+        schedule: function that makes a scheduler of torch of that optimiser, or gives the factor on
+            the rate of a step.
         cuts: names of modules in the model behind which a pipeline may cut it.
         classes: kinds of labels, where the model does not show them.
     """
@@ -319,6 +324,7 @@ class Own(Struct, frozen=True, forbid_unknown_fields=True):
     loss: str = ""
     metrics: str = ""
     optimizer: str = ""
+    schedule: str = ""
     cuts: tuple[str, ...] = ()
     classes: Annotated[int, Meta(ge=0)] = 0
 
