@@ -20,6 +20,7 @@ from mpitrain.batches import MicroBatches
 from mpitrain.config import Config, ConfigError
 from mpitrain.data import DataError, Dataset, Sampler, load
 from mpitrain.data.everywhere import load_on_all
+from mpitrain.data.stream import Streamed
 from mpitrain.feed import Feed, Held
 from mpitrain.fitting import expect_fitting, initial, named_metrics
 from mpitrain.group import TensorGroup
@@ -139,7 +140,12 @@ class Trainer(ClosedTogether):
                 f"train.batch_size = {config.train.batch_size} must be at most {samples}, the "
                 "number of training samples"
             )
-        self.sampler = Sampler(samples, config.train.batch_size, config.run.seed)
+        self.sampler = Sampler(
+            samples,
+            config.train.batch_size,
+            config.run.seed,
+            shuffles=not isinstance(self.data.train, Streamed),
+        )
         self._table = self._tabulate(schedule)
         self._open_grid()
         self.metrics = (
