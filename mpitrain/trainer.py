@@ -523,7 +523,8 @@ class Trainer(ClosedTogether):
         clip = most / grad_norm if most and grad_norm > most else 1.0
         with self.span("update", "update"):
             common = self._common_rate(self.steps_done)
-            self.updater.step(common, clip / self.scale.value, self.steps_done)
+            factor = clip / self.scale.value
+            self.updater.step(common, factor, self.steps_done, agreed.unused)
         comm_seconds = agreed.comm_seconds
         with self.span("publish", "communicate"):
             self._busy.published = self.store.publish()

@@ -29,7 +29,7 @@ from collectives.calls.library import release
 from mpitrain.adapters.torch import DataParallel
 from mpitrain.adapters.torch.gradients import Bucket
 from mpitrain.arena import DATA, Arena
-from mpitrain.arrays import Parameters
+from mpitrain.arrays import Gradients
 from mpitrain.group import TensorGroup
 from mpitrain.models import gpt
 from mpitrain.models.model import Model
@@ -105,7 +105,7 @@ class Ours:
         scores, saved = self.stage.forward(self.store, x)
         loss, dy = self.model.loss(scores, labels, labels.size * self.size)
 
-        def emit(layer: int, gradients: Parameters) -> None:
+        def emit(layer: int, gradients: Gradients) -> None:
             self.store.accumulate(layer, gradients)
             self.store.ready(layer)
             self.store.progress()

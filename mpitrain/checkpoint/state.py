@@ -72,6 +72,7 @@ def collect(trainer: "Trainer") -> tuple[dict[str, Array], list[SavedPiece], Man
             trainer.scale.good_steps,
             trainer.watch.tested,
             dict(trainer.watch.seen),
+            dict(trainer.updater.left_out),
         ),
         job=msgspec.json.encode(trainer.config).decode(),
         layout=str(trainer.grid.layout),
@@ -118,6 +119,7 @@ def restore(trainer: "Trainer", checkpoint: Checkpoint) -> None:
     progress = checkpoint.manifest.progress
     trainer.steps_done = progress.step
     trainer.updater.steps = progress.updates
+    trainer.updater.left_out = dict(progress.left_out)
     trainer.watch.tested = progress.tested
     for text in trainer.watch.seen.keys() & progress.seen.keys():
         trainer.watch.seen[text] = progress.seen[text]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from mpitrain.arrays import Array, Parameters, Shape
+from mpitrain.arrays import Array, Gradients, Parameters, Shape
 from mpitrain.nn.context import Context
 
 
@@ -76,8 +76,8 @@ class Layer(ABC):
         ``kept`` is for :meth:`gradients` alone.
         """
 
-    def gradients(self, parameters: Parameters, kept: Any) -> dict[str, Array]:
-        """The gradient of the loss by each parameter."""
+    def gradients(self, parameters: Parameters, kept: Any) -> Gradients:
+        """The gradient of the loss by each parameter; None of one that had no part in it."""
         return {}
 
 

@@ -20,8 +20,8 @@ from mpitrain.adapters.torch.purity import (
     refuse,
 )
 from mpitrain.adapters.torch.seeing import expect_one_mode, parts, seeing, show
-from mpitrain.arrays import Array, Parameters, Shape
-from mpitrain.fields import Fields, as_given, fields, joined, named, zeros
+from mpitrain.arrays import Array, Gradients, Parameters, Shape
+from mpitrain.fields import Fields, as_given, fields, joined, named, partial, unused, zeros
 from mpitrain.nn import Layer
 from mpitrain.nn.chain import Wrapper
 from mpitrain.nn.context import RESTING, Context
@@ -191,25 +191,27 @@ class TorchLayer(Layer):
     def backward(self, parameters: Parameters, saved: Any, dy: Array) -> tuple[Array, Any]:
         given, y, own = saved
         inputs = {name: part for name, part in given.items() if part.requires_grad}
-        outputs = {name: part for name, part in y.items() if part.requires_grad}
+        left_out = unused(dy)
+        outputs = {n: part for n, part in y.items() if part.requires_grad and n not in left_out}
         wanted = [*inputs.values(), *own.values()]
-        found: Sequence[torch.Tensor] = ()
+        found: Sequence[torch.Tensor | None] = [None] * len(wanted)
         if wanted and outputs:
             gradients = _tensors({name: fields(dy)[name] for name in outputs})
             found = torch.autograd.grad(
-                list(outputs.values()), wanted, list(gradients.values()), materialize_grads=True
+                list(outputs.values()), wanted, list(gradients.values()), allow_unused=True
             )
-        elif wanted:  # what has no part in y has a gradient of 0
-            found = [torch.zeros_like(part) for part in wanted]
-        by_input = dict(zip(inputs, map(as_array, found), strict=False))
+        used = {n: as_array(g) for n, g in zip(inputs, found, strict=False) if g is not None}
         dx = {
-            name: by_input.get(name, np.zeros(part.shape, dy.dtype if name == "" else None))
+            name: used.get(name, np.zeros(part.shape, as_array(part).dtype))
             for name, part in given.items()
         }
-        return joined(dx), dict(zip(own, found[len(inputs) :], strict=True))
+        kept = dict(zip(own, found[len(inputs) :], strict=True))
+        if not len(dy):  # what other ranks do not use is not used because of no sample
+            kept = dict.fromkeys(own)
+        return partial(joined(dx), dx.keys() - used.keys()), kept
 
-    def gradients(self, parameters: Parameters, kept: Any) -> dict[str, Array]:
-        return {name: as_array(gradient) for name, gradient in kept.items()}
+    def gradients(self, parameters: Parameters, kept: Any) -> Gradients:
+        return {name: None if g is None else as_array(g) for name, g in kept.items()}
 
     def _buffers(
         self, own: dict[str, torch.Tensor], given: torch.Tensor
