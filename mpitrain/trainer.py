@@ -30,7 +30,7 @@ from mpitrain.metrics import Skipped, Step, Straggler, Times
 from mpitrain.objective import Loss
 from mpitrain.objective.metrics import Metric
 from mpitrain.optim import Optimizer
-from mpitrain.parallel.grid import ProcessGrid, shared_name
+from mpitrain.parallel.grid import Place, ProcessGrid, shared_name
 from mpitrain.parallel.replicas import check_replicas
 from mpitrain.parallel.replicated import Replicated
 from mpitrain.pipeline.actions import Pipeline
@@ -260,6 +260,7 @@ class Trainer(ClosedTogether):
             first += len(chunk)
         kind = self.data.input_dtype
         self._inputs = Spec(self.data.input_shape, self.compute_type if kind.kind == "f" else kind)
+        self._examine()
         self._schedules: dict[int, tuple[Pipeline, Report]] = {}
         self._runners: dict[int, Runner] = {}
         self.runner()
@@ -271,6 +272,54 @@ class Trainer(ClosedTogether):
             most=config.train.batch_size,
             reads=stage in (0, last),
         )
+
+    def _examine(self) -> None:
+        """Take two samples through layers that must show whether they are pure functions.
+
+        Raises:
+            ConfigError: on all ranks, what a layer of one of them has shown.
+        """
+        if not any(layer.verdict() for layer in self.model.layers.values()):
+            return
+        layout, place = self.grid.layout, self.grid.place
+        x: Array | None = None
+
+        def passed(stage: Stage, given: Array | None) -> Array:
+            if given is None:
+                given = self.data.train[:2].inputs
+                if given.dtype.kind == "f":
+                    given = given.astype(self.compute_type)
+            found, _ = stage.forward(self.weights, given)
+            return found
+
+        for virtual in range(len(self.partition.layers)):
+            chunk, own = divmod(virtual, layout.stages)
+
+            def act(chunk: int = chunk, own: int = own, given: Array | None = x) -> Array | None:
+                return passed(self._stages[chunk], given) if place.stage == own else None
+
+            y = together(self.comm, act, ConfigError, DataError, RuntimeError, TypeError)
+            x = self.comm.bcast(y, layout.rank(Place(own, 0, 0)))
+        for name in self.layers:
+            if verdict := self.model.layers[name].verdict():
+                verdict.deferred = True
+
+    def _faults(self) -> list[ValueError]:
+        verdicts = (self.model.layers[name].verdict() for name in self.layers)
+        return [verdict.fault for verdict in verdicts if verdict and verdict.fault]
+
+    def expect_pure(self) -> None:
+        """Collective.
+
+        Raises:
+            ConfigError: on all ranks, what a layer of one of them has shown in a forward pass.
+        """
+
+        def act() -> None:
+            for fault in self._faults():
+                raise fault
+
+        together(self.comm, act, ConfigError)
 
     def _state(self) -> dict[str, Array]:
         """What the own layers keep besides their parameters.
@@ -428,6 +477,7 @@ class Trainer(ClosedTogether):
             return replace(self.context(source.indices(micro_batch)), step=step)
 
         own = runner.run(source, window.weights, self.store, window.update, context)
+        self.expect_pure()
         lasted = perf_counter() - start
         self._busy.add(lasted, sum(updated.comm_seconds for updated in own), runner.waited)
         waiting = self.comm.allreduce(sum(runner.waited.values()))
@@ -509,8 +559,11 @@ class Trainer(ClosedTogether):
                 self.feed.read_seconds,
                 self._stop.raised(),
                 *self._moved(),
+                bool(self._faults()),
             )
         )
+        if agreed.faulty:
+            self.expect_pure()
         self._busy.met = perf_counter() - now
         self._lap = now
         self.stopping = agreed.stopping

@@ -37,6 +37,7 @@ class Told:
         read_seconds: those of them in reading samples, or waiting for who reads them ahead.
         stopping: whether it was asked to stop.
         sent_bytes, shared_bytes: that it has sent in messages, and moved in shared memory.
+        faulty: whether one of its layers has turned out to be none.
     """
 
     loss: float
@@ -47,6 +48,7 @@ class Told:
     stopping: bool = False
     sent_bytes: int = 0
     shared_bytes: int = 0
+    faulty: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class Agreed:
         stopping: whether one of them was asked to stop.
         sent_bytes, shared_bytes: sums over the ranks.
         unused: names of the tensors that had no part in the loss on any rank.
+        faulty: whether a layer of one of them has turned out to be none.
     """
 
     loss: float
@@ -72,6 +75,7 @@ class Agreed:
     sent_bytes: float
     shared_bytes: float
     unused: frozenset[str] = frozenset()
+    faulty: bool = False
 
     @property
     def finite(self) -> bool:
@@ -161,12 +165,13 @@ class Updater:
         told = own.seconds, own.comm_seconds, own.wait_seconds, own.read_seconds, own.stopping
         moved = own.sent_bytes, own.shared_bytes
         missing = len(self._store.used) < len(self._store.arena.tensors)
-        values = np.array([own.loss, self.own_squares(), *told, *moved, missing], float)
+        numbers = own.loss, self.own_squares(), *told, *moved, missing, own.faulty
+        values = np.array(numbers, float)
         self._grid.comm.Allreduce(MPI.IN_PLACE, values, op=MPI.SUM, algorithm="native")
-        loss, squared, *told, stopping, sent, shared, some = values.tolist()
+        loss, squared, *told, stopping, sent, shared, some, faulty = values.tolist()
         norm = sqrt(squared) if squared >= 0 else squared
         unused = self._unused() if some else frozenset[str]()
-        return Agreed(loss, norm, *told, stopping > 0, sent, shared, unused)
+        return Agreed(loss, norm, *told, stopping > 0, sent, shared, unused, faulty > 0)
 
     def _unused(self) -> frozenset[str]:
         """The tensors that no rank has used; collective."""

@@ -28,6 +28,7 @@ from collectives import Communicator
 from collectives.calls.library import release
 from mpitrain.adapters.torch import DataParallel
 from mpitrain.adapters.torch.gradients import Bucket
+from mpitrain.adapters.torch.hooks import UnderWay
 from mpitrain.arena import DATA, Arena
 from mpitrain.arrays import Gradients
 from mpitrain.group import TensorGroup
@@ -146,7 +147,8 @@ def _measure(comm: Communicator, options: argparse.Namespace) -> dict[str, list[
     )
     torch.manual_seed(0)
     late = DataParallel(comm, TorchGPT(*shape), overlap=False, algorithm=options.algorithm)
-    alone = Bucket(comm, list(TorchGPT(*shape).parameters()), options.algorithm)
+    own = list(TorchGPT(*shape).parameters())
+    alone = Bucket(comm, own, options.algorithm, UnderWay(comm))
     layers = gpt.layers(
         vocabulary=options.vocabulary,
         context=options.context,

@@ -10,7 +10,7 @@ from numpy.typing import DTypeLike
 
 from mpitrain.arrays import Array, Gradients, Parameters, Shape
 from mpitrain.nn.context import RESTING, Context
-from mpitrain.nn.layer import Layer, go_forward
+from mpitrain.nn.layer import Layer, Verdict, go_forward
 
 
 class Chain(Layer):
@@ -116,6 +116,9 @@ class Wrapper(Layer):
 
     def brought(self) -> dict[str, Array]:
         return self.layer.brought()
+
+    def verdict(self) -> Verdict | None:
+        return self.layer.verdict()
 
     def output_shape(self, shape: Shape) -> Shape:
         return self.layer.output_shape(shape)

@@ -25,6 +25,7 @@ from mpitrain.fields import Fields, as_given, fields, joined, named, partial, un
 from mpitrain.nn import Layer
 from mpitrain.nn.chain import Wrapper
 from mpitrain.nn.context import RESTING, Context
+from mpitrain.nn.layer import Verdict
 from mpitrain.trainer import Trainer
 
 
@@ -89,7 +90,6 @@ class TorchLayer(Layer):
         self.prefix = prefix
         self._in_turn = in_turn
         self._watched = Watched(name, module)
-        self._examined = False
 
     def parameters(
         self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike
@@ -145,6 +145,9 @@ class TorchLayer(Layer):
             return (as_given(values),), {}
         return (tuple(values.values()), {}) if "0" in values else ((), dict(values))
 
+    def verdict(self) -> Verdict:
+        return self._watched.verdict
+
     def state(self, dtype: DTypeLike) -> dict[str, Array]:
         """What batch norm keeps, under the names of its buffers."""
         return {
@@ -168,23 +171,25 @@ class TorchLayer(Layer):
             )
             return found
 
-        if len(x) and not self._examined:
+        if len(x) and not self._watched.verdict.examined:
             show(self.module, replace(context, training=False))
             examine(self._watched, run, buffers, list(given.values()))
             modules = (self._given, self.module)
             expect_given_values(
                 self._watched.name, modules, run, list(given.values()), list(own.values())
             )
-            self._examined = True
+            self._watched.verdict.examined = True
         for part in given.values():
             part.requires_grad_(part.is_floating_point())
         show(self.module, context)
         versions = [part._version for part in own.values()]
         y = run(*given.values())
         if versions != [part._version for part in own.values()]:
-            raise ImpureModule(
-                f"{self._watched.name} changes its parameters in its forward pass, as max_norm "
-                "does; the replicas of a sharded one would differ"
+            self._watched.verdict.say(
+                ImpureModule(
+                    f"{self._watched.name} changes its parameters in its forward pass, as max_norm "
+                    "does; the replicas of a sharded one would differ"
+                )
             )
         return joined({name: as_array(part) for name, part in y.items()}), (given, y, own)
 

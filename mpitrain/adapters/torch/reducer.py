@@ -1,6 +1,7 @@
 """Gradients of replicas become means at the end of each backward pass."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -8,6 +9,7 @@ import torch
 
 from collectives import Communicator
 from mpitrain.adapters.torch.gradients import Bucket, cut, refusal
+from mpitrain.adapters.torch.hooks import Function, Hook, UnderWay
 from mpitrain.adapters.torch.inventory import Inventory, share
 from mpitrain.adapters.torch.meeting import (
     AVERAGE,
@@ -15,6 +17,7 @@ from mpitrain.adapters.torch.meeting import (
     CLOSE,
     FORWARD,
     GIVE_UP,
+    HOOK,
     WEIGH,
     Agreed,
     Parted,
@@ -80,6 +83,8 @@ class Reducer:
         self._number = _agree_on_number(lambda n: int(self._meet(BEGIN, n).numbers[0]))
         # Gradients and words go apart, so that ranks which wait for other gradients meet in words.
         self._comm = comm.Dup()
+        self._under_way = UnderWay(self._comm)
+        self._comm_hook: Hook | None = None
         try:
             self._bind()
         except ValueError:
@@ -113,6 +118,41 @@ class Reducer:
             raise Refused("DataParallel: no rank has a sample in this batch")
         self._part_of_mean = samples / of
 
+    def register(self, state: Any, function: Function) -> None:
+        """Let a hook sum the buckets; collective.
+
+        Raises:
+            RuntimeError: on all ranks: it is none, or there is one already.
+            ValueError: on all ranks: they have different ones.
+        """
+        self._settle()
+        fault = "" if callable(function) else f"a communication hook is a function, not {function}"
+        if self._comm_hook:
+            fault = "it has a communication hook already, and there can be one"
+        self._meet(HOOK, fault=fault)
+        name = getattr(function, "__qualname__", type(function).__qualname__)
+        if len(names := dict.fromkeys(self._words.allgather(name))) > 1:
+            raise ValueError(
+                f"DataParallel: the ranks have different communication hooks: {', '.join(names)}"
+            )
+        self._comm_hook = Hook(function, state)
+        for bucket in self._buckets:
+            bucket.hook = self._comm_hook
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.futures.Future[list[torch.Tensor]]:
+        """Start to sum a tensor over the ranks; collective."""
+        return self._under_way.all_reduce(tensor)
+
+    @contextmanager
+    def _hooked(self) -> Iterator[None]:
+        """What a hook raises is the end: what it has started, other ranks may wait for."""
+        try:
+            yield
+        except Exception as error:
+            if self._comm_hook:
+                self._ended = f"its communication hook has failed: {error}"
+            raise
+
     def close(self) -> None:
         """Free what is bound; collective."""
         if self._ended:
@@ -128,8 +168,12 @@ class Reducer:
         self._inventory = inventory
         self._unbind()
         self._forwards = 0
-        for bucket, members in enumerate(cut(self._inventory.trained, self._options.bucket_bytes)):
-            self._buckets.append(Bucket(self._comm, members, self._options.algorithm))
+        parts = cut(self._inventory.trained, self._options.bucket_bytes)
+        for bucket, members in enumerate(parts):
+            number = bucket, len(parts)
+            algorithm = self._options.algorithm
+            self._buckets.append(Bucket(self._comm, members, algorithm, self._under_way, number))
+            self._buckets[-1].hook = self._comm_hook
             self._hooks += [
                 parameter.register_post_accumulate_grad_hook(self._hook(bucket, index))
                 for index, parameter in enumerate(members)
@@ -178,7 +222,8 @@ class Reducer:
                 self._start_one(bucket)
 
     def _start_one(self, bucket: Bucket) -> None:
-        bucket.start(0.0 if self._absent else self._part_of_mean)
+        with self._hooked():
+            bucket.start(0.0 if self._absent else self._part_of_mean)
 
     def _test(self) -> None:
         for bucket in self._buckets:
@@ -326,7 +371,8 @@ class Reducer:
         if self._absent and doing in (AVERAGE, GIVE_UP):
             self._start(complete=False)  # as all others have done before
         for bucket in self._buckets:
-            bucket.finish()
+            with self._hooked():
+                bucket.finish()
         self._again.clear()
 
 

@@ -8,6 +8,7 @@ import torch
 
 from collectives import Algorithm, Communicator
 from collectives.analysis.own import named
+from mpitrain.adapters.torch.hooks import Function
 from mpitrain.adapters.torch.joining import Join, JoiningReducer
 from mpitrain.adapters.torch.reducer import Options
 from mpitrain.together import ClosedTogether
@@ -112,6 +113,41 @@ class DataParallel(ClosedTogether, torch.nn.Module):
             RuntimeError: on all ranks, if ``samples`` is no number of samples, or all are 0.
         """
         self._reducer.weigh(samples)
+
+    def register_comm_hook(self, state: Any, hook: Function) -> None:
+        """Sum the gradients in one's own way, as torch's method of this name; collective.
+
+        As soon as a bucket's gradients are there, ``hook(state, bucket)`` is called, in the same
+        order on all ranks.  It starts whatever it likes and returns a ``torch.futures.Future``
+        whose value is the mean over the ranks: a tensor like ``bucket.buffer()``, or a list of it.
+        ``backward()`` ends when all are done.  The buffer holds this rank's gradients, divided by
+        nothing (with :meth:`weigh`, times the ranks and its part of the mean).
+
+            def bf16(state, bucket):
+                small = bucket.buffer().to(torch.bfloat16).div_(size)
+                return net.all_reduce(small).then(lambda f: f.value()[0].to(bucket.buffer().dtype))
+
+        Args:
+            state: the hook's first argument.
+            hook: the same on all ranks.  What it raises ends the use of this object.
+
+        Raises:
+            RuntimeError: on all ranks: it is no function, or there is a hook already.
+            ValueError: on all ranks: they have different hooks.
+        """
+        self._reducer.register(state, hook)
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.futures.Future[list[torch.Tensor]]:
+        """Start to sum a tensor over the ranks, in place, from within a hook; collective.
+
+        Returns:
+            A future of ``[tensor]``, as ``torch.distributed.all_reduce(...).get_future()`` is; it
+            gets its value while ``backward()`` goes on, at the latest at its end.
+
+        Raises:
+            TypeError: it is no contiguous tensor on the CPU of a type that can be summed.
+        """
+        return self._reducer.all_reduce(tensor)
 
     @contextmanager
     def join(
