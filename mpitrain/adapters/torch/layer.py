@@ -159,6 +159,19 @@ class TorchLayer(Layer):
     def forward(
         self, parameters: Parameters, x: Array, context: Context = RESTING
     ) -> tuple[Array, Any]:
+        if not torch.is_autocast_enabled("cpu"):
+            return self._forward(parameters, x, context)
+        self._watched.verdict.say(
+            ImpureModule(
+                f"{self._watched.name}: torch.autocast is on around the trainer, which would not "
+                "be on in the same places in every layout; turn it on in the module's forward(), "
+                "or take run.compute = 'bfloat16'"
+            )
+        )
+        with torch.autocast("cpu", enabled=False):
+            return self._forward(parameters, x, context)
+
+    def _forward(self, parameters: Parameters, x: Array, context: Context) -> tuple[Array, Any]:
         own = {name: as_tensor(v).requires_grad_() for name, v in parameters.items()}
         given = _tensors(fields(x), next((p.dtype for p in own.values()), None))
         buffers = self._buffers(own, next(iter(given.values())))

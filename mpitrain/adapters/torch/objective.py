@@ -23,7 +23,8 @@ class TorchLoss:
 
     Its mean over a micro-batch counts with that one's part of the global batch, so that the sum
     over micro-batches and ranks is the mean over the batch.  That needs equal weights: a function
-    that leaves labels out (``ignore_index``) or weighs them is a mean over other things.
+    that leaves labels out (``ignore_index``) or weighs them is a mean over other things.  Outputs
+    in 16 bits are cast to float32 before, as under ``torch.autocast``.
     """
 
     def __init__(self, function: Function) -> None:
@@ -42,7 +43,7 @@ class TorchLoss:
         if not labels.size:
             return 0.0, partial(np.zeros_like(outputs), self._unused)
         parts = _needing_gradients(_tensors(outputs))
-        mean = self.function(as_given(parts), as_given(_tensors(labels)))
+        mean = self.function(as_given(_wide(parts)), as_given(_tensors(labels)))
         weight = labels.size / divisor
         by = {name: part for name, part in parts.items() if part.requires_grad}
         found = torch.autograd.grad(mean, list(by.values()), allow_unused=True)
@@ -105,7 +106,7 @@ class TorchMetric:
         if not len(labels):
             return np.zeros(2)
         with torch.no_grad():
-            found = self.function(as_given(_tensors(outputs)), as_given(_tensors(labels)))
+            found = self.function(as_given(_wide(_tensors(outputs))), as_given(_tensors(labels)))
         if isinstance(found, tuple):
             total, count = map(float, found)
             return np.array([total, count])
@@ -117,6 +118,12 @@ class TorchMetric:
 
 def _tensors(array: Array) -> dict[str, torch.Tensor]:
     return _by_name(fields(array))
+
+
+def _wide(parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """In float32 what has 16 bits."""
+    narrow = (torch.bfloat16, torch.float16)
+    return {n: part.float() if part.dtype in narrow else part for n, part in parts.items()}
 
 
 def _drawn(arrays: Mapping[str, Array], wide: torch.dtype, seed: int) -> dict[str, torch.Tensor]:
