@@ -26,13 +26,14 @@ from mpitrain.fitting import expect_fitting, initial, named_metrics
 from mpitrain.group import TensorGroup
 from mpitrain.groups import Grouping
 from mpitrain.lr import Factor, Schedule, Table, learning_rate, scaled_rate, tabulated
-from mpitrain.metrics import Skipped, Step, Straggler, Times
+from mpitrain.metrics import Overlap, Skipped, Step, Straggler, Times
 from mpitrain.objective import Loss
 from mpitrain.objective.metrics import Metric
 from mpitrain.optim import Optimizer
 from mpitrain.parallel.grid import Place, ProcessGrid, shared_name
 from mpitrain.parallel.replicas import check_replicas
 from mpitrain.parallel.replicated import Replicated
+from mpitrain.parallel.trial import Trial
 from mpitrain.pipeline.actions import Pipeline
 from mpitrain.pipeline.messages import Spec
 from mpitrain.pipeline.replay import Report
@@ -164,6 +165,8 @@ class Trainer(ClosedTogether):
             enabled=config.run.compute == "float16",
         )
         self.steps_done = 0
+        self._trial = self._begin_trial()
+        self._found_overlap: Overlap | None = None
         self._lap = perf_counter()
 
     def _tabulate(self, schedule: Factor | Schedule | None) -> Table | None:
@@ -587,6 +590,7 @@ class Trainer(ClosedTogether):
         self.summation.commit()
         self.scale.went_well()
         self.steps_done = number
+        self._try_overlap(agreed.seconds)
         return Step(
             step=number,
             epoch=epoch,
@@ -641,6 +645,28 @@ class Trainer(ClosedTogether):
         if self.state and self.grid.data.size > 1:
             replicas.append((self.grid.data, self.state))
         check_replicas(self.comm, replicas, when)
+
+    def _begin_trial(self) -> Trial | None:
+        """Of ``parallel.overlap = "auto"``, if a rank has sums that could overlap; collective."""
+        parallel = self.config.parallel
+        if parallel.overlap != "auto" or parallel.schedule == "asynchronous":
+            return None
+        return Trial() if self.comm.allreduce(self.store.set_overlap(True), MPI.LOR) else None
+
+    def _try_overlap(self, seconds: float) -> None:
+        """A step lasted so long on all ranks together, which all of them know."""
+        trial = self._trial
+        if trial is None or trial.decided:
+            return
+        if trial.tell(seconds / self.comm.size):
+            trial.decide(*trial.seconds)
+            self._found_overlap = Overlap(self.steps_done, trial.overlap, *trial.seconds)
+        self.store.set_overlap(trial.overlap)
+
+    def found_overlap(self) -> Overlap | None:
+        """What a trial that has just ended has found."""
+        found, self._found_overlap = self._found_overlap, None
+        return found
 
     def straggler(self) -> Straggler | None:
         """Who kept the others waiting since the last call, if anybody did."""

@@ -255,7 +255,9 @@ class Parallel(Struct, frozen=True, forbid_unknown_fields=True):
             ``auto`` takes what was measured to be fastest.  With ``zero = 1`` it is one of a
             reduce-scatter; of ``zero`` 2 and 3 and ``node_shared`` it is always ``auto``.
         bucket_bytes: gradients are reduced in pieces of at least this many bytes.
-        overlap: reduce a piece while the layers below it are still computing their gradients.
+        overlap: reduce a piece while the layers below it are still computing their gradients;
+            ``auto`` times the first steps both ways, and keeps the better, which the log names.
+            The numbers are the same; ``zero`` 2 and 3 always overlap.
         checksums: on every message of gradients, parameters and activations, so that one that
             arrives changed stops all ranks and is named; a pass over each message at both ends.
     """
@@ -277,7 +279,7 @@ class Parallel(Struct, frozen=True, forbid_unknown_fields=True):
     recompute: bool = False
     algorithm: str = "auto"
     bucket_bytes: Count = 25 * 2**20
-    overlap: bool = True
+    overlap: bool | Literal["auto"] = True
     checksums: bool = False
 
 

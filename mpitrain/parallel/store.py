@@ -104,6 +104,10 @@ class Store(ABC):
         for piece in self.pieces:
             piece.gradients[...] = 0
 
+    def set_overlap(self, on: bool) -> bool:
+        """From the next step on; whether there is anything that it makes a difference to."""
+        return False
+
     @abstractmethod
     def accumulate(self, layer: int, gradients: Gradients) -> None:
         """Add the gradients of a layer, all of its parameters'; None is 0, and no use of it."""

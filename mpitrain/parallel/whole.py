@@ -38,6 +38,10 @@ class WholeGradients(Store):
                 self._sums[bucket] = self.bind(bucket, own, shards[index] if shards else None)
         self.describe(self._sums)
 
+    def set_overlap(self, on: bool) -> bool:
+        self._in_flight.overlap = on
+        return bool(self._sums)
+
     def reset(self) -> None:
         self.used.clear()
         self.gradients[...] = 0

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from numbers import Real
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +29,7 @@ from mpitrain.adapters.torch.meeting import (
     total,
 )
 from mpitrain.adapters.torch.passes import Reference, is_alive, join
+from mpitrain.parallel.trial import Trial
 
 #: For the next one; those that share ranks have different ones, the same on all of their ranks.
 _next_number = 0
@@ -38,7 +40,7 @@ class Options(NamedTuple):
 
     bucket_bytes: int
     algorithm: str
-    overlap: bool
+    overlap: bool | str
     broadcast_buffers: bool
 
 
@@ -74,6 +76,8 @@ class Reducer:
         self._divides_by_all = True
         self._unsummed = False
         self._onto_mean = False
+        self._trial = Trial() if options.overlap == "auto" and comm.size > 1 else None
+        self._begun: float | None = None
         self.synchronises = True
         self.pending = False
         self._forwards = 0
@@ -207,11 +211,25 @@ class Reducer:
             own.missing.discard(index)
             if own.started:
                 self._again.add(bucket)  # autograd came by it again after it had been copied
-            elif self._options.overlap:
+            elif self.overlaps():
                 self._start(complete=True)
             self._test()
 
         return ready
+
+    def overlaps(self) -> bool:
+        """Whether sums start while autograd goes on, in the present step."""
+        return self._trial.overlap if self._trial else bool(self._options.overlap)
+
+    def _try_overlap(self) -> None:
+        """A step has ended; once enough have, the ranks agree on the better way; collective."""
+        if not self._trial or self._joining or self._begun is None:
+            return
+        lasted, self._begun = perf_counter() - self._begun, None
+        if self._trial.tell(lasted):
+            told = [int(1e9 * seconds) for seconds in self._trial.seconds]
+            slowest = largest(self._words, told, self._test)
+            self._trial.decide(*(slowest / 1e9).tolist())
 
     def _start(self, *, complete: bool) -> None:
         """In the same order on all ranks, whatever the order in which autograd comes by them."""
@@ -230,6 +248,7 @@ class Reducer:
             bucket.test()
 
     def _begin_step(self) -> None:
+        self._begun = perf_counter()
         changed, changes = not self._inventory.holds(), self._inventory.changes()
         self._go_forward(self._meet(FORWARD, changed, changes, -changes))
         self._verified = True
@@ -283,6 +302,7 @@ class Reducer:
         for bucket in self._buckets:
             bucket.give_back(wanted, factor)
         self.pending = self._verified = self._unsummed = False
+        self._try_overlap()
         if self._joining:
             for gradient in (p.grad for p in self._inventory.trained):
                 if gradient is not None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -38,7 +38,7 @@ class DataParallel(ClosedTogether, torch.nn.Module):
         *,
         bucket_bytes: int = 25 * 2**20,
         algorithm: Algorithm | str = "auto",
-        overlap: bool = True,
+        overlap: bool | Literal["auto"] = True,
         broadcast_buffers: bool = True,
     ) -> None:
         """Give all ranks rank 0's parameters and buffers, and bind the all-reduces; collective.
@@ -48,7 +48,9 @@ class DataParallel(ClosedTogether, torch.nn.Module):
             module: on the CPU.
             bucket_bytes: least size of a bucket.
             algorithm: as ``comm.Allreduce_init`` takes it.
-            overlap: start buckets while autograd goes on rather than all of them at the end.
+            overlap: start buckets while autograd goes on rather than all of them at the end;
+                ``"auto"`` times the first twelve steps both ways, and keeps the way that is faster
+                on the slowest rank (:attr:`overlaps` says which).  The numbers are the same.
             broadcast_buffers: give all ranks rank 0's buffers before each forward pass in training,
                 as running statistics need it.
 
@@ -64,6 +66,8 @@ class DataParallel(ClosedTogether, torch.nn.Module):
                 "DataParallel(Communicator(comm), module)"
             )
         self.module = module
+        if overlap not in (True, False, "auto"):
+            raise ValueError(f"overlap is True, False or 'auto', not {overlap!r}")
         options = Options(bucket_bytes, named(algorithm, "allreduce"), overlap, broadcast_buffers)
         self._reducer = JoiningReducer(comm, module, options)
 
@@ -76,6 +80,11 @@ class DataParallel(ClosedTogether, torch.nn.Module):
                 self._reducer.begin_forward()
             self._reducer.pending = True
         return self.module(*inputs, **keywords)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether sums start while autograd goes on, in the present step."""
+        return self._reducer.overlaps()
 
     def reduce(self) -> None:
         """Average the gradients now; collective.

@@ -11,7 +11,9 @@ from mpitrain.checkpoint import CheckpointError
 from mpitrain.config import ConfigError
 from mpitrain.data import DataError
 from mpitrain.fields import fields
+from mpitrain.metrics import Overlap
 from mpitrain.optim import Adam
+from mpitrain.run import train
 from mpitrain.trainer import Trainer
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
@@ -859,3 +861,20 @@ def test_no_pure_function_is_an_error_of_all_ranks(comm, folder, how, where, mes
     with pytest.raises(ConfigError, match=message) as raised:
         made(folder, model=model, parallel=parallel).fit()
     assert len(set(comm.allgather(str(raised.value)))) == 1
+
+
+def test_overlap_by_trying_is_said_and_changes_nothing(comm, folder):
+    records = []
+    parameters = []
+    for overlap in (False, "auto"):
+        changed = {"parallel": {"overlap": overlap}, "dir": str(folder / str(overlap))}
+        with made(folder, batch_size=12, **changed) as trainer:
+            train(trainer, tell=records.append)
+            parameters.append(trainer.store.take(0)["weight"].copy())
+    np.testing.assert_array_equal(*parameters)
+    found = [record for record in records if isinstance(record, Overlap)]
+    assert len(found) == (RANKS > 1)
+    for record in found:
+        assert record.step == 12
+        assert record.overlap == (record.seconds_with <= record.seconds_without)
+        assert comm.bcast(record) == record
