@@ -33,6 +33,7 @@ from mpitrain.optim import Optimizer
 from mpitrain.parallel.grid import Place, ProcessGrid, shared_name
 from mpitrain.parallel.replicas import check_replicas
 from mpitrain.parallel.replicated import Replicated
+from mpitrain.parallel.summation import Dense
 from mpitrain.parallel.trial import Trial
 from mpitrain.pipeline.actions import Pipeline
 from mpitrain.pipeline.messages import Spec
@@ -580,7 +581,10 @@ class Trainer(ClosedTogether):
         with self.span("update", "update"):
             common = self._common_rate(self.steps_done)
             factor = clip / self.scale.value
-            self.updater.step(common, factor, self.steps_done, agreed.unused)
+            unused = agreed.unused
+            if not isinstance(self.summation, Dense):  # what a code has kept back comes later
+                unused = self.updater.never_used(unused)
+            self.updater.step(common, factor, self.steps_done, unused)
         comm_seconds = agreed.comm_seconds
         with self.span("publish", "communicate"):
             self._busy.published = self.store.publish()

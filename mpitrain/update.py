@@ -168,10 +168,23 @@ class Updater:
         numbers = own.loss, self.own_squares(), *told, *moved, missing, own.faulty
         values = np.array(numbers, float)
         self._grid.comm.Allreduce(MPI.IN_PLACE, values, op=MPI.SUM, algorithm="native")
-        loss, squared, *told, stopping, sent, shared, some, faulty = values.tolist()
+        loss, squared, *times, stopping, sent, shared, some, faulty = values.tolist()
         norm = sqrt(squared) if squared >= 0 else squared
         unused = self._unused() if some else frozenset[str]()
-        return Agreed(loss, norm, *told, stopping > 0, sent, shared, unused, faulty > 0)
+        seconds, reducing, waiting, reading = times
+        return Agreed(
+            loss=loss,
+            grad_norm=norm,
+            seconds=seconds,
+            comm_seconds=reducing,
+            wait_seconds=waiting,
+            read_seconds=reading,
+            stopping=stopping > 0,
+            sent_bytes=sent,
+            shared_bytes=shared,
+            unused=unused,
+            faulty=faulty > 0,
+        )
 
     def _unused(self) -> frozenset[str]:
         """The tensors that no rank has used; collective."""
@@ -182,6 +195,10 @@ class Updater:
         used = np.array([name in self._store.used for name in self._names], np.uint8)
         comm.Allreduce(MPI.IN_PLACE, used, op=MPI.MAX, algorithm="native")
         return frozenset(name for name, found in zip(self._names, used, strict=True) if not found)
+
+    def never_used(self, unused: frozenset[str]) -> frozenset[str]:
+        """Of tensors that are unused in the next step, those that have been so in all before."""
+        return frozenset(name for name in unused if self.left_out.get(name, 0) == self.steps)
 
     def own_squares(self) -> float:
         """The own part of the squared norm of the gradient."""

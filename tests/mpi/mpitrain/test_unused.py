@@ -208,3 +208,17 @@ def test_in_a_loop_of_ones_own(comm):
         assert torch.equal(module.state_dict()[name], begin[name])
     own = module.rare.weight.detach().numpy()
     assert all(np.array_equal(own, other) for other in comm.allgather(own))
+
+
+def test_codes_of_gradients_move_nothing_that_was_never_used(folder):
+    """Signs have no 0; and what a code has kept back of rare ones is sent when they are unused."""
+    changed = {"compress": {"codec": "sign"}, "optim": {}}
+    with made(folder, **given(Branches, adamw, **changed)) as trainer:
+        trainer.fit()
+        assert trainer.updater.left_out.get("part0.never.weight") == 12
+        assert trainer.updater.left_out.get("part0.rare.weight") == 1
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        begin = Branches().state_dict()
+    for name in ("never.weight", "aside.weight", "behind.bias"):
+        assert torch.equal(trainer.module.state_dict()[name], begin[name]), name
