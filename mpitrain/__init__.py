@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collectives import __version__
     from mpitrain.config import Config, ConfigError, load
+    from mpitrain.data.stream import Stream
     from mpitrain.fit import Trainer
     from mpitrain.run import train
 
@@ -14,10 +15,11 @@ _WHERE = {
     "Config": "mpitrain.config",
     "ConfigError": "mpitrain.config",
     "load": "mpitrain.config",
+    "Stream": "mpitrain.data.stream",
     "Trainer": "mpitrain.fit",
     "train": "mpitrain.run",
 }
-__all__ = ["Config", "ConfigError", "Trainer", "__version__", "load", "train"]
+__all__ = ["Config", "ConfigError", "Stream", "Trainer", "__version__", "load", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 #: A layer's arrays by name: parameters, or the gradients of the loss by them.
 Parameters = Mapping[str, Array]
+#: The gradients of the loss by a layer's parameters; None of one that had no part in it.
+Gradients = Mapping[str, Array | None]
 #: Shape of one sample: there is no batch axis.
 Shape = tuple[int, ...]
 

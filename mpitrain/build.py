@@ -162,7 +162,7 @@ def reduction(config: Config, groups: Mapping[str, Communicator], replica: int) 
         feedback = (feedback_of(code) if c.feedback == "auto" else c.feedback) == "on"
         how = Compression(code, feedback, c.start, c.least, c.exchange, c.flush_every)
         summation = Compressed(how, Dice(config.run.seed, replica), dense)
-    return Reduction(groups, summation, p.bucket_bytes, p.overlap)
+    return Reduction(groups, summation, p.bucket_bytes, bool(p.overlap))
 
 
 def store(

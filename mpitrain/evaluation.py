@@ -58,6 +58,7 @@ def evaluate(trainer: Trainer, epoch: int) -> Epoch:
         # Of a stage's tensor ranks, the first alone tells.
         told = (mean, totals) if place.tensor == 0 else (0.0, {})
         every = trainer.comm.allgather(told)
+        trainer.expect_pure()
     found = {
         name: metric.value(sum(told[name] for _, told in every if name in told))
         for name, metric in trainer.metrics.items()

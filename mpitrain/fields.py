@@ -84,6 +84,42 @@ def zeros(count: int, shape: Shape, kind: Any) -> dict[str, Array]:
     return fields(np.zeros((count, *shape), kind))
 
 
+class Partial(np.ndarray[Any, Any]):
+    """Gradients by the parts of samples, some of which the loss does not follow from: they are 0.
+
+    Attributes:
+        unused: names of these.
+    """
+
+    unused: frozenset[str] = frozenset()
+
+
+def partial(array: Array, names: Iterable[str]) -> Array:
+    """The array, with these fields marked as unused."""
+    if not (unused := frozenset(names)):
+        return array
+    found = array.view(Partial)
+    found.unused = unused
+    return found
+
+
+def unused(array: Array) -> frozenset[str]:
+    """The fields that are marked so."""
+    return array.unused if isinstance(array, Partial) else frozenset()
+
+
+def marks(array: Array) -> Array:
+    """Of each field whether it is marked, of type uint8, for a message."""
+    marked = unused(array)
+    return np.array([name in marked for name in array.dtype.names or ("",)], np.uint8)
+
+
+def marked(array: Array, marks: Array) -> Array:
+    """The array with the marks of a message."""
+    names = array.dtype.names or ("",)
+    return partial(array, (name for name, mark in zip(names, marks, strict=True) if mark))
+
+
 def _rows(arrays: Iterable[Array]) -> int:
     counts = {len(array) for array in arrays}
     if len(counts) != 1:

@@ -110,7 +110,12 @@ def find(
 def _short(config: Config, steps: int) -> Config:
     """The job with as many steps, at a rate that a function gives, and without averages."""
     optim = replace(
-        config.optim, schedule="constant", warmup_epochs=0.0, decay_epochs=0.0, average=0.0
+        config.optim,
+        schedule="constant",
+        schedule_by="step",
+        warmup_epochs=0.0,
+        decay_epochs=0.0,
+        average=0.0,
     )
     return replace(
         config,

@@ -1,6 +1,6 @@
 """A job of one's own in one call: model, data, loss and metrics; the rest as in a job file."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -15,6 +15,7 @@ from mpitrain.arrays import Array
 from mpitrain.config import Config, ConfigError
 from mpitrain.data import DataError, Dataset
 from mpitrain.data.own import MapStyle, Own
+from mpitrain.data.stream import Streamed, is_stream
 from mpitrain.fields import Fields
 from mpitrain.metrics import Epoch, Record
 from mpitrain.objective import Loss
@@ -25,10 +26,12 @@ from mpitrain.stop import StopFlag, stop_flag
 from mpitrain.threads import limit_blas_threads
 from mpitrain.together import together
 
+#: Samples by number or in turn.
+Data = MapStyle | Iterable[Any]
 #: Keys of [optim] that an optimiser of torch leaves to the job.
 _BESIDE_AN_OPTIMIZER = {
-    "lr", "reference_batch", "warmup_epochs", "schedule", "milestones", "decay", "decay_epochs",
-    "clip_norm", "average",
+    "lr", "reference_batch", "warmup_epochs", "schedule", "schedule_by", "milestones", "decay",
+    "decay_epochs", "clip_norm", "average",
 }  # fmt: skip
 
 
@@ -53,8 +56,8 @@ class Trainer(trainer.Trainer):
         config: Config | None = None,
         *,
         model: Any = None,
-        train_data: MapStyle | None = None,
-        test_data: MapStyle | None = None,
+        train_data: Data | None = None,
+        test_data: Data | None = None,
         loss: Any = None,
         metrics: Mapping[str, Any] | Sequence[str] | None = None,
         optimizer: Any = None,
@@ -79,7 +82,8 @@ class Trainer(trainer.Trainer):
                 between stages, in the order in which they are called.
             train_data, test_data: ``len(data)`` samples ``data[i]``, pairs of an input and a label;
                 each rank reads its own alone, and what is random in it follows from seed, epoch and
-                ``i`` (:class:`mpitrain.data.own.Own`).
+                ``i`` (:class:`mpitrain.data.own.Own`).  Or iterables with a length, which are read
+                in their own order (:class:`mpitrain.data.stream.Streamed`).
             loss: a function of torch tensors that is the mean over its samples, a
                 :class:`mpitrain.objective.Loss`, or a name as in ``loss.name``.
             metrics: functions of torch tensors, means as well, or
@@ -90,7 +94,10 @@ class Trainer(trainer.Trainer):
                 :class:`mpitrain.optim.Optimizer`, or a name as in ``optim.name``.  Of a function,
                 ``lr`` is the rate that schedules begin from, and batches of any size have.
             schedule: a function of the step, counted from 0, whose value the rate is multiplied by,
-                as torch's LambdaLR has it (:class:`mpitrain.trainer.Trainer`).
+                as torch's LambdaLR has it (:class:`mpitrain.trainer.Trainer`); or, with an
+                optimiser of torch, one that makes a scheduler of it, as ``lambda optimizer:
+                CosineAnnealingLR(optimizer, 100)``, which takes a step after each of training, or
+                with ``schedule_by="epoch"`` after each epoch.
             classes: kinds of labels, if these are integers; by default as many as the model's last
                 layer has scores.
             span, stop, before_step: as :class:`mpitrain.trainer.Trainer`.
@@ -112,6 +119,11 @@ class Trainer(trainer.Trainer):
             metrics = None
         if isinstance(optimizer, str):
             settings["optim"], optimizer = {"name": optimizer, **settings.get("optim", {})}, None
+        if hasattr(schedule, "last_epoch"):
+            raise ConfigError(
+                "schedule: give a function that makes the scheduler of an optimiser, as lambda "
+                f"optimizer: {type(schedule).__name__}(optimizer, ...), not the scheduler"
+            )
         if schedule is not None and not callable(schedule):  # a name, which two tables have
             settings["schedule"], schedule = schedule, None
         job = configured(config or Config(), settings)
@@ -125,9 +137,13 @@ class Trainer(trainer.Trainer):
         if optimizer is not None and not hasattr(optimizer, "prepare"):
             from mpitrain.adapters.torch.layer import trained
             from mpitrain.adapters.torch.optimizer import grouped
+            from mpitrain.adapters.torch.schedule import TorchSchedule
 
             own = trained(self.module, layers or {}) if self.module is not None else {}
-            optimizer, grouping = grouped(optimizer, own)
+            of_groups, grouping = grouped(optimizer, own)
+            optimizer = of_groups[0]
+            if schedule is not None:
+                schedule = TorchSchedule(schedule, of_groups)
             asked = set(settings.get("optim", {})) - _BESIDE_AN_OPTIMIZER
             if asked:
                 raise ConfigError(
@@ -273,8 +289,8 @@ def _dtype(module: Any, otherwise: str) -> str:
 def _data(
     comm: MPI.Intracomm,
     job: Config,
-    train_data: MapStyle | None,
-    test_data: MapStyle | None,
+    train_data: Data | None,
+    test_data: Data | None,
     layers: Mapping[str, nn.Layer] | None,
     classes: int,
 ) -> Dataset | None:
@@ -282,13 +298,11 @@ def _data(
         return None
     if train_data is None or test_data is None:
         raise TypeError("train_data and test_data belong together; give both")
-    both = [Own(some, job.run.dtype, job.run.seed) for some in (train_data, test_data)]
-    train, test = both
 
     def made() -> Dataset:
-        for what, samples in (("train", train), ("test", test)):
-            if not len(samples):
-                raise DataError(f"{what}_data has no samples")
+        train = _samples("train_data", train_data, job)
+        test = _samples("test_data", test_data, job)
+        both = train, test
         found = Dataset(train, test, 0)
         for name, one, other in zip(("inputs", "labels"), *(vars(s[:1]).values() for s in both)):
             if (one.shape, _kind(one)) != (other.shape, _kind(other)):
@@ -302,6 +316,26 @@ def _data(
         return Dataset(replace(train, classes=kinds), replace(test, classes=kinds), kinds)
 
     return together(comm, made, DataError)
+
+
+def _samples(what: str, data: Any, job: Config) -> Own:
+    try:
+        count = len(data)
+    except Exception as error:  # whatever a program's own function raises
+        raise DataError(
+            f"{what} has no length, from which epochs, rates and resumed runs follow "
+            f"({type(error).__name__}: {error}); give it __len__, or mpitrain.Stream(data, samples)"
+        ) from error
+    if not count:
+        raise DataError(f"{what} has no samples")
+    if not is_stream(data):
+        return Own(data, job.run.dtype, job.run.seed)
+    if job.data.workers > 1 and not hasattr(data, "starting_at"):
+        raise DataError(
+            f"data.workers = {job.data.workers}: each process would read all of {what}, which is "
+            "read in turn; take 1, or give it starting_at(number), which begins at a sample"
+        )
+    return Streamed(data, job.run.dtype, job.run.seed)
 
 
 def _scores(layers: Mapping[str, nn.Layer] | None, data: Dataset) -> int:

@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from mpitrain.config import ConfigError, Optim
+from mpitrain.lr import Table
 from mpitrain.optim import Optimizer
 
 
@@ -16,14 +17,48 @@ class Group:
     Attributes:
         optimizer: of the same kind in all groups of a job.
         rate: factor on the job's learning rate.
+        number: among the groups of an optimiser of torch.
     """
 
     optimizer: Optimizer
     rate: float = 1.0
+    number: int = 0
+
+    def at(self, step: int) -> "Group":
+        """As it is in a step, counted from 0."""
+        return self
+
+
+@dataclass(frozen=True)
+class Scheduled(Group):
+    """A group whose rate, and whatever else a scheduler changes, is in a table."""
+
+    table: Table | None = None
+
+    def at(self, step: int) -> Group:
+        assert self.table is not None and self.table.options is not None
+        row = step // self.table.steps
+        changed = {name: of[row] for name, of in self.table.options[self.number].items()}
+        torchs: Any = self.optimizer
+        optimizer = torchs.changed(changed) if changed else torchs
+        return Group(optimizer, self.table.factor(step, self.number), self.number)
 
 
 #: The group of a parameter, by its name in the model.
 Grouping = Callable[[str], Group]
+
+
+def scheduled(grouping: Grouping, table: Table) -> Grouping:
+    """The same groups, with the rates of a table that has a column for each."""
+    found: dict[int, Scheduled] = {}
+
+    def of(name: str) -> Group:
+        own = grouping(name)
+        if own.number not in found:
+            found[own.number] = Scheduled(own.optimizer, own.rate, own.number, table)
+        return found[own.number]
+
+    return of
 
 
 def one(optimizer: Optimizer) -> Grouping:

@@ -108,6 +108,8 @@ def _to_the_end(
                 slow = trainer.straggler() if trainer.steps_done % log_every == 0 else None
                 if slow:
                     write(slow)
+                if found := trainer.found_overlap():
+                    write(found)
                 _tell(write, writer.poll())
                 every = config.checkpoint.every
                 if every and trainer.steps_done % every == 0 and not trainer.stopping:

@@ -3,14 +3,14 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from mpitrain.arrays import Array, Parameters
+from mpitrain.arrays import Array, Gradients
 from mpitrain.nn import Layer
 from mpitrain.nn.context import RESTING, Context
 from mpitrain.nn.layer import go_forward
 from mpitrain.parallel.store import Weights
 
 #: Takes the gradients of a layer, by its index in the store.
-Emit = Callable[[int, Parameters], None]
+Emit = Callable[[int, Gradients], None]
 
 
 class Stage(Protocol):

@@ -20,18 +20,21 @@ from mpitrain.batches import MicroBatches
 from mpitrain.config import Config, ConfigError
 from mpitrain.data import DataError, Dataset, Sampler, load
 from mpitrain.data.everywhere import load_on_all
+from mpitrain.data.stream import Streamed
 from mpitrain.feed import Feed, Held
 from mpitrain.fitting import expect_fitting, initial, named_metrics
 from mpitrain.group import TensorGroup
 from mpitrain.groups import Grouping
-from mpitrain.lr import Factor, learning_rate, scaled_rate, tabulated
-from mpitrain.metrics import Skipped, Step, Straggler, Times
+from mpitrain.lr import Factor, Schedule, Table, learning_rate, scaled_rate, tabulated
+from mpitrain.metrics import Overlap, Skipped, Step, Straggler, Times
 from mpitrain.objective import Loss
 from mpitrain.objective.metrics import Metric
 from mpitrain.optim import Optimizer
-from mpitrain.parallel.grid import ProcessGrid, shared_name
+from mpitrain.parallel.grid import Place, ProcessGrid, shared_name
 from mpitrain.parallel.replicas import check_replicas
 from mpitrain.parallel.replicated import Replicated
+from mpitrain.parallel.summation import Dense
+from mpitrain.parallel.trial import Trial
 from mpitrain.pipeline.actions import Pipeline
 from mpitrain.pipeline.messages import Spec
 from mpitrain.pipeline.replay import Report
@@ -88,7 +91,7 @@ class Trainer(ClosedTogether):
         metrics: Mapping[str, Metric] | None = None,
         optimizer: Optimizer | None = None,
         grouping: Grouping | None = None,
-        schedule: Factor | None = None,
+        schedule: Factor | Schedule | None = None,
         before_step: Callable[["Trainer"], None] | None = None,
     ) -> None:
         """Load the data, initialise the parameters from the seed, bind the communication.
@@ -104,8 +107,8 @@ class Trainer(ClosedTogether):
             grouping: how each parameter is updated, by its name; without, as ``optim.groups`` says.
             schedule: one's own, in the place of ``optim.schedule`` and ``optim.warmup_epochs``:
                 ``schedule(step)`` is what the scaled rate is multiplied by in a step, counted from
-                0, as of torch's LambdaLR.  Rank 0 calls it for all steps of the run, before the
-                first one.
+                0, as of torch's LambdaLR, with ``optim.schedule_by = "epoch"`` in an epoch.  Rank 0
+                calls it for all steps of the run, before the first one.
             before_step: called before each step, on each rank.
 
         Raises:
@@ -139,8 +142,13 @@ class Trainer(ClosedTogether):
                 f"train.batch_size = {config.train.batch_size} must be at most {samples}, the "
                 "number of training samples"
             )
-        self.sampler = Sampler(samples, config.train.batch_size, config.run.seed)
-        self._factors = None if schedule is None else self._tabulate(schedule)
+        self.sampler = Sampler(
+            samples,
+            config.train.batch_size,
+            config.run.seed,
+            shuffles=not isinstance(self.data.train, Streamed),
+        )
+        self._table = self._tabulate(schedule)
         self._open_grid()
         self.metrics = (
             metrics
@@ -158,25 +166,38 @@ class Trainer(ClosedTogether):
             enabled=config.run.compute == "float16",
         )
         self.steps_done = 0
+        self._trial = self._begin_trial()
+        self._found_overlap: Overlap | None = None
         self._lap = perf_counter()
 
-    def _tabulate(self, schedule: Factor) -> Array:
-        """The factors of a schedule of one's own, rank 0's on all ranks."""
+    def _tabulate(self, schedule: Factor | Schedule | None) -> Table | None:
+        """A schedule of one's own, rank 0's on all ranks."""
         optim = self.config.optim
+        if schedule is None:
+            if optim.schedule_by != "step":
+                raise ConfigError(
+                    f"optim.schedule_by = {optim.schedule_by!r} is of a schedule of one's own, and "
+                    "there is none; leave it out"
+                )
+            return None
         if optim.schedule != "constant" or optim.warmup_epochs:
             raise ConfigError(
                 f"optim.schedule = {optim.schedule!r} with optim.warmup_epochs = "
                 f"{optim.warmup_epochs:g}: a schedule of one's own takes the place of both; leave "
                 "them out"
             )
-        is_first = self.comm.rank == 0
-        found = together(
-            self.comm,
-            lambda: tabulated(schedule, self.total_steps) if is_first else None,
-            ConfigError,
-        )
-        factors: Array = self.comm.bcast(found)
-        return factors
+        steps = self.sampler.steps_per_epoch if optim.schedule_by == "epoch" else 1
+        rows = -(-self.total_steps // steps)
+
+        def made() -> Table | None:
+            if self.comm.rank > 0:
+                return None
+            if isinstance(schedule, Schedule):
+                return replace(schedule.table(rows), steps=steps)
+            return Table(tabulated(schedule, rows)[:, None], steps)
+
+        table: Table = self.comm.bcast(together(self.comm, made, ConfigError))
+        return table
 
     def _open_grid(self) -> None:
         layout = build.layout(self.config, self.comm.size)
@@ -220,6 +241,8 @@ class Trainer(ClosedTogether):
         grouping = self._grouping or groups.by_name(
             config.optim, self._optimizer, self.model.names()
         )
+        if self._table and self._table.options is not None:
+            grouping = groups.scheduled(grouping, self._table)
         self.updater = Updater(
             self.grid, self.store, self._optimizer, grouping, offload, config.optim.average
         )
@@ -241,6 +264,7 @@ class Trainer(ClosedTogether):
             first += len(chunk)
         kind = self.data.input_dtype
         self._inputs = Spec(self.data.input_shape, self.compute_type if kind.kind == "f" else kind)
+        self._examine()
         self._schedules: dict[int, tuple[Pipeline, Report]] = {}
         self._runners: dict[int, Runner] = {}
         self.runner()
@@ -252,6 +276,54 @@ class Trainer(ClosedTogether):
             most=config.train.batch_size,
             reads=stage in (0, last),
         )
+
+    def _examine(self) -> None:
+        """Take two samples through layers that must show whether they are pure functions.
+
+        Raises:
+            ConfigError: on all ranks, what a layer of one of them has shown.
+        """
+        if not any(layer.verdict() for layer in self.model.layers.values()):
+            return
+        layout, place = self.grid.layout, self.grid.place
+        x: Array | None = None
+
+        def passed(stage: Stage, given: Array | None) -> Array:
+            if given is None:
+                given = self.data.train[:2].inputs
+                if given.dtype.kind == "f":
+                    given = given.astype(self.compute_type)
+            found, _ = stage.forward(self.weights, given)
+            return found
+
+        for virtual in range(len(self.partition.layers)):
+            chunk, own = divmod(virtual, layout.stages)
+
+            def act(chunk: int = chunk, own: int = own, given: Array | None = x) -> Array | None:
+                return passed(self._stages[chunk], given) if place.stage == own else None
+
+            y = together(self.comm, act, ConfigError, DataError, RuntimeError, TypeError)
+            x = self.comm.bcast(y, layout.rank(Place(own, 0, 0)))
+        for name in self.layers:
+            if verdict := self.model.layers[name].verdict():
+                verdict.deferred = True
+
+    def _faults(self) -> list[ValueError]:
+        verdicts = (self.model.layers[name].verdict() for name in self.layers)
+        return [verdict.fault for verdict in verdicts if verdict and verdict.fault]
+
+    def expect_pure(self) -> None:
+        """Collective.
+
+        Raises:
+            ConfigError: on all ranks, what a layer of one of them has shown in a forward pass.
+        """
+
+        def act() -> None:
+            for fault in self._faults():
+                raise fault
+
+        together(self.comm, act, ConfigError)
 
     def _state(self) -> dict[str, Array]:
         """What the own layers keep besides their parameters.
@@ -409,6 +481,7 @@ class Trainer(ClosedTogether):
             return replace(self.context(source.indices(micro_batch)), step=step)
 
         own = runner.run(source, window.weights, self.store, window.update, context)
+        self.expect_pure()
         lasted = perf_counter() - start
         self._busy.add(lasted, sum(updated.comm_seconds for updated in own), runner.waited)
         waiting = self.comm.allreduce(sum(runner.waited.values()))
@@ -461,9 +534,15 @@ class Trainer(ClosedTogether):
 
     def _rate(self, steps_done: int) -> float:
         optim, train = self.config.optim, self.config.train
-        if self._factors is None:
+        if self._table is None:
             return learning_rate(optim, train, steps_done, self.sampler.steps_per_epoch)
-        return scaled_rate(optim, train) * float(self._factors[steps_done])
+        return scaled_rate(optim, train) * self._table.factor(steps_done)
+
+    def _common_rate(self, steps_done: int) -> float:
+        """What the rates of all groups are factors on."""
+        if self._table and self._table.options is not None:
+            return scaled_rate(self.config.optim, self.config.train)
+        return self._rate(steps_done)
 
     def _update(self, epoch: int, samples: int, loss: float, comm_seconds: float) -> Step | Skipped:
         now = perf_counter()
@@ -484,8 +563,11 @@ class Trainer(ClosedTogether):
                 self.feed.read_seconds,
                 self._stop.raised(),
                 *self._moved(),
+                bool(self._faults()),
             )
         )
+        if agreed.faulty:
+            self.expect_pure()
         self._busy.met = perf_counter() - now
         self._lap = now
         self.stopping = agreed.stopping
@@ -497,7 +579,12 @@ class Trainer(ClosedTogether):
         most = self.config.optim.clip_norm
         clip = most / grad_norm if most and grad_norm > most else 1.0
         with self.span("update", "update"):
-            self.updater.step(lr, clip / self.scale.value)
+            common = self._common_rate(self.steps_done)
+            factor = clip / self.scale.value
+            unused = agreed.unused
+            if not isinstance(self.summation, Dense):  # what a code has kept back comes later
+                unused = self.updater.never_used(unused)
+            self.updater.step(common, factor, self.steps_done, unused)
         comm_seconds = agreed.comm_seconds
         with self.span("publish", "communicate"):
             self._busy.published = self.store.publish()
@@ -507,6 +594,7 @@ class Trainer(ClosedTogether):
         self.summation.commit()
         self.scale.went_well()
         self.steps_done = number
+        self._try_overlap(agreed.seconds)
         return Step(
             step=number,
             epoch=epoch,
@@ -561,6 +649,28 @@ class Trainer(ClosedTogether):
         if self.state and self.grid.data.size > 1:
             replicas.append((self.grid.data, self.state))
         check_replicas(self.comm, replicas, when)
+
+    def _begin_trial(self) -> Trial | None:
+        """Of ``parallel.overlap = "auto"``, if a rank has sums that could overlap; collective."""
+        parallel = self.config.parallel
+        if parallel.overlap != "auto" or parallel.schedule == "asynchronous":
+            return None
+        return Trial() if self.comm.allreduce(self.store.set_overlap(True), MPI.LOR) else None
+
+    def _try_overlap(self, seconds: float) -> None:
+        """A step lasted so long on all ranks together, which all of them know."""
+        trial = self._trial
+        if trial is None or trial.decided:
+            return
+        if trial.tell(seconds / self.comm.size):
+            trial.decide(*trial.seconds)
+            self._found_overlap = Overlap(self.steps_done, trial.overlap, *trial.seconds)
+        self.store.set_overlap(trial.overlap)
+
+    def found_overlap(self) -> Overlap | None:
+        """What a trial that has just ended has found."""
+        found, self._found_overlap = self._found_overlap, None
+        return found
 
     def straggler(self) -> Straggler | None:
         """Who kept the others waiting since the last call, if anybody did."""

@@ -1,7 +1,9 @@
 """The update of the parameters: norms over all ranks, clipping, and each rank's pieces."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite, sqrt
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -35,6 +37,7 @@ class Told:
         read_seconds: those of them in reading samples, or waiting for who reads them ahead.
         stopping: whether it was asked to stop.
         sent_bytes, shared_bytes: that it has sent in messages, and moved in shared memory.
+        faulty: whether one of its layers has turned out to be none.
     """
 
     loss: float
@@ -45,6 +48,7 @@ class Told:
     stopping: bool = False
     sent_bytes: int = 0
     shared_bytes: int = 0
+    faulty: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,8 @@ class Agreed:
         seconds, comm_seconds, wait_seconds, read_seconds: sums over the ranks of what each told.
         stopping: whether one of them was asked to stop.
         sent_bytes, shared_bytes: sums over the ranks.
+        unused: names of the tensors that had no part in the loss on any rank.
+        faulty: whether a layer of one of them has turned out to be none.
     """
 
     loss: float
@@ -68,11 +74,32 @@ class Agreed:
     stopping: bool
     sent_bytes: float
     shared_bytes: float
+    unused: frozenset[str] = frozenset()
+    faulty: bool = False
 
     @property
     def finite(self) -> bool:
         """Whether the loss and all gradients are."""
         return isfinite(self.loss) and isfinite(self.grad_norm)
+
+
+class _Run(NamedTuple):
+    """A part of a piece that is updated alike.
+
+    Attributes:
+        part: where in the piece.
+        group: how.
+        left_out: steps that went by without it.
+    """
+
+    part: slice
+    group: Group
+    left_out: int
+
+    def follows(self, other: "_Run") -> bool:
+        """Whether both may be updated as one."""
+        alike = self.group is other.group and self.left_out == other.left_out
+        return alike and self.part.start == other.part.stop
 
 
 class Updater:
@@ -84,6 +111,8 @@ class Updater:
     Attributes:
         state: arrays by slot, for each piece.
         steps: that were taken.
+        left_out: in how many of them a tensor had no part in the loss, by its name; it stays as it
+            is then, state and count of steps included, as torch leaves what has no gradient.
     """
 
     def __init__(
@@ -117,12 +146,14 @@ class Updater:
         self._store = store
         self.optimizer = optimizer
         self.steps = 0
+        self.left_out: dict[str, int] = {}
+        self._names: list[str] | None = None
+        self._latest_runs: tuple[Any, list[list[_Run]]] | None = None
         self.state: list[dict[str, Array]] = [
             {slot: _zeros(piece.parameters, allocate) for slot in optimizer.slots}
             for piece in store.pieces
         ]
         self._grouping = grouping
-        self._runs = [self._groups_of(piece) for piece in store.pieces]
         self._average = average
         if average:
             for piece, state in zip(store.pieces, self.state, strict=True):
@@ -133,11 +164,41 @@ class Updater:
         """Sum what the ranks tell, and their parts of the squared norm; collective, one message."""
         told = own.seconds, own.comm_seconds, own.wait_seconds, own.read_seconds, own.stopping
         moved = own.sent_bytes, own.shared_bytes
-        values = np.array([own.loss, self.own_squares(), *told, *moved], float)
+        missing = len(self._store.used) < len(self._store.arena.tensors)
+        numbers = own.loss, self.own_squares(), *told, *moved, missing, own.faulty
+        values = np.array(numbers, float)
         self._grid.comm.Allreduce(MPI.IN_PLACE, values, op=MPI.SUM, algorithm="native")
-        loss, squared, seconds, reducing, waiting, reading, stopping, *moved = values.tolist()
+        loss, squared, *times, stopping, sent, shared, some, faulty = values.tolist()
         norm = sqrt(squared) if squared >= 0 else squared
-        return Agreed(loss, norm, seconds, reducing, waiting, reading, stopping > 0, *moved)
+        unused = self._unused() if some else frozenset[str]()
+        seconds, reducing, waiting, reading = times
+        return Agreed(
+            loss=loss,
+            grad_norm=norm,
+            seconds=seconds,
+            comm_seconds=reducing,
+            wait_seconds=waiting,
+            read_seconds=reading,
+            stopping=stopping > 0,
+            sent_bytes=sent,
+            shared_bytes=shared,
+            unused=unused,
+            faulty=faulty > 0,
+        )
+
+    def _unused(self) -> frozenset[str]:
+        """The tensors that no rank has used; collective."""
+        comm = self._grid.comm
+        if self._names is None:
+            every = comm.allgather([tensor.name for tensor in self._store.arena.tensors])
+            self._names = sorted({name for names in every for name in names})
+        used = np.array([name in self._store.used for name in self._names], np.uint8)
+        comm.Allreduce(MPI.IN_PLACE, used, op=MPI.MAX, algorithm="native")
+        return frozenset(name for name, found in zip(self._names, used, strict=True) if not found)
+
+    def never_used(self, unused: frozenset[str]) -> frozenset[str]:
+        """Of tensors that are unused in the next step, those that have been so in all before."""
+        return frozenset(name for name in unused if self.left_out.get(name, 0) == self.steps)
 
     def own_squares(self) -> float:
         """The own part of the squared norm of the gradient."""
@@ -179,27 +240,60 @@ class Updater:
             found.append((self._grid.groups[piece.group], arrays))
         return found
 
-    def step(self, lr: float, gradient_scale: float = 1.0) -> None:
-        """Update the own pieces; ``gradient_scale`` multiplies the gradients first."""
+    def step(
+        self,
+        lr: float,
+        gradient_scale: float = 1.0,
+        number: int = 0,
+        unused: frozenset[str] = frozenset(),
+    ) -> None:
+        """Update the own pieces.
+
+        Args:
+            lr: what the rates of all groups are factors on.
+            gradient_scale: multiplies the gradients first.
+            number: of the step, counted from 0, those that were skipped included.
+            unused: names of tensors that stay as they are.
+        """
         self.steps += 1
-        directions: list[list[Array]] = []
-        for piece, state, runs in zip(self._store.pieces, self.state, self._runs, strict=True):
-            if gradient_scale != 1.0:
-                piece.gradients[...] *= gradient_scale
-            directions.append([])
-            for part, group in runs:
-                own = {slot: array[part] for slot, array in state.items()}
-                parameters, gradients = piece.parameters[part], piece.gradients[part]
-                found = group.optimizer.prepare(parameters, gradients, own, self.steps)
-                directions[-1].append(found)
-        rates = self._rates(lr, directions) if self.optimizer.layerwise else None
-        for index, (piece, state) in enumerate(zip(self._store.pieces, self.state, strict=True)):
-            for (part, group), direction in zip(self._runs[index], directions[index], strict=True):
-                own = {slot: array[part] for slot, array in state.items()}
-                rate = lr * group.rate if rates is None else rates[index][part]
-                group.optimizer.apply(piece.parameters[part], direction, own, rate)
-            if self._average:
-                state[AVERAGE] += (1.0 - self._average) * (piece.parameters - state[AVERAGE])
+        for name in unused:
+            self.left_out[name] = self.left_out.get(name, 0) + 1
+        runs = self._runs(unused)
+        for piece in self._store.pieces if gradient_scale != 1.0 else ():
+            piece.gradients[...] *= gradient_scale
+        every = zip(self._store.pieces, self.state, runs, strict=True)
+        if self.optimizer.layerwise:
+            self._step_layerwise(lr, runs)
+        else:
+            for piece, state, own in every:
+                for run in own:
+                    group = run.group.at(number)
+                    direction = self._prepared(piece, state, run, group)
+                    slots = {slot: array[run.part] for slot, array in state.items()}
+                    parameters = piece.parameters[run.part]
+                    group.optimizer.apply(parameters, direction, slots, lr * group.rate)
+        for piece, state in zip(self._store.pieces, self.state) if self._average else ():
+            state[AVERAGE] += (1.0 - self._average) * (piece.parameters - state[AVERAGE])
+
+    def _step_layerwise(self, lr: float, runs: list[list["_Run"]]) -> None:
+        """Where rates follow from whole tensors, all directions are known first."""
+        pieces = list(zip(self._store.pieces, self.state, runs, strict=True))
+        directions = [
+            [self._prepared(piece, state, run, run.group) for run in own]
+            for piece, state, own in pieces
+        ]
+        rates = self._rates(lr, runs, directions)
+        for (piece, state, own), of_piece, rate in zip(pieces, directions, rates, strict=True):
+            for run, direction in zip(own, of_piece, strict=True):
+                slots = {slot: array[run.part] for slot, array in state.items()}
+                parameters = piece.parameters[run.part]
+                run.group.optimizer.apply(parameters, direction, slots, rate[run.part])
+
+    def _prepared(self, piece: Piece, state: Mapping[str, Array], run: "_Run", of: Group) -> Array:
+        """The direction of a part of a piece."""
+        slots = {slot: array[run.part] for slot, array in state.items()}
+        own = piece.parameters[run.part], piece.gradients[run.part]
+        return of.optimizer.prepare(*own, slots, self.steps - run.left_out)
 
     def exchange(self) -> None:
         """Parameters and their averages change places in the own pieces; twice, they are back."""
@@ -208,17 +302,29 @@ class Updater:
             piece.parameters[...] = state[AVERAGE]
             state[AVERAGE][...] = trained
 
-    def _groups_of(self, piece: Piece) -> list[tuple[slice, Group]]:
+    def _runs(self, unused: frozenset[str]) -> list[list["_Run"]]:
+        """Of each piece; they are usually those of the step before."""
+        apart = frozenset(entry for entry in self.left_out.items() if entry[0] not in unused)
+        if self._latest_runs is None or self._latest_runs[0] != (unused, apart):
+            runs = [self._runs_of(piece, unused) for piece in self._store.pieces]
+            self._latest_runs = (unused, apart), runs
+        return self._latest_runs[1]
+
+    def _runs_of(self, piece: Piece, unused: frozenset[str]) -> list["_Run"]:
         """The parts of a piece, one after the other, that are updated alike."""
-        found: list[tuple[slice, Group]] = []
+        found: list[_Run] = []
         for tensor, part in overlaps(self._store.arena.tensors, piece):
-            group = self._grouping(tensor.name)
-            if found and found[-1][1] is group:
-                part = slice(found.pop()[0].start, part.stop)
-            found.append((part, group))
+            if tensor.name in unused:
+                continue
+            run = _Run(part, self._grouping(tensor.name), self.left_out.get(tensor.name, 0))
+            if found and run.follows(found[-1]):
+                run = run._replace(part=slice(found.pop().part.start, part.stop))
+            found.append(run)
         return found
 
-    def _rates(self, lr: float, directions: list[list[Array]]) -> list[Array]:
+    def _rates(
+        self, lr: float, every: list[list["_Run"]], directions: list[list[Array]]
+    ) -> list[Array]:
         """lr times the trust ratio of each element's tensor, from norms of whole tensors."""
         comm: Communicator = self._grid.comm
         names = sorted(
@@ -230,10 +336,12 @@ class Updater:
         )
         row = {name: index for index, name in enumerate(names)}
         squares = np.zeros((len(names), 3))
-        for piece, parts in zip(self._store.pieces, directions):
+        for piece, runs, parts in zip(self._store.pieces, every, directions):
             if not self._grid.counts(piece.group):
                 continue
-            direction = parts[0] if len(parts) == 1 else np.concatenate(parts)
+            direction = np.zeros_like(piece.parameters)
+            for run, found in zip(runs, parts, strict=True):
+                direction[run.part] = found
             counted = self._store.counted(piece)
             for tensor, part in overlaps(self._store.arena.tensors, piece, counted):
                 arrays = (piece.parameters, piece.gradients, direction)

@@ -28,8 +28,9 @@ from collectives import Communicator
 from collectives.calls.library import release
 from mpitrain.adapters.torch import DataParallel
 from mpitrain.adapters.torch.gradients import Bucket
+from mpitrain.adapters.torch.hooks import UnderWay
 from mpitrain.arena import DATA, Arena
-from mpitrain.arrays import Parameters
+from mpitrain.arrays import Gradients
 from mpitrain.group import TensorGroup
 from mpitrain.models import gpt
 from mpitrain.models.model import Model
@@ -105,7 +106,7 @@ class Ours:
         scores, saved = self.stage.forward(self.store, x)
         loss, dy = self.model.loss(scores, labels, labels.size * self.size)
 
-        def emit(layer: int, gradients: Parameters) -> None:
+        def emit(layer: int, gradients: Gradients) -> None:
             self.store.accumulate(layer, gradients)
             self.store.ready(layer)
             self.store.progress()
@@ -146,7 +147,8 @@ def _measure(comm: Communicator, options: argparse.Namespace) -> dict[str, list[
     )
     torch.manual_seed(0)
     late = DataParallel(comm, TorchGPT(*shape), overlap=False, algorithm=options.algorithm)
-    alone = Bucket(comm, list(TorchGPT(*shape).parameters()), options.algorithm)
+    own = list(TorchGPT(*shape).parameters())
+    alone = Bucket(comm, own, options.algorithm, UnderWay(comm))
     layers = gpt.layers(
         vocabulary=options.vocabulary,
         context=options.context,

@@ -72,6 +72,7 @@ class Progress(Struct, frozen=True, forbid_unknown_fields=True):
         loss_scale, good_steps: state of the loss scale in 16-bit training.
         tested: steps before the last test.
         seen: the best test so far, by each value that the job watches.
+        left_out: of the updates, those that a tensor had no part in, by its name.
     """
 
     step: Steps
@@ -80,6 +81,7 @@ class Progress(Struct, frozen=True, forbid_unknown_fields=True):
     good_steps: Steps = 0
     tested: Steps = 0
     seen: dict[str, Seen] = {}
+    left_out: dict[str, Steps] = {}
 
     def __post_init__(self) -> None:
         if self.updates > self.step:

@@ -72,6 +72,7 @@ def collect(trainer: "Trainer") -> tuple[dict[str, Array], list[SavedPiece], Man
             trainer.scale.good_steps,
             trainer.watch.tested,
             dict(trainer.watch.seen),
+            dict(trainer.updater.left_out),
         ),
         job=msgspec.json.encode(trainer.config).decode(),
         layout=str(trainer.grid.layout),
@@ -118,6 +119,7 @@ def restore(trainer: "Trainer", checkpoint: Checkpoint) -> None:
     progress = checkpoint.manifest.progress
     trainer.steps_done = progress.step
     trainer.updater.steps = progress.updates
+    trainer.updater.left_out = dict(progress.left_out)
     trainer.watch.tested = progress.tested
     for text in trainer.watch.seen.keys() & progress.seen.keys():
         trainer.watch.seen[text] = progress.seen[text]
@@ -148,10 +150,11 @@ def _piece(tensor: Tensor, section: str, key: str, start: int, part: slice) -> S
 
 
 def _names(own: Own) -> dict[str, object]:
-    """What a job brings of its own, wherever the files lie."""
+    """What a job brings of its own, wherever the files lie, but for what may change."""
     return {
         key: value.rpartition(":")[2] if isinstance(value, str) else value
         for key, value in asdict(own).items()
+        if key != "schedule"
     }
 
 

@@ -111,7 +111,7 @@ def train(comm: Communicator, options: argparse.Namespace) -> int:
 def _trainer(comm: Communicator, config: Config, **given: Any) -> Trainer:
     """Of a job, with what it brings of its own."""
     own = together(comm, lambda: brought(config.own), ConfigError)
-    return Trainer(comm, config, **own, **given)
+    return Trainer(comm, config, **{**own, **given})
 
 
 def with_fault(

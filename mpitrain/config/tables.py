@@ -171,6 +171,8 @@ class Optim(Struct, frozen=True, forbid_unknown_fields=True):
             and falls to 0 in a line in the last ``decay_epochs`` (Hu et al. 2024).  ``one_cycle``
             climbs from 1/25 of the rate to all of it in ``warmup_epochs`` and falls to 1/250000,
             both along a cosine (Smith & Topin 2018, as torch's OneCycleLR); momentum stays.
+        schedule_by: what a schedule of one's own counts, ``step`` or ``epoch``: one value for all
+            steps of an epoch.
         milestones: epochs, counted from 0.
         decay: factor.
         decay_epochs: epochs of the fall of ``wsd``.
@@ -194,6 +196,7 @@ class Optim(Struct, frozen=True, forbid_unknown_fields=True):
     reference_batch: Annotated[int, Meta(ge=0)] = 64
     warmup_epochs: NonNegative = 0.0
     schedule: Literal["constant", "cosine", "step", "wsd", "one_cycle"] = "constant"
+    schedule_by: Literal["step", "epoch"] = "step"
     milestones: tuple[Count, ...] = ()
     decay: Fraction = 0.1
     decay_epochs: NonNegative = 0.0
@@ -252,7 +255,9 @@ class Parallel(Struct, frozen=True, forbid_unknown_fields=True):
             ``auto`` takes what was measured to be fastest.  With ``zero = 1`` it is one of a
             reduce-scatter; of ``zero`` 2 and 3 and ``node_shared`` it is always ``auto``.
         bucket_bytes: gradients are reduced in pieces of at least this many bytes.
-        overlap: reduce a piece while the layers below it are still computing their gradients.
+        overlap: reduce a piece while the layers below it are still computing their gradients;
+            ``auto`` times the first steps both ways, and keeps the better, which the log names.
+            The numbers are the same; ``zero`` 2 and 3 always overlap.
         checksums: on every message of gradients, parameters and activations, so that one that
             arrives changed stops all ranks and is named; a pass over each message at both ends.
     """
@@ -274,7 +279,7 @@ class Parallel(Struct, frozen=True, forbid_unknown_fields=True):
     recompute: bool = False
     algorithm: str = "auto"
     bucket_bytes: Count = 25 * 2**20
-    overlap: bool = True
+    overlap: bool | Literal["auto"] = True
     checksums: bool = False
 
 
@@ -310,6 +315,8 @@ class Own(Struct, frozen=True, forbid_unknown_fields=True):
         loss: function of torch tensors, outputs and labels: the mean over the samples.
         metrics: such a function, or a dictionary of several.
         optimizer: function that makes an optimiser of torch of a list of parameters.
+        schedule: function that makes a scheduler of torch of that optimiser, or gives the factor on
+            the rate of a step.
         cuts: names of modules in the model behind which a pipeline may cut it.
         classes: kinds of labels, where the model does not show them.
     """
@@ -319,6 +326,7 @@ class Own(Struct, frozen=True, forbid_unknown_fields=True):
     loss: str = ""
     metrics: str = ""
     optimizer: str = ""
+    schedule: str = ""
     cuts: tuple[str, ...] = ()
     classes: Annotated[int, Meta(ge=0)] = 0
 

@@ -8,6 +8,7 @@ import numpy as np
 from mpitrain.arrays import Array
 from mpitrain.data.dataset import Dataset
 from mpitrain.data.own import Own
+from mpitrain.data.stream import Streamed
 from mpitrain.fields import fields
 
 #: Samples are all read if they have no more numbers than that (MNIST has 47 million), ...
@@ -24,8 +25,8 @@ def digest(data: Dataset) -> str:
     """Digest of the samples to train and to test on, the same for any ``run.dtype``.
 
     Numbers, shapes and classes are in it, and all samples where these have up to 67 million
-    numbers; of more, 1024 at equal distances, and 8 where they are read one by one, so that a
-    change between these is not seen.
+    numbers; of more, 1024 at equal distances, and 8 where they are read one by one, the first ones
+    of a stream, so that a change between these is not seen.
     """
     found = hashlib.blake2b(str(data.classes).encode(), digest_size=16)
     for samples in (data.train, data.test):
@@ -35,7 +36,8 @@ def digest(data: Dataset) -> str:
         found.update(f"{len(samples)} {shape} {kinds}".encode())
         size = first.inputs.size + first.labels.size
         most = _FEW if isinstance(samples, Own) else max(_SOME, _ALL // max(1, size))
-        for which in _parts(len(samples), size, most):
+        count = min(most, len(samples)) if isinstance(samples, Streamed) else len(samples)
+        for which in _parts(count, size, most):
             some = samples[which]
             found.update(_plain(some.inputs))
             found.update(_plain(some.labels))

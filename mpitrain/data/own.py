@@ -17,6 +17,8 @@ from mpitrain.fields import joined, named
 
 #: The arrays of one sample by name (:mod:`mpitrain.fields`).
 Named = Mapping[str, Array]
+#: The input and the label of a sample.
+Pair = tuple[Named, Named]
 
 
 class MapStyle(Protocol):
@@ -64,15 +66,19 @@ class Own:
         indices = np.arange(len(self))[which].tolist()
         # Of no samples, the first says the shapes.
         read = indices or [0]
-        pairs = [self._read(index) for index in read]
+        pairs = [self._read(index) for index in indices] or [self.first()]
         inputs, labels = (
             self._stacked(read, what, values)
             for what, values in zip(("input", "label"), zip(*pairs, strict=True), strict=True)
         )
         return Samples(inputs[: len(indices)], labels[: len(indices)])
 
-    def _read(self, index: int) -> tuple[Named, Named]:
-        with _seeded(self.seed, self.epoch, index):
+    def first(self) -> Pair:
+        """One that is like all others."""
+        return self._read(0)
+
+    def _read(self, index: int) -> Pair:
+        with seeded(self.seed, 1, self.epoch + 1, index):
             try:
                 found = self.data[index]
             except Exception as error:
@@ -80,6 +86,9 @@ class Own:
                     f"sample {index} of {type(self.data).__name__} cannot be read: "
                     f"{type(error).__name__}: {error}"
                 ) from error
+        return self._arrays_of(index, found)
+
+    def _arrays_of(self, index: int, found: Any) -> Pair:
         if not isinstance(found, (tuple, list)) or len(found) != 2:
             raise DataError(
                 f"sample {index} of {type(self.data).__name__} is a {type(found).__name__}; a pair "
@@ -143,9 +152,9 @@ def _shown(value: Named) -> str:
 
 
 @contextmanager
-def _seeded(seed: int, epoch: int, index: int) -> Iterator[None]:
-    """The generators that a data set may use, for one sample."""
-    words = np.random.SeedSequence(seed, spawn_key=(1, epoch + 1, index)).generate_state(2)
+def seeded(seed: int, *key: int) -> Iterator[None]:
+    """The generators that a data set may use follow from these numbers meanwhile."""
+    words = np.random.SeedSequence(seed, spawn_key=key).generate_state(2)
     before, numpy_before = random.getstate(), np.random.get_state()
     torch = _torch()
     torch_before = torch.get_rng_state() if torch else None

@@ -16,11 +16,13 @@ class Sampler:
         samples: in an epoch; each is in exactly one of its batches.
         batch_size: samples in a batch; the last one of an epoch has what remains.
         seed: seed of the orders.
+        shuffles: or the samples keep the order of the data set, as those of a stream do.
     """
 
     samples: int
     batch_size: int
     seed: int
+    shuffles: bool = True
 
     @property
     def steps_per_epoch(self) -> int:
@@ -32,6 +34,8 @@ class Sampler:
         # The epoch as a spawn key: as a second word of entropy, epoch 0 would repeat the stream
         # that the seed alone gives, from which parameters are drawn.
         seeds = np.random.SeedSequence(self.seed, spawn_key=(epoch,))
-        order = np.random.default_rng(seeds).permutation(self.samples)
+        order = np.arange(self.samples)
+        if self.shuffles:
+            order = np.random.default_rng(seeds).permutation(self.samples)
         for start in range(0, self.samples, self.batch_size):
             yield order[start : start + self.batch_size]

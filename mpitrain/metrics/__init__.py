@@ -11,6 +11,7 @@ from mpitrain.metrics.lines import ReportError, json_lines
 from mpitrain.metrics.reader import Log, count_steps, read_records
 from mpitrain.metrics.records import (
     Epoch,
+    Overlap,
     RankTime,
     Record,
     Resumed,
@@ -30,6 +31,7 @@ from mpitrain.metrics.records import (
 __all__ = [
     "Epoch",
     "Log",
+    "Overlap",
     "RankTime",
     "Record",
     "ReportError",

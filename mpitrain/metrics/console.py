@@ -9,6 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 
 from mpitrain.metrics.records import (
     Epoch,
+    Overlap,
     Record,
     Resumed,
     Saved,
@@ -48,7 +49,7 @@ def console(steps: int, log_every: int) -> Iterator[Write]:
                     progress.update(bar, completed=record.step)
                     if record.step == 1 or record.step % log_every == 0:
                         terminal.print(_line(record))
-                case Epoch():
+                case Epoch() | Overlap():
                     terminal.print(str(record))
                 case Skipped():
                     terminal.print(

@@ -103,6 +103,28 @@ class Straggler(Struct, frozen=True, tag="straggler", tag_field="event"):
     factor: float
 
 
+class Overlap(Struct, frozen=True, tag="overlap", tag_field="event"):
+    """What ``parallel.overlap = "auto"`` has found.
+
+    Attributes:
+        step: that was done last.
+        overlap: whether gradients are summed while others are computed, from now on.
+        seconds_with, seconds_without: median of a step, mean over the ranks.
+    """
+
+    step: int
+    overlap: bool
+    seconds_with: float
+    seconds_without: float
+
+    def __str__(self) -> str:
+        kept = "with overlap" if self.overlap else "without overlap"
+        return (
+            f"gradients are summed {kept} from step {self.step + 1} on: {self.seconds_with:.4g} s "
+            f"a step with it, {self.seconds_without:.4g} s without"
+        )
+
+
 class Saved(Struct, frozen=True, tag="saved", tag_field="event"):
     """A checkpoint was written.
 
@@ -255,5 +277,5 @@ def ranks_in_words(count: int) -> str:
     return f"{count} rank{'s' if count > 1 else ''}"
 
 
-Record = Start | Step | Skipped | Straggler | Epoch | Saved | Resumed | Times | Summary
+Record = Start | Step | Skipped | Straggler | Overlap | Epoch | Saved | Resumed | Times | Summary
 Write = Callable[[Record], None]

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from mpitrain.arrays import Array, Parameters, Shape
+from mpitrain.arrays import Array, Gradients, Parameters, Shape
 from mpitrain.nn.context import RESTING, Context
-from mpitrain.nn.layer import Layer, go_forward
+from mpitrain.nn.layer import Layer, Verdict, go_forward
 
 
 class Chain(Layer):
@@ -82,7 +82,7 @@ class Chain(Layer):
             kept.append(rest)
         return dy, kept[::-1]
 
-    def gradients(self, parameters: Parameters, kept: list[Any]) -> dict[str, Array]:
+    def gradients(self, parameters: Parameters, kept: list[Any]) -> Gradients:
         return {
             f"{name}.{own}": gradient
             for (name, layer), rest in zip(self.layers.items(), kept, strict=True)
@@ -117,10 +117,13 @@ class Wrapper(Layer):
     def brought(self) -> dict[str, Array]:
         return self.layer.brought()
 
+    def verdict(self) -> Verdict | None:
+        return self.layer.verdict()
+
     def output_shape(self, shape: Shape) -> Shape:
         return self.layer.output_shape(shape)
 
-    def gradients(self, parameters: Parameters, kept: Any) -> dict[str, Array]:
+    def gradients(self, parameters: Parameters, kept: Any) -> Gradients:
         return self.layer.gradients(parameters, kept)
 
 
@@ -158,7 +161,7 @@ class Residual(Wrapper):
             dx = along if name == "shortcut" else dx + along
         return dx, kept
 
-    def gradients(self, parameters: Parameters, kept: dict[str, Any]) -> dict[str, Array]:
+    def gradients(self, parameters: Parameters, kept: dict[str, Any]) -> Gradients:
         return super().gradients(parameters, [kept[name] for name in self.branches])
 
 

@@ -3,14 +3,37 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from mpitrain.arrays import Array, Parameters, Shape
+from mpitrain.arrays import Array, Gradients, Parameters, Shape
 from mpitrain.nn.context import Context
+
+
+@dataclass
+class Verdict:
+    """What is known of a layer whose code is not ours.
+
+    Attributes:
+        examined: whether it was tried if it is a pure function.
+        deferred: an error that shows in a forward pass is kept, for all ranks to raise together,
+            rather than raised here.
+        fault: the first that was kept.
+    """
+
+    examined: bool = False
+    deferred: bool = False
+    fault: ValueError | None = None
+
+    def say(self, fault: ValueError) -> None:
+        """Raise it, now or later."""
+        if not self.deferred:
+            raise fault
+        self.fault = self.fault or fault
 
 
 class Layer(ABC):
@@ -61,6 +84,10 @@ class Layer(ABC):
         """Values that the layer brings with it rather than draws: all ranks must bring the same."""
         return {}
 
+    def verdict(self) -> Verdict | None:
+        """What is known of it, if that must be found out."""
+        return None
+
     @abstractmethod
     def output_shape(self, shape: Shape) -> Shape:
         """Shape of one output for one input of ``shape``; ``ValueError`` if that cannot be one."""
@@ -76,8 +103,8 @@ class Layer(ABC):
         ``kept`` is for :meth:`gradients` alone.
         """
 
-    def gradients(self, parameters: Parameters, kept: Any) -> dict[str, Array]:
-        """The gradient of the loss by each parameter."""
+    def gradients(self, parameters: Parameters, kept: Any) -> Gradients:
+        """The gradient of the loss by each parameter; None of one that had no part in it."""
         return {}
 
 

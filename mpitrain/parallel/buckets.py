@@ -30,7 +30,7 @@ class BucketsInFlight:
         """
         self._buckets = buckets
         self._sums = sums
-        self._overlap = overlap
+        self.overlap = overlap
         self._ready: set[int] = set()
         self._started = 0
         self._in_flight: list[tuple[Bucket, Sum]] = []
@@ -39,7 +39,7 @@ class BucketsInFlight:
     def ready(self, layer: int) -> None:
         """The gradients of ``layer`` are written."""
         self._ready.add(layer)
-        if self._overlap:
+        if self.overlap:
             self._start()
 
     def progress(self) -> None:

@@ -5,7 +5,7 @@ from time import perf_counter
 from typing import NamedTuple
 
 from mpitrain.arena import Arena, Bucket
-from mpitrain.arrays import Array, Parameters, array_namespace
+from mpitrain.arrays import Array, Gradients, array_namespace
 from mpitrain.parallel.store import Reduction, Store
 from mpitrain.parallel.summation import Sum
 
@@ -52,12 +52,14 @@ class ScatteredGradients(Store):
                 self.describe({bucket: its_sum})
             its_sum.Free()
 
-    def accumulate(self, layer: int, gradients: Parameters) -> None:
+    def accumulate(self, layer: int, gradients: Gradients) -> None:
+        self.note_used(layer, gradients)
         for bucket in self.buckets:
             if layer in bucket.layers:
                 flat, seen = self._partial.get(bucket) or self._fresh(bucket)
                 for name, total in self.arena.within(layer, bucket, flat).items():
-                    total += gradients[name]
+                    if (gradient := gradients[name]) is not None:
+                        total += gradient
                 seen.add(layer)
                 if seen == bucket.layers:
                     self._begin(bucket)

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from collectives import Communicator
 from mpitrain.arena import Arena, Bucket
-from mpitrain.arrays import Array, Parameters
+from mpitrain.arrays import Array, Gradients, Parameters
 from mpitrain.group import share
 from mpitrain.parallel.summation import Sum, Summand, Summation
 
@@ -76,6 +76,8 @@ class Store(ABC):
             if it is replicated, all of them.
         algorithm, reason: how the largest bucket is reduced, and why so.
         is_replicated: whether all ranks of a group hold, and update, the same.
+        used: names of the tensors that had a part in the loss on this rank since the last
+            :meth:`reset`.
     """
 
     pieces: Sequence[Piece]
@@ -85,6 +87,7 @@ class Store(ABC):
         self.arena = arena
         self.reduction = reduction
         self.buckets = arena.buckets(bucket_bytes, itemsize)
+        self.used: set[str] = set()
         self.algorithm = "none"
         self.reason = "a single rank"
 
@@ -97,12 +100,23 @@ class Store(ABC):
 
     def reset(self) -> None:
         """Gradients are 0."""
+        self.used.clear()
         for piece in self.pieces:
             piece.gradients[...] = 0
 
+    def set_overlap(self, on: bool) -> bool:
+        """From the next step on; whether there is anything that it makes a difference to."""
+        return False
+
     @abstractmethod
-    def accumulate(self, layer: int, gradients: Parameters) -> None:
-        """Add the gradients of a layer, all of its parameters'."""
+    def accumulate(self, layer: int, gradients: Gradients) -> None:
+        """Add the gradients of a layer, all of its parameters'; None is 0, and no use of it."""
+
+    def note_used(self, layer: int, gradients: Gradients) -> None:
+        """Which of a layer's parameters had a part in the loss."""
+        for own, full in self.arena.names(layer).items():
+            if gradients[own] is not None:
+                self.used.add(full)
 
     def ready(self, layer: int) -> None:  # noqa: B027
         """The last gradients of the layer in this step have been accumulated."""

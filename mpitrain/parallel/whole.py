@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from mpitrain.arena import Arena, Bucket
-from mpitrain.arrays import Array, Parameters
+from mpitrain.arrays import Array, Gradients
 from mpitrain.parallel.buckets import BucketsInFlight
 from mpitrain.parallel.store import Reduction, Store
 from mpitrain.parallel.summation import Sum
@@ -38,12 +38,19 @@ class WholeGradients(Store):
                 self._sums[bucket] = self.bind(bucket, own, shards[index] if shards else None)
         self.describe(self._sums)
 
+    def set_overlap(self, on: bool) -> bool:
+        self._in_flight.overlap = on
+        return bool(self._sums)
+
     def reset(self) -> None:
+        self.used.clear()
         self.gradients[...] = 0
 
-    def accumulate(self, layer: int, gradients: Parameters) -> None:
+    def accumulate(self, layer: int, gradients: Gradients) -> None:
+        self.note_used(layer, gradients)
         for name, total in self._totals[layer].items():
-            total += gradients[name]
+            if (gradient := gradients[name]) is not None:
+                total += gradient
 
     def ready(self, layer: int) -> None:
         self._in_flight.ready(layer)

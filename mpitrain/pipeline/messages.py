@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ from collectives import Communicator
 from collectives.execution.transport import Bytes
 from collectives.execution.transport.checked import Sealed
 from mpitrain.arrays import Array, Shape, array_namespace
+from mpitrain.fields import marked, marks, unused
 
 
 class Spec(NamedTuple):
@@ -28,12 +30,14 @@ class Expected(NamedTuple):
         tag: tag of the edge between the stages.
         samples: number of samples in the micro-batch.
         spec: shape and type of one sample.
+        is_gradient: some of whose fields may be marked as unused: a byte each at its end.
     """
 
     source: int
     tag: int
     samples: int
     spec: Spec
+    is_gradient: bool = False
 
 
 class Mailbox:
@@ -51,14 +55,14 @@ class Mailbox:
         self._seals = comm.checks_messages
         self._xp = xp
         self._expected = deque(expected)
-        self._posted: deque[tuple[MPI.Request, Array, int, Sealed | None]] = deque()
+        self._posted: deque[tuple[MPI.Request, Array, Array, int, Sealed | None]] = deque()
         self._sent: list[tuple[MPI.Request, Array, Sealed | None]] = []
         self._post()
 
     @property
     def next_source(self) -> int:
         """The rank that sends the next of the expected messages."""
-        return self._posted[0][2]
+        return self._posted[0][3]
 
     def receive(self) -> Array:
         """The next of the expected messages.
@@ -66,26 +70,31 @@ class Mailbox:
         Raises:
             CorruptMessage: it arrived changed, where messages carry checksums.
         """
-        request, array, source, sealed = self._posted.popleft()
+        request, array, tail, source, sealed = self._posted.popleft()
         with self._comm.waiting(f"activation from rank {source}", by_all=False):
             request.Wait()
         if sealed:
             sealed.check(self._comm, source)
             sealed.free()
         self._post()
+        if tail.any():
+            array = marked(array, tail)
         return array if self._xp is np else self._xp.asarray(array)
 
-    def send(self, array: Array, target: int, tag: int) -> None:
+    def send(self, array: Array, target: int, tag: int, *, is_gradient: bool = False) -> None:
         """Send without waiting; the array must not change afterwards."""
         host = array if array_namespace(array) is np else array.get()  # type: ignore[attr-defined]
-        host = np.ascontiguousarray(host)
-        sealed = Sealed(_bytes(host)) if self._seals else None
+        data = _bytes(np.ascontiguousarray(host))
+        # A checksum is over all of a message, which has its full length then.
+        if is_gradient and (self._seals or unused(array)):
+            data = np.concatenate([data, marks(array)])
+        sealed = Sealed(data) if self._seals else None
         if sealed:
             sealed.seal()
-        message = sealed.message if sealed else [_bytes(host), MPI.BYTE]
+        message = sealed.message if sealed else [data, MPI.BYTE]
         request = self._comm.Isend(message, target, tag)
         self._sent = [entry for entry in self._sent if not _gone(*entry)]
-        self._sent.append((request, host, sealed))
+        self._sent.append((request, data, sealed))
 
     def finish(self) -> None:
         """Wait for what was sent."""
@@ -98,12 +107,15 @@ class Mailbox:
 
     def _post(self) -> None:
         while self._expected and len(self._posted) < self._AHEAD:
-            source, tag, samples, spec = self._expected.popleft()
-            array = np.empty((samples, *spec.shape), spec.dtype)
-            sealed = Sealed(_bytes(array)) if self._seals else None
-            message = sealed.message if sealed else [_bytes(array), MPI.BYTE]
-            request = self._comm.Irecv(message, source, tag)
-            self._posted.append((request, array, source, sealed))
+            source, tag, samples, spec, is_gradient = self._expected.popleft()
+            size = samples * prod(spec.shape) * spec.dtype.itemsize
+            fields = len(spec.dtype.names or ("",)) if is_gradient else 0
+            data = np.empty(size + fields, np.uint8)
+            array, tail = data[:size].view(spec.dtype).reshape(samples, *spec.shape), data[size:]
+            tail[:] = 0
+            sealed = Sealed(data) if self._seals else None
+            request = self._comm.Irecv(sealed.message if sealed else [data, MPI.BYTE], source, tag)
+            self._posted.append((request, array, tail, source, sealed))
 
 
 def _gone(request: MPI.Request, array: Array, sealed: Sealed | None) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from collectives import Communicator
-from mpitrain.arrays import Array, Parameters
+from mpitrain.arrays import Array, Gradients, Parameters
 from mpitrain.nn.context import RESTING, Context
 from mpitrain.parallel.grid import Layout
 from mpitrain.pipeline.actions import Pipeline
@@ -76,7 +76,7 @@ class _NoWeights:
     def release(self, layer: int) -> None:
         pass
 
-    def accumulate(self, layer: int, gradients: Parameters) -> None:
+    def accumulate(self, layer: int, gradients: Gradients) -> None:
         pass
 
     def ready(self, layer: int) -> None:

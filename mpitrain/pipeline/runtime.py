@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from collectives import Communicator
-from mpitrain.arrays import Array, Parameters
+from mpitrain.arrays import Array, Gradients
 from mpitrain.nn.context import RESTING, Context
 from mpitrain.parallel.grid import Layout, Place
 from mpitrain.parallel.store import Weights
@@ -44,7 +44,7 @@ class Source(Protocol):
 class Sink(Protocol):
     """What takes gradients: a store."""
 
-    def accumulate(self, layer: int, gradients: Parameters) -> None: ...
+    def accumulate(self, layer: int, gradients: Gradients) -> None: ...
     def ready(self, layer: int) -> None: ...
     def progress(self) -> None: ...
 
@@ -156,7 +156,7 @@ class Runner:
             What ``update`` has returned, each time.
         """
         expected = [
-            Expected(rank, tag, source.samples(micro_batch), spec)
+            Expected(rank, tag, source.samples(micro_batch), spec, is_gradient=not tag & 1)
             for micro_batch, rank, tag, spec in self._arrivals()
         ]
         mailbox = Mailbox(self.comm, expected, self._xp)
@@ -174,7 +174,7 @@ class Runner:
             stage, key = self.chunks[chunk], (m, chunk)
             virtual = chunk * self.pipeline.stages + self.place.stage
 
-            def emit(layer: int, gradients: Parameters, final: bool = index in self._last) -> None:
+            def emit(layer: int, gradients: Gradients, final: bool = index in self._last) -> None:
                 sink.accumulate(layer, gradients)
                 if final:
                     sink.ready(layer)
@@ -262,7 +262,8 @@ class Runner:
         self, mailbox: Mailbox, array: Array, virtual: int, micro_batch: int, *, activation: bool
     ) -> None:
         with self._span(f"send {micro_batch}", "communicate"):
-            mailbox.send(array, self._rank(virtual, micro_batch), _tag(virtual, activation))
+            target, tag = self._rank(virtual, micro_batch), _tag(virtual, activation)
+            mailbox.send(array, target, tag, is_gradient=not activation)
 
     def _compute(self, action: Compute) -> AbstractContextManager[Any]:
         name = f"{action.letter}{action.micro_batch}"

@@ -8,6 +8,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpitrain.arrays import Array
+from mpitrain.config import ConfigError
 from mpitrain.parallel.grid import ProcessGrid
 from mpitrain.parallel.replicated import Replicated
 from mpitrain.pipeline.runtime import Runner
@@ -22,11 +23,13 @@ class Updated(NamedTuple):
         loss: the own part of the mean over the batch.
         squares: the own part of the squared norm of the gradient.
         comm_seconds: in communication.
+        unused: tensors that had no part in the loss on this rank.
     """
 
     loss: float
     squares: float
     comm_seconds: float
+    unused: float
 
     @property
     def grad_norm(self) -> float:
@@ -57,6 +60,7 @@ class Window:
         self._store = store
         self._updater = updater
         self._rate = rate
+        self._unused: list[str] = []
         self.weights = VersionedWeights(
             policy,
             store.arena,
@@ -74,9 +78,12 @@ class Window:
         self.weights.before_update()
         squares = self._updater.own_squares()
         own = loss if self._grid.place.tensor == 0 else 0.0
+        tensors = self._store.arena.tensors
+        self._unused += [t.name for t in tensors if t.name not in self._store.used]
+        unused = len(tensors) - len(self._store.used)
         self._updater.step(self._rate(self._updater.steps))
         self._store.reset()
-        return Updated(own, squares, comm_seconds)
+        return Updated(own, squares, comm_seconds, unused)
 
     def agree(self, own: Sequence[Updated], steps_done: int) -> list[Updated]:
         """Sums over the ranks of what each knows of the updates; collective.
@@ -87,10 +94,18 @@ class Window:
 
         Raises:
             NonFinite: on all ranks, if one of the losses or norms is not.
+            ConfigError: on all ranks, if a parameter had no part in the loss.
         """
         totals = np.array(own)
         self._grid.comm.Allreduce(MPI.IN_PLACE, totals, algorithm="native")
         found = [Updated(*total) for total in totals.tolist()]
+        if any(total.unused for total in found):
+            names = sorted({n for own in self._grid.comm.allgather(self._unused) for n in own})
+            raise ConfigError(
+                f"parallel.schedule: asynchronous moves every parameter in every step, and the "
+                f"loss does not follow from {', '.join(names[:3])}; freeze what is not used "
+                "(requires_grad_(False)), or set schedule = '1f1b'"
+            )
         for index, total in enumerate(found):
             if not (isfinite(total.loss) and isfinite(total.squares)):
                 raise NonFinite(

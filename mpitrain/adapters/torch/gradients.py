@@ -1,12 +1,14 @@
 """Gradients that travel together: copied in, summed over the ranks, copied back."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from mpi4py import MPI
 
 from collectives import Communicator
 from mpitrain.adapters.torch.arrays import as_array, as_tensor
+from mpitrain.adapters.torch.hooks import GradBucket, Hook, UnderWay, mean_of
 
 
 def refusal(parameter: torch.nn.Parameter, gradient: torch.Tensor) -> str:
@@ -35,17 +37,39 @@ class Bucket:
         parameters: in the order of memory.
         missing: indices of those whose gradient autograd has not come by in this pass.
         started: the sum is under way, or done.
+        hook: sums them instead, if there is one.
     """
 
     def __init__(
-        self, comm: Communicator, parameters: Sequence[torch.nn.Parameter], algorithm: str
+        self,
+        comm: Communicator,
+        parameters: Sequence[torch.nn.Parameter],
+        algorithm: str,
+        under_way: UnderWay,
+        number: tuple[int, int] = (0, 1),
     ) -> None:
-        """Bind the all-reduce; collective."""
+        """Bind the all-reduce; collective.
+
+        Args:
+            comm: the ranks.
+            parameters: whose gradients.
+            algorithm: as ``comm.Allreduce_init`` takes it.
+            under_way: what hooks have started.
+            number: of how many buckets which this is.
+        """
         self.parameters = tuple(parameters)
         sizes = [p.numel() for p in self.parameters]
         memory = comm.empty(sum(sizes), as_array(self.parameters[0].new_empty(0)).dtype)
-        parts = as_tensor(memory).split(sizes)
+        self._buffer = as_tensor(memory)
+        parts = self._buffer.split(sizes)
         self._parts = [part.view(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
+        index, count = number
+        self._seen = GradBucket(
+            index, index + 1 == count, self._buffer, self._parts, self.parameters
+        )
+        self._under_way = under_way
+        self.hook: Hook | None = None
+        self._future: torch.futures.Future[Any] | None = None
         self._ranks = comm.size
         self._plan = comm.Allreduce_init(MPI.IN_PLACE, memory, algorithm=algorithm)
         self._reset()
@@ -57,6 +81,9 @@ class Bucket:
     @torch.no_grad()
     def start(self, part_of_mean: float | None = None) -> None:
         """Copy the gradients in, each times this rank's part of the mean, and start to sum them.
+
+        A hook makes the mean itself, so that its gradients are as many times larger as there are
+        ranks.
 
         Args:
             part_of_mean: as much as any other rank's when left out; 0 of a rank without samples,
@@ -71,21 +98,34 @@ class Bucket:
                 or refusal(parameter, gradient)
             ):
                 part.zero_()
+            elif part_of_mean is None and self.hook:
+                part.copy_(gradient)
             elif part_of_mean is None:
                 torch.div(gradient, self._ranks, out=part)
             else:
-                torch.mul(gradient, part_of_mean, out=part)
+                torch.mul(gradient, part_of_mean * (self._ranks if self.hook else 1), out=part)
         self.started = True
-        self._plan.Start()
+        if self.hook:
+            self._future = self.hook.start(self._seen)
+        else:
+            self._plan.Start()
 
     def test(self) -> None:
         """Let the sum make progress."""
-        if self.started:
+        if self._future:
+            self._under_way.test()
+        elif self.started:
             self._plan.Test()
 
+    @torch.no_grad()
     def finish(self) -> None:
         """Until the sum is done; then the next pass may begin."""
-        if self.started:
+        if self._future:
+            found = mean_of(self._under_way.wait(self._future), self._buffer)
+            self._future = None
+            if found.data_ptr() != self._buffer.data_ptr():
+                self._buffer.copy_(found)
+        elif self.started:
             self._plan.Wait()
         self._reset()
 

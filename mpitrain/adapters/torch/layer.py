@@ -20,11 +20,12 @@ from mpitrain.adapters.torch.purity import (
     refuse,
 )
 from mpitrain.adapters.torch.seeing import expect_one_mode, parts, seeing, show
-from mpitrain.arrays import Array, Parameters, Shape
-from mpitrain.fields import Fields, as_given, fields, joined, named, zeros
+from mpitrain.arrays import Array, Gradients, Parameters, Shape
+from mpitrain.fields import Fields, as_given, fields, joined, named, partial, unused, zeros
 from mpitrain.nn import Layer
 from mpitrain.nn.chain import Wrapper
 from mpitrain.nn.context import RESTING, Context
+from mpitrain.nn.layer import Verdict
 from mpitrain.trainer import Trainer
 
 
@@ -89,7 +90,6 @@ class TorchLayer(Layer):
         self.prefix = prefix
         self._in_turn = in_turn
         self._watched = Watched(name, module)
-        self._examined = False
 
     def parameters(
         self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike
@@ -145,6 +145,9 @@ class TorchLayer(Layer):
             return (as_given(values),), {}
         return (tuple(values.values()), {}) if "0" in values else ((), dict(values))
 
+    def verdict(self) -> Verdict:
+        return self._watched.verdict
+
     def state(self, dtype: DTypeLike) -> dict[str, Array]:
         """What batch norm keeps, under the names of its buffers."""
         return {
@@ -156,6 +159,19 @@ class TorchLayer(Layer):
     def forward(
         self, parameters: Parameters, x: Array, context: Context = RESTING
     ) -> tuple[Array, Any]:
+        if not torch.is_autocast_enabled("cpu"):
+            return self._forward(parameters, x, context)
+        self._watched.verdict.say(
+            ImpureModule(
+                f"{self._watched.name}: torch.autocast is on around the trainer, which would not "
+                "be on in the same places in every layout; turn it on in the module's forward(), "
+                "or take run.compute = 'bfloat16'"
+            )
+        )
+        with torch.autocast("cpu", enabled=False):
+            return self._forward(parameters, x, context)
+
+    def _forward(self, parameters: Parameters, x: Array, context: Context) -> tuple[Array, Any]:
         own = {name: as_tensor(v).requires_grad_() for name, v in parameters.items()}
         given = _tensors(fields(x), next((p.dtype for p in own.values()), None))
         buffers = self._buffers(own, next(iter(given.values())))
@@ -168,48 +184,52 @@ class TorchLayer(Layer):
             )
             return found
 
-        if len(x) and not self._examined:
+        if len(x) and not self._watched.verdict.examined:
             show(self.module, replace(context, training=False))
             examine(self._watched, run, buffers, list(given.values()))
             modules = (self._given, self.module)
             expect_given_values(
                 self._watched.name, modules, run, list(given.values()), list(own.values())
             )
-            self._examined = True
+            self._watched.verdict.examined = True
         for part in given.values():
             part.requires_grad_(part.is_floating_point())
         show(self.module, context)
         versions = [part._version for part in own.values()]
         y = run(*given.values())
         if versions != [part._version for part in own.values()]:
-            raise ImpureModule(
-                f"{self._watched.name} changes its parameters in its forward pass, as max_norm "
-                "does; the replicas of a sharded one would differ"
+            self._watched.verdict.say(
+                ImpureModule(
+                    f"{self._watched.name} changes its parameters in its forward pass, as max_norm "
+                    "does; the replicas of a sharded one would differ"
+                )
             )
         return joined({name: as_array(part) for name, part in y.items()}), (given, y, own)
 
     def backward(self, parameters: Parameters, saved: Any, dy: Array) -> tuple[Array, Any]:
         given, y, own = saved
         inputs = {name: part for name, part in given.items() if part.requires_grad}
-        outputs = {name: part for name, part in y.items() if part.requires_grad}
+        left_out = unused(dy)
+        outputs = {n: part for n, part in y.items() if part.requires_grad and n not in left_out}
         wanted = [*inputs.values(), *own.values()]
-        found: Sequence[torch.Tensor] = ()
+        found: Sequence[torch.Tensor | None] = [None] * len(wanted)
         if wanted and outputs:
             gradients = _tensors({name: fields(dy)[name] for name in outputs})
             found = torch.autograd.grad(
-                list(outputs.values()), wanted, list(gradients.values()), materialize_grads=True
+                list(outputs.values()), wanted, list(gradients.values()), allow_unused=True
             )
-        elif wanted:  # what has no part in y has a gradient of 0
-            found = [torch.zeros_like(part) for part in wanted]
-        by_input = dict(zip(inputs, map(as_array, found), strict=False))
+        used = {n: as_array(g) for n, g in zip(inputs, found, strict=False) if g is not None}
         dx = {
-            name: by_input.get(name, np.zeros(part.shape, dy.dtype if name == "" else None))
+            name: used.get(name, np.zeros(part.shape, as_array(part).dtype))
             for name, part in given.items()
         }
-        return joined(dx), dict(zip(own, found[len(inputs) :], strict=True))
+        kept = dict(zip(own, found[len(inputs) :], strict=True))
+        if not len(dy):  # what other ranks do not use is not used because of no sample
+            kept = dict.fromkeys(own)
+        return partial(joined(dx), dx.keys() - used.keys()), kept
 
-    def gradients(self, parameters: Parameters, kept: Any) -> dict[str, Array]:
-        return {name: as_array(gradient) for name, gradient in kept.items()}
+    def gradients(self, parameters: Parameters, kept: Any) -> Gradients:
+        return {name: None if g is None else as_array(g) for name, g in kept.items()}
 
     def _buffers(
         self, own: dict[str, torch.Tensor], given: torch.Tensor

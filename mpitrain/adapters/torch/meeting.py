@@ -18,9 +18,10 @@ GIVE_UP = "gives up a backward pass that raised an error"
 CLOSE = "closes"
 JOIN = "begins a join"
 WEIGH = "weighs its batch"
+HOOK = "registers a communication hook"
 #: Whatever the others do, this rank does it with nothing of its own.
 JOINED = "has no batch left"
-_ALL = (BEGIN, FORWARD, AVERAGE, GIVE_UP, CLOSE, JOIN, WEIGH, JOINED)
+_ALL = (BEGIN, FORWARD, AVERAGE, GIVE_UP, CLOSE, JOIN, WEIGH, HOOK, JOINED)
 #: What ranks do that have a batch, while others have none left.
 _DURING_JOIN = (FORWARD, AVERAGE, GIVE_UP, WEIGH)
 #: Less than what any rank says.

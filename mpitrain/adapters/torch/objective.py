@@ -11,7 +11,7 @@ import torch
 from mpitrain.adapters.torch.arrays import as_array, as_tensor
 from mpitrain.arrays import Array, Shape
 from mpitrain.config import ConfigError
-from mpitrain.fields import as_given, fields, joined, zeros
+from mpitrain.fields import as_given, fields, joined, partial, zeros
 
 #: ``f(outputs, labels)``, as torch's functional losses: tensors, or tuples or dictionaries of them,
 #: as the module and the data set give them.
@@ -23,7 +23,8 @@ class TorchLoss:
 
     Its mean over a micro-batch counts with that one's part of the global batch, so that the sum
     over micro-batches and ranks is the mean over the batch.  That needs equal weights: a function
-    that leaves labels out (``ignore_index``) or weighs them is a mean over other things.
+    that leaves labels out (``ignore_index``) or weighs them is a mean over other things.  Outputs
+    in 16 bits are cast to float32 before, as under ``torch.autocast``.
     """
 
     def __init__(self, function: Function) -> None:
@@ -35,19 +36,22 @@ class TorchLoss:
                 "put them into the model"
             )
         self.function = function
+        self._unused: frozenset[str] = frozenset()
 
     def __call__(self, outputs: Array, labels: Array, divisor: float) -> tuple[float, Array]:
         """As :class:`mpitrain.objective.Loss` says."""
         if not labels.size:
-            return 0.0, np.zeros_like(outputs)
+            return 0.0, partial(np.zeros_like(outputs), self._unused)
         parts = _needing_gradients(_tensors(outputs))
-        mean = self.function(as_given(parts), as_given(_tensors(labels)))
+        mean = self.function(as_given(_wide(parts)), as_given(_tensors(labels)))
         weight = labels.size / divisor
         by = {name: part for name, part in parts.items() if part.requires_grad}
-        found = torch.autograd.grad(mean, list(by.values()), materialize_grads=True)
-        gradients = {name: torch.zeros_like(part) for name, part in parts.items()}
-        gradients |= {name: one * weight for name, one in zip(by, found, strict=True)}
-        return mean.item() * weight, joined({name: as_array(g) for name, g in gradients.items()})
+        found = torch.autograd.grad(mean, list(by.values()), allow_unused=True)
+        used = {name: one * weight for name, one in zip(by, found, strict=True) if one is not None}
+        gradients = {name: used.get(name, torch.zeros_like(part)) for name, part in parts.items()}
+        whole = joined({name: as_array(gradient) for name, gradient in gradients.items()})
+        self._unused = frozenset(gradients.keys() - used.keys())
+        return mean.item() * weight, partial(whole, self._unused)
 
     def expect(self, outputs: Shape, labels: Shape, kind: Any) -> None:
         """Tries it on two drawn samples, together and one by one."""
@@ -102,7 +106,7 @@ class TorchMetric:
         if not len(labels):
             return np.zeros(2)
         with torch.no_grad():
-            found = self.function(as_given(_tensors(outputs)), as_given(_tensors(labels)))
+            found = self.function(as_given(_wide(_tensors(outputs))), as_given(_tensors(labels)))
         if isinstance(found, tuple):
             total, count = map(float, found)
             return np.array([total, count])
@@ -114,6 +118,12 @@ class TorchMetric:
 
 def _tensors(array: Array) -> dict[str, torch.Tensor]:
     return _by_name(fields(array))
+
+
+def _wide(parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """In float32 what has 16 bits."""
+    narrow = (torch.bfloat16, torch.float16)
+    return {n: part.float() if part.dtype in narrow else part for n, part in parts.items()}
 
 
 def _drawn(arrays: Mapping[str, Array], wide: torch.dtype, seed: int) -> dict[str, torch.Tensor]:

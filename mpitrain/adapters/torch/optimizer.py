@@ -1,6 +1,7 @@
 """Optimisers of torch over the flat pieces of the trainer."""
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ class TorchOptimizer:
     Attributes:
         slots: names of its state's arrays.
         lr: its learning rate, which the job's schedule starts from.
+        options: of a group of its parameters.
         name: of the kind of optimiser.
     """
 
@@ -46,7 +48,7 @@ class TorchOptimizer:
         """
         self._kind = kind
         self.name = kind.__name__
-        self._options = options
+        self.options = options
         self._step = 0
         self.lr = float(options["lr"])
         probe = torch.nn.Parameter(torch.ones(2, dtype=torch.float64))
@@ -66,8 +68,19 @@ class TorchOptimizer:
 
     def _made(self, parameter: torch.nn.Parameter, rate: float) -> torch.optim.Optimizer:
         made = self._kind([parameter], lr=rate)  # type: ignore[call-arg]
-        made.param_groups[0].update(self._options, lr=rate)
+        made.param_groups[0].update(self.options, lr=rate)
         return made
+
+    def changed(self, options: Mapping[str, Any]) -> "TorchOptimizer":
+        """The same with other values of some options."""
+        found = copy(self)
+        found.options = {**self.options, **options}
+        return found
+
+    def over(self, groups: Sequence["TorchOptimizer"]) -> torch.optim.Optimizer:
+        """torch's optimiser of a parameter of its own for each of these groups."""
+        own = [{**one.options, "params": [torch.nn.Parameter(torch.zeros(1))]} for one in groups]
+        return self._kind(own, lr=self.lr)  # type: ignore[call-arg]
 
     def prepare(self, p: Array, g: Array, state: State, step: int) -> Array:
         """The gradient as it is."""
@@ -96,8 +109,8 @@ class TorchOptimizer:
 
 def grouped(
     factory: Factory, named: Mapping[str, torch.nn.Parameter]
-) -> tuple[TorchOptimizer, Grouping]:
-    """What a factory makes of a module's parameters: the optimiser of the first group, and all.
+) -> tuple[list[TorchOptimizer], Grouping]:
+    """What a factory makes of a module's parameters: optimisers of its groups, and who has which.
 
     Args:
         factory: is called once, with all parameters that are trained.
@@ -107,6 +120,11 @@ def grouped(
         ConfigError: it is no optimiser that updates each number by itself, leaves parameters out or
             brings others, or its groups keep different things.
     """
+    if not callable(factory):
+        raise ConfigError(
+            f"optimizer: give a function that makes it of the parameters, as lambda p: "
+            f"torch.optim.AdamW(p, lr=3e-3), not a {type(factory).__name__}"
+        )
     given = named or {"": torch.nn.Parameter(torch.ones(1))}
     made = factory(list(given.values()))
     if type(made) not in _ELEMENTWISE:
@@ -117,10 +135,11 @@ def grouped(
         )
     names = {id(parameter): name for name, parameter in given.items()}
     found: dict[str, Group] = {}
-    usual: TorchOptimizer | None = None
+    groups: list[TorchOptimizer] = []
     for asked in made.param_groups:
         own = TorchOptimizer(type(made), {k: v for k, v in asked.items() if k != "params"})
-        usual = usual or own
+        groups.append(own)
+        usual = groups[0]
         if not usual.lr or own.slots != usual.slots:
             raise ConfigError(
                 "optimizer: the first group's rate must be above 0, and all groups keep the same: "
@@ -132,12 +151,11 @@ def grouped(
                     f"optimizer: it has a parameter of shape {tuple(parameter.shape)} that is none "
                     "of those that the function was called with; take them from its argument"
                 )
-            found[names[id(parameter)]] = Group(own, own.lr / usual.lr)
+            found[names[id(parameter)]] = Group(own, own.lr / usual.lr, len(groups) - 1)
     if left := [name for name in given if name not in found]:
         raise ConfigError(
             f"optimizer: it leaves out {', '.join(left[:3])}; give it all parameters, or freeze "
             "these: requires_grad_(False)"
         )
-    assert usual is not None  # torch refuses to make one without parameters
-    first = Group(usual)
-    return usual, (found.__getitem__ if named else lambda name: first)
+    first = Group(groups[0])  # torch refuses to make one without parameters
+    return groups, (found.__getitem__ if named else lambda name: first)

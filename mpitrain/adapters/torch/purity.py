@@ -6,7 +6,9 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from mpitrain.config import ConfigError
 from mpitrain.fields import named
+from mpitrain.nn.layer import Verdict
 
 Tensors = Mapping[str, torch.Tensor]
 Run = Callable[..., Tensors]
@@ -20,7 +22,7 @@ _RANDOM: tuple[tuple[type[nn.Module] | tuple[type[nn.Module], ...], str], ...] =
 _ALWAYS_RANDOM = (nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 
 
-class ImpureModule(ValueError):
+class ImpureModule(ConfigError):
     """A module that the trainer cannot have as a layer."""
 
 
@@ -78,6 +80,7 @@ class Watched(nn.Module):
         super().__init__()
         self.name = name
         self.module = module
+        self.verdict = Verdict()
 
     def forward(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> Tensors:
         """The module's outputs by name (:mod:`mpitrain.fields`).
@@ -90,16 +93,18 @@ class Watched(nn.Module):
         y = self.module(*args, **kwargs)
         if not torch.equal(state, torch.get_rng_state()):
             torch.set_rng_state(state)
-            raise ImpureModule(
-                f"{self.name} draws random numbers in its forward pass, which would differ from "
-                f"layout to layout; do without dropout, {_ELSEWHERE}"
+            self.verdict.say(
+                ImpureModule(
+                    f"{self.name} draws random numbers in its forward pass, which would differ "
+                    f"from layout to layout; do without dropout, {_ELSEWHERE}"
+                )
             )
         after = dict(self.module.named_buffers())
         for (buffer, version), (inner, found) in zip(before, after.items()):
             if found is not buffer or found._version != version:
-                raise _changes(self.name, inner)
+                self.verdict.say(_changes(self.name, inner))
         if len(after) != len(before):
-            raise _changes(self.name, "a new one")
+            self.verdict.say(_changes(self.name, "a new one"))
         outputs: Tensors = named(y)
         for part in outputs.values():
             if not isinstance(part, torch.Tensor):

@@ -1,13 +1,16 @@
 """Gradients of replicas become means at the end of each backward pass."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from numbers import Real
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
 
 from collectives import Communicator
 from mpitrain.adapters.torch.gradients import Bucket, cut, refusal
+from mpitrain.adapters.torch.hooks import Function, Hook, UnderWay
 from mpitrain.adapters.torch.inventory import Inventory, share
 from mpitrain.adapters.torch.meeting import (
     AVERAGE,
@@ -15,6 +18,7 @@ from mpitrain.adapters.torch.meeting import (
     CLOSE,
     FORWARD,
     GIVE_UP,
+    HOOK,
     WEIGH,
     Agreed,
     Parted,
@@ -25,6 +29,7 @@ from mpitrain.adapters.torch.meeting import (
     total,
 )
 from mpitrain.adapters.torch.passes import Reference, is_alive, join
+from mpitrain.parallel.trial import Trial
 
 #: For the next one; those that share ranks have different ones, the same on all of their ranks.
 _next_number = 0
@@ -35,7 +40,7 @@ class Options(NamedTuple):
 
     bucket_bytes: int
     algorithm: str
-    overlap: bool
+    overlap: bool | str
     broadcast_buffers: bool
 
 
@@ -71,6 +76,8 @@ class Reducer:
         self._divides_by_all = True
         self._unsummed = False
         self._onto_mean = False
+        self._trial = Trial() if options.overlap == "auto" and comm.size > 1 else None
+        self._begun: float | None = None
         self.synchronises = True
         self.pending = False
         self._forwards = 0
@@ -80,6 +87,8 @@ class Reducer:
         self._number = _agree_on_number(lambda n: int(self._meet(BEGIN, n).numbers[0]))
         # Gradients and words go apart, so that ranks which wait for other gradients meet in words.
         self._comm = comm.Dup()
+        self._under_way = UnderWay(self._comm)
+        self._comm_hook: Hook | None = None
         try:
             self._bind()
         except ValueError:
@@ -113,6 +122,41 @@ class Reducer:
             raise Refused("DataParallel: no rank has a sample in this batch")
         self._part_of_mean = samples / of
 
+    def register(self, state: Any, function: Function) -> None:
+        """Let a hook sum the buckets; collective.
+
+        Raises:
+            RuntimeError: on all ranks: it is none, or there is one already.
+            ValueError: on all ranks: they have different ones.
+        """
+        self._settle()
+        fault = "" if callable(function) else f"a communication hook is a function, not {function}"
+        if self._comm_hook:
+            fault = "it has a communication hook already, and there can be one"
+        self._meet(HOOK, fault=fault)
+        name = getattr(function, "__qualname__", type(function).__qualname__)
+        if len(names := dict.fromkeys(self._words.allgather(name))) > 1:
+            raise ValueError(
+                f"DataParallel: the ranks have different communication hooks: {', '.join(names)}"
+            )
+        self._comm_hook = Hook(function, state)
+        for bucket in self._buckets:
+            bucket.hook = self._comm_hook
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.futures.Future[list[torch.Tensor]]:
+        """Start to sum a tensor over the ranks; collective."""
+        return self._under_way.all_reduce(tensor)
+
+    @contextmanager
+    def _hooked(self) -> Iterator[None]:
+        """What a hook raises is the end: what it has started, other ranks may wait for."""
+        try:
+            yield
+        except Exception as error:
+            if self._comm_hook:
+                self._ended = f"its communication hook has failed: {error}"
+            raise
+
     def close(self) -> None:
         """Free what is bound; collective."""
         if self._ended:
@@ -128,8 +172,12 @@ class Reducer:
         self._inventory = inventory
         self._unbind()
         self._forwards = 0
-        for bucket, members in enumerate(cut(self._inventory.trained, self._options.bucket_bytes)):
-            self._buckets.append(Bucket(self._comm, members, self._options.algorithm))
+        parts = cut(self._inventory.trained, self._options.bucket_bytes)
+        for bucket, members in enumerate(parts):
+            number = bucket, len(parts)
+            algorithm = self._options.algorithm
+            self._buckets.append(Bucket(self._comm, members, algorithm, self._under_way, number))
+            self._buckets[-1].hook = self._comm_hook
             self._hooks += [
                 parameter.register_post_accumulate_grad_hook(self._hook(bucket, index))
                 for index, parameter in enumerate(members)
@@ -163,11 +211,25 @@ class Reducer:
             own.missing.discard(index)
             if own.started:
                 self._again.add(bucket)  # autograd came by it again after it had been copied
-            elif self._options.overlap:
+            elif self.overlaps():
                 self._start(complete=True)
             self._test()
 
         return ready
+
+    def overlaps(self) -> bool:
+        """Whether sums start while autograd goes on, in the present step."""
+        return self._trial.overlap if self._trial else bool(self._options.overlap)
+
+    def _try_overlap(self) -> None:
+        """A step has ended; once enough have, the ranks agree on the better way; collective."""
+        if not self._trial or self._joining or self._begun is None:
+            return
+        lasted, self._begun = perf_counter() - self._begun, None
+        if self._trial.tell(lasted):
+            told = [int(1e9 * seconds) for seconds in self._trial.seconds]
+            slowest = largest(self._words, told, self._test)
+            self._trial.decide(*(slowest / 1e9).tolist())
 
     def _start(self, *, complete: bool) -> None:
         """In the same order on all ranks, whatever the order in which autograd comes by them."""
@@ -178,13 +240,15 @@ class Reducer:
                 self._start_one(bucket)
 
     def _start_one(self, bucket: Bucket) -> None:
-        bucket.start(0.0 if self._absent else self._part_of_mean)
+        with self._hooked():
+            bucket.start(0.0 if self._absent else self._part_of_mean)
 
     def _test(self) -> None:
         for bucket in self._buckets:
             bucket.test()
 
     def _begin_step(self) -> None:
+        self._begun = perf_counter()
         changed, changes = not self._inventory.holds(), self._inventory.changes()
         self._go_forward(self._meet(FORWARD, changed, changes, -changes))
         self._verified = True
@@ -238,6 +302,7 @@ class Reducer:
         for bucket in self._buckets:
             bucket.give_back(wanted, factor)
         self.pending = self._verified = self._unsummed = False
+        self._try_overlap()
         if self._joining:
             for gradient in (p.grad for p in self._inventory.trained):
                 if gradient is not None:
@@ -326,7 +391,8 @@ class Reducer:
         if self._absent and doing in (AVERAGE, GIVE_UP):
             self._start(complete=False)  # as all others have done before
         for bucket in self._buckets:
-            bucket.finish()
+            with self._hooked():
+                bucket.finish()
         self._again.clear()
 
 

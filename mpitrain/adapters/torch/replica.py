@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from collectives import Algorithm, Communicator
 from collectives.analysis.own import named
+from mpitrain.adapters.torch.hooks import Function
 from mpitrain.adapters.torch.joining import Join, JoiningReducer
 from mpitrain.adapters.torch.reducer import Options
 from mpitrain.together import ClosedTogether
@@ -37,7 +38,7 @@ class DataParallel(ClosedTogether, torch.nn.Module):
         *,
         bucket_bytes: int = 25 * 2**20,
         algorithm: Algorithm | str = "auto",
-        overlap: bool = True,
+        overlap: bool | Literal["auto"] = True,
         broadcast_buffers: bool = True,
     ) -> None:
         """Give all ranks rank 0's parameters and buffers, and bind the all-reduces; collective.
@@ -47,7 +48,9 @@ class DataParallel(ClosedTogether, torch.nn.Module):
             module: on the CPU.
             bucket_bytes: least size of a bucket.
             algorithm: as ``comm.Allreduce_init`` takes it.
-            overlap: start buckets while autograd goes on rather than all of them at the end.
+            overlap: start buckets while autograd goes on rather than all of them at the end;
+                ``"auto"`` times the first twelve steps both ways, and keeps the way that is faster
+                on the slowest rank (:attr:`overlaps` says which).  The numbers are the same.
             broadcast_buffers: give all ranks rank 0's buffers before each forward pass in training,
                 as running statistics need it.
 
@@ -63,6 +66,8 @@ class DataParallel(ClosedTogether, torch.nn.Module):
                 "DataParallel(Communicator(comm), module)"
             )
         self.module = module
+        if overlap not in (True, False, "auto"):
+            raise ValueError(f"overlap is True, False or 'auto', not {overlap!r}")
         options = Options(bucket_bytes, named(algorithm, "allreduce"), overlap, broadcast_buffers)
         self._reducer = JoiningReducer(comm, module, options)
 
@@ -75,6 +80,11 @@ class DataParallel(ClosedTogether, torch.nn.Module):
                 self._reducer.begin_forward()
             self._reducer.pending = True
         return self.module(*inputs, **keywords)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether sums start while autograd goes on, in the present step."""
+        return self._reducer.overlaps()
 
     def reduce(self) -> None:
         """Average the gradients now; collective.
@@ -112,6 +122,41 @@ class DataParallel(ClosedTogether, torch.nn.Module):
             RuntimeError: on all ranks, if ``samples`` is no number of samples, or all are 0.
         """
         self._reducer.weigh(samples)
+
+    def register_comm_hook(self, state: Any, hook: Function) -> None:
+        """Sum the gradients in one's own way, as torch's method of this name; collective.
+
+        As soon as a bucket's gradients are there, ``hook(state, bucket)`` is called, in the same
+        order on all ranks.  It starts whatever it likes and returns a ``torch.futures.Future``
+        whose value is the mean over the ranks: a tensor like ``bucket.buffer()``, or a list of it.
+        ``backward()`` ends when all are done.  The buffer holds this rank's gradients, divided by
+        nothing (with :meth:`weigh`, times the ranks and its part of the mean).
+
+            def bf16(state, bucket):
+                small = bucket.buffer().to(torch.bfloat16).div_(size)
+                return net.all_reduce(small).then(lambda f: f.value()[0].to(bucket.buffer().dtype))
+
+        Args:
+            state: the hook's first argument.
+            hook: the same on all ranks.  What it raises ends the use of this object.
+
+        Raises:
+            RuntimeError: on all ranks: it is no function, or there is a hook already.
+            ValueError: on all ranks: they have different hooks.
+        """
+        self._reducer.register(state, hook)
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.futures.Future[list[torch.Tensor]]:
+        """Start to sum a tensor over the ranks, in place, from within a hook; collective.
+
+        Returns:
+            A future of ``[tensor]``, as ``torch.distributed.all_reduce(...).get_future()`` is; it
+            gets its value while ``backward()`` goes on, at the latest at its end.
+
+        Raises:
+            TypeError: it is no contiguous tensor on the CPU of a type that can be summed.
+        """
+        return self._reducer.all_reduce(tensor)
 
     @contextmanager
     def join(

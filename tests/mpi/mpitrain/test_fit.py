@@ -11,7 +11,9 @@ from mpitrain.checkpoint import CheckpointError
 from mpitrain.config import ConfigError
 from mpitrain.data import DataError
 from mpitrain.fields import fields
+from mpitrain.metrics import Overlap
 from mpitrain.optim import Adam
+from mpitrain.run import train
 from mpitrain.trainer import Trainer
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
@@ -815,3 +817,64 @@ def test_other_jobs_are_not_resumed(comm, folder):
     ):
         with pytest.raises(CheckpointError, match=message):
             made(folder, **given | changed).fit(resume=True)
+
+
+class Impure(torch.nn.Module):
+    """A part that is no pure function: at once, or only after some calls on one rank."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.calls = how, 0
+        self.lin = torch.nn.Linear(16, 16)
+
+    def forward(self, x):
+        self.calls += 1
+        if self.how == "mixes":
+            return self.lin(x) - x.mean(0)
+        if self.how == "one row":
+            return self.lin(x).mean(0)
+        if self.how == "random" or (self.calls > 18 and MPI.COMM_WORLD.rank == RANKS - 1):
+            return self.lin(x) + torch.rand(x.shape, dtype=x.dtype)
+        return self.lin(x)
+
+
+@pytest.mark.parametrize(
+    ("how", "where", "message"),
+    [
+        ("mixes", 0, "part1 gives a sample another result, or none, when it is alone"),
+        ("mixes", -1, "gives a sample another result, or none, when it is alone"),
+        ("one row", -1, "cannot take a sample of shape"),
+        ("random", -1, "draws random numbers"),
+        ("later", -1, "draws random numbers"),
+    ],
+)
+@pytest.mark.parametrize("zero", [0, pytest.param(3, marks=pytest.mark.slow)])
+def test_no_pure_function_is_an_error_of_all_ranks(comm, folder, how, where, message, zero):
+    """Of whichever stage it is, with one message."""
+
+    def model():
+        layers = [torch.nn.Linear(6, 16), *(torch.nn.Linear(16, 16) for _ in range(RANKS))]
+        layers.insert(1 if where == 0 else len(layers), Impure(how))
+        return torch.nn.Sequential(*layers, torch.nn.Linear(16, 1))
+
+    parallel = {"zero": zero} if zero else {"pipe": RANKS}
+    with pytest.raises(ConfigError, match=message) as raised:
+        made(folder, model=model, parallel=parallel).fit()
+    assert len(set(comm.allgather(str(raised.value)))) == 1
+
+
+def test_overlap_by_trying_is_said_and_changes_nothing(comm, folder):
+    records = []
+    parameters = []
+    for overlap in (False, "auto"):
+        changed = {"parallel": {"overlap": overlap}, "dir": str(folder / str(overlap))}
+        with made(folder, batch_size=12, **changed) as trainer:
+            train(trainer, tell=records.append)
+            parameters.append(trainer.store.take(0)["weight"].copy())
+    np.testing.assert_array_equal(*parameters)
+    found = [record for record in records if isinstance(record, Overlap)]
+    assert len(found) == (RANKS > 1)
+    for record in found:
+        assert record.step == 12
+        assert record.overlap == (record.seconds_with <= record.seconds_without)
+        assert comm.bcast(record) == record

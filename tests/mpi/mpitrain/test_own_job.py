@@ -46,6 +46,9 @@ metrics = {"mae": mae}
 
 def optimizer(parameters):
     return torch.optim.AdamW(parameters, lr=3e-3)
+
+def schedule(optimizer):
+    return torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.5)
 """
 JOB = """
 [own]
@@ -89,6 +92,23 @@ def test_it_is_what_python_makes_of_it(comm, folder, job, capfd):
     if comm.rank == 0:
         assert last(folder)["metrics"] == tests[-1].metrics
         assert f"mae {tests[-1].metrics['mae']:.6g}, loss {tests[-1].test_loss:.6f}" in told
+
+
+def test_a_scheduler_of_torch(comm, folder, job, capfd):
+    """Its rates are in the records; find-lr takes its own in its place."""
+    own = ["--set", f"own.schedule={folder}/waves.py:schedule"]
+    assert run(["train", str(job), *own, "--set", "train.steps=6"]) == 0
+    assert run(["train", str(job), *own, "--resume"]) == 0
+    if comm.rank == 0:
+        lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
+        rates = {r["step"]: r["lr"] for r in map(json.loads, lines) if r["event"] == "step"}
+        expected = [3e-3 * 0.5 ** (step // 5) for step in range(12)]
+        assert [rates[step + 1] for step in range(12)] == pytest.approx(expected)
+    comm.Barrier()
+    assert run(["find-lr", str(job), *own, "--steps", "5"]) == 0
+    by_epoch = ["--set", "optim.schedule_by=epoch"]
+    assert run(["train", str(job), *by_epoch]) == 2
+    assert comm.rank or "is of a schedule of one's own" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,156 @@
+"""Schedulers of torch in the trainer: the numbers of torch's own loop, in every layout."""
+
+import numpy as np
+import pytest
+
+from mpitrain.config import ConfigError
+from tests.mpi.mpitrain.test_fit import (
+    assert_alike,
+    assert_interrupted_alike,
+    layouts,
+    made,
+    net,
+)
+
+torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
+lr_scheduler = pytest.importorskip("torch.optim.lr_scheduler")
+torch.set_num_threads(1)
+pytestmark = pytest.mark.mpi
+STEPS = 10  # of the job of test_fit
+
+
+def adamw(parameters):
+    """Two groups with rates, decays and betas of their own."""
+    wide = [p for p in parameters if p.ndim > 1]
+    flat = [p for p in parameters if p.ndim < 2]
+    return torch.optim.AdamW(
+        [{"params": wide}, {"params": flat, "lr": 1e-3, "weight_decay": 0.0, "betas": (0.8, 0.9)}],
+        lr=3e-3,
+        weight_decay=0.1,
+    )
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.02, momentum=0.9)
+
+
+def sequential(optimizer):
+    up = lr_scheduler.LinearLR(optimizer, 0.1, total_iters=3)
+    down = lr_scheduler.CosineAnnealingLR(optimizer, 7)
+    return lr_scheduler.SequentialLR(optimizer, [up, down], milestones=[3])
+
+
+CASES = {
+    "LambdaLR": (
+        adamw,
+        lambda o: lr_scheduler.LambdaLR(o, [lambda s: s / 10, lambda s: 0.9**s]),  # from 0
+    ),
+    "StepLR": (adamw, lambda o: lr_scheduler.StepLR(o, 3, 0.5)),
+    "CosineAnnealingLR": (adamw, lambda o: lr_scheduler.CosineAnnealingLR(o, 7, 1e-4)),
+    "OneCycleLR": (
+        adamw,
+        lambda o: lr_scheduler.OneCycleLR(o, [6e-3, 2e-3], total_steps=STEPS),
+    ),
+    "momentum": (sgd, lambda o: lr_scheduler.OneCycleLR(o, 0.05, total_steps=STEPS)),
+    "CyclicLR": (sgd, lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.05, step_size_up=2)),
+    "SequentialLR": (adamw, sequential),
+    "warm restarts": (adamw, lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 3, 2)),
+}
+
+
+def torchs_own(trainer, factory, schedule, by="step"):
+    """A module that torch trained on the same samples in the same order, and its rates."""
+    torch.manual_seed(7)
+    module = net().double()
+    optimizer = factory(list(module.parameters()))
+    scheduler = schedule(optimizer)
+    rates = []
+    for epoch in range(2):
+        for batch in trainer.sampler.batches(epoch):
+            some = trainer.data.train.in_epoch(epoch)[batch]
+            optimizer.zero_grad()
+            y = module(torch.from_numpy(some.inputs))
+            torch.nn.functional.mse_loss(y, torch.from_numpy(some.labels)).backward()
+            rates.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            if by == "step":
+                scheduler.step()
+        if by == "epoch":
+            scheduler.step()
+    return module, rates
+
+
+def trained(folder, factory, schedule, **changed):
+    rates = []
+    with made(folder, optimizer=factory, schedule=schedule, **changed) as trainer:
+        run_epoch = trainer.run_epoch
+
+        def watched(epoch):
+            for record in run_epoch(epoch):
+                rates.append(record.lr)
+                yield record
+
+        trainer.run_epoch = watched
+        trainer.fit()
+    return trainer, rates
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n == "OneCycleLR" else pytest.mark.slow) for n in CASES]
+)
+@pytest.mark.parametrize("parallel", layouts())
+def test_every_scheduler_is_torchs(folder, name, parallel):
+    trainer, rates = trained(folder, *CASES[name], parallel=parallel)
+    module, expected = torchs_own(trainer, *CASES[name])
+    np.testing.assert_allclose(rates, expected, rtol=1e-12)
+    assert_alike(trainer.module, module)
+
+
+def test_once_an_epoch(folder):
+    schedule = CASES["StepLR"][0], lambda o: lr_scheduler.StepLR(o, 1, 0.1)
+    trainer, rates = trained(folder, *schedule, schedule_by="epoch")
+    module, expected = torchs_own(trainer, *schedule, by="epoch")
+    np.testing.assert_allclose(rates, expected, rtol=1e-12)
+    assert len(set(rates)) == 2
+    assert_alike(trainer.module, module)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", layouts())
+@pytest.mark.parametrize("name", ["OneCycleLR", "momentum"])
+def test_an_interrupted_run_ends_with_the_same_bits(folder, name, parallel):
+    factory, schedule = CASES[name]
+    changed = {"optimizer": factory, "schedule": schedule, "parallel": parallel}
+    assert_interrupted_alike(folder, changed | {"checkpoint": {"every": 3}}, {})
+
+
+REFUSED = [
+    (adamw, lr_scheduler.ReduceLROnPlateau, "follows what tests measure"),
+    (adamw, lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=5), "has no value for step 6"),
+    (adamw, lambda o: lr_scheduler.StepLR(sgd([torch.nn.Parameter(torch.ones(1))]), 2), "another"),
+    (adamw, lambda o: [lr_scheduler.StepLR(o, 2)], "it gives a list"),
+    (adamw, lambda o: lr_scheduler.StepLR(o, "two"), "schedule: "),
+    (adamw, lambda o: lr_scheduler.LambdaLR(o, lambda s: 5 - s), "group 0 is -0.003 at step 6"),
+    (
+        lambda p: torch.optim.SGD(p, lr=0.1),
+        lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, 2, base_momentum=0.0),
+        "changes momentum",
+    ),
+    ("adam", lambda o: lr_scheduler.StepLR(o, 2), "with optimizer= of torch"),
+    (adamw, lr_scheduler.StepLR(sgd([torch.nn.Parameter(torch.ones(1))]), 2), "give a function"),
+    (sgd([torch.nn.Parameter(torch.ones(1))]), None, "give a function that makes it"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(REFUSED)))
+def test_what_cannot_be_is_refused_on_all_ranks(folder, number):
+    optimizer, schedule, why = REFUSED[number]
+    with pytest.raises(ConfigError, match=why):
+        made(folder, optimizer=optimizer, schedule=schedule)
+
+
+def test_a_function_of_the_step_is_none_of_the_optimiser(folder):
+    _, rates = trained(folder, adamw, lambda step: 1 / (1 + step))
+    np.testing.assert_allclose(rates, [3e-3 / (1 + step) for step in range(STEPS)])
+    with pytest.raises(ConfigError, match="schedule_by = 'epoch' is of a schedule of one's own"):
+        made(folder, optimizer=adamw, schedule_by="epoch")

@@ -1,0 +1,121 @@
+"""Data that are read in turn, in the trainer: every layout is torch's own loop."""
+
+import random
+
+import numpy as np
+import pytest
+
+import mpitrain
+from mpitrain.data import DataError
+from tests.mpi.mpitrain.test_fit import (
+    RANKS,
+    assert_alike,
+    assert_interrupted_alike,
+    layouts,
+    made,
+    net,
+)
+
+torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
+torch.set_num_threads(1)
+pytestmark = pytest.mark.mpi
+
+
+class Turns(torch.utils.data.IterableDataset):
+    """Points of a surface, jittered anew in each epoch."""
+
+    def __init__(self, samples, seed, jitter=0.05, wrong=(-1, -1)):
+        self.samples, self.seed, self.jitter, self.wrong = samples, seed, jitter, wrong
+        self.read = []
+
+    def __len__(self):
+        return self.samples
+
+    def __iter__(self):
+        draw = torch.Generator().manual_seed(self.seed)
+        for number in range(self.samples):
+            self.read.append(number)
+            if (mpitrain_rank(), number) == self.wrong:
+                raise OSError("the line is cut")
+            x = torch.rand(6, generator=draw) * 4 - 2
+            noise = torch.randn(()).item() + np.random.normal() + random.gauss(0, 1)
+            yield x, (torch.sin(x[0]) * x[1] + x[2] * x[3] + self.jitter * noise)[None]
+
+
+def mpitrain_rank():
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD.rank
+
+
+def given(jitter=0.05, **changed):
+    return {"train_data": Turns(100, 1, jitter), "test_data": Turns(30, 2)} | changed
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+
+
+@pytest.mark.parametrize("parallel", layouts())
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_every_layout_is_torchs_own_loop(folder, parallel, workers):
+    changed = given(jitter=0.0, optimizer=sgd, parallel=parallel, workers=workers)
+    with made(folder, **changed) as trainer:
+        trainer.fit()
+    torch.manual_seed(7)
+    module = net().double()
+    optimizer = sgd(module.parameters())
+    for _ in range(2):
+        # torch's loader, in the stream's order
+        for x, y in torch.utils.data.DataLoader(Turns(100, 1, jitter=0.0), 24):
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(module(x.double()), y.double()).backward()
+            optimizer.step()
+    assert_alike(trainer.module, module)
+
+
+@pytest.mark.parametrize("parallel", layouts())
+def test_a_run_that_was_interrupted_goes_on_at_the_exact_sample(folder, parallel):
+    """With noise that differs from epoch to epoch, and must not from one reader to another."""
+    changed = given(parallel=parallel, checkpoint={"every": 3})
+    assert_interrupted_alike(folder, changed, {"workers": 1})
+
+
+def test_noise_is_the_same_in_every_layout(comm, folder):
+    from mpi4py import MPI
+
+    with made(folder, **given()) as trainer:
+        tests = trainer.fit()
+    own = str(folder / f"alone{comm.rank}")
+    with made(folder, MPI.COMM_SELF, **given(), dir=own) as trainer:
+        alone = trainer.fit()
+    assert tests[-1].test_loss == pytest.approx(alone[-1].test_loss, rel=1e-11)
+
+
+def test_what_one_rank_cannot_read_all_say(folder):
+    # Of the last rank's first part of an epoch; the digest reads 8.
+    wrong = (RANKS - 1, 24 - 1)
+    data = {"train_data": Turns(100, 1, wrong=wrong), "test_data": Turns(30, 2)}
+    trainer = made(folder, **data)
+    with pytest.raises(DataError, match="sample 23 of Turns cannot be read: OSError"):
+        trainer.fit()
+    trainer.close()
+
+
+class Endless(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(Turns(100, 1))
+
+
+def test_what_cannot_be_is_refused(comm, folder):
+    with pytest.raises(DataError, match="train_data has no length"):
+        made(folder, **given(train_data=Endless()))
+    with pytest.raises(DataError, match="each process would read all of train_data"):
+        made(folder, **given(workers=2))
+    if RANKS > 1:
+        with pytest.raises(DataError, match="the ranks have different data"):
+            made(folder, **given(train_data=Turns(100, comm.rank)))
+    trainer = made(folder, **given(train_data=mpitrain.Stream(Endless(), 99)))
+    with pytest.raises(DataError, match="more samples than its length says, 99"):
+        trainer.fit()
+    trainer.close()

@@ -1,0 +1,209 @@
+"""Communication hooks of one's own, in the manner of torch's."""
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
+torch.set_num_threads(1)
+pytestmark = pytest.mark.mpi
+
+from mpitrain.adapters.torch import DistributedDataParallel  # noqa: E402
+
+RANKS, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
+
+
+def net(**options):
+    torch.manual_seed(3)
+    module = torch.nn.Sequential(
+        torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 16), torch.nn.Linear(16, 1)
+    )
+    # A bucket for each tensor.
+    return DistributedDataParallel(module, bucket_cap_mb=1e-6, **options)
+
+
+def batch(step, rank=RANK, count=6):
+    draw = torch.Generator().manual_seed(step * 100 + rank)
+    x = torch.randn(count, 8, generator=draw)
+    return x, x.sin().sum(1, keepdim=True)
+
+
+def trained(hook=None, steps=4, **options):
+    """The gradients of each step, and the parameters."""
+    found = []
+    replica = net(**options)
+    if hook:
+        replica.register_comm_hook(replica, hook)
+    optimizer = torch.optim.SGD(replica.parameters(), lr=0.05, momentum=0.9)
+    for step in range(steps):
+        x, y = batch(step)
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(replica(x), y).backward()
+        found.append([p.grad.clone() for p in replica.parameters()])
+        optimizer.step()
+    replica.close()
+    return found, [p.detach().numpy() for p in replica.parameters()]
+
+
+def plain(net, bucket):
+    """torch's allreduce_hook."""
+    future = net.all_reduce(bucket.buffer().div_(RANKS))
+    return future.then(lambda done: done.value()[0])
+
+
+def bf16_compress_hook(net, bucket):
+    """torch's, but for the name of the all-reduce."""
+    compressed = bucket.buffer().to(torch.bfloat16).div_(RANKS)
+    future = net.all_reduce(compressed)
+
+    def decompress(future):
+        decompressed = bucket.buffer()
+        decompressed.copy_(future.value()[0])
+        return decompressed
+
+    return future.then(decompress)
+
+
+@pytest.mark.parametrize("overlap", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_a_sum_of_ones_own_is_the_sum(comm, overlap):
+    expected, _ = trained()
+    found, parameters = trained(plain, overlap=overlap)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+    for other in comm.allgather(parameters):
+        assert all(np.array_equal(a, b) for a, b in zip(other, parameters))
+
+
+def test_bf16_compression_as_in_torchs_documents(comm):
+    """Each gradient is the sum of the ranks' numbers in bfloat16, and equal on all."""
+    found, parameters = trained(bf16_compress_hook)
+    torch.manual_seed(3)
+    module = net().module
+    shares = []
+    for rank in range(RANKS):
+        module.zero_grad()
+        x, y = batch(0, rank)
+        torch.nn.functional.mse_loss(module(x), y).backward()
+        shares.append([p.grad.to(torch.bfloat16).div_(RANKS) for p in module.parameters()])
+    for number, gradient in enumerate(found[0]):
+        whole = sum(share[number].double() for share in shares)
+        torch.testing.assert_close(gradient.double(), whole, rtol=2**-7 * RANKS, atol=1e-3)
+        assert torch.equal(gradient, gradient.to(torch.bfloat16).float())
+    for other in comm.allgather(parameters):
+        assert all(np.array_equal(a, b) for a, b in zip(other, parameters))
+
+
+def test_what_a_hook_sees():
+    seen = []
+
+    def hook(state, bucket):
+        (gradient,), (parameter,) = bucket.gradients(), bucket.parameters()
+        assert state == "mine"
+        assert gradient.shape == parameter.shape
+        assert gradient.data_ptr() == bucket.buffer().data_ptr()
+        seen.append((bucket.index(), bucket.is_last()))
+        own = bucket.buffer().clone()
+        bucket.set_buffer(torch.zeros_like(own))
+        future = torch.futures.Future()
+        future.set_result([own])  # nothing is summed
+        return future
+
+    replica = net()
+    replica.register_comm_hook("mine", hook)
+    x, y = batch(0)
+    torch.nn.functional.mse_loss(replica(x), y).backward()
+    found = [p.grad.clone() for p in replica.parameters()]
+    replica.zero_grad()
+    torch.nn.functional.mse_loss(replica.module(x), y).backward()
+    replica.reduce()
+    for gradient, parameter in zip(found, replica.parameters(), strict=True):
+        torch.testing.assert_close(gradient, parameter.grad)
+    assert seen == [(n, n == 5) for n in range(6)] * 2
+    replica.close()
+
+
+def test_unequal_batches_and_ranks_that_are_done(comm):
+    """weigh and join go on with a hook: the same gradients as without one."""
+
+    def loop(hook):
+        replica = net()
+        if hook:
+            replica.register_comm_hook(replica, hook)
+        found = []
+        with replica.join():
+            for step in range(1 + RANK):
+                x, y = batch(step, count=2 + RANK)
+                replica.zero_grad()
+                replica.weigh(len(x))
+                torch.nn.functional.mse_loss(replica(x), y).backward()
+                found.append([p.grad.clone() for p in replica.parameters()])
+        replica.close()
+        return found
+
+    for one, other in zip(loop(plain), loop(None), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+
+
+def future_of(value):
+    future = torch.futures.Future()
+    future.set_result(value)
+    return future
+
+
+def failing(state, bucket):
+    raise OSError("no way")
+
+
+@pytest.mark.parametrize(
+    ("hook", "error", "why"),
+    [
+        (lambda s, b: b.buffer(), TypeError, "returns a Tensor; it must return a torch.futures"),
+        (lambda s, b: future_of(None), TypeError, "future gives a NoneType"),
+        (lambda s, b: future_of(b.buffer().double()), TypeError, "numbers of torch.float64"),
+        (failing, OSError, "no way"),
+    ],
+)
+def test_hooks_that_cannot_be(hook, error, why):
+    replica = net()
+    replica.register_comm_hook(None, hook)
+    x, y = batch(0)
+    loss = torch.nn.functional.mse_loss(replica(x), y)
+    with pytest.raises(error, match=why):
+        loss.backward()
+    with pytest.raises(RuntimeError, match="cannot be used any more: its communication hook"):
+        replica(x)
+
+
+def test_what_is_registered_is_the_same_on_all_ranks():
+    replica = net()
+    with pytest.raises(RuntimeError, match="a communication hook is a function"):
+        replica.register_comm_hook(None, 5)
+    if RANKS > 1:
+        with pytest.raises(ValueError, match="different communication hooks"):
+            replica.register_comm_hook(None, plain if RANK else bf16_compress_hook)
+    replica.register_comm_hook(replica, plain)
+    with pytest.raises(RuntimeError, match="has a communication hook already"):
+        replica.register_comm_hook(replica, plain)
+    with pytest.raises(TypeError, match="contiguous"):
+        replica.all_reduce(torch.ones(4, 4).T)
+    replica.close()
+
+
+def test_overlap_or_none_by_trying_is_the_same(comm):
+    """Thirteen steps have the bits of each way alone, and all ranks decide alike."""
+    ways = [trained(steps=13, overlap=overlap) for overlap in (True, False, "auto")]
+    for _, parameters in ways[1:]:
+        assert all(np.array_equal(a, b) for a, b in zip(parameters, ways[0][1], strict=True))
+    replica = net(overlap="auto")
+    seen = []
+    for step in range(14):
+        x, y = batch(step)
+        seen.append(replica.overlaps)
+        torch.nn.functional.mse_loss(replica(x), y).backward()
+    if RANKS > 1:
+        assert seen[:12] == [True, False] * 6
+        assert len(set(seen[12:])) == 1
+    assert len(set(comm.allgather(replica.overlaps))) == 1
+    replica.close()
+    with pytest.raises(ValueError, match="overlap is True, False or 'auto'"):
+        net(overlap="always")

@@ -1,0 +1,224 @@
+"""Parameters that the loss does not follow from stay as torch leaves them, in every layout."""
+
+import numpy as np
+import pytest
+
+from mpitrain.config import ConfigError
+from tests.mpi.mpitrain.test_fit import RANKS, assert_interrupted_alike, layouts, made
+
+torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
+torch.set_num_threads(1)
+pytestmark = pytest.mark.mpi
+
+
+class Turns(torch.utils.data.IterableDataset):
+    """Points of a surface in a fixed order, a few of them special."""
+
+    SPECIAL = (30, 31, 80, 120)  # in the second, fourth and sixth batch of 24
+
+    def __init__(self, samples, seed):
+        self.samples, self.seed = samples, seed
+
+    def __len__(self):
+        return self.samples
+
+    def __iter__(self):
+        draw = torch.Generator().manual_seed(self.seed)
+        for number in range(self.samples):
+            x = torch.rand(6, generator=draw).double() * 4 - 2
+            special = torch.tensor([float(number in self.SPECIAL)], dtype=torch.float64)
+            yield (x, special), (torch.sin(x[0]) * x[1] + x[2])[None]
+
+
+class Branches(torch.nn.Module):
+    """Of what it has, some is never called, some gives what the loss leaves out, and some is used
+    for special samples alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.enter = torch.nn.Linear(6, 8)
+        self.never = torch.nn.Linear(8, 8)
+        self.aside = torch.nn.Linear(8, 8)
+        self.middle = torch.nn.Linear(8, 8)
+        self.behind = torch.nn.Linear(8, 1)  # of what aside gives
+        self.rare = torch.nn.Linear(8, 8)
+        self.leave = torch.nn.Linear(8, 1)
+
+    def forward(self, x, special):
+        x = torch.tanh(self.enter(x))
+        aside = self.aside(x)
+        x = torch.tanh(self.middle(x))
+        if bool((special > 0).any()):
+            x = x + special * self.rare(x)
+        return {"y": self.leave(x), "aside": self.behind(aside)}
+
+
+class Cut(Branches):
+    """The same without values that decide, so that it can be cut: aside crosses the cut."""
+
+    def forward(self, x, special):
+        x = torch.tanh(self.enter(x))
+        aside = self.aside(x)
+        x = torch.tanh(self.middle(x))
+        return {"y": self.leave(x), "aside": self.behind(aside)}
+
+
+def of_one(outputs, labels):
+    return torch.nn.functional.mse_loss(outputs["y"], labels)
+
+
+def adamw(parameters):
+    return torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.3)
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=0.3)
+
+
+def given(model, optimizer, **changed):
+    return {
+        "model": model,
+        "loss": of_one,
+        "metrics": None,
+        "train_data": Turns(144, 1),
+        "test_data": Turns(30, 2),
+        "optimizer": optimizer,
+    } | changed
+
+
+def torchs_own(model, optimizer):
+    torch.manual_seed(7)
+    module = model().double()
+    optimizer = optimizer(list(module.parameters()))
+    for _ in range(2):
+        for (x, special), y in torch.utils.data.DataLoader(Turns(144, 1), 24):
+            optimizer.zero_grad()
+            of_one(module(x, special), y).backward()
+            optimizer.step()
+    return module
+
+
+def assert_alike(module, other):
+    wanted = other.state_dict()
+    for name, found in module.state_dict().items():
+        np.testing.assert_allclose(found, wanted[name], rtol=1e-6, atol=1e-7, err_msg=name)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        begin = type(other)().state_dict()
+    for name in ("never.weight", "aside.weight", "behind.bias"):
+        assert torch.equal(module.state_dict()[name], begin[name]), name
+
+
+FLAT = [
+    pytest.param(zero, optimizer, marks=() if (zero, optimizer) == (1, adamw) else pytest.mark.slow)
+    for zero in range(4)
+    for optimizer in (adamw, sgd)
+]
+
+
+@pytest.mark.parametrize(("zero", "optimizer"), FLAT)
+def test_what_is_used_now_and_then_is_torchs(folder, zero, optimizer):
+    """Used on one rank is used; the others' counts of steps go on without it."""
+    with made(folder, **given(Branches, optimizer, parallel={"zero": zero})) as trainer:
+        trainer.fit()
+    assert_alike(trainer.module, torchs_own(Branches, optimizer))
+    left_out = trainer.updater.left_out
+    assert left_out["part0.rare.weight"] == 6
+    assert left_out["part0.never.weight"] == 12
+
+
+@pytest.mark.parametrize("parallel", layouts())
+def test_what_crosses_a_cut_and_is_not_used(folder, parallel):
+    cuts = ["enter", "aside", "middle"]
+    changed = {"parallel": parallel | {"checksums": RANKS == 3}, "cuts": cuts}
+    with made(folder, **given(Cut, adamw, **changed)) as trainer:
+        trainer.fit()
+    assert_alike(trainer.module, torchs_own(Cut, adamw))
+
+
+@pytest.mark.parametrize("zero", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_an_interrupted_run_counts_on(folder, zero):
+    changed = given(Branches, adamw, parallel={"zero": zero}, checkpoint={"every": 3})
+    assert_interrupted_alike(folder, changed, {})
+
+
+def test_batches_of_fewer_samples_than_ranks(folder):
+    """An empty share uses nothing."""
+    changed = given(Cut, adamw, batch_size=2, steps=3)
+    with made(folder, **changed) as trainer:
+        trainer.fit()
+        assert set(trainer.updater.left_out.values()) == {3}
+        unused = {name.split(".")[1] for name in trainer.updater.left_out}
+        assert unused == {"never", "aside", "behind", "rare"}
+
+
+def test_the_jobs_own_optimisers_do_the_same(folder):
+    for name in ("adamw", "lamb"):
+        optim = {"name": name, "lr": 0.01, "reference_batch": 0, "weight_decay": 0.3}
+        changed = given(Cut, None, optim=optim, dir=str(folder / name))
+        del changed["optimizer"]
+        with made(folder, **changed) as trainer:
+            trainer.fit()
+        if name == "adamw":
+            assert_alike(trainer.module, torchs_own(Cut, adamw))
+        else:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(7)
+                assert torch.equal(trainer.module.never.weight, Cut().never.weight)
+                assert not torch.equal(trainer.module.enter.weight, Cut().enter.weight)
+
+
+@pytest.mark.skipif(RANKS not in (2, 4), reason="a pipeline of two")
+def test_asynchronous_pipelines_refuse_it(folder):
+    changed = given(
+        Cut,
+        None,
+        cuts=["enter", "aside", "middle"],
+        optim={"name": "adam", "lr": 0.01},
+        parallel={"pipe": 2, "schedule": "asynchronous"},
+    )
+    del changed["optimizer"]
+    trainer = made(folder, **changed)
+    with pytest.raises(ConfigError, match=r"does not follow from .*aside"):
+        trainer.fit()
+
+
+def test_in_a_loop_of_ones_own(comm):
+    from mpitrain.adapters.torch import DistributedDataParallel
+
+    torch.manual_seed(7)
+    module = Branches().double()
+    begin = {name: value.clone() for name, value in module.state_dict().items()}
+    net = DistributedDataParallel(module, comm=comm)
+    optimizer = adamw(net.parameters())
+    special = torch.zeros(4, 1).double()
+    for step in range(4):
+        draw = torch.Generator().manual_seed(step * comm.size + comm.rank)
+        x = torch.rand(4, 6, generator=draw).double()
+        # In the third step on one rank alone.
+        special[0] = float(step == 2 and comm.rank == comm.size - 1)
+        optimizer.zero_grad()
+        net(x, special)["y"].square().mean().backward()
+        assert (module.rare.weight.grad is not None) == (step == 2)
+        assert module.never.weight.grad is None
+        optimizer.step()
+    net.close()
+    assert optimizer.state[module.rare.weight]["step"] == 1
+    for name in ("never.weight", "aside.weight", "behind.bias"):
+        assert torch.equal(module.state_dict()[name], begin[name])
+    own = module.rare.weight.detach().numpy()
+    assert all(np.array_equal(own, other) for other in comm.allgather(own))
+
+
+def test_codes_of_gradients_move_nothing_that_was_never_used(folder):
+    """Signs have no 0; and what a code has kept back of rare ones is sent when they are unused."""
+    changed = {"compress": {"codec": "sign"}, "optim": {}}
+    with made(folder, **given(Branches, adamw, **changed)) as trainer:
+        trainer.fit()
+        assert trainer.updater.left_out.get("part0.never.weight") == 12
+        assert trainer.updater.left_out.get("part0.rare.weight") == 1
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        begin = Branches().state_dict()
+    for name in ("never.weight", "aside.weight", "behind.bias"):
+        assert torch.equal(trainer.module.state_dict()[name], begin[name]), name

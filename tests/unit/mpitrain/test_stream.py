@@ -1,0 +1,122 @@
+"""Samples in turn: the same whoever asks for which, and what is dropped on the way."""
+
+import random
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+from mpitrain.data import DataError, Sampler
+from mpitrain.data.loader import Loader, Request
+from mpitrain.data.stream import Stream, Streamed, is_stream
+
+
+class Noisy:
+    """Samples of noise, some in an order that is drawn when the pass begins."""
+
+    def __init__(self, gives=20, says=None, wrong=-1):
+        self.gives, self.says, self.wrong, self.read = gives, says or gives, wrong, []
+
+    def __len__(self):
+        return self.says
+
+    def __iter__(self):
+        order = np.random.permutation(self.gives)
+        for number in range(self.gives):
+            self.read.append(number)
+            if number == self.wrong:
+                raise OSError("the line is cut")
+            yield np.array([number, order[number], random.random()]), number % 7
+
+
+class Seeking(Noisy):
+    """One that can begin anywhere."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def starting_at(self, number):
+        for one in range(number, self.gives):
+            self.read.append(one)
+            yield np.array([one, self.epoch, random.random()]), one % 7
+
+    def __iter__(self):
+        return self.starting_at(0)
+
+
+def read(data, epoch, indices):
+    return Streamed(data, np.float64, seed=3).in_epoch(epoch)[np.array(indices)].inputs
+
+
+@pytest.mark.parametrize("kind", [Noisy, Seeking])
+def test_a_sample_is_the_same_whoever_asks_for_it(kind):
+    whole = read(kind(), 1, range(20))
+    np.testing.assert_array_equal(whole[:, 0], range(20))
+    assert len(set(whole[:, 2])) == 20
+    np.testing.assert_array_equal(read(kind(), 1, [3, 4, 11, 19]), whole[[3, 4, 11, 19]])
+    one = Streamed(kind(), np.float64, seed=3).in_epoch(1)
+    for index in (5, 6, 6, 2, 19, 0):  # also back again
+        np.testing.assert_array_equal(one[[index]].inputs, whole[[index]])
+    other = read(kind(), 2, range(20))
+    assert not (other[:, 1:] == whole[:, 1:]).all()
+
+
+def test_what_can_begin_anywhere_reads_what_is_asked_for_alone():
+    data, all_of = Seeking(), Noisy()
+    read(data, 0, [4, 5, 9, 10])
+    read(all_of, 0, [4, 5, 9, 10])
+    assert data.read == [4, 5, 9, 10]
+    assert all_of.read == list(range(11))
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_processes_that_read_ahead_change_nothing(workers):
+    own = Streamed(Seeking(40), np.float64, seed=3)
+    assert len(own[:8]) == 8  # as for the digest: the processes do not go on from here
+    asked = [Request("train", e, np.arange(i, i + 5)) for e in (0, 1) for i in range(0, 40, 10)]
+    with closing(Loader({"train": own, "test": own}, workers, 5)) as loader:
+        found = [samples.inputs for samples in loader.read(asked)]
+    for request, values in zip(asked, found, strict=True):
+        np.testing.assert_array_equal(values, read(Seeking(40), request.epoch, request.indices))
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (Noisy(10, 20), "ends after 10 samples, and its length is 20"),
+        (Noisy(21, 20), "has more samples than its length says, 20"),
+        (Noisy(wrong=7), "sample 7 of Noisy cannot be read: OSError: the line is cut"),
+        (Stream((n for n in range(20)), 20), "can be read once"),
+        (Stream(lambda: 5, 20), "cannot be begun: TypeError"),
+        (Stream(lambda: map(float, range(20)), 20), "sample 0 of Stream is a float; a pair"),
+    ],
+)
+def test_what_cannot_be_read(data, why):
+    with pytest.raises(DataError, match=why):
+        read(data, 0, range(20))
+
+
+def test_a_generator_is_begun_anew_in_each_epoch():
+    own = Streamed(Stream(lambda: ((float(n), n) for n in range(5)), 5), np.float64)
+    for epoch in range(3):
+        np.testing.assert_array_equal(own.in_epoch(epoch)[:].labels, range(5))
+
+
+def test_what_a_stream_is():
+    torch = pytest.importorskip("torch")
+
+    class Iterable(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(())
+
+    assert is_stream(Iterable())
+    assert is_stream(Noisy())
+    assert not is_stream([(1.0, 2.0)])
+    assert not is_stream(torch.utils.data.TensorDataset(torch.ones(2)))
+
+
+def test_batches_keep_its_order():
+    batches = Sampler(10, 4, seed=1, shuffles=False).batches(3)
+    assert [batch.tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
