@@ -21,6 +21,7 @@ from mpitrain.objective import Loss
 from mpitrain.objective.metrics import Averaged, Metric
 from mpitrain.pipeline.runtime import Span, no_span
 from mpitrain.run import train
+from mpitrain.server import ServedTrainer
 from mpitrain.stop import StopFlag, stop_flag
 from mpitrain.threads import limit_blas_threads
 from mpitrain.together import together
@@ -115,6 +116,10 @@ class Trainer(trainer.Trainer):
         if schedule is not None and not callable(schedule):  # a name, which two tables have
             settings["schedule"], schedule = schedule, None
         job = configured(config or Config(), settings)
+        if job.server.ranks and not isinstance(self, ServedTrainer):
+            raise ConfigError(
+                "server.ranks: this trainer has no servers; take mpitrain.fit.TrainerWithServers"
+            )
         if optimizer and (job.parallel.schedule == "asynchronous" or job.optim.groups):
             raise ConfigError(
                 "optimizer: parallel.schedule = 'asynchronous' and optim.groups have the job's own "
@@ -185,6 +190,10 @@ class Trainer(trainer.Trainer):
 
             load_into(self.module, self)
         return tests
+
+
+class TrainerWithServers(ServedTrainer, Trainer):
+    """The same for jobs with a ``[server]`` table."""
 
 
 def configured(config: Config, settings: Mapping[str, Any]) -> Config:

@@ -32,6 +32,7 @@ from mpitrain.optim import Optimizer
 from mpitrain.parallel.grid import ProcessGrid, shared_name
 from mpitrain.parallel.replicas import check_replicas
 from mpitrain.parallel.replicated import Replicated
+from mpitrain.parallel.store import Store
 from mpitrain.pipeline.actions import Pipeline
 from mpitrain.pipeline.messages import Spec
 from mpitrain.pipeline.replay import Report
@@ -212,17 +213,24 @@ class Trainer(ClosedTogether):
             lambda: initial(config.run, self.model, self.arena, self.layers),
             ConfigError,
         )
-        reduction = build.reduction(config, self.grid.groups, self.grid.place.replica)
-        self.summation = reduction.summation
-        self.store = build.store(config, self.arena, flat, reduction, self.grid.data.empty)
+        self.store = self._hold(flat)
         folder = config.parallel.offload
         offload = build.mapped(Path(folder), self.comm.rank) if folder else None
-        grouping = self._grouping or groups.by_name(
-            config.optim, self._optimizer, self.model.names()
-        )
+        grouping = self._grouped()
         self.updater = Updater(
             self.grid, self.store, self._optimizer, grouping, offload, config.optim.average
         )
+
+    def _hold(self, flat: Array) -> Store:
+        """What holds the parameters, which begin as ``flat``."""
+        reduction = build.reduction(self.config, self.grid.groups, self.grid.place.replica)
+        self.summation = reduction.summation
+        return build.store(self.config, self.arena, flat, reduction, self.grid.data.empty)
+
+    def _grouped(self) -> Grouping:
+        """How each parameter is updated."""
+        names = self.model.names()
+        return self._grouping or groups.by_name(self.config.optim, self._optimizer, names)
 
     def _bind_pipeline(self) -> None:
         config, grid = self.config, self.grid
@@ -275,6 +283,16 @@ class Trainer(ClosedTogether):
         return nn.Context(
             True, self.config.run.seed, self.steps_done, indices, self._replicas, self.state
         )
+
+    @property
+    def layout(self) -> str:
+        """How the ranks are arranged, for people."""
+        return str(self.grid.layout)
+
+    @property
+    def updates_per_step(self) -> int:
+        """Updates of the parameters in a step, at most."""
+        return 1
 
     @property
     def total_steps(self) -> int:

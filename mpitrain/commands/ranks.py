@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mpi4py import MPI
+from msgspec.structs import replace
 
 from collectives import (
     CheckedTransport,
@@ -22,14 +23,15 @@ from mpitrain import data, evaluation, shrink
 from mpitrain.bring import brought
 from mpitrain.checkpoint import CheckpointError
 from mpitrain.commands.arguments import parse
-from mpitrain.config import Config, ConfigError, load
+from mpitrain.config import Config, ConfigError, Server, load, refuse_servers
 from mpitrain.data import DataError
-from mpitrain.fit import Trainer
+from mpitrain.fit import Trainer, TrainerWithServers
 from mpitrain.metrics import ReportError, measured, tensorboard
 from mpitrain.parallel.replicas import ReplicaMismatch
 from mpitrain.precision import compute_type
 from mpitrain.run import checkpoints, resume
 from mpitrain.run import train as run_training
+from mpitrain.server import LogError
 from mpitrain.stop import Stopped, stop_flag
 from mpitrain.threads import limit_blas_threads
 from mpitrain.together import together
@@ -58,7 +60,7 @@ def run(argv: Sequence[str]) -> int:
                     return _COMMANDS[options.command](comm, options)
             except (ConfigError, DataError, LaunchError, UnknownAlgorithm) as error:
                 return complain(comm, error, 2)
-            except (NonFinite, ReplicaMismatch, CheckpointError) as error:
+            except (NonFinite, ReplicaMismatch, CheckpointError, LogError) as error:
                 return complain(comm, error, 1)
             except Stopped as error:
                 return complain(comm, error, _GO_ON)
@@ -69,6 +71,8 @@ def run(argv: Sequence[str]) -> int:
 def train(comm: Communicator, options: argparse.Namespace) -> int:
     """Train a job."""
     config = load_once(comm, options)
+    if options.replay:
+        config = replace(config, server=replace(config.server, replay=str(options.replay)))
     if options.shrink:
         shrink.check(config)
         # In memory of the node, nobody would see a rank die.
@@ -111,7 +115,8 @@ def train(comm: Communicator, options: argparse.Namespace) -> int:
 def _trainer(comm: Communicator, config: Config, **given: Any) -> Trainer:
     """Of a job, with what it brings of its own."""
     own = together(comm, lambda: brought(config.own), ConfigError)
-    return Trainer(comm, config, **own, **given)
+    kind = TrainerWithServers if config.server.ranks else Trainer
+    return kind(comm, config, **own, **given)
 
 
 def with_fault(
@@ -132,7 +137,8 @@ def with_fault(
 
 def evaluate(comm: Communicator, options: argparse.Namespace) -> int:
     """Test the newest checkpoint of a job."""
-    config = load_once(comm, options)
+    # A test needs no servers, whatever trained what it tests.
+    config = replace(load_once(comm, options), server=Server())
     with _trainer(comm, config) as trainer:
         found = resume(trainer)
         if found is None:
@@ -152,6 +158,7 @@ def find_lr(comm: Communicator, options: argparse.Namespace) -> int:
     from mpitrain.find_lr import find
 
     config = load_once(comm, options)
+    refuse_servers(config, "find-lr")
     limits = {"least": options.least, "most": options.most, "steps": options.steps}
 
     def make(comm: Communicator, job: Config, **given: Any) -> Trainer:
