@@ -72,8 +72,8 @@ def server_conflicts(job: "Config") -> Iterator[tuple[str, str]]:
         yield (
             "server.groups",
             f"{own.groups} groups would push by themselves, and beyond {MOST_GROUPS} the gradients "
-            "are too old to learn well from (Mitliagkas et al. 2016); make fewer and larger groups, "
-            "or set server.bound = 0",
+            "are too old to learn well from (Mitliagkas et al. 2016); make fewer, larger groups, or "
+            "set server.bound = 0",
         )
     for key, value in (("fetch", own.fetch), ("push", own.push)):
         if value > 1 and own.limit is not None:
