@@ -71,8 +71,8 @@ def server_conflicts(job: "Config") -> Iterator[tuple[str, str]]:
     if own.groups > MOST_GROUPS and not own.synchronous:
         yield (
             "server.groups",
-            f"{own.groups} groups would push by themselves, and beyond {MOST_GROUPS} the gradients "
-            "are too old to learn well from (Mitliagkas et al. 2016); make fewer, larger groups, or "
+            f"{own.groups} groups would push by themselves; beyond {MOST_GROUPS}, gradients are "
+            "too old to learn well from (Mitliagkas et al. 2016); make fewer and larger ones, or "
             "set server.bound = 0",
         )
     for key, value in (("fetch", own.fetch), ("push", own.push)):

@@ -293,7 +293,7 @@ def test_bytes_are_those_of_the_messages(comm, folder):
 
 
 def test_a_run_goes_on_from_its_checkpoint(comm, folder):
-    """With the bits of one that was not interrupted, where nothing is late; its log goes on, too."""
+    """With the bits of one that was not interrupted, where nothing is late; so does its log."""
     config = job(folder / "whole", every=4, ranks=1, bound=0)
     train_all(comm, config)
     half = replace(job(folder / "halves", every=4, ranks=1, bound=0))
@@ -402,7 +402,7 @@ def test_a_log_of_another_training_is_refused(comm, folder):
 
     refused(r"server.replay: \S+server-0.jsonl cannot be read: No such file", replay="nowhere")
     refused(r"is of another training: server.bound was 3, and is 2", bound=2)
-    with pytest.raises(ConfigError, match="is this run's own run.dir, whose log it would replace"):
+    with pytest.raises(ConfigError, match="is this run's own run"):
         ServedTrainer(comm, replace(config, server=replace(config.server, replay=config.run.dir)))
     longer = job(folder / "again", ranks=1, window=4, replay=str(folder / "first"))
     longer = replace(longer, train=replace(longer.train, steps=16))
