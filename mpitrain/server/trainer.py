@@ -1,7 +1,7 @@
 """A job with servers: who holds what, and the steps from one meeting of all ranks to the next."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -28,13 +28,14 @@ from mpitrain.parallel.store import Store
 from mpitrain.pipeline.runtime import Latest, Runner, reads
 from mpitrain.server.account import Told, steps
 from mpitrain.server.corrections import correction
-from mpitrain.server.log import Begun, Log, LogError, Replayed, decisive, name, remove_others
+from mpitrain.server.log import Begun, LogError, decisive
 from mpitrain.server.meetings import next_meeting
+from mpitrain.server.order import Order, check_folders
 from mpitrain.server.roles import roles
 from mpitrain.server.serve import Serving
 from mpitrain.server.shard import Shard
 from mpitrain.server.store import Kept, Pulled, Spread
-from mpitrain.server.turns import Logged, RoundRobin, Turns
+from mpitrain.server.turns import Turns
 from mpitrain.server.wire import Clients, Servers, check_size
 from mpitrain.server.work import Worker
 from mpitrain.together import together
@@ -116,8 +117,7 @@ class ServedTrainer(Trainer):
         self._worker_parts = pipeline.micro_batches
         places = [layout.place(rank) for rank in range(self.roles.workers)]
         self._worker_reads = [reads(pipeline, report, place) for place in places]
-        self._log: Log | None = None
-        self._replayed = together(self.comm, self._read_log, ConfigError)
+        self._order = together(self.comm, self._ordered, ConfigError)
         if self._is_server:
             self._bind_server()
             return
@@ -133,6 +133,16 @@ class ServedTrainer(Trainer):
         )
         self._worker_feed = self.feed.among(self._group)
         self._bind_worker()
+
+    def _ordered(self) -> Order | None:
+        """In which this server serves."""
+        folder, replay = Path(self.config.run.dir), self.config.server.replay
+        check_folders(replay, folder)
+        if not self._is_server:
+            return None
+        job = decisive(self.config, self.data_digest)
+        own, every = self._number, self.roles
+        return Order(folder, replay, Begun(1, own, every.servers, every.groups, 0, job))
 
     def _bind_server(self) -> None:
         piece, state = self.store.pieces[0], self.updater.state[0]
@@ -168,30 +178,6 @@ class ServedTrainer(Trainer):
             self._rate,
         )
 
-    def _read_log(self) -> Replayed | None:
-        """The log that this server is to follow, if there is one."""
-        told, own = self.config.server.replay, Path(self.config.run.dir)
-        if told and Path(told).resolve() == own.resolve():
-            raise ConfigError(
-                f"server.replay = {told!r} is this run's own run.dir, whose log it would replace; "
-                "set another run.dir"
-            )
-        if not told or not self._is_server:
-            return None
-        found = Replayed(Path(told) / name(self._number))
-        found.expect(self._begun(0))
-        return found
-
-    def _begun(self, step: int) -> Begun:
-        return Begun(
-            format=1,
-            server=self._number,
-            servers=self.roles.servers,
-            workers=self.roles.groups,
-            step=step,
-            job=decisive(self.config, self.data_digest),
-        )
-
     @property
     def layout(self) -> str:
         return str(self.roles)
@@ -225,10 +211,15 @@ class ServedTrainer(Trainer):
     def _between(self, epoch: int, batches: list[Array], first: int) -> list[Step]:
         """Take batches from one meeting to the next; collective."""
         start, stop = perf_counter(), first + len(batches)
-        turns = together(self.comm, partial(self._turns, first, stop), ConfigError, LogError)
-        act = partial(self._serve, first, stop, turns) if turns else partial(
-            self._work, epoch, batches, first
-        )  # fmt: skip
+        turns = together(
+            self.comm,
+            lambda: self._order.turns(first, stop) if self._order else None,
+            ConfigError,
+            LogError,
+        )
+        act: Callable[[], Told] = partial(self._work, epoch, batches, first)
+        if turns:
+            act = partial(self._serve, first, stop, turns)
         own = together(self.comm, act, DataError, NonFinite, ConfigError, LogError)
         own.seconds = perf_counter() - start
         reducing = own.idle if own.work is None else own.work.pushing
@@ -253,23 +244,10 @@ class ServedTrainer(Trainer):
 
         return [sum(map(own, self.roles.members(g))) for g in range(self.roles.groups)]
 
-    def _turns(self, first: int, stop: int) -> Turns | None:
-        """A server's order of service until the next meeting; it has its log open, too."""
-        if not self._is_server:
-            return None
-        if self._log is None:
-            folder = Path(self.config.run.dir)
-            if self._number == 0 and not first:
-                remove_others(folder, self.roles.servers)
-            self._log = Log(folder / name(self._number), self._begun(first))
-        if self._replayed:
-            return Logged(self._replayed.window(first, stop), str(self._replayed.path))
-        return RoundRobin(self.roles.groups)
-
     def _serve(self, first: int, stop: int, turns: Turns) -> Told:
         service = self._serving.until_done(first, stop, turns)
-        if self._log and not service.failed:
-            self._log.add(first, stop, service.events)
+        if self._order and not service.failed:
+            self._order.write(first, stop, service.events)
         sent, self._clients.sent = self._clients.sent, Counter()
         return Told(
             idle=service.idle, sent=sent, pushes=service.pushes, squares=self._shard.squares
@@ -335,8 +313,8 @@ class ServedTrainer(Trainer):
 
     def close(self) -> None:
         """Free what was bound to communicators."""
-        if self._log:
-            self._log.close()
+        if self._order:
+            self._order.close()
         if self._is_server:
             self._clients.free()
         elif self._servers:

@@ -106,9 +106,8 @@ def test_a_rank_that_is_frozen_is_named_by_who_waits_for_it(tmp_path, rank):
     assert process.returncode != 0
     assert f"rank {rank} on" in errors and "does not answer: it is dead or stopped" in errors
     assert ("a message of worker rank" if rank == 0 else "the parameters of the servers") in errors
-    for number in running(
-        f"run.dir={tmp_path}/run"
-    ):  # Open MPI's launcher leaves a stopped one behind
+    # Open MPI's launcher leaves a stopped one behind.
+    for number in running(f"run.dir={tmp_path}/run"):
         os.kill(number, signal.SIGKILL)
 
 
