@@ -21,7 +21,7 @@ from mpitrain.objective import Loss
 from mpitrain.objective.metrics import Averaged, Metric
 from mpitrain.pipeline.runtime import Span, no_span
 from mpitrain.run import train
-from mpitrain.server import ServedTrainer
+from mpitrain.server import HogwildTrainer, ServedTrainer
 from mpitrain.stop import StopFlag, stop_flag
 from mpitrain.threads import limit_blas_threads
 from mpitrain.together import together
@@ -116,9 +116,10 @@ class Trainer(trainer.Trainer):
         if schedule is not None and not callable(schedule):  # a name, which two tables have
             settings["schedule"], schedule = schedule, None
         job = configured(config or Config(), settings)
-        if job.server.ranks and not isinstance(self, ServedTrainer):
+        right = trainer_of(job)
+        if not isinstance(self, right) or (right is Trainer and isinstance(self, ServedTrainer)):
             raise ConfigError(
-                "server.ranks: this trainer has no servers; take mpitrain.fit.TrainerWithServers"
+                f"[server]: such a job is trained by mpitrain.fit.{right.__name__}; take that one"
             )
         if optimizer and (job.parallel.schedule == "asynchronous" or job.optim.groups):
             raise ConfigError(
@@ -193,7 +194,18 @@ class Trainer(trainer.Trainer):
 
 
 class TrainerWithServers(ServedTrainer, Trainer):
-    """The same for jobs with a ``[server]`` table."""
+    """The same for jobs with servers."""
+
+
+class TrainerWithoutLocks(HogwildTrainer, Trainer):
+    """The same for jobs with ``server.hogwild``."""
+
+
+def trainer_of(config: Config) -> type[Trainer]:
+    """The kind of trainer that a job has."""
+    if config.server.hogwild:
+        return TrainerWithoutLocks
+    return TrainerWithServers if config.server.ranks else Trainer
 
 
 def configured(config: Config, settings: Mapping[str, Any]) -> Config:

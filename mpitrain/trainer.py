@@ -190,12 +190,16 @@ class Trainer(ClosedTogether):
             self.config,
             self.data,
             self.grid.tensor,
-            TensorGroup(self.grid.data),
+            self._spread(),
             self._layers,
             self._loss,
         )
         brought = nn.Chain(self.model.layers).brought()
         check_replicas(self.comm, [(self.comm, brought)], "in the layers that they were given")
+
+    def _spread(self) -> TensorGroup:
+        """The ranks over which embedding tables are spread."""
+        return TensorGroup(self.grid.data)
 
     def _place_parameters(self) -> None:
         config, stage = self.config, self.grid.place.stage
@@ -206,7 +210,7 @@ class Trainer(ClosedTogether):
             self.model.shapes(self.layers),
             self.grid.tensor,
             {n: shared_name(stages) for n, stages in self._shared.items() if stage in stages},
-            TensorGroup(self.grid.data),
+            self._spread(),
         )
         flat = together(
             self.comm,

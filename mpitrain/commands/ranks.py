@@ -25,7 +25,7 @@ from mpitrain.checkpoint import CheckpointError
 from mpitrain.commands.arguments import parse
 from mpitrain.config import Config, ConfigError, Server, load, refuse_servers
 from mpitrain.data import DataError
-from mpitrain.fit import Trainer, TrainerWithServers
+from mpitrain.fit import Trainer, trainer_of
 from mpitrain.metrics import ReportError, measured, tensorboard
 from mpitrain.parallel.replicas import ReplicaMismatch
 from mpitrain.precision import compute_type
@@ -115,8 +115,7 @@ def train(comm: Communicator, options: argparse.Namespace) -> int:
 def _trainer(comm: Communicator, config: Config, **given: Any) -> Trainer:
     """Of a job, with what it brings of its own."""
     own = together(comm, lambda: brought(config.own), ConfigError)
-    kind = TrainerWithServers if config.server.ranks else Trainer
-    return kind(comm, config, **own, **given)
+    return trainer_of(config)(comm, config, **own, **given)
 
 
 def with_fault(

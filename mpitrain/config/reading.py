@@ -136,10 +136,11 @@ def refuse_servers(job: Config, command: str) -> None:
     Raises:
         ConfigError: the job has servers.
     """
-    if job.server.ranks:
+    key = "hogwild=false" if job.server.hogwild else "ranks=0"
+    if job.server.ranks or job.server.hogwild:
         raise ConfigError(
-            f"server.ranks: mpitrain {command} knows no servers; add --set server.ranks=0 for the "
-            "same job without"
+            f"server: mpitrain {command} knows no servers; add --set server.{key} for the same job "
+            "without"
         )
 
 

@@ -37,6 +37,9 @@ class Server(Struct, frozen=True, forbid_unknown_fields=True):
         window: steps after which all ranks meet, with nothing on its way.  They also meet at the
             end of an epoch and at a checkpoint.
         replay: folder of a run whose servers' logs say in which order pulls and pushes are served.
+        hogwild: instead of servers, all ranks update one copy of the recommender in their node's
+            memory, without locks and without waiting for one another (Niu et al. 2011): updates of
+            the same number at the same time may be lost.  ``ranks`` is 0.
     """
 
     ranks: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
@@ -48,6 +51,7 @@ class Server(Struct, frozen=True, forbid_unknown_fields=True):
     compensation: Annotated[float, Meta(ge=0)] = 0.04
     window: _Count = 64
     replay: str = ""
+    hogwild: bool = False
 
     @property
     def limit(self) -> int | None:
@@ -63,6 +67,10 @@ class Server(Struct, frozen=True, forbid_unknown_fields=True):
 def server_conflicts(job: "Config") -> Iterator[tuple[str, str]]:
     """What does not go with servers, as (key, sentence)."""
     own, p = job.server, job.parallel
+    if own.hogwild:
+        yield from _hogwild_conflicts(job)
+        yield from _layout_conflicts(job)
+        return
     if not own.ranks:
         if own.replay:
             yield "server.replay", "a log is replayed by servers; set server.ranks as in its run"
@@ -98,12 +106,43 @@ def server_conflicts(job: "Config") -> Iterator[tuple[str, str]]:
         yield "optim.clip_norm", "no server has the gradient of the whole model; leave it out"
     if job.own.optimizer:
         yield "own.optimizer", "servers have the job's own sgd, adam and adamw; leave it out"
-    if job.run.compute == "float16":
-        yield "run.compute", "servers never skip a step, as a loss scale needs; take bfloat16"
-    if job.run.on_nonfinite == "skip":
-        yield "run.on_nonfinite", "with servers, what is not finite ends the run; set 'stop'"
     if p.checksums:
         yield "parallel.checksums", "messages to and from servers carry none; leave it out"
+    if job.model.kind == "recommender":
+        yield (
+            "model.kind",
+            "the recommender's tables are spread over data-parallel ranks, and servers do not hold "
+            "them; set server.hogwild = true or server.ranks = 0",
+        )
+
+
+def _hogwild_conflicts(job: "Config") -> Iterator[tuple[str, str]]:
+    """What does not go with one copy that all update."""
+    own, optim = job.server, job.optim
+    if own.ranks:
+        yield "server.hogwild", "all ranks update one copy, and none is a server; set ranks = 0"
+    for name in ("bound", "groups", "fetch", "push", "correct", "replay"):
+        if getattr(own, name) != getattr(Server(), name):
+            yield f"server.{name}", "is of servers, and hogwild has none; leave it out"
+    if job.model.kind != "recommender" or job.own.model:
+        yield (
+            "server.hogwild",
+            f"a {job.model.kind} changes all numbers in each step, and most updates would be lost; "
+            "it is for the recommender, whose samples change a few rows",
+        )
+    if (
+        optim.name != "sgd"
+        or optim.momentum
+        or optim.weight_decay
+        or optim.clip_norm
+        or optim.average
+        or optim.groups
+    ):
+        yield (
+            "server.hogwild",
+            "has plain gradient descent, which changes only what a sample uses; set optim.name = "
+            "'sgd' and momentum = 0, without weight_decay, clip_norm, average and groups",
+        )
 
 
 def _layout_conflicts(job: "Config") -> Iterator[tuple[str, str]]:
@@ -118,14 +157,12 @@ def _layout_conflicts(job: "Config") -> Iterator[tuple[str, str]]:
         ("offload", bool(p.offload)),
     ):
         if is_set:
-            yield f"parallel.{key}", "a worker of a server has the whole model; leave it out"
+            yield f"parallel.{key}", "a worker has the whole model; leave it out"
     if p.data:
         yield "parallel.data", "the ranks that are no servers are the workers; leave it out"
     if p.schedule == "asynchronous":
-        yield "parallel.schedule", "is that of a pipeline; a worker of a server has none"
-    if job.model.kind == "recommender":
-        yield (
-            "model.kind",
-            "the recommender's tables are spread over data-parallel ranks, and servers do not hold "
-            "them; set server.ranks = 0",
-        )
+        yield "parallel.schedule", "is that of a pipeline, and workers have none"
+    if job.run.compute == "float16":
+        yield "run.compute", "workers never skip a step, as a loss scale needs; take bfloat16"
+    if job.run.on_nonfinite == "skip":
+        yield "run.on_nonfinite", "of workers, what is not finite ends the run; set 'stop'"

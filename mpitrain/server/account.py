@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
 
+from msgspec import UNSET, UnsetType
+
 from mpitrain.metrics import Served, Step
 from mpitrain.server.log import Push
 from mpitrain.server.work import Work
@@ -93,7 +95,9 @@ def _share(parts: Sequence[float], whole: float) -> float:
     return min(1.0, sum(parts) / whole)
 
 
-def _served(clock: int, workers: Sequence[Told], servers: Sequence[Told]) -> Served:
+def _served(clock: int, workers: Sequence[Told], servers: Sequence[Told]) -> Served | UnsetType:
+    if not servers:
+        return UNSET
     own = [[p for p in one.pushes if p.clock + p.clocks - 1 == clock] for one in servers]
     every = [push for pushes in own for push in pushes]
     return Served(

@@ -44,7 +44,8 @@ class Roles:
 
     def __str__(self) -> str:
         together = f" in {self.groups} groups" if self.groups < self.workers else ""
-        return f"{_counted(self.workers, 'worker')}{together}, {_counted(self.servers, 'server')}"
+        servers = f", {_counted(self.servers, 'server')}" if self.servers else ""
+        return f"{_counted(self.workers, 'worker')}{together}{servers}"
 
 
 def roles(server: Server, ranks: int) -> Roles:

@@ -25,19 +25,20 @@ from mpitrain.metrics import Skipped, Step, Straggler
 from mpitrain.optim import Adam
 from mpitrain.parallel.grid import Layout, use_once
 from mpitrain.parallel.store import Store
+from mpitrain.parallel.whole import WholeGradients
 from mpitrain.pipeline.runtime import Latest, Runner, reads
 from mpitrain.server.account import Told, steps
 from mpitrain.server.corrections import correction
 from mpitrain.server.log import Begun, LogError, decisive
 from mpitrain.server.meetings import next_meeting
 from mpitrain.server.order import Order, check_folders
-from mpitrain.server.roles import roles
+from mpitrain.server.roles import Roles, roles
 from mpitrain.server.serve import Serving
 from mpitrain.server.shard import Shard
 from mpitrain.server.store import Kept, Pulled, Spread
 from mpitrain.server.turns import Turns
 from mpitrain.server.wire import Clients, Servers, check_size
-from mpitrain.server.work import Worker
+from mpitrain.server.work import Exchange, Worker
 from mpitrain.together import together
 from mpitrain.trainer import Trainer
 from mpitrain.update import NonFinite
@@ -58,7 +59,7 @@ class ServedTrainer(Trainer):
     """
 
     def _open_grid(self) -> None:
-        self.roles = roles(self.config.server, self.comm.size)
+        self.roles = self._roles()
         super()._open_grid()
         rank, every = self.comm.rank, self.roles
         self._is_server = every.is_server(rank)
@@ -70,6 +71,9 @@ class ServedTrainer(Trainer):
         for comm in (self._group, self._alike):
             use_once(comm)
         self._wire = MPI.Intracomm(self.comm).Dup()
+
+    def _roles(self) -> Roles:
+        return roles(self.config.server, self.comm.size)
 
     def _hold(self, flat: Array) -> Store:
         check_size(flat.size, self.roles.servers, flat.dtype)
@@ -162,21 +166,26 @@ class ServedTrainer(Trainer):
         self._shard = shard
 
     def _bind_worker(self) -> None:
-        store = cast(Pulled, self.store)
-        self._servers: Servers | None = None
-        if self._group.rank == 0:
-            ranks = [self.roles.server(number) for number in range(self.roles.servers)]
-            spread = store.spread
-            self._servers = Servers(self.comm, self._wire, ranks, spread.parts, spread.flat)
+        self._to_servers = self._link()
+        store = cast(WholeGradients, self.store)
         self._worker = Worker(
             self._group,
-            self._servers,
+            self._to_servers,
             store,
+            store.spread.flat if isinstance(store, Pulled) else np.empty(0),
             self.config.server,
             self._compute,
             self._weights_changed,
             self._rate,
         )
+
+    def _link(self) -> Exchange | None:
+        """To the servers, on the first rank of a group."""
+        if self._group.rank > 0:
+            return None
+        ranks = [self.roles.server(number) for number in range(self.roles.servers)]
+        spread = cast(Pulled, self.store).spread
+        return Servers(self.comm, self._wire, ranks, spread.parts, spread.flat)
 
     @property
     def layout(self) -> str:
@@ -223,16 +232,20 @@ class ServedTrainer(Trainer):
         own = together(self.comm, act, DataError, NonFinite, ConfigError, LogError)
         own.seconds = perf_counter() - start
         reducing = own.idle if own.work is None else own.work.pushing
-        pulling = {} if own.work is None else {self.roles.server(0): own.work.pulling}
+        pulling = {self.roles.server(0): own.work.pulling} if own.work else {}
         self._busy.add(own.seconds, reducing, pulling)
         with self.span("meet", "communicate"):
             told = self.comm.allgather(own)
             self.refresh()
-            self.updater.steps = self.comm.bcast(self.updater.steps, self.roles.server(0))
+            self._count_updates(len(batches))
             self.stopping = self.comm.allreduce(self._stop.raised(), op=MPI.LOR)
         self.steps_done = first
         sizes = [len(batch) for batch in batches]
         return steps(told, sizes, first, epoch, self._rate, self._shares)
+
+    def _count_updates(self, steps: int) -> None:
+        """So many steps are done; collective."""
+        self.updater.steps = self.comm.bcast(self.updater.steps, self.roles.server(0))
 
     def _shares(self, samples: int) -> list[int]:
         """Samples of each group in a batch of so many."""
@@ -256,7 +269,7 @@ class ServedTrainer(Trainer):
     def _work(self, epoch: int, batches: list[Array], first: int) -> Told:
         own, feed = self._worker_reads[self.comm.rank], self._worker_feed
         reading = feed.batches("train", epoch, batches, 1, self._worker_parts, lambda steps: own)
-        told = Told(leads=self._servers is not None)
+        told = Told(leads=self._to_servers is not None)
 
         def timed() -> Iterator[tuple[list[Array], Held]]:
             for some in reading:
@@ -265,8 +278,8 @@ class ServedTrainer(Trainer):
 
         with closing(reading):
             told.work = self._worker.until(first, first + len(batches), timed())
-        if self._servers:
-            told.sent, self._servers.sent = self._servers.sent, Counter()
+        if self._to_servers:
+            told.sent, self._to_servers.sent = self._to_servers.sent, Counter()
         return told
 
     # Overflow ends in a loss that is not finite, which ends the run.
@@ -317,8 +330,8 @@ class ServedTrainer(Trainer):
             self._order.close()
         if self._is_server:
             self._clients.free()
-        elif self._servers:
-            self._servers.free()
+        elif self._to_servers:
+            self._to_servers.free()
         super().close()
         self._wire.Free()
         self._alike.Free()

@@ -208,8 +208,11 @@ class Servers:
             self._parameters[part] = message.values
         return True
 
-    def push(self, clock: int, clocks: int, gradient: Array) -> None:
-        """Send each server its part of a gradient, which may change at once."""
+    def push(self, clock: int, clocks: int, gradient: Array, rate: float) -> None:
+        """Send each server its part of a gradient, which may change at once.
+
+        The servers have a ``rate`` of their own.
+        """
         MPI.Request.Waitall(self._pushes)
         for part, message in zip(self._parts, self._pushed, strict=True):
             message.values[...] = gradient[part]

@@ -1,9 +1,11 @@
 """What a worker does between two meetings: pull, compute, push, for each batch in turn."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import isfinite, sqrt
 from time import perf_counter
+from typing import Protocol
 
 import numpy as np
 
@@ -12,9 +14,34 @@ from mpitrain.arrays import Array
 from mpitrain.config import Server
 from mpitrain.data import DataError
 from mpitrain.feed import Held
-from mpitrain.server.store import Pulled
-from mpitrain.server.wire import Kind, Servers
+from mpitrain.parallel.whole import WholeGradients
+from mpitrain.server.wire import Kind
 from mpitrain.update import NonFinite, square_sum
+
+
+class Exchange(Protocol):
+    """Where a worker has its parameters from, and its gradients go.
+
+    Attributes:
+        sent: bytes sent, by clock.
+    """
+
+    sent: Counter[int]
+
+    def pull(self, clock: int) -> bool:
+        """The worker's parameters are those to compute the batch ``clock`` on; False: stop."""
+
+    def push(self, clock: int, clocks: int, gradient: Array, rate: float) -> None:
+        """A gradient of ``clocks`` batches from ``clock`` on, which may change at once.
+
+        ``rate``: the learning rate, for those who take the step themselves.
+        """
+
+    def end(self, kind: Kind, clock: int) -> None:
+        """Nothing more before the meeting."""
+
+    def free(self) -> None:
+        """Release what is bound."""
 
 
 @dataclass
@@ -39,8 +66,9 @@ class Worker:
     def __init__(
         self,
         group: Communicator,
-        servers: Servers | None,
-        store: Pulled,
+        link: Exchange | None,
+        store: WholeGradients,
+        parameters: Array,
         server: Server,
         compute: Callable[[int, Array, Held], float],
         changed: Callable[[], None],
@@ -50,8 +78,9 @@ class Worker:
 
         Args:
             group: the workers that push together.
-            servers: their messages, on the first rank of the group.
-            store: parameters and gradients.
+            link: to the servers, on the first rank of the group.
+            store: gradients.
+            parameters: flat, as pulled.
             server: the job's table.
             compute: takes the own part of the batch of a clock forward and backward, and returns
                 its part of the mean loss; the store then has the group's gradient.
@@ -59,8 +88,9 @@ class Worker:
             rate: the learning rate of a step, counted from 0.
         """
         self._group = group
-        self._servers = servers
+        self._link = link
         self._store = store
+        self._parameters = parameters
         self._server = server
         self._compute = compute
         self._changed = changed
@@ -90,11 +120,11 @@ class Worker:
 
     def _pull(self, clock: int, work: Work) -> bool:
         start = perf_counter()
-        goes_on = self._servers is None or self._servers.pull(clock)
+        goes_on = self._link is None or self._link.pull(clock)
         if self._group.size > 1:
             goes_on = self._group.bcast(goes_on)
             if goes_on:
-                self._group.Bcast(self._store.spread.flat, 0, algorithm="native")
+                self._group.Bcast(self._parameters, 0, algorithm="native")
         self._changed()
         work.pulling += perf_counter() - start
         return goes_on
@@ -111,7 +141,7 @@ class Worker:
                 "optim.lr, a longer optim.warmup_epochs or a smaller server.bound may help"
             )
         if self._server.fetch > 1:  # Downpour's own steps, until the next pull
-            self._store.spread.flat[...] -= self._rate(clock) * self._store.gradients
+            self._parameters -= self._rate(clock) * self._store.gradients
             self._changed()
 
     def _push(self, clock: int, first: int, stop: int, work: Work) -> None:
@@ -121,15 +151,15 @@ class Worker:
             kept += self._store.gradients
         clocks = (clock - first) % self._server.push + 1
         if clocks == self._server.push or clock + 1 == stop:
-            if self._servers:
-                self._servers.push(clock + 1 - clocks, clocks, kept)
+            if self._link:
+                self._link.push(clock + 1 - clocks, clocks, kept, self._rate(clock))
             if self._server.push > 1:
                 kept[...] = 0
         work.pushing += perf_counter() - start
 
     def _end(self, kind: Kind, clock: int, work: Work) -> None:
         start = perf_counter()
-        if self._servers:
-            self._servers.end(kind, clock)
+        if self._link:
+            self._link.end(kind, clock)
         self._kept[...] = 0
         work.pushing += perf_counter() - start

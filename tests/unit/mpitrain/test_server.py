@@ -1,6 +1,7 @@
 """Parameter servers without messages: staleness, order of service, corrections, the log."""
 
 from itertools import permutations
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -398,16 +399,16 @@ def test_a_message_is_its_header_and_its_numbers():
         (["server.servers=2"], "server.servers: unknown key"),
         (["optim.name=lamb"], "optim.name: lamb needs norms of whole tensors"),
         (["optim.clip_norm=1"], "optim.clip_norm: no server has the gradient of the whole model"),
-        (["run.compute=float16"], "run.compute: servers never skip a step"),
-        (["run.on_nonfinite=skip"], "run.on_nonfinite: with servers, what is not finite ends"),
+        (["run.compute=float16"], "run.compute: workers never skip a step"),
+        (["run.on_nonfinite=skip"], "run.on_nonfinite: of workers, what is not finite ends"),
         (["own.optimizer=a:b"], "own.optimizer: servers have the job's own sgd"),
         (["parallel.checksums=true"], "parallel.checksums: messages to and from servers"),
-        (["parallel.pipe=2"], "parallel.pipe: a worker of a server has the whole model"),
-        (["model.kind=mlp", "parallel.tensor=2"], "parallel.tensor: a worker of a server"),
-        (["parallel.replicas=[2]"], "parallel.replicas: a worker of a server"),
-        (["parallel.zero=1"], "parallel.zero: a worker of a server"),
-        (["parallel.node_shared=true"], "parallel.node_shared: a worker of a server"),
-        (["parallel.offload=x"], "parallel.offload: a worker of a server"),
+        (["parallel.pipe=2"], "parallel.pipe: a worker has the whole model"),
+        (["model.kind=mlp", "parallel.tensor=2"], "parallel.tensor: a worker has the"),
+        (["parallel.replicas=[2]"], "parallel.replicas: a worker has the"),
+        (["parallel.zero=1"], "parallel.zero: a worker has the"),
+        (["parallel.node_shared=true"], "parallel.node_shared: a worker has the"),
+        (["parallel.offload=x"], "parallel.offload: a worker has the"),
         (["parallel.data=2"], "parallel.data: the ranks that are no servers are the workers"),
         (["parallel.schedule=asynchronous"], "parallel.schedule: is that of a pipeline"),
         (["model.kind=recommender", "data.name=clicks"], "model.kind: the recommender's tables"),
@@ -417,6 +418,27 @@ def test_what_does_not_go_with_servers(tmp_path, overrides, message):
     (tmp_path / "job.toml").write_text("[server]\nranks = 1\n")
     with pytest.raises(ConfigError) as caught:
         load(tmp_path / "job.toml", overrides)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["server.ranks=1"], "server.hogwild: all ranks update one copy, and none is a server"),
+        (["server.bound=1"], "server.bound: is of servers, and hogwild has none"),
+        (["server.replay=runs/x"], "server.replay: is of servers, and hogwild has none"),
+        (["model.kind=mlp", "data.name=digits"], "server.hogwild: a mlp changes all numbers"),
+        (["optim.momentum=0.9"], "server.hogwild: has plain gradient descent"),
+        (["optim.name=adam"], "server.hogwild: has plain gradient descent"),
+        (["optim.weight_decay=0.1"], "server.hogwild: has plain gradient descent"),
+        (["parallel.node_shared=true"], "model.kind: the recommender's tables are spread over"),
+        (["parallel.data=2"], "parallel.data: the ranks that are no servers are the workers"),
+        (["run.compute=float16"], "run.compute: workers never skip a step"),
+    ],
+)
+def test_what_does_not_go_with_hogwild(overrides, message):
+    with pytest.raises(ConfigError) as caught:
+        load(Path("hogwild"), overrides)
     assert message in str(caught.value)
 
 
