@@ -74,6 +74,7 @@ class Trainer(ClosedTogether):
         compute_type: type of activations.
         steps_done: steps since the beginning, those that were skipped included.
         stopping: whether a rank was asked to stop; all ranks know.
+        updates_per_step: updates of the parameters in a step, at most, since the beginning.
     """
 
     def __init__(
@@ -131,6 +132,7 @@ class Trainer(ClosedTogether):
         self._grouping = grouping
         self._before_step = before_step
         self._busy = Busy()
+        self.updates_per_step = 1
         self.data, self.data_digest = load_on_all(
             comm, lambda: data or load(config.data, config.run.dtype), config.data.path
         )
@@ -292,11 +294,6 @@ class Trainer(ClosedTogether):
     def layout(self) -> str:
         """How the ranks are arranged, for people."""
         return str(self.grid.layout)
-
-    @property
-    def updates_per_step(self) -> int:
-        """Updates of the parameters in a step, at most."""
-        return 1
 
     @property
     def total_steps(self) -> int:

@@ -119,6 +119,7 @@ def restore(trainer: "Trainer", checkpoint: Checkpoint) -> None:
     progress = checkpoint.manifest.progress
     trainer.steps_done = progress.step
     trainer.updater.steps = progress.updates
+    trainer.updates_per_step = max(trainer.updates_per_step, progress.per_step)
     trainer.watch.tested = progress.tested
     for text in trainer.watch.seen.keys() & progress.seen.keys():
         trainer.watch.seen[text] = progress.seen[text]

@@ -126,7 +126,10 @@ def with_fault(
     from mpitrain.chaos.inject import Injector
 
     try:
-        injector = Injector(parse_fault(text), comm)
+        fault = parse_fault(text)
+        if fault.kind in ("memory", "payload"):
+            refuse_servers(config, f"train --fault {fault.kind!r}")
+        injector = Injector(fault, comm)
     except ValueError as error:
         raise ConfigError(f"--fault: {error}") from error
     if config.parallel.checksums:

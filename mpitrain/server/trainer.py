@@ -60,6 +60,8 @@ class ServedTrainer(Trainer):
 
     def _open_grid(self) -> None:
         self.roles = self._roles()
+        if not self.config.server.synchronous:
+            self.updates_per_step = self.roles.groups
         super()._open_grid()
         rank, every = self.comm.rank, self.roles
         self._is_server = every.is_server(rank)
@@ -190,10 +192,6 @@ class ServedTrainer(Trainer):
     @property
     def layout(self) -> str:
         return str(self.roles)
-
-    @property
-    def updates_per_step(self) -> int:
-        return 1 if self.config.server.synchronous else self.roles.groups
 
     def run_epoch(self, epoch: int) -> Iterator[Step | Skipped]:
         """The steps of a pass that are not done yet, told when all ranks have met after them.

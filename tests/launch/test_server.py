@@ -24,9 +24,9 @@ pytestmark = [
 ]
 
 
-def start(folder, *options, ranks=3, **variables):
-    """``mpitrain train`` of the example, in ``folder``."""
-    command = [MPIEXEC, "-n", str(ranks), sys.executable, "-m", "mpitrain", "train", str(EXAMPLE)]
+def start(folder, *options, ranks=3, example=EXAMPLE, **variables):
+    """``mpitrain train`` of an example, in ``folder``."""
+    command = [MPIEXEC, "-n", str(ranks), sys.executable, "-m", "mpitrain", "train", str(example)]
     return subprocess.Popen(
         [*command, "--set", f"run.dir={folder}/run", *options],
         cwd=ROOT,
@@ -72,6 +72,14 @@ def test_the_example_is_replayed_bit_by_bit(tmp_path):
     again = train(tmp_path / "again", "--replay", str(tmp_path / "first" / "run"))
     assert re.findall(r"epoch .*", again) == re.findall(r"epoch .*", out)
     equal(parameters(tmp_path / "again" / "run"), parameters(tmp_path / "first" / "run"))
+
+
+@pytest.mark.slow
+def test_the_example_without_locks_learns(tmp_path):
+    out = train(tmp_path, ranks=2, example=EXAMPLE.with_name("hogwild.toml"))
+    assert "2 ranks (2 workers)" in out and "by Hogwild (one copy, without locks)" in out
+    losses = [float(loss) for loss in re.findall(r"^ +\d+ +([\d.]+)", out, re.MULTILINE)]
+    assert losses[-1] < losses[0] - 0.05
 
 
 @pytest.mark.slow
@@ -141,7 +149,7 @@ def test_other_commands_on_its_folder(tmp_path):
     )
     assert "test accuracy" in done.stdout
     for words, why in (
-        (["find-lr", str(EXAMPLE), *setting], "find-lr knows no servers; add --set server.ranks=0"),
+        (["find-lr", str(EXAMPLE)], "find-lr knows no servers; add --set server.ranks=0"),
         (["plan", str(EXAMPLE), "-n", "3"], "plan knows no servers; add --set server.ranks=0"),
     ):
         done = subprocess.run([*program, *words], **told)

@@ -19,7 +19,8 @@ from mpitrain.trainer import Trainer
 from tests.mpi.mpitrain.layouts import whole
 
 RANKS = MPI.COMM_WORLD.size
-pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(2)]
+pytestmark = pytest.mark.mpi
+quick, slow = pytest.mark.quick_on(4), pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +58,7 @@ def equal(found, expected):
         np.testing.assert_array_equal(found[name], values, err_msg=name)
 
 
+@slow
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_one_worker_is_one_process_bit_by_bit(comm, folder, dtype):
     config = job(folder / str(comm.rank), dtype)
@@ -68,11 +70,12 @@ def test_one_worker_is_one_process_bit_by_bit(comm, folder, dtype):
     assert all(not record.served for record in records)
 
 
+@quick
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_updates_that_do_not_meet_are_never_lost(comm, dtype):
     """Neighbouring numbers of different ranks, thousands of times at once, as if one by one."""
     size, pushes = 101, 2000
-    flat = shared(comm, size, dtype)
+    window, flat = shared(comm, size, dtype)
     own = np.zeros(size, dtype)
     own[comm.rank :: RANKS] = 1.0 + comm.rank
     link = Unlocked(flat)
@@ -83,12 +86,15 @@ def test_updates_that_do_not_meet_are_never_lost(comm, dtype):
     expected = np.zeros(size, dtype)
     for rank in range(RANKS):
         expected[rank::RANKS] = -0.25 * (1.0 + rank) * pushes
-    np.testing.assert_array_equal(flat, expected)
+    found = flat.copy()
+    del link, flat
     comm.Barrier()
+    window.Free()
+    np.testing.assert_array_equal(found, expected)
 
 
 def shared(comm, size, dtype):
-    """One array that all ranks address."""
+    """A window, and the array in it that all ranks address."""
     nbytes = size * np.dtype(dtype).itemsize
     window = MPI.Win.Allocate_shared(nbytes if comm.rank == 0 else 0, 1, comm=comm)
     memory, _ = window.Shared_query(0)
@@ -96,9 +102,10 @@ def shared(comm, size, dtype):
     if comm.rank == 0:
         flat[...] = 0
     comm.Barrier()
-    return flat
+    return window, flat
 
 
+@slow
 def test_all_ranks_train_one_copy(comm, folder):
     """To about where one process gets; no two runs are alike, bit by bit."""
     rng = random.Random(comm.rank)
@@ -116,6 +123,7 @@ def test_all_ranks_train_one_copy(comm, folder):
     assert last[0] == pytest.approx(last[1], abs=0.1) and last[0] < records[0].loss - 0.05
 
 
+@quick
 def test_its_checkpoints_are_everybodys(comm, folder):
     config = job(folder, steps=10)
     with HogwildTrainer(comm, config) as trainer:
@@ -132,6 +140,7 @@ def test_its_checkpoints_are_everybodys(comm, folder):
         assert trainer.steps_done == 15
 
 
+@slow
 def test_an_error_of_one_worker_is_one_of_all_ranks(comm, folder):
     def fail(trainer):
         if comm.rank == RANKS - 1 and trainer.steps_done == 3:

@@ -3,6 +3,7 @@
 import json
 import random
 import time
+from importlib.util import find_spec
 from itertools import islice
 
 import numpy as np
@@ -11,6 +12,7 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 from collectives import Communicator
+from mpitrain import fit
 from mpitrain.config import Config, ConfigError, Data, Model, Optim, Parallel, Run, Server, Train
 from mpitrain.data import DataError
 from mpitrain.data.sampler import Sampler
@@ -29,8 +31,8 @@ RANKS = MPI.COMM_WORLD.size
 pytestmark = [
     pytest.mark.mpi,
     pytest.mark.skipif(RANKS < 2, reason="a server needs a worker"),
-    pytest.mark.quick_on(3),
 ]
+quick, slow = pytest.mark.quick_on(4), pytest.mark.slow
 STEPS = 12
 
 
@@ -93,7 +95,9 @@ def delays(comm, seed):
     return wait
 
 
+#: Numbers of servers.
 SERVERS = [count for count in (1, 2) if count < RANKS]
+ONE_IS_SLOW = [pytest.param(count, marks=quick if count == 2 else slow) for count in SERVERS]
 OPTIMS = {
     "sgd": Optim(lr=0.05, momentum=0.8, weight_decay=1e-3, nesterov=True),
     "adam": Optim(name="adam", lr=1e-3, weight_decay=1e-3),
@@ -101,8 +105,10 @@ OPTIMS = {
 }
 
 
-@pytest.mark.parametrize("servers", SERVERS)
-@pytest.mark.parametrize("optim", OPTIMS)
+@pytest.mark.parametrize("servers", ONE_IS_SLOW)
+@pytest.mark.parametrize(
+    "optim", [pytest.param(o, marks=() if o == "sgd" else slow) for o in OPTIMS]
+)
 def test_without_lag_it_is_the_all_reduce_bit_by_bit(comm, folder, servers, optim):
     """Of parameter servers, which sums in the order of the ranks, and then one step."""
     config = job(folder, OPTIMS[optim], ranks=servers, bound=0, window=5)
@@ -116,6 +122,7 @@ def test_without_lag_it_is_the_all_reduce_bit_by_bit(comm, folder, servers, opti
         assert (own.served.lag_max, own.served.behind_max) == (0, 0)
 
 
+@slow
 @pytest.mark.parametrize("bound", [0, 2, "none"])
 @pytest.mark.parametrize("optim", OPTIMS)
 def test_one_worker_is_one_process_bit_by_bit(comm, folder, bound, optim):
@@ -125,6 +132,7 @@ def test_one_worker_is_one_process_bit_by_bit(comm, folder, bound, optim):
     equal(found, expected)
 
 
+@slow
 @pytest.mark.skipif(RANKS < 3, reason="a group of two needs a server besides")
 def test_one_group_is_synchronous_bit_by_bit(comm, folder):
     config = job(folder, ranks=1, bound="none", groups=1)
@@ -161,8 +169,13 @@ def at_checkpoints(comm, config, **given):
     return found, records
 
 
-@pytest.mark.parametrize("servers", SERVERS)
-@pytest.mark.parametrize("kind", ASYNCHRONOUS)
+SOME = [
+    pytest.param(kind, marks=() if kind in ("predict", "groups") else slow) for kind in ASYNCHRONOUS
+]
+
+
+@pytest.mark.parametrize("servers", ONE_IS_SLOW)
+@pytest.mark.parametrize("kind", SOME)
 def test_a_replay_has_the_same_bits(comm, folder, servers, kind):
     own = dict(ranks=servers, **ASYNCHRONOUS[kind])
     if own.get("groups", 0) > RANKS - servers:
@@ -191,6 +204,7 @@ def check_lags(records, workers, server):
     assert max(one.served.lag_max for one in records) <= most
 
 
+@slow
 @pytest.mark.skipif(RANKS < 3, reason="two workers and a server")
 def test_other_delays_are_another_order(comm, folder):
     """So that a replay has something to keep: who is slow comes later."""
@@ -271,7 +285,7 @@ def simulated(folder, config, workers, servers):
     return {t.name: weights[t.start : t.stop].reshape(t.shape) for t in arena.tensors}
 
 
-@pytest.mark.parametrize("servers", SERVERS)
+@pytest.mark.parametrize("servers", ONE_IS_SLOW)
 def test_one_process_that_reads_the_log_has_the_same_bits(comm, folder, servers):
     config = job(folder, ranks=servers, bound="none", window=5)
     found, _ = trained(comm, config, before_step=delays(comm, 5))
@@ -280,6 +294,7 @@ def test_one_process_that_reads_the_log_has_the_same_bits(comm, folder, servers)
         equal(found, simulated(folder, config, RANKS - servers, servers))
 
 
+@quick
 def test_bytes_are_those_of_the_messages(comm, folder):
     """64 bytes of header each: a push and a request a server, and parameters; one end a window."""
     config = job(folder, ranks=SERVERS[-1], bound=1, window=3)
@@ -292,6 +307,7 @@ def test_bytes_are_those_of_the_messages(comm, folder):
         assert record.served.pushed_bytes == workers * (bytes_ + 128 * servers) + ends
 
 
+@slow
 def test_a_run_goes_on_from_its_checkpoint(comm, folder):
     """With the bits of one that was not interrupted, where nothing is late; so does its log."""
     config = job(folder / "whole", every=4, ranks=1, bound=0)
@@ -305,6 +321,7 @@ def test_a_run_goes_on_from_its_checkpoint(comm, folder):
     equal(saved(comm, again), saved(comm, config))
 
 
+@slow
 def test_an_asynchronous_run_goes_on_and_is_replayed_in_one(comm, folder):
     own = dict(every=4, ranks=SERVERS[-1], bound=2, optim=OPTIMS["adam"])
     half = job(folder / "halves", **own)
@@ -312,12 +329,19 @@ def test_an_asynchronous_run_goes_on_and_is_replayed_in_one(comm, folder):
     train_all(comm, half, delays(comm, 9), go_on=True)
     again = job(folder / "again", **own, replay=str(folder / "halves"))
     train_all(comm, again, delays(comm, 10))
-    equal(saved(comm, again), saved(comm, half))
+    expected = saved(comm, half)
+    equal(saved(comm, again), expected)
+    # The checkpoint is everybody's, too: without servers, and with one more or less of them.
+    for last, other in ((13, Server()), (14, Server(ranks=RANKS - 1))):
+        other = replace(half, server=other, train=replace(half.train, steps=last))
+        with (ServedTrainer if other.server.ranks else Trainer)(comm, other) as trainer:
+            train(trainer, go_on=True)
+            assert trainer.steps_done == last
     # And from the middle.
-    again = job(folder / "third", **own, replay=str(folder / "halves"))
+    again = job(folder / "third", **own, replay=str(folder / "again"))
     train_all(comm, replace(again, train=replace(again.train, steps=4)))
     train_all(comm, again, go_on=True)
-    equal(saved(comm, again), saved(comm, half))
+    equal(saved(comm, again), expected)
 
 
 def train_all(comm, config, before_step=None, go_on=False):
@@ -333,6 +357,7 @@ def saved(comm, config):
         return whole(comm, trainer)
 
 
+@slow
 def test_a_test_sees_the_averages_and_changes_no_bit(comm, folder):
     optim = Optim(lr=0.05, average=0.9)
     config = job(folder, optim, ranks=1, bound=0)
@@ -353,8 +378,8 @@ def test_a_test_sees_the_averages_and_changes_no_bit(comm, folder):
     assert test.metrics == pytest.approx(expected.metrics)
 
 
-@pytest.mark.parametrize("servers", SERVERS)
-@pytest.mark.parametrize("bound", [0, 1, "none"])
+@pytest.mark.parametrize("servers", ONE_IS_SLOW)
+@pytest.mark.parametrize("bound", [0, pytest.param(1, marks=slow), "none"])
 def test_an_error_of_one_worker_is_one_of_all_ranks(comm, folder, servers, bound):
     def fail(trainer):
         if comm.rank == 0 and trainer.steps_done == 3:
@@ -366,6 +391,7 @@ def test_an_error_of_one_worker_is_one_of_all_ranks(comm, folder, servers, bound
     trainer.close()
 
 
+@slow
 def test_what_is_not_finite_ends_the_run_and_is_not_applied(comm, folder):
     config = job(folder, Optim(lr=1e30), ranks=1, bound=1)
     trainer = ServedTrainer(comm, config)
@@ -374,6 +400,7 @@ def test_what_is_not_finite_ends_the_run_and_is_not_applied(comm, folder):
     trainer.close()
 
 
+@slow
 def test_too_few_ranks_are_refused(comm, folder):
     with pytest.raises(ConfigError, match=rf"server.ranks = {RANKS} of {RANKS} ranks leaves no"):
         ServedTrainer(comm, job(folder, ranks=RANKS))
@@ -381,6 +408,7 @@ def test_too_few_ranks_are_refused(comm, folder):
         ServedTrainer(comm, job(folder, ranks=1, groups=8))
 
 
+@slow
 def test_batch_norm_is_refused(comm, folder):
     layers = {
         "first": Chain({"flat": Flatten(), "norm": BatchNorm(64)}),
@@ -390,6 +418,7 @@ def test_batch_norm_is_refused(comm, folder):
         ServedTrainer(comm, job(folder, ranks=1), layers=layers)
 
 
+@slow
 def test_a_log_of_another_training_is_refused(comm, folder):
     config = job(folder / "first", ranks=1, window=4)
     trained(comm, config)
@@ -426,3 +455,57 @@ def test_a_log_of_another_training_is_refused(comm, folder):
     ):
         list(trainer.run_epoch(0))
     trainer.close()
+
+
+@slow
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+def test_a_torch_module_is_trained_by_servers(comm, folder):
+    """With the values of the same without, and refused where the trainer has none."""
+    import torch
+
+    def given(where, **more):
+        return dict(
+            model=lambda: torch.nn.Sequential(
+                torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)
+            ),
+            train_data=Sums(),
+            test_data=Sums(),
+            loss="mean_squared_error",
+            batch_size=16,
+            epochs=2,
+            dir=str(folder / where),
+            **more,
+        )
+
+    def values(trainer):
+        trainer.fit()
+        found = [value.detach().numpy().copy() for value in trainer.module.parameters()]
+        trainer.close()
+        return found
+
+    server = {"ranks": 1, "bound": 0}
+    with pytest.raises(ConfigError, match=r"is trained by mpitrain\.fit\.TrainerWithServers"):
+        fit.Trainer(comm, **given("no", server=server))
+    with pytest.raises(ConfigError, match=r"is trained by mpitrain\.fit\.Trainer; take"):
+        fit.TrainerWithServers(comm, **given("no"))
+    found = values(fit.TrainerWithServers(comm, **given("served", server=server)))
+    part = comm.Split(comm.rank < RANKS - 1, comm.rank)
+    if comm.rank < RANKS - 1:
+        for value, expected in zip(
+            found,
+            values(fit.Trainer(part, **given("plain", algorithm="parameter_server"))),
+            strict=True,
+        ):
+            np.testing.assert_array_equal(value, expected)
+    part.Free()
+
+
+class Sums:
+    """Three numbers and their sum."""
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        x = np.random.default_rng(index).normal(size=3).astype(np.float32)
+        return x, x.sum(keepdims=True)
