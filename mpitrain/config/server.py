@@ -162,6 +162,8 @@ def _layout_conflicts(job: "Config") -> Iterator[tuple[str, str]]:
         yield "parallel.data", "the ranks that are no servers are the workers; leave it out"
     if p.schedule == "asynchronous":
         yield "parallel.schedule", "is that of a pipeline, and workers have none"
+    if job.compress.codec != "none":
+        yield "compress.codec", "workers push gradients as they are; set codec = 'none'"
     if job.run.check_every:
         yield "run.check_every", "workers are no replicas, which are compared; leave it out"
     if job.run.compute == "float16":

@@ -77,8 +77,8 @@ class Step(Struct, frozen=True, tag="step", tag_field="event"):
         sent_bytes: that a rank sent in messages of collectives in this step, mean over the ranks.
         shared_bytes: that it moved in the node's shared memory in their place.
         served: of a job with servers, whose parts of a batch are computed at different times:
-            ``seconds`` is then the mean over the steps between two meetings, ``comm_share`` of
-            pushes, ``wait_share`` of pulls, both of workers.
+            ``seconds`` and ``sent_bytes`` are then means over the steps between two meetings,
+            ``comm_share`` is of pushes, ``wait_share`` of pulls, both of workers.
     """
 
     step: int

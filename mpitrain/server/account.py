@@ -24,6 +24,7 @@ class Told:
         leads: whether it is the worker that talks to the servers for its group.
         sent: bytes that it sent, by clock.
         pushes: that a server applied.
+        moved: bytes that it has sent in all messages and collectives, and moved in shared memory.
         squares: squared norm of the sum of all gradients of a clock, in a server's part.
     """
 
@@ -34,6 +35,7 @@ class Told:
     leads: bool = False
     sent: Counter[int] = field(default_factory=Counter)
     pushes: Sequence[Push] = ()
+    moved: tuple[int, int] = (0, 0)
     squares: dict[int, float] = field(default_factory=dict)
 
 
@@ -63,6 +65,7 @@ def steps(
     leaders = [one.work for one in workers if one.work and one.leads]
     seconds = sum(one.seconds for one in told) / len(told) / len(batches)
     spent = sum(one.seconds for one in workers)
+    sent, shared = (sum(part) / len(told) / len(batches) for part in zip(*(t.moved for t in told)))
     found = []
     for clock, samples in enumerate(batches, first):
         norms = [work.norms[clock] for work in leaders]
@@ -85,6 +88,8 @@ def steps(
                 comm_share=_share([w.work.pushing for w in workers if w.work], spent),
                 wait_share=_share([w.work.pulling for w in workers if w.work], spent),
                 read_share=_share([w.reading for w in workers], spent),
+                sent_bytes=sent,
+                shared_bytes=shared,
                 served=_served(clock, workers, servers),
             )
         )

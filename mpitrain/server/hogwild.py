@@ -131,6 +131,7 @@ class HogwildTrainer(ServedTrainer):
 
     def _hold(self, flat: Array) -> Store:
         store = NodeCopy(self.comm, self.arena, flat)
+        self.summation = store.reduction.summation
         store.algorithm, store.reason = "Hogwild", "one copy, without locks"
         return store
 

@@ -20,15 +20,15 @@ from mpitrain.config import ConfigError
 from mpitrain.data import DataError
 from mpitrain.feed import Held
 from mpitrain.group import TensorGroup, share
-from mpitrain.groups import Group, Grouping
+from mpitrain.groups import Grouping
 from mpitrain.metrics import Skipped, Step, Straggler
-from mpitrain.optim import Adam
 from mpitrain.parallel.grid import Layout, use_once
 from mpitrain.parallel.store import Store
 from mpitrain.parallel.whole import WholeGradients
 from mpitrain.pipeline.runtime import Latest, Runner, reads
 from mpitrain.server.account import Told, steps
 from mpitrain.server.corrections import correction
+from mpitrain.server.decay import in_parts
 from mpitrain.server.log import Begun, LogError, decisive
 from mpitrain.server.meetings import next_meeting
 from mpitrain.server.order import Order, check_folders
@@ -80,7 +80,8 @@ class ServedTrainer(Trainer):
     def _hold(self, flat: Array) -> Store:
         check_size(flat.size, self.roles.servers, flat.dtype)
         spread = Spread(self.comm, self.roles, flat)
-        reduction = build.reduction(self.config.parallel, {DATA: self._group})
+        reduction = build.reduction(self.config, {DATA: self._group}, 0)
+        self.summation = reduction.summation
         store: Store
         if self._is_server:
             store = Kept(self.arena, spread, reduction, self._number)
@@ -92,24 +93,9 @@ class ServedTrainer(Trainer):
         return store
 
     def _grouped(self) -> Grouping:
-        """As the job says, with a weight decay that the pushes of a step add up to."""
-        usual = super()._grouped()
         own = self.config.server
         part = 1.0 if own.synchronous else own.push / self.roles.groups
-        known: dict[int, Group] = {}
-
-        def grouped(name: str) -> Group:
-            found = usual(name)
-            optimizer = found.optimizer
-            if isinstance(optimizer, Adam) and optimizer.decoupled:
-                return found  # each push is a step of the whole rate, and its decay a part of it
-            if id(found) not in known:
-                decay = optimizer.weight_decay * part  # type: ignore[attr-defined]
-                scaled = replace(optimizer, weight_decay=decay)  # type: ignore[type-var]
-                known[id(found)] = replace(found, optimizer=scaled)
-            return known[id(found)]
-
-        return grouped
+        return in_parts(super()._grouped(), part)
 
     def _bind_pipeline(self) -> None:
         super()._bind_pipeline()
@@ -163,7 +149,7 @@ class ServedTrainer(Trainer):
             correction(own, len(leaders)),
         )
         size, dtype = piece.parameters.size, piece.parameters.dtype
-        self._clients = Clients(self._wire, leaders, size, dtype)
+        self._clients = Clients(self._wire, leaders, size, dtype, self._traffic)
         self._serving = Serving(self.comm, self._clients, shard, leaders, self._begins)
         self._shard = shard
 
@@ -187,7 +173,7 @@ class ServedTrainer(Trainer):
             return None
         ranks = [self.roles.server(number) for number in range(self.roles.servers)]
         spread = cast(Pulled, self.store).spread
-        return Servers(self.comm, self._wire, ranks, spread.parts, spread.flat)
+        return Servers(self.comm, self._wire, ranks, spread.parts, spread.flat, self._traffic)
 
     @property
     def layout(self) -> str:
@@ -233,13 +219,22 @@ class ServedTrainer(Trainer):
         pulling = {self.roles.server(0): own.work.pulling} if own.work else {}
         self._busy.add(own.seconds, reducing, pulling)
         with self.span("meet", "communicate"):
-            told = self.comm.allgather(own)
             self.refresh()
+            own.moved = self._moved()
+            told = self.comm.allgather(own)
             self._count_updates(len(batches))
             self.stopping = self.comm.allreduce(self._stop.raised(), op=MPI.LOR)
         self.steps_done = first
         sizes = [len(batch) for batch in batches]
         return steps(told, sizes, first, epoch, self._rate, self._shares)
+
+    @property
+    def dense_bytes(self) -> float:
+        """That a worker would send in synchronous training without servers, a step."""
+        workers = self.roles.workers
+        return (
+            2 * (workers - 1) / workers * self.arena.size * np.dtype(self.config.run.dtype).itemsize
+        )
 
     def _count_updates(self, steps: int) -> None:
         """So many steps are done; collective."""

@@ -13,6 +13,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator
+from collectives.execution.traffic import Traffic
 from mpitrain.arrays import Array
 from mpitrain.config import ConfigError
 
@@ -106,7 +107,14 @@ class Clients:
         sent: bytes of the parameters sent, by clock.
     """
 
-    def __init__(self, comm: MPI.Intracomm, workers: Sequence[int], size: int, dtype: Any) -> None:
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        workers: Sequence[int],
+        size: int,
+        dtype: Any,
+        traffic: Traffic,
+    ) -> None:
         """Bind the messages.
 
         Args:
@@ -114,7 +122,9 @@ class Clients:
             workers: ranks of those who talk to servers.
             size: elements of this server's part.
             dtype: type of the parameters.
+            traffic: counts what is sent, besides.
         """
+        self._traffic = traffic
         self.inbox = [Message(size, dtype) for _ in workers]
         self.outbox = [Message(size, dtype) for _ in workers]
         self.sent: Counter[int] = Counter()
@@ -144,6 +154,7 @@ class Clients:
         message = self.outbox[worker]
         message.write(kind, clock)
         self.sent[clock] += message.nbytes
+        self._traffic.send(1, message.nbytes)
         self._sends[worker].Start()
 
     def sending(self, worker: int) -> Array:
@@ -173,6 +184,7 @@ class Servers:
         servers: Sequence[int],
         parts: Sequence[slice],
         parameters: Array,
+        traffic: Traffic,
     ) -> None:
         """Bind the messages.
 
@@ -182,8 +194,10 @@ class Servers:
             servers: their ranks.
             parts: of the parameters, by server.
             parameters: flat; pulls replace them.
+            traffic: counts what is sent, besides.
         """
         self._comm = comm
+        self._traffic = traffic
         self._parts = parts
         self._parameters = parameters
         self.sent: Counter[int] = Counter()
@@ -218,6 +232,7 @@ class Servers:
             message.values[...] = gradient[part]
             message.write(Kind.PUSH, clock, clocks)
             self.sent[clock + clocks - 1] += message.nbytes
+            self._traffic.send(1, message.nbytes)
         MPI.Prequest.Startall(self._pushes)
 
     def end(self, kind: Kind, clock: int) -> None:
@@ -231,6 +246,7 @@ class Servers:
         for message in self._asked:
             message.write(kind, clock)
             self.sent[clock] += message.nbytes
+            self._traffic.send(1, message.nbytes)
         MPI.Prequest.Startall(self._asks)
 
     def free(self) -> None:

@@ -400,6 +400,7 @@ def test_a_message_is_its_header_and_its_numbers():
         (["optim.name=lamb"], "optim.name: lamb needs norms of whole tensors"),
         (["optim.clip_norm=1"], "optim.clip_norm: no server has the gradient of the whole model"),
         (["run.compute=float16"], "run.compute: workers never skip a step"),
+        (["compress.codec=bf16"], "compress.codec: workers push gradients as they are"),
         (["run.check_every=5"], "run.check_every: workers are no replicas"),
         (["run.on_nonfinite=skip"], "run.on_nonfinite: of workers, what is not finite ends"),
         (["own.optimizer=a:b"], "own.optimizer: servers have the job's own sgd"),
