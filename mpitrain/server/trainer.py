@@ -231,10 +231,8 @@ class ServedTrainer(Trainer):
     @property
     def dense_bytes(self) -> float:
         """That a worker would send in synchronous training without servers, a step."""
-        workers = self.roles.workers
-        return (
-            2 * (workers - 1) / workers * self.arena.size * np.dtype(self.config.run.dtype).itemsize
-        )
+        workers, itemsize = self.roles.workers, np.dtype(self.config.run.dtype).itemsize
+        return 2 * (workers - 1) / workers * self.arena.size * itemsize
 
     def _count_updates(self, steps: int) -> None:
         """So many steps are done; collective."""

@@ -77,4 +77,5 @@ class Logged:
 
 def _told(event: Pull | Push) -> str:
     kind = type(event).__name__.lower()
-    return f"a {kind} of worker {event.worker} at clock {event.clock}, version {event.version}"
+    lag = f", lag {event.lag}" if isinstance(event, Push) else ""
+    return f"a {kind} of worker {event.worker} at clock {event.clock}, version {event.version}{lag}"

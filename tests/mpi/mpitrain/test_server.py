@@ -451,7 +451,7 @@ def test_a_log_of_another_training_is_refused(comm, folder):
         comm, job(folder / "again", ranks=1, window=4, replay=str(folder / "first"))
     )
     with pytest.raises(
-        ConfigError, match="has a push of worker 0 at clock 0, version 0, and there"
+        ConfigError, match=r"has a push of worker \d at clock 0, version 0, lag 1, and there"
     ):
         list(trainer.run_epoch(0))
     trainer.close()
