@@ -7,7 +7,7 @@ from itertools import islice
 from math import lcm, nan
 from pathlib import Path
 from time import perf_counter
-from typing import cast
+from typing import ClassVar, cast
 
 import numpy as np
 from mpi4py import MPI
@@ -77,6 +77,9 @@ class Trainer(ClosedTogether):
         updates_per_step: updates of the parameters in a step, at most, since the beginning.
     """
 
+    #: Whether it is for jobs with servers.
+    serves: ClassVar[bool] = False
+
     def __init__(
         self,
         comm: Communicator,
@@ -122,6 +125,11 @@ class Trainer(ClosedTogether):
             self.comm = Communicator(comm, transport=CheckedTransport)
         self._traffic = self.comm.traffic or self.comm.count_traffic()
         self._moved_before = self._traffic.sent, self._traffic.shared
+        if bool(config.server.ranks or config.server.hogwild) != self.serves:
+            raise ConfigError(
+                "server: a job with servers is trained by mpitrain.server.ServedTrainer, one with "
+                "hogwild by HogwildTrainer, and no other job is"
+            )
         self.config = config
         self.span = span
         self._stop = stop or StopFlag()

@@ -2,6 +2,7 @@
 
 import argparse
 import faulthandler
+import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -70,9 +71,9 @@ def run(argv: Sequence[str]) -> int:
 
 def train(comm: Communicator, options: argparse.Namespace) -> int:
     """Train a job."""
-    config = load_once(comm, options)
     if options.replay:
-        config = replace(config, server=replace(config.server, replay=str(options.replay)))
+        options.set = [*options.set, f"server.replay={json.dumps(str(options.replay))}"]
+    config = load_once(comm, options)
     if options.shrink:
         shrink.check(config)
         # In memory of the node, nobody would see a rank die.

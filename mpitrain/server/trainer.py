@@ -58,6 +58,8 @@ class ServedTrainer(Trainer):
         roles: who is what.
     """
 
+    serves = True
+
     def _open_grid(self) -> None:
         self.roles = self._roles()
         if not self.config.server.synchronous:
@@ -200,6 +202,17 @@ class ServedTrainer(Trainer):
                 yield record
             if self.stopping:
                 return
+
+    def step(self, epoch: int, batch: Array, held: Held | None = None) -> Step | Skipped:
+        """There are none by themselves.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            "server: the steps of a job with servers are taken from meeting to meeting; iterate "
+            "over run_epoch(epoch)"
+        )
 
     def _between(self, epoch: int, batches: list[Array], first: int) -> list[Step]:
         """Take batches from one meeting to the next; collective."""

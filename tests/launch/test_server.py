@@ -154,6 +154,9 @@ def test_other_commands_on_its_folder(tmp_path):
     ):
         done = subprocess.run([*program, *words], **told)
         assert done.returncode == 2 and why in done.stderr
+    digits = str(EXAMPLE.with_name("digits.toml"))
+    done = subprocess.run([*program, "train", digits, "--replay", str(tmp_path)], **told)
+    assert done.returncode == 2 and "a log is replayed by servers; set server.ranks" in done.stderr
     done = subprocess.run([*program, "train", str(EXAMPLE), *setting], **told)
     assert done.returncode == 2
     assert "server.ranks = 1 of 1 rank leaves no worker; start 2 ranks or more" in done.stderr

@@ -404,6 +404,13 @@ def test_what_is_not_finite_ends_the_run_and_is_not_applied(comm, folder):
 def test_too_few_ranks_are_refused(comm, folder):
     with pytest.raises(ConfigError, match=rf"server.ranks = {RANKS} of {RANKS} ranks leaves no"):
         ServedTrainer(comm, job(folder, ranks=RANKS))
+    with pytest.raises(ConfigError, match=r"is trained by mpitrain\.server\.ServedTrainer, "):
+        Trainer(comm, job(folder, ranks=1))
+    with (
+        ServedTrainer(comm, job(folder, ranks=1)) as trainer,
+        pytest.raises(ConfigError, match="are taken from meeting to meeting; iterate over run_e"),
+    ):
+        trainer.step(0, np.arange(96))
     with pytest.raises(ConfigError, match=r"server.groups = 8: there (is|are) \d worker"):
         ServedTrainer(comm, job(folder, ranks=1, groups=8))
 
