@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from copy import copy
 from itertools import islice, tee
 from time import perf_counter
 
@@ -48,6 +49,12 @@ class Feed:
         own = workers if reads else 0
         self._loader = together(comm, lambda: Loader(parts, own, most), DataError)
         self.read_seconds = self.met_seconds = 0.0
+
+    def among(self, comm: MPI.Intracomm) -> "Feed":
+        """The same processes, for ranks that read without the others; close the first one only."""
+        found = copy(self)
+        found._comm = comm
+        return found
 
     def batches(
         self,

@@ -22,6 +22,7 @@ from mpitrain.objective import Loss
 from mpitrain.objective.metrics import Averaged, Metric
 from mpitrain.pipeline.runtime import Span, no_span
 from mpitrain.run import train
+from mpitrain.server import HogwildTrainer, ServedTrainer
 from mpitrain.stop import StopFlag, stop_flag
 from mpitrain.threads import limit_blas_threads
 from mpitrain.together import together
@@ -127,6 +128,11 @@ class Trainer(trainer.Trainer):
         if schedule is not None and not callable(schedule):  # a name, which two tables have
             settings["schedule"], schedule = schedule, None
         job = configured(config or Config(), settings)
+        right = trainer_of(job)
+        if not isinstance(self, right) or (right is Trainer and isinstance(self, ServedTrainer)):
+            raise ConfigError(
+                f"[server]: such a job is trained by mpitrain.fit.{right.__name__}; take that one"
+            )
         if optimizer and (job.parallel.schedule == "asynchronous" or job.optim.groups):
             raise ConfigError(
                 "optimizer: parallel.schedule = 'asynchronous' and optim.groups have the job's own "
@@ -201,6 +207,21 @@ class Trainer(trainer.Trainer):
 
             load_into(self.module, self)
         return tests
+
+
+class TrainerWithServers(ServedTrainer, Trainer):
+    """The same for jobs with servers."""
+
+
+class TrainerWithoutLocks(HogwildTrainer, Trainer):
+    """The same for jobs with ``server.hogwild``."""
+
+
+def trainer_of(config: Config) -> type[Trainer]:
+    """The kind of trainer that a job has."""
+    if config.server.hogwild:
+        return TrainerWithoutLocks
+    return TrainerWithServers if config.server.ranks else Trainer
 
 
 def configured(config: Config, settings: Mapping[str, Any]) -> Config:

@@ -255,7 +255,7 @@ def _start(trainer: Trainer) -> Start:
     return Start(
         ranks=trainer.comm.size,
         processes=trainer.comm.allgather(f"{socket.gethostname()}:{os.getpid()}"),
-        layout=str(trainer.grid.layout),
+        layout=trainer.layout,
         stages=[list(names) for names in trainer.partition.layers],
         algorithm=trainer.store.algorithm,
         reason=trainer.store.reason,

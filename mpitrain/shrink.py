@@ -27,6 +27,8 @@ def check(config: Config, environment: Mapping[str, str] = os.environ) -> None:
         raise ConfigError("--shrink needs Open MPI, started with 'mpirun --with-ft ulfm'")
     if config.parallel.node_shared:
         raise ConfigError("--shrink: who waits in memory of the node does not see a rank die")
+    if config.server.ranks or config.server.hogwild:
+        raise ConfigError("--shrink: workers do not see one another die; leave [server] out")
     if not config.checkpoint.every:
         raise ConfigError("--shrink goes on from checkpoints; set checkpoint.every")
 

@@ -7,7 +7,7 @@ from itertools import islice
 from math import lcm, nan
 from pathlib import Path
 from time import perf_counter
-from typing import cast
+from typing import ClassVar, cast
 
 import numpy as np
 from mpi4py import MPI
@@ -33,6 +33,7 @@ from mpitrain.optim import Optimizer
 from mpitrain.parallel.grid import Place, ProcessGrid, shared_name
 from mpitrain.parallel.replicas import check_replicas
 from mpitrain.parallel.replicated import Replicated
+from mpitrain.parallel.store import Store
 from mpitrain.parallel.summation import Dense
 from mpitrain.parallel.trial import Trial
 from mpitrain.pipeline.actions import Pipeline
@@ -76,7 +77,11 @@ class Trainer(ClosedTogether):
         compute_type: type of activations.
         steps_done: steps since the beginning, those that were skipped included.
         stopping: whether a rank was asked to stop; all ranks know.
+        updates_per_step: updates of the parameters in a step, at most, since the beginning.
     """
+
+    #: Whether it is for jobs with servers.
+    serves: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -123,6 +128,11 @@ class Trainer(ClosedTogether):
             self.comm = Communicator(comm, transport=CheckedTransport)
         self._traffic = self.comm.traffic or self.comm.count_traffic()
         self._moved_before = self._traffic.sent, self._traffic.shared
+        if bool(config.server.ranks or config.server.hogwild) != self.serves:
+            raise ConfigError(
+                "server: a job with servers is trained by mpitrain.server.ServedTrainer, one with "
+                "hogwild by HogwildTrainer, and no other job is"
+            )
         self.config = config
         self.span = span
         self._stop = stop or StopFlag()
@@ -133,6 +143,7 @@ class Trainer(ClosedTogether):
         self._grouping = grouping
         self._before_step = before_step
         self._busy = Busy()
+        self.updates_per_step = 1
         self.data, self.data_digest = load_on_all(
             comm, lambda: data or load(config.data, config.run.dtype), config.data.path
         )
@@ -210,12 +221,16 @@ class Trainer(ClosedTogether):
             self.config,
             self.data,
             self.grid.tensor,
-            TensorGroup(self.grid.data),
+            self._spread(),
             self._layers,
             self._loss,
         )
         brought = nn.Chain(self.model.layers).brought()
         check_replicas(self.comm, [(self.comm, brought)], "in the layers that they were given")
+
+    def _spread(self) -> TensorGroup:
+        """The ranks over which embedding tables are spread."""
+        return TensorGroup(self.grid.data)
 
     def _place_parameters(self) -> None:
         config, stage = self.config, self.grid.place.stage
@@ -226,26 +241,34 @@ class Trainer(ClosedTogether):
             self.model.shapes(self.layers),
             self.grid.tensor,
             {n: shared_name(stages) for n, stages in self._shared.items() if stage in stages},
-            TensorGroup(self.grid.data),
+            self._spread(),
         )
         flat = together(
             self.comm,
             lambda: initial(config.run, self.model, self.arena, self.layers),
             ConfigError,
         )
-        reduction = build.reduction(config, self.grid.groups, self.grid.place.replica)
-        self.summation = reduction.summation
-        self.store = build.store(config, self.arena, flat, reduction, self.grid.data.empty)
+        self.store = self._hold(flat)
         folder = config.parallel.offload
         offload = build.mapped(Path(folder), self.comm.rank) if folder else None
-        grouping = self._grouping or groups.by_name(
-            config.optim, self._optimizer, self.model.names()
-        )
-        if self._table and self._table.options is not None:
-            grouping = groups.scheduled(grouping, self._table)
+        grouping = self._grouped()
         self.updater = Updater(
             self.grid, self.store, self._optimizer, grouping, offload, config.optim.average
         )
+
+    def _hold(self, flat: Array) -> Store:
+        """What holds the parameters, which begin as ``flat``."""
+        reduction = build.reduction(self.config, self.grid.groups, self.grid.place.replica)
+        self.summation = reduction.summation
+        return build.store(self.config, self.arena, flat, reduction, self.grid.data.empty)
+
+    def _grouped(self) -> Grouping:
+        """How each parameter is updated."""
+        names = self.model.names()
+        found = self._grouping or groups.by_name(self.config.optim, self._optimizer, names)
+        if self._table and self._table.options is not None:
+            found = groups.scheduled(found, self._table)
+        return found
 
     def _bind_pipeline(self) -> None:
         config, grid = self.config, self.grid
@@ -347,6 +370,11 @@ class Trainer(ClosedTogether):
         return nn.Context(
             True, self.config.run.seed, self.steps_done, indices, self._replicas, self.state
         )
+
+    @property
+    def layout(self) -> str:
+        """How the ranks are arranged, for people."""
+        return str(self.grid.layout)
 
     @property
     def total_steps(self) -> int:

@@ -203,7 +203,7 @@ class Updater:
     def own_squares(self) -> float:
         """The own part of the squared norm of the gradient."""
         return sum(
-            _square(piece.gradients[self._store.counted(piece)])
+            square_sum(piece.gradients[self._store.counted(piece)])
             for piece in self._store.pieces
             if self._grid.counts(piece.group)
         )
@@ -216,7 +216,7 @@ class Updater:
             tensor.name
             for piece in self._store.pieces
             for tensor, part in overlaps(self._store.arena.tensors, piece)
-            if not isfinite(_square(piece.gradients[part]))
+            if not isfinite(square_sum(piece.gradients[part]))
         ]
         found = comm.allgather(own)
         # Where a loss is not finite, every gradient follows from it.
@@ -345,7 +345,7 @@ class Updater:
             counted = self._store.counted(piece)
             for tensor, part in overlaps(self._store.arena.tensors, piece, counted):
                 arrays = (piece.parameters, piece.gradients, direction)
-                squares[row[tensor.name]] += [_square(array[part]) for array in arrays]
+                squares[row[tensor.name]] += [square_sum(array[part]) for array in arrays]
         comm.Allreduce(MPI.IN_PLACE, squares, algorithm="native")
         rates = []
         for piece in self._store.pieces:
@@ -374,7 +374,7 @@ def overlaps(
     ]
 
 
-def _square(x: Array) -> float:
+def square_sum(x: Array) -> float:
     """Sum of squares, in float64."""
     total = 0.0
     for start in range(0, x.size, 1 << 20):

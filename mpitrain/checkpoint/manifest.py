@@ -68,11 +68,12 @@ class Progress(Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         step: steps that were done, those that were skipped included.
-        updates: steps that changed the parameters.
+        updates: of the parameters: steps that changed them, or pushes to a server.
         loss_scale, good_steps: state of the loss scale in 16-bit training.
         tested: steps before the last test.
         seen: the best test so far, by each value that the job watches.
         left_out: of the updates, those that a tensor had no part in, by its name.
+        per_step: updates in a step, at most; more than one where workers push to servers.
     """
 
     step: Steps
@@ -82,9 +83,10 @@ class Progress(Struct, frozen=True, forbid_unknown_fields=True):
     tested: Steps = 0
     seen: dict[str, Seen] = {}
     left_out: dict[str, Steps] = {}
+    per_step: Annotated[int, Meta(ge=1, le=2**31)] = 1
 
     def __post_init__(self) -> None:
-        if self.updates > self.step:
+        if self.updates > self.step * self.per_step:
             raise ValueError(f"{self.updates} updates in {self.step} steps")
 
 

@@ -73,9 +73,10 @@ def collect(trainer: "Trainer") -> tuple[dict[str, Array], list[SavedPiece], Man
             trainer.watch.tested,
             dict(trainer.watch.seen),
             dict(trainer.updater.left_out),
+            trainer.updates_per_step,
         ),
         job=msgspec.json.encode(trainer.config).decode(),
-        layout=str(trainer.grid.layout),
+        layout=trainer.layout,
         shapes=shapes,
         dtypes=dtypes,
         digests={},
@@ -120,6 +121,7 @@ def restore(trainer: "Trainer", checkpoint: Checkpoint) -> None:
     trainer.steps_done = progress.step
     trainer.updater.steps = progress.updates
     trainer.updater.left_out = dict(progress.left_out)
+    trainer.updates_per_step = max(trainer.updates_per_step, progress.per_step)
     trainer.watch.tested = progress.tested
     for text in trainer.watch.seen.keys() & progress.seen.keys():
         trainer.watch.seen[text] = progress.seen[text]

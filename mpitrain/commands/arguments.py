@@ -74,6 +74,13 @@ def _parser() -> argparse.ArgumentParser:
         help="create FILE only when training completes; some launchers exit 0 for a job that died",
     )
     train.add_argument(
+        "--replay",
+        type=Path,
+        metavar="RUN",
+        help="serve pulls and pushes in the order that the servers of the run in folder RUN have "
+        "logged, which gives the same bits (jobs with servers; as server.replay)",
+    )
+    train.add_argument(
         "--shrink",
         action="store_true",
         help="experimental: when ranks die, continue from the newest checkpoint on the remaining "

@@ -7,7 +7,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from mpitrain import build, data, models
-from mpitrain.config import Config, refuse_own
+from mpitrain.config import Config, refuse_own, refuse_servers
 from mpitrain.parallel.grid import Layout, Place
 from mpitrain.pipeline.schedules import SCHEDULES
 from mpitrain.pipeline.simulate import Times, simulate
@@ -20,6 +20,7 @@ def explain(config: Config, ranks: int) -> str:
     Raises:
         ConfigError: the layout cannot be.
     """
+    refuse_servers(config, "plan")
     layout = build.layout(config, ranks)
     refuse_own(config, "plan")
     dataset = data.load(config.data, config.run.dtype)

@@ -2,12 +2,14 @@
 
 import argparse
 import faulthandler
+import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from mpi4py import MPI
+from msgspec.structs import replace
 
 from collectives import (
     CheckedTransport,
@@ -22,14 +24,15 @@ from mpitrain import data, evaluation, shrink
 from mpitrain.bring import brought
 from mpitrain.checkpoint import CheckpointError
 from mpitrain.commands.arguments import parse
-from mpitrain.config import Config, ConfigError, load
+from mpitrain.config import Config, ConfigError, Server, load, refuse_servers
 from mpitrain.data import DataError
-from mpitrain.fit import Trainer
+from mpitrain.fit import Trainer, trainer_of
 from mpitrain.metrics import ReportError, measured, tensorboard
 from mpitrain.parallel.replicas import ReplicaMismatch
 from mpitrain.precision import compute_type
 from mpitrain.run import checkpoints, resume
 from mpitrain.run import train as run_training
+from mpitrain.server import LogError
 from mpitrain.stop import Stopped, stop_flag
 from mpitrain.threads import limit_blas_threads
 from mpitrain.together import together
@@ -58,7 +61,7 @@ def run(argv: Sequence[str]) -> int:
                     return _COMMANDS[options.command](comm, options)
             except (ConfigError, DataError, LaunchError, UnknownAlgorithm) as error:
                 return complain(comm, error, 2)
-            except (NonFinite, ReplicaMismatch, CheckpointError) as error:
+            except (NonFinite, ReplicaMismatch, CheckpointError, LogError) as error:
                 return complain(comm, error, 1)
             except Stopped as error:
                 return complain(comm, error, _GO_ON)
@@ -68,6 +71,8 @@ def run(argv: Sequence[str]) -> int:
 
 def train(comm: Communicator, options: argparse.Namespace) -> int:
     """Train a job."""
+    if options.replay:
+        options.set = [*options.set, f"server.replay={json.dumps(str(options.replay))}"]
     config = load_once(comm, options)
     if options.shrink:
         shrink.check(config)
@@ -111,7 +116,7 @@ def train(comm: Communicator, options: argparse.Namespace) -> int:
 def _trainer(comm: Communicator, config: Config, **given: Any) -> Trainer:
     """Of a job, with what it brings of its own."""
     own = together(comm, lambda: brought(config.own), ConfigError)
-    return Trainer(comm, config, **{**own, **given})
+    return trainer_of(config)(comm, config, **{**own, **given})
 
 
 def with_fault(
@@ -122,7 +127,10 @@ def with_fault(
     from mpitrain.chaos.inject import Injector
 
     try:
-        injector = Injector(parse_fault(text), comm)
+        fault = parse_fault(text)
+        if fault.kind in ("memory", "payload"):
+            refuse_servers(config, f"train --fault {fault.kind!r}")
+        injector = Injector(fault, comm)
     except ValueError as error:
         raise ConfigError(f"--fault: {error}") from error
     if config.parallel.checksums:
@@ -132,7 +140,8 @@ def with_fault(
 
 def evaluate(comm: Communicator, options: argparse.Namespace) -> int:
     """Test the newest checkpoint of a job."""
-    config = load_once(comm, options)
+    # A test needs no servers, whatever trained what it tests.
+    config = replace(load_once(comm, options), server=Server())
     with _trainer(comm, config) as trainer:
         found = resume(trainer)
         if found is None:
@@ -152,6 +161,7 @@ def find_lr(comm: Communicator, options: argparse.Namespace) -> int:
     from mpitrain.find_lr import find
 
     config = load_once(comm, options)
+    refuse_servers(config, "find-lr")
     limits = {"least": options.least, "most": options.most, "steps": options.steps}
 
     def make(comm: Communicator, job: Config, **given: Any) -> Trainer:

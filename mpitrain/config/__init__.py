@@ -7,7 +7,8 @@ Every field is documented in the class of its table.
 
 from mpitrain.config.errors import ConfigError
 from mpitrain.config.exchange import Compress
-from mpitrain.config.reading import load, refuse_own
+from mpitrain.config.reading import load, refuse_own, refuse_servers
+from mpitrain.config.server import Server
 from mpitrain.config.tables import (
     Checkpoint,
     Config,
@@ -37,7 +38,9 @@ __all__ = [
     "Own",
     "Parallel",
     "Run",
+    "Server",
     "Train",
     "load",
     "refuse_own",
+    "refuse_servers",
 ]

@@ -130,6 +130,20 @@ def refuse_own(job: Config, command: str) -> None:
         raise ConfigError(f"own: mpitrain {command} imports nothing; train and eval do")
 
 
+def refuse_servers(job: Config, command: str) -> None:
+    """For commands that describe or try a layout without servers.
+
+    Raises:
+        ConfigError: the job has servers.
+    """
+    key = "hogwild=false" if job.server.hogwild else "ranks=0"
+    if job.server.ranks or job.server.hogwild:
+        raise ConfigError(
+            f"server: mpitrain {command} knows no servers; add --set server.{key} for the same job "
+            "without"
+        )
+
+
 def _check_algorithm(algorithm: str, zero: int) -> None:
     """Of a job that is to run: a checkpoint can be read without the algorithm of its job."""
     if ".py" in algorithm:

@@ -6,6 +6,7 @@ from msgspec import Meta, Struct
 
 from mpitrain.config.conflicts import conflicts, unwritable
 from mpitrain.config.exchange import Compress
+from mpitrain.config.server import Server, server_conflicts
 
 Positive = Annotated[float, Meta(gt=0)]
 NonNegative = Annotated[float, Meta(ge=0)]
@@ -345,6 +346,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     compress: Compress = Compress()
     checkpoint: Checkpoint = Checkpoint()
     own: Own = Own()
+    server: Server = Server()
 
     def __post_init__(self) -> None:
         for place, why in unwritable(self):
@@ -356,5 +358,5 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
                 f"optim.warmup_epochs = {self.optim.warmup_epochs:g} must be less than "
                 f"train.epochs = {self.train.epochs}"
             )
-        for place, why in conflicts(self):
+        for place, why in (*conflicts(self), *server_conflicts(self)):
             raise ValueError(f"{place}: {why}")

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 
 class Start(Struct, frozen=True, tag="start", tag_field="event"):
@@ -35,6 +35,27 @@ class Start(Struct, frozen=True, tag="start", tag_field="event"):
     software: dict[str, str] = {}
 
 
+class Served(Struct, frozen=True):
+    """What servers did with the gradients of a step.
+
+    Attributes:
+        pushes: that workers sent to each server.
+        lag, lag_max: pushes that the parameters lacked which these were computed on, mean and most
+            over all servers.
+        behind_max: clocks by which the slowest worker's pushes in them were behind, at most the
+            job's ``server.bound``.
+        pushed_bytes: that workers sent, headers included.
+        pulled_bytes: that servers sent.
+    """
+
+    pushes: int
+    lag: float
+    lag_max: int
+    behind_max: int
+    pushed_bytes: int
+    pulled_bytes: int
+
+
 class Step(Struct, frozen=True, tag="step", tag_field="event"):
     """One step of all ranks.
 
@@ -55,6 +76,9 @@ class Step(Struct, frozen=True, tag="step", tag_field="event"):
             that read them ahead.
         sent_bytes: that a rank sent in messages of collectives in this step, mean over the ranks.
         shared_bytes: that it moved in the node's shared memory in their place.
+        served: of a job with servers, whose parts of a batch are computed at different times:
+            ``seconds`` and ``sent_bytes`` are then means over the steps between two meetings,
+            ``comm_share`` is of pushes, ``wait_share`` of pulls, both of workers.
     """
 
     step: int
@@ -70,6 +94,7 @@ class Step(Struct, frozen=True, tag="step", tag_field="event"):
     read_share: float = 0.0
     sent_bytes: float = 0.0
     shared_bytes: float = 0.0
+    served: Served | UnsetType = UNSET
 
 
 class Skipped(Struct, frozen=True, tag="skipped", tag_field="event"):

@@ -35,6 +35,8 @@ def curves(folder: Path, done: int = 0) -> Iterator[Write]:
             if isinstance(record, Step):
                 last = record.step
                 curves = {name: getattr(record, name) for name in _OF_A_STEP}
+                if record.served:
+                    curves |= {"lag": record.served.lag, "lag_max": record.served.lag_max}
             elif isinstance(record, Epoch):
                 curves = {"loss": record.test_loss, **record.metrics}
                 curves = {f"test_{name}": value for name, value in curves.items()}

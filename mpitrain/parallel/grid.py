@@ -115,7 +115,7 @@ class ProcessGrid(ClosedTogether):
                 self.groups[shared_name(stages)] = holders
                 self._comms.append(holders)
         for own in self._comms:
-            _use_once(own)
+            use_once(own)
 
     @property
     def data(self) -> Communicator:
@@ -137,7 +137,7 @@ class ProcessGrid(ClosedTogether):
             self._comms.pop().Free()
 
 
-def _use_once(comm: Communicator) -> None:
+def use_once(comm: Communicator) -> None:
     """Make here what the first collective of a communicator makes.
 
     Later, ranks would do that for different communicators at the same time, which Open MPI's

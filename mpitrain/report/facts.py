@@ -127,6 +127,22 @@ def _reason(found: Sequence[Rank], reducing: float, waiting: float) -> str:
     return f" ({reducing:.0%} reduction of gradients, {waiting:.0%} waiting)"
 
 
+def served(steps: Sequence[Step]) -> str:
+    """What the servers of a run did: lags and bytes; nothing if it had none."""
+    found = [step.served for step in steps if step.served]
+    pushes = sum(one.pushes for one in found)
+    if not pushes:
+        return ""
+    lag = sum(one.lag * one.pushes for one in found) / pushes
+    return (
+        f"{pushes} push{'es' if pushes > 1 else ''} on parameters that "
+        f"lacked {number(lag)} on average, {max(one.lag_max for one in found)} at most; the "
+        f"slowest worker at most {counted(max(one.behind_max for one in found), 'clock')} behind; "
+        f"{size(sum(one.pushed_bytes for one in found))} pushed, "
+        f"{size(sum(one.pulled_bytes for one in found))} pulled"
+    )
+
+
 def status(log: Log) -> str:
     """How the run ended, if it did."""
     if summary := log.summary():

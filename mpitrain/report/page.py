@@ -181,6 +181,7 @@ def _run(log: Log, ranks: Sequence[facts.Rank]) -> str:
         ("time in steps", facts.duration(seconds)),
         ("samples/s", f"{sum(s.samples for s in steps) / seconds:.0f}" if seconds else ""),
         ("gradients by", f"{start.algorithm} ({start.reason})"),
+        ("servers", facts.served(steps)),
         ("memory of a rank", _memory(ranks)),
         ("checkpoints", _checkpoints(log.of(Saved), seconds)),
         ("left out", ", ".join(sorted(set(log.unknown)))),

@@ -20,7 +20,7 @@ FLOORS = (
     {"pipeline"},
     {"build", "feed", "fitting", "report"},
     {"trainer"},
-    {"adapters", "checkpoint", "evaluation"},
+    {"adapters", "checkpoint", "evaluation", "server"},
     {"bench", "chaos", "find_lr", "run"},
     {"bring", "fit"},
     {"commands"},

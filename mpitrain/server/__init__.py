@@ -1,0 +1,13 @@
+"""Parameters that lie with servers: workers pull them, and push gradients when they have them.
+
+A run goes from one *meeting* of all ranks to the next.  Between two meetings each worker takes its
+part of every batch, in turn and at its own pace; servers apply what arrives in the order in which
+they serve it, and write that order down.  A run that is given the log serves in the same order, and
+ends with the same bits.
+"""
+
+from mpitrain.server.hogwild import HogwildTrainer
+from mpitrain.server.log import LogError
+from mpitrain.server.trainer import ServedTrainer
+
+__all__ = ["HogwildTrainer", "LogError", "ServedTrainer"]

@@ -1,0 +1,115 @@
+"""The steps between two meetings as records, from what all ranks tell."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import sqrt
+
+from msgspec import UNSET, UnsetType
+
+from mpitrain.metrics import Served, Step
+from mpitrain.server.log import Push
+from mpitrain.server.work import Work
+
+
+@dataclass
+class Told:
+    """What a rank tells at a meeting.
+
+    Attributes:
+        seconds: since the last one.
+        reading: those of them of reading samples.
+        idle: those of them that a server waited for messages.
+        work: a worker's.
+        leads: whether it is the worker that talks to the servers for its group.
+        sent: bytes that it sent, by clock.
+        pushes: that a server applied.
+        moved: bytes that it has sent in all messages and collectives, and moved in shared memory.
+        squares: squared norm of the sum of all gradients of a clock, in a server's part.
+    """
+
+    seconds: float = 0.0
+    reading: float = 0.0
+    idle: float = 0.0
+    work: Work | None = None
+    leads: bool = False
+    sent: Counter[int] = field(default_factory=Counter)
+    pushes: Sequence[Push] = ()
+    moved: tuple[int, int] = (0, 0)
+    squares: dict[int, float] = field(default_factory=dict)
+
+
+def steps(
+    told: Sequence[Told],
+    batches: Sequence[int],
+    first: int,
+    epoch: int,
+    rate: Callable[[int], float],
+    shares: Callable[[int], Sequence[int]],
+) -> list[Step]:
+    """A record for each step.
+
+    The gradient's norm is that of the whole batch's gradient with ``bound = 0``; else the mean of
+    the norms of the workers' gradients, each a mean over the worker's own samples.
+
+    Args:
+        told: by each rank.
+        batches: samples in each batch.
+        first: number of the first batch, counted from 0.
+        epoch: of all of them.
+        rate: the learning rate of a step.
+        shares: samples of each group in a batch of so many samples.
+    """
+    workers = [one for one in told if one.work is not None]
+    servers = [one for one in told if one.work is None]
+    leaders = [one.work for one in workers if one.work and one.leads]
+    seconds = sum(one.seconds for one in told) / len(told) / len(batches)
+    spent = sum(one.seconds for one in workers)
+    sent, shared = (sum(part) / len(told) / len(batches) for part in zip(*(t.moved for t in told)))
+    found = []
+    for clock, samples in enumerate(batches, first):
+        norms = [work.norms[clock] for work in leaders]
+        if squares := [one.squares[clock] for one in servers if clock in one.squares]:
+            norm = sqrt(sum(squares))
+        else:
+            own = shares(samples)
+            parts = [norm * samples / n for norm, n in zip(norms, own, strict=True) if n]
+            norm = sum(parts) / len(parts)
+        found.append(
+            Step(
+                step=clock + 1,
+                epoch=epoch,
+                samples=samples,
+                loss=sum(work.losses[clock] for work in leaders),
+                grad_norm=norm,
+                lr=rate(clock),
+                seconds=seconds,
+                samples_per_s=samples / seconds,
+                comm_share=_share([w.work.pushing for w in workers if w.work], spent),
+                wait_share=_share([w.work.pulling for w in workers if w.work], spent),
+                read_share=_share([w.reading for w in workers], spent),
+                sent_bytes=sent,
+                shared_bytes=shared,
+                served=_served(clock, workers, servers),
+            )
+        )
+    return found
+
+
+def _share(parts: Sequence[float], whole: float) -> float:
+    return min(1.0, sum(parts) / whole)
+
+
+def _served(clock: int, workers: Sequence[Told], servers: Sequence[Told]) -> Served | UnsetType:
+    if not servers:
+        return UNSET
+    own = [[p for p in one.pushes if p.clock + p.clocks - 1 == clock] for one in servers]
+    every = [push for pushes in own for push in pushes]
+    return Served(
+        pushes=len(own[0]),
+        lag=sum(push.lag for push in every) / max(1, len(every)),
+        lag_max=max((push.lag for push in every), default=0),
+        behind_max=max((push.behind for push in every), default=0),
+        pushed_bytes=sum(one.sent[clock] for one in workers),
+        pulled_bytes=sum(one.sent[clock] for one in servers),
+    )

@@ -1,0 +1,79 @@
+"""Which ranks are servers, which are workers, and which of these push together."""
+
+from dataclasses import dataclass
+
+from mpitrain.config import ConfigError, Server
+from mpitrain.config.server import MOST_GROUPS
+from mpitrain.group import share
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The ranks of a job with servers: first the workers, then the servers.
+
+    Attributes:
+        workers: number of workers.
+        servers: number of servers.
+        groups: number of groups of neighbouring workers; the first of each talks to the servers.
+    """
+
+    workers: int
+    servers: int
+    groups: int
+
+    def is_server(self, rank: int) -> bool:
+        """Whether a rank is one."""
+        return rank >= self.workers
+
+    def server(self, number: int) -> int:
+        """The rank of a server."""
+        return self.workers + number
+
+    def members(self, group: int) -> range:
+        """The ranks of a group."""
+        part = share(self.workers, group, self.groups)
+        return range(part.start, part.stop)
+
+    def group(self, rank: int) -> int:
+        """The group of a worker."""
+        return next(group for group in range(self.groups) if rank in self.members(group))
+
+    def leaders(self) -> list[int]:
+        """The ranks that talk to the servers, by group."""
+        return [self.members(group).start for group in range(self.groups)]
+
+    def __str__(self) -> str:
+        together = f" in {self.groups} groups" if self.groups < self.workers else ""
+        servers = f", {_counted(self.servers, 'server')}" if self.servers else ""
+        return f"{_counted(self.workers, 'worker')}{together}{servers}"
+
+
+def roles(server: Server, ranks: int) -> Roles:
+    """The roles of a job's ranks.
+
+    Raises:
+        ConfigError: there are too few ranks, or too many that would push by themselves.
+    """
+    workers = ranks - server.ranks
+    if workers < 1:
+        raise ConfigError(
+            f"server.ranks = {server.ranks} of {_counted(ranks, 'rank')} leaves no worker; start "
+            f"{server.ranks + 1} ranks or more, or take fewer servers"
+        )
+    if server.groups > workers:
+        raise ConfigError(
+            f"server.groups = {server.groups}: there are {_counted(workers, 'worker')}, and a "
+            "group has one at least; make fewer groups"
+        )
+    groups = server.groups or workers
+    if groups > MOST_GROUPS and not server.synchronous:
+        raise ConfigError(
+            f"server.groups: {workers} workers would push by themselves, and beyond {MOST_GROUPS} "
+            "the gradients are too old to learn well from (Mitliagkas et al. 2016); set "
+            f"server.groups = {MOST_GROUPS}, or server.bound = 0"
+        )
+    return Roles(workers, server.ranks, groups)
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count} {word}{'' if count == 1 else 's'}"

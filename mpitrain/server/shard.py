@@ -1,0 +1,131 @@
+"""A server's part of the parameters: what a pull gives, and what a push does.  No messages here."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from mpitrain.arrays import Array
+from mpitrain.optim import State
+from mpitrain.parallel.store import Piece
+from mpitrain.server.corrections import Correction
+from mpitrain.server.log import Pull, Push
+
+
+class Shard:
+    """Parameters of one server between two meetings.
+
+    Clocks are counted through the whole run: a worker of clock c has pushed the gradients of c
+    batches.  Versions count the pushes that were served since the last meeting.
+
+    Attributes:
+        clocks: of each worker.
+        version: pushes that were served.
+        squares: squared norm of the sum of a clock's gradients, by clock, where ``bound`` is 0.
+    """
+
+    def __init__(
+        self,
+        piece: Piece,
+        state: State,
+        update: Callable[[float], None],
+        rate: Callable[[int], float],
+        workers: int,
+        limit: int | None,
+        correction: Callable[[], Correction],
+    ) -> None:
+        """Begin with the piece as it is.
+
+        Args:
+            piece: the own part.
+            state: the optimiser's arrays of it.
+            update: takes a step along the piece's gradients, with a learning rate.
+            rate: the learning rate of a step, counted from 0.
+            workers: how many push.
+            limit: clocks that one may be ahead of the slowest; None: any number.
+            correction: makes what meets staleness, for a time between two meetings.
+        """
+        self._piece = piece
+        self._state = state
+        self._update = update
+        self._rate = rate
+        self._limit = limit
+        self._make_correction = correction
+        self._workers = workers
+        self.meet(0)
+
+    def meet(self, clock: int) -> None:
+        """All workers have this clock, and nothing is on its way."""
+        self.clocks = [clock] * self._workers
+        self.version = 0
+        self.squares: dict[int, float] = {}
+        self._correction = self._make_correction()
+        self._round: dict[int, Array] = {}
+        #: Version and least clock at each worker's last pull, and at the first since its last push.
+        self._last = [(0, clock)] * self._workers
+        self._first: list[tuple[int, int] | None] = [None] * self._workers
+
+    @property
+    def step(self) -> int:
+        """The step that the learning rate is of: the mean of the clocks, rounded down."""
+        return sum(self.clocks) // self._workers
+
+    def may_pull(self, worker: int) -> bool:
+        """Whether a worker is at most ``limit`` clocks ahead of the slowest (Ho et al. 2013)."""
+        return self._limit is None or min(self.clocks) >= self.clocks[worker] - self._limit
+
+    def pull(self, worker: int, clock: int, out: Array) -> Pull:
+        """Write what a worker of this clock is sent to ``out``, of shape (elements,)."""
+        out[...] = self._piece.parameters
+        self._correction.on_pull(out, self._state, self._rate(self.step))
+        self._last[worker] = self.version, min(self.clocks)
+        self._first[worker] = self._first[worker] or self._last[worker]
+        return Pull(worker=worker, clock=clock, version=self.version)
+
+    def push(self, worker: int, clock: int, clocks: int, gradient: Array, pulled: Array) -> Push:
+        """Apply a gradient, or with ``limit`` 0 the sum of all workers' when the last has come.
+
+        Args:
+            worker: whose.
+            clock: the first batch that it is of.
+            clocks: the batches that it is of.
+            gradient: of shape (elements,).
+            pulled: what the worker was last sent.
+        """
+        version, slowest = self._first[worker] or self._last[worker]
+        self._first[worker] = None
+        lag = 0 if self._limit == 0 else self.version - version
+        told = Push(
+            worker=worker,
+            clock=clock,
+            clocks=clocks,
+            pulled=version,
+            version=self.version,
+            lag=lag,
+            behind=clock - slowest,
+        )
+        if self._limit == 0:
+            self._collect(worker, clock, gradient)
+        else:
+            self._apply(gradient, lag, pulled)
+        self.clocks[worker] = clock + clocks
+        self.version += 1
+        return told
+
+    def _apply(self, gradient: Array, lag: int, pulled: Array) -> None:
+        own = self._piece.gradients
+        own[...] = gradient
+        factor = self._correction.on_push(own, lag, pulled, self._piece.parameters)
+        self._update(self._rate(self.step) * factor)
+
+    def _collect(self, worker: int, clock: int, gradient: Array) -> None:
+        """The sum in the order of the workers, as the ``parameter_server`` all-reduce has it."""
+        self._round[worker] = gradient.copy()
+        if len(self._round) < self._workers:
+            return
+        total = self._piece.gradients
+        total[...] = self._round[0]
+        for other in range(1, self._workers):
+            total += self._round[other]
+        self._round.clear()
+        self.squares[clock] = float(np.sum(np.square(total, dtype=np.float64)))
+        self._update(self._rate(clock))

@@ -1,0 +1,342 @@
+"""A job with servers: who holds what, and the steps from one meeting of all ranks to the next."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import cast
+
+import numpy as np
+from mpi4py import MPI
+
+from mpitrain import build
+from mpitrain.arena import DATA
+from mpitrain.arrays import Array
+from mpitrain.batches import MicroBatches
+from mpitrain.config import ConfigError
+from mpitrain.data import DataError
+from mpitrain.feed import Held
+from mpitrain.group import TensorGroup, share
+from mpitrain.groups import Grouping
+from mpitrain.metrics import Skipped, Step, Straggler
+from mpitrain.parallel.grid import Layout, use_once
+from mpitrain.parallel.store import Store
+from mpitrain.parallel.whole import WholeGradients
+from mpitrain.pipeline.runtime import Latest, Runner, reads
+from mpitrain.server.account import Told, steps
+from mpitrain.server.corrections import correction
+from mpitrain.server.decay import in_parts
+from mpitrain.server.log import Begun, LogError, decisive
+from mpitrain.server.meetings import next_meeting
+from mpitrain.server.order import Order, check_folders
+from mpitrain.server.roles import Roles, roles
+from mpitrain.server.serve import Serving
+from mpitrain.server.shard import Shard
+from mpitrain.server.store import Kept, Pulled, Spread
+from mpitrain.server.turns import Turns
+from mpitrain.server.wire import Clients, Servers, check_size
+from mpitrain.server.work import Exchange, Worker
+from mpitrain.together import together
+from mpitrain.trainer import Trainer
+from mpitrain.update import NonFinite
+
+
+class ServedTrainer(Trainer):
+    """Trains on workers that pull parameters from servers, and push gradients.
+
+    The workers' parts of a batch are those that as many replicas would have: a worker's batch is
+    its micro-batches of the global one, so that workers share the samples of an epoch without
+    overlap, in the order that the seed draws.  What a worker pushes is its part of the batch's
+    *mean*: the pushes of a clock add up to the gradient of synchronous training.
+
+    All ranks, the servers too, take part in tests.
+
+    Attributes:
+        roles: who is what.
+    """
+
+    serves = True
+
+    def _open_grid(self) -> None:
+        self.roles = self._roles()
+        if not self.config.server.synchronous:
+            self.updates_per_step = self.roles.groups
+        super()._open_grid()
+        rank, every = self.comm.rank, self.roles
+        self._is_server = every.is_server(rank)
+        #: Of a server, its number.
+        self._number = rank - every.workers
+        color = every.groups + self._number if self._is_server else every.group(rank)
+        self._group = self.comm.Split(color, rank)
+        self._alike = self.comm.Split(self._is_server, rank)
+        for comm in (self._group, self._alike):
+            use_once(comm)
+        self._wire = MPI.Intracomm(self.comm).Dup()
+
+    def _roles(self) -> Roles:
+        return roles(self.config.server, self.comm.size)
+
+    def _hold(self, flat: Array) -> Store:
+        check_size(flat.size, self.roles.servers, flat.dtype)
+        spread = Spread(self.comm, self.roles, flat)
+        reduction = build.reduction(self.config, {DATA: self._group}, 0)
+        self.summation = reduction.summation
+        store: Store
+        if self._is_server:
+            store = Kept(self.arena, spread, reduction, self._number)
+        else:
+            store = Pulled(self.arena, spread, reduction)
+        bound = self.config.server.limit
+        store.algorithm = "parameter servers"
+        store.reason = "no bound" if bound is None else f"bound {bound}"
+        return store
+
+    def _grouped(self) -> Grouping:
+        own = self.config.server
+        part = 1.0 if own.synchronous else own.push / self.roles.groups
+        return in_parts(super()._grouped(), part)
+
+    def _bind_pipeline(self) -> None:
+        super()._bind_pipeline()
+        if self.state:
+            raise ConfigError(
+                "server.ranks: batch norm's running means are neither pulled nor pushed; take a "
+                "model without, as kind = 'resnet', or set server.ranks = 0"
+            )
+        layout = Layout((self.roles.workers,))
+        pipeline, report = build.schedule(self.config, layout)
+        self._worker_parts = pipeline.micro_batches
+        places = [layout.place(rank) for rank in range(self.roles.workers)]
+        self._worker_reads = [reads(pipeline, report, place) for place in places]
+        self._order = together(self.comm, self._ordered, ConfigError)
+        if self._is_server:
+            self._bind_server()
+            return
+        self._worker_runner = Runner(
+            self._alike,
+            layout,
+            pipeline,
+            report,
+            self._stages,
+            self.weights,
+            self._inputs,
+            span=self.span,
+        )
+        self._worker_feed = self.feed.among(self._group)
+        self._bind_worker()
+
+    def _ordered(self) -> Order | None:
+        """In which this server serves."""
+        folder, replay = Path(self.config.run.dir), self.config.server.replay
+        check_folders(replay, folder)
+        if not self._is_server:
+            return None
+        job = decisive(self.config, self.data_digest)
+        own, every = self._number, self.roles
+        return Order(folder, replay, Begun(1, own, every.servers, every.groups, 0, job))
+
+    def _bind_server(self) -> None:
+        piece, state = self.store.pieces[0], self.updater.state[0]
+        leaders, own = self.roles.leaders(), self.config.server
+        shard = Shard(
+            piece,
+            state,
+            self.updater.step,
+            self._rate,
+            len(leaders),
+            own.limit,
+            correction(own, len(leaders)),
+        )
+        size, dtype = piece.parameters.size, piece.parameters.dtype
+        self._clients = Clients(self._wire, leaders, size, dtype, self._traffic)
+        self._serving = Serving(self.comm, self._clients, shard, leaders, self._begins)
+        self._shard = shard
+
+    def _bind_worker(self) -> None:
+        self._to_servers = self._link()
+        store = cast(WholeGradients, self.store)
+        self._worker = Worker(
+            self._group,
+            self._to_servers,
+            store,
+            store.spread.flat if isinstance(store, Pulled) else np.empty(0),
+            self.config.server,
+            self._compute,
+            self._weights_changed,
+            self._rate,
+        )
+
+    def _link(self) -> Exchange | None:
+        """To the servers, on the first rank of a group."""
+        if self._group.rank > 0:
+            return None
+        ranks = [self.roles.server(number) for number in range(self.roles.servers)]
+        spread = cast(Pulled, self.store).spread
+        return Servers(self.comm, self._wire, ranks, spread.parts, spread.flat, self._traffic)
+
+    @property
+    def layout(self) -> str:
+        return str(self.roles)
+
+    def run_epoch(self, epoch: int) -> Iterator[Step | Skipped]:
+        """The steps of a pass that are not done yet, told when all ranks have met after them.
+
+        Raises:
+            DataError: on all ranks; one of them cannot read a sample.
+            NonFinite: on all ranks; nothing that is not finite was pushed.
+            ConfigError: on all ranks; what is replayed is another training.
+            LogError: on all ranks; a server cannot write its log.
+        """
+        before = epoch * self.sampler.steps_per_epoch
+        end = min(before + self.sampler.steps_per_epoch, self.total_steps)
+        batches = list(self.sampler.batches(epoch))
+        window, every = self.config.server.window, self.config.checkpoint.every
+        while self.steps_done < end:
+            first = self.steps_done
+            stop = next_meeting(first, end, window, every)
+            for record in self._between(epoch, batches[first - before : stop - before], first):
+                self.steps_done = record.step
+                yield record
+            if self.stopping:
+                return
+
+    def step(self, epoch: int, batch: Array, held: Held | None = None) -> Step | Skipped:
+        """There are none by themselves.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            "server: the steps of a job with servers are taken from meeting to meeting; iterate "
+            "over run_epoch(epoch)"
+        )
+
+    def _between(self, epoch: int, batches: list[Array], first: int) -> list[Step]:
+        """Take batches from one meeting to the next; collective."""
+        start, stop = perf_counter(), first + len(batches)
+        turns = together(
+            self.comm,
+            lambda: self._order.turns(first, stop) if self._order else None,
+            ConfigError,
+            LogError,
+        )
+        act: Callable[[], Told] = partial(self._work, epoch, batches, first)
+        if turns:
+            act = partial(self._serve, first, stop, turns)
+        own = together(self.comm, act, DataError, NonFinite, ConfigError, LogError)
+        own.seconds = perf_counter() - start
+        reducing = own.idle if own.work is None else own.work.pushing
+        pulling = {self.roles.server(0): own.work.pulling} if own.work else {}
+        self._busy.add(own.seconds, reducing, pulling)
+        with self.span("meet", "communicate"):
+            self.refresh()
+            own.moved = self._moved()
+            told = self.comm.allgather(own)
+            self._count_updates(len(batches))
+            self.stopping = self.comm.allreduce(self._stop.raised(), op=MPI.LOR)
+        self.steps_done = first
+        sizes = [len(batch) for batch in batches]
+        return steps(told, sizes, first, epoch, self._rate, self._shares)
+
+    @property
+    def dense_bytes(self) -> float:
+        """That a worker would send in synchronous training without servers, a step."""
+        workers, itemsize = self.roles.workers, np.dtype(self.config.run.dtype).itemsize
+        return 2 * (workers - 1) / workers * self.arena.size * itemsize
+
+    def _count_updates(self, steps: int) -> None:
+        """So many steps are done; collective."""
+        self.updater.steps = self.comm.bcast(self.updater.steps, self.roles.server(0))
+
+    def _shares(self, samples: int) -> list[int]:
+        """Samples of each group in a batch of so many."""
+        parts = self._worker_parts
+
+        def own(worker: int) -> int:
+            found = [share(samples, m, parts) for m in self._worker_reads[worker]]
+            return sum(part.stop - part.start for part in found)
+
+        return [sum(map(own, self.roles.members(g))) for g in range(self.roles.groups)]
+
+    def _serve(self, first: int, stop: int, turns: Turns) -> Told:
+        service = self._serving.until_done(first, stop, turns)
+        if self._order and not service.failed:
+            self._order.write(first, stop, service.events)
+        sent, self._clients.sent = self._clients.sent, Counter()
+        return Told(
+            idle=service.idle, sent=sent, pushes=service.pushes, squares=self._shard.squares
+        )
+
+    def _work(self, epoch: int, batches: list[Array], first: int) -> Told:
+        own, feed = self._worker_reads[self.comm.rank], self._worker_feed
+        reading = feed.batches("train", epoch, batches, 1, self._worker_parts, lambda steps: own)
+        told = Told(leads=self._to_servers is not None)
+
+        def timed() -> Iterator[tuple[list[Array], Held]]:
+            for some in reading:
+                told.reading += feed.read_seconds
+                yield some
+
+        with closing(reading):
+            told.work = self._worker.until(first, first + len(batches), timed())
+        if self._to_servers:
+            told.sent, self._to_servers.sent = self._to_servers.sent, Counter()
+        return told
+
+    # Overflow ends in a loss that is not finite, which ends the run.
+    @np.errstate(over="ignore", invalid="ignore")
+    def _compute(self, clock: int, batch: Array, held: Held) -> float:
+        """The own part of a batch, forward and backward; the group's gradient is in the store."""
+        self._begins(clock)
+        self.store.reset()
+        source = MicroBatches(
+            held,
+            [batch],
+            self._worker_parts,
+            self.model.loss,
+            labels_per_sample=self.data.labels_per_sample,
+            dtype=self.compute_type,
+        )
+
+        def update(number: int, loss: float) -> float:
+            with self.span("reduce", "communicate"):
+                self.store.wait()
+            return loss
+
+        (loss,) = self._worker_runner.run(
+            source,
+            Latest(self.weights),
+            self.store,
+            update,
+            lambda m: replace(self.context(source.indices(m)), replicas=TensorGroup()),
+        )
+        return loss
+
+    def _begins(self, step: int) -> None:
+        self.steps_done = step
+        if self._before_step:
+            self._before_step(self)
+
+    def _weights_changed(self) -> None:
+        if self._cast:
+            self._cast.forget()
+
+    def straggler(self) -> Straggler | None:
+        """A worker, or a server, that is much slower than the others."""
+        return self._busy.slowest(self.comm, self._is_server, self.steps_done)
+
+    def close(self) -> None:
+        """Free what was bound to communicators."""
+        if self._order:
+            self._order.close()
+        if self._is_server:
+            self._clients.free()
+        elif self._to_servers:
+            self._to_servers.free()
+        super().close()
+        self._wire.Free()
+        self._alike.Free()
+        self._group.Free()

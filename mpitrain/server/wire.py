@@ -1,0 +1,255 @@
+"""Messages between workers and servers: a header and numbers in one buffer each.
+
+A server has posted a receive for each worker at any time, and sends only to workers that have
+posted theirs and wait, so that nobody waits in a send for one that waits in a send.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives import Communicator
+from collectives.execution.traffic import Traffic
+from mpitrain.arrays import Array
+from mpitrain.config import ConfigError
+
+_TAG = 1
+#: Kind, clock, clocks; the numbers after it are aligned.
+_HEADER = np.dtype([("kind", "<i8"), ("clock", "<i8"), ("clocks", "<i8"), ("unused", "<i8", (5,))])
+#: MPI counts the bytes of a message in 32 bits.
+_LARGEST = 2**31 - 1
+
+
+class Kind(IntEnum):
+    """Of a message."""
+
+    #: A worker wants the parameters, to compute on the batch ``clock``.
+    PULL = 1
+    #: The gradients of ``clocks`` batches from ``clock`` on.
+    PUSH = 2
+    #: A worker sends nothing more before the meeting.
+    DONE = 3
+    #: So does this one, for it has failed.
+    FAILED = 4
+    #: A server's parameters.
+    PARAMETERS = 5
+    #: A worker has failed, or the server has: nothing more is to be computed.
+    STOP = 6
+
+
+class Message:
+    """A buffer.
+
+    Attributes:
+        values: the numbers, of shape (elements,).
+    """
+
+    def __init__(self, size: int, dtype: Any) -> None:
+        self._bytes = np.zeros(_HEADER.itemsize + size * np.dtype(dtype).itemsize, np.uint8)
+        self._header = self._bytes[: _HEADER.itemsize].view(_HEADER)
+        self.values: Array = self._bytes[_HEADER.itemsize :].view(dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Of all of it."""
+        return self._bytes.nbytes
+
+    @property
+    def buffer(self) -> tuple[Array, MPI.Datatype]:
+        """As MPI takes it."""
+        return self._bytes, MPI.BYTE
+
+    def write(self, kind: Kind, clock: int = 0, clocks: int = 0) -> None:
+        """Fill in the header."""
+        self._header[0] = (kind, clock, clocks, 0)
+
+    @property
+    def kind(self) -> Kind:
+        """What it is."""
+        return Kind(self._header["kind"][0])
+
+    @property
+    def clock(self) -> int:
+        """The (first) batch that it is of."""
+        return int(self._header["clock"][0])
+
+    @property
+    def clocks(self) -> int:
+        """How many batches."""
+        return int(self._header["clocks"][0])
+
+
+def check_size(elements: int, servers: int, dtype: Any) -> None:
+    """Refuse parts of the parameters that do not fit into a message.
+
+    Raises:
+        ConfigError: with the number of servers that would do.
+    """
+    size = elements * np.dtype(dtype).itemsize
+    room = _LARGEST - _HEADER.itemsize - np.dtype(dtype).itemsize
+    if -(-size // servers) > room:
+        raise ConfigError(
+            f"server.ranks = {servers}: a server's part of {size} bytes of parameters does not fit "
+            f"into a message of MPI, of {_LARGEST} bytes; take {-(-size // room)} servers or more"
+        )
+
+
+class Clients:
+    """A server's side: what each worker sends, and what it is sent.
+
+    Attributes:
+        inbox: the message of each worker that came last.
+        outbox: what each worker was sent last.
+        sent: bytes of the parameters sent, by clock.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        workers: Sequence[int],
+        size: int,
+        dtype: Any,
+        traffic: Traffic,
+    ) -> None:
+        """Bind the messages.
+
+        Args:
+            comm: of workers and servers alone.
+            workers: ranks of those who talk to servers.
+            size: elements of this server's part.
+            dtype: type of the parameters.
+            traffic: counts what is sent, besides.
+        """
+        self._traffic = traffic
+        self.inbox = [Message(size, dtype) for _ in workers]
+        self.outbox = [Message(size, dtype) for _ in workers]
+        self.sent: Counter[int] = Counter()
+        self._receives = [
+            comm.Recv_init(message.buffer, worker, _TAG)
+            for worker, message in zip(workers, self.inbox, strict=True)
+        ]
+        self._sends = [
+            comm.Send_init(message.buffer, worker, _TAG)
+            for worker, message in zip(workers, self.outbox, strict=True)
+        ]
+
+    def listen(self, worker: int) -> None:
+        """To the next message of a worker."""
+        self._receives[worker].Start()
+
+    def arrived(self, *, wait: bool) -> Sequence[int]:
+        """The workers whose messages have come since the last time, and one at least with ``wait``.
+
+        All that have come are told of at once, so that the caller, not MPI, chooses among them.
+        """
+        some = MPI.Request.Waitsome if wait else MPI.Request.Testsome
+        return some(self._receives) or ()
+
+    def answer(self, worker: int, kind: Kind, clock: int) -> None:
+        """Send a worker its outbox."""
+        message = self.outbox[worker]
+        message.write(kind, clock)
+        self.sent[clock] += message.nbytes
+        self._traffic.send(1, message.nbytes)
+        self._sends[worker].Start()
+
+    def sending(self, worker: int) -> Array:
+        """The numbers of a worker's outbox, once what was in it has left."""
+        self._sends[worker].Wait()  # at once: the worker has it, or it would not ask again
+        return self.outbox[worker].values
+
+    def free(self) -> None:
+        """Release the messages."""
+        for send in self._sends:
+            send.Wait()
+        for request in (*self._receives, *self._sends):
+            request.Free()
+
+
+class Servers:
+    """A worker's side: its messages to and from each server.
+
+    Attributes:
+        sent: bytes sent, by clock.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        wire: MPI.Intracomm,
+        servers: Sequence[int],
+        parts: Sequence[slice],
+        parameters: Array,
+        traffic: Traffic,
+    ) -> None:
+        """Bind the messages.
+
+        Args:
+            comm: whose watchdog looks on.
+            wire: of workers and servers alone.
+            servers: their ranks.
+            parts: of the parameters, by server.
+            parameters: flat; pulls replace them.
+            traffic: counts what is sent, besides.
+        """
+        self._comm = comm
+        self._traffic = traffic
+        self._parts = parts
+        self._parameters = parameters
+        self.sent: Counter[int] = Counter()
+        sizes = [part.stop - part.start for part in parts]
+        self._pushed = [Message(size, parameters.dtype) for size in sizes]
+        self._pulled = [Message(size, parameters.dtype) for size in sizes]
+        self._asked = [Message(0, parameters.dtype) for _ in sizes]
+        to = list(zip(servers, self._pushed, self._pulled, self._asked, strict=True))
+        self._pushes = [wire.Send_init(push.buffer, rank, _TAG) for rank, push, _, _ in to]
+        self._pulls = [wire.Recv_init(pull.buffer, rank, _TAG) for rank, _, pull, _ in to]
+        self._asks = [wire.Send_init(ask.buffer, rank, _TAG) for rank, _, _, ask in to]
+
+    def pull(self, clock: int) -> bool:
+        """Replace the parameters by the servers'; False: a server says stop."""
+        MPI.Prequest.Startall(self._pulls)
+        self._ask(Kind.PULL, clock)
+        with self._comm.waiting("the parameters of the servers", by_all=False):
+            MPI.Request.Waitall(self._pulls)
+        if any(message.kind is Kind.STOP for message in self._pulled):
+            return False
+        for part, message in zip(self._parts, self._pulled, strict=True):
+            self._parameters[part] = message.values
+        return True
+
+    def push(self, clock: int, clocks: int, gradient: Array, rate: float) -> None:
+        """Send each server its part of a gradient, which may change at once.
+
+        The servers have a ``rate`` of their own.
+        """
+        MPI.Request.Waitall(self._pushes)
+        for part, message in zip(self._parts, self._pushed, strict=True):
+            message.values[...] = gradient[part]
+            message.write(Kind.PUSH, clock, clocks)
+            self.sent[clock + clocks - 1] += message.nbytes
+            self._traffic.send(1, message.nbytes)
+        MPI.Prequest.Startall(self._pushes)
+
+    def end(self, kind: Kind, clock: int) -> None:
+        """Send nothing more before the meeting."""
+        self._ask(kind, clock)
+        with self._comm.waiting("the servers to take what was pushed", by_all=False):
+            MPI.Request.Waitall([*self._asks, *self._pushes])
+
+    def _ask(self, kind: Kind, clock: int) -> None:
+        MPI.Request.Waitall(self._asks)
+        for message in self._asked:
+            message.write(kind, clock)
+            self.sent[clock] += message.nbytes
+            self._traffic.send(1, message.nbytes)
+        MPI.Prequest.Startall(self._asks)
+
+    def free(self) -> None:
+        """Release the messages."""
+        for request in (*self._pushes, *self._pulls, *self._asks):
+            request.Free()

@@ -1,0 +1,174 @@
+"""Jobs with parameter servers from the command line: killed, frozen, stopped, resumed, replayed."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mpitrain.checkpoint.export import find
+from mpitrain.processes import running
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "jobs" / "examples" / "server.toml"
+MPIEXEC = os.environ.get("MPIEXEC") or str(Path(sys.executable).with_name("mpiexec"))
+pytestmark = [
+    pytest.mark.usefixtures("scratch"),
+    pytest.mark.skipif(find_spec("sklearn") is None, reason="scikit-learn is not installed"),
+]
+
+
+def start(folder, *options, ranks=3, example=EXAMPLE, **variables):
+    """``mpitrain train`` of an example, in ``folder``."""
+    command = [MPIEXEC, "-n", str(ranks), sys.executable, "-m", "mpitrain", "train", str(example)]
+    return subprocess.Popen(
+        [*command, "--set", f"run.dir={folder}/run", *options],
+        cwd=ROOT,
+        env={**os.environ, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def ended(process, seconds=100):
+    try:
+        return process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+
+
+def train(folder, *options, **given):
+    process = start(folder, *options, **given)
+    out, errors = ended(process)
+    assert process.returncode == 0, errors
+    return out
+
+
+def parameters(run):
+    checkpoint, _ = find(run)
+    return {name: checkpoint.value(name) for name in checkpoint.manifest.shapes}
+
+
+def equal(found, expected):
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values)
+
+
+def test_the_example_is_replayed_bit_by_bit(tmp_path):
+    out = train(tmp_path / "first")
+    assert "3 ranks (2 workers, 1 server)" in out
+    accuracy = float(re.findall(r"test accuracy ([\d.]+)%", out)[-1])
+    assert accuracy > 80
+    again = train(tmp_path / "again", "--replay", str(tmp_path / "first" / "run"))
+    assert re.findall(r"epoch .*", again) == re.findall(r"epoch .*", out)
+    equal(parameters(tmp_path / "again" / "run"), parameters(tmp_path / "first" / "run"))
+
+
+@pytest.mark.slow
+def test_the_example_without_locks_learns(tmp_path):
+    out = train(tmp_path, ranks=2, example=EXAMPLE.with_name("hogwild.toml"))
+    assert "2 ranks (2 workers)" in out and "by Hogwild (one copy, without locks)" in out
+    losses = [float(loss) for loss in re.findall(r"^ +\d+ +([\d.]+)", out, re.MULTILINE)]
+    assert losses[-1] < losses[0] - 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_rank_that_is_killed_ends_the_job_and_it_goes_on(tmp_path, rank):
+    """A worker, and server 2: somebody names the rank, the launcher or a neighbour."""
+    options = ["--set", "checkpoint.every=10", "--set", "server.window=8"]
+    process = start(
+        tmp_path, *options, "--fault", f"kill rank={rank} step=35", COLLECTIVES_TIMEOUT="30"
+    )
+    _, errors = ended(process)
+    assert process.returncode != 0
+    named = rf"saw rank {rank} on|rank {rank} with PID|RANK {rank} PID|EXIT CODE: 9|rank {rank} "
+    assert re.search(named, errors), errors
+    deadline = time.monotonic() + 10
+    while (left := running(f"run.dir={tmp_path}/run")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not left, "processes outlive the job"
+    out = train(tmp_path, *options, "--resume")
+    assert re.search(r"resumed after step (10|20|30) from", out)
+    assert "all 115 steps are done" in out
+    # The log of both parts is one, and gives the bits of the whole.
+    train(tmp_path / "again", *options, "--replay", str(tmp_path / "run"))
+    equal(parameters(tmp_path / "again" / "run"), parameters(tmp_path / "run"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_rank_that_is_frozen_is_named_by_who_waits_for_it(tmp_path, rank):
+    process = start(tmp_path, "--fault", f"freeze rank={rank} step=35", COLLECTIVES_TIMEOUT="15")
+    _, errors = ended(process)
+    assert process.returncode != 0
+    assert f"rank {rank} on" in errors and "does not answer: it is dead or stopped" in errors
+    assert ("a message of worker rank" if rank == 0 else "the parameters of the servers") in errors
+    # Open MPI's launcher leaves a stopped one behind.
+    for number in running(f"run.dir={tmp_path}/run"):
+        os.kill(number, signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_request_to_stop_is_obeyed_at_the_next_meeting(tmp_path):
+    options = ["--set", "server.window=4", "--set", "train.epochs=40"]
+    process = start(tmp_path, *options)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    while not metrics.exists() or '"step":20,' not in metrics.read_text():
+        assert process.poll() is None
+        time.sleep(0.005)
+    found = running(f"run.dir={tmp_path}/run").items()
+    ranks = [number for number, words in found if words[1:3] == ["-m", "mpitrain"]]
+    os.kill(sorted(ranks)[1], signal.SIGUSR1)
+    _, errors = ended(process)
+    assert process.returncode == 75, errors
+    step = int(re.search(r"stopped after step (\d+) of 920 \(signal SIGUSR1\)", errors)[1])
+    assert step % 4 == 0 or step % 23 == 0
+    out = train(tmp_path, *options, "--resume", "--set", f"train.steps={step + 3}")
+    assert f"resumed after step {step}" in out
+
+
+@pytest.mark.slow
+def test_other_commands_on_its_folder(tmp_path):
+    train(tmp_path, "--set", "train.steps=20", "--set", "server.bound=none")
+    told = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 100}
+    setting = ["--set", f"run.dir={tmp_path}/run", "--set", "train.steps=20"]
+    program = [sys.executable, "-m", "mpitrain"]
+    done = subprocess.run(
+        [MPIEXEC, "-n", "2", *program, "eval", str(EXAMPLE), *setting], **told, check=True
+    )
+    assert "test accuracy" in done.stdout
+    for words, why in (
+        (["find-lr", str(EXAMPLE)], "find-lr knows no servers; add --set server.ranks=0"),
+        (["plan", str(EXAMPLE), "-n", "3"], "plan knows no servers; add --set server.ranks=0"),
+    ):
+        done = subprocess.run([*program, *words], **told)
+        assert done.returncode == 2 and why in done.stderr
+    digits = str(EXAMPLE.with_name("digits.toml"))
+    done = subprocess.run([*program, "train", digits, "--replay", str(tmp_path)], **told)
+    assert done.returncode == 2 and "a log is replayed by servers; set server.ranks" in done.stderr
+    done = subprocess.run([*program, "train", str(EXAMPLE), *setting], **told)
+    assert done.returncode == 2
+    assert "server.ranks = 1 of 1 rank leaves no worker; start 2 ranks or more" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("matplotlib") is None, reason="matplotlib is not installed")
+def test_its_report_has_the_lags(tmp_path):
+    train(tmp_path, "--set", "train.steps=20")
+    subprocess.run(
+        [sys.executable, "-m", "mpitrain", "report", str(tmp_path / "run")], cwd=ROOT, check=True
+    )
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "2 workers, 1 server" in page
+    assert re.search(r"40 pushes on parameters that lacked [\d.]+ on average, \d at most", page)

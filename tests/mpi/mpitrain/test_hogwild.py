@@ -1,0 +1,152 @@
+"""Hogwild: one copy in the node's memory, that all ranks update without locks."""
+
+import random
+import time
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+from msgspec.structs import replace
+
+from collectives import Communicator
+from mpitrain.config import Config, Data, Model, Optim, Run, Server, Train
+from mpitrain.data import DataError
+from mpitrain.run import resume, train
+from mpitrain.server import HogwildTrainer
+from mpitrain.server.hogwild import Unlocked
+from mpitrain.threads import limit_blas_threads
+from mpitrain.trainer import Trainer
+from tests.mpi.mpitrain.layouts import whole
+
+RANKS = MPI.COMM_WORLD.size
+pytestmark = pytest.mark.mpi
+quick, slow = pytest.mark.quick_on(4), pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def comm():
+    with Communicator(MPI.COMM_WORLD) as world, limit_blas_threads(world):
+        yield world
+
+
+def job(folder, dtype="float32", steps=12, micro_batches=2):
+    return Config(
+        run=Run(seed=3, dtype=dtype, dir=str(folder)),
+        data=Data(name="clicks", samples=600, tables=5, rows=200),
+        model=Model(kind="recommender", width=4, hidden=(8,)),
+        optim=Optim(lr=0.3, reference_batch=0, momentum=0.0),
+        train=Train(epochs=9, steps=steps, batch_size=48, micro_batches=micro_batches),
+        server=Server(hogwild=True, window=5),
+    )
+
+
+def without(config):
+    return replace(config, server=Server())
+
+
+def trained(comm, config, kind=HogwildTrainer, **given):
+    with kind(comm, config, **given) as trainer:
+        records = []
+        while trainer.steps_done < trainer.total_steps:
+            records += trainer.run_epoch(trainer.steps_done // trainer.sampler.steps_per_epoch)
+        return whole(comm, trainer), records
+
+
+def equal(found, expected):
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values, err_msg=name)
+
+
+@slow
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_one_worker_is_one_process_bit_by_bit(comm, folder, dtype):
+    config = job(folder / str(comm.rank), dtype)
+    with Communicator(MPI.COMM_SELF) as one:
+        found, records = trained(one, config)
+        expected, theirs = trained(one, without(config), Trainer)
+    equal(found, expected)
+    assert [r.loss for r in records] == [r.loss for r in theirs]
+    assert all(not record.served for record in records)
+
+
+@quick
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_updates_that_do_not_meet_are_never_lost(comm, dtype):
+    """Neighbouring numbers of different ranks, thousands of times at once, as if one by one."""
+    size, pushes = 101, 2000
+    window, flat = shared(comm, size, dtype)
+    own = np.zeros(size, dtype)
+    own[comm.rank :: RANKS] = 1.0 + comm.rank
+    link = Unlocked(flat)
+    comm.Barrier()
+    for clock in range(pushes):
+        link.push(clock, 1, own, 0.25)
+    comm.Barrier()
+    expected = np.zeros(size, dtype)
+    for rank in range(RANKS):
+        expected[rank::RANKS] = -0.25 * (1.0 + rank) * pushes
+    found = flat.copy()
+    del link, flat
+    comm.Barrier()
+    window.Free()
+    np.testing.assert_array_equal(found, expected)
+
+
+def shared(comm, size, dtype):
+    """A window, and the array in it that all ranks address."""
+    nbytes = size * np.dtype(dtype).itemsize
+    window = MPI.Win.Allocate_shared(nbytes if comm.rank == 0 else 0, 1, comm=comm)
+    memory, _ = window.Shared_query(0)
+    flat = np.frombuffer(memory, np.uint8)[:nbytes].view(dtype)
+    if comm.rank == 0:
+        flat[...] = 0
+    comm.Barrier()
+    return window, flat
+
+
+@slow
+def test_all_ranks_train_one_copy(comm, folder):
+    """To about where one process gets; no two runs are alike, bit by bit."""
+    rng = random.Random(comm.rank)
+    config = job(folder, steps=60)
+    found, records = trained(
+        comm, config, before_step=lambda trainer: time.sleep(rng.choice([0.0, 0.003]))
+    )
+    with Communicator(MPI.COMM_SELF) as one:
+        expected, theirs = trained(one, without(config), Trainer)
+    assert [record.step for record in records] == list(range(1, 61))
+    for name, values in expected.items():
+        assert found[name].shape == values.shape
+        assert np.abs(found[name] - values).max() < 0.2
+    last = [np.mean([r.loss for r in some[-10:]]) for some in (records, theirs)]
+    assert last[0] == pytest.approx(last[1], abs=0.1) and last[0] < records[0].loss - 0.05
+
+
+@quick
+def test_its_checkpoints_are_everybodys(comm, folder):
+    config = job(folder, steps=10)
+    with HogwildTrainer(comm, config) as trainer:
+        train(trainer)
+        expected = whole(comm, trainer)
+    with Trainer(comm, without(config)) as trainer:
+        assert resume(trainer).step == 10
+        equal(whole(comm, trainer), expected)
+    longer = replace(config, train=replace(config.train, steps=15))
+    with HogwildTrainer(comm, longer) as trainer:
+        assert resume(trainer).step == 10
+        equal(whole(comm, trainer), expected)
+        train(trainer, go_on=True)
+        assert trainer.steps_done == 15
+
+
+@slow
+def test_an_error_of_one_worker_is_one_of_all_ranks(comm, folder):
+    def fail(trainer):
+        if comm.rank == RANKS - 1 and trainer.steps_done == 3:
+            raise DataError("bad sector")
+
+    trainer = HogwildTrainer(comm, job(folder), before_step=fail)
+    with pytest.raises(DataError, match="bad sector"):
+        list(trainer.run_epoch(0))
+    trainer.close()

@@ -1,0 +1,518 @@
+"""Parameter servers: as synchronous training where nothing is late, and replayed bit for bit."""
+
+import json
+import random
+import time
+from importlib.util import find_spec
+from itertools import islice
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+from msgspec.structs import replace
+
+from collectives import Communicator
+from mpitrain import fit
+from mpitrain.config import Config, ConfigError, Data, Model, Optim, Parallel, Run, Server, Train
+from mpitrain.data import DataError
+from mpitrain.data.sampler import Sampler
+from mpitrain.evaluation import evaluate
+from mpitrain.group import share
+from mpitrain.nn import BatchNorm, Chain, Flatten, Linear
+from mpitrain.run import resume, train
+from mpitrain.server import ServedTrainer
+from mpitrain.stage import LayerStage
+from mpitrain.threads import limit_blas_threads
+from mpitrain.trainer import Trainer
+from mpitrain.update import NonFinite
+from tests.mpi.mpitrain.layouts import whole
+
+RANKS = MPI.COMM_WORLD.size
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.skipif(RANKS < 2, reason="a server needs a worker"),
+]
+quick, slow = pytest.mark.quick_on(4), pytest.mark.slow
+STEPS = 12
+
+
+@pytest.fixture(scope="module")
+def comm():
+    with Communicator(MPI.COMM_WORLD) as world, limit_blas_threads(world):
+        yield world
+
+
+def job(folder=None, optim=None, every=0, **server):
+    run = Run(seed=4, dir=str(folder)) if folder else Run(seed=4)
+    config = Config(
+        run=run,
+        data=Data(name="digits"),
+        model=Model(kind="mlp", hidden=(12,)),
+        optim=optim or Optim(lr=0.05, momentum=0.8, weight_decay=1e-3),
+        train=Train(epochs=3, steps=STEPS, batch_size=96, micro_batches=2),
+        server=Server(**server),
+    )
+    return replace(config, checkpoint=replace(config.checkpoint, every=every, keep=9))
+
+
+def without(config, **parallel):
+    return replace(config, server=Server(), parallel=Parallel(**parallel))
+
+
+def trained(comm, config, kind=ServedTrainer, **given):
+    """The parameters after the job's steps, and the records of these."""
+    with kind(comm, config, **given) as trainer:
+        records = []
+        while trainer.steps_done < trainer.total_steps:
+            records += trainer.run_epoch(trainer.steps_done // trainer.sampler.steps_per_epoch)
+        trainer.comm.Barrier()
+        return whole(comm, trainer), records
+
+
+def synchronous(comm, config, workers, **parallel):
+    """The same on the first ranks alone, without servers; on all ranks."""
+    part = comm.Split(comm.rank < workers, comm.rank)
+    found = None
+    if comm.rank < workers:
+        found = trained(part, without(config, **parallel), Trainer)
+    part.Free()
+    return comm.bcast(found)
+
+
+def equal(found, expected):
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values, err_msg=name)
+
+
+def delays(comm, seed):
+    """Before each step of each rank, a drawn one, so that messages come in another order."""
+    rng = random.Random(f"{seed} {comm.rank}")
+
+    def wait(trainer):
+        time.sleep(rng.choice([0.0, 0.0, 0.002, 0.01]))
+
+    return wait
+
+
+#: Numbers of servers.
+SERVERS = [count for count in (1, 2) if count < RANKS]
+ONE_IS_SLOW = [pytest.param(count, marks=quick if count == 2 else slow) for count in SERVERS]
+OPTIMS = {
+    "sgd": Optim(lr=0.05, momentum=0.8, weight_decay=1e-3, nesterov=True),
+    "adam": Optim(name="adam", lr=1e-3, weight_decay=1e-3),
+    "adamw": Optim(name="adamw", lr=1e-3, weight_decay=0.1, warmup_epochs=0.5, schedule="cosine"),
+}
+
+
+@pytest.mark.parametrize("servers", ONE_IS_SLOW)
+@pytest.mark.parametrize(
+    "optim", [pytest.param(o, marks=() if o == "sgd" else slow) for o in OPTIMS]
+)
+def test_without_lag_it_is_the_all_reduce_bit_by_bit(comm, folder, servers, optim):
+    """Of parameter servers, which sums in the order of the ranks, and then one step."""
+    config = job(folder, OPTIMS[optim], ranks=servers, bound=0, window=5)
+    found, records = trained(comm, config, before_step=delays(comm, 1))
+    expected, theirs = synchronous(comm, config, RANKS - servers, algorithm="parameter_server")
+    equal(found, expected)
+    for own, other in zip(records, theirs, strict=True):
+        assert (own.step, own.samples, own.lr) == (other.step, other.samples, other.lr)
+        assert own.loss == pytest.approx(other.loss, rel=1e-6)
+        assert own.grad_norm == pytest.approx(other.grad_norm, rel=1e-5)
+        assert (own.served.lag_max, own.served.behind_max) == (0, 0)
+
+
+@slow
+@pytest.mark.parametrize("bound", [0, 2, "none"])
+@pytest.mark.parametrize("optim", OPTIMS)
+def test_one_worker_is_one_process_bit_by_bit(comm, folder, bound, optim):
+    config = job(folder, OPTIMS[optim], ranks=RANKS - 1, bound=bound, window=5)
+    found, _ = trained(comm, config)
+    expected, _ = synchronous(comm, config, 1)
+    equal(found, expected)
+
+
+@slow
+@pytest.mark.skipif(RANKS < 3, reason="a group of two needs a server besides")
+def test_one_group_is_synchronous_bit_by_bit(comm, folder):
+    config = job(folder, ranks=1, bound="none", groups=1)
+    config = replace(config, parallel=Parallel(algorithm="ring", bucket_bytes=1024))
+    found, records = trained(comm, config, before_step=delays(comm, 2))
+    expected, theirs = synchronous(comm, config, RANKS - 1, algorithm="ring", bucket_bytes=1024)
+    equal(found, expected)
+    assert [one.loss for one in records] == pytest.approx([one.loss for one in theirs])
+    assert {one.served.pushes for one in records} == {1}
+
+
+ASYNCHRONOUS = {
+    "bound 1": dict(bound=1),
+    "no bound": dict(bound="none"),
+    "rate": dict(bound=3, correct="rate"),
+    "delay": dict(bound="none", correct="delay", compensation=2.0),
+    "predict": dict(bound=2, correct="predict"),
+    "fetch 3, push 2": dict(bound="none", fetch=3, push=2),
+    "push 4": dict(bound="none", push=4),
+    "groups": dict(bound=1, groups=max(1, (RANKS - 1) // 2)),
+}
+
+
+def at_checkpoints(comm, config, **given):
+    """The parameters at each checkpoint and at the end, and the records of the steps."""
+    found, records = [], []
+    with ServedTrainer(comm, config, **given) as trainer:
+        while trainer.steps_done < trainer.total_steps:
+            epoch = trainer.steps_done // trainer.sampler.steps_per_epoch
+            for record in trainer.run_epoch(epoch):
+                records.append(record)
+                if trainer.steps_done % 4 == 0:
+                    found.append(whole(comm, trainer))
+    return found, records
+
+
+SOME = [
+    pytest.param(kind, marks=() if kind in ("predict", "groups") else slow) for kind in ASYNCHRONOUS
+]
+
+
+@pytest.mark.parametrize("servers", ONE_IS_SLOW)
+@pytest.mark.parametrize("kind", SOME)
+def test_a_replay_has_the_same_bits(comm, folder, servers, kind):
+    own = dict(ranks=servers, **ASYNCHRONOUS[kind])
+    if own.get("groups", 0) > RANKS - servers:
+        pytest.skip("more groups than workers")
+    config = job(folder / "first", every=4, **own)
+    expected, records = at_checkpoints(comm, config, before_step=delays(comm, 3))
+    workers = own.get("groups") or RANKS - servers
+    check_lags(records, workers, config.server)
+    again = job(folder / "again", every=4, replay=str(folder / "first"), **own)
+    found, replayed = at_checkpoints(comm, again, before_step=delays(comm, 77))
+    assert len(found) == len(expected) == STEPS // 4
+    for one, other in zip(found, expected, strict=True):
+        equal(one, other)
+    for one, other in zip(replayed, records, strict=True):
+        assert (one.loss, one.grad_norm, one.served) == (other.loss, other.grad_norm, other.served)
+
+
+def check_lags(records, workers, server):
+    """No gradient is of older parameters than the bound allows."""
+    assert sum(one.served.pushes for one in records) >= workers
+    if server.limit is None:
+        return
+    assert all(one.served.pushes == workers for one in records)
+    assert max(one.served.behind_max for one in records) <= server.limit
+    most = (workers - 1) * (2 * server.limit + 1)
+    assert max(one.served.lag_max for one in records) <= most
+
+
+@slow
+@pytest.mark.skipif(RANKS < 3, reason="two workers and a server")
+def test_other_delays_are_another_order(comm, folder):
+    """So that a replay has something to keep: who is slow comes later."""
+
+    def later(slow):
+        """By how many places the pushes of worker 0 come after those of worker 1, in all."""
+
+        def wait(trainer):
+            time.sleep(0.04 * (comm.rank == slow))
+
+        trained(comm, job(folder / str(slow), ranks=1, bound=2), before_step=wait)
+        comm.Barrier()
+        lines = (folder / str(slow) / "server-0.jsonl").read_text().splitlines()
+        pushes = [e["worker"] for e in map(json.loads, lines) if e["event"] == "push"]
+        at = [sum(i for i, w in enumerate(pushes) if w == worker) for worker in (0, 1)]
+        return at[0] - at[1]
+
+    assert later(0) > 0 > later(1)
+
+
+def simulated(folder, config, workers, servers):
+    """The weights by the log alone, in one process, with an optimiser written out here."""
+    with Communicator(MPI.COMM_SELF) as one, Trainer(one, without(config)) as trainer:
+        model, arena, data = trainer.model, trainer.arena, trainer.data
+        weights = trainer.store.parameters.copy()
+    velocity = np.zeros_like(weights)
+    stage = LayerStage(list(model.layers.values()), 0, list(model.layers))
+    sampler = Sampler(len(data.train), config.train.batch_size, config.run.seed)
+    batches = [b for epoch in range(3) for b in sampler.batches(epoch)][:STEPS]
+    parts = workers * config.train.micro_batches
+    decay = np.float32(config.optim.weight_decay / workers)
+
+    def gradient(worker, clock, at):
+        views, total = arena.views(at), np.zeros_like(at)
+        totals = arena.views(total)
+
+        class Fixed:
+            take = staticmethod(views.__getitem__)
+            release = staticmethod(lambda layer: None)
+
+        def emit(layer, found):
+            for key, value in found.items():
+                totals[layer][key] += value
+
+        for part in range(worker, parts, workers):
+            batch = batches[clock]
+            samples = data.train[batch[share(len(batch), part, parts)]]
+            y, saved = stage.forward(Fixed, samples.inputs)
+            _, dy = model.loss(y, samples.labels, len(batch))
+            stage.backward(Fixed, saved, dy, emit)
+        return total
+
+    def events(server):
+        lines = (folder / f"server-{server}.jsonl").read_text().splitlines()
+        return [event for event in map(json.loads, lines) if "worker" in event]
+
+    logs = [events(server) for server in range(servers)]
+    sent, at = {}, [0] * servers
+    shards = [share(weights.size, server, servers) for server in range(servers)]
+    while any(position < len(log) for position, log in zip(at, logs, strict=True)):
+        before = list(at)
+        for server, shard in enumerate(shards):
+            if at[server] == len(logs[server]):
+                continue
+            event = logs[server][at[server]]
+            key = event["worker"], event["clock"]
+            if event["event"] == "pull":
+                sent[server, *key] = weights[shard].copy()
+            else:
+                pulled = [sent.get((other, *key)) for other in range(servers)]
+                if any(part is None for part in pulled):
+                    continue
+                g = gradient(*key, np.concatenate(pulled))[shard] + decay * weights[shard]
+                velocity[shard] = np.float32(config.optim.momentum) * velocity[shard] + g
+                weights[shard] -= np.float32(0.05 * 96 / 64) * velocity[shard]
+            at[server] += 1
+        assert at != before, "the logs contradict each other"
+    return {t.name: weights[t.start : t.stop].reshape(t.shape) for t in arena.tensors}
+
+
+@pytest.mark.parametrize("servers", ONE_IS_SLOW)
+def test_one_process_that_reads_the_log_has_the_same_bits(comm, folder, servers):
+    config = job(folder, ranks=servers, bound="none", window=5)
+    found, _ = trained(comm, config, before_step=delays(comm, 5))
+    comm.Barrier()
+    if comm.rank == 0:
+        equal(found, simulated(folder, config, RANKS - servers, servers))
+
+
+@quick
+def test_bytes_are_those_of_the_messages(comm, folder):
+    """64 bytes of header each: a push and a request a server, and parameters; one end a window."""
+    config = job(folder, ranks=SERVERS[-1], bound=1, window=3)
+    found, records = trained(comm, config)
+    bytes_ = sum(values.nbytes for values in found.values())
+    workers, servers = RANKS - SERVERS[-1], SERVERS[-1]
+    for record in records:
+        ends = workers * servers * 64 * (record.step % 3 == 0)
+        assert record.served.pulled_bytes == workers * (bytes_ + 64 * servers)
+        assert record.served.pushed_bytes == workers * (bytes_ + 128 * servers) + ends
+
+
+@slow
+def test_a_run_goes_on_from_its_checkpoint(comm, folder):
+    """With the bits of one that was not interrupted, where nothing is late; so does its log."""
+    config = job(folder / "whole", every=4, ranks=1, bound=0)
+    train_all(comm, config)
+    half = replace(job(folder / "halves", every=4, ranks=1, bound=0))
+    train_all(comm, replace(half, train=replace(half.train, steps=8)))
+    train_all(comm, half, go_on=True)
+    equal(saved(comm, half), saved(comm, config))
+    again = job(folder / "again", every=4, ranks=1, bound=0, replay=str(folder / "halves"))
+    train_all(comm, again)
+    equal(saved(comm, again), saved(comm, config))
+
+
+@slow
+def test_an_asynchronous_run_goes_on_and_is_replayed_in_one(comm, folder):
+    own = dict(every=4, ranks=SERVERS[-1], bound=2, optim=OPTIMS["adam"])
+    half = job(folder / "halves", **own)
+    train_all(comm, replace(half, train=replace(half.train, steps=8)), delays(comm, 8))
+    train_all(comm, half, delays(comm, 9), go_on=True)
+    again = job(folder / "again", **own, replay=str(folder / "halves"))
+    train_all(comm, again, delays(comm, 10))
+    expected = saved(comm, half)
+    equal(saved(comm, again), expected)
+    # The checkpoint is everybody's, too: without servers, and with one more or less of them.
+    for last, other in ((13, Server()), (14, Server(ranks=RANKS - 1))):
+        other = replace(half, server=other, train=replace(half.train, steps=last))
+        with (ServedTrainer if other.server.ranks else Trainer)(comm, other) as trainer:
+            train(trainer, go_on=True)
+            assert trainer.steps_done == last
+    # And from the middle.
+    again = job(folder / "third", **own, replay=str(folder / "again"))
+    train_all(comm, replace(again, train=replace(again.train, steps=4)))
+    train_all(comm, again, go_on=True)
+    equal(saved(comm, again), expected)
+
+
+def train_all(comm, config, before_step=None, go_on=False):
+    with ServedTrainer(comm, config, before_step=before_step) as trainer:
+        train(trainer, go_on=go_on)
+
+
+def saved(comm, config):
+    """The newest checkpoint of a run, as a job without servers reads it."""
+    with Trainer(comm, without(config)) as trainer:
+        resume(trainer)
+        assert trainer.steps_done == STEPS
+        return whole(comm, trainer)
+
+
+@slow
+def test_a_test_sees_the_averages_and_changes_no_bit(comm, folder):
+    optim = Optim(lr=0.05, average=0.9)
+    config = job(folder, optim, ranks=1, bound=0)
+    with ServedTrainer(comm, config) as trainer:
+        list(islice(trainer.run_epoch(0), STEPS))
+        before = whole(comm, trainer)
+        test = evaluate(trainer, 0)
+        equal(whole(comm, trainer), before)
+    part = comm.Split(comm.rank < RANKS - 1, comm.rank)
+    expected = None
+    if comm.rank < RANKS - 1:
+        with Trainer(part, without(config, algorithm="parameter_server")) as trainer:
+            list(islice(trainer.run_epoch(0), STEPS))
+            expected = evaluate(trainer, 0)
+    expected = comm.bcast(expected)
+    part.Free()
+    assert test.test_loss == pytest.approx(expected.test_loss, rel=1e-5)
+    assert test.metrics == pytest.approx(expected.metrics)
+
+
+@pytest.mark.parametrize("servers", ONE_IS_SLOW)
+@pytest.mark.parametrize("bound", [0, pytest.param(1, marks=slow), "none"])
+def test_an_error_of_one_worker_is_one_of_all_ranks(comm, folder, servers, bound):
+    def fail(trainer):
+        if comm.rank == 0 and trainer.steps_done == 3:
+            raise DataError("bad sector")
+
+    trainer = ServedTrainer(comm, job(folder, ranks=servers, bound=bound), before_step=fail)
+    with pytest.raises(DataError, match=rf"bad sector \(rank 0 of {RANKS}, on "):
+        list(trainer.run_epoch(0))
+    trainer.close()
+
+
+@slow
+def test_what_is_not_finite_ends_the_run_and_is_not_applied(comm, folder):
+    config = job(folder, Optim(lr=1e30), ranks=1, bound=1)
+    trainer = ServedTrainer(comm, config)
+    with pytest.raises(NonFinite, match="of a worker is not finite at step"):
+        list(trainer.run_epoch(0))
+    trainer.close()
+
+
+@slow
+def test_too_few_ranks_are_refused(comm, folder):
+    with pytest.raises(ConfigError, match=rf"server.ranks = {RANKS} of {RANKS} ranks leaves no"):
+        ServedTrainer(comm, job(folder, ranks=RANKS))
+    with pytest.raises(ConfigError, match=r"is trained by mpitrain\.server\.ServedTrainer, "):
+        Trainer(comm, job(folder, ranks=1))
+    with (
+        ServedTrainer(comm, job(folder, ranks=1)) as trainer,
+        pytest.raises(ConfigError, match="are taken from meeting to meeting; iterate over run_e"),
+    ):
+        trainer.step(0, np.arange(96))
+    with pytest.raises(ConfigError, match=r"server.groups = 8: there (is|are) \d worker"):
+        ServedTrainer(comm, job(folder, ranks=1, groups=8))
+
+
+@slow
+def test_batch_norm_is_refused(comm, folder):
+    layers = {
+        "first": Chain({"flat": Flatten(), "norm": BatchNorm(64)}),
+        "last": Linear(64, 10),
+    }
+    with pytest.raises(ConfigError, match="batch norm's running means are neither pulled nor"):
+        ServedTrainer(comm, job(folder, ranks=1), layers=layers)
+
+
+@slow
+def test_a_log_of_another_training_is_refused(comm, folder):
+    config = job(folder / "first", ranks=1, window=4)
+    trained(comm, config)
+    comm.Barrier()
+
+    def refused(match, **server):
+        own = dict(ranks=1, window=4, replay=str(folder / "first")) | server
+        with pytest.raises(ConfigError, match=match):
+            trained(comm, job(folder / "again", **own))
+
+    refused(r"server.replay: \S+server-0.jsonl cannot be read: No such file", replay="nowhere")
+    refused(r"is of another training: server.bound was 3, and is 2", bound=2)
+    with pytest.raises(ConfigError, match="is this run's own run"):
+        ServedTrainer(comm, replace(config, server=replace(config.server, replay=config.run.dir)))
+    longer = job(folder / "again", ranks=1, window=4, replay=str(folder / "first"))
+    longer = replace(longer, train=replace(longer.train, steps=16))
+    trainer = ServedTrainer(comm, longer)
+    with pytest.raises(ConfigError, match="has nothing after step 12; the last step in it is 12"):
+        list(trainer.run_epoch(0))
+    assert trainer.steps_done == 12
+    trainer.close()
+    if comm.rank == 0:  # what was served is not what this worker would do
+        path = folder / "first" / "server-0.jsonl"
+        lines = path.read_text().splitlines()
+        at = next(i for i, line in enumerate(lines) if '"push"' in line)
+        lines[at] = lines[at].replace('"lag":0', '"lag":1')
+        path.write_text("\n".join([*lines, ""]))
+    comm.Barrier()
+    trainer = ServedTrainer(
+        comm, job(folder / "again", ranks=1, window=4, replay=str(folder / "first"))
+    )
+    with pytest.raises(
+        ConfigError, match=r"has a push of worker \d at clock 0, version 0, lag 1, and there"
+    ):
+        list(trainer.run_epoch(0))
+    trainer.close()
+
+
+@slow
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+def test_a_torch_module_is_trained_by_servers(comm, folder):
+    """With the values of the same without, and refused where the trainer has none."""
+    import torch
+
+    def given(where, **more):
+        return dict(
+            model=lambda: torch.nn.Sequential(
+                torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)
+            ),
+            train_data=Sums(),
+            test_data=Sums(),
+            loss="mean_squared_error",
+            batch_size=16,
+            epochs=2,
+            dir=str(folder / where),
+            **more,
+        )
+
+    def values(trainer):
+        trainer.fit()
+        found = [value.detach().numpy().copy() for value in trainer.module.parameters()]
+        trainer.close()
+        return found
+
+    server = {"ranks": 1, "bound": 0}
+    with pytest.raises(ConfigError, match=r"is trained by mpitrain\.fit\.TrainerWithServers"):
+        fit.Trainer(comm, **given("no", server=server))
+    with pytest.raises(ConfigError, match=r"is trained by mpitrain\.fit\.Trainer; take"):
+        fit.TrainerWithServers(comm, **given("no"))
+    found = values(fit.TrainerWithServers(comm, **given("served", server=server)))
+    part = comm.Split(comm.rank < RANKS - 1, comm.rank)
+    if comm.rank < RANKS - 1:
+        for value, expected in zip(
+            found,
+            values(fit.Trainer(part, **given("plain", algorithm="parameter_server"))),
+            strict=True,
+        ):
+            np.testing.assert_array_equal(value, expected)
+    part.Free()
+
+
+class Sums:
+    """Three numbers and their sum."""
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        x = np.random.default_rng(index).normal(size=3).astype(np.float32)
+        return x, x.sum(keepdims=True)

@@ -1,0 +1,451 @@
+"""Parameter servers without messages: staleness, order of service, corrections, the log."""
+
+from itertools import permutations
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from mpitrain.arena import DATA
+from mpitrain.config import Config, ConfigError, Server, load
+from mpitrain.optim import SGD
+from mpitrain.parallel.store import Piece
+from mpitrain.server.corrections import correction
+from mpitrain.server.log import (
+    Begun,
+    Log,
+    LogError,
+    Pull,
+    Push,
+    Replayed,
+    decisive,
+    name,
+    remove_others,
+)
+from mpitrain.server.meetings import next_meeting
+from mpitrain.server.roles import Roles, roles
+from mpitrain.server.shard import Shard
+from mpitrain.server.turns import Logged, RoundRobin
+from mpitrain.server.wire import Kind, Message, check_size
+
+
+class Descent:
+    """A shard of plain numbers under gradient descent, with its table."""
+
+    def __init__(self, values, workers, momentum=0.0, **server):
+        self.table = Server(ranks=1, **server)
+        self.values = np.array(values, np.float32)
+        self.state = {"velocity": np.zeros_like(self.values)}
+        piece = Piece(0, self.values, np.zeros_like(self.values), DATA)
+        self.rates = []
+
+        def update(rate):
+            self.rates.append(rate)
+            optimizer = SGD(momentum)
+            direction = optimizer.prepare(self.values, piece.gradients, self.state, 1)
+            optimizer.apply(self.values, direction, self.state, rate)
+
+        self.shard = Shard(
+            piece, self.state, update, lambda step: 0.5, workers, self.table.limit,
+            correction(self.table, workers),
+        )  # fmt: skip
+        self.sent = [np.empty_like(self.values) for _ in range(workers)]
+
+    def pull(self, worker, clock):
+        assert self.shard.may_pull(worker)
+        return self.shard.pull(worker, clock, self.sent[worker])
+
+    def push(self, worker, clock, gradient, clocks=1):
+        gradient = np.array(gradient, np.float32)
+        return self.shard.push(worker, clock, clocks, gradient, self.sent[worker])
+
+
+def test_a_worker_waits_while_it_is_further_ahead_than_the_bound():
+    one = Descent([0.0], 3, bound=2)
+    for clock in range(3):
+        one.pull(0, clock)
+        assert one.push(0, clock, [1.0]).behind == clock
+    assert not one.shard.may_pull(0)
+    assert one.shard.may_pull(1) and one.shard.may_pull(2)
+    one.pull(1, 0)
+    one.push(1, 0, [1.0])
+    assert not one.shard.may_pull(0), "worker 2 is at clock 0"
+    one.pull(2, 0)
+    one.push(2, 0, [1.0])
+    assert one.shard.may_pull(0)
+    one.pull(0, 3)
+    assert one.push(0, 3, [1.0]).behind == 2
+
+
+def test_no_bound_holds_nobody():
+    one = Descent([0.0], 2, bound="none")
+    for clock in range(50):
+        one.pull(0, clock)
+        one.push(0, clock, [1.0])
+    one.pull(1, 0)
+    told = one.push(1, 0, [1.0])
+    assert (told.pulled, told.version, told.lag, told.behind) == (50, 50, 0, 0)
+
+
+def test_the_lag_counts_pushes_since_the_pull():
+    one = Descent([0.0], 2, bound="none")
+    one.pull(0, 0)
+    one.pull(1, 0)
+    assert one.push(1, 0, [1.0]).lag == 0
+    one.pull(1, 1)
+    assert one.push(1, 1, [1.0]).lag == 0
+    told = one.push(0, 0, [1.0])
+    assert (told.pulled, told.version, told.lag) == (0, 2, 2)
+    assert one.shard.clocks == [1, 2] and one.shard.step == 1
+    assert one.values[0] == -1.5
+
+
+def test_a_push_of_several_clocks_has_the_lag_of_the_oldest_parameters():
+    one = Descent([0.0], 2, bound="none", push=3)
+    one.pull(0, 0)
+    one.pull(1, 0)
+    one.push(1, 0, [1.0], clocks=3)
+    one.pull(0, 1)
+    one.pull(0, 2)
+    told = one.push(0, 0, [1.0], clocks=3)
+    assert (told.pulled, told.lag) == (0, 1)
+    assert one.shard.clocks == [3, 3]
+
+
+@pytest.mark.parametrize("order", [*permutations(range(3))])
+def test_without_lag_gradients_are_summed_in_the_order_of_the_workers(order):
+    """Whatever order they come in: in float32, another sum would have other bits."""
+    gradients = [[1e8], [3.0], [-1e8]]
+    one = Descent([1.0], 3, bound=0)
+    for worker in order:
+        one.pull(worker, 0)
+    for worker in order:
+        assert one.values[0] == 1.0 and not one.rates
+        told = one.push(worker, 0, gradients[worker])
+        assert (told.lag, told.behind) == (0, 0)
+    total = np.float32(1e8) + np.float32(3.0) + np.float32(-1e8)
+    assert one.values[0] == np.float32(1.0) - np.float32(0.5) * total
+    assert one.rates == [0.5]
+    assert one.shard.squares == {0: float(total) ** 2}
+
+
+@pytest.mark.parametrize("order", [*permutations(range(4))])
+def test_disjoint_supports_have_one_result_in_any_order(order):
+    """Sparse gradients that never meet: no order of the pushes changes a bit (Niu et al. 2011)."""
+    rng = np.random.default_rng(0)
+    start, gradients = rng.normal(size=12), np.zeros((4, 12))
+    for worker in range(4):
+        gradients[worker, worker::4] = rng.normal(size=3)
+    one = Descent(start, 4, bound="none")
+    for worker in range(4):
+        one.pull(worker, 0)
+    for worker in order:
+        one.push(worker, 0, gradients[worker])
+    step = np.float32(0.5) * gradients.sum(0).astype(np.float32)
+    np.testing.assert_array_equal(one.values, start.astype(np.float32) - step)
+
+
+def test_the_rate_is_divided_by_one_and_the_lag():
+    one = Descent([0.0], 3, bound="none", correct="rate")
+    for worker in range(3):
+        one.pull(worker, 0)
+    for worker in range(3):
+        one.push(worker, 0, [1.0])
+    assert one.rates == [0.5, 0.5 / 2, 0.5 / 3]
+
+
+def test_delay_compensation_of_a_quadratic_is_its_gradient_now():
+    """Of (w - 1)^2 / 2 at w = 2, where g * g is the Hessian: the compensated one is exact."""
+    one = Descent([2.0], 2, bound="none", correct="delay", compensation=1.0)
+    one.pull(0, 0)
+    one.pull(1, 0)
+    one.push(1, 0, [1.0])
+    assert one.values[0] == 1.5  # a lag of 0: as it is
+    one.push(0, 0, [1.0])
+    assert one.values[0] == 1.5 - 0.5 * (1.5 - 1.0)
+
+
+def test_momentum_is_looked_ahead_by_the_mean_lag():
+    one = Descent([0.0], 2, momentum=0.5, bound="none", correct="predict")
+    one.pull(0, 0)
+    assert one.sent[0][0] == 0.0  # no velocity yet
+    one.push(0, 0, [1.0])  # lag 0: with the usual 1, the mean is 1/2
+    one.pull(0, 1)
+    assert one.values[0] == -0.5
+    assert one.sent[0][0] == -0.5 - 0.5 * 0.5 * 1.0
+
+
+def test_one_worker_looks_nowhere_ahead():
+    one = Descent([1.0, -0.0], 1, momentum=0.5, bound="none", correct="predict")
+    for clock in range(3):
+        one.pull(0, clock)
+        np.testing.assert_array_equal(one.sent[0], one.values)
+        one.push(0, clock, [1.0, 0.0])
+
+
+def test_after_a_meeting_nothing_is_left():
+    one = Descent([0.0], 2, bound=1)
+    one.pull(0, 0)
+    one.push(0, 0, [1.0])
+    one.shard.meet(7)
+    assert (one.shard.clocks, one.shard.version, one.shard.step) == ([7, 7], 0, 7)
+    one.pull(1, 7)
+    told = one.push(1, 7, [1.0])
+    assert (told.pulled, told.version, told.lag, told.behind) == (0, 0, 0, 0)
+
+
+def test_nobody_waits_for_more_than_one_of_each_other():
+    turns, waited = RoundRobin(4), [0] * 4
+    served = []
+    for _ in range(200):  # all always have one more
+        served.append(turns.next({0, 1, 2, 3}))
+    assert served[:5] == [0, 1, 2, 3, 0]
+    rng = np.random.default_rng(1)
+    ready = {0, 1, 2}
+    for _ in range(1000):  # worker 3 comes now and then, the others at once
+        chosen = turns.next(ready)
+        for worker in ready - {chosen}:
+            waited[worker] += 1
+        assert max(waited) <= 3
+        waited[chosen] = 0
+        ready = (ready - {chosen}) | {0, 1, 2} | ({3} if rng.random() < 0.1 else set())
+    assert RoundRobin(2).next(set()) is None
+
+
+def push(worker, clock, version, lag=0):
+    return Push(
+        worker=worker, clock=clock, clocks=1, pulled=version - lag, version=version, lag=lag,
+        behind=0,
+    )  # fmt: skip
+
+
+EVENTS = [Pull(0, 0, 0), Pull(1, 0, 0), push(1, 0, 0), push(0, 0, 1, lag=1)]
+
+
+def test_a_log_is_followed_whoever_comes_first():
+    turns = Logged(EVENTS, "the log")
+    assert turns.next({1}) is None
+    assert turns.next({0, 1}) == 0
+    turns.served(EVENTS[0])
+    assert turns.next({0}) is None and turns.next({1, 0}) == 1
+    with pytest.raises(ConfigError, match=r"the log has a pull of worker 1 at clock 0, .* came a"):
+        turns.served(EVENTS[2])
+    for event in EVENTS[1:]:
+        turns.served(event)
+    assert turns.next(set()) is None
+    with pytest.raises(ConfigError, match="the log is at its end, and worker 1 sends more"):
+        turns.next({1})
+
+
+def begun(step=0, **fields):
+    return Begun(**{"format": 1, "server": 0, "servers": 1, "workers": 2, "step": step, "job": {}}
+                 | fields)  # fmt: skip
+
+
+def logged(path, step=0, windows=((0, 4), (4, 8), (8, 10))):
+    log = Log(path, begun(step))
+    for first, stop in windows:
+        log.add(first, stop, [Pull(0, first, 0), push(0, first, 0)])
+    log.close()
+    return path
+
+
+def test_a_log_is_read_by_windows(tmp_path):
+    found = Replayed(logged(tmp_path / name(0)))
+    assert found.window(4, 8) == [Pull(0, 4, 0), push(0, 4, 0)]
+    with pytest.raises(ConfigError, match="has nothing after step 10; the last step in it is 10"):
+        found.window(10, 12)
+    with pytest.raises(ConfigError, match="met after steps 8 and 10, and this job meets after 9"):
+        found.window(8, 9)
+    found.expect(begun(4))
+    with pytest.raises(ConfigError, match="has workers = 2, and this run 3"):
+        found.expect(begun(workers=3))
+
+
+def test_a_run_that_goes_on_replaces_what_came_after_its_checkpoint(tmp_path):
+    path = logged(tmp_path / name(0))
+    logged(path, 4, windows=((4, 6),))
+    found = Replayed(path)
+    assert [one.step for one in found.begun] == [0, 4]
+    assert found.window(0, 4) and found.window(4, 6)
+    with pytest.raises(ConfigError, match="nothing after step 8"):
+        found.window(8, 10)
+    logged(path, windows=())  # a new run
+    assert len(path.read_bytes().splitlines()) == 1
+
+
+def test_a_log_that_was_cut_off_ends_before_its_last_window(tmp_path):
+    data = logged(tmp_path / "whole").read_bytes()
+    path = tmp_path / name(0)
+    last = data.index(b'{"event":"window","first":8')
+    for length in range(last, len(data), 7):
+        path.write_bytes(data[:length])
+        found = Replayed(path)
+        assert found.window(4, 8)
+        with pytest.raises(ConfigError, match="the last step in it is 8"):
+            found.window(8, 10)
+        logged(path, 8, windows=((8, 10),))
+        assert Replayed(path).window(8, 10)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (None, "cannot be read: No such file"),
+        (b"", "is empty; it is no log"),
+        (b"[1]\n", "line 1, is no line of a server's log"),
+        (b"\xff\xfe\n", "line 1, is no line"),
+        (b'{"event":"step"}\n', "line 1, is no line"),
+        (b'{"event":"pull","worker":"0","clock":1,"version":0}\n{}', "line 1, .*got `str`"),
+        (b"[" * 100_000 + b"\n", "line 1, is no line"),
+    ],
+)
+def test_a_file_that_is_no_log(tmp_path, content, why):
+    path = tmp_path / name(0)
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=rf"server.replay: \S+server-0.jsonl,? {why}"):
+        Replayed(path)
+
+
+def test_a_log_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(LogError, match=r"cannot be written: .*; make room or choose another"):
+        Log(tmp_path / "file" / name(0), begun())
+
+
+def test_logs_of_more_servers_go(tmp_path):
+    for file in ("server-0.jsonl", "server-2.jsonl", "server-02.jsonl", "server-x.jsonl"):
+        (tmp_path / file).touch()
+    remove_others(tmp_path, 1)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "server-0.jsonl", "server-02.jsonl", "server-x.jsonl",
+    }  # fmt: skip
+
+
+def test_what_decides_a_run_is_in_its_log_and_where_it_lies_is_not():
+    one, other = Config(), Config()
+    changed = msgspec.structs.replace
+    other = changed(other, run=changed(other.run, dir="elsewhere", log_every=3))
+    other = changed(other, data=changed(other.data, workers=4))
+    assert decisive(one, "x") == decisive(other, "x")
+    other = changed(other, optim=changed(other.optim, lr=0.1))
+    then, now = decisive(one, "x"), decisive(other, "y")
+    assert {key for key in then if then[key] != now[key]} == {"optim.lr", "data"}
+    assert msgspec.json.decode(msgspec.json.encode(then)) == then
+
+
+@pytest.mark.parametrize(
+    ("end", "window", "every", "meetings"),
+    [
+        (10, 4, 0, [4, 8, 10]),
+        (10, 64, 3, [3, 6, 9, 10]),
+        (10, 4, 6, [4, 6, 8, 10]),
+        (3, 64, 0, [3]),
+    ],
+)
+def test_ranks_meet_at_multiples(end, window, every, meetings):
+    found = [0]
+    while found[-1] < end:
+        found.append(next_meeting(found[-1], end, window, every))
+    assert found[1:] == meetings
+
+
+def test_roles():
+    found = roles(Server(ranks=2, groups=2), 7)
+    assert found == Roles(workers=5, servers=2, groups=2)
+    assert [list(found.members(group)) for group in range(2)] == [[0, 1], [2, 3, 4]]
+    assert found.leaders() == [0, 2] and [found.group(rank) for rank in range(5)] == [0, 0, 1, 1, 1]
+    assert [found.is_server(rank) for rank in range(7)] == [False] * 5 + [True] * 2
+    assert found.server(1) == 6
+    assert str(found) == "5 workers in 2 groups, 2 servers"
+    assert str(roles(Server(ranks=1), 3)) == "2 workers, 1 server"
+    assert roles(Server(ranks=1, bound=0), 12).groups == 11
+    with pytest.raises(ConfigError, match=r"9 workers would push by themselves.*set server.groups"):
+        roles(Server(ranks=1), 10)
+
+
+def test_parts_that_fit_into_no_message_are_refused():
+    check_size(10**9, 2, np.float32)
+    with pytest.raises(ConfigError, match=r"server.ranks = 1: .* take 2 servers or more"):
+        check_size(10**9, 1, np.float32)
+
+
+def test_a_message_is_its_header_and_its_numbers():
+    message = Message(5, np.float32)
+    message.write(Kind.PUSH, 2**40, 3)
+    message.values[...] = np.arange(5)
+    data, _ = message.buffer
+    other = Message(5, np.float32)
+    other.buffer[0][...] = data
+    assert (other.kind, other.clock, other.clocks) == (Kind.PUSH, 2**40, 3)
+    np.testing.assert_array_equal(other.values, np.arange(5))
+    assert message.nbytes == 64 + 20
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["server.replay=runs/x", "server.ranks=0"], "server.replay: a log is replayed by servers"),
+        (["server.groups=9"], "server.groups: 9 groups would push by themselves; beyond 8"),
+        (["server.fetch=2"], "server.fetch: a bound counts clocks"),
+        (["server.push=2"], "server.push: a bound counts clocks"),
+        (["server.bound=0", "server.correct=rate"], "server.correct: server.bound = 0 has no"),
+        (["server.correct=predict", "optim.momentum=0"], "server.correct: predict looks ahead"),
+        (["server.correct=predict", "optim.name=adam"], "server.correct: predict looks ahead"),
+        (["server.bound=-2"], "server.bound: Expected `int` >= -1"),
+        (["server.bound=many"], "server.bound: Invalid enum value 'many'"),
+        (["server.servers=2"], "server.servers: unknown key"),
+        (["optim.name=lamb"], "optim.name: lamb needs norms of whole tensors"),
+        (["optim.clip_norm=1"], "optim.clip_norm: no server has the gradient of the whole model"),
+        (["run.compute=float16"], "run.compute: workers never skip a step"),
+        (["compress.codec=bf16"], "compress.codec: workers push gradients as they are"),
+        (["run.check_every=5"], "run.check_every: workers are no replicas"),
+        (["run.on_nonfinite=skip"], "run.on_nonfinite: of workers, what is not finite ends"),
+        (["own.optimizer=a:b"], "own.optimizer: servers have the job's own sgd"),
+        (["parallel.checksums=true"], "parallel.checksums: messages to and from servers"),
+        (["parallel.pipe=2"], "parallel.pipe: a worker has the whole model"),
+        (["model.kind=mlp", "parallel.tensor=2"], "parallel.tensor: a worker has the"),
+        (["parallel.replicas=[2]"], "parallel.replicas: a worker has the"),
+        (["parallel.zero=1"], "parallel.zero: a worker has the"),
+        (["parallel.node_shared=true"], "parallel.node_shared: a worker has the"),
+        (["parallel.offload=x"], "parallel.offload: a worker has the"),
+        (["parallel.data=2"], "parallel.data: the ranks that are no servers are the workers"),
+        (["parallel.schedule=asynchronous"], "parallel.schedule: is that of a pipeline"),
+        (["model.kind=recommender", "data.name=clicks"], "model.kind: the recommender's tables"),
+    ],
+)
+def test_what_does_not_go_with_servers(tmp_path, overrides, message):
+    (tmp_path / "job.toml").write_text("[server]\nranks = 1\n")
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path / "job.toml", overrides)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["server.ranks=1"], "server.hogwild: all ranks update one copy, and none is a server"),
+        (["server.bound=1"], "server.bound: is of servers, and hogwild has none"),
+        (["server.replay=runs/x"], "server.replay: is of servers, and hogwild has none"),
+        (["model.kind=mlp", "data.name=digits"], "server.hogwild: a mlp changes all numbers"),
+        (["optim.momentum=0.9"], "server.hogwild: has plain gradient descent"),
+        (["optim.name=adam"], "server.hogwild: has plain gradient descent"),
+        (["optim.weight_decay=0.1"], "server.hogwild: has plain gradient descent"),
+        (["parallel.node_shared=true"], "model.kind: the recommender's tables are spread over"),
+        (["parallel.data=2"], "parallel.data: the ranks that are no servers are the workers"),
+        (["run.compute=float16"], "run.compute: workers never skip a step"),
+    ],
+)
+def test_what_does_not_go_with_hogwild(overrides, message):
+    with pytest.raises(ConfigError) as caught:
+        load(Path("hogwild"), overrides)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("bound", ["none", -1, 0, 3])
+def test_bounds(bound):
+    found = Server(ranks=1, bound=bound)
+    assert found.limit == (bound if bound in (0, 3) else None)
+    assert found.synchronous == (bound == 0)
