@@ -7,7 +7,7 @@ import numpy as np
 
 from collectives import Communicator
 from mpitrain.arena import DATA, Arena
-from mpitrain.arrays import Array, Parameters
+from mpitrain.arrays import Array, Gradients, Parameters
 from mpitrain.group import share
 from mpitrain.parallel.store import Piece, Reduction, Store
 from mpitrain.parallel.whole import WholeGradients
@@ -88,7 +88,7 @@ class Kept(Store):
     def take(self, layer: int) -> Parameters:
         return self._views[layer]
 
-    def accumulate(self, layer: int, gradients: Parameters) -> None:
+    def accumulate(self, layer: int, gradients: Gradients) -> None:
         """Nothing: a server has no samples of its own."""
 
     def progress(self) -> None:
