@@ -19,6 +19,7 @@ from collectives.errors import (
     ScheduleError,
     UnknownAlgorithm,
 )
+from collectives.execution.traffic import Traffic
 from collectives.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ __all__ = [
     "MismatchError",
     "Schedule",
     "ScheduleError",
+    "Traffic",
     "UnknownAlgorithm",
     "abort_on_exception",
     "check_launch",

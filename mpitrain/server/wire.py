@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from collectives import Communicator
-from collectives.execution.traffic import Traffic
+from collectives import Communicator, Traffic
 from mpitrain.arrays import Array
 from mpitrain.config import ConfigError
 
