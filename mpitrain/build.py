@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from collectives import Communicator
 from collectives.coded import Dice
 from mpitrain.arena import Arena
 from mpitrain.arrays import Array
 from mpitrain.compress import feedback_of, parse
-from mpitrain.config import Config, ConfigError, Optim
+from mpitrain.config import Compress, Config, ConfigError, Optim
 from mpitrain.group import share
 from mpitrain.models import Model
 from mpitrain.optim import LAMB, LARS, SGD, Adam, Optimizer
+from mpitrain.parallel.choosing import choose
 from mpitrain.parallel.compressed import Compressed, Compression
 from mpitrain.parallel.grid import Layout
 from mpitrain.parallel.node_shared import NodeShared
@@ -163,6 +165,31 @@ def reduction(config: Config, groups: Mapping[str, Communicator], replica: int) 
         how = Compression(code, feedback, c.start, c.least, c.exchange, c.flush_every)
         summation = Compressed(how, Dice(config.run.seed, replica), dense)
     return Reduction(groups, summation, p.bucket_bytes, bool(p.overlap))
+
+
+def choose_codec(
+    comm: Communicator,
+    config: Config,
+    groups: Mapping[str, Communicator],
+    arena: Arena,
+    replica: int,
+    allocate: Allocate,
+) -> tuple[Config, str]:
+    """The job with the codec in the place of ``auto`` that pays here, and why; collective."""
+
+    def with_codec(codec: str) -> Config:
+        return replace(config, compress=replace(config.compress, codec=codec))
+
+    def make(codec: str) -> Summation:
+        tried = with_codec(codec)
+        tried = replace(tried, compress=replace(tried.compress, start=0))
+        return reduction(tried, groups, replica).summation
+
+    itemsize, size = np.dtype(config.run.dtype).itemsize, config.parallel.bucket_bytes
+    choice = choose(comm, groups, arena, itemsize, size, make, allocate)
+    if choice.codec == "none":
+        return replace(config, compress=Compress()), f"none: {choice.why}"
+    return with_codec(choice.codec), f"{choice.codec}: {choice.why}"
 
 
 def store(

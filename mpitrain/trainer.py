@@ -258,9 +258,18 @@ class Trainer(ClosedTogether):
 
     def _hold(self, flat: Array) -> Store:
         """What holds the parameters, which begin as ``flat``."""
-        reduction = build.reduction(self.config, self.grid.groups, self.grid.place.replica)
+        groups, replica, allocate = self.grid.groups, self.grid.place.replica, self.grid.data.empty
+        why = ""
+        if self.config.compress.codec == "auto":
+            self.config, why = build.choose_codec(
+                self.comm, self.config, groups, self.arena, replica, allocate
+            )
+        reduction = build.reduction(self.config, groups, replica)
         self.summation = reduction.summation
-        return build.store(self.config, self.arena, flat, reduction, self.grid.data.empty)
+        store = build.store(self.config, self.arena, flat, reduction, allocate)
+        if why:
+            store.reason = f"{store.reason}; compress.codec = 'auto' is {why}"
+        return store
 
     def _grouped(self) -> Grouping:
         """How each parameter is updated."""
@@ -421,6 +430,7 @@ class Trainer(ClosedTogether):
             CorruptMessage: on one rank, naming the step, where messages carry checksums.
         """
         self._lap = perf_counter()
+        self._moved()  # what was sent before is no step's
         self._busy.begin()
         first = self.steps_done - epoch * self.sampler.steps_per_epoch
         left = self.total_steps - self.steps_done

@@ -11,6 +11,7 @@ from collectives import Communicator
 from mpitrain.checkpoint import Writer
 from mpitrain.config import Compress, Optim
 from mpitrain.metrics import Skipped
+from mpitrain.parallel.choosing import CANDIDATES
 from mpitrain.run import checkpoints, resume, save
 from mpitrain.threads import limit_blas_threads
 from mpitrain.trainer import Trainer
@@ -209,3 +210,16 @@ def test_a_skipped_step_leaves_what_was_left_out_as_it_was(comm):
         left = residuals(trainer)["residual"]
         # In units of the gradients, not of the loss scale.
         assert 0 < np.abs(left).max() < 1
+
+
+def test_auto_is_the_code_that_it_names(comm):
+    config = replace(mlp(), compress=Compress("auto", least=1))
+    with Trainer(comm, config) as trainer:
+        chosen = trainer.config.compress.codec
+        assert chosen in ("none", *CANDIDATES)
+        assert f"'auto' is {chosen}: " in trainer.store.reason
+        assert comm.allgather(chosen) == [chosen] * RANKS
+        found = [record.loss for record in islice(trainer.run_epoch(0), 3)]
+    named = replace(config, compress=Compress(chosen, least=1 if chosen != "none" else 1024))
+    expected, _ = curve(comm, named, steps=3)
+    np.testing.assert_array_equal(found, expected[:, 0])
