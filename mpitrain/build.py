@@ -160,11 +160,15 @@ def reduction(config: Config, groups: Mapping[str, Communicator], replica: int) 
     dense = Dense(p.algorithm if whole else "auto")
     summation: Summation = dense
     if c.codec != "none":
-        code = parse(c.codec)
-        feedback = (feedback_of(code) if c.feedback == "auto" else c.feedback) == "on"
-        how = Compression(code, feedback, c.start, c.least, c.exchange, c.flush_every)
-        summation = Compressed(how, Dice(config.run.seed, replica), dense)
+        summation = Compressed(compression(c), Dice(config.run.seed, replica), dense)
     return Reduction(groups, summation, p.bucket_bytes, bool(p.overlap))
+
+
+def compression(table: Compress) -> Compression:
+    """How gradients are coded, of a table that names a codec."""
+    code = parse(table.codec)
+    feedback = (feedback_of(code) if table.feedback == "auto" else table.feedback) == "on"
+    return Compression(code, feedback, table.start, table.least, table.exchange, table.flush_every)
 
 
 def choose_codec(
@@ -181,9 +185,9 @@ def choose_codec(
         return replace(config, compress=replace(config.compress, codec=codec))
 
     def make(codec: str) -> Summation:
-        tried = with_codec(codec)
-        tried = replace(tried, compress=replace(tried.compress, start=0))
-        return reduction(tried, groups, replica).summation
+        least = config.compress.least
+        how = Compress() if codec == "none" else Compress(codec, least=least)
+        return reduction(replace(config, compress=how), groups, replica).summation
 
     itemsize, size = np.dtype(config.run.dtype).itemsize, config.parallel.bucket_bytes
     choice = choose(comm, groups, arena, itemsize, size, make, allocate)

@@ -1,14 +1,19 @@
 """A layout explained before it runs: who does what, memory, predicted time."""
 
 import os
+from collections.abc import Sequence
 from math import lcm, prod
 
 import numpy as np
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from mpitrain import build, data, models
-from mpitrain.config import Config, refuse_own, refuse_servers
+from mpitrain.arrays import Shape
+from mpitrain.build import compression
+from mpitrain.config import Compress, Config, refuse_own, refuse_servers
+from mpitrain.metrics.records import in_words
 from mpitrain.parallel.grid import Layout, Place
+from mpitrain.parallel.wire import coded_bytes, dense_bytes
 from mpitrain.pipeline.schedules import SCHEDULES
 from mpitrain.pipeline.simulate import Times, simulate
 from mpitrain.profiles import LayerProfile, measure
@@ -53,7 +58,41 @@ def explain(config: Config, ranks: int) -> str:
         ]
     found = simulate(SCHEDULES[config.parallel.schedule].generate, pipeline, times)
     lines += predicted(found.seconds, found.bubble, config.train.batch_size, ranks, _cores())
+    widest = max(range(layout.stages), key=lambda stage: layout.replicas[stage])
+    names = [name for chunk in cut.of_stage(widest) for name in chunk]
+    own = [shape for name in names for shape in shapes[name].values()]
+    itemsize = np.dtype(config.run.dtype).itemsize
+    lines += exchanged(config.compress, own, layout.replicas[widest], itemsize, found.seconds)
     return "\n".join(lines)
+
+
+def exchanged(
+    table: Compress, shapes: Sequence[Shape], replicas: int, itemsize: int, seconds: float
+) -> list[str]:
+    """What the replicas of a stage exchange a step, as it is and by some codes.
+
+    Args:
+        table: how gradients are coded.
+        shapes: of the parameters, those that tensor ranks share counted whole.
+        replicas: of the stage.
+        itemsize: bytes of a gradient.
+        seconds: of a step.
+    """
+    if replicas == 1:
+        return []
+    dense = dense_bytes(itemsize * sum(map(prod, shapes)), replicas) / replicas
+    told = []
+    named = [table.codec] if table.codec not in ("none", "auto") else []
+    for codec in dict.fromkeys([*named, "bf16", "int8", "powersgd:rank=4", "topk:keep=0.01"]):
+        how = compression(Compress(codec, least=table.least))
+        pairs = -(-sum(prod(s) for s in shapes if how.codes(s)) // 100)
+        told.append(
+            f"{codec} {in_words(coded_bytes(how, shapes, replicas, itemsize, pairs) / replicas)}"
+        )
+    return [
+        f"gradients: a rank sends {in_words(dense)} a step as they are, {8e-9 * dense / seconds:.3g} "
+        f"Gb/s to keep up with computing; by codes: {', '.join(told)}"
+    ]
 
 
 def predicted(seconds: float, bubble: float, samples: int, ranks: int, cores: int) -> list[str]:

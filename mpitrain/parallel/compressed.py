@@ -9,6 +9,7 @@ been.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from collectives.coded import Dice, Gathered, Memory, Part, Phased, Residual, TwoPhase
 from collectives.communicator import Communicator
 from mpitrain.arena import DATA
-from mpitrain.arrays import Array
+from mpitrain.arrays import Array, Shape
 from mpitrain.compress import Compressor, Linear, Remembering, Sketch, Sparse
 from mpitrain.config import ConfigError
 from mpitrain.parallel.linear_sum import LinearSum
@@ -57,9 +58,9 @@ class Compression:
         """Whether the code's memory is of gradients that travel as they are, too."""
         return getattr(self.code, "of_all", False)
 
-    def codes(self, tensor: Array) -> bool:
-        """Whether a tensor's gradients are coded."""
-        return self.votes or (tensor.ndim > 1 and tensor.size >= self.least)
+    def codes(self, shape: Shape) -> bool:
+        """Whether the gradients of a tensor are coded."""
+        return self.votes or (len(shape) > 1 and prod(shape) >= self.least)
 
     def gathers(self, ranks: int) -> bool:
         """Whether codes of a ``Codec`` are gathered, not added by owners."""
@@ -97,7 +98,7 @@ class Compressed:
                 f"compress.codec: {how.code} has no sums, and {', '.join(summand.tensors)} are "
                 "summed over more ranks than the replicas; set another codec"
             )
-        packed = Packed(summand, lambda tensor: is_data and how.codes(tensor))
+        packed = Packed(summand, lambda shape: is_data and how.codes(shape))
         if not packed.coded.size and not how.of_all:
             return self.dense.bind(summand)
         exchange = Exchange(summand, packed, self)

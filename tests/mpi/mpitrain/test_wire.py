@@ -1,0 +1,80 @@
+"""Bytes that were counted where messages start, against the formulas of each code."""
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from collectives import Communicator
+from collectives.coded import Dice
+from mpitrain import build
+from mpitrain.arena import DATA, Bucket
+from mpitrain.compress import CODECS, Sparse, parse
+from mpitrain.config import Compress
+from mpitrain.parallel.compressed import Compressed
+from mpitrain.parallel.summation import Dense, Summand
+from mpitrain.parallel.wire import coded_bytes, dense_bytes
+
+pytestmark = pytest.mark.mpi
+P = MPI.COMM_WORLD.size
+SHAPES = {
+    "odd": [(7, 11), (5,), (3, 3, 5), (1, 1)],
+    "smaller than the ranks": [(1, 2)],
+    "one vector": [(9,)],
+    "large": [(120, 77), (77,)],
+}
+NAMES = [*CODECS, "powersgd:rank=2,min_rate=0", "topk:keep=0.3", "rotate+int8"]
+
+
+def sums(comm, how, shapes, dtype):
+    """A bucket's exchange, bound to gradients that all ranks have the same."""
+    sizes = [int(np.prod(shape)) for shape in shapes]
+    own = comm.empty(sum(sizes), dtype)
+    ends = np.cumsum([0, *sizes])
+    tensors = {
+        f"t{i}": own[a:b].reshape(shape)
+        for i, (a, b, shape) in enumerate(zip(ends, ends[1:], shapes, strict=False))
+    }
+    made_by = Compressed(how, Dice(1, comm.rank), Dense())
+    traffic = comm.count_traffic()
+    bucket = Bucket(0, own.size, frozenset({0}), DATA)
+    found = made_by.bind(Summand(bucket, comm, own, tensors, own))
+    return found, made_by, own, traffic
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("exchange", ["two_phase", "gathered"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_code_sends_what_its_formula_says(name, exchange, dtype):
+    code = parse(name)
+    how = Compress(name, least=1, exchange=exchange)
+    if getattr(code, "votes", False) and exchange == "gathered":
+        pytest.skip("votes need owners")
+    how = build.compression(how)
+    for shapes in SHAPES.values():
+        with Communicator(MPI.COMM_WORLD) as comm:
+            found, made_by, own, traffic = sums(comm, how, shapes, dtype)
+            own[...] = np.random.default_rng(4).normal(size=own.size)
+            pairs, runs = 0, 2
+            if isinstance(code, Sparse) and made_by.exchanges:
+                packed = made_by.exchanges[0].packed
+                packed.pack(1.0)
+                drawn = packed.coded.copy()
+                made_by.exchanges[0].memory.add_to(drawn)
+                pairs, runs = len(code.select(drawn, 0)), 1
+                made_by.rollback()
+            before = traffic.sent + traffic.shared
+            for run in range(runs):
+                made_by.begin(run, 1.0)
+                found.Start()
+                found.Wait()
+            sent = comm.allreduce(traffic.sent + traffic.shared - before)
+            assert traffic.native == 0 or not made_by.exchanges
+            if made_by.exchanges:
+                assert sent == runs * coded_bytes(how, shapes, P, own.itemsize, pairs)
+            found.Free()
+
+
+def test_nothing_is_sent_of_nothing(comm):
+    for name in NAMES:
+        how = build.compression(Compress(name, least=1))
+        assert coded_bytes(how, [], P) == dense_bytes(0, P) == 0
