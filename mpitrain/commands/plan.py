@@ -60,9 +60,9 @@ def explain(config: Config, ranks: int) -> str:
     lines += predicted(found.seconds, found.bubble, config.train.batch_size, ranks, _cores())
     widest = max(range(layout.stages), key=lambda stage: layout.replicas[stage])
     names = [name for chunk in cut.of_stage(widest) for name in chunk]
-    own = [shape for name in names for shape in shapes[name].values()]
+    kept = [shape for name in names for shape in shapes[name].values()]
     itemsize = np.dtype(config.run.dtype).itemsize
-    lines += exchanged(config.compress, own, layout.replicas[widest], itemsize, found.seconds)
+    lines += exchanged(config.compress, kept, layout.replicas[widest], itemsize, found.seconds)
     return "\n".join(lines)
 
 
@@ -85,13 +85,14 @@ def exchanged(
     named = [table.codec] if table.codec not in ("none", "auto") else []
     for codec in dict.fromkeys([*named, "bf16", "int8", "powersgd:rank=4", "topk:keep=0.01"]):
         how = compression(Compress(codec, least=table.least))
-        pairs = -(-sum(prod(s) for s in shapes if how.codes(s)) // 100)
-        told.append(
-            f"{codec} {in_words(coded_bytes(how, shapes, replicas, itemsize, pairs) / replicas)}"
-        )
+        keep = getattr(how.code, "keep", 1.0)  # what has no such share sends what it must
+        pairs = round(keep * sum(prod(shape) for shape in shapes if how.codes(shape)))
+        sent = coded_bytes(how, shapes, replicas, itemsize, pairs) / replicas
+        told.append(f"{codec} {in_words(sent)}")
+    rate = 8e-9 * dense / seconds
     return [
-        f"gradients: a rank sends {in_words(dense)} a step as they are, {8e-9 * dense / seconds:.3g} "
-        f"Gb/s to keep up with computing; by codes: {', '.join(told)}"
+        f"gradients: a rank sends {in_words(dense)} a step as they are, {rate:.3g} Gb/s to keep "
+        f"up with computing; by codes: {', '.join(told)}"
     ]
 
 
