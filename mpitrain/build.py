@@ -11,7 +11,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from collectives import Communicator
-from collectives.coded import Dice
+from collectives.codec import Dice
 from mpitrain.arena import Arena
 from mpitrain.arrays import Array
 from mpitrain.compress import feedback_of, parse

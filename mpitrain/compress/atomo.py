@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from collectives.coded import Bytes, Draw
+from collectives.codec import Bytes, Draw
 from mpitrain.arrays import Array
 from mpitrain.compress.options import Named, expect_least
 

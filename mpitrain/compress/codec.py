@@ -14,7 +14,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from collectives.coded import Codec, Memory
+from collectives.codec import Codec, Memory
 from mpitrain.arrays import Array
 
 __all__ = [

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from collectives.coded import Bytes, Draw
+from collectives.codec import Bytes, Draw
 from mpitrain.arrays import Array
 from mpitrain.compress.blocks import round_by_dice
 from mpitrain.compress.blockwise import (

@@ -1,6 +1,6 @@
 """What a rank keeps from step to step of its own gradients, beside what a code left out."""
 
-from collectives.coded import Residual
+from collectives.codec import Residual
 from mpitrain.arrays import Array
 
 

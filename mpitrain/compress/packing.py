@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from collectives.coded import Bytes
+from collectives.codec import Bytes
 from mpitrain.arrays import Array
 
 _POWERS = (1, 3, 9, 27, 81)

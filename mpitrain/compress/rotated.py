@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from collectives.coded import Bytes, Codec, Draw
+from collectives.codec import Bytes, Codec, Draw
 from mpitrain.arrays import Array
 from mpitrain.compress.blocks import Int8
 from mpitrain.compress.codec import Feedback, feedback_of

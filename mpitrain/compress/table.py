@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from collectives.coded import Codec
+from collectives.codec import Codec
 from mpitrain.compress.atomo import Atomo
 from mpitrain.compress.blocks import Int4, Int8
 from mpitrain.compress.casts import BF16, FP8, FP16

@@ -14,7 +14,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from collectives.coded import Dice, Gathered, Memory, Part, Phased, Residual, TwoPhase
+from collectives.codec import Dice, Memory, Residual
+from collectives.coded import Gathered, Part, Phased, TwoPhase
 from collectives.communicator import Communicator
 from mpitrain.arena import DATA
 from mpitrain.arrays import Array, Shape

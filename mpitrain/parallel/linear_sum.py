@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from collectives.coded import Dice, Memory, Part, Phased, Residual
+from collectives.codec import Dice, Memory, Residual
+from collectives.coded import Part, Phased
 from collectives.communicator import AnyPlan, Communicator
 from mpitrain.compress import Linear
 from mpitrain.parallel.packing import Packed, ordered

@@ -7,7 +7,8 @@ from itertools import pairwise
 import numpy as np
 from mpi4py import MPI
 
-from collectives.coded import Part, shards
+from collectives.codec import shards
+from collectives.coded import Part
 from collectives.communicator import AnyPlan, Communicator
 from mpitrain.arrays import Array, Shape
 from mpitrain.parallel.summation import Summand

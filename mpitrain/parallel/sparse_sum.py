@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from collectives.coded import Dice, Memory, Part, Phased
+from collectives.codec import Dice, Memory
+from collectives.coded import Part, Phased
 from collectives.communicator import Communicator
 from collectives.sparse import SparseAllreduce
 from mpitrain.compress import Sparse

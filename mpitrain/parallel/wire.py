@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import prod
 
-from collectives.coded import shards
+from collectives.codec import shards
 from mpitrain.arrays import Shape
 from mpitrain.compress import Linear, Sparse
 from mpitrain.parallel.compressed import Compression

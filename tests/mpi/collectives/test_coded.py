@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from collectives import InvalidBuffer
-from collectives.coded import Dice, Gathered, Residual, TwoPhase, shards
+from collectives.codec import Dice, Residual, shards
+from collectives.coded import Gathered, TwoPhase
 
 pytestmark = pytest.mark.mpi
 LENGTHS = (0, 1, 3, 8, 257)

@@ -5,7 +5,7 @@ import pytest
 from mpi4py import MPI
 
 from collectives import Communicator
-from collectives.coded import Dice
+from collectives.codec import Dice
 from mpitrain import build
 from mpitrain.arena import DATA, Bucket
 from mpitrain.compress import CODECS, Sparse, parse

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from codec_cases import CODES, LENGTHS, ROLLING, draw, dyadic, through, two_phase, vectors
 
-from collectives.coded import Residual
+from collectives.codec import Residual
 from mpitrain.compress import CodecError, parse
 from mpitrain.compress.codec import Remembering, feedback_of
 from mpitrain.compress.packing import (

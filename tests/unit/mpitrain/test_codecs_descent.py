@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from codec_cases import draw, linear_sum, two_phase
 
-from collectives.coded import Residual
+from collectives.codec import Residual
 from mpitrain.compress import Linear, Remembering, Sparse, feedback_of, parse
 
 RANKS, SHAPE, STEPS, RATE = 4, (12, 20), 200, 0.3

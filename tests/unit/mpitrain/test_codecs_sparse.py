@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from codec_cases import LENGTHS, dyadic, vectors
 
-from collectives.coded import Residual
+from collectives.codec import Residual
 from mpitrain.compress import Remembering, Sparse, feedback_of, parse
 from mpitrain.compress.topk import entropy_bytes, largest, offsets_bytes, pairs_bytes
 

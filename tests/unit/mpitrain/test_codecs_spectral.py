@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from codec_cases import draw, through
 
-from collectives.coded import Residual
+from collectives.codec import Residual
 from mpitrain.compress import CodecError, Remembering, feedback_of, parse
 from mpitrain.compress.atomo import probabilities, systematic
 from mpitrain.compress.demo import cosines

@@ -1,0 +1,127 @@
+"""What a code of numbers must say of itself, and what ranks remember beside it; no MPI."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Bytes = npt.NDArray[np.uint8]
+#: Makes the random numbers of one message.
+Draw = Callable[[], np.random.Generator]
+
+
+class Codec(Protocol):
+    """A code of a vector of floating-point numbers.
+
+    Attributes:
+        unbiased: its mean over the dice is the vector: what it loses need not be made up for.
+    """
+
+    @property
+    def unbiased(self) -> bool: ...
+
+    def nbytes(self, n: int) -> int:
+        """Bytes of the code of ``n`` numbers; all of a message."""
+
+    def encode(self, x: Array, code: Bytes, draw: Draw) -> None:
+        """Write the code of ``x``, of shape (n,), whose numbers are finite.
+
+        Args:
+            code: shape (nbytes(n),); every byte is written.
+            draw: random numbers, the same for the same step, rank and message.
+        """
+
+    def decode(self, code: Bytes, x: Array) -> None:
+        """Write what ``code`` stands for into ``x``, of shape (n,)."""
+
+
+@dataclass
+class Dice:
+    """Random numbers that depend on nothing but these numbers, so that a run can be repeated.
+
+    Attributes:
+        seed: of the run.
+        replica: whose numbers are encoded.
+        step: of the run; who owns the dice counts it.
+    """
+
+    seed: int = 0
+    replica: int = 0
+    step: int = 0
+
+    def draw(self, place: int, part: int) -> np.random.Generator:
+        """For ``part`` of what lies at ``place``; both at least 0."""
+        counter = [0, part, place, self.step]
+        return np.random.Generator(np.random.Philox(key=[self.seed, self.replica], counter=counter))
+
+
+class Residual:
+    """What a code has left out, which is added to the next numbers (error feedback).
+
+    Over the steps, what was sent and what is left add up to what was given (Seide et al. 2014;
+    Karimireddy et al. 2019).  What a step leaves takes effect with :meth:`commit`; a step that is
+    skipped calls :meth:`rollback`.
+
+    Attributes:
+        value: shape (n,).
+        pending: what it becomes with :meth:`commit`.
+    """
+
+    def __init__(self, value: Array) -> None:
+        """``value``: memory of it, zeros at first."""
+        self.value = value
+        self.pending = value.copy()
+        self._is_pending = False
+
+    @property
+    def arrays(self) -> dict[str, Array]:
+        """What a checkpoint must have, by name."""
+        return {"residual": self.value}
+
+    def add_to(self, x: Array) -> None:
+        """``x`` becomes what there is to send."""
+        x += self.value
+
+    def keep(self, x: Array, sent: Array, part: slice = slice(None)) -> None:
+        """Of ``part``, ``x`` was there to send, and ``sent`` was."""
+        np.subtract(x, sent, out=self.pending[part])
+        self._is_pending = True
+
+    def commit(self) -> None:
+        """The step counts."""
+        if self._is_pending:
+            self.value[...] = self.pending
+            self._is_pending = False
+
+    def rollback(self) -> None:
+        """The step does not count."""
+        self._is_pending = False
+
+
+class Memory(Protocol):
+    """What a rank keeps of its own numbers from step to step; a :class:`Residual` is one."""
+
+    @property
+    def arrays(self) -> Mapping[str, Array]:
+        """What a checkpoint must have, by name."""
+
+    def add_to(self, x: Array) -> None:
+        """``x`` becomes what there is to send."""
+
+    def keep(self, x: Array, sent: Array, part: slice = slice(None)) -> None:
+        """Of ``part``, ``x`` was there to send, and ``sent`` was."""
+
+    def commit(self) -> None:
+        """The step counts."""
+
+    def rollback(self) -> None:
+        """The step does not count."""
+
+
+def shards(n: int, size: int) -> list[int]:
+    """Elements of each rank's shard of ``n``: as equal as can be, the first ones longer."""
+    length, longer = divmod(n, size)
+    return [length + (rank < longer) for rank in range(size)]
