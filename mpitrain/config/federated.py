@@ -135,6 +135,8 @@ def federated_conflicts(job: "Config") -> Iterator[tuple[str, str]]:
         yield "parallel.schedule", "a client updates its weights step by step; take another one"
     if job.model.kind == "recommender":
         yield "model.kind", "the recommender's tables are spread over the ranks, not the clients'"
+    if job.server.ranks or job.server.hogwild:
+        yield "server", "clients have one server, which all ranks are; leave the table out"
     if job.compress.codec != "none":
         yield "compress.codec", "ranks sum no gradients of clients; set rotate, kept or bits"
     if job.run.compute == "float16":

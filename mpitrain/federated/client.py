@@ -93,10 +93,11 @@ class LocalTrainer(Trainer):
             for values in state.values():
                 values[...] = 0
         self.updater.steps = 0
+        self.updater.left_out.clear()
         train = self.config.train
         # Client 0 has the order of a job without clients: one client is that job.
         own = (client, 0) if client else ()
-        sampler = Sampler(len(samples), train.batch_size, self.config.run.seed, own)
+        sampler = Sampler(len(samples), train.batch_size, self.config.run.seed, stream=own)
         first = number * train.epochs
         self.steps_done = first * sampler.steps_per_epoch
         epochs = range(first, first + train.epochs)

@@ -2,7 +2,7 @@
 
 A change ``x - w`` is ``a * unit + b * unit / 2**places`` with whole ``a`` and ``b`` of 64 bits, one
 unit for all clients.  Sums of whole numbers have no order: the mean of a round is the same on any
-number of ranks, and of one client it is its change, but for what is less than ``2**(-2 * places)`` of
+number of ranks, and of one client it is its change, but for what is below ``2**(-2 * places)`` of
 the largest: 2**-80 where weights add up to a million.
 """
 

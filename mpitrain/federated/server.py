@@ -1,7 +1,7 @@
 """The server's step: the mean change of the clients is the gradient that its optimiser takes."""
 
 from math import sqrt
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -59,7 +59,9 @@ class Server(Updater):
             for piece, state in zip(store.pieces, self.state, strict=True):
                 state[AVERAGE] += (1.0 - self._average) * (piece.parameters - state[AVERAGE])
 
-    def _rates(self, lr: float, directions: list[list[Array]]) -> list[Array]:
+    def _rates(
+        self, lr: float, every: list[list[Any]], directions: list[list[Array]]
+    ) -> list[Array]:
         rates = []
         for piece, parts in zip(self._store.pieces, directions, strict=True):
             (direction,) = parts  # all tensors are of one group

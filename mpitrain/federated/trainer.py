@@ -13,6 +13,7 @@ from mpitrain import fit
 from mpitrain.arrays import Array
 from mpitrain.config import Config, ConfigError
 from mpitrain.data import DataError, Sampler
+from mpitrain.data.stream import Streamed
 from mpitrain.federated import keys
 from mpitrain.federated.choice import Choice, Cohort
 from mpitrain.federated.client import LocalTrainer, Trained
@@ -64,6 +65,11 @@ class Trainer(fit.Trainer):
             raise ConfigError("federated.clients = 0; set it, or take mpitrain.Trainer")
         if own.secure:
             keys.check()
+        if isinstance(self.data.train, Streamed):
+            raise ConfigError(
+                "federated: the training data are read in turn, and clients have samples here and "
+                "there among them; give data that are read by number"
+            )
         if self.state:
             some = ", ".join(list(self.state)[:2])
             raise ConfigError(

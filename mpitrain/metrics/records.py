@@ -341,16 +341,6 @@ def ranks_in_words(count: int) -> str:
 
 
 Record = (
-    Start
-    | Step
-    | Round
-    | Skipped
-    | Straggler
-    | Overlap
-    | Epoch
-    | Saved
-    | Resumed
-    | Times
-    | Summary
+    Start | Step | Round | Skipped | Straggler | Overlap | Epoch | Saved | Resumed | Times | Summary
 )
 Write = Callable[[Record], None]

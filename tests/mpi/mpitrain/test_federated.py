@@ -6,7 +6,7 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 from collectives import Communicator
-from mpitrain import federated
+from mpitrain import Stream, federated
 from mpitrain.checkpoint import CheckpointError
 from mpitrain.config import (
     Checkpoint,
@@ -430,6 +430,14 @@ def test_jobs_that_cannot_be(comm):
     with pytest.raises(ConfigError, match=r"bits: weights of up to 1437 .* leave 21 .* not 24"):
         pytest.importorskip("cryptography")
         federated.Trainer(comm, job(secure=True, bits=24))
+
+
+def test_a_stream_has_no_clients(comm):
+    source = [(np.zeros(4, np.float32), np.int64(i % 10)) for i in range(40)]
+    with pytest.raises(ConfigError, match="the training data are read in turn"):
+        federated.Trainer(
+            comm, job(clients=4), train_data=Stream(source, 40), test_data=source, classes=10
+        )
 
 
 @pytest.mark.quick_on(3)

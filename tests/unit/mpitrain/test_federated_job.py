@@ -60,6 +60,7 @@ def test_schedules_count_rounds(job):
         ("parallel.zero=1", "parallel: each rank has the whole weights"),
         ("parallel.node_shared=true", "parallel: each rank has the whole weights"),
         ("parallel.schedule=asynchronous", "parallel.schedule: a client updates its weights"),
+        ("server.ranks=1", "server: clients have one server, which all ranks are"),
         ("compress.codec=int8", "compress.codec: ranks sum no gradients of clients"),
         ("run.compute=float16", "run.compute: a client has too few steps to find its loss scale"),
         ("train.steps=5", "train.steps: a client takes the steps of its epochs"),
