@@ -20,6 +20,7 @@ from mpitrain.metrics import (
     Epoch,
     Record,
     Resumed,
+    Round,
     Saved,
     Start,
     Step,
@@ -103,6 +104,8 @@ def _to_the_end(
             epoch = trainer.steps_done // per_epoch
             for record in trainer.run_epoch(epoch):
                 write(record)
+                if isinstance(record, Round):  # its step comes next
+                    continue
                 if isinstance(record, Step):
                     totals.add(record)
                 slow = trainer.straggler() if trainer.steps_done % log_every == 0 else None

@@ -26,7 +26,7 @@ from mpitrain.fitting import expect_fitting, initial, named_metrics
 from mpitrain.group import TensorGroup
 from mpitrain.groups import Grouping
 from mpitrain.lr import Factor, Schedule, Table, learning_rate, scaled_rate, tabulated
-from mpitrain.metrics import Overlap, Skipped, Step, Straggler, Times
+from mpitrain.metrics import Overlap, Round, Skipped, Step, Straggler, Times
 from mpitrain.objective import Loss
 from mpitrain.objective.metrics import Metric
 from mpitrain.optim import Optimizer
@@ -82,6 +82,8 @@ class Trainer(ClosedTogether):
 
     #: Whether it is for jobs with servers.
     serves: ClassVar[bool] = False
+    #: Whether it is for jobs with clients.
+    federates: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -123,6 +125,11 @@ class Trainer(ClosedTogether):
             ReplicaMismatch: on all ranks, if ``layers`` bring different values.
             collectives.UnknownAlgorithm: an option of the all-reduce does not fit the ranks.
         """
+        if config.federated.clients and not self.federates:
+            raise ConfigError(
+                f"federated.clients = {config.federated.clients}: mpitrain.federated.Trainer and "
+                "mpitrain train have clients; set it to 0 here"
+            )
         self.comm = comm
         if config.parallel.checksums and not comm.checks_messages:
             self.comm = Communicator(comm, transport=CheckedTransport)
@@ -423,7 +430,7 @@ class Trainer(ClosedTogether):
         self.updater.exchange()
         self.refresh()
 
-    def run_epoch(self, epoch: int) -> Iterator[Step | Skipped]:
+    def run_epoch(self, epoch: int) -> Iterator[Step | Skipped | Round]:
         """The steps of a pass over the training samples that are not done yet.
 
         Raises:

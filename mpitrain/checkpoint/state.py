@@ -19,7 +19,7 @@ from mpitrain.checkpoint.manifest import (
     SavedPiece,
 )
 from mpitrain.checkpoint.reader import Checkpoint
-from mpitrain.config import Own
+from mpitrain.config import Config, Own
 from mpitrain.update import AVERAGE, overlaps
 
 if TYPE_CHECKING:
@@ -160,6 +160,11 @@ def _names(own: Own) -> dict[str, object]:
     }
 
 
+def _local_epochs(then: Config, now: Config) -> tuple[int, int]:
+    """Of each client; without clients they only say when to end."""
+    return (then.train.epochs, now.train.epochs) if now.federated.clients else (0, 0)
+
+
 def _check_job(trainer: "Trainer", checkpoint: Checkpoint) -> None:
     """What would make it another training must be the same; which ranks compute it need not be."""
     then, now = checkpoint.job, trainer.config
@@ -178,6 +183,8 @@ def _check_job(trainer: "Trainer", checkpoint: Checkpoint) -> None:
         ("run.dtype", then.run.dtype, now.run.dtype),
         ("run.compute", then.run.compute, now.run.compute),
         ("train.batch_size", then.train.batch_size, now.train.batch_size),
+        ("federated", then.federated, replace(now.federated, rounds=then.federated.rounds)),
+        ("train.epochs", *_local_epochs(then, now)),
     ):
         if before != after:
             raise CheckpointError(

@@ -10,7 +10,7 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from mpitrain import build, data, models
 from mpitrain.arrays import Shape
 from mpitrain.build import compression
-from mpitrain.config import Compress, Config, refuse_own, refuse_servers
+from mpitrain.config import Compress, Config, refuse_clients, refuse_own, refuse_servers
 from mpitrain.metrics.records import in_words
 from mpitrain.parallel.grid import Layout, Place
 from mpitrain.parallel.wire import coded_bytes, dense_bytes
@@ -28,6 +28,7 @@ def explain(config: Config, ranks: int) -> str:
     refuse_servers(config, "plan")
     layout = build.layout(config, ranks)
     refuse_own(config, "plan")
+    refuse_clients(config, "plan")
     dataset = data.load(config.data, config.run.dtype)
     model = models.build(config, dataset)
     cut = build.partition(config, model, layout.stages)

@@ -20,12 +20,14 @@ from collectives import (
     check_launch,
 )
 from collectives.commands.program import show_log
-from mpitrain import data, evaluation, shrink
+from mpitrain import data, evaluation, federated, shrink
 from mpitrain.bring import brought
 from mpitrain.checkpoint import CheckpointError
 from mpitrain.commands.arguments import parse
-from mpitrain.config import Config, ConfigError, Server, load, refuse_servers
+from mpitrain.config import Config, ConfigError, Server, load, refuse_clients, refuse_servers
 from mpitrain.data import DataError
+from mpitrain.federated import RoundError
+from mpitrain.federated.keys import check as check_keys
 from mpitrain.fit import Trainer, trainer_of
 from mpitrain.metrics import ReportError, measured, tensorboard
 from mpitrain.parallel.replicas import ReplicaMismatch
@@ -61,7 +63,7 @@ def run(argv: Sequence[str]) -> int:
                     return _COMMANDS[options.command](comm, options)
             except (ConfigError, DataError, LaunchError, UnknownAlgorithm) as error:
                 return complain(comm, error, 2)
-            except (NonFinite, ReplicaMismatch, CheckpointError, LogError) as error:
+            except (NonFinite, ReplicaMismatch, CheckpointError, LogError, RoundError) as error:
                 return complain(comm, error, 1)
             except Stopped as error:
                 return complain(comm, error, _GO_ON)
@@ -116,7 +118,8 @@ def train(comm: Communicator, options: argparse.Namespace) -> int:
 def _trainer(comm: Communicator, config: Config, **given: Any) -> Trainer:
     """Of a job, with what it brings of its own."""
     own = together(comm, lambda: brought(config.own), ConfigError)
-    return trainer_of(config)(comm, config, **{**own, **given})
+    kind = federated.Trainer if config.federated.clients else trainer_of(config)
+    return kind(comm, config, **{**own, **given})
 
 
 def with_fault(
@@ -162,6 +165,7 @@ def find_lr(comm: Communicator, options: argparse.Namespace) -> int:
 
     config = load_once(comm, options)
     refuse_servers(config, "find-lr")
+    refuse_clients(config, "find-lr")
     limits = {"least": options.least, "most": options.most, "steps": options.steps}
 
     def make(comm: Communicator, job: Config, **given: Any) -> Trainer:
@@ -290,6 +294,8 @@ def _lacking(config: Config) -> str:
         compute_type(config.run.compute, config.run.dtype)
         if config.run.tensorboard:
             tensorboard.check()
+        if config.federated.clients and config.federated.secure:
+            check_keys()
     except (ImportError, ConfigError) as error:
         return str(error)
     return ""

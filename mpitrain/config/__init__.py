@@ -7,7 +7,8 @@ Every field is documented in the class of its table.
 
 from mpitrain.config.errors import ConfigError
 from mpitrain.config.exchange import Compress
-from mpitrain.config.reading import load, refuse_own, refuse_servers
+from mpitrain.config.federated import Federated
+from mpitrain.config.reading import load, refuse_clients, refuse_own, refuse_servers
 from mpitrain.config.server import Server
 from mpitrain.config.tables import (
     Checkpoint,
@@ -31,6 +32,7 @@ __all__ = [
     "ConfigError",
     "Data",
     "Evaluate",
+    "Federated",
     "Group",
     "Loss",
     "Model",
@@ -41,6 +43,7 @@ __all__ = [
     "Server",
     "Train",
     "load",
+    "refuse_clients",
     "refuse_own",
     "refuse_servers",
 ]

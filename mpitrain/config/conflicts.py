@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from mpitrain.config.exchange import compress_conflicts
+from mpitrain.config.federated import federated_conflicts
 from mpitrain.metric_names import refusal
 
 if TYPE_CHECKING:
-    from mpitrain.config.tables import Config, Optim, Train
+    from mpitrain.config.tables import Config, Optim
 
 
 def unwritable(job: "Config") -> Iterator[tuple[str, str]]:
@@ -77,8 +78,9 @@ def conflicts(job: "Config") -> Iterator[tuple[str, str]]:
     for name in job.evaluate.metrics:
         if why := refusal(name, job.loss.name):
             yield "evaluate.metrics", why
-    yield from _schedule_conflicts(job.optim, job.train)
+    yield from _schedule_conflicts(job.optim, job.passes)
     yield from compress_conflicts(job)
+    yield from federated_conflicts(job)
     if p.zero and p.node_shared:
         yield "parallel.node_shared", "shards the optimiser by itself; set zero = 0"
     if len(set(p.replicas)) > 1 and (p.zero or p.node_shared):
@@ -102,9 +104,9 @@ def conflicts(job: "Config") -> Iterator[tuple[str, str]]:
             yield "parallel.weights", f"{p.weights} looks ahead along the velocity of sgd"
 
 
-def _schedule_conflicts(optim: "Optim", train: "Train") -> Iterator[tuple[str, str]]:
-    """What does not go with the schedule of the learning rate."""
-    falling, left = optim.decay_epochs, train.epochs - optim.warmup_epochs
+def _schedule_conflicts(optim: "Optim", epochs: int) -> Iterator[tuple[str, str]]:
+    """What does not go with the schedule of the learning rate over so many epochs."""
+    falling, left = optim.decay_epochs, epochs - optim.warmup_epochs
     if optim.schedule == "wsd" and not 0 < falling <= left:
         yield (
             "optim.decay_epochs",

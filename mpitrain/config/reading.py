@@ -144,6 +144,19 @@ def refuse_servers(job: Config, command: str) -> None:
         )
 
 
+def refuse_clients(job: Config, command: str) -> None:
+    """For commands that describe steps of all ranks together.
+
+    Raises:
+        ConfigError: the job has clients.
+    """
+    if job.federated.clients:
+        raise ConfigError(
+            f"federated.clients: mpitrain {command} is of training without clients; add --set "
+            "federated.clients=0"
+        )
+
+
 def _check_algorithm(algorithm: str, zero: int) -> None:
     """Of a job that is to run: a checkpoint can be read without the algorithm of its job."""
     if ".py" in algorithm:

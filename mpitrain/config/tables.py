@@ -6,6 +6,7 @@ from msgspec import Meta, Struct
 
 from mpitrain.config.conflicts import conflicts, unwritable
 from mpitrain.config.exchange import Compress
+from mpitrain.config.federated import Federated
 from mpitrain.config.server import Server, server_conflicts
 
 Positive = Annotated[float, Meta(gt=0)]
@@ -347,16 +348,23 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     checkpoint: Checkpoint = Checkpoint()
     own: Own = Own()
     server: Server = Server()
+    federated: Federated = Federated()
+
+    @property
+    def passes(self) -> int:
+        """Epochs over which the rate's schedule goes: rounds, where there are clients."""
+        return self.federated.rounds if self.federated.clients else self.train.epochs
 
     def __post_init__(self) -> None:
         for place, why in unwritable(self):
             raise ValueError(f"{place}: {why}")
         if not self.run.dir:
             raise ValueError("run.dir: is empty; name a folder, or leave it out")
-        if self.optim.warmup_epochs >= self.train.epochs:
+        if self.optim.warmup_epochs >= self.passes:
+            key = "federated.rounds" if self.federated.clients else "train.epochs"
             raise ValueError(
                 f"optim.warmup_epochs = {self.optim.warmup_epochs:g} must be less than "
-                f"train.epochs = {self.train.epochs}"
+                f"{key} = {self.passes}"
             )
         for place, why in (*conflicts(self), *server_conflicts(self)):
             raise ValueError(f"{place}: {why}")

@@ -17,12 +17,14 @@ class Sampler:
         batch_size: samples in a batch; the last one of an epoch has what remains.
         seed: seed of the orders.
         shuffles: or the samples keep the order of the data set, as those of a stream do.
+        stream: more words of their key, for samples beside others of the same seed.
     """
 
     samples: int
     batch_size: int
     seed: int
     shuffles: bool = True
+    stream: tuple[int, ...] = ()
 
     @property
     def steps_per_epoch(self) -> int:
@@ -33,7 +35,7 @@ class Sampler:
         """The batches of ``epoch`` in turn, each an array of indices in an order of its own."""
         # The epoch as a spawn key: as a second word of entropy, epoch 0 would repeat the stream
         # that the seed alone gives, from which parameters are drawn.
-        seeds = np.random.SeedSequence(self.seed, spawn_key=(epoch,))
+        seeds = np.random.SeedSequence(self.seed, spawn_key=(epoch, *self.stream))
         order = np.arange(self.samples)
         if self.shuffles:
             order = np.random.default_rng(seeds).permutation(self.samples)

@@ -12,6 +12,7 @@ from mpitrain.metrics.records import (
     Overlap,
     Record,
     Resumed,
+    Round,
     Saved,
     Skipped,
     Start,
@@ -49,6 +50,9 @@ def console(steps: int, log_every: int) -> Iterator[Write]:
                     progress.update(bar, completed=record.step)
                     if record.step == 1 or record.step % log_every == 0:
                         terminal.print(_line(record))
+                case Round():
+                    if record.step == 1 or record.step % log_every == 0:
+                        terminal.print(str(record))
                 case Epoch() | Overlap():
                     terminal.print(str(record))
                 case Skipped():

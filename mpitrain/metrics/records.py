@@ -97,6 +97,44 @@ class Step(Struct, frozen=True, tag="step", tag_field="event"):
     served: Served | UnsetType = UNSET
 
 
+class Round(Struct, frozen=True, tag="round", tag_field="event"):
+    """A round of federated training, before the step that is its mean change.
+
+    Attributes:
+        step: the round, counted from 1.
+        asked: clients that were asked, each as often as it was drawn; so are the next three.
+        taken: those of them whose changes count.
+        dropped: the others: never heard of, or later than those.
+        partial: those of ``taken`` that the deadline has cut off.
+        steps: local steps of all that count.
+        clock: seconds of the round on the clients' own clock.
+        client_bytes: what a client sends at most, keys and shares included.
+        plain_bytes: of a change that is not coded.
+        rank_bytes: what a rank at most sends other ranks, or moves in memory that they share, for
+            the mean.
+        clipped: part of the numbers sent that were cut to the grid.
+    """
+
+    step: int
+    asked: int
+    taken: int
+    dropped: int
+    partial: int
+    steps: int
+    clock: float
+    client_bytes: int
+    plain_bytes: int
+    rank_bytes: int
+    clipped: float = 0.0
+
+    def __str__(self) -> str:
+        cut = f", {self.partial} of them cut off" if self.partial else ""
+        return (
+            f"round {self.step}: {self.taken} of {self.asked} clients{cut}; each sent "
+            f"at most {self.client_bytes} bytes of a change of {self.plain_bytes}"
+        )
+
+
 class Skipped(Struct, frozen=True, tag="skipped", tag_field="event"):
     """A step whose loss or gradient was not finite, and which changed nothing.
 
@@ -302,5 +340,7 @@ def ranks_in_words(count: int) -> str:
     return f"{count} rank{'s' if count > 1 else ''}"
 
 
-Record = Start | Step | Skipped | Straggler | Overlap | Epoch | Saved | Resumed | Times | Summary
+Record = (
+    Start | Step | Round | Skipped | Straggler | Overlap | Epoch | Saved | Resumed | Times | Summary
+)
 Write = Callable[[Record], None]

@@ -23,6 +23,7 @@ FLOORS = (
     {"adapters", "checkpoint", "evaluation", "server"},
     {"bench", "chaos", "find_lr", "run"},
     {"bring", "fit"},
+    {"federated"},
     {"commands"},
     {"__main__", "__init__"},
 )

@@ -1,0 +1,164 @@
+"""The table [federated]: clients that train by themselves, and a server that averages them."""
+
+from collections.abc import Iterator
+from math import ceil
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from msgspec import Meta, Struct
+
+if TYPE_CHECKING:
+    from mpitrain.config.tables import Config
+
+_Positive = Annotated[float, Meta(gt=0)]
+_NonNegative = Annotated[float, Meta(ge=0)]
+_Part = Annotated[float, Meta(ge=0, lt=1)]
+_Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+_CountOrNone = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+
+
+class Federated(Struct, frozen=True, forbid_unknown_fields=True):
+    """[federated]
+
+    Clients have the training samples among them.  In each round some of them are asked; each trains
+    as [train] and [optim] say, on its own samples and from the server's weights, and sends what its
+    weights have changed by; the server moves its own by the mean.  The clients are simulated on the
+    ranks, and their number and what they do are the same on any number of ranks.
+
+    ``train.epochs`` and ``train.batch_size`` are those of a client in a round; schedules of
+    [optim], ``evaluate.every`` and ``checkpoint.every`` count rounds.
+
+    Attributes:
+        clients: how many; 0: none, training is that of the other tables.
+        rounds: rounds.
+        split: which samples are whose: ``iid``, drawn alike; ``dirichlet``, each class in parts
+            that a Dirichlet distribution of ``alpha`` draws (Yurochkin et al. 2019); ``labels``,
+            each client samples of ``labels`` classes alone.
+        alpha: the less, the more the clients differ.
+        labels: classes.
+        sample: clients asked in a round; 0: all.
+        take: the first of them to be done, whose changes count; 0: all.  Who is first says a clock
+            of the seed, on which a client's time is its steps over its speed.
+        scheme: ``weighted``, clients drawn evenly, and a mean weighted by their samples;
+            ``sampled``, drawn with replacement and with a probability proportional to their
+            samples, and a plain mean, which is unbiased (Li et al. 2020).
+        weigh: a client in the mean by: ``samples``, as the scheme says; ``work``, that times the
+            steps it took, for rounds in which some are cut off.
+        prox: mu of FedProx: mu times what the weights have moved by is added to each gradient (Li
+            et al. 2020).
+        spread: of the clients' speeds, as standard deviation of their logarithms; a client of
+            median speed takes a step a second.
+        deadline: seconds on that clock; who is not done then sends what its steps so far have
+            changed.  0: there is none.
+        dropout: part of the asked clients that are never heard of again, drawn in each round.
+        server: the optimiser that takes the mean change for a gradient: ``sgd`` (with ``server_lr``
+            1 and no momentum the weights become the clients' mean: FedAvg), ``adam``, ``lamb``.
+        server_lr: the server's learning rate.
+        server_momentum: of sgd (FedAvgM).
+        server_beta1, server_beta2, server_epsilon: of adam and lamb (Reddi et al. 2021).
+        rotate: changes are rotated before they are coded, so that all their elements are alike:
+            random signs and a Hadamard transform (Konecny et al. 2016).
+        kept: part of the elements that is sent, drawn in each round.
+        bits: of a number that is sent, rounded by chance to a grid that all clients share; 0: the
+            weights' own, or if ``rotate``, ``kept`` or ``secure`` need a grid, as many as fit.
+        clip: largest magnitude on the grid, larger ones are cut; 0: that of the round's largest
+            element, which the clients tell each other.
+        secure: the sum is secure (Bonawitz et al. 2017): each client's change is masked by numbers
+            that cancel in the sum.  Needs the package cryptography.
+        threshold: part of the asked clients that must stay, so that the masks of those that leave
+            can be taken off.
+    """
+
+    clients: _CountOrNone = 0
+    rounds: _Count = 10
+    split: Literal["iid", "dirichlet", "labels"] = "iid"
+    alpha: _Positive = 0.5
+    labels: _Count = 2
+    sample: _CountOrNone = 0
+    take: _CountOrNone = 0
+    scheme: Literal["weighted", "sampled"] = "weighted"
+    weigh: Literal["samples", "work"] = "samples"
+    prox: _NonNegative = 0.0
+    spread: _NonNegative = 0.0
+    deadline: _NonNegative = 0.0
+    dropout: _Part = 0.0
+    server: Literal["sgd", "adam", "lamb"] = "sgd"
+    server_lr: _Positive = 1.0
+    server_momentum: _Part = 0.0
+    server_beta1: _Part = 0.9
+    server_beta2: _Part = 0.99
+    server_epsilon: _Positive = 1e-3
+    rotate: bool = False
+    kept: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    bits: Annotated[int, Meta(ge=0, le=24)] = 0
+    clip: _NonNegative = 0.0
+    secure: bool = False
+    threshold: Annotated[float, Meta(gt=0.5, le=1)] = 2 / 3
+
+    @property
+    def asked(self) -> int:
+        """Clients asked in a round."""
+        return self.sample or self.clients
+
+    @property
+    def taken(self) -> int:
+        """Clients whose changes count in a round."""
+        return self.take or self.asked
+
+    @property
+    def is_coded(self) -> bool:
+        """Whether changes are sent as numbers of a grid."""
+        return self.rotate or self.kept < 1 or self.bits > 0 or self.secure
+
+    def least(self, asked: int) -> int:
+        """Of so many clients those that must stay in a secure sum."""
+        return ceil(self.threshold * asked - 1e-9)
+
+
+def federated_conflicts(job: "Config") -> Iterator[tuple[str, str]]:
+    """What does not go together with clients, as (key, sentence)."""
+    own, p = job.federated, job.parallel
+    if not own.clients:
+        return
+    if own.scheme == "weighted" and own.sample > own.clients:
+        yield "federated.sample", f"there are {own.clients} clients, and {own.sample} are asked"
+    if own.take > own.asked:
+        yield "federated.take", f"{own.asked} clients are asked, and {own.take} are to be taken"
+    if own.clip and not own.is_coded:
+        yield "federated.clip", "cuts numbers on a grid; set bits, rotate, kept or secure, too"
+    if own.secure:
+        yield from _insecure(own)
+    if len(p.replicas) > 1 or p.pipe > 1 or p.tensor > 1:
+        yield "parallel", "a client has the whole model; leave pipe, tensor and replicas out"
+    if p.zero or p.node_shared or p.offload:
+        yield "parallel", "each rank has the whole weights; leave zero, node_shared and offload out"
+    if p.schedule == "asynchronous":
+        yield "parallel.schedule", "a client updates its weights step by step; take another one"
+    if job.model.kind == "recommender":
+        yield "model.kind", "the recommender's tables are spread over the ranks, not the clients'"
+    if job.server.ranks or job.server.hogwild:
+        yield "server", "clients have one server, which all ranks are; leave the table out"
+    if job.compress.codec != "none":
+        yield "compress.codec", "ranks sum no gradients of clients; set rotate, kept or bits"
+    if job.run.compute == "float16":
+        yield "run.compute", "a client has too few steps to find its loss scale; take bfloat16"
+    if job.train.steps:
+        yield "train.steps", "a client takes the steps of its epochs; set federated.rounds"
+    if job.data.workers:
+        yield "data.workers", "a client reads its samples itself; leave workers out"
+    if job.own.optimizer:
+        yield "own.optimizer", "clients and server take those of [optim] and federated.server"
+
+
+def _insecure(own: Federated) -> Iterator[tuple[str, str]]:
+    if own.taken < 3:
+        yield (
+            "federated.secure",
+            f"of the sum of {own.taken} clients, each knows what the other has sent; take 3 or "
+            "more",
+        )
+    if own.scheme == "weighted" and own.taken < own.least(own.asked):
+        yield (
+            "federated.threshold",
+            f"{own.least(own.asked)} of the {own.asked} clients that are asked must stay, and "
+            f"{own.taken} are taken; raise take, or lower sample or threshold",
+        )

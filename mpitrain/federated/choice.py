@@ -1,0 +1,135 @@
+"""Who takes part in a round: whom the server asks, when they are done, and whose changes count.
+
+Time is that of a clock that the seed drives, never the wall's: a round has the same clients on one
+rank and on eight, today and after a resume.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mpitrain.arrays import Array
+from mpitrain.compress.seeds import generator
+from mpitrain.config.federated import Federated
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a client does in a round.
+
+    Attributes:
+        client: its number.
+        draws: how often it was drawn and counts.
+        steps: local steps that it takes.
+        whole: whether these are all that it was asked for.
+        weight: of its change in the mean, a whole number.
+    """
+
+    client: int
+    draws: int
+    steps: int
+    whole: bool
+    weight: int
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """The clients of a round.
+
+    Attributes:
+        number: of the round, counted from 0.
+        draws: how many were asked, counted as often as they were drawn.
+        asked: those clients, each once, rising.
+        parts: those whose changes count, rising.
+        seconds: on the clock, until the last of these is done.
+        most_weight: what the weights of all that were asked could add up to.
+    """
+
+    number: int
+    draws: int
+    asked: tuple[int, ...]
+    parts: tuple[Part, ...]
+    seconds: float
+    most_weight: int
+
+    @property
+    def taken(self) -> int:
+        """How many count, as often as they were drawn."""
+        return sum(part.draws for part in self.parts)
+
+    @property
+    def weight(self) -> int:
+        """Of all of them."""
+        return sum(part.weight for part in self.parts)
+
+
+class Choice:
+    """Draws the clients of each round.
+
+    Attributes:
+        work: local steps that each client is asked for.
+        speeds: local steps a second, drawn once.
+    """
+
+    def __init__(self, own: Federated, seed: int, sizes: Array, work: Array) -> None:
+        """``sizes`` and ``work``: samples and steps of each client, of shape (clients,)."""
+        self._own, self._seed, self._sizes = own, seed, sizes
+        self.work = work
+        normal = generator(seed, "clients", "speed").standard_normal(own.clients)
+        self.speeds: Array = np.exp(own.spread * normal)
+
+    def most_weight(self) -> int:
+        """What the weights of a round's clients can add up to at most."""
+        own = self._own
+        if own.scheme == "weighted":
+            each = self._sizes * (self.work if own.weigh == "work" else 1)
+            return int(np.sort(each)[-own.asked :].sum())
+        return own.asked * (int(self.work.max()) if own.weigh == "work" else 1)
+
+    def ask(self, number: int) -> Array:
+        """The clients that are asked in a round, one a draw; of shape (asked,)."""
+        own, rng = self._own, generator(self._seed, "clients", "ask", number)
+        if own.scheme == "weighted":
+            return rng.choice(own.clients, own.asked, replace=False)
+        return rng.choice(own.clients, own.asked, p=self._sizes / self._sizes.sum())
+
+    def cohort(self, number: int) -> Cohort:
+        """Whom a round has, counted from 0; the first ``take`` to arrive."""
+        own = self._own
+        asked, draws = np.unique(self.ask(number), return_counts=True)
+        dice = generator(self._seed, "clients", "dropout", number).random(own.clients)
+        arrivals = []
+        for client, times in zip(asked.tolist(), draws.tolist()):
+            steps, at = self._until(client)
+            if steps and dice[client] >= own.dropout:
+                share = steps / int(self.work[client])
+                arrivals.append((at, -share, client, times, steps))
+        parts, left, seconds = [], own.taken, 0.0
+        for at, _, client, times, steps in sorted(arrivals):
+            if not left:
+                break
+            count = min(times, left)
+            left -= count
+            seconds = at
+            whole = steps == int(self.work[client])
+            weight = self._weight(client, count, steps)
+            parts.append(Part(client, count, steps, whole, weight))
+        most = sum(
+            self._weight(client, times, int(self.work[client]))
+            for client, times in zip(asked.tolist(), draws.tolist())
+        )
+        rising = tuple(sorted(parts, key=lambda part: part.client))
+        return Cohort(number, own.asked, tuple(asked.tolist()), rising, seconds, most)
+
+    def _until(self, client: int) -> tuple[int, float]:
+        """The steps that a client has done when it sends its change, and when that is."""
+        work, speed = int(self.work[client]), float(self.speeds[client])
+        deadline = self._own.deadline
+        if deadline and work / speed > deadline:
+            return min(int(deadline * speed), work), deadline
+        return work, work / speed
+
+    def _weight(self, client: int, draws: int, steps: int) -> int:
+        own = self._own
+        base = int(self._sizes[client]) if own.scheme == "weighted" else draws
+        return base * steps if own.weigh == "work" else base

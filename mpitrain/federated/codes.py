@@ -1,0 +1,103 @@
+"""Changes as few and short numbers whose sums can be decoded: rotated, masked, on a shared grid.
+
+Signs, mask and grid are those of all clients of a round, so that coding is linear: the codes are
+added up as they are, and only their sum is decoded.  Without ``clip`` the decoded mean is unbiased
+over the draws of mask and dice (Konecny et al. 2016).
+"""
+
+from dataclasses import dataclass
+from math import ceil
+
+import numpy as np
+
+from mpitrain.arrays import Array
+from mpitrain.compress.rotate import padded, random_signs, rotate, unrotate
+from mpitrain.compress.seeds import generator, subset
+from mpitrain.config.federated import Federated
+
+
+def most_bits(weight: int, word: int) -> int:
+    """Of a code, so that codes whose weights add up to ``weight`` have a sum in ``word`` bits."""
+    return ((2**word - 1) // weight + 1).bit_length() - 1
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What the clients of a round have in common.
+
+    Attributes:
+        elements: of a change.
+        signs: +-1, of the padded length; None: changes are not rotated.
+        kept: the elements that are sent, rising.
+        length: elements of which these are drawn.
+    """
+
+    elements: int
+    signs: Array | None
+    kept: Array
+    length: int
+
+    @classmethod
+    def of(cls, own: Federated, seed: int, number: int, elements: int) -> "Drawn":
+        """Those of a round, counted from 0."""
+        length, signs = elements, None
+        if own.rotate:
+            length = padded(elements)
+            signs = random_signs(length, seed, "clients", number)
+        kept = np.arange(length)
+        if own.kept < 1:
+            count = max(1, ceil(own.kept * length))
+            kept = subset(length, count, seed, "clients", "mask", number)
+        return cls(elements, signs, kept, length)
+
+    def sent(self, change: Array) -> Array:
+        """The elements of a change that are sent, rotated if that is asked for."""
+        turned = change if self.signs is None else rotate(change, self.signs)
+        found: Array = turned[self.kept]
+        return found
+
+    def back(self, sent: Array) -> Array:
+        """A change from the elements that were sent: the others are 0, and these larger by as much
+        as they stand for."""
+        whole = np.zeros(self.length)
+        whole[self.kept] = sent * (self.length / self.kept.size)
+        return whole if self.signs is None else unrotate(whole, self.elements, self.signs)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A grid of ``2**bits`` numbers from ``-largest`` to ``largest``.
+
+    Attributes:
+        bits: of a code.
+        largest: magnitude.
+    """
+
+    bits: int
+    largest: float
+
+    @property
+    def width(self) -> float:
+        """From one number to the next."""
+        return 2.0 * self.largest / (2**self.bits - 1)
+
+    def encode(self, sent: Array, dice: np.random.Generator) -> Array:
+        """The numbers' places on the grid, int64: the one below or above, by chance, so that the
+        mean is the number itself.  What is beyond the ends is cut."""
+        if not self.width:  # no change, or one that is hardly a number
+            return np.zeros(sent.size, np.int64)
+        cut = np.clip(sent, -self.largest, self.largest)
+        place = (cut + self.largest) / self.width
+        low = np.floor(place)
+        low += dice.random(sent.size) < place - low
+        return np.clip(low, 0, 2**self.bits - 1).astype(np.int64)
+
+    def mean(self, total: Array, weight: int) -> Array:
+        """The mean of numbers, float64, from the sum of their places times their weights."""
+        found: Array = total.astype(np.float64) / weight * self.width - self.largest
+        return found
+
+
+def dice(seed: int, number: int, client: int) -> np.random.Generator:
+    """By which a client rounds in a round."""
+    return generator(seed, "clients", "dice", number, client)

@@ -1,0 +1,79 @@
+"""The server's step: the mean change of the clients is the gradient that its optimiser takes."""
+
+from math import sqrt
+from typing import Any, cast
+
+import numpy as np
+
+from mpitrain import groups
+from mpitrain.arrays import Array
+from mpitrain.config.federated import Federated
+from mpitrain.federated.exact import subtract
+from mpitrain.optim import LAMB, SGD, Adam, Optimizer
+from mpitrain.parallel.grid import ProcessGrid
+from mpitrain.parallel.replicated import Replicated
+from mpitrain.update import AVERAGE, Updater, overlaps
+
+
+def optimizer(own: Federated) -> Optimizer:
+    """The server's, by the table."""
+    betas = own.server_beta1, own.server_beta2, own.server_epsilon
+    match own.server:
+        case "sgd":
+            return SGD(own.server_momentum)
+        case "adam":
+            return Adam(*betas)
+        case "lamb":
+            return LAMB(*betas)
+
+
+class Server(Updater):
+    """Moves the weights, each rank all of them by itself, with no sum over ranks: so the bits are
+    the same on any number of them (Reddi et al., "Adaptive Federated Optimization", ICLR 2021)."""
+
+    def __init__(
+        self, grid: ProcessGrid, store: Replicated, own: Federated, average: float
+    ) -> None:
+        """``average``: what a round leaves of the moving average of the weights; 0: none."""
+        rule = optimizer(own)
+        super().__init__(grid, store, rule, groups.one(rule), None, average)
+        self._own = own
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the weights become the clients' mean."""
+        own = self._own
+        return own.server == "sgd" and own.server_lr == 1.0 and not own.server_momentum
+
+    def move(self, change: tuple[Array, Array]) -> None:
+        """One step against the mean change, which is given in two parts, float64."""
+        store = cast(Replicated, self._store)
+        if not self.is_plain:
+            store.gradients[...] = change[0] + change[1]
+            self.step(self._own.server_lr)
+            return
+        # Rounded once: what one client arrives at is what the server has then.
+        store.parameters[...] = subtract(store.parameters, change)
+        self.steps += 1
+        if self._average:
+            for piece, state in zip(store.pieces, self.state, strict=True):
+                state[AVERAGE] += (1.0 - self._average) * (piece.parameters - state[AVERAGE])
+
+    def _rates(
+        self, lr: float, every: list[list[Any]], directions: list[list[Array]]
+    ) -> list[Array]:
+        rates = []
+        for piece, parts in zip(self._store.pieces, directions, strict=True):
+            (direction,) = parts  # all tensors are of one group
+            rate = np.empty(piece.parameters.size)
+            for _, part in overlaps(self._store.arena.tensors, piece):
+                three = piece.parameters, piece.gradients, direction
+                norms = [_norm(array[part]) for array in three]
+                rate[part] = lr * self.optimizer.ratio(*norms)
+            rates.append(rate.astype(piece.parameters.dtype))
+        return rates
+
+
+def _norm(x: Array) -> float:
+    wide = x.astype(np.float64, copy=False)
+    return sqrt(float(wide @ wide))

@@ -1,0 +1,501 @@
+"""Federated training on ranks: the same bits on any number of them, and its limits."""
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+from msgspec.structs import replace
+
+from collectives import Communicator
+from mpitrain import Stream, federated
+from mpitrain.checkpoint import CheckpointError
+from mpitrain.config import (
+    Checkpoint,
+    Config,
+    ConfigError,
+    Data,
+    Federated,
+    Model,
+    Optim,
+    Run,
+    Train,
+)
+from mpitrain.data import Dataset, Samples
+from mpitrain.federated import RoundError
+from mpitrain.federated.choice import Choice
+from mpitrain.metrics import Epoch, Round, Step, read_records
+from mpitrain.optim import LAMB, SGD, Adam
+from mpitrain.report import write_report
+from mpitrain.run import checkpoints, resume, train
+from mpitrain.stop import StopFlag, Stopped
+from mpitrain.trainer import Trainer
+from mpitrain.update import NonFinite
+
+pytestmark = pytest.mark.mpi
+RANKS = MPI.COMM_WORLD.size
+
+
+def job(dtype="float32", **own):
+    """Of 20 clients by default; keys of [federated]."""
+    return Config(
+        run=Run(seed=3, dtype=dtype, log_every=1000),
+        data=Data(name="digits"),
+        model=Model(kind="mlp", hidden=(12,)),
+        optim=Optim(lr=0.1, reference_batch=0, momentum=0.5),
+        train=Train(epochs=1, batch_size=16),
+        federated=Federated(**{"clients": 20, "rounds": 3, **own}),
+    )
+
+
+def rounds(comm, config, count=None, **given):
+    """The weights after some rounds, and the records of these."""
+    with federated.Trainer(comm, config, **given) as trainer:
+        records = [
+            record
+            for number in range(count or config.federated.rounds)
+            for record in trainer.run_epoch(number)
+        ]
+        trainer.check_replicas("at the end")
+        return trainer.store.parameters.copy(), records
+
+
+def alone(comm, config, count=None, **given):
+    """The same on one rank, told to all."""
+    found = None
+    if comm.rank == 0:
+        with Communicator(MPI.COMM_SELF) as one:
+            found = rounds(one, config, count, **given)
+    return comm.bcast(found)
+
+
+def sweep(cases, *quick):
+    """Of these, all but some are slow."""
+    return [pytest.param(case, marks=() if case in quick else pytest.mark.slow) for case in cases]
+
+
+KINDS = {
+    "all": {},
+    "sampled": dict(scheme="sampled", sample=12, split="dirichlet"),
+    "late": dict(sample=12, take=9, spread=1.0, deadline=4.0, dropout=0.1, weigh="work"),
+    "prox, momentum": dict(prox=0.1, server_momentum=0.9, sample=8),
+    "adam": dict(server="adam", server_lr=0.02, split="labels"),
+    "lamb": dict(server="lamb", server_lr=0.02),
+    "bits": dict(bits=5, sample=9),
+    "rotated": dict(rotate=True, kept=0.3, bits=8),
+    "clipped": dict(rotate=True, clip=0.01),
+    "secure": dict(secure=True, sample=8, take=6, spread=0.5),
+    "secure, rotated": dict(
+        secure=True, rotate=True, bits=10, sample=8, take=6, dropout=0.2, threshold=0.51
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", sweep(KINDS, "late", "lamb", "secure, rotated"))
+def test_the_weights_are_the_same_on_any_number_of_ranks(comm, kind):
+    if KINDS[kind].get("secure"):
+        pytest.importorskip("cryptography")
+    config = job(**KINDS[kind])
+    found, records = rounds(comm, config)
+    expected, told = alone(comm, config)
+    np.testing.assert_array_equal(found, expected)
+
+    def same(record):
+        if isinstance(record, Step):
+            return record.step, record.samples, record.loss, record.grad_norm, record.lr
+        return replace(record, rank_bytes=0)
+
+    assert [same(record) for record in records] == [same(record) for record in told]
+
+
+def sequential(comm, config, steps):
+    """Training of the same job without clients, in one process; told to all ranks."""
+    config, found = replace(config, federated=Federated()), None
+    if comm.rank == 0:
+        with Communicator(MPI.COMM_SELF) as one, Trainer(one, config) as trainer:
+            while trainer.steps_done < steps:
+                list(trainer.run_epoch(trainer.steps_done // trainer.sampler.steps_per_epoch))
+            found = trainer.store.parameters.copy()
+    return comm.bcast(found)
+
+
+@pytest.mark.parametrize("dtype", sweep(["float32", "float64"], "float32"))
+@pytest.mark.parametrize("optim", sweep(["sgd", "adam", "lamb"], "adam"))
+def test_one_client_is_training_without_clients(comm, dtype, optim):
+    config = job(dtype, clients=1, rounds=1)
+    config = replace(config, train=Train(epochs=2, batch_size=100))
+    config = replace(config, optim=Optim(name=optim, lr=0.01, reference_batch=0, clip_norm=0.5))
+    found, records = rounds(comm, config)
+    steps = records[0].steps
+    assert steps == 2 * 15
+    np.testing.assert_array_equal(found, sequential(comm, config, steps))
+
+
+def test_rounds_of_one_client_without_momentum_go_on_where_it_was(comm):
+    config = job(clients=1, rounds=3)
+    config = replace(config, optim=Optim(momentum=0.0), train=Train(epochs=1, batch_size=100))
+    longer = replace(config, train=Train(epochs=3, batch_size=100))
+    found, _ = rounds(comm, config)
+    np.testing.assert_array_equal(found, sequential(comm, longer, 3 * 15))
+
+
+@pytest.mark.quick_on(3)
+def test_no_mu_and_taking_all_change_nothing(comm):
+    found, _ = rounds(comm, job(sample=8))
+    same, _ = rounds(comm, job(sample=8, prox=0.0, take=8, spread=2.0, weigh="samples"))
+    np.testing.assert_array_equal(same, found)
+    different, _ = rounds(comm, job(sample=8, prox=0.5))
+    assert np.abs(different - found).max() > 1e-4
+
+
+@pytest.mark.quick_on(3)
+def test_the_mean_is_that_of_the_clients_weights(comm):
+    """Weighted by samples, of float64 weights; each client trained by itself."""
+    config = job("float64", split="dirichlet", sample=6)
+    found, _ = rounds(comm, config, 1)
+    with Communicator(MPI.COMM_SELF) as one, federated.Trainer(one, config) as trainer:
+        start = trainer.store.parameters.copy()
+        cohort = trainer.choice.cohort(0)
+        ends, sizes = [], []
+        for part in cohort.parts:
+            own = trainer.clients[part.client]
+            ends.append(trainer._local.improve(start, 0, part.client, own, part.steps).weights)
+            sizes.append(len(own))
+        assert len(ends) == 6 and len(set(sizes)) > 1
+        np.testing.assert_allclose(found, np.average(ends, axis=0, weights=sizes), rtol=1e-12)
+
+
+def quadratic(samples=40):
+    """Numbers to fit by a line of two inputs: a quadratic loss with one minimum."""
+    rng = np.random.default_rng(5)
+    inputs = rng.normal(size=(samples, 2))
+    labels = inputs @ [[2.0], [-1.0]] + 0.7 + 0.1 * rng.normal(size=(samples, 1))
+    return inputs, labels
+
+
+@pytest.mark.parametrize("mu", sweep([0.0, 0.3, 3.0], 0.3))
+def test_fedprox_ends_at_the_closed_form(comm, mu):
+    """min f(w) + mu/2 |w - x|^2 with gradient H w - b of f: w = (H + mu)^-1 (b + mu x)."""
+    inputs, labels = quadratic()
+    config = job("float64", clients=1, prox=mu)
+    config = replace(
+        config,
+        model=Model(kind="mlp", hidden=()),
+        loss=replace(config.loss, name="mean_squared_error"),
+        optim=Optim(lr=0.2, reference_batch=0, momentum=0.0),
+        train=Train(epochs=400, batch_size=40),
+    )
+    both = Samples(inputs, labels)
+    data = Dataset(both, both, 0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mpitrain.trainer.load", lambda *_: data)
+        with federated.Trainer(comm, config) as trainer:
+            names = [tensor.name for tensor in trainer.arena.tensors]
+            assert [name.rpartition(".")[2] for name in names] == ["weight", "bias"]
+            x = trainer.store.parameters.copy()
+            scale = _curvature(trainer)
+            list(trainer.run_epoch(0))
+            found = trainer.store.parameters.copy()
+    wide = np.column_stack([inputs, np.ones(len(inputs))])
+    hessian, b = scale * wide.T @ wide / len(wide), scale * wide.T @ labels[:, 0] / len(wide)
+    expected = np.linalg.solve(hessian + mu * np.eye(3), b + mu * x)
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def _curvature(trainer):
+    """Second derivative of the job's squared error by the output."""
+    _, gradient = trainer.model.loss(np.array([[1.0]]), np.array([[0.0]]), 1)
+    return float(gradient[0, 0])
+
+
+@pytest.mark.parametrize(
+    ("own", "rule", "rate"),
+    [
+        (dict(server_momentum=0.9, server_lr=0.7), SGD(0.9), 0.7),
+        (dict(server="adam", server_lr=0.1), Adam(0.9, 0.99, 1e-3), 0.1),
+        (dict(server="lamb", server_lr=0.1), LAMB(0.9, 0.99, 1e-3), 0.1),
+    ],
+)
+@pytest.mark.quick_on(2)
+def test_the_servers_optimiser_takes_the_mean_change(comm, own, rule, rate):
+    """Each round's change, from a run of one round each, put through the optimiser by hand."""
+    config = job("float64", **own)
+    with federated.Trainer(comm, config) as trainer:
+        x = trainer.store.parameters.copy()
+        state = {slot: np.zeros_like(x) for slot in rule.slots}
+        for number in range(3):
+            cohort = trainer.choice.cohort(number)
+            ends = {
+                p.client: trainer._local.improve(
+                    x, number, p.client, trainer.clients[p.client], p.steps
+                ).weights
+                for p in cohort.parts
+            }
+            sizes = [p.weight for p in cohort.parts]
+            change = np.average([x - ends[p.client] for p in cohort.parts], axis=0, weights=sizes)
+            direction = rule.prepare(x, change, state, number + 1)
+            factor = np.ones_like(x)
+            if rule.layerwise:
+                for t in trainer.arena.tensors:
+                    part = slice(t.start, t.stop)
+                    three = (np.linalg.norm(a[part]) for a in (x, change, direction))
+                    factor[part] = rule.ratio(*three)
+            rule.apply(x, direction, state, rate * factor)
+            list(trainer.run_epoch(number))
+            np.testing.assert_allclose(trainer.store.parameters, x, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.quick_on(2)
+@pytest.mark.parametrize("rotate", [False, True])
+def test_24_bits_are_nearly_all_bits(comm, rotate):
+    dense, _ = rounds(comm, job("float64"), 1)
+    found, _ = rounds(comm, job("float64", bits=24, rotate=rotate), 1)
+    assert 0 < np.abs(found - dense).max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        dict(bits=12),
+        dict(bits=10, rotate=True, kept=0.4),
+        dict(bits=12, sample=9, take=7, spread=1.0, dropout=0.05),
+        dict(bits=8, scheme="sampled", sample=12),
+    ],
+)
+@pytest.mark.quick_on(3)
+def test_the_secure_sum_is_that_of_the_codes(comm, own):
+    pytest.importorskip("cryptography")
+    own = {"clients": 10, **own}
+    found, records = rounds(comm, job(**own, secure=True, threshold=0.51), 2)
+    np.testing.assert_array_equal(found, rounds(comm, job(**own), 2)[0])
+    assert any(r.dropped for r in records if isinstance(r, Round)) == ("take" in own)
+
+
+def test_too_few_survivors_are_refused_on_all_ranks(comm):
+    pytest.importorskip("cryptography")
+    config = job(clients=10, secure=True, dropout=0.7)
+    with federated.Trainer(comm, config) as trainer:
+        before = trainer.store.parameters.copy()
+        with pytest.raises(
+            RoundError, match=r"secure sum of 10 clients has \d left, and 7 must be"
+        ):
+            list(trainer.run_epoch(0))
+        np.testing.assert_array_equal(trainer.store.parameters, before)
+
+
+def test_a_round_that_nobody_answers_is_refused_on_all_ranks(comm):
+    config = job(deadline=0.1)
+    with (
+        federated.Trainer(comm, config) as trainer,
+        pytest.raises(RoundError, match="round 1: none of 20 clients has sent anything"),
+    ):
+        list(trainer.run_epoch(0))
+
+
+def test_a_client_that_diverges_is_named_on_all_ranks(comm):
+    config = replace(job(), optim=Optim(lr=1e30, reference_batch=0))
+    with (
+        federated.Trainer(comm, config) as trainer,
+        pytest.raises(NonFinite, match=r"client \d+ in round 1: the loss or a gradient"),
+    ):
+        list(trainer.run_epoch(0))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_weights_that_are_not_finite_are_refused_on_all_ranks(comm, value):
+    with federated.Trainer(comm, job(rotate=True, bits=4)) as trainer:
+        step, whose = trainer._local.step, trainer.clients[17][0]
+
+        def spoiled(epoch, batch):
+            record = step(epoch, batch)
+            if whose in batch:
+                trainer._local.store.parameters[5] = value
+            return record
+
+        trainer._local.step = spoiled
+        with pytest.raises(NonFinite, match="client 17 in round 1"):
+            list(trainer.run_epoch(0))
+
+
+@pytest.mark.quick_on(2)
+def test_bytes_are_those_of_the_messages(comm):
+    pytest.importorskip("cryptography")
+    elements = 64 * 12 + 12 + 12 * 10 + 10
+    share = 2 * (RANKS - 1) / RANKS
+
+    def first(**own):
+        return rounds(comm, job(clients=10, **own), 1)[1][0]
+
+    dense = first()
+    assert (dense.client_bytes, dense.plain_bytes) == (4 * elements, 4 * elements)
+    assert dense.rank_bytes == pytest.approx(share * 16 * elements, rel=0.01)
+    coded = first(bits=5, rotate=True, kept=0.25)  # 1437 samples times 31 are less than 2**16
+    assert coded.client_bytes == 256 * 5 // 8 + 8
+    assert coded.rank_bytes == pytest.approx(share * 2 * 257, rel=0.02)
+    assert first(bits=6).rank_bytes == pytest.approx(share * 4 * (elements + 1), rel=0.02)
+    secure = first(bits=5, secure=True)
+    keys, sealed, shown = 64, 2 * 33 + 16, 10 * 33
+    assert secure.client_bytes == 4 * (elements + 1) + keys + 9 * sealed + shown
+    # Of rank 0: the sums of codes and of masks, its clients' keys, and what they tell of shares.
+    own, telling = len(range(0, 10, RANKS)), len(range(0, 7, RANKS))
+    beside = own * (10 - own) * sealed + (own * keys + telling * shown) * (RANKS - 1)
+    assert secure.rank_bytes == pytest.approx(share * 8 * (elements + 1) + beside, rel=0.02)
+
+
+def with_folder(config, folder, **checkpoint):
+    return replace(
+        config,
+        run=replace(config.run, dir=str(folder)),
+        checkpoint=Checkpoint(**checkpoint),
+    )
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        pytest.param(dict(server_momentum=0.9, sample=8), marks=pytest.mark.slow),
+        dict(server="adam", server_lr=0.02, scheme="sampled", sample=8, rotate=True, bits=6),
+    ],
+)
+def test_a_run_that_was_stopped_goes_on_bit_by_bit(comm, folder, own):
+    config = with_folder(job(rounds=6, **own), folder, every=2)
+    config = replace(config, optim=replace(config.optim, schedule="cosine", average=0.5))
+    stop = StopFlag()
+
+    def before_round(trainer):
+        if trainer.steps_done == 3 and comm.rank == RANKS - 1:
+            stop.reason = "a test"
+
+    with (
+        federated.Trainer(comm, config, stop=stop, before_step=before_round) as trainer,
+        pytest.raises(Stopped, match=r"stopped after step 4 of 6 \(a test\)"),
+    ):
+        train(trainer)
+    with federated.Trainer(comm, config) as trainer:
+        train(trainer, go_on=True)
+        found = trainer.store.parameters.copy()
+        average = [state["average"].copy() for state in trainer.updater.state]
+    with federated.Trainer(comm, config) as trainer:
+        for number in range(6):
+            list(trainer.run_epoch(number))
+        np.testing.assert_array_equal(found, trainer.store.parameters)
+        for one, state in zip(average, trainer.updater.state, strict=True):
+            np.testing.assert_array_equal(one, state["average"])
+    # Another number of ranks goes on from the same checkpoint.
+    other = MPI.COMM_WORLD.Split(comm.rank % 2, comm.rank)
+    with Communicator(other) as some, federated.Trainer(some, config) as trainer:
+        assert resume(trainer).step == 6
+        np.testing.assert_array_equal(found, trainer.store.parameters)
+    comm.barrier()
+    other.Free()
+    if comm.rank == 0:
+        log = read_records(folder / "metrics.jsonl")
+        for kind in (Step, Round):
+            assert [record.step for record in log.of(kind)] == [1, 2, 3, 4, 5, 6]
+        # A run that is stopped after a round leaves out its test.
+        assert [test.epoch for test in log.of(Epoch)] == [0, 1, 2, 4, 5]
+        assert log.summary() and log.summary().ended == "all 6 steps are done"
+        pytest.importorskip("matplotlib")
+        assert write_report(folder).stat().st_size > 1000
+
+
+@pytest.mark.quick_on(2)
+def test_a_checkpoint_of_other_clients_is_refused(comm, folder):
+    config = with_folder(job(rounds=1), folder)
+    with federated.Trainer(comm, config) as trainer:
+        train(trainer)
+    longer = replace(config, federated=replace(config.federated, rounds=2))
+    with federated.Trainer(comm, longer) as trainer:
+        assert resume(trainer).step == 1
+    for changed in (
+        replace(config, federated=replace(config.federated, clients=19)),
+        replace(config, train=replace(config.train, epochs=2)),
+    ):
+        with (
+            federated.Trainer(comm, changed) as trainer,
+            pytest.raises(CheckpointError, match=r"is of another job: (federated|train\.epochs)"),
+        ):
+            resume(trainer)
+    assert checkpoints(config).is_dir()
+
+
+def test_jobs_that_cannot_be(comm):
+    with pytest.raises(ConfigError, match=r"federated\.clients = 1438 must be at most 1437"):
+        federated.Trainer(comm, job(clients=1438))
+    with pytest.raises(ConfigError, match="have clients; set it to 0 here"):
+        Trainer(comm, job())
+    with pytest.raises(ConfigError, match=r"federated\.clients = 0; set it"):
+        federated.Trainer(comm, job(clients=0))
+    with pytest.raises(ConfigError, match="optimizer= has no part"):
+        federated.Trainer(comm, job(), optimizer=SGD())
+    with pytest.raises(ConfigError, match=r"bits: weights of up to 1437 .* leave 21 .* not 24"):
+        pytest.importorskip("cryptography")
+        federated.Trainer(comm, job(secure=True, bits=24))
+
+
+def test_a_stream_has_no_clients(comm):
+    source = [(np.zeros(4, np.float32), np.int64(i % 10)) for i in range(40)]
+    with pytest.raises(ConfigError, match="the training data are read in turn"):
+        federated.Trainer(
+            comm, job(clients=4), train_data=Stream(source, 40), test_data=source, classes=10
+        )
+
+
+@pytest.mark.quick_on(3)
+def test_without_bits_a_secure_sum_has_as_many_as_fit(comm):
+    pytest.importorskip("cryptography")
+    with federated.Trainer(comm, job("float64", secure=True)) as trainer:
+        assert trainer._sums.bits == 21
+        list(trainer.run_epoch(0))
+        found = trainer.store.parameters.copy()
+    dense, _ = rounds(comm, job("float64"), 1)
+    np.testing.assert_allclose(found, dense, atol=1e-6)
+
+
+@pytest.mark.quick_on(2)
+def test_a_torch_module_is_trained_as_layers_are(comm):
+    torch = pytest.importorskip("torch")
+
+    def module():
+        return torch.nn.Sequential(
+            torch.nn.Flatten(), torch.nn.Linear(64, 8), torch.nn.ReLU(), torch.nn.Linear(8, 10)
+        )
+
+    config = job(clients=6)
+    found, _ = rounds(comm, config, model=module)
+    expected, _ = alone(comm, config, model=module)
+    np.testing.assert_array_equal(found, expected)
+
+    def with_means():
+        return torch.nn.Sequential(
+            torch.nn.Flatten(), torch.nn.Linear(64, 8), torch.nn.BatchNorm1d(8),
+            torch.nn.Linear(8, 10),
+        )  # fmt: skip
+
+    with pytest.raises(ConfigError, match=r"keeps running means \(.*running_mean.*take group or"):
+        federated.Trainer(comm, config, model=with_means)
+
+
+@pytest.mark.slow
+def test_thousands_of_clients(comm):
+    config = job(clients=1400, sample=300, take=256, spread=0.5, rounds=2, weigh="work")
+    found, records = rounds(comm, config)
+    assert [(r.asked, r.taken, r.dropped) for r in records if isinstance(r, Round)] == [
+        (300, 256, 44)
+    ] * 2
+    np.testing.assert_array_equal(found, alone(comm, config)[0])
+
+
+@pytest.mark.quick_on(2)
+def test_the_loss_falls_on_clients_that_differ(comm):
+    config = job(clients=30, split="labels", sample=15, rounds=12, server_momentum=0.5)
+    _, records = rounds(comm, replace(config, train=Train(epochs=2, batch_size=8)))
+    losses = [record.loss for record in records if isinstance(record, Step)]
+    assert losses[-1] < 0.6 * losses[0]
+
+
+def test_the_draws_are_those_of_the_table(comm):
+    with federated.Trainer(comm, job(sample=5, split="dirichlet")) as trainer:
+        sizes = np.array([len(part) for part in trainer.clients])
+        assert sizes.sum() == len(trainer.data.train)
+        again = Choice(trainer.config.federated, 3, sizes, -(-sizes // 16))
+        assert trainer.choice.cohort(7) == again.cohort(7)

@@ -1,0 +1,120 @@
+"""What a job with clients may say, and commands that are of jobs without."""
+
+from pathlib import Path
+
+import pytest
+
+from mpitrain.__main__ import main
+from mpitrain.config import Config, ConfigError, Federated, Train, load
+from mpitrain.metrics import Round, read_records
+
+
+@pytest.fixture
+def job(tmp_path):
+    def write(text, *overrides):
+        path = tmp_path / "job.toml"
+        path.write_text(text)
+        return load(path, overrides)
+
+    return write
+
+
+CLIENTS = "[federated]\nclients = 10\n"
+
+
+def test_no_clients_are_the_default():
+    assert Config().federated == Federated(clients=0)
+    assert Config(train=Train(epochs=4)).passes == 4
+
+
+def test_all_are_asked_and_taken_if_nothing_is_said(job):
+    own = job(CLIENTS).federated
+    assert (own.asked, own.taken, own.is_coded) == (10, 10, False)
+    own = job(CLIENTS + "sample = 6\ntake = 5\nbits = 8\n").federated
+    assert (own.asked, own.taken, own.is_coded) == (6, 5, True)
+    assert [own.least(n) for n in (3, 6, 7, 300)] == [2, 4, 5, 200]
+
+
+def test_schedules_count_rounds(job):
+    text = CLIENTS + "rounds = 50\n[train]\nepochs = 1\n[optim]\nwarmup_epochs = 5\n"
+    assert job(text + "schedule = 'wsd'\ndecay_epochs = 45\n").passes == 50
+    with pytest.raises(ConfigError, match=r"warmup_epochs = 50 must be less than federated"):
+        job(text, "optim.warmup_epochs=50")
+    with pytest.raises(ConfigError, match="at most 45 epochs"):
+        job(text, "optim.schedule=wsd", "optim.decay_epochs=46")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("federated.sample=11", "federated.sample: there are 10 clients, and 11 are asked"),
+        ("federated.take=11", "federated.take: 10 clients are asked, and 11 are to be taken"),
+        ("federated.clip=1.0", "federated.clip: cuts numbers on a grid; set bits"),
+        ("federated.kept=0.0", "federated.kept: Expected `float` > 0.0"),
+        ("federated.bits=25", "federated.bits: Expected `int` <= 24"),
+        ("federated.server=sdg", "federated.server = 'sdg': unknown value; did you mean 'sgd'?"),
+        ("federated.cleints=3", "federated.cleints: unknown key; did you mean 'clients'?"),
+        ("parallel.pipe=2", "parallel: a client has the whole model"),
+        ("parallel.tensor=2", "parallel: a client has the whole model"),
+        ("parallel.replicas=[2,1]", "parallel: a client has the whole model"),
+        ("parallel.zero=1", "parallel: each rank has the whole weights"),
+        ("parallel.node_shared=true", "parallel: each rank has the whole weights"),
+        ("parallel.schedule=asynchronous", "parallel.schedule: a client updates its weights"),
+        ("server.ranks=1", "server: clients have one server, which all ranks are"),
+        ("compress.codec=int8", "compress.codec: ranks sum no gradients of clients"),
+        ("run.compute=float16", "run.compute: a client has too few steps to find its loss scale"),
+        ("train.steps=5", "train.steps: a client takes the steps of its epochs"),
+        ("data.workers=1", "data.workers: a client reads its samples itself"),
+        ("own.optimizer=a.py:b", "own.optimizer: clients and server take those of"),
+    ],
+)
+def test_what_clients_cannot_have(job, override, message):
+    text = CLIENTS + "[model]\nkind = 'mlp'\n"
+    with pytest.raises(ConfigError) as caught:
+        job(text, override)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_recommender_has_no_clients(job):
+    text = CLIENTS + "[model]\nkind = 'recommender'\n[data]\nname = 'clicks'\n"
+    with pytest.raises(ConfigError, match=r"model\.kind: the recommender's tables are spread"):
+        job(text)
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ("clients = 2", "federated.secure: of the sum of 2 clients, each knows what the other"),
+        ("clients = 9\ntake = 5", "federated.threshold: 6 of the 9 clients that are asked must"),
+        ("clients = 9\nsample = 6\ntake = 2", "federated.secure: of the sum of 2 clients"),
+    ],
+)
+def test_secure_sums_that_would_hide_nothing(job, own, message):
+    with pytest.raises(ConfigError) as caught:
+        job(f"[federated]\nsecure = true\n{own}\n")
+    assert str(caught.value).startswith(message)
+
+
+def test_other_tables_may_say_anything_without_clients(job):
+    assert job("[federated]\nsample = 5\nsecure = true\n[parallel]\npipe = 2\n").parallel.pipe == 2
+
+
+def test_a_plan_is_of_a_job_without_clients(capsys):
+    assert main(["plan", "federated", "-n", "2"]) == 2
+    assert "mpitrain plan is of training without clients" in capsys.readouterr().err
+    assert main(["plan", "federated", "-n", "2", "--set", "federated.clients=0"]) == 0
+
+
+def test_rounds_are_read_again_and_said_in_words(tmp_path):
+    line = (
+        b'{"event":"round","step":3,"asked":300,"taken":256,"dropped":44,"partial":7,"steps":900,'
+        b'"clock":1.5,"client_bytes":100,"plain_bytes":400,"rank_bytes":50,"clipped":0.0}\n'
+    )
+    path = Path(tmp_path / "metrics.jsonl")
+    path.write_bytes(line)
+    (found,) = read_records(path).of(Round)
+    assert str(found) == (
+        "round 3: 256 of 300 clients, 7 of them cut off; each sent at most 100 bytes of a "
+        "change of 400"
+    )

@@ -1,0 +1,314 @@
+"""Clients' samples, rounds, exact means and codes of changes, each against its closed form."""
+
+from fractions import Fraction
+from itertools import product
+
+import numpy as np
+import pytest
+
+from mpitrain.config import ConfigError, Federated
+from mpitrain.federated import codes, exact
+from mpitrain.federated.choice import Choice
+from mpitrain.federated.split import split
+
+LABELS = np.random.default_rng(0).integers(0, 10, 1000)
+
+
+@pytest.mark.parametrize("kind", ["iid", "dirichlet", "labels"])
+@pytest.mark.parametrize("clients", [1, 7, 100])
+def test_each_sample_is_one_clients(kind, clients):
+    own = Federated(clients=clients, split=kind, labels=10 if clients == 1 else 2)
+    parts = split(own, 3, 1000, LABELS)
+    assert len(parts) == clients
+    np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(1000))
+    for part in parts:
+        assert len(part) and (np.diff(part) > 0).all()
+    again = split(own, 3, 1000, LABELS)
+    assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
+    other = split(own, 4, 1000, LABELS)
+    assert clients == 1 or any(not np.array_equal(a, b) for a, b in zip(parts, other, strict=True))
+
+
+def test_even_parts_differ_by_one():
+    sizes = {len(part) for part in split(Federated(clients=77), 0, 1000, None)}
+    assert sizes <= {12, 13}
+
+
+@pytest.mark.parametrize("labels", [1, 2, 3])
+def test_clients_have_so_many_classes(labels):
+    for part in split(Federated(clients=40, split="labels", labels=labels), 1, 1000, LABELS):
+        assert len(np.unique(LABELS[part])) == labels
+
+
+def test_a_smaller_alpha_makes_clients_differ_more():
+    def spread(alpha):
+        parts = split(Federated(clients=20, split="dirichlet", alpha=alpha), 1, 1000, LABELS)
+        shares = [np.bincount(LABELS[part], minlength=10) / len(part) for part in parts]
+        return np.mean([np.abs(share - 0.1).sum() for share in shares])
+
+    assert spread(0.1) > spread(1.0) > spread(100.0)
+
+
+def test_thousands_of_clients_all_have_a_sample():
+    parts = split(Federated(clients=900, split="dirichlet", alpha=0.05), 1, 1000, LABELS)
+    assert min(map(len, parts)) == 1
+
+
+@pytest.mark.parametrize(
+    ("own", "labels", "message"),
+    [
+        (Federated(clients=1001), LABELS, "federated.clients = 1001 must be at most 1000"),
+        (Federated(clients=5, split="labels"), None, "goes by the classes of the samples"),
+        (Federated(clients=5, split="labels", labels=11), LABELS, "must be at most 10"),
+        (Federated(clients=3, split="labels"), LABELS, "leave some of the 10 classes to nobody"),
+        (Federated(clients=999, split="labels"), LABELS, "some get no sample"),
+    ],
+)
+def test_splits_that_cannot_be(own, labels, message):
+    with pytest.raises(ConfigError, match=message):
+        split(own, 0, 1000, labels)
+
+
+#: Samples and changes of a tiny population.
+SIZES, CHANGES = (1, 2, 5), (Fraction(8), Fraction(-1), Fraction(3))
+FEDERATED_MEAN = sum(n * d for n, d in zip(SIZES, CHANGES, strict=True)) / sum(SIZES)
+
+
+def choice(own, sizes=SIZES, work=None):
+    sizes = np.array(sizes)
+    return Choice(own, 5, sizes, sizes if work is None else np.array(work))
+
+
+def estimate(own, drawn):
+    """The mean that a round has with these draws, exactly."""
+    made = choice(own)
+    made.ask = lambda number: np.array(drawn)
+    cohort = made.cohort(0)
+    return sum(p.weight * CHANGES[p.client] for p in cohort.parts) / Fraction(cohort.weight)
+
+
+def test_the_sampled_mean_is_unbiased_over_all_samples():
+    own = Federated(clients=3, sample=2, scheme="sampled")
+    expected = sum(
+        Fraction(SIZES[a] * SIZES[b], sum(SIZES) ** 2) * estimate(own, (a, b))
+        for a, b in product(range(3), repeat=2)
+    )
+    assert expected == FEDERATED_MEAN
+
+
+def test_the_weighted_mean_of_even_samples_is_a_ratio_and_biased():
+    own = Federated(clients=3, sample=2)
+    pairs = [(0, 1), (0, 2), (1, 2)]
+    expected = sum(estimate(own, pair) for pair in pairs) / len(pairs)
+    assert expected == (2 + Fraction(23, 6) + Fraction(13, 7)) / 3
+    assert abs(expected - FEDERATED_MEAN) > Fraction(1, 20)
+    assert estimate(Federated(clients=3), (0, 1, 2)) == FEDERATED_MEAN
+
+
+def test_clients_are_drawn_by_their_samples():
+    made = choice(Federated(clients=3, sample=4, scheme="sampled"))
+    found = np.bincount(np.concatenate([made.ask(n) for n in range(2000)]), minlength=3)
+    expected = 8000 * np.array(SIZES) / sum(SIZES)
+    assert ((found - expected) ** 2 / expected).sum() < 13.8  # chi-square, 2 degrees, 0.1%
+
+
+def test_rounds_are_the_seeds():
+    own = Federated(clients=50, sample=10, take=7, spread=1.0, dropout=0.2)
+    first = [choice(own, [4] * 50).cohort(n) for n in range(5)]
+    assert first == [choice(own, [4] * 50).cohort(n) for n in range(5)]
+    assert len({c.asked for c in first}) == 5
+    assert all(len(c.asked) == 10 and c.taken <= 7 for c in first)
+
+
+def test_the_fastest_are_taken():
+    own = Federated(clients=300, take=256, spread=0.7)
+    made = choice(own, [16] * 300)
+    cohort = made.cohort(0)
+    times = 16 / made.speeds
+    assert cohort.taken == 256
+    assert {p.client for p in cohort.parts} == set(np.argsort(times)[:256].tolist())
+    assert cohort.seconds == np.sort(times)[255]
+    assert np.std(np.log(made.speeds)) == pytest.approx(0.7, rel=0.15)
+
+
+def test_all_are_taken_where_as_many_are_asked():
+    own = Federated(clients=20, sample=8, take=8, spread=1.0)
+    cohort = choice(own, [3] * 20).cohort(4)
+    assert [p.client for p in cohort.parts] == list(cohort.asked)
+    assert all(p.whole and p.weight == 3 for p in cohort.parts)
+
+
+def test_who_is_cut_off_sends_what_it_has_done():
+    own = Federated(clients=3, deadline=4.0)
+    cohort = choice(own, work=(2, 4, 9)).cohort(0)
+    assert [(p.steps, p.whole, p.weight) for p in cohort.parts] == [
+        (2, True, 1),
+        (4, True, 2),
+        (4, False, 5),
+    ]
+    assert cohort.seconds == 4.0
+    by_work = Federated(clients=3, deadline=4.0, weigh="work")
+    assert [p.weight for p in choice(by_work, work=(2, 4, 9)).cohort(0).parts] == [2, 8, 20]
+
+
+def test_the_most_done_are_taken_at_the_deadline():
+    own = Federated(clients=3, take=2, deadline=4.0)
+    cohort = choice(own, work=(100, 9, 4)).cohort(0)
+    assert [(p.client, p.steps) for p in cohort.parts] == [(1, 4), (2, 4)]
+
+
+def test_who_has_not_done_a_step_sends_nothing():
+    cohort = choice(Federated(clients=3, deadline=0.5)).cohort(0)
+    assert cohort.parts == () and cohort.asked == (0, 1, 2)
+
+
+def test_a_client_drawn_twice_counts_twice_and_no_more_than_taken():
+    own = Federated(clients=3, sample=3, take=2, scheme="sampled")
+    made = choice(own)
+    made.ask = lambda number: np.array([0, 0, 0])
+    (part,) = made.cohort(0).parts
+    assert (part.draws, part.weight) == (2, 2)
+
+
+def test_the_most_that_weights_add_up_to():
+    for own in (
+        Federated(clients=3, sample=2),
+        Federated(clients=3, sample=2, weigh="work"),
+        Federated(clients=3, sample=2, scheme="sampled"),
+    ):
+        made = choice(own)
+        most = max(made.cohort(n).most_weight for n in range(50))
+        assert most <= made.most_weight()
+        assert all(c.weight <= c.most_weight for c in (made.cohort(n) for n in range(20)))
+    assert choice(Federated(clients=3, sample=2)).most_weight() == 7
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_exact_mean_has_no_order_and_is_right(dtype):
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=50).astype(dtype)
+    ends = [
+        (x + rng.normal(size=50) * 10.0 ** rng.integers(-9, 3, 50)).astype(dtype) for _ in range(9)
+    ]
+    weights = rng.integers(1, 400, 9).tolist()
+    parts = [exact.difference(x, w) for w in ends]
+    grid = exact.Grid.of(max(float(np.abs(p[0]).max()) for p in parts), sum(weights))
+
+    def mean(order):
+        total = sum(weights[i] * grid.words(parts[i]) for i in order)
+        return grid.mean(total, sum(weights))
+
+    first, last = mean(range(9)), mean(reversed(range(9)))
+    for a, b in zip(first, last, strict=True):
+        np.testing.assert_array_equal(a, b)
+    for i in range(50):
+        true = sum(
+            n * (Fraction(float(x[i])) - Fraction(float(w[i])))
+            for n, w in zip(weights, ends, strict=True)
+        )
+        found = Fraction(float(first[0][i])) + Fraction(float(first[1][i]))
+        assert abs(found - true / sum(weights)) < Fraction(2.0 ** (grid.exponent - 85))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("weight", [1, 3, 1437])
+def test_of_one_client_the_server_has_its_weights(dtype, weight):
+    rng = np.random.default_rng(2)
+    x = (rng.normal(size=2000) * 10.0 ** rng.integers(-6, 2, 2000)).astype(dtype)
+    w = (rng.normal(size=2000) * 10.0 ** rng.integers(-6, 2, 2000)).astype(dtype)
+    w[:3], x[3:6] = 0, 0
+    parts = exact.difference(x, w)
+    grid = exact.Grid.of(float(np.abs(parts[0]).max()), weight)
+    mean = grid.mean(weight * grid.words(parts), weight)
+    np.testing.assert_array_equal(exact.subtract(x, mean).astype(dtype), w)
+
+
+def test_no_change_is_no_change():
+    x = np.ones(4)
+    grid = exact.Grid.of(0.0, 7)
+    mean = grid.mean(7 * grid.words(exact.difference(x, x)), 7)
+    np.testing.assert_array_equal(exact.subtract(x, mean), x)
+
+
+def coded(own, x, number, seed=9, largest=None):
+    """A change as the server has it after it was sent in a round."""
+    drawn = codes.Drawn.of(own, seed, number, x.size)
+    sent = drawn.sent(x)
+    steps = codes.Steps(own.bits, largest or float(np.abs(sent).max()))
+    return drawn.back(steps.mean(steps.encode(sent, codes.dice(seed, number, 0)), 1))
+
+
+@pytest.mark.parametrize("rotate", [False, True])
+@pytest.mark.parametrize("keep", [1.0, 0.3])
+def test_codes_are_unbiased(rotate, keep):
+    own = Federated(clients=1, rotate=rotate, kept=keep, bits=2)
+    x = np.random.default_rng(3).normal(size=20)
+    found = np.array([coded(own, x, number) for number in range(2000)])
+    error = found.std(axis=0) / np.sqrt(len(found))
+    assert (np.abs(found.mean(axis=0) - x) <= 5 * error + 1e-12).all()
+
+
+def test_rounding_by_chance_has_the_variance_of_its_closed_form():
+    steps = codes.Steps(3, 1.0)
+    x = np.linspace(-1, 1, 41)
+    rng = np.random.default_rng(4)
+    found = np.array([steps.mean(steps.encode(x, rng), 1) for _ in range(20000)])
+    part = np.mod((x + 1) / steps.width, 1)
+    variance = steps.width**2 * part * (1 - part)
+    assert (np.abs(found.mean(axis=0) - x) <= 5 * np.sqrt(variance / 20000) + 1e-12).all()
+    spread = 5 * steps.width**2 / np.sqrt(20000)
+    np.testing.assert_allclose(found.var(axis=0), variance, atol=spread)
+
+
+def test_numbers_of_the_grid_are_themselves_and_others_are_cut():
+    steps = codes.Steps(2, 3.0)
+    rng = np.random.default_rng(5)
+    grid = np.array([-3.0, -1.0, 1.0, 3.0])
+    np.testing.assert_array_equal(steps.mean(steps.encode(grid, rng), 1), grid)
+    np.testing.assert_array_equal(steps.mean(steps.encode(grid * 9, rng), 1), [-3, -3, 3, 3])
+    for least in (0.0, 5e-324):
+        steps = codes.Steps(24, least)
+        found = steps.mean(steps.encode(np.array([0.0, least, -least]), rng), 1)
+        assert (np.abs(found) <= least).all()
+
+
+def error_of(own, x):
+    return np.mean([np.sum((coded(own, x, n) - x) ** 2) for n in range(60)])
+
+
+def test_rotation_helps_one_large_element_and_does_no_harm_to_normal_ones():
+    rng = np.random.default_rng(6)
+    one = np.zeros(1024)
+    one[77] = 1.0
+    one += rng.normal(size=1024) * 1e-3
+    plain, turned = (Federated(clients=1, rotate=r, bits=2) for r in (False, True))
+    assert error_of(turned, one) < error_of(plain, one) / 20
+    normal = rng.normal(size=1024)
+    assert error_of(turned, normal) < 1.2 * error_of(plain, normal)
+
+
+@pytest.mark.parametrize("rotate", [False, True])
+def test_24_bits_of_everything_are_the_change_itself(rotate):
+    own = Federated(clients=1, rotate=rotate, bits=24)
+    x = np.random.default_rng(7).normal(size=1000)
+    np.testing.assert_allclose(coded(own, x, 0), x, atol=1e-6 * np.abs(x).max())
+
+
+def test_codes_are_linear():
+    """The sum of codes, decoded, is the weighted mean of what each would be decoded to."""
+    own = Federated(clients=3, rotate=True, kept=0.5, bits=6)
+    rng = np.random.default_rng(8)
+    changes, weights = rng.normal(size=(3, 50)), [2, 5, 1]
+    drawn = codes.Drawn.of(own, 1, 0, 50)
+    steps = codes.Steps(6, 4.0)
+    places = [steps.encode(drawn.sent(x), codes.dice(1, 0, k)) for k, x in enumerate(changes)]
+    each = [drawn.back(steps.mean(p, 1)) for p in places]
+    total = sum(w * p for w, p in zip(weights, places, strict=True))
+    expected = np.average(each, axis=0, weights=weights)
+    np.testing.assert_allclose(drawn.back(steps.mean(total, 8)), expected, atol=1e-12)
+
+
+def test_bits_that_fit():
+    for weight in (1, 3, 256, 25600, 2**31):
+        bits = codes.most_bits(weight, 32)
+        assert weight * (2**bits - 1) < 2**32 <= weight * (2 ** (bits + 1) - 1)
