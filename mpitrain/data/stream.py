@@ -103,7 +103,7 @@ class Streamed(Own):
     def _next(self, index: int) -> Any:
         """The sample of this number."""
         at, name = self.cursor, type(self.data).__name__
-        here = at.iterator and (at.epoch, at.process) == (self.epoch, os.getpid())
+        here = at.iterator is not None and (at.epoch, at.process) == (self.epoch, os.getpid())
         if not here or index < at.position:
             self._begin(0)
         if index > at.position and hasattr(self.data, "starting_at"):

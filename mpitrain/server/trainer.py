@@ -187,7 +187,8 @@ class ServedTrainer(Trainer):
         Raises:
             DataError: on all ranks; one of them cannot read a sample.
             NonFinite: on all ranks; nothing that is not finite was pushed.
-            ConfigError: on all ranks; what is replayed is another training.
+            ConfigError: on all ranks; what is replayed is another training, or a parameter has no
+                part in the loss.
             LogError: on all ranks; a server cannot write its log.
         """
         before = epoch * self.sampler.steps_per_epoch
@@ -227,6 +228,7 @@ class ServedTrainer(Trainer):
         if turns:
             act = partial(self._serve, first, stop, turns)
         own = together(self.comm, act, DataError, NonFinite, ConfigError, LogError)
+        self.expect_pure()
         own.seconds = perf_counter() - start
         reducing = own.idle if own.work is None else own.work.pushing
         pulling = {self.roles.server(0): own.work.pulling} if own.work else {}

@@ -11,7 +11,7 @@ import numpy as np
 
 from collectives import Communicator
 from mpitrain.arrays import Array
-from mpitrain.config import Server
+from mpitrain.config import ConfigError, Server
 from mpitrain.data import DataError
 from mpitrain.feed import Held
 from mpitrain.parallel.whole import WholeGradients
@@ -104,6 +104,7 @@ class Worker:
         Raises:
             DataError: a sample cannot be read; the servers know that this worker has failed.
             NonFinite: a loss or gradient is not finite; so do they.
+            ConfigError: a parameter has no part in the loss; so do they.
         """
         work, clock = Work(), first
         try:
@@ -112,7 +113,7 @@ class Worker:
                     break
                 self._clock(clock, batches[0], held, work)
                 self._push(clock, first, stop, work)
-        except (DataError, NonFinite):
+        except (ConfigError, DataError, NonFinite):
             self._end(Kind.FAILED, clock, work)
             raise
         self._end(Kind.DONE, clock, work)
@@ -131,8 +132,18 @@ class Worker:
 
     def _clock(self, clock: int, batch: Array, held: Held, work: Work) -> None:
         loss = self._compute(clock, batch, held)
+        samples = sum(map(len, held.values()))
+        unused = {t.name for t in self._store.arena.tensors} - self._store.used
         if self._group.size > 1:
-            loss = sum(self._group.allgather(loss))
+            told = self._group.allgather((loss, samples, unused))
+            losses, counts, every = zip(*told, strict=True)
+            loss, samples, unused = sum(losses), sum(counts), set.intersection(*every)
+        if samples and unused:
+            raise ConfigError(
+                "server: servers move every parameter with every gradient, and the loss does not "
+                f"follow from {', '.join(sorted(unused)[:3])}; freeze what is not used "
+                "(requires_grad_(False)), or train without servers"
+            )
         work.losses[clock] = loss
         work.norms[clock] = sqrt(square_sum(self._store.gradients))
         if not (isfinite(loss) and isfinite(work.norms[clock])):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from mpitrain.config import ConfigError
+from mpitrain.fit import TrainerWithServers
 from tests.mpi.mpitrain.test_fit import RANKS, assert_interrupted_alike, layouts, made
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
@@ -222,3 +223,38 @@ def test_codes_of_gradients_move_nothing_that_was_never_used(folder):
         begin = Branches().state_dict()
     for name in ("never.weight", "aside.weight", "behind.bias"):
         assert torch.equal(trainer.module.state_dict()[name], begin[name]), name
+
+
+@pytest.mark.skipif(RANKS < 2, reason="a worker and a server")
+@pytest.mark.parametrize("model", [Cut, lambda: torch.nn.Sequential(Pair(), Cut().enter)])
+def test_servers_refuse_it(folder, model):
+    """And take torch modules whose parameters are all used."""
+    trainer = TrainerWithServers(
+        model=model,
+        train_data=Turns(48, 1),
+        test_data=Turns(30, 2),
+        loss=of_one if model is Cut else of_all,
+        optim={"name": "adam", "lr": 0.01, "weight_decay": 0.3},
+        batch_size=24,
+        epochs=1,
+        dtype="float64",
+        dir=str(folder / "run"),
+        server={"ranks": 1},
+    )
+    if model is Cut:
+        with pytest.raises(ConfigError, match=r"does not follow from part0.aside"):
+            trainer.fit()
+    else:
+        assert len(trainer.fit()) == 1
+        trainer.close()
+
+
+class Pair(torch.nn.Module):
+    """The first of two."""
+
+    def forward(self, pair):
+        return pair[0]
+
+
+def of_all(outputs, labels):
+    return (outputs.mean(1, keepdim=True) - labels).square().mean()

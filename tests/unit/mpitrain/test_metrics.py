@@ -83,6 +83,8 @@ def test_each_record_is_a_line_of_json(job, tmp_path):
         "comm_share": 0.25,
         "wait_share": 0.125,
         "read_share": 0.0,
+        "sent_bytes": 0.0,
+        "shared_bytes": 0.0,
     }
 
 
