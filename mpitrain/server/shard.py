@@ -27,7 +27,7 @@ class Shard:
         self,
         piece: Piece,
         state: State,
-        update: Callable[[float], None],
+        update: Callable[[float, int], None],
         rate: Callable[[int], float],
         workers: int,
         limit: int | None,
@@ -38,7 +38,7 @@ class Shard:
         Args:
             piece: the own part.
             state: the optimiser's arrays of it.
-            update: takes a step along the piece's gradients, with a learning rate.
+            update: takes a step along the piece's gradients, with a learning rate, of this number.
             rate: the learning rate of a step, counted from 0.
             workers: how many push.
             limit: clocks that one may be ahead of the slowest; None: any number.
@@ -115,7 +115,7 @@ class Shard:
         own = self._piece.gradients
         own[...] = gradient
         factor = self._correction.on_push(own, lag, pulled, self._piece.parameters)
-        self._update(self._rate(self.step) * factor)
+        self._update(self._rate(self.step) * factor, self.step)
 
     def _collect(self, worker: int, clock: int, gradient: Array) -> None:
         """The sum in the order of the workers, as the ``parameter_server`` all-reduce has it."""
@@ -128,4 +128,4 @@ class Shard:
             total += self._round[other]
         self._round.clear()
         self.squares[clock] = float(np.sum(np.square(total, dtype=np.float64)))
-        self._update(self._rate(clock))
+        self._update(self._rate(clock), clock)

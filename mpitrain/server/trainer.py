@@ -144,8 +144,8 @@ class ServedTrainer(Trainer):
         shard = Shard(
             piece,
             state,
-            self.updater.step,
-            self._rate,
+            lambda rate, step: self.updater.step(rate, number=step),
+            self._common_rate,
             len(leaders),
             own.limit,
             correction(own, len(leaders)),
@@ -187,8 +187,8 @@ class ServedTrainer(Trainer):
         Raises:
             DataError: on all ranks; one of them cannot read a sample.
             NonFinite: on all ranks; nothing that is not finite was pushed.
-            ConfigError: on all ranks; what is replayed is another training, or a parameter has no
-                part in the loss.
+            ConfigError: on all ranks; what is replayed is another training, a parameter has no part
+                in the loss, or a layer is no function of its inputs.
             LogError: on all ranks; a server cannot write its log.
         """
         before = epoch * self.sampler.steps_per_epoch
@@ -228,7 +228,6 @@ class ServedTrainer(Trainer):
         if turns:
             act = partial(self._serve, first, stop, turns)
         own = together(self.comm, act, DataError, NonFinite, ConfigError, LogError)
-        self.expect_pure()
         own.seconds = perf_counter() - start
         reducing = own.idle if own.work is None else own.work.pushing
         pulling = {self.roles.server(0): own.work.pulling} if own.work else {}
@@ -240,6 +239,7 @@ class ServedTrainer(Trainer):
             self._count_updates(len(batches))
             self.stopping = self.comm.allreduce(self._stop.raised(), op=MPI.LOR)
         self.steps_done = first
+        self.expect_pure()
         sizes = [len(batch) for batch in batches]
         return steps(told, sizes, first, epoch, self._rate, self._shares)
 
@@ -290,8 +290,12 @@ class ServedTrainer(Trainer):
 
     # Overflow ends in a loss that is not finite, which ends the run.
     @np.errstate(over="ignore", invalid="ignore")
-    def _compute(self, clock: int, batch: Array, held: Held) -> float:
-        """The own part of a batch, forward and backward; the group's gradient is in the store."""
+    def _compute(self, clock: int, batch: Array, held: Held) -> tuple[float, str]:
+        """The own part of a batch, forward and backward; the group's gradient is in the store.
+
+        Returns:
+            The own part of the mean loss, and the name of a parameter without a part in it, if any.
+        """
         self._begins(clock)
         self.store.reset()
         source = MicroBatches(
@@ -315,7 +319,8 @@ class ServedTrainer(Trainer):
             update,
             lambda m: replace(self.context(source.indices(m)), replicas=TensorGroup()),
         )
-        return loss
+        names = (tensor.name for tensor in self.arena.tensors)
+        return loss, next((name for name in names if name not in self.store.used), "")
 
     def _begins(self, step: int) -> None:
         self.steps_done = step

@@ -70,7 +70,7 @@ class Worker:
         store: WholeGradients,
         parameters: Array,
         server: Server,
-        compute: Callable[[int, Array, Held], float],
+        compute: Callable[[int, Array, Held], tuple[float, str]],
         changed: Callable[[], None],
         rate: Callable[[int], float],
     ) -> None:
@@ -83,7 +83,8 @@ class Worker:
             parameters: flat, as pulled.
             server: the job's table.
             compute: takes the own part of the batch of a clock forward and backward, and returns
-                its part of the mean loss; the store then has the group's gradient.
+                its part of the mean loss, and the name of a parameter that had no part in it, if
+                there is one; the store then has the group's gradient.
             changed: the parameters have.
             rate: the learning rate of a step, counted from 0.
         """
@@ -113,7 +114,7 @@ class Worker:
                     break
                 self._clock(clock, batches[0], held, work)
                 self._push(clock, first, stop, work)
-        except (ConfigError, DataError, NonFinite):
+        except (DataError, NonFinite, ConfigError):
             self._end(Kind.FAILED, clock, work)
             raise
         self._end(Kind.DONE, clock, work)
@@ -131,18 +132,15 @@ class Worker:
         return goes_on
 
     def _clock(self, clock: int, batch: Array, held: Held, work: Work) -> None:
-        loss = self._compute(clock, batch, held)
-        samples = sum(map(len, held.values()))
-        unused = {t.name for t in self._store.arena.tensors} - self._store.used
+        loss, unused = self._compute(clock, batch, held)
         if self._group.size > 1:
-            told = self._group.allgather((loss, samples, unused))
-            losses, counts, every = zip(*told, strict=True)
-            loss, samples, unused = sum(losses), sum(counts), set.intersection(*every)
-        if samples and unused:
+            told = self._group.allgather((loss, unused))
+            loss = sum(part for part, _ in told)
+            unused = next((name for _, name in told if name), "")
+        if unused:
             raise ConfigError(
-                "server: servers move every parameter with every gradient, and the loss does not "
-                f"follow from {', '.join(sorted(unused)[:3])}; freeze what is not used "
-                "(requires_grad_(False)), or train without servers"
+                f"server: {unused} has no part in the loss of step {clock + 1}, and servers update "
+                "all parameters; freeze it (requires_grad = False), or train without servers"
             )
         work.losses[clock] = loss
         work.norms[clock] = sqrt(square_sum(self._store.gradients))

@@ -507,6 +507,35 @@ def test_a_torch_module_is_trained_by_servers(comm, folder):
     part.Free()
 
 
+@slow
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+def test_a_parameter_without_a_part_in_the_loss_is_refused(comm, folder):
+    import torch
+
+    class Idle(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.idle = torch.nn.Linear(3, 1), torch.nn.Linear(3, 1)
+
+        def forward(self, x):
+            return self.used(x)
+
+    trainer = fit.TrainerWithServers(
+        comm,
+        model=Idle,
+        train_data=Sums(),
+        test_data=Sums(),
+        loss="mean_squared_error",
+        batch_size=16,
+        epochs=1,
+        dir=str(folder),
+        server={"ranks": 1},
+    )
+    with pytest.raises(ConfigError, match=r"idle\.\w+ has no part in the loss of step 1"):
+        list(trainer.run_epoch(0))
+    trainer.close()
+
+
 class Sums:
     """Three numbers and their sum."""
 

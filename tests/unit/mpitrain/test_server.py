@@ -40,7 +40,7 @@ class Descent:
         piece = Piece(0, self.values, np.zeros_like(self.values), DATA)
         self.rates = []
 
-        def update(rate):
+        def update(rate, step):
             self.rates.append(rate)
             optimizer = SGD(momentum)
             direction = optimizer.prepare(self.values, piece.gradients, self.state, 1)
