@@ -163,7 +163,15 @@ ENDS = {
     "killed": "os.kill(os.getpid(), signal.SIGKILL)",
     "terminated": "os.kill(os.getpid(), signal.SIGTERM)",
     "killed while they read": SOON.format("os.kill, (os.getpid(), signal.SIGKILL)"),
-    "interrupted while they read": SOON.format("os.killpg, (0, signal.SIGINT)"),
+    # Again and again, as Python does not wake its main thread where another one gets the signal.
+    "interrupted while they read": """
+def interrupt():
+    while not time.sleep(0.5):
+        os.killpg(0, signal.SIGINT)
+
+threading.Thread(target=interrupt, daemon=True).start()
+next(reading)
+""",
     "exit while they read": SOON.format("os._exit, (3,)"),
 }
 
