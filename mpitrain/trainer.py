@@ -533,7 +533,7 @@ class Trainer(ClosedTogether):
                     yield from (
                         self.window(epoch, some, held)
                         if asynchronous
-                        else self._told(self.step(epoch, some[0], held))
+                        else self._known(self.step(epoch, some[0], held))
                     )
                 except CorruptMessage as error:
                     raise CorruptMessage(f"step {self.steps_done + 1}: {error}") from error
@@ -676,7 +676,7 @@ class Trainer(ClosedTogether):
             return scaled_rate(self.config.optim, self.config.train)
         return self._rate(steps_done)
 
-    def _told(self, record: Step | Skipped | None) -> list[Step | Skipped]:
+    def _known(self, record: Step | Skipped | None) -> list[Step | Skipped]:
         """The records that are known after a step; collective where the ranks agree now."""
         if record is not None:
             return [record]

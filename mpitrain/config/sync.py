@@ -188,8 +188,8 @@ def sync_conflicts(job: "Config") -> Iterator[tuple[str, str]]:
     if job.federated.clients:
         yield (
             "sync.kind",
-            f"clients train by themselves and meet in rounds, and workers of {s.kind} otherwise; set "
-            "kind = 'every_step', or federated.clients = 0",
+            f"clients train by themselves and meet in rounds, and workers of {s.kind} otherwise; "
+            "set kind = 'every_step', or federated.clients = 0",
         )
     if job.server.ranks or job.server.hogwild:
         yield (
