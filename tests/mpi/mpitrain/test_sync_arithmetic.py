@@ -109,7 +109,7 @@ def test_the_mean_of_the_workers_is_one_process_at_every_step(comm, name):
     strategy.close()
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_drained_workers_are_the_same_bits_where_numbers_round(comm, name, dtype):
     own = workers(comm, dtype)
@@ -338,7 +338,7 @@ class LateSum:
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("late", [0, 3, 6])
+@pytest.mark.parametrize("late", [pytest.param(0, marks=pytest.mark.slow), 3, 6])
 @pytest.mark.parametrize("kind", ["delayed", "streaming"])
 def test_nobody_waits_for_what_is_not_due(comm, kind, late):
     """A link of ``late`` steps, and exchanges that take effect ``late`` steps later."""
