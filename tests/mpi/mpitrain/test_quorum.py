@@ -1,5 +1,6 @@
 """Sums of gradients that do not wait for the last ones: what is in them, and that nobody hangs."""
 
+import json
 from itertools import islice
 from time import sleep
 
@@ -222,12 +223,13 @@ def test_a_run_without_its_last_ones_is_made_again_bit_by_bit(comm, folder):
 
 
 def test_a_replay_of_another_run_is_refused_on_all_ranks(comm, folder):
+    step = dict(step=1, epoch=0, samples=1, loss=1, grad_norm=1, lr=1, seconds=1, samples_per_s=1)
+    synced = {"exchanges": 1, "since": 0, "taken": [[1]] * (RANKS + 1)}
+    line = json.dumps({"event": "step", **step, "comm_share": 0, "sync": synced}) + "\n"
     for text, why in (
         ("", "is of no steps by quorum"),
-        ('{"event":"step","step":1,"epoch":0,"samples":1,"loss":1,"grad_norm":1,"lr":1,"seconds":1,'
-         '"samples_per_s":1,"comm_share":0,"sync":{"exchanges":1,"since":0,"taken":' + str([[1]] * (RANKS + 1)) + "}}\n",
-         f"is of {RANKS + 1} workers, and this run has {RANKS}"),
-    ):  # fmt: skip
+        (line, f"is of {RANKS + 1} workers, and this run has {RANKS}"),
+    ):
         if comm.rank == 0:
             (folder / "metrics.jsonl").write_text(text)
         comm.Barrier()

@@ -41,6 +41,14 @@ KINDS = {
 }
 
 
+SLOW = pytest.mark.slow
+#: All of them, most marked slow.
+ONE_QUICK = [pytest.param(kind, marks=() if kind == "streaming" else SLOW) for kind in KINDS]
+FEW_QUICK = [
+    pytest.param(kind, marks=() if kind in ("diloco", "delayed") else SLOW) for kind in KINDS
+]
+
+
 @pytest.fixture(scope="module")
 def comm():
     with Communicator(MPI.COMM_WORLD) as world, limit_blas_threads(world):
@@ -200,7 +208,7 @@ def trained(comm, config, steps=STEPS):
         return curve, trainer.grid.place.replica, own, whole(comm, trainer)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ONE_QUICK)
 @pytest.mark.parametrize("layout", layouts())
 def test_layouts_train_as_workers_do_that_know_of_no_layout(comm, layout, kind):
     model = "gpt" if layout != "data" else "mlp"
@@ -214,15 +222,11 @@ def test_layouts_train_as_workers_do_that_know_of_no_layout(comm, layout, kind):
         np.testing.assert_allclose(together[name], mean[name], rtol=1e-7, atol=1e-10)
 
 
-FEW = [
-    "diloco",
-    "delayed",
-    *(pytest.param(k, marks=pytest.mark.slow) for k in ("local", "streaming")),
-]
+FEW = ["delayed", *(pytest.param(k, marks=SLOW) for k in ("local", "diloco", "streaming"))]
 
 
-@pytest.mark.parametrize("name", ["adam", "lamb"])
-@pytest.mark.parametrize("kind", ["local", "delayed"])
+@pytest.mark.parametrize("name", ["lamb", pytest.param("adam", marks=SLOW)])
+@pytest.mark.parametrize("kind", ["local", pytest.param("delayed", marks=SLOW)])
 def test_other_optimisers_and_clipping_are_each_workers_own(comm, kind, name):
     optim = Optim(name=name, lr=0.01, reference_batch=0, clip_norm=0.5, weight_decay=0.01)
     config = config_of("mlp", kind, optim)
@@ -255,8 +259,8 @@ def test_one_worker_is_sequential_bit_by_bit(comm, kind):
         np.testing.assert_array_equal(found[name], values)
 
 
-@pytest.mark.parametrize("at", [3, pytest.param(4, marks=pytest.mark.slow), 5])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("at", [pytest.param(3, marks=SLOW), pytest.param(4, marks=SLOW), 5])
+@pytest.mark.parametrize("kind", FEW_QUICK)
 def test_a_run_that_was_killed_goes_on_bit_by_bit(comm, folder, kind, at):
     config = config_of("mlp", kind, Optim(name="adam", lr=0.01, reference_batch=0, average=0.9))
     config = replace(config, run=replace(config.run, dtype="float32", dir=str(folder)))
@@ -377,8 +381,8 @@ def test_where_one_worker_overflows_all_skip_the_step(comm, kind):
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("codec", ["bf16", "powersgd:rank=2"])
-@pytest.mark.parametrize("kind", ["local", "delayed", "streaming"])
+@pytest.mark.parametrize("codec", [pytest.param("bf16", marks=SLOW), "powersgd:rank=2"])
+@pytest.mark.parametrize("kind", ["local", "delayed", pytest.param("streaming", marks=SLOW)])
 def test_ways_go_by_codes_and_what_these_leave_out_is_kept(comm, folder, kind, codec):
     sync = replace(KINDS[kind], delay=min(KINDS[kind].delay, 2))
     config = replace(config_of("mlp", kind), sync=sync, compress=Compress(codec=codec, least=32))
@@ -400,7 +404,7 @@ def test_ways_go_by_codes_and_what_these_leave_out_is_kept(comm, folder, kind, c
             np.testing.assert_array_equal(values, weights[name])
 
 
-@pytest.mark.parametrize("kind", ["post-local", "delayed"])
+@pytest.mark.parametrize("kind", [pytest.param("post-local", marks=SLOW), "delayed"])
 def test_ranks_may_agree_after_several_steps(comm, folder, kind, monkeypatch):
     """The same weights and records, in fewer messages; a run that is stopped says so there."""
     config = config_of("mlp", kind, Optim(name="adam", lr=0.01, reference_batch=0, clip_norm=0.3))
