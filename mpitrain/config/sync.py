@@ -182,8 +182,8 @@ def sync_conflicts(job: "Config") -> Iterator[tuple[str, str]]:
     if job.compress.codec == "auto":
         yield (
             "compress.codec",
-            f"auto times the sum of gradients of every step, and {s.kind} has others; name a codec, "
-            "or set 'none'",
+            f"auto times the sum of gradients of every step, and {s.kind} has others; name a "
+            "codec, or set 'none'",
         )
     if job.federated.clients:
         yield (

@@ -80,6 +80,12 @@ def test_outer_optimisers_that_cannot_be(text, why):
             {"compress": {"codec": "bf16"}},
             "delay = 3 may be at most period = 2",
         ),
+        (LOCAL, {"compress": {"codec": "auto"}}, "auto times the sum of gradients of every step"),
+        (
+            LOCAL,
+            {"server": {"ranks": 1}},
+            "servers say when their workers talk, and local does",
+        ),
         (QUORUM, {"parallel": {"pipe": 2}}, "quorum leaves out workers of one rank"),
         (QUORUM, {"compress": {"codec": "bf16"}}, "quorum gathers gradients at one rank"),
         (QUORUM, {"run": {"compute": "float16"}}, "quorum takes gradients of several steps"),
