@@ -10,6 +10,7 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 from collectives import Communicator
+from mpitrain import nn
 from mpitrain.checkpoint import Checkpoint, Writer
 from mpitrain.config import Checkpoint as CheckpointTable
 from mpitrain.config import Compress, ConfigError, Optim, Sync, load
@@ -473,6 +474,15 @@ def test_what_one_worker_cannot_compute_all_hear_of_where_they_agree(comm):
 def test_what_cannot_be_is_refused_on_all_ranks(comm):
     with pytest.raises(ConfigError, match="a model of 3 layers cannot be cut into 4 fragments"):
         Trainer(comm, replace(mlp(), sync=Sync(kind="local", fragments=4)))
+    layers = {
+        "flat": nn.Flatten(),
+        "linear": nn.Linear(64, 16),
+        "norm": nn.BatchNorm(16),
+        "out": nn.Linear(16, 10),
+    }
+    for sync in (*KINDS.values(), Sync(kind="quorum")) if RANKS > 1 else ():
+        with pytest.raises(ConfigError, match="batch norm takes all workers forward together"):
+            Trainer(comm, replace(mlp(), sync=sync), layers=layers)
 
 
 def test_the_example_learns_the_digits(comm, folder):
