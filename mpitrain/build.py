@@ -30,6 +30,10 @@ from mpitrain.parallel.summation import Dense, Summation
 from mpitrain.pipeline.actions import Pipeline
 from mpitrain.pipeline.replay import PipelineError, Report, replay
 from mpitrain.pipeline.schedules import SCHEDULES
+from mpitrain.sync import Delayed, EveryStep, Local, Quorum, Strategy, Workers
+from mpitrain.sync.outer import outer
+from mpitrain.sync.quorum import choices
+from mpitrain.together import together
 
 
 def layout(config: Config, ranks: int) -> Layout:
@@ -152,16 +156,69 @@ def optimizer(config: Optim) -> Optimizer:
             return LAMB(*betas)
 
 
-def reduction(config: Config, groups: Mapping[str, Communicator], replica: int) -> Reduction:
-    """How the gradients of a job are summed over these groups of ranks, on this replica."""
-    p, c = config.parallel, config.compress
+def dense(config: Config) -> Dense:
+    """The sum of numbers as they are."""
+    p = config.parallel
     # Not every algorithm of an all-reduce has a reduce-scatter, which sums into shards.
     whole = p.zero < 2 and not p.node_shared
-    dense = Dense(p.algorithm if whole else "auto")
-    summation: Summation = dense
-    if c.codec != "none":
-        summation = Compressed(compression(c), Dice(config.run.seed, replica), dense)
-    return Reduction(groups, summation, p.bucket_bytes, bool(p.overlap))
+    return Dense(p.algorithm if whole else "auto")
+
+
+def summation(config: Config, replica: int) -> Summation:
+    """How a job sums over its replicas, on this one."""
+    if config.compress.codec == "none":
+        return dense(config)
+    how = compression(config.compress)
+    return Compressed(how, Dice(config.run.seed, replica), dense(config))
+
+
+def reduction(config: Config, groups: Mapping[str, Communicator], replica: int) -> Reduction:
+    """How the gradients of a job are summed over these groups of ranks, on this replica."""
+    p = config.parallel
+    # Where replicas train by themselves, a gradient is that of one of them, and stays exact.
+    how = dense(config) if config.sync.kind != "every_step" else summation(config, replica)
+    return Reduction(groups, how, p.bucket_bytes, bool(p.overlap))
+
+
+def strategy(config: Config, workers: Workers) -> Strategy:
+    """When the workers of a job talk; collective.
+
+    Raises:
+        ConfigError: there are more fragments than layers, or ``sync.replay`` is no such file.
+    """
+    s = config.sync
+    if s.fragments > workers.layers:
+        raise ConfigError(
+            f"sync.fragments: a model of {workers.layers} layers cannot be cut into {s.fragments} "
+            "fragments"
+        )
+    match s.kind:
+        case "every_step":
+            return EveryStep()
+        case "local":
+            return Local(
+                workers,
+                period=s.period,
+                outer=outer(s.outer),
+                start=s.start,
+                fragments=s.fragments,
+                delay=s.delay,
+                mix=s.mix,
+                averages_state=s.state == "averaged",
+            )
+        case "delayed":
+            return Delayed(workers, period=s.period, delay=s.delay, start=s.start)
+        case "quorum":
+            comm = workers.comm
+            replay = None
+            if s.replay:
+                found = together(
+                    comm,
+                    lambda: choices(Path(s.replay), comm.size) if comm.rank == 0 else None,
+                    ConfigError,
+                )
+                replay = comm.bcast(found)
+            return Quorum(workers, s.needed(comm.size), s.behind, replay)
 
 
 def compression(table: Compress) -> Compression:

@@ -108,6 +108,8 @@ def _to_the_end(
                     continue
                 if isinstance(record, Step):
                     totals.add(record)
+                if record.step < trainer.steps_done:
+                    continue  # the records of several steps have come together
                 slow = trainer.straggler() if trainer.steps_done % log_every == 0 else None
                 if slow:
                     write(slow)
@@ -133,6 +135,7 @@ def _to_the_end(
             _tell(write, save(trainer, writer))
         _tell(write, writer.finish())
         result = result or evaluate(trainer, (trainer.steps_done - 1) // per_epoch)
+        trainer.drain()
         write(trainer.times())
         summary = totals.summary(trainer, result)
         write(summary)

@@ -11,6 +11,7 @@ from typing import ClassVar, cast
 
 import numpy as np
 from mpi4py import MPI
+from msgspec import UNSET, UnsetType
 
 from collectives import CheckedTransport, Communicator, CorruptMessage
 from mpitrain import build, groups, models, nn
@@ -20,13 +21,15 @@ from mpitrain.batches import MicroBatches
 from mpitrain.config import Config, ConfigError
 from mpitrain.data import DataError, Dataset, Sampler, load
 from mpitrain.data.everywhere import load_on_all
+from mpitrain.data.own import Own
 from mpitrain.data.stream import Streamed
 from mpitrain.feed import Feed, Held
 from mpitrain.fitting import expect_fitting, initial, named_metrics
 from mpitrain.group import TensorGroup
 from mpitrain.groups import Grouping
+from mpitrain.ledger import Ledger, Noted, nonfinite
 from mpitrain.lr import Factor, Schedule, Table, learning_rate, scaled_rate, tabulated
-from mpitrain.metrics import Overlap, Round, Skipped, Step, Straggler, Times
+from mpitrain.metrics import Overlap, Round, Skipped, Step, Straggler, Synced, Times
 from mpitrain.objective import Loss
 from mpitrain.objective.metrics import Metric
 from mpitrain.optim import Optimizer
@@ -45,8 +48,10 @@ from mpitrain.precision import CastWeights, LossScale, compute_type
 from mpitrain.stage import LayerStage, Stage
 from mpitrain.stop import StopFlag
 from mpitrain.stragglers import Busy
+from mpitrain.sync import EveryStep, Progressing, Strategy, Workers
+from mpitrain.sync.workers import layer_numbers
 from mpitrain.together import ClosedTogether, together
-from mpitrain.update import NonFinite, Told, Updater
+from mpitrain.update import AVERAGE, Agreed, NonFinite, Told, Updater
 from mpitrain.watch import Watch
 
 
@@ -69,6 +74,7 @@ class Trainer(ClosedTogether):
         layers: names of the own layers.
         store: their parameters and gradients.
         summation: how gradients are summed over replicas.
+        strategy: when replicas talk.
         state: what they keep besides, by name.
         updater: how parameters follow gradients.
         partition: which layers each stage has.
@@ -187,6 +193,13 @@ class Trainer(ClosedTogether):
         self._trial = self._begin_trial()
         self._found_overlap: Overlap | None = None
         self._lap = perf_counter()
+        #: How many gradients there are; each is of its worker's samples, as many times larger.
+        self._workers = self.grid.layout.replicas[0] if config.sync.drifts else 1
+        self._drift = 0.0
+        #: Steps of workers that tell each other of them later.
+        self._ledger: Ledger | None = None
+        if config.sync.agree > 1:
+            self._ledger = Ledger(self.comm, self._workers, config.sync.agree)
 
     def _tabulate(self, schedule: Factor | Schedule | None) -> Table | None:
         """A schedule of one's own, rank 0's on all ranks."""
@@ -255,23 +268,64 @@ class Trainer(ClosedTogether):
             lambda: initial(config.run, self.model, self.arena, self.layers),
             ConfigError,
         )
+        self._column: Communicator | None = None
         self.store = self._hold(flat)
         folder = config.parallel.offload
         offload = build.mapped(Path(folder), self.comm.rank) if folder else None
         grouping = self._grouped()
         self.updater = Updater(
-            self.grid, self.store, self._optimizer, grouping, offload, config.optim.average
+            self.grid,
+            self.store,
+            self._optimizer,
+            grouping,
+            offload,
+            config.optim.average,
+            self._column,
         )
+        self.strategy = self._strategy()
+
+    def _strategy(self) -> Strategy:
+        config, store = self.config, self.store
+        if not isinstance(store, Replicated) or config.sync.kind == "every_step":
+            return EveryStep()  # the configuration has refused other stores
+        if config.sync.kind == "quorum" and (
+            config.data.workers or isinstance(self.data.train, Own)
+        ):
+            raise ConfigError(
+                "sync.kind: all ranks meet where samples are read that might not be readable, and "
+                "quorum waits for some only; set data.workers = 0 and take data of a job file, or "
+                "kind = 'every_step'"
+            )
+        replica = self.grid.place.replica
+        workers = Workers(
+            comm=self.grid.data,
+            arena=self.arena,
+            layer_of=layer_numbers(self.model),
+            layers=len(self.model.layers),
+            parameters=store.parameters,
+            gradients=store.gradients,
+            pieces=store.pieces,
+            state=self.updater.state,
+            counted=self.updater.counted(),
+            summation=lambda: build.summation(config, replica),
+            dense=build.dense(config),
+            agrees_late=config.sync.agree > 1,
+        )
+        found = build.strategy(config, workers)
+        store.algorithm, store.reason = found.algorithm, found.reason
+        return found
 
     def _hold(self, flat: Array) -> Store:
         """What holds the parameters, which begin as ``flat``."""
-        groups, replica, allocate = self.grid.groups, self.grid.place.replica, self.grid.data.empty
+        summed, replica, allocate = self.grid.groups, self.grid.place.replica, self.grid.data.empty
         why = ""
+        if self.config.sync.kind != "every_step":
+            summed, self._column = self.grid.within()
         if self.config.compress.codec == "auto":
             self.config, why = build.choose_codec(
-                self.comm, self.config, groups, self.arena, replica, allocate
+                self.comm, self.config, summed, self.arena, replica, allocate
             )
-        reduction = build.reduction(self.config, groups, replica)
+        reduction = build.reduction(self.config, summed, replica)
         self.summation = reduction.summation
         store = build.store(self.config, self.arena, flat, reduction, allocate)
         if why:
@@ -371,6 +425,12 @@ class Trainer(ClosedTogether):
             ConfigError: it would depend on the layout.
         """
         whole = nn.Chain(self.model.layers).state(self.config.run.dtype)
+        kind = self.config.sync.kind
+        if whole and kind != "every_step" and self.grid.layout.replicas[0] > 1:
+            raise ConfigError(
+                f"sync.kind: batch norm takes all workers forward together, and those of {kind} "
+                "are at different samples; take group or layer norm, or set kind = 'every_step'"
+            )
         if whole and len(set(self.grid.layout.replicas)) > 1:  # on all ranks, whoever has it
             raise ConfigError(
                 "parallel.replicas: batch norm takes the replicas of all stages forward together; "
@@ -411,10 +471,17 @@ class Trainer(ClosedTogether):
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """All ranks see the averages of ``optim.average``, if there are any, until the end.
+        """All ranks see what is tested until the end, and training goes on as if it had not been.
 
-        What is done meanwhile ends with a message from every rank, so that nobody is still reading.
+        That is the averages of ``optim.average``, if there are any, and of workers that train by
+        themselves what they have together.  What is done meanwhile ends with a message from every
+        rank, so that nobody is still reading.
         """
+        together = self.strategy.consensus()
+        if together is not None:
+            with self._replaced(together):
+                yield
+            return
         if not self.config.optim.average:
             yield
             return
@@ -425,6 +492,21 @@ class Trainer(ClosedTogether):
             self._exchange()
             raise
         self._exchange()
+
+    @contextmanager
+    def _replaced(self, together: Array) -> Iterator[None]:
+        """The parameters are the workers' together, or the mean of their averages."""
+        if self.config.optim.average:
+            together = self.strategy.mean(self.updater.slot(AVERAGE))
+        parameters = cast(Replicated, self.store).parameters
+        own = parameters.copy()
+        parameters[...] = together
+        self.refresh()
+        try:
+            yield
+        finally:
+            parameters[...] = own
+            self.refresh()
 
     def _exchange(self) -> None:
         self.updater.exchange()
@@ -451,7 +533,7 @@ class Trainer(ClosedTogether):
                     yield from (
                         self.window(epoch, some, held)
                         if asynchronous
-                        else [self.step(epoch, some[0], held)]
+                        else self._known(self.step(epoch, some[0], held))
                     )
                 except CorruptMessage as error:
                     raise CorruptMessage(f"step {self.steps_done + 1}: {error}") from error
@@ -474,7 +556,7 @@ class Trainer(ClosedTogether):
 
     # Overflow ends in a loss that is not finite, which all ranks report together.
     @np.errstate(over="ignore", invalid="ignore")
-    def step(self, epoch: int, batch: Array, held: Held | None = None) -> Step | Skipped:
+    def step(self, epoch: int, batch: Array, held: Held | None = None) -> Step | Skipped | None:
         """Train on a batch: one update.
 
         Args:
@@ -482,24 +564,29 @@ class Trainer(ClosedTogether):
             batch: sample indices, the same on all ranks.
             held: of its micro-batches those that this rank needs; by default they are read now.
 
+        Returns:
+            Its record; None if the ranks tell each other of it later (``sync.agree``).
+
         Raises:
             DataError: on all ranks; one of them cannot read a sample.
             NonFinite: on all ranks; the parameters are those before this step.
         """
 
-        def update(number: int, loss: float) -> Step | Skipped:
+        def update(number: int, loss: float) -> Step | Skipped | None:
             with self.span("reduce", "communicate"), self.comm.waiting("the sum of gradients"):
                 comm_seconds = self.store.wait()
             return self._update(epoch, len(batch), loss, comm_seconds)
 
+        self._state_before = {name: values.copy() for name, values in self.state.items()}
+        if not self.strategy.computes(self.steps_done):
+            return self._update(epoch, len(batch), 0.0, 0.0)
         self.store.reset()
         self.summation.begin(self.steps_done, self.scale.value)
-        self._state_before = {name: values.copy() for name, values in self.state.items()}
         source = self._source(epoch, [batch], held)
         (record,) = self.runner().run(
             source,
             Latest(self.weights),
-            self.store,
+            Progressing(self.store, self.strategy),
             update,
             lambda micro_batch: self.context(source.indices(micro_batch)),
         )
@@ -589,7 +676,27 @@ class Trainer(ClosedTogether):
             return scaled_rate(self.config.optim, self.config.train)
         return self._rate(steps_done)
 
-    def _update(self, epoch: int, samples: int, loss: float, comm_seconds: float) -> Step | Skipped:
+    def _known(self, record: Step | Skipped | None) -> list[Step | Skipped]:
+        """The records that are known after a step; collective where the ranks agree now."""
+        if record is not None:
+            return [record]
+        ledger, done = self._ledger, self.steps_done
+        assert ledger is not None, "a step without a record is noted"
+        is_last = done % self.sampler.steps_per_epoch == 0 or done == self.total_steps
+        if done % ledger.every and not is_last:
+            return []
+        found: list[Step | Skipped] = []
+        found_all = ledger.agree()
+        if any(agreed.faulty for _, agreed in found_all):
+            self.expect_pure()
+        for one, agreed in found_all:
+            self.stopping = self.stopping or agreed.stopping
+            found.append(self._record(one, agreed, agreed.grad_norm, agreed.comm_seconds))
+        return found
+
+    def _update(
+        self, epoch: int, samples: int, loss: float, comm_seconds: float
+    ) -> Step | Skipped | None:
         now = perf_counter()
         # The loss is known to the tensor ranks of the last stage, each of which has all of it.
         own = loss if self.grid.place.tensor == 0 else 0.0
@@ -599,54 +706,81 @@ class Trainer(ClosedTogether):
         self._busy.met += self.feed.met_seconds
         self._busy.add(now - self._lap, comm_seconds, waited)
         waiting = sum(waited.values()) + self._busy.met
-        agreed = self.updater.agree(
-            Told(
-                own,
-                now - self._lap,
-                comm_seconds,
-                waiting,
-                self.feed.read_seconds,
-                self._stop.raised(),
-                *self._moved(),
-                bool(self._faults()),
-            )
+        told = Told(
+            own,
+            now - self._lap,
+            comm_seconds,
+            waiting,
+            self.feed.read_seconds,
+            self._stop.raised(),
+            *self._moved(),
+            bool(self._faults()),
+            self.strategy.strayed,
         )
-        if agreed.faulty:
+        agreed = self.strategy.agree(self.steps_done, self.updater, told)
+        if agreed.faulty and self._ledger is None:
             self.expect_pure()
         self._busy.met = perf_counter() - now
         self._lap = now
-        self.stopping = agreed.stopping
+        if self._ledger is None:  # else it is of our worker alone
+            self.stopping = agreed.stopping
         grad_norm = agreed.grad_norm / self.scale.value
         number = self.steps_done + 1
-        if not agreed.finite:
-            return self._skip(number, loss)
+        failed = ""
         lr = self._rate(self.steps_done)
-        most = self.config.optim.clip_norm
-        clip = most / grad_norm if most and grad_norm > most else 1.0
-        with self.span("update", "update"):
-            common = self._common_rate(self.steps_done)
-            factor = clip / self.scale.value
-            unused = agreed.unused
-            if not isinstance(self.summation, Dense):  # what a code has kept back comes later
-                unused = self.updater.never_used(unused)
-            self.updater.step(common, factor, self.steps_done, unused)
-        comm_seconds = agreed.comm_seconds
+        if not agreed.finite:
+            if self._ledger is None:
+                return self._skip(number, loss)
+            # Of our worker alone, which stays as it is until all ranks hear of it.
+            failed = ", ".join(self.updater.own_culprits(loss)[:3]) or "the norm of its gradient"
+        else:
+            self._descend(agreed)
         with self.span("publish", "communicate"):
             self._busy.published = self.store.publish()
-            comm_seconds += self.comm.size * self._busy.published
-        if self._cast:
-            self._cast.forget()
+        self._busy.published += self._after_step()
         self.summation.commit()
         self.scale.went_well()
         self.steps_done = number
         self._try_overlap(agreed.seconds)
+        noted = Noted(
+            number,
+            epoch,
+            samples,
+            lr,
+            self.strategy.exchanges,
+            self.strategy.since,
+            told,
+            agreed.own_norm**2 * self.grid.layout.replicas[0] / self.comm.size,
+            failed,
+        )
+        if self._ledger is not None:
+            self._ledger.noted.append(noted)
+            return None
+        comm_seconds = agreed.comm_seconds + self.comm.size * self._busy.published
+        return self._record(noted, agreed, grad_norm, comm_seconds)
+
+    def _descend(self, agreed: Agreed) -> None:
+        """Update the own pieces."""
+        most, norm = self.config.optim.clip_norm, agreed.own_norm / self.scale.value
+        clip = most / norm if most and norm > most else 1.0
+        with self.span("update", "update"):
+            unused = agreed.unused
+            if not isinstance(self.summation, Dense):  # what a code has kept back comes later
+                unused = self.updater.never_used(unused)
+            common = self._common_rate(self.steps_done)
+            self.updater.step(common, clip / self.scale.value, self.steps_done, unused)
+
+    def _record(self, noted: Noted, agreed: Agreed, grad_norm: float, comm_seconds: float) -> Step:
+        if agreed.drift is not None:
+            self._drift = agreed.drift
+        samples = noted.samples
         return Step(
-            step=number,
-            epoch=epoch,
+            step=noted.step,
+            epoch=noted.epoch,
             samples=samples,
             loss=agreed.loss,
             grad_norm=grad_norm,
-            lr=lr,
+            lr=noted.lr,
             seconds=agreed.seconds / self.comm.size,
             samples_per_s=samples * self.comm.size / agreed.seconds,
             comm_share=min(1.0, comm_seconds / agreed.seconds),
@@ -654,7 +788,13 @@ class Trainer(ClosedTogether):
             read_share=min(1.0, agreed.read_seconds / agreed.seconds),
             sent_bytes=agreed.sent_bytes / self.comm.size,
             shared_bytes=agreed.shared_bytes / self.comm.size,
+            sync=self._synced(noted.exchanges, noted.since),
         )
+
+    def _synced(self, exchanges: int, since: int) -> Synced | UnsetType:
+        if self.config.sync.kind == "every_step":
+            return UNSET
+        return Synced(exchanges, since, self._drift, [list(one) for one in self.strategy.taken])
 
     def _moved(self) -> tuple[int, int]:
         """Bytes that this rank has sent, and moved in shared memory, since the last call."""
@@ -669,6 +809,25 @@ class Trainer(ClosedTogether):
         itemsize = np.dtype(self.config.run.dtype).itemsize
         return 2 * (size - 1) / size * self.arena.size * itemsize
 
+    def _after_step(self) -> float:
+        """Talk to the other workers, if that is due; returns seconds spent in communication."""
+        with (
+            self.span("exchange", "communicate"),
+            self.comm.waiting("the mean of the workers' weights"),
+        ):
+            seconds = self.strategy.after_step(self.steps_done)
+        if self._cast:
+            self._cast.forget()
+        return seconds
+
+    def drain(self) -> None:
+        """All workers take what they have together: every replica has the same weights.
+
+        For the end of a run; tests and checkpoints leave workers as they are.
+        """
+        self.strategy.drain()
+        self.refresh()
+
     def _skip(self, number: int, loss: float) -> Skipped:
         self.summation.rollback()
         for name, values in self._state_before.items():
@@ -676,13 +835,12 @@ class Trainer(ClosedTogether):
         culprits = self.updater.culprits(loss)
         scaled = self.scale.enabled and self.scale.value > 1.0
         if self.config.run.on_nonfinite == "stop" and not scaled:
-            raise NonFinite(
-                f"the loss or a gradient is not finite at step {number} ({culprits}); a smaller "
-                "optim.lr, a longer optim.warmup_epochs or optim.clip_norm may help"
-            )
+            raise NonFinite(nonfinite(number, culprits))
         self.scale.overflowed()
+        self._after_step()
         self.steps_done = number
-        return Skipped(number, culprits, self.scale.value)
+        synced = self._synced(self.strategy.exchanges, self.strategy.since)
+        return Skipped(number, culprits, self.scale.value, synced)
 
     def check_replicas(self, when: str) -> None:
         """Compare what several ranks hold, bit by bit: parameters and optimiser state.
@@ -690,15 +848,26 @@ class Trainer(ClosedTogether):
         Raises:
             ReplicaMismatch: on all ranks.
         """
-        replicas = self.updater.replicas()
+        # Workers that train by themselves have the same inside of each alone.
+        apart = self.strategy.drifts
+        replicas = self.updater.replicas(self.store.reduction.groups if apart else self.grid.groups)
         if self.state and self.grid.data.size > 1:
             replicas.append((self.grid.data, self.state))
+        anchors = {
+            f"{name} of {tensor.name}": flat[tensor.start : tensor.stop]
+            for name, flat in self.strategy.shared().items()
+            for tensor in self.arena.tensors
+        }
+        if anchors:
+            replicas.append((self.grid.data, anchors))
         check_replicas(self.comm, replicas, when)
 
     def _begin_trial(self) -> Trial | None:
         """Of ``parallel.overlap = "auto"``, if a rank has sums that could overlap; collective."""
         parallel = self.config.parallel
         if parallel.overlap != "auto" or parallel.schedule == "asynchronous":
+            return None
+        if self.config.sync.kind != "every_step":  # sums inside of a worker alone
             return None
         return Trial() if self.comm.allreduce(self.store.set_overlap(True), MPI.LOR) else None
 
@@ -728,6 +897,8 @@ class Trainer(ClosedTogether):
     def close(self) -> None:
         """Free what was bound to communicators."""
         self.feed.close()
+        self.strategy.quiesce()
+        self.strategy.close()
         self.store.close()
         self.grid.close()
 
@@ -741,5 +912,5 @@ class Trainer(ClosedTogether):
             self.model.loss,
             labels_per_sample=self.data.labels_per_sample,
             dtype=self.compute_type,
-            scale=self.scale.value,
+            scale=self.scale.value * self._workers,
         )

@@ -1,6 +1,6 @@
 """The update of the parameters: norms over all ranks, clipping, and each rank's pieces."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, sqrt
 from typing import Any, NamedTuple
@@ -38,6 +38,8 @@ class Told:
         stopping: whether it was asked to stop.
         sent_bytes, shared_bytes: that it has sent in messages, and moved in shared memory.
         faulty: whether one of its layers has turned out to be none.
+        strayed: squared distance of its worker's weights from the anchor at the last exchange, and
+            the anchor's squared norm: the rank's part of both.
     """
 
     loss: float
@@ -49,6 +51,20 @@ class Told:
     sent_bytes: int = 0
     shared_bytes: int = 0
     faulty: bool = False
+    strayed: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def numbers(self) -> list[float]:
+        """Those that are added up, in their order."""
+        spent = [self.seconds, self.comm_seconds, self.wait_seconds, self.read_seconds]
+        return [
+            self.loss,
+            *spent,
+            float(self.stopping),
+            self.sent_bytes,
+            self.shared_bytes,
+            float(self.faulty),
+        ]
 
 
 @dataclass(frozen=True)
@@ -57,16 +73,21 @@ class Agreed:
 
     Attributes:
         loss: mean over the global batch.
-        grad_norm: Euclidean norm of the global gradient, before clipping.
+        grad_norm: Euclidean norm of the global gradient, before clipping; of workers that have
+            gradients of their own, the root of the mean square.
+        own_norm: that of the own worker; ``grad_norm`` where all have the same.
         seconds, comm_seconds, wait_seconds, read_seconds: sums over the ranks of what each told.
         stopping: whether one of them was asked to stop.
         sent_bytes, shared_bytes: sums over the ranks.
         unused: names of the tensors that had no part in the loss on any rank.
         faulty: whether a layer of one of them has turned out to be none.
+        drift: distance of the workers' weights from the anchor at the last exchange, by its norm;
+            None: there was none in the step before.
     """
 
     loss: float
     grad_norm: float
+    own_norm: float
     seconds: float
     comm_seconds: float
     wait_seconds: float
@@ -74,8 +95,25 @@ class Agreed:
     stopping: bool
     sent_bytes: float
     shared_bytes: float
-    unused: frozenset[str] = frozenset()
     faulty: bool = False
+    unused: frozenset[str] = frozenset()
+    drift: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        told: Sequence[float],
+        grad_norm: float,
+        own_norm: float,
+        drift: float | None = None,
+        unused: frozenset[str] = frozenset(),
+    ) -> "Agreed":
+        """From the sums of what the ranks told: numbers of :class:`Told`, in its order."""
+        loss, seconds, reducing, waiting, reading, stopping, sent, shared, faulty = told
+        return cls(
+            loss, grad_norm, own_norm, seconds, reducing, waiting, reading, stopping > 0,
+            sent, shared, faulty > 0, unused, drift,
+        )  # fmt: skip
 
     @property
     def finite(self) -> bool:
@@ -123,6 +161,7 @@ class Updater:
         grouping: Grouping,
         allocate: Allocate | None = None,
         average: float = 0.0,
+        worker: Communicator | None = None,
     ) -> None:
         """Make the state.
 
@@ -133,6 +172,8 @@ class Updater:
             grouping: how each tensor is updated.
             allocate: makes each array, ``allocate(size, dtype)``; zeros if left out.
             average: part of the moving average that a step leaves; 0: there is none.
+            worker: the ranks of our replica, where each replica has gradients of its own; None: all
+                ranks have one gradient together.
 
         Raises:
             ConfigError: the optimiser has a slot of the average's name.
@@ -144,6 +185,10 @@ class Updater:
             )
         self._grid = grid
         self._store = store
+        self._one_gradient = worker or grid.comm
+        layout = grid.layout
+        #: How many gradients there are, and which of them is ours.
+        self._gradients = layout.replicas[0] if worker else 1, grid.place.replica if worker else 0
         self.optimizer = optimizer
         self.steps = 0
         self.left_out: dict[str, int] = {}
@@ -162,29 +207,19 @@ class Updater:
 
     def agree(self, own: Told) -> Agreed:
         """Sum what the ranks tell, and their parts of the squared norm; collective, one message."""
-        told = own.seconds, own.comm_seconds, own.wait_seconds, own.read_seconds, own.stopping
-        moved = own.sent_bytes, own.shared_bytes
+        count, ours = self._gradients
+        squares = np.zeros(count)
+        squares[ours] = self.own_squares()
         missing = len(self._store.used) < len(self._store.arena.tensors)
-        numbers = own.loss, self.own_squares(), *told, *moved, missing, own.faulty
-        values = np.array(numbers, float)
+        values = np.array([*own.numbers, missing, *own.strayed, *squares], float)
         self._grid.comm.Allreduce(MPI.IN_PLACE, values, op=MPI.SUM, algorithm="native")
-        loss, squared, *times, stopping, sent, shared, some, faulty = values.tolist()
-        norm = sqrt(squared) if squared >= 0 else squared
+        squares = values[-count:]
+        norm, own_norm = _root(squares.mean()), _root(squares[ours])
+        strayed, anchor = values[-count - 2 : -count].tolist()
+        drift = _root(strayed / anchor) if anchor else None
+        *told, some = values[: -count - 2].tolist()
         unused = self._unused() if some else frozenset[str]()
-        seconds, reducing, waiting, reading = times
-        return Agreed(
-            loss=loss,
-            grad_norm=norm,
-            seconds=seconds,
-            comm_seconds=reducing,
-            wait_seconds=waiting,
-            read_seconds=reading,
-            stopping=stopping > 0,
-            sent_bytes=sent,
-            shared_bytes=shared,
-            unused=unused,
-            faulty=faulty > 0,
-        )
+        return Agreed.of(told, norm, own_norm, drift, unused)
 
     def _unused(self) -> frozenset[str]:
         """The tensors that no rank has used; collective."""
@@ -200,6 +235,33 @@ class Updater:
         """Of tensors that are unused in the next step, those that have been so in all before."""
         return frozenset(name for name in unused if self.left_out.get(name, 0) == self.steps)
 
+    def agree_within(self, own: Told) -> Agreed:
+        """The same of our worker alone, of which nothing is told to others; collective over it.
+
+        Tensors that were not used have gradients of 0.
+        """
+        values = np.array([*own.numbers, self.own_squares()], float)
+        if self._one_gradient.size > 1:
+            self._one_gradient.Allreduce(MPI.IN_PLACE, values, op=MPI.SUM, algorithm="native")
+        norm = _root(values[-1])
+        return Agreed.of(values[:-1].tolist(), norm, norm)
+
+    def counted(self) -> list[slice]:
+        """The elements of the arena for which this rank answers."""
+        return [
+            slice(piece.start + part.start, piece.start + part.stop)
+            for piece in self._store.pieces
+            if self._grid.counts(piece.group)
+            for part in [self._store.counted(piece)]
+        ]
+
+    def slot(self, name: str) -> Array:
+        """A slot of the state of pieces that are all of the arena, as a flat array."""
+        flat = np.empty(self._store.arena.size, self.state[0][name].dtype)
+        for piece, state in zip(self._store.pieces, self.state, strict=True):
+            flat[piece.start : piece.stop] = state[name]
+        return flat
+
     def own_squares(self) -> float:
         """The own part of the squared norm of the gradient."""
         return sum(
@@ -210,15 +272,7 @@ class Updater:
 
     def culprits(self, loss: float) -> str:
         """Which ranks have a loss or gradients that are not finite, and where; collective."""
-        comm = self._grid.comm
-        own = [] if isfinite(loss) else ["the loss"]
-        own += [
-            tensor.name
-            for piece in self._store.pieces
-            for tensor, part in overlaps(self._store.arena.tensors, piece)
-            if not isfinite(square_sum(piece.gradients[part]))
-        ]
-        found = comm.allgather(own)
+        found = self._grid.comm.allgather(self.own_culprits(loss))
         # Where a loss is not finite, every gradient follows from it.
         if any("the loss" in names for names in found):
             found = [["the loss"] if "the loss" in names else [] for names in found]
@@ -227,7 +281,18 @@ class Updater:
         ]
         return "; ".join(named[:4]) or "their sum is too large"
 
-    def replicas(self) -> list[tuple[Communicator, dict[str, Array]]]:
+    def own_culprits(self, loss: float) -> list[str]:
+        """What of this rank's is not finite."""
+        return ([] if isfinite(loss) else ["the loss"]) + [
+            tensor.name
+            for piece in self._store.pieces
+            for tensor, part in overlaps(self._store.arena.tensors, piece)
+            if not isfinite(square_sum(piece.gradients[part]))
+        ]
+
+    def replicas(
+        self, groups: Mapping[str, Communicator]
+    ) -> list[tuple[Communicator, dict[str, Array]]]:
         """What other ranks hold, too, by name: parameters and optimiser state, for each group."""
         if not self._store.is_replicated:
             return []
@@ -237,7 +302,7 @@ class Updater:
             for tensor, part in overlaps(self._store.arena.tensors, piece):
                 arrays[tensor.name] = piece.parameters[part]
                 arrays |= {f"{slot} of {tensor.name}": own[part] for slot, own in state.items()}
-            found.append((self._grid.groups[piece.group], arrays))
+            found.append((groups[piece.group], arrays))
         return found
 
     def step(
@@ -326,7 +391,7 @@ class Updater:
         self, lr: float, every: list[list["_Run"]], directions: list[list[Array]]
     ) -> list[Array]:
         """lr times the trust ratio of each element's tensor, from norms of whole tensors."""
-        comm: Communicator = self._grid.comm
+        comm = self._one_gradient
         names = sorted(
             {
                 name
@@ -381,6 +446,10 @@ def square_sum(x: Array) -> float:
         part = x[start : start + (1 << 20)].astype(np.float64, copy=False)
         total += float(part @ part)
     return total
+
+
+def _root(squared: float) -> float:
+    return sqrt(squared) if squared >= 0 else float(squared)
 
 
 def _zeros(like: Array, allocate: Allocate | None) -> Array:

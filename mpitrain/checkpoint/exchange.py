@@ -6,6 +6,7 @@ number of them, each takes a share of the old ones, and the sum stays.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from mpitrain.arena import Tensor
@@ -13,7 +14,7 @@ from mpitrain.arrays import Array
 from mpitrain.checkpoint.manifest import EXCHANGE, EXCHANGE_STATE
 from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.parallel.store import Piece
-from mpitrain.parallel.summation import Kept
+from mpitrain.parallel.summation import Keeper, Kept
 from mpitrain.update import overlaps
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class KeptPart:
 def parts(trainer: "Trainer") -> Iterator[tuple[Kept, KeptPart]]:
     """All that this rank keeps of the elements of tensors."""
     replica = trainer.grid.place.replica
-    for kept in trainer.summation.kept():
+    for kept in chain.from_iterable(one.kept() for one in _keepers(trainer)):
         owner = f"@{replica}" if kept.is_per_replica else ""
         section = f"{EXCHANGE}{kept.name}{owner}"
         piece = Piece(kept.start, kept.values, kept.values, "")
@@ -52,7 +53,13 @@ def state(trainer: "Trainer") -> dict[str, Array]:
     """Other arrays that exchanges keep, the same on all replicas, by names in the checkpoint."""
     place, ranks = trainer.grid.place, trainer.grid.layout.tensor
     part = f"@{place.tensor}of{ranks}" if ranks > 1 else ""
-    return {f"{name}{part}": array for name, array in trainer.summation.state().items()}
+    return {
+        f"{name}{part}": array for one in _keepers(trainer) for name, array in one.state().items()
+    }
+
+
+def _keepers(trainer: "Trainer") -> list[Keeper]:
+    return [trainer.summation, *trainer.strategy.keepers]
 
 
 def restore(trainer: "Trainer", checkpoint: Checkpoint) -> None:

@@ -9,7 +9,7 @@ from msgspec.structs import asdict, replace
 
 from mpitrain.arena import Tensor
 from mpitrain.arrays import Array
-from mpitrain.checkpoint import exchange
+from mpitrain.checkpoint import exchange, workers
 from mpitrain.checkpoint.manifest import (
     EXCHANGE_STATE,
     CheckpointError,
@@ -27,7 +27,11 @@ if TYPE_CHECKING:
 
 
 def collect(trainer: "Trainer") -> tuple[dict[str, Array], list[SavedPiece], Manifest]:
-    """The part that this rank writes, so that all ranks together write everything once."""
+    """The part that this rank writes, so that all ranks together write everything once.
+
+    Collective; nothing of the training is changed.
+    """
+    together = workers.together(trainer)
     arrays: dict[str, Array] = {}
     pieces: list[SavedPiece] = []
     tensors: list[Tensor] = []
@@ -35,11 +39,17 @@ def collect(trainer: "Trainer") -> tuple[dict[str, Array], list[SavedPiece], Man
         if not trainer.grid.counts(piece.group):
             continue
         counted = trainer.store.counted(piece)
-        for tensor, part in overlaps(trainer.arena.tensors, piece, counted):
-            tensors.append(tensor)
-            for section, flat in _sections(trainer, index):
+        tensors += [tensor for tensor, _ in overlaps(trainer.arena.tensors, piece, counted)]
+        for section, flat in _sections(trainer, index):
+            for tensor, part in overlaps(trainer.arena.tensors, piece, counted):
                 key = f"{section}.{tensor.name}"
                 arrays[key] = flat[part]
+                pieces.append(_piece(tensor, section, key, piece.start + part.start, part))
+        for section, flat in together.items():
+            among = workers.among(counted, trainer.grid)
+            for tensor, part in overlaps(trainer.arena.tensors, piece, among):
+                key = f"{section}.{tensor.name}"
+                arrays[key] = flat[piece.start + part.start : piece.start + part.stop]
                 pieces.append(_piece(tensor, section, key, piece.start + part.start, part))
     for _, own in exchange.parts(trainer):
         tensors.append(own.tensor)
@@ -96,18 +106,27 @@ def restore(trainer: "Trainer", checkpoint: Checkpoint) -> None:
         CheckpointError: it is another model's, of other numbers, data or order of samples.
     """
     _check_job(trainer, checkpoint)
+    as_they_were = workers.are_those_of(trainer, checkpoint)
     for index, piece in enumerate(trainer.store.pieces):
+        found = list(_sections(trainer, index) if as_they_were else _alike(trainer, index))
+        if as_they_were:
+            own = slice(piece.start, piece.stop)
+            found += [(name, flat[own]) for name, flat in workers.shared(trainer).items()]
         for tensor, part in overlaps(trainer.arena.tensors, piece):
             start = piece.start + part.start - tensor.start
-            for section, flat in _sections(trainer, index):
-                whole = checkpoint.tensor(section, tensor.name)
-                if whole.shape != tensor.whole:
+            for section, flat in found:
+                values = workers.tensor(checkpoint, section, tensor.name)
+                if values.shape != tensor.whole:
                     raise CheckpointError(
-                        f"{checkpoint.folder}: {tensor.name} has shape {whole.shape}, and the "
+                        f"{checkpoint.folder}: {tensor.name} has shape {values.shape}, and the "
                         f"model's is {tensor.whole}"
                     )
-                own = whole[tensor.part].ravel()
-                flat[part] = own[start : start + part.stop - part.start]
+                own_part = values[tensor.part].ravel()
+                flat[part] = own_part[start : start + part.stop - part.start]
+    if as_they_were:
+        trainer.strategy.resumed(checkpoint.manifest.progress.step)
+    else:
+        trainer.strategy.begin()
     for name, values in trainer.state.items():
         whole = checkpoint.tensor("state", name)
         if whole.shape != values.shape:
@@ -131,6 +150,19 @@ def restore(trainer: "Trainer", checkpoint: Checkpoint) -> None:
 
 
 def _sections(trainer: "Trainer", index: int) -> Iterator[tuple[str, Array]]:
+    """What is in the place of a piece, by section; of workers that train by themselves, theirs."""
+    if not trainer.strategy.drifts:
+        yield from _alike(trainer, index)
+        return
+    piece, replica = trainer.store.pieces[index], trainer.grid.place.replica
+    for name, flat in _alike(trainer, index):
+        yield workers.section(name, replica), flat
+    for name, flat in trainer.strategy.own().items():
+        yield workers.section(name, replica), flat[piece.start : piece.stop]
+
+
+def _alike(trainer: "Trainer", index: int) -> Iterator[tuple[str, Array]]:
+    """The same, where workers do not differ."""
     yield "parameters", trainer.store.pieces[index].parameters
     yield from trainer.updater.state[index].items()
 

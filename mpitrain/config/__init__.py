@@ -10,6 +10,7 @@ from mpitrain.config.exchange import Compress
 from mpitrain.config.federated import Federated
 from mpitrain.config.reading import load, refuse_clients, refuse_own, refuse_servers
 from mpitrain.config.server import Server
+from mpitrain.config.sync import Sync
 from mpitrain.config.tables import (
     Checkpoint,
     Config,
@@ -41,6 +42,7 @@ __all__ = [
     "Parallel",
     "Run",
     "Server",
+    "Sync",
     "Train",
     "load",
     "refuse_clients",

@@ -8,6 +8,7 @@ import msgspec
 
 from mpitrain.config.exchange import compress_conflicts
 from mpitrain.config.federated import federated_conflicts
+from mpitrain.config.sync import sync_conflicts
 from mpitrain.metric_names import refusal
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ def conflicts(job: "Config") -> Iterator[tuple[str, str]]:
     yield from _schedule_conflicts(job.optim, job.passes)
     yield from compress_conflicts(job)
     yield from federated_conflicts(job)
+    yield from sync_conflicts(job)
     if p.zero and p.node_shared:
         yield "parallel.node_shared", "shards the optimiser by itself; set zero = 0"
     if len(set(p.replicas)) > 1 and (p.zero or p.node_shared):

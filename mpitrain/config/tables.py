@@ -8,6 +8,7 @@ from mpitrain.config.conflicts import conflicts, unwritable
 from mpitrain.config.exchange import Compress
 from mpitrain.config.federated import Federated
 from mpitrain.config.server import Server, server_conflicts
+from mpitrain.config.sync import Sync
 
 Positive = Annotated[float, Meta(gt=0)]
 NonNegative = Annotated[float, Meta(ge=0)]
@@ -345,6 +346,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     train: Train = Train()
     parallel: Parallel = Parallel()
     compress: Compress = Compress()
+    sync: Sync = Sync()
     checkpoint: Checkpoint = Checkpoint()
     own: Own = Own()
     server: Server = Server()

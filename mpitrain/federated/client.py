@@ -107,7 +107,7 @@ class LocalTrainer(Trainer):
         loss, seen = 0.0, 0
         try:
             for epoch, batch in islice(batches, steps):
-                record: Step | Skipped = self.step(epoch, batch)
+                record = self.step(epoch, batch)
                 if isinstance(record, Step):
                     loss += record.loss * record.samples
                     seen += record.samples
@@ -131,7 +131,9 @@ class LocalTrainer(Trainer):
         return self.rate(self._number)
 
     @np.errstate(over="ignore", invalid="ignore")
-    def _update(self, epoch: int, samples: int, loss: float, comm_seconds: float) -> Step | Skipped:
+    def _update(
+        self, epoch: int, samples: int, loss: float, comm_seconds: float
+    ) -> Step | Skipped | None:
         """With the gradient of FedProx: mu times what the weights have moved by, which is that of
         ``mu / 2`` times the *square* of the distance."""
         mu = self._job.federated.prox

@@ -56,6 +56,24 @@ class Served(Struct, frozen=True):
     pulled_bytes: int
 
 
+class Synced(Struct, frozen=True):
+    """What workers have exchanged that talk otherwise than in every step.
+
+    Attributes:
+        exchanges: that took effect since the beginning.
+        since: steps since the last one.
+        drift: distance of the workers' weights from what they all had, by the norm of that, just
+            before the last exchange that was told of.
+        taken: of a quorum, for each worker the steps whose gradients are in the sum: this one, an
+            earlier one that came late, or none.
+    """
+
+    exchanges: int
+    since: int
+    drift: float = 0.0
+    taken: list[list[int]] = []
+
+
 class Step(Struct, frozen=True, tag="step", tag_field="event"):
     """One step of all ranks.
 
@@ -79,6 +97,7 @@ class Step(Struct, frozen=True, tag="step", tag_field="event"):
         served: of a job with servers, whose parts of a batch are computed at different times:
             ``seconds`` and ``sent_bytes`` are then means over the steps between two meetings,
             ``comm_share`` is of pushes, ``wait_share`` of pulls, both of workers.
+        sync: of a job whose workers do not sum their gradients in each step.
     """
 
     step: int
@@ -95,6 +114,7 @@ class Step(Struct, frozen=True, tag="step", tag_field="event"):
     sent_bytes: float = 0.0
     shared_bytes: float = 0.0
     served: Served | UnsetType = UNSET
+    sync: Synced | UnsetType = UNSET
 
 
 class Round(Struct, frozen=True, tag="round", tag_field="event"):
@@ -142,11 +162,13 @@ class Skipped(Struct, frozen=True, tag="skipped", tag_field="event"):
         step: counted from 1.
         culprits: ranks and parameters.
         loss_scale: from now on.
+        sync: as of :class:`Step`.
     """
 
     step: int
     culprits: str
     loss_scale: float
+    sync: Synced | UnsetType = UNSET
 
 
 class Straggler(Struct, frozen=True, tag="straggler", tag_field="event"):

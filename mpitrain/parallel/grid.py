@@ -95,6 +95,7 @@ class ProcessGrid(ClosedTogether):
             raise ValueError(f"{layout} is {layout.ranks} ranks, but there are {comm.size}")
         self.comm = comm
         self.layout = layout
+        self._shared = sorted(set(shared), key=sorted)
         self.place = stage, replica, tensor = layout.place(comm.rank)
         data = comm.Split(stage * layout.tensor + tensor, replica)
         alone = comm.Split(comm.rank)
@@ -108,7 +109,7 @@ class ProcessGrid(ClosedTogether):
             self.tensor = TensorGroup(sharers)
         else:
             self.tensor = TensorGroup()
-        for stages in sorted(set(shared), key=sorted):
+        for stages in self._shared:
             color = tensor if stage in stages else MPI.UNDEFINED
             holders = comm.Split(color, comm.rank)
             if stage in stages:
@@ -121,6 +122,29 @@ class ProcessGrid(ClosedTogether):
     def data(self) -> Communicator:
         """The replicas of our stage."""
         return self.groups[DATA]
+
+    def within(self) -> tuple[dict[str, Communicator], Communicator]:
+        """The groups of an arena inside of our own replica, and all ranks of it; collective.
+
+        The layout has as many replicas of each stage.
+        """
+        stage, replica, tensor = self.place
+        alone = self.groups[OWN]
+        groups = {DATA: alone, COPIES: alone, OWN: alone}
+        column = self.comm.Split(replica, self.comm.rank)
+        made = [column]
+        if self.tensor.comm is not None:
+            groups[SUMMED] = self.tensor.comm
+        for stages in self._shared:
+            color = replica * self.layout.tensor + tensor if stage in stages else MPI.UNDEFINED
+            holders = self.comm.Split(color, self.comm.rank)
+            if stage in stages:
+                groups[shared_name(stages)] = holders
+                made.append(holders)
+        for own in made:
+            use_once(own)
+        self._comms += made
+        return groups, column
 
     def counts(self, group: str) -> bool:
         """Whether this rank's part in a norm over the model is one that nobody else counts."""

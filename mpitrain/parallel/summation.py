@@ -86,7 +86,17 @@ class Kept:
     when_alone: str = ""
 
 
-class Summation(Protocol):
+class Keeper(Protocol):
+    """Keeps something from step to step that a checkpoint must have."""
+
+    def kept(self) -> Iterator[Kept]:
+        """What is kept of elements of the parameters."""
+
+    def state(self) -> Mapping[str, Array]:
+        """What else is kept, the same on all replicas, by name."""
+
+
+class Summation(Keeper, Protocol):
     """A way of summing gradients over ranks.
 
     What it keeps from step to step follows the steps that count: :meth:`begin`, the sums, then
@@ -114,12 +124,6 @@ class Summation(Protocol):
 
     def rollback(self) -> None:
         """The step is skipped."""
-
-    def kept(self) -> Iterator[Kept]:
-        """What is kept of elements of the parameters."""
-
-    def state(self) -> Mapping[str, Array]:
-        """What else is kept, the same on all replicas, by name."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ def test_the_text_of_an_example_is_beside_it_unless_there_is_one_here(tmp_path, 
     ("name", "sentence"),
     [
         ("digitz", "no file and no example has this name; did you mean 'digits'?"),
-        ("zzzz", "there are digits, digits_mlp"),
+        ("zzzz", "there are digits, digits_local, digits_mlp"),
         ("digits.toml", "No such file or directory"),
         ("./other/digits", "No such file or directory"),
         ("", "Is a directory"),

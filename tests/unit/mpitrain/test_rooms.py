@@ -16,7 +16,7 @@ FLOORS = (
     {"arena", "groups", "objective"},
     {"parallel"},
     {"batches", "models", "precision", "stage", "update"},
-    {"profiles"},
+    {"ledger", "profiles", "sync"},
     {"pipeline"},
     {"build", "feed", "fitting", "report"},
     {"trainer"},

@@ -1,0 +1,87 @@
+"""Steps that ranks have done and not told each other of yet: a message for many, not for each."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives import Communicator
+from mpitrain.update import Agreed, NonFinite, Told
+
+
+@dataclass(frozen=True)
+class Noted:
+    """A step as one rank knows it.
+
+    Attributes:
+        step: counted from 1.
+        epoch, samples, lr, exchanges, since: as of :class:`~mpitrain.metrics.Step`.
+        told: what the rank will tell.
+        squares: its part of the sum of the workers' squared gradient norms.
+        failed: what of its worker was not finite, so that its weights stayed as they were.
+    """
+
+    step: int
+    epoch: int
+    samples: int
+    lr: float
+    exchanges: int
+    since: int
+    told: Told
+    squares: float
+    failed: str = ""
+
+
+class Ledger:
+    """Takes note of steps until all ranks agree on them.
+
+    Attributes:
+        every: steps from one agreement to the next.
+        noted: steps that the ranks have not agreed on.
+    """
+
+    def __init__(self, comm: Communicator, workers: int, every: int) -> None:
+        """``comm``: all ranks, of so many workers."""
+        self._comm, self._workers = comm, workers
+        self.every = every
+        self.noted: list[Noted] = []
+
+    def agree(self) -> list[tuple[Noted, Agreed]]:
+        """What all ranks know of the steps since the last call; collective, one message.
+
+        Raises:
+            NonFinite: on all ranks: a loss or gradient was not.
+        """
+        noted, self.noted = self.noted, []
+        if not noted:
+            return []
+        rows = np.array(
+            [
+                [*one.told.numbers, *one.told.strayed, one.squares, bool(one.failed)]
+                for one in noted
+            ],
+            float,
+        )
+        self._comm.Allreduce(MPI.IN_PLACE, rows, op=MPI.SUM, algorithm="native")
+        for one, failed in zip(noted, rows[:, -1], strict=True):
+            if failed:
+                raise self._why(one)
+        found = []
+        for one, (*told, strayed, anchor, squares, _) in zip(noted, rows.tolist(), strict=True):
+            norm = float(np.sqrt(squares / self._workers))
+            drift = float(np.sqrt(strayed / anchor)) if anchor else None
+            found.append((one, Agreed.of(told, norm, norm, drift)))
+        return found
+
+    def _why(self, one: Noted) -> NonFinite:
+        texts = self._comm.allgather(one.failed)
+        named = [f"rank {rank}: {text}" for rank, text in enumerate(texts) if text]
+        return NonFinite(nonfinite(one.step, "; ".join(named[:4])))
+
+
+def nonfinite(step: int, culprits: str) -> str:
+    """What to say of a step that was not finite."""
+    return (
+        f"the loss or a gradient is not finite at step {step} ({culprits}); a smaller optim.lr, a "
+        "longer optim.warmup_epochs or optim.clip_norm may help"
+    )

@@ -1,0 +1,417 @@
+"""Sums of gradients that do not wait for the last ones.
+
+Rank 0 gathers the gradients of a step until enough have come, and sends the mean of those that are
+there to all.  A gradient that comes later is in the mean of the step that is open then: each counts
+once.  A worker that finds a step decided before it has begun takes its result and computes nothing
+in it, so that it is up to date again.  All workers take the same results in the same order and stay
+equal bit by bit.
+
+Backup workers (Chen et al. 2016) discard what comes late.  What has come when is a matter of time:
+each step's record says it, and ``replay`` makes the same choices again, bit by bit.
+
+Rank 0 is a worker, too, and decides a step when its own gradient is there: a slow rank 0 is waited
+for.  Long messages move while both sides are inside of MPI, which rank 0 is between the layers of
+its backward pass and at the end of a step.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from os import sched_yield
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from mpi4py import MPI
+
+from mpitrain.arrays import Array
+from mpitrain.config import ConfigError
+from mpitrain.metrics import Skipped, Step, read_records
+from mpitrain.parallel.summation import Keeper, Kept
+from mpitrain.sync.strategy import Taken
+from mpitrain.sync.workers import Workers
+from mpitrain.update import Agreed, Told, Updater
+
+_TO_ROOT, _TO_ALL = 1, 2
+#: Numbers before the gradients: the step, the gradients in a mean, and what is told of a step.
+_HEADER = 11
+#: Steps of one worker whose gradients a mean may have.
+_MOST = 8
+#: Looks at whether a message is there.
+_LOOKS = 16
+
+
+class Message:
+    """A gradient or a mean, with what belongs to it, as bytes.
+
+    Attributes:
+        data: all of it.
+        header: float64, shape (11,).
+        mask: float64, shape (workers, 8): as :data:`Taken`, filled up with 0.
+        body: shape (elements,).
+    """
+
+    def __init__(self, workers: int, like: Array) -> None:
+        """Memory for as many elements as ``like`` has."""
+        numbers = _HEADER + workers * _MOST
+        self.data = np.zeros(8 * numbers + like.nbytes, np.uint8)
+        front = self.data[: 8 * numbers].view(np.float64)
+        self.header, self.mask = front[:_HEADER], front[_HEADER:].reshape(workers, _MOST)
+        self.body: Array = self.data[8 * numbers :].view(like.dtype)
+
+    @property
+    def step(self) -> int:
+        """Of the run, counted from 0."""
+        return int(self.header[0])
+
+
+@dataclass(frozen=True)
+class Late:
+    """A gradient that has come and is in no mean yet."""
+
+    worker: int
+    message: Message
+
+
+class Quorum:
+    """A step waits for ``needed`` of its gradients, and for nobody else.
+
+    Cost a step, of s bytes of gradients: rank 0 receives and sends (p-1) s; the others send s, and
+    receive s.  Memory: a result each for ``behind`` steps at rank 0, and the gradients that wait.
+
+    Attributes:
+        taken: what is in the mean of the last step.
+    """
+
+    drifts: ClassVar[bool] = False
+    algorithm: ClassVar[str] = "quorum"
+
+    def __init__(
+        self,
+        workers: Workers,
+        needed: int,
+        behind: int = 4,
+        replay: Mapping[int, Taken] | None = None,
+    ) -> None:
+        """Make a communicator of its own; collective.
+
+        Args:
+            workers: this rank's, and the others.
+            needed: gradients of a step for which it waits.
+            behind: steps that a worker may be behind before the others wait for it.
+            replay: the choices of an earlier run, by steps counted from 1.
+        """
+        self.workers = workers
+        self.exchanges = self.since = 0
+        self.strayed = (0.0, 0.0)
+        self.taken: Taken = ()
+        self.reason = f"{needed} of {workers.comm.size} workers"
+        self._needed, self._replay = needed, replay or {}
+        #: In a replay, who computes gradients of which step.
+        self._computed = {
+            (worker, step)
+            for taken in self._replay.values()
+            for worker, steps in enumerate(taken)
+            for step in steps
+        }
+        self._computes = True
+        self._comm: Any = workers.comm.Dup()
+        self._count = workers.comm.size
+        #: At rank 0: what is posted for each worker, what has come, and results on their way.
+        self._posted: dict[int, tuple[Message, MPI.Request]] = {}
+        self._waiting: list[Late] = []
+        self._results = [(self._message(), list[MPI.Request]()) for _ in range(behind)]
+        #: At the others: gradients on their way, two at most, and the next result.
+        self._sent: list[tuple[Message, MPI.Request]] = []
+        self._next: tuple[Message, MPI.Request] | None = None
+        #: Gradients that this worker has sent.
+        self._sends = 0
+        self._received = np.zeros(self._count, int)
+        #: For checkpoints: gradients that are in no mean yet, and how many of which step they are.
+        self._late = np.zeros_like(workers.gradients)
+        self._late_steps = np.zeros((self._count, 2))
+        self._is_resumed = False
+
+    def _message(self) -> Message:
+        return Message(self._count, self.workers.gradients)
+
+    @property
+    def _is_root(self) -> bool:
+        return bool(self._comm.rank == 0)
+
+    # -- a step
+
+    def computes(self, step: int) -> bool:
+        self._post()
+        if step + 1 in self._replay:
+            self._computes = (self._comm.rank, step + 1) in self._computed
+        else:
+            self._computes = self._is_root or not self._has_result()
+        return self._computes
+
+    def agree(self, step: int, updater: Updater, own: Told) -> Agreed:
+        self._post()
+        self._resend()
+        if self._is_root:
+            result = self._decide(step, own)
+        else:
+            if self._computes:
+                self._send(step, own)
+            result = self._receive(step)
+        self.workers.gradients[...] = result.body
+        self.taken = tuple(tuple(int(s) for s in row if s) for row in result.mask)
+        squared = updater.own_squares()
+        norm = float(np.sqrt(squared)) if squared >= 0 else squared
+        return Agreed.of(result.header[2:].tolist(), norm, norm)
+
+    def after_step(self, step: int) -> float:
+        self.exchanges += 1
+        return 0.0
+
+    def progress(self) -> None:
+        if self._is_root:
+            self._look()
+        else:
+            self._sent = [one for one in self._sent if not one[1].Test()]
+
+    # -- rank 0
+
+    def _look(self) -> None:
+        """Take in what has come."""
+        for worker, (message, request) in list(self._posted.items()):
+            if request.Test():
+                self._waiting.append(Late(worker, message))
+                self._received[worker] += 1
+                self._expect(worker)
+
+    def _expect(self, worker: int) -> None:
+        message = self._message()
+        self._posted[worker] = message, self._comm.Irecv(message.data, worker, _TO_ROOT)
+
+    def _decide(self, step: int, own: Told) -> Message:
+        """Wait for enough gradients, and send the mean of what is there to all."""
+        if self._computes:
+            mine = self._message()
+            _write(mine, step, self.workers.gradients, own)
+            self._waiting.append(Late(0, mine))
+        result, requests = self._results[step % len(self._results)]
+        wanted = self._replay.get(step + 1)
+        while not self._is_enough(step, wanted):
+            self._look()
+            sched_yield()
+        self._look()
+        taken = [one for one in self._waiting if _is_wanted(one, wanted)]
+        self._waiting = [one for one in self._waiting if not _is_wanted(one, wanted)]
+        # Who has not taken the result of so many steps ago is waited for.
+        while not MPI.Request.Testall(requests):
+            self._look()
+            sched_yield()
+        _mean(taken, step, result, self._count)
+        requests[:] = [
+            self._comm.Issend(result.data, worker, _TO_ALL) for worker in range(1, self._count)
+        ]
+        self._tally(len(requests), result)
+        return result
+
+    def _is_enough(self, step: int, wanted: Taken | None) -> bool:
+        there = {(one.worker, one.message.step + 1) for one in self._waiting}
+        if wanted is not None:
+            return there >= {(w, s) for w, steps in enumerate(wanted) for s in steps}
+        return sum(s == step + 1 for _, s in there) >= self._needed
+
+    # -- the others
+
+    def _send(self, step: int, own: Told) -> None:
+        # Memory of its own: rank 0 may be where it takes in nothing, and waits for us.
+        self.progress()
+        message = self._message()
+        _write(message, step, self.workers.gradients, own)
+        self._launch(message)
+
+    def _launch(self, message: Message) -> None:
+        self._sent.append((message, self._comm.Isend(message.data, 0, _TO_ROOT)))
+        self._sends += 1
+        self._tally(1, message)
+
+    def _tally(self, messages: int, message: Message) -> None:
+        if traffic := self._comm.traffic:
+            traffic.send(messages, messages * message.data.nbytes)
+
+    def _has_result(self) -> bool:
+        """Whether the step is decided already."""
+        assert self._next is not None
+        # A look may do no more than to move the message along.
+        return any(self._next[1].Test() for _ in range(_LOOKS))
+
+    def _receive(self, step: int) -> Message:
+        assert self._next is not None
+        message, request = self._next
+        while not request.Test():
+            self.progress()
+            sched_yield()
+        assert message.step == step, "results come in order"
+        self._next = None
+        return message
+
+    def _post(self) -> None:
+        """What this rank expects next."""
+        if self._is_root:
+            for worker in range(1, self._count):
+                if worker not in self._posted:
+                    self._expect(worker)
+        elif self._next is None:
+            message = self._message()
+            self._next = message, self._comm.Irecv(message.data, 0, _TO_ALL)
+
+    # -- checkpoints
+
+    @property
+    def keepers(self) -> Sequence[Keeper]:
+        return [self]
+
+    def kept(self) -> Iterator[Kept]:
+        """The gradients of this worker that have come late and are in no mean yet."""
+        yield Kept("late", 0, self._late, is_per_replica=True)
+
+    def state(self) -> Mapping[str, Array]:
+        """How many of these each worker has, and the step of the last one."""
+        return {"quorum.late": self._late_steps}
+
+    def quiesce(self) -> None:
+        self._late[...] = 0
+        self._late_steps[...] = 0
+        sends = self._comm.allgather(self._sends)
+        if self._is_root:
+            self._post()
+            while (self._received[1:] < sends[1:]).any():
+                self._look()
+                sched_yield()
+            for _, requests in self._results:
+                MPI.Request.Waitall(requests)
+                requests.clear()
+            for one in self._waiting:
+                self._late_steps[one.worker] += 1, 0
+                self._late_steps[one.worker, 1] = one.message.step + 1
+        while self._sent:
+            self.progress()
+            sched_yield()
+        self._comm.Bcast(self._late_steps, 0)
+        self._return_late()
+
+    def _return_late(self) -> None:
+        """Each worker gets back, for its part of a checkpoint, what waits at rank 0."""
+        rows = np.zeros((self._count, self._late.size), self._late.dtype)
+        for one in self._waiting:
+            rows[one.worker] += one.message.body
+        self._comm.Scatter(rows if self._is_root else None, self._late, 0)
+
+    def resumed(self, steps_done: int) -> None:
+        self.exchanges = steps_done
+        self._waiting.clear()
+        self._is_resumed = True
+
+    def _resend(self) -> None:
+        """After a checkpoint was read, what had come late comes again."""
+        if not self._is_resumed:
+            return
+        self._is_resumed = False
+        count, step = self._late_steps[self._comm.rank]
+        if not self._late.any() and not count:
+            return
+        message = self._message()
+        message.header[:2] = step - 1, max(count, 1)
+        message.mask[0, 0] = step
+        message.body[...] = self._late
+        self._late[...] = 0
+        if self._is_root:
+            self._waiting.append(Late(0, message))
+        else:
+            self._launch(message)
+
+    def begin(self) -> None:
+        self._waiting.clear()
+
+    def drain(self) -> None:
+        pass
+
+    def consensus(self) -> Array | None:
+        return None
+
+    def mean(self, flat: Array) -> Array:
+        return flat
+
+    def shared(self) -> Mapping[str, Array]:
+        return {}
+
+    def arrived(self) -> Mapping[str, Array]:
+        return {}
+
+    def own(self) -> Mapping[str, Array]:
+        return {}
+
+    def close(self) -> None:
+        for _, request in [*self._posted.values(), *filter(None, [self._next])]:
+            with suppress(MPI.Exception):
+                request.Cancel()
+                request.Wait()
+        self._posted.clear()
+        self._next = None
+        self._comm.Free()
+
+
+def _write(message: Message, step: int, gradients: Array, own: Told) -> None:
+    """One gradient of a step, and what its worker tells."""
+    message.header[:] = [step, 1, *own.numbers]
+    message.mask[0, 0] = step + 1
+    message.body[...] = gradients
+
+
+def _is_wanted(one: Late, wanted: Taken | None) -> bool:
+    return wanted is None or one.message.step + 1 in wanted[one.worker]
+
+
+def _mean(taken: Sequence[Late], step: int, result: Message, workers: int) -> None:
+    """The mean of what was taken, times the number of workers, as their sum would be.
+
+    Ranks follow one another in the sum, as at a parameter server.
+    """
+    ordered = sorted(taken, key=lambda one: (one.worker, one.message.step))
+    result.mask[...] = 0
+    result.header[...] = 0
+    for number, one in enumerate(ordered):
+        if number:
+            result.body += one.message.body
+        else:
+            result.body[...] = one.message.body
+        result.header += one.message.header
+        row = result.mask[one.worker]
+        row[np.count_nonzero(row)] = one.message.step + 1
+    count = result.header[1]
+    if count != workers:
+        result.body *= workers / count
+        result.header[2:] *= workers / count
+    result.header[0] = step
+
+
+def choices(path: Path, workers: int) -> dict[int, Taken]:
+    """What each step of an earlier run took, by steps counted from 1.
+
+    Raises:
+        ConfigError: the file cannot be read, or is of a run without, or with other workers.
+    """
+    try:
+        log = read_records(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"sync.replay: {path} cannot be read: {error}") from error
+    found: dict[int, Taken] = {}
+    for record in log.records:
+        if isinstance(record, Step | Skipped) and record.sync and record.sync.taken:
+            found[record.step] = tuple(tuple(steps) for steps in record.sync.taken)
+    counts = {len(taken) for taken in found.values()}
+    if counts != {workers}:
+        had = f"{max(counts)} workers" if counts else "no steps by quorum"
+        raise ConfigError(
+            f"sync.replay: {path} is of {had}, and this run has {workers}; name the file of a run "
+            "by quorum on as many ranks"
+        )
+    return found

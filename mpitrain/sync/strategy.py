@@ -1,0 +1,169 @@
+"""What the trainer asks of a way to synchronise, and the usual one."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from mpitrain.arrays import Array, Gradients
+from mpitrain.parallel.summation import Keeper
+from mpitrain.update import Agreed, Told, Updater
+
+#: For each worker the steps, counted from 1, whose gradients are in a mean.
+Taken = tuple[tuple[int, ...], ...]
+
+
+class Sink(Protocol):
+    """What takes gradients: a store."""
+
+    def accumulate(self, layer: int, gradients: Gradients) -> None: ...
+    def ready(self, layer: int) -> None: ...
+    def progress(self) -> None: ...
+
+
+class Progressing:
+    """A store that moves what a strategy has under way along with its own sums."""
+
+    def __init__(self, store: Sink, strategy: "Strategy") -> None:
+        self._strategy, self._progress = strategy, store.progress
+        self.accumulate = store.accumulate
+        self.ready = store.ready
+
+    def progress(self) -> None:
+        """Move both along."""
+        self._progress()
+        self._strategy.progress()
+
+
+class Strategy(Protocol):
+    """When the workers talk, and about what.
+
+    A step is: the worker's gradients; :meth:`agree`; the update, unless the step is skipped;
+    :meth:`after_step`.  Steps are counted from 0.  What is collective is so over all ranks.
+
+    Attributes:
+        drifts: workers have weights of their own between exchanges.
+        algorithm, reason: how the workers' numbers are summed, and why so; empty: the store says.
+        exchanges: that took effect since the beginning.
+        since: steps since the last one.
+        strayed: see :class:`~mpitrain.update.Told`.
+    """
+
+    exchanges: int
+    since: int
+    strayed: tuple[float, float]
+
+    @property
+    def drifts(self) -> bool: ...
+
+    @property
+    def keepers(self) -> Sequence[Keeper]:
+        """What keeps something from step to step besides the arrays below."""
+
+    @property
+    def taken(self) -> Taken:
+        """What is in the sum of the last step, if not all gradients are."""
+
+    @property
+    def algorithm(self) -> str: ...
+
+    @property
+    def reason(self) -> str: ...
+
+    def computes(self, step: int) -> bool:
+        """Whether this rank is to compute gradients in the step, and not only to follow."""
+
+    def agree(self, step: int, updater: Updater, own: Told) -> Agreed:
+        """Complete the gradients that the update takes, and tell of the step; collective."""
+
+    def after_step(self, step: int) -> float:
+        """The step is done, or skipped; returns seconds spent in communication."""
+
+    def progress(self) -> None:
+        """Move along what is under way, without waiting."""
+
+    def quiesce(self) -> None:
+        """Complete what is under way, which takes effect when it is due; collective."""
+
+    def consensus(self) -> Array | None:
+        """The weights of all workers together, the same bits on all, shape (arena.size,).
+
+        None: all workers have the same.  Collective.
+        """
+
+    def mean(self, flat: Array) -> Array:
+        """The mean over the workers of flat arrays, the same bits on all; collective."""
+
+    def drain(self) -> None:
+        """All workers take the consensus, and nothing is under way; collective."""
+
+    def shared(self) -> Mapping[str, Array]:
+        """What all workers have the same, by name; flat, in the arena's layout."""
+
+    def arrived(self) -> Mapping[str, Array]:
+        """What they have the same after :meth:`quiesce`."""
+
+    def own(self) -> Mapping[str, Array]:
+        """What this worker alone has besides weights and the optimiser's state."""
+
+    def resumed(self, steps_done: int) -> None:
+        """The arrays of the three methods above were filled in, as after so many steps."""
+
+    def begin(self) -> None:
+        """The weights were replaced, the same on all workers; nothing is under way."""
+
+    def close(self) -> None:
+        """Free what is bound to communicators; collective."""
+
+
+class EveryStep:
+    """The workers sum the gradients of each step: the store does, and nothing is left to do."""
+
+    drifts = False
+    algorithm = reason = ""
+    exchanges = 0
+    since = 0
+    strayed = (0.0, 0.0)
+    keepers: Sequence[Keeper] = ()
+    taken: Taken = ()
+
+    def computes(self, step: int) -> bool:
+        return True
+
+    def agree(self, step: int, updater: Updater, own: Told) -> Agreed:
+        return updater.agree(own)
+
+    def after_step(self, step: int) -> float:
+        self.exchanges += 1
+        return 0.0
+
+    def progress(self) -> None:
+        pass
+
+    def quiesce(self) -> None:
+        pass
+
+    def consensus(self) -> Array | None:
+        return None
+
+    def mean(self, flat: Array) -> Array:
+        return flat
+
+    def drain(self) -> None:
+        pass
+
+    def shared(self) -> Mapping[str, Array]:
+        return {}
+
+    def arrived(self) -> Mapping[str, Array]:
+        return {}
+
+    def own(self) -> Mapping[str, Array]:
+        return {}
+
+    def resumed(self, steps_done: int) -> None:
+        self.exchanges = steps_done
+
+    def begin(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,241 @@
+"""Sums of gradients that do not wait for the last ones: what is in them, and that nobody hangs."""
+
+import json
+from itertools import islice
+from time import sleep
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+from msgspec.structs import replace
+
+from collectives import Communicator
+from mpitrain.checkpoint import Writer
+from mpitrain.config import ConfigError, Sync
+from mpitrain.metrics import Step, read_records
+from mpitrain.run import checkpoints, resume, save, train
+from mpitrain.sync import Quorum
+from mpitrain.threads import limit_blas_threads
+from mpitrain.trainer import Trainer
+from mpitrain.update import Told
+from tests.mpi.mpitrain.layouts import curve, mlp, whole
+from tests.mpi.mpitrain.test_sync_arithmetic import gradient, workers
+
+pytestmark = pytest.mark.mpi
+
+RANKS = MPI.COMM_WORLD.size
+
+
+@pytest.fixture(scope="module")
+def comm():
+    with Communicator(MPI.COMM_WORLD) as world, limit_blas_threads(world):
+        yield world
+
+
+class Updater:
+    """Knows no more of gradients than their squares."""
+
+    def __init__(self, gradients):
+        self.gradients = gradients
+
+    def own_squares(self):
+        return float(self.gradients @ self.gradients)
+
+
+def sums(comm, quorum, steps, gradient_of, before=lambda step: None):
+    """The sum of each step, what was taken, and whether this rank had computed."""
+    own, found = quorum.workers.gradients, []
+    for step in range(steps):
+        before(step)
+        computed = quorum.computes(step)
+        own[...] = gradient_of(comm.rank, step) if computed else np.nan
+        quorum.progress()
+        agreed = quorum.agree(step, Updater(own), Told(float(comm.rank + 1)))
+        quorum.after_step(step)
+        found.append((own.copy(), quorum.taken, computed, agreed))
+    return found
+
+
+def drawn(worker, step):
+    return np.random.default_rng([worker, step]).standard_normal(12).astype(np.float32)
+
+
+def test_a_quorum_of_all_is_the_sum_at_a_parameter_server_bit_by_bit(comm):
+    quorum = Quorum(workers(comm, np.float32), needed=comm.size)
+    everyone = [(step, comm.size * ((step + 1,),)) for step in range(6)]
+    for (step, all_taken), (total, taken, computed, agreed) in zip(
+        everyone, sums(comm, quorum, 6, drawn), strict=True
+    ):
+        expected = drawn(comm.rank, step)
+        comm.Allreduce(MPI.IN_PLACE, expected, algorithm="parameter_server")
+        np.testing.assert_array_equal(total, expected)
+        assert taken == all_taken and computed
+        assert agreed.loss == comm.size * (comm.size + 1) / 2
+        assert agreed.grad_norm == pytest.approx(np.linalg.norm(expected))
+    quorum.quiesce()
+    quorum.close()
+
+
+def choices_of(ranks):
+    """The last worker's first gradient comes two steps late, and it skips a step."""
+    others = [(step,) * (ranks - 1) for step in range(1, 6)]
+    last = [(), (), (1, 3), (4,), ()]
+    return {step: (*((s,) for s in others[step - 1]), last[step - 1]) for step in range(1, 6)}
+
+
+@pytest.mark.mpi(min_size=2)
+def test_choices_that_are_given_are_summed_by_hand(comm):
+    own = workers(comm)
+    replay = choices_of(comm.size)
+    quorum = Quorum(own, needed=comm.size, replay=replay)
+    found = sums(comm, quorum, 5, lambda worker, step: gradient(comm, worker, step))
+    for step, (total, taken, computed, _) in enumerate(found, 1):
+        assert taken == replay[step]
+        parts = [gradient(comm, w, s - 1) for w, steps in enumerate(taken) for s in steps]
+        expected = sum(parts) * (comm.size / len(parts))
+        np.testing.assert_allclose(total, expected, rtol=1e-14)
+        assert computed == (comm.rank < comm.size - 1 or step in (1, 3, 4))
+    quorum.quiesce()
+    assert not quorum.state()["quorum.late"].any()
+    quorum.close()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_who_is_late_is_not_waited_for_and_nothing_of_it_is_lost(comm):
+    """The last worker begins to send its first gradient when rank 0 has done three steps."""
+    last = comm.size - 1
+    quorum = Quorum(workers(comm), needed=last, behind=4)
+    told = comm.Dup()
+
+    def before(step):
+        if comm.rank == 0 and step == 3:
+            told.send("go on", last)
+
+    def late(worker, step):
+        if step == 0:
+            told.Barrier()  # all of them have begun
+        if worker == last and step == 0:
+            assert told.recv(source=0) == "go on"
+        return gradient(comm, worker, step)
+
+    found = sums(comm, quorum, 8, late, before)
+    every = comm.allgather([taken for _, taken, _, _ in found])
+    assert all(taken == every[0] for taken in every)
+    for total, taken, _, _ in found:
+        parts = [gradient(comm, w, s - 1) for w, steps in enumerate(taken) for s in steps]
+        assert len(parts) >= last
+        np.testing.assert_allclose(total, sum(parts) * (comm.size / len(parts)), rtol=1e-14)
+    assert found[0][1][last] == found[1][1][last] == found[2][1][last] == ()
+    # Each gradient that was computed is in one sum, or waits at rank 0.
+    computed = comm.allgather({step for step, one in enumerate(found, 1) if one[2]})
+    quorum.quiesce()
+    waiting = quorum.state()["quorum.late"][:, 0]
+    for worker in range(comm.size):
+        taken = [s for _, one, _, _ in found for s in one[worker]]
+        assert len(taken) == len(set(taken)) and set(taken) <= computed[worker]
+        assert len(computed[worker]) - len(taken) == waiting[worker]
+    assert comm.size == 2 or 1 in computed[last]
+    quorum.close()
+    told.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_the_others_wait_for_who_is_far_behind(comm):
+    last, behind = comm.size - 1, 2
+    quorum = Quorum(workers(comm), needed=last, behind=behind)
+    done = comm.Dup()
+    ahead, sent = -1, []
+
+    def slowly(worker, step):
+        nonlocal ahead
+        if step == 0:
+            done.Barrier()
+        if worker == last and step == 0:
+            sleep(0.5)
+            while done.Iprobe(source=0):
+                ahead = max(ahead, done.recv(source=0))
+        elif worker == 0 and step:
+            sent.append(done.isend(step - 1, last))
+        return gradient(comm, worker, step)
+
+    sums(comm, quorum, 9, slowly)
+    if comm.rank == last:
+        assert ahead <= behind + 1
+        while done.recv(source=0) < 7:
+            pass
+    for request in sent:
+        request.wait()
+    quorum.quiesce()
+    quorum.close()
+    done.Free()
+
+
+def quorum_job(folder, **sync):
+    config = mlp("float32")
+    sync = Sync(kind="quorum", **sync)
+    return replace(config, sync=sync, run=replace(config.run, dir=str(folder), log_every=1000))
+
+
+def test_a_quorum_of_all_trains_as_a_parameter_server_does(comm, folder):
+    expected_curve, expected = curve(comm, mlp("float32", algorithm="parameter_server"), 6)
+    found_curve, found = curve(comm, quorum_job(folder, quorum=1.0), 6)
+    np.testing.assert_allclose(found_curve, expected_curve, rtol=1e-6)
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values)
+
+
+class SlowLast(Trainer):
+    """Its last rank takes its time in some steps."""
+
+    def step(self, *args):
+        if self.comm.rank == self.comm.size - 1 and self.steps_done % 4 == 1:
+            sleep(0.05)
+        return super().step(*args)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_run_without_its_last_ones_is_made_again_bit_by_bit(comm, folder):
+    config = quorum_job(folder / "first", quorum=(RANKS - 1) / RANKS)
+    config = replace(config, train=replace(config.train, epochs=1))
+    with SlowLast(comm, config) as trainer:
+        train(trainer)  # which compares the replicas after each epoch
+        expected = whole(comm, trainer)
+    log = comm.bcast(read_records(folder / "first" / "metrics.jsonl") if comm.rank == 0 else None)
+    steps = log.of(Step)
+    assert [step.step for step in steps] == list(range(1, len(steps) + 1))
+    assert all(sum(map(len, step.sync.taken)) >= RANKS - 1 for step in steps)
+    again = quorum_job(folder / "second", replay=str(folder / "first" / "metrics.jsonl"))
+    again = replace(again, train=config.train)
+    with Trainer(comm, again) as trainer:  # killed, and resumed
+        records = list(islice(trainer.run_epoch(0), 6))
+        writer = Writer(comm, checkpoints(again), keep=2)
+        save(trainer, writer)
+        writer.finish()
+        list(islice(trainer.run_epoch(0), 2))
+    with Trainer(comm, again) as trainer:
+        assert resume(trainer).step == 6
+        records += list(trainer.run_epoch(0))
+        found = whole(comm, trainer)
+    assert [record.sync.taken for record in records] == [step.sync.taken for step in steps]
+    assert [record.loss for record in records] == [step.loss for step in steps]
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values)
+
+
+def test_a_replay_of_another_run_is_refused_on_all_ranks(comm, folder):
+    step = dict(step=1, epoch=0, samples=1, loss=1, grad_norm=1, lr=1, seconds=1, samples_per_s=1)
+    synced = {"exchanges": 1, "since": 0, "taken": [[1]] * (RANKS + 1)}
+    line = json.dumps({"event": "step", **step, "comm_share": 0, "sync": synced}) + "\n"
+    for text, why in (
+        ("", "is of no steps by quorum"),
+        (line, f"is of {RANKS + 1} workers, and this run has {RANKS}"),
+    ):
+        if comm.rank == 0:
+            (folder / "metrics.jsonl").write_text(text)
+        comm.Barrier()
+        config = quorum_job(folder, replay=str(folder / "metrics.jsonl"))
+        with pytest.raises(ConfigError, match=why):
+            Trainer(comm, config)
+        comm.Barrier()
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Trainer(comm, quorum_job(folder, replay=str(folder / "nowhere")))

@@ -1,0 +1,497 @@
+"""Workers that train by themselves, in the trainer: against processes that know of no others."""
+
+from collections import deque
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+from msgspec.structs import replace
+
+from collectives import Communicator
+from mpitrain import nn
+from mpitrain.checkpoint import Checkpoint, Writer
+from mpitrain.config import Checkpoint as CheckpointTable
+from mpitrain.config import Compress, ConfigError, Optim, Sync, load
+from mpitrain.evaluation import evaluate
+from mpitrain.group import share
+from mpitrain.ledger import Ledger
+from mpitrain.metrics import Skipped, Step, read_records
+from mpitrain.pipeline.runtime import Latest
+from mpitrain.run import checkpoints, resume, save, train
+from mpitrain.stop import StopFlag, Stopped
+from mpitrain.threads import limit_blas_threads
+from mpitrain.trainer import Trainer
+from mpitrain.update import NonFinite
+from tests.mpi.mpitrain.layouts import job, mlp, whole
+
+pytestmark = pytest.mark.mpi
+
+RANKS = MPI.COMM_WORLD.size
+STEPS = 9
+
+#: Of the exchanges: what each says, and steps of it.
+KINDS = {
+    "local": Sync(kind="local", period=3),
+    "post-local": Sync(kind="local", period=3, start=2),
+    "diloco": Sync(kind="local", period=4, outer="nesterov:lr=0.7,momentum=0.9"),
+    "streaming": Sync(kind="local", period=4, outer="nesterov", fragments=3, delay=2, mix=0.5),
+    "delayed": Sync(kind="delayed", period=2, delay=3),
+    "delayed, later": Sync(kind="delayed", period=1, delay=4, start=1),
+}
+
+
+SLOW = pytest.mark.slow
+#: All of them, most marked slow.
+ONE_QUICK = [pytest.param(kind, marks=() if kind == "streaming" else SLOW) for kind in KINDS]
+FEW_QUICK = [
+    pytest.param(kind, marks=() if kind in ("diloco", "delayed") else SLOW) for kind in KINDS
+]
+
+
+@pytest.fixture(scope="module")
+def comm():
+    with Communicator(MPI.COMM_WORLD) as world, limit_blas_threads(world):
+        yield world
+
+
+def layouts():
+    """Layouts of replicas of all kinds; the other stages and tensor ranks are of the worker."""
+    found = {"data": {}}
+    if RANKS % 2 == 0:
+        found["data x pipe"] = dict(pipe=2)
+        found["data x tensor"] = dict(tensor=2)
+    if RANKS == 8:
+        found["data x pipe x tensor"] = dict(pipe=2, tensor=2)
+    return found
+
+
+def config_of(model, kind, optim=None, **parallel):
+    config = job(model, micro_batches=2, **parallel)
+    config = replace(config, sync=KINDS[kind], run=replace(config.run, check_every=1))
+    return replace(config, optim=optim) if optim else config
+
+
+def own_part(batch, workers, worker, micro_batches=2):
+    """The samples of a worker: every ``workers``-th micro-batch."""
+    count = micro_batches * workers
+    return np.concatenate(
+        [batch[share(len(batch), m, count)] for m in range(worker, count, workers)]
+    )
+
+
+class Alone:
+    """A worker in a process of its own, which computes gradients and takes steps."""
+
+    def __init__(self, comm, config):
+        plain = replace(config, parallel=job("mlp").parallel, sync=Sync())
+        plain = replace(plain, train=replace(config.train, micro_batches=1))
+        self.trainer = Trainer(comm, plain)
+        self.weights, self.gradients = self.trainer.store.parameters, self.trainer.store.gradients
+
+    def backward(self, samples, share):
+        """Gradients of samples, times their ``share`` of the batch; returns its loss times it."""
+        trainer = self.trainer
+        trainer.store.reset()
+        (loss,) = trainer.runner().run(
+            trainer._source(0, [samples], None),
+            Latest(trainer.weights),
+            trainer.store,
+            lambda number, loss: loss,
+            lambda m: trainer.context(samples),
+        )
+        self.gradients *= share
+        return loss * share
+
+    def update(self, step):
+        trainer = self.trainer
+        norm, most = np.linalg.norm(self.gradients), trainer.config.optim.clip_norm
+        trainer.updater.step(trainer._rate(step), most / norm if most and norm > most else 1.0)
+        trainer.steps_done += 1
+        return norm
+
+
+def simulated(config, workers, steps):
+    """(loss and gradient norm of each step, each worker's weights, their mean)."""
+    sync, curve = config.sync, []
+    with Communicator(MPI.COMM_SELF) as one:
+        everyone = [Alone(one, config) for _ in range(workers)]
+        trainer = everyone[0].trainer
+        averaging = Averaging(sync, trainer, [w.weights for w in everyone])
+        for step, batch in zip(range(steps), trainer.sampler.batches(0), strict=False):
+            loss = 0.0
+            for number, worker in enumerate(everyone):
+                own = own_part(batch, workers, number)
+                loss += worker.backward(own, len(own) * workers / len(batch)) / workers
+            if step < sync.start:
+                mean = sum(w.gradients for w in everyone) / workers
+                for worker in everyone:
+                    worker.gradients[...] = mean
+            squares = [worker.update(step) ** 2 for worker in everyone]
+            averaging.after(step)
+            curve.append((loss, np.sqrt(np.mean(squares))))
+        weights = [whole(one, worker.trainer) for worker in everyone]
+        for worker in everyone:
+            worker.trainer.close()
+    mean = {name: np.mean([w[name] for w in weights], axis=0) for name in weights[0]}
+    return np.array(curve), weights, mean
+
+
+class Averaging:
+    """What workers do with their weights after a step, as the papers have it."""
+
+    def __init__(self, sync, trainer, weights):
+        self.sync, self.weights, self.queue = sync, weights, deque()
+        self.anchor, self.velocity = weights[0].copy(), np.zeros_like(weights[0])
+        self.sums = [np.zeros_like(w) for w in weights]
+        self.before = [w.copy() for w in weights]
+        layers = list(trainer.model.layers)
+        owners = [
+            next(i for i, layer in enumerate(layers) if t.name.startswith(f"{layer}."))
+            for t in trainer.arena.tensors
+        ]
+        sizes = [t.stop - t.start for t in trainer.arena.tensors]
+        fragment = np.repeat([o * sync.fragments // len(layers) for o in owners], sizes)
+        self.parts = [fragment == number for number in range(sync.fragments)]
+
+    def after(self, step):
+        if step < self.sync.start:
+            self.anchor[...] = self.weights[0]
+        elif self.sync.kind == "local":
+            self._local(step + 1 - self.sync.start)
+        else:
+            self._delayed(step + 1 - self.sync.start)
+        for old, new in zip(self.before, self.weights, strict=True):
+            old[...] = new
+
+    def _local(self, done):
+        sync = self.sync
+        rate, momentum = (1, 0) if sync.outer == "plain" else (0.7, 0.9)
+        for number, part in enumerate(self.parts):
+            offset = (number + 1) * sync.period // sync.fragments
+            if done >= offset and (done - offset) % sync.period == 0:
+                way = np.mean([self.anchor[part] - w[part] for w in self.weights], axis=0)
+                self.queue.append((done, part, way))
+        while self.queue and self.queue[0][0] + sync.delay == done:
+            _, part, way = self.queue.popleft()
+            self.velocity[part] = momentum * self.velocity[part] + way
+            self.anchor[part] -= rate * (way + momentum * self.velocity[part])
+            mix = sync.mix if sync.delay else 0
+            for w in self.weights:
+                w[part] = (1 - mix) * self.anchor[part] + mix * w[part]
+
+    def _delayed(self, done):
+        """Literally: the mean takes the place of one's own updates."""
+        for total, new, old in zip(self.sums, self.weights, self.before, strict=True):
+            total += new - old
+        if done % self.sync.period == 0:
+            self.queue.append((done, [total.copy() for total in self.sums]))
+            for total in self.sums:
+                total[...] = 0
+        while self.queue and self.queue[0][0] + self.sync.delay == done:
+            _, updates = self.queue.popleft()
+            for w, update in zip(self.weights, updates, strict=True):
+                w += np.mean(updates, axis=0) - update
+
+
+def trained(comm, config, steps=STEPS):
+    """(loss and norm of each step, the own worker's weights, what all have together)."""
+    with Trainer(comm, config) as trainer:
+        records = list(islice(trainer.run_epoch(0), steps))
+        assert all(isinstance(record, Step) for record in records)
+        worker = comm.Split(trainer.grid.place.replica, comm.rank)
+        own = whole(worker, trainer)
+        worker.Free()
+        trainer.drain()
+        trainer.check_replicas("after the drain")
+        curve = np.array([(record.loss, record.grad_norm) for record in records])
+        return curve, trainer.grid.place.replica, own, whole(comm, trainer)
+
+
+@pytest.mark.parametrize("kind", ONE_QUICK)
+@pytest.mark.parametrize("layout", layouts())
+def test_layouts_train_as_workers_do_that_know_of_no_layout(comm, layout, kind):
+    model = "gpt" if layout != "data" else "mlp"
+    config = config_of(model, kind, **layouts()[layout])
+    found, replica, own, together = trained(comm, config)
+    workers = RANKS // config.parallel.pipe // config.parallel.tensor
+    expected, weights, mean = simulated(config, workers, STEPS)
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+    for name, values in own.items():
+        np.testing.assert_allclose(values, weights[replica][name], rtol=1e-7, atol=1e-10)
+        np.testing.assert_allclose(together[name], mean[name], rtol=1e-7, atol=1e-10)
+
+
+FEW = ["delayed", *(pytest.param(k, marks=SLOW) for k in ("local", "diloco", "streaming"))]
+
+
+@pytest.mark.parametrize("name", ["lamb", pytest.param("adam", marks=SLOW)])
+@pytest.mark.parametrize("kind", ["local", pytest.param("delayed", marks=SLOW)])
+def test_other_optimisers_and_clipping_are_each_workers_own(comm, kind, name):
+    optim = Optim(name=name, lr=0.01, reference_batch=0, clip_norm=0.5, weight_decay=0.01)
+    config = config_of("mlp", kind, optim)
+    found, replica, own, _ = trained(comm, config)
+    expected, weights, _ = simulated(config, RANKS, STEPS)
+    np.testing.assert_allclose(found, expected, rtol=1e-7)
+    for mine, values in own.items():
+        np.testing.assert_allclose(values, weights[replica][mine], rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("state", ["own", "averaged"])
+def test_an_exchange_after_every_step_is_one_process_where_state_is_averaged(comm, state):
+    """With momentum the velocity must be averaged, too; without, rounding alone is left."""
+    momentum = 0.9 if state == "averaged" else 0.0
+    config = replace(mlp("float64"), optim=Optim(lr=0.05, momentum=momentum))
+    local = replace(config, sync=Sync(kind="local", period=1, state=state))
+    expected, _, _, weights = trained(comm, config)
+    found, _, _, together = trained(comm, local)
+    np.testing.assert_allclose(found[:, 0], expected[:, 0], rtol=1e-12)
+    for name, values in weights.items():
+        np.testing.assert_allclose(together[name], values, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["local", "delayed"])
+def test_one_worker_is_sequential_bit_by_bit(comm, kind):
+    with Communicator(MPI.COMM_SELF) as one:
+        _, _, _, expected = trained(one, mlp("float32"))
+        found = trained(one, replace(mlp("float32"), sync=KINDS[kind]))[3]
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values)
+
+
+@pytest.mark.parametrize("at", [pytest.param(3, marks=SLOW), pytest.param(4, marks=SLOW), 5])
+@pytest.mark.parametrize("kind", FEW_QUICK)
+def test_a_run_that_was_killed_goes_on_bit_by_bit(comm, folder, kind, at):
+    config = config_of("mlp", kind, Optim(name="adam", lr=0.01, reference_batch=0, average=0.9))
+    config = replace(config, run=replace(config.run, dtype="float32", dir=str(folder)))
+    expected, _, weights, together = trained(comm, config)
+    with Trainer(comm, config) as trainer:
+        list(islice(trainer.run_epoch(0), at))
+        writer = Writer(comm, checkpoints(config), keep=2)
+        save(trainer, writer)
+        evaluate(trainer, 0)  # which leaves the workers as they are
+        rest = list(islice(trainer.run_epoch(0), STEPS - at))
+        writer.finish()
+    np.testing.assert_array_equal([(r.loss, r.grad_norm) for r in rest], expected[at:])
+    with Trainer(comm, config) as trainer:
+        assert resume(trainer).step == at
+        trainer.check_replicas("after the resume")
+        again = list(islice(trainer.run_epoch(0), STEPS - at))
+        assert [(r.sync.exchanges, r.sync.since) for r in again] == [
+            (r.sync.exchanges, r.sync.since) for r in rest
+        ]
+        np.testing.assert_array_equal([(r.loss, r.grad_norm) for r in again], expected[at:])
+        worker = comm.Split(trainer.grid.place.replica, comm.rank)
+        for name, values in whole(worker, trainer).items():
+            np.testing.assert_array_equal(values, weights[name])
+        worker.Free()
+        trainer.drain()
+        for name, values in whole(comm, trainer).items():
+            np.testing.assert_array_equal(values, together[name])
+
+
+@pytest.mark.parametrize("kind", FEW)
+def test_a_run_that_is_stopped_ends_with_the_bits_of_one_that_was_not(comm, folder, kind):
+    config = replace(mlp("float32"), sync=KINDS[kind], checkpoint=CheckpointTable(every=4))
+    config = replace(config, run=replace(config.run, log_every=1000))
+    config = replace(config, train=replace(config.train, epochs=1))
+    ends = []
+    for name, at in (("left alone", None), ("stopped", 7)):
+        config = replace(config, run=replace(config.run, dir=str(folder / name)))
+        stop = StopFlag()
+        with Trainer(comm, config, stop=stop) as trainer:
+            steps = trainer.step
+
+            def stopping(*args, trainer=trainer, steps=steps, stop=stop, at=at):
+                if trainer.steps_done == at and comm.rank == RANKS - 1:
+                    stop.reason = "a test"
+                return steps(*args)
+
+            trainer.step = stopping
+            if at:
+                with pytest.raises(Stopped):
+                    train(trainer)
+            else:
+                train(trainer)
+            ends.append(whole(comm, trainer))
+    with Trainer(comm, config) as trainer:
+        result = train(trainer, go_on=True)
+        found = whole(comm, trainer)
+        trainer.check_replicas("at the end")
+        assert evaluate(trainer, 0).test_loss == result.test_loss
+    for name, values in ends[0].items():
+        np.testing.assert_array_equal(found[name], values)
+    last = Checkpoint(max((folder / "stopped" / "checkpoints").glob("step-*")))
+    for name, values in found.items():  # what export and eval read is what the run ended with
+        np.testing.assert_array_equal(last.tensor("parameters", name), values)
+    steps = read_records(folder / "stopped" / "metrics.jsonl").of(Step)
+    assert [step.step for step in steps] == list(range(1, len(steps) + 1))
+    assert RANKS == 1 or steps[-1].sync.drift > 0
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("kind", FEW)
+def test_other_workers_begin_with_what_the_old_ones_had_together(comm, folder, kind):
+    config = replace(mlp("float64"), sync=KINDS[kind])
+    config = replace(config, run=replace(config.run, dir=str(folder)))
+    with Trainer(comm, config) as trainer:
+        list(islice(trainer.run_epoch(0), 5))
+        writer = Writer(comm, checkpoints(config), keep=2, background=False)
+        save(trainer, writer)
+        velocity = comm.allreduce(trainer.updater.slot("velocity")) / comm.size
+        trainer.drain()
+        expected = whole(comm, trainer)
+    for other in (config, replace(config, sync=Sync())):
+        with Communicator(MPI.COMM_SELF) as one, Trainer(one, other) as trainer:
+            assert resume(trainer).step == 5
+            for name, values in whole(one, trainer).items():
+                np.testing.assert_array_equal(values, expected[name])
+            np.testing.assert_allclose(trainer.updater.slot("velocity"), velocity, rtol=1e-12)
+            assert isinstance(next(trainer.run_epoch(0)), Step)
+    changed = replace(config, sync=Sync(kind="local", period=2))
+    with Trainer(comm, changed) as trainer:
+        assert resume(trainer).step == 5
+        trainer.check_replicas("after the resume")
+        for name, values in whole(comm, trainer).items():
+            np.testing.assert_array_equal(values, expected[name])
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("kind", ["local", "delayed"])
+def test_where_one_worker_overflows_all_skip_the_step(comm, kind):
+    config = config_of("mlp", kind)
+    config = replace(config, run=replace(config.run, on_nonfinite="skip"))
+    with Trainer(comm, config) as trainer:
+        wait = trainer.store.wait
+
+        def spoilt():
+            seconds = wait()
+            if trainer.steps_done == 4 and comm.rank == RANKS - 1:
+                trainer.store.gradients[0] = np.inf
+            return seconds
+
+        trainer.store.wait = spoilt
+        records = list(islice(trainer.run_epoch(0), STEPS))
+        assert [type(record) for record in records] == [
+            Skipped if step == 4 else Step for step in range(STEPS)
+        ]
+        assert f"rank {RANKS - 1}: " in records[4].culprits
+        assert trainer.updater.steps == STEPS - 1
+        assert np.isfinite(trainer.strategy.consensus()).all()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("codec", [pytest.param("bf16", marks=SLOW), "powersgd:rank=2"])
+@pytest.mark.parametrize("kind", ["local", "delayed", pytest.param("streaming", marks=SLOW)])
+def test_ways_go_by_codes_and_what_these_leave_out_is_kept(comm, folder, kind, codec):
+    sync = replace(KINDS[kind], delay=min(KINDS[kind].delay, 2))
+    config = replace(config_of("mlp", kind), sync=sync, compress=Compress(codec=codec, least=32))
+    config = replace(config, run=replace(config.run, dtype="float32", dir=str(folder)))
+    dense = replace(config, compress=Compress())
+    exact = trained(comm, dense, 20)[0]
+    found, _, _, weights = trained(comm, config, 20)
+    assert not np.array_equal(found, exact)
+    np.testing.assert_allclose(found[-1, 0], exact[-1, 0], rtol=0.2)
+    with Trainer(comm, config) as trainer:
+        list(islice(trainer.run_epoch(0), 7))
+        writer = Writer(comm, checkpoints(config), keep=2, background=False)
+        save(trainer, writer)
+    with Trainer(comm, config) as trainer:
+        assert resume(trainer).step == 7
+        list(islice(trainer.run_epoch(0), 13))
+        trainer.drain()
+        for name, values in whole(comm, trainer).items():
+            np.testing.assert_array_equal(values, weights[name])
+
+
+@pytest.mark.parametrize("kind", [pytest.param("post-local", marks=SLOW), "delayed"])
+def test_ranks_may_agree_after_several_steps(comm, folder, kind, monkeypatch):
+    """The same weights and records, in fewer messages; a run that is stopped says so there."""
+    config = config_of("mlp", kind, Optim(name="adam", lr=0.01, reference_batch=0, clip_norm=0.3))
+    config = replace(config, run=replace(config.run, dir=str(folder), log_every=1000))
+    config = replace(config, train=replace(config.train, epochs=1))
+    late = replace(config, sync=replace(config.sync, agree=8))
+    with Trainer(comm, config) as trainer:
+        expected = list(trainer.run_epoch(0))
+        trainer.drain()
+        weights = whole(comm, trainer)
+    stop = StopFlag()
+    with Trainer(comm, late, stop=stop) as trainer:
+        steps = trainer.step
+
+        def stopping(*args):
+            if trainer.steps_done == 18 and comm.rank == RANKS - 1:
+                stop.reason = "a test"
+            return steps(*args)
+
+        trainer.step = stopping
+        with pytest.raises(Stopped, match="stopped after step 24 of"):
+            train(trainer)
+    met = []
+    agree = Ledger.agree
+    monkeypatch.setattr(Ledger, "agree", lambda self: met.append(1) or agree(self))
+    with Trainer(comm, late) as trainer:
+        train(trainer, go_on=True)
+        for name, values in whole(comm, trainer).items():
+            np.testing.assert_array_equal(values, weights[name])
+    assert len(met) == -(-(len(expected) - 24) // 8)
+    found = read_records(folder / "metrics.jsonl").of(Step)
+    for one, other in zip(found, expected, strict=True):
+        assert (one.step, one.sync.exchanges, one.sync.since) == (
+            other.step,
+            other.sync.exchanges,
+            other.sync.since,
+        )
+        assert one.loss == pytest.approx(other.loss, rel=1e-12)
+        assert one.grad_norm == pytest.approx(other.grad_norm, rel=1e-12)
+    known = 24 + KINDS[kind].period  # after the resume it is told with the next exchange
+    for one, other in zip(found[known:], expected[known:], strict=True):
+        assert one.sync.drift == pytest.approx(other.sync.drift, rel=1e-12)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_what_one_worker_cannot_compute_all_hear_of_where_they_agree(comm):
+    config = replace(config_of("mlp", "local"), sync=Sync(kind="local", period=4, agree=5))
+    with Trainer(comm, config) as trainer:
+        wait = trainer.store.wait
+
+        def spoilt():
+            seconds = wait()
+            if trainer.steps_done == 6 and comm.rank == RANKS - 1:
+                trainer.store.gradients[0] = np.nan
+            return seconds
+
+        trainer.store.wait = spoilt
+        epoch = trainer.run_epoch(0)
+        assert [record.step for record in islice(epoch, 5)] == [1, 2, 3, 4, 5]
+        with pytest.raises(NonFinite, match=rf"not finite at step 7 \(rank {RANKS - 1}: layer0"):
+            next(epoch)
+        assert trainer.steps_done == 10
+        assert np.isfinite(trainer.strategy.consensus()).all()
+
+
+def test_what_cannot_be_is_refused_on_all_ranks(comm):
+    with pytest.raises(ConfigError, match="a model of 3 layers cannot be cut into 4 fragments"):
+        Trainer(comm, replace(mlp(), sync=Sync(kind="local", fragments=4)))
+    layers = {
+        "flat": nn.Flatten(),
+        "linear": nn.Linear(64, 16),
+        "norm": nn.BatchNorm(16),
+        "out": nn.Linear(16, 10),
+    }
+    for sync in (*KINDS.values(), Sync(kind="quorum")) if RANKS > 1 else ():
+        with pytest.raises(ConfigError, match="batch norm takes all workers forward together"):
+            Trainer(comm, replace(mlp(), sync=sync), layers=layers)
+
+
+def test_the_example_learns_the_digits(comm, folder):
+    overrides = [f"run.dir={folder}", "train.epochs=8", "run.log_every=1000"]
+    with Trainer(comm, load(Path("digits_local"), overrides)) as trainer:
+        summary = train(trainer)
+        trainer.check_replicas("at the end")
+    assert summary.metrics["accuracy"] > 0.9
+    last = read_records(folder / "metrics.jsonl").of(Step)[-1]
+    assert (last.step, last.sync.exchanges) == (184, 20 + (184 - 20) // 20)
+    if RANKS > 1:
+        assert 0 < last.sync.drift < 1

@@ -1,0 +1,384 @@
+"""Strategies of synchronisation by themselves: exact where numbers do not round, never late."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from collectives import Communicator
+from mpitrain import nn
+from mpitrain.arena import Arena
+from mpitrain.optim import SGD
+from mpitrain.parallel.replicas import check_replicas
+from mpitrain.parallel.store import Piece
+from mpitrain.parallel.summation import Dense
+from mpitrain.sync import Delayed, Local, Workers
+from mpitrain.sync.outer import outer
+
+pytestmark = pytest.mark.mpi
+
+WIDTHS = (3, 5, 4)
+RATE = 1 / 8
+
+
+@pytest.fixture(scope="module")
+def comm():
+    with Communicator(MPI.COMM_WORLD) as world:
+        yield world
+
+
+def workers(comm, dtype=np.float64, summation=None):
+    """A worker a rank, of three layers, whose weights are whole numbers."""
+    layers = {f"layer{i}": nn.Linear(width, 1, bias=False) for i, width in enumerate(WIDTHS)}
+    shapes = {name: {"weight": (w, 1)} for name, w in zip(layers, WIDTHS, strict=True)}
+    arena = Arena(layers, shapes)
+    parameters = np.arange(arena.size).astype(dtype)
+    gradients = np.zeros(arena.size, dtype)
+    velocity = np.zeros(arena.size, dtype)
+    return Workers(
+        comm=comm,
+        arena=arena,
+        layer_of={f"{name}.weight": i for i, name in enumerate(layers)},
+        layers=len(layers),
+        parameters=parameters,
+        gradients=gradients,
+        pieces=[Piece(0, parameters, gradients, "data")],
+        state=[{"velocity": velocity}],
+        counted=[slice(0, arena.size)],
+        summation=summation or Dense,
+        dense=Dense(),
+    )
+
+
+def gradient(comm, worker, step):
+    """Of a worker; the mean over the workers is a whole number, and nothing rounds."""
+    drawn = np.random.default_rng([worker, step]).integers(-8, 9, sum(WIDTHS))
+    return (comm.size * drawn).astype(float)
+
+
+def mean_gradient(comm, step):
+    return sum(gradient(comm, worker, step) for worker in range(comm.size)) / comm.size
+
+
+def run(comm, strategy, steps, after=lambda step: None):
+    """Plain gradient descent of each worker."""
+    own = strategy.workers
+    for step in range(steps):
+        own.parameters[...] -= RATE * gradient(comm, comm.rank, step)
+        strategy.progress()
+        assert strategy.after_step(step) >= 0
+        shared = {name: values.copy() for name, values in strategy.shared().items()}
+        check_replicas(comm, [(comm, shared)], f"after step {step}")
+        after(step)
+
+
+STRATEGIES = {
+    "local 1": lambda w: Local(w, period=1, outer=outer("plain")),
+    "local 4": lambda w: Local(w, period=4, outer=outer("plain")),
+    "local 4, outer 1": lambda w: Local(w, period=4, outer=outer("nesterov:lr=1,momentum=0")),
+    "local 5 in fragments": lambda w: Local(w, period=5, outer=outer("plain"), fragments=3),
+    "delayed 1, 0": lambda w: Delayed(w, period=1, delay=0),
+    "delayed 1, 1": lambda w: Delayed(w, period=1, delay=1),
+    "delayed 1, 4": lambda w: Delayed(w, period=1, delay=4),
+    "delayed 3, 0": lambda w: Delayed(w, period=3, delay=0),
+    "delayed 3, 2": lambda w: Delayed(w, period=3, delay=2),
+    "delayed 3, 3": lambda w: Delayed(w, period=3, delay=3),
+    "delayed 2, 7": lambda w: Delayed(w, period=2, delay=7),
+}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_the_mean_of_the_workers_is_one_process_at_every_step(comm, name):
+    own = workers(comm)
+    strategy = STRATEGIES[name](own)
+    expected = own.parameters.copy()
+
+    def compare(step):
+        nonlocal expected
+        expected = expected - RATE * mean_gradient(comm, step)
+        mean = comm.allreduce(own.parameters) / comm.size
+        np.testing.assert_array_equal(mean, expected)
+        np.testing.assert_array_equal(strategy.consensus(), expected)
+
+    run(comm, strategy, 23, compare)
+    strategy.drain()
+    np.testing.assert_array_equal(own.parameters, expected)
+    np.testing.assert_array_equal(strategy.anchor, expected)
+    strategy.close()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_drained_workers_are_the_same_bits_where_numbers_round(comm, name, dtype):
+    own = workers(comm, dtype)
+    strategy = STRATEGIES[name](own)
+    draw = np.random.default_rng(comm.rank)
+    for step in range(17):
+        own.parameters[...] -= (0.1 * draw.standard_normal(own.arena.size)).astype(dtype)
+        strategy.after_step(step)
+    strategy.drain()
+    found = comm.allgather(own.parameters.tobytes() + strategy.anchor.tobytes())
+    assert len(set(found)) == 1
+    strategy.close()
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_one_worker_is_sequential_bit_by_bit(name):
+    with Communicator(MPI.COMM_SELF) as one:
+        own = workers(one, np.float32)
+        strategy = STRATEGIES[name](own)
+        draw, alone = np.random.default_rng(7), own.parameters.copy()
+        exact = name != "local 4, outer 1"  # the outer optimiser has the way, which rounds
+        for step in range(17):
+            update = (0.1 * draw.standard_normal(own.arena.size)).astype(np.float32)
+            own.parameters[...] -= update
+            alone -= update
+            strategy.after_step(step)
+            if exact:
+                np.testing.assert_array_equal(own.parameters, alone)
+                np.testing.assert_array_equal(strategy.consensus(), alone)
+        np.testing.assert_allclose(own.parameters, alone, rtol=1e-6)
+        strategy.close()
+
+
+@pytest.mark.parametrize(("period", "delay"), [(1, 0), (1, 3), (3, 2), (2, 5), (4, 4)])
+def test_delayed_averages_are_those_of_a_queue(comm, period, delay):
+    """w += mean(U) - U, literally, of the updates U of a period, when they are due."""
+    own = workers(comm)
+    strategy = Delayed(own, period=period, delay=delay)
+    weights = [own.parameters.copy() for _ in range(comm.size)]
+    sums = [np.zeros(own.arena.size) for _ in weights]
+    queue = deque()
+
+    def compare(step):
+        for worker, w in enumerate(weights):
+            w -= RATE * gradient(comm, worker, step)
+            sums[worker] -= RATE * gradient(comm, worker, step)
+        if (step + 1) % period == 0:
+            queue.append((step, [u.copy() for u in sums]))
+            for u in sums:
+                u[...] = 0
+        while queue and step - queue[0][0] == delay:
+            _, updates = queue.popleft()
+            mean = sum(updates) / len(updates)
+            for w, u in zip(weights, updates, strict=True):
+                w += mean - u
+        np.testing.assert_array_equal(own.parameters, weights[comm.rank])
+        if comm.size > 1:
+            assert [r.began - 1 for r in strategy.rounds] == [start for start, _ in queue]
+            assert len(queue) <= -(-delay // period)
+
+    run(comm, strategy, 19, compare)
+    strategy.quiesce()
+    strategy.close()
+
+
+@pytest.mark.parametrize("fragments", [1, 3])
+@pytest.mark.parametrize("delay", [0, 2])
+@pytest.mark.parametrize("kind", ["plain", "momentum:lr=0.5,momentum=0.75", "nesterov"])
+def test_streaming_diloco_is_that_of_a_loop(comm, kind, delay, fragments):
+    own = workers(comm)
+    period, mix = 4, 0.25
+    name, _, _ = kind.partition(":")
+    rate, momentum = {"plain": (1, 0), "momentum": (0.5, 0.75), "nesterov": (0.7, 0.9)}[name]
+    strategy = Local(
+        own, period=period, outer=outer(kind), delay=delay, mix=mix, fragments=fragments
+    )
+    parts = [slice(0, 12)] if fragments == 1 else [slice(0, 3), slice(3, 8), slice(8, 12)]
+    offsets = [(number + 1) * period // fragments for number in range(fragments)]
+    anchor, velocity = own.parameters.copy(), np.zeros(12)
+    weights = [own.parameters.copy() for _ in range(comm.size)]
+    queue = deque()
+
+    def compare(step):
+        for worker, w in enumerate(weights):
+            w -= RATE * gradient(comm, worker, step)
+        starting = [
+            (step, part, sum(anchor[part] - w[part] for w in weights) / comm.size)
+            for part, offset in zip(parts, offsets, strict=True)
+            if (step + 1 - offset) % period == 0 and step + 1 >= offset
+        ]
+        if not delay:
+            queue.extend(starting)
+        while queue and step - queue[0][0] == delay:
+            _, part, way = queue.popleft()
+            velocity[part] = momentum * velocity[part] + way
+            direction = way + momentum * velocity[part] if name == "nesterov" else velocity[part]
+            anchor[part] -= rate * direction
+            for w in weights:
+                w[part] = (1 - mix) * anchor[part] + mix * w[part] if delay else anchor[part]
+        if delay:
+            queue.extend(starting)
+        np.testing.assert_allclose(own.parameters, weights[comm.rank], rtol=0, atol=1e-12)
+        np.testing.assert_allclose(strategy.anchor, anchor, rtol=0, atol=1e-12)
+
+    run(comm, strategy, 22, compare)
+    strategy.quiesce()
+    strategy.close()
+
+
+def test_an_outer_optimiser_of_rate_1_is_the_average_bit_by_bit(comm):
+    found = []
+    for kind in ("plain", "momentum:lr=1,momentum=0", "nesterov:lr=1,momentum=0"):
+        own = workers(comm, np.float32)
+        strategy = Local(own, period=3, outer=outer(kind))
+        draw = np.random.default_rng(comm.rank)
+        for step in range(9):
+            own.parameters[...] -= (0.1 * draw.standard_normal(12)).astype(np.float32)
+            strategy.after_step(step)
+        found.append(strategy.anchor.copy())
+        strategy.close()
+    np.testing.assert_array_equal(found[1], found[2])
+    if comm.size > 1:  # one worker by itself takes its weights as they are
+        np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-6)
+
+
+def test_first_steps_are_those_of_one_process(comm):
+    """Post-local SGD: the gradients are averaged, then the weights."""
+    own = workers(comm)
+    strategy = Local(own, period=4, outer=outer("plain"), start=5)
+
+    class Agrees:
+        def agree(self, told):
+            return told
+
+    expected = own.parameters.copy()
+    for step in range(13):
+        own.gradients[...] = gradient(comm, comm.rank, step)
+        assert strategy.agree(step, Agrees(), "told") == "told"
+        own.parameters[...] -= RATE * own.gradients
+        strategy.after_step(step)
+        expected = expected - RATE * mean_gradient(comm, step)
+        if step < 5 or step in (8, 12):
+            np.testing.assert_array_equal(own.parameters, expected)
+            assert strategy.since == 0
+            assert strategy.exchanges == {8: 6, 12: 7}.get(step, step + 1)
+        elif comm.size > 1:
+            assert not np.array_equal(own.parameters, expected)
+            assert strategy.since == (step - 4) % 4
+    strategy.close()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_the_optimisers_state_is_averaged_where_that_is_asked_for(comm):
+    """With the velocity averaged, too, H = 1 is one process with momentum."""
+    own = workers(comm)
+    strategy = Local(own, period=1, outer=outer("plain"), averages_state=True)
+    momentum = SGD(momentum=0.5)
+    expected, velocity = own.parameters.copy(), {"velocity": np.zeros(12)}
+    for step in range(11):
+        g = gradient(comm, comm.rank, step)
+        momentum.apply(
+            own.parameters,
+            momentum.prepare(own.parameters, g, own.state[0], step + 1),
+            own.state[0],
+            RATE,
+        )
+        strategy.after_step(step)
+        direction = momentum.prepare(expected, mean_gradient(comm, step), velocity, step + 1)
+        momentum.apply(expected, direction, velocity, RATE)
+        np.testing.assert_array_equal(own.parameters, expected)
+        np.testing.assert_array_equal(own.state[0]["velocity"], velocity["velocity"])
+    strategy.close()
+
+
+@dataclass
+class Late:
+    """A link on which what was sent in a step is seen so many steps later, and not before.
+
+    Attributes:
+        delay: steps.
+        step: of the run.
+        waits: for sums that were not to be seen yet.
+    """
+
+    delay: int
+    step: int = 0
+    waits: list = field(default_factory=list)
+    is_finite = True
+    acts_alone = False
+
+    def bind(self, summand):
+        return LateSum(self, Dense("ring").bind(summand))
+
+    def begin(self, step, scale):
+        pass
+
+    def commit(self):
+        pass
+
+    def rollback(self):
+        pass
+
+
+class LateSum:
+    algorithm, reason = "ring", "a test"
+
+    def __init__(self, link, plan):
+        self.link, self.plan = link, plan
+
+    def Start(self):
+        self.plan.Start()
+        self.sent = self.link.step
+
+    def Test(self):
+        if self.link.step < self.sent + self.link.delay:
+            self.link.waits.append((self.sent, self.link.step))
+            if len(self.link.waits) > 10_000:
+                raise AssertionError(f"waits in step {self.link.step} for one of {self.sent}")
+            return False
+        self.plan.Wait()
+        return True
+
+    def Free(self):
+        self.plan.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("late", [pytest.param(0, marks=pytest.mark.slow), 3, 6])
+@pytest.mark.parametrize("kind", ["delayed", "streaming"])
+def test_nobody_waits_for_what_is_not_due(comm, kind, late):
+    """A link of ``late`` steps, and exchanges that take effect ``late`` steps later."""
+    link = Late(late)
+    own = workers(comm, summation=lambda: link)
+    if kind == "delayed":
+        strategy = Delayed(own, period=2, delay=late)
+    else:
+        strategy = Local(own, period=7, outer=outer("nesterov"), delay=late, fragments=2)
+    plain = workers(comm)
+    other = (
+        Delayed(plain, period=2, delay=late)
+        if kind == "delayed"
+        else Local(plain, period=7, outer=outer("nesterov"), delay=late, fragments=2)
+    )
+    for step in range(20):
+        link.step = step
+        strategy.progress()  # once while a step computes
+        looked = len(link.waits)
+        for one in (strategy, other):
+            one.workers.parameters[...] -= RATE * gradient(comm, comm.rank, step)
+            one.after_step(step)
+        assert len(link.waits) == looked, "after_step looked again: it waited"
+        np.testing.assert_array_equal(own.parameters, plain.parameters)
+    link.step += late
+    for one in (strategy, other):
+        one.drain()
+        one.close()
+    assert not late or len(link.waits) > 0
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_link_that_is_slower_than_the_delay_is_waited_for(comm):
+    link = Late(4)
+    own = workers(comm, summation=lambda: link)
+    strategy = Delayed(own, period=2, delay=3)
+    with pytest.raises(AssertionError, match="waits in step 4"):
+        for step in range(9):
+            link.step = step
+            strategy.after_step(step)
+    link.step += 9
+    strategy.quiesce()
+    strategy.close()
