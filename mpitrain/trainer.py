@@ -131,6 +131,11 @@ class Trainer(ClosedTogether):
                 "mpitrain train have clients; set it to 0 here"
             )
         self.comm = comm
+        if config.parallel.checksums and comm.delays_messages:
+            raise ConfigError(
+                "parallel.checksums: messages that arrive late carry none; set it to false, or "
+                "leave COLLECTIVES_LINK and delayed() out"
+            )
         if config.parallel.checksums and not comm.checks_messages:
             self.comm = Communicator(comm, transport=CheckedTransport)
         self._traffic = self.comm.traffic or self.comm.count_traffic()

@@ -78,6 +78,11 @@ def train(comm: Communicator, options: argparse.Namespace) -> int:
     config = load_once(comm, options)
     if options.shrink:
         shrink.check(config)
+        if comm.delays_messages:
+            raise ConfigError(
+                "--shrink has messages with checksums, which do not arrive late: leave it or "
+                "COLLECTIVES_LINK out"
+            )
         # In memory of the node, nobody would see a rank die.
         comm = Communicator(comm, transport=CheckedTransport)
     injector = None
