@@ -146,6 +146,12 @@ class SparseAllreduce(Phased):
         are the caller's to get right and to leave alone until the run is complete."""
         self._mine = Stream(indices, values)
 
+    @property
+    def given(self) -> int:
+        """Bytes of the pairs that were given last."""
+        indices, values = self._mine
+        return values.nbytes + (0 if indices is None else indices.nbytes)
+
     def phases(self) -> Iterator[Part]:
         messages = _recursive_doubling(self._exchange, self._mine)
         try:
