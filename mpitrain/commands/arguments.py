@@ -167,7 +167,7 @@ def _parser() -> argparse.ArgumentParser:
             "and write FOLDER/matrix.json and FOLDER/matrix.html: losses against seconds, bytes "
             "that were sent, what wins and why.  Links other than shared memory are made up on one "
             "machine.  What the file has is not run again.  Without a choice it is some 90 cells; "
-            "where a dimension is chosen, all combinations, with the first value of each other one.",
+            "with one, all combinations, with the first value of each dimension that is not named.",
             epilog="example: mpirun -n 4 %(prog)s --out runs/matrix",
         )
     )

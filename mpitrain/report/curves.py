@@ -56,8 +56,9 @@ def against_seconds(curves: Sequence[Curve], target: float) -> str:
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_xlabel("seconds of training")
         axes.set_ylabel("loss")
-        columns = 3 if narrow else 1
-        where = "outside lower center" if narrow else "outside right upper"
-        figure.legend(loc=where, ncols=columns, frameon=False, handlelength=1.6)
+        if narrow:
+            figure.legend(loc="outside lower center", ncols=3, frameon=False, handlelength=1.6)
+        else:
+            figure.legend(loc="outside right upper", frameon=False, handlelength=1.6)
 
     return both(draw, 330, 340)
