@@ -28,7 +28,7 @@ METHODS: Mapping[str, tuple[str, ...]] = {
     "powersgd": ("compress.codec=powersgd:rank=4",),
     "topk": ("compress.codec=topk:keep=0.01",),
     # Momentum is the code's own.
-    "dgc": ("compress.codec=dgc:keep=0.01", "optim.momentum=0"),
+    "dgc": ("compress.codec=dgc:keep=0.05", "optim.momentum=0"),
     "sign": ("compress.codec=sign",),
     "local": ("sync.kind=local", "sync.period=8", "sync.agree=8"),
     "diloco": (

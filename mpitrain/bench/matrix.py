@@ -250,7 +250,7 @@ def _measured(comm: Communicator, job: Config, extent: Extent, attempt: int) -> 
         except Stopped:  # all ranks together, and nothing is under way
             test = evaluate(trainer, 0).test_loss
         encoded, working = _of_codes(trainer, job)
-        dense = trainer.dense_bytes
+        dense, algorithm = trainer.dense_bytes, trainer.store.algorithm
         trainer.close()
     total = sum(step.seconds for step in steps)
     means = [comm.allreduce(value) / comm.size for value in (encoded, working)]
@@ -267,6 +267,7 @@ def _measured(comm: Communicator, job: Config, extent: Extent, attempt: int) -> 
         attempts=attempt,
         losses=[step.loss for step in steps],
         seconds=seconds,
+        algorithm=algorithm,
         test_loss=test if isfinite(test) else None,
         encoded_bytes=means[0],
         sent_bytes=sum(step.sent_bytes for step in steps) / len(steps),

@@ -30,6 +30,7 @@ _STYLE = (
     + "@media (prefers-color-scheme: dark) { :root {"
     + "".join(f"--series{i}: {c};" for i, c in enumerate(_DARK)) + "} }"
     + "td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; } "
+    + ".cells td { white-space: nowrap; } .cells th { overflow-wrap: normal; } "
     + "tr.first td { font-weight: 600; } h3 { font-size: 1rem; margin: 1.6rem 0 .3rem; }"
 )  # fmt: skip
 _HEADS = (
@@ -49,7 +50,7 @@ def write_page(matrix: Matrix, path: Path) -> None:
     """
     jobs = in_order(cell.job for cell, _ in matrix.rows())
     verdicts = [(job, link, text) for job in jobs for link, text in _verdicts(matrix, job)]
-    answer = verdicts[-1][2] if verdicts else "Nothing was trained yet."
+    answer = verdicts[0][2] if verdicts else "Nothing was trained yet."
     pays = [text for _, _, text in verdicts if "sooner than" in text]
     parts = [
         f"<h1>What pays on which link, {matrix.ranks} ranks</h1>",
@@ -86,22 +87,22 @@ def verdict(rows: Sequence[Row], target: float, limit: float) -> str:
     if cell.method == DENSE:
         others = [row for row in rows if row[0].method != DENSE]
         next_one = first(others, target)
-        beside = "and no other method comes there"
+        behind = "and no other method comes there"
         if next_one:
             later, its = next_one[1].seconds_to(target), next_one[1]
-            beside = (
+            behind = (
                 f"before {next_one[0].method} in {duration(later)}, which spends "
                 f"{its.codec_share:.0%} of its time in codes"
             )
         return (
             f"On {link}, nothing pays: a dense sum by {cell.algorithm} comes to a loss of "
-            f"{number(target)} first, in {duration(seconds)}, {beside}."
+            f"{number(target)} first, in {duration(seconds)}, {behind}."
         )
-    stepwise = least or min(dense, key=lambda row: row[1].seconds_a_step)
-    share = stepwise[1].moved_bytes / result.moved_bytes if result.moved_bytes else math.inf
+    beside = (least or min(dense, key=lambda row: row[1].seconds_a_step))[1]
     why = (
-        f"a step sends 1/{share:.3g} of the bytes and takes "
-        f"{duration_ms(result.seconds_a_step)}, not {duration_ms(stepwise[1].seconds_a_step)}"
+        f"a rank sends {in_words(result.moved_bytes)} a step, not {in_words(beside.moved_bytes)}, "
+        f"and a step takes {duration_ms(result.seconds_a_step)}, not "
+        f"{duration_ms(beside.seconds_a_step)}"
     )
     if least is None:
         return (
@@ -137,7 +138,12 @@ def _of_job(matrix: Matrix, job: str) -> str:
         rows = matrix.done(job, link)
         drawn = curves.against_seconds(_curves(matrix, rows), target)
         parts.append(f"<h3>{escape(link)}</h3><p>{escape(text)}</p>{drawn}")
-        parts.append(_table(rows, target, matrix.steps))
+        for layout in in_order(cell.layout for cell, _ in rows):
+            some = [row for row in rows if row[0].layout == layout]
+            table = _table(some, target, matrix.steps)
+            if layout != rows[0][0].layout:
+                table = f"<details><summary>{escape(layout)}</summary>{table}</details>"
+            parts.append(table)
     return "".join(parts)
 
 
@@ -161,6 +167,7 @@ def _curves(matrix: Matrix, rows: Sequence[Row]) -> list[curves.Curve]:
 def _table(rows: Sequence[Row], target: float, steps: int) -> str:
     """By time to the loss, what does not come there last."""
     best = first(rows, target)
+    dense = first([row for row in rows if row[0].method == DENSE], target)
     ends = [result.seconds[-1] for _, result in rows]
     moment = best[1].seconds_to(target) if best else min(ends)
     head = "".join(
@@ -169,9 +176,6 @@ def _table(rows: Sequence[Row], target: float, steps: int) -> str:
     )
     body = []
     for cell, result in sorted(rows, key=lambda row: row[1].seconds_to(target)):
-        dense = first(
-            [r for r in rows if r[0].method == DENSE and r[0].layout == cell.layout], target
-        )
         values = _values(cell, result, target, moment, steps, dense)
         told = "".join(
             f"<td{' class=n' if i >= _WORDS else ''}>{escape(value)}</td>"
@@ -185,7 +189,7 @@ def _table(rows: Sequence[Row], target: float, steps: int) -> str:
         "and rank; sent ones are counted. Sums, codes and waits: parts of the time; codes are a "
         "part of the sums."
     )
-    table = f'<div class="scroll"><table><tr>{head}</tr>{"".join(body)}</table></div>'
+    table = f'<div class="scroll"><table class=cells><tr>{head}</tr>{"".join(body)}</table></div>'
     return f'{table}<p class="note">{escape(note)}</p>'
 
 
@@ -198,7 +202,7 @@ def _values(
     at = result.loss_at(moment)
     return [
         cell.method,
-        cell.algorithm,
+        result.algorithm or cell.algorithm,
         cell.layout,
         f"{seconds:.3g} s" if math.isfinite(seconds) else f"> {result.seconds[-1]:.3g} s",
         f"{ratio:.2f}x" if math.isfinite(ratio) else "-",

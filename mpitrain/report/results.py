@@ -44,6 +44,7 @@ class Result(Struct, frozen=True):
         attempts: how often it was begun.
         losses: of each step, mean over the global batch, before the update.
         seconds: since the beginning, at the end of each step; tests are left out.
+        algorithm: that summed, as the run says; codes have collectives of their own.
         test_loss: on the test samples, after the last step; ``None`` if it is not finite.
         encoded_bytes: of the code of a rank's gradients; of dense ones, of these.
         sent_bytes: counted in messages of collectives; activations between stages are not in it.
@@ -59,6 +60,7 @@ class Result(Struct, frozen=True):
     attempts: int = 1
     losses: list[float] = []
     seconds: list[float] = []
+    algorithm: str = ""
     test_loss: float | None = None
     encoded_bytes: float = 0.0
     sent_bytes: float = 0.0
