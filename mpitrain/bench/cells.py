@@ -20,6 +20,11 @@ JOBS: Mapping[str, tuple[str, tuple[str, ...]]] = {
          "optim.lr=1e-3", "parallel.bucket_bytes=26214400"),
     ),
 }  # fmt: skip
+#: What goes with a code, by its name: these have the momentum.
+_BESIDE: Mapping[str, tuple[str, ...]] = {
+    "dgc": ("optim.momentum=0",),
+    "demo": ("optim.momentum=0",),
+}
 #: By name, what it is in a job; any other method is a code of gradients.
 METHODS: Mapping[str, tuple[str, ...]] = {
     DENSE: (),
@@ -27,9 +32,9 @@ METHODS: Mapping[str, tuple[str, ...]] = {
     "int8": ("compress.codec=int8",),
     "powersgd": ("compress.codec=powersgd:rank=4",),
     "topk": ("compress.codec=topk:keep=0.01",),
-    # Momentum is the code's own.
-    "dgc": ("compress.codec=dgc:keep=0.05", "optim.momentum=0"),
+    "dgc": ("compress.codec=dgc:keep=0.05",),
     "sign": ("compress.codec=sign",),
+    "auto": ("compress.codec=auto",),
     "local": ("sync.kind=local", "sync.period=8", "sync.agree=8"),
     "diloco": (
         "sync.kind=local", "sync.period=8", "sync.agree=8",
@@ -71,14 +76,13 @@ def usual() -> list[Cell]:
 
 def quick() -> list[Cell]:
     """A few of each kind, refused ones too."""
-    cells = [
+    return [
         Cell("digits", DENSE, "ring", "data", SHARED),
         Cell("digits", "powersgd", "ring", "data", SHARED),
         Cell("digits", DENSE, "ring", "data", "1 Gb/s"),
         Cell("digits", "topk", "ring", "data", "1 Gb/s"),
         Cell("digits", "signum", "ring", "zero 1", SHARED),
     ]
-    return cells
 
 
 def chosen(
@@ -122,6 +126,7 @@ def overrides(cell: Cell) -> Iterator[str]:
     yield from JOBS[cell.job][1]
     yield f"parallel.algorithm={cell.algorithm}"
     yield from METHODS.get(cell.method, (f"compress.codec={cell.method}",))
+    yield from _BESIDE.get(cell.method.partition(":")[0], ())
     yield from LAYOUTS[cell.layout]
 
 
