@@ -9,7 +9,7 @@ from mpitrain.bench.matrix import Extent, run
 from mpitrain.config import ConfigError
 from mpitrain.report.results import DENSE, SHARED, Cell, Result, read_matrix, write_matrix
 
-pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(2, 4)]
+pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(4)]
 
 THIN = "latency=2ms,bandwidth=1Gb/s"
 EXTENT = Extent(3, 60.0)
@@ -62,6 +62,7 @@ def test_links_change_seconds_and_no_loss(comm, folder):
         assert sorted(path.name for path in folder.iterdir()) == ["matrix.html", "matrix.json"]
 
 
+@pytest.mark.slow
 def test_layouts_train_the_same_and_what_cannot_be_says_why(comm, folder):
     wanted = [cell(layout=layout, link=THIN) for layout in ("data", "pipe x data", "zero 1")]
     wanted += [cell("signum", "zero 1"), cell("nonsense")]

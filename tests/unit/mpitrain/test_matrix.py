@@ -102,7 +102,7 @@ def test_the_usual_cells():
 
 def test_cells_are_jobs_or_say_why_not():
     """Each loads, or is refused with the key that does not go."""
-    for one in {*cells.every(), *cells.quick()}:
+    for one in [*cells.usual(), *cells.quick()]:
         try:
             load(cells.example(one), [*cells.overrides(one)])
         except ConfigError as error:
@@ -159,7 +159,7 @@ def test_the_page(tmp_path):
     assert "two-phase of int8" in page and "<summary>zero 1</summary>" in page
     assert "there is no &lt;i&gt;" in page and "<i>" not in page
     assert "the ranks ended in it 2 times" in page and "mpirun &lt;x&gt;" in page
-    assert "On 100 Mb/s, int8 comes to a loss of 2 5.0 times sooner" in page
+    assert "On 100 Mb/s, int8 comes to a loss of 1.5 5.0 times sooner" in page
     assert "nothing pays: a dense sum by ring" in page
     for number in range(2):
         assert f"var(--series{number})" in page and f"--series{number}:" in page
