@@ -1,13 +1,16 @@
 """The matrix on ranks: what is trained, refused, gone on with, and that links change no number."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from mpi4py import MPI
 
-from collectives import Communicator
+from collectives import Communicator, delayed
 from mpitrain.bench.matrix import Extent, run
-from mpitrain.config import ConfigError
+from mpitrain.config import ConfigError, load
 from mpitrain.report.results import DENSE, SHARED, Cell, Result, read_matrix, write_matrix
+from mpitrain.trainer import Trainer
 
 pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(4)]
 
@@ -113,3 +116,12 @@ def test_a_folder_that_cannot_be_written_is_an_error_of_all(comm, folder):
     comm.Barrier()
     with pytest.raises(ConfigError, match="--out: "):
         run(comm, folder, [cell()], EXTENT, "again")
+
+
+def test_a_job_that_sends_in_other_ways_is_refused_on_a_link(comm):
+    job = load(Path("digits_mlp"), ["parallel.checksums=true"])
+    with (
+        Communicator(comm, transport=delayed(THIN)) as linked,
+        pytest.raises(ConfigError, match="messages with checksums arrive at once"),
+    ):
+        Trainer(linked, job)

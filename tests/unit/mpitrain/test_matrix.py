@@ -2,13 +2,14 @@
 
 import math
 import re
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("mpi4py")
 from collectives import Link
 from mpitrain.bench import cells
-from mpitrain.config import ConfigError, load
+from mpitrain.config import ConfigError, expect_on_link, load
 from mpitrain.report.matrix import verdict, write_page
 from mpitrain.report.results import (
     DENSE,
@@ -115,6 +116,16 @@ def test_cells_are_jobs_or_say_why_not():
 def test_each_code_is_a_job_of_replicas(method):
     job = load(cells.example(cell(method)), [*cells.overrides(cell(method))])
     assert (job.compress.codec == "none") == (method == DENSE)
+
+
+@pytest.mark.parametrize(
+    "override", ["parallel.checksums=true", "parallel.node_shared=true", "server.ranks=1"]
+)
+def test_what_would_arrive_at_once_is_refused_on_a_link(override):
+    expect_on_link(load(Path("digits_mlp")))
+    job = load(Path("digits_mlp"), [override])
+    with pytest.raises(ConfigError, match=f"^{override.partition('=')[0]}: .* at once, as if"):
+        expect_on_link(job)
 
 
 def test_what_is_chosen_is_all_combinations():
