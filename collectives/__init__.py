@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collectives.about import provenance
     from collectives.communicator import AnyPlan, Communicator
     from collectives.execution.transport.checked import CheckedTransport
+    from collectives.execution.transport.delayed import Link, delayed
     from collectives.execution.transport.mpi import MPITransport
     from collectives.launch import abort_on_exception, check_launch
     from collectives.sparse import sparse_allreduce
@@ -37,9 +38,11 @@ _WHERE = {
     "AnyPlan": "collectives.communicator",
     "CheckedTransport": "collectives.execution.transport.checked",
     "Communicator": "collectives.communicator",
+    "Link": "collectives.execution.transport.delayed",
     "MPITransport": "collectives.execution.transport.mpi",
     "abort_on_exception": "collectives.launch",
     "check_launch": "collectives.launch",
+    "delayed": "collectives.execution.transport.delayed",
     "provenance": "collectives.about",
     "sparse_allreduce": "collectives.sparse",
 }
@@ -64,6 +67,7 @@ __all__ = [
     "CorruptMessage",
     "InvalidBuffer",
     "LaunchError",
+    "Link",
     "MPITransport",
     "MismatchError",
     "Schedule",
@@ -72,6 +76,7 @@ __all__ = [
     "UnknownAlgorithm",
     "abort_on_exception",
     "check_launch",
+    "delayed",
     "provenance",
     "register",
     "sparse_allreduce",

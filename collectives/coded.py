@@ -14,6 +14,7 @@ as much.
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
+from time import perf_counter
 from typing import Protocol
 
 import numpy as np
@@ -46,6 +47,8 @@ class Phased:
     Attributes:
         collective, algorithm, reason: as of a plan.
         sent: bytes that this rank sends in a run.
+        working: seconds of work between the plans, in all runs so far: of codes, and sums of what
+            they decode to.
     """
 
     collective = "allreduce"
@@ -58,6 +61,7 @@ class Phased:
         self._plans = list(plans)
         self._run: Iterator[Part] = iter(())
         self._current: Part | None = None
+        self.working = 0.0
 
     def phases(self) -> Iterator[Part]:
         """A run: yields the plans, and goes on when each is complete."""
@@ -103,7 +107,9 @@ class Phased:
         return f"<{self.collective} by {self.algorithm}>"
 
     def _go_on(self) -> None:
+        begin = perf_counter()
         self._current = next(self._run, None)
+        self.working += perf_counter() - begin
         if self._current is not None:
             self._current.Start()
 

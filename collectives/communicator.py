@@ -16,6 +16,7 @@ from collectives.calls.methods import Blocking, Nonblocking, Persistent, PointTo
 from collectives.calls.settings import Settings
 from collectives.errors import CollectiveError
 from collectives.execution.traffic import Traffic
+from collectives.execution.transport import Bytes, Envelope
 from collectives.execution.transport.mpi import MPITransport
 from collectives.launch import abort_when_uncaught
 from collectives.watchdog import report_calls
@@ -53,9 +54,12 @@ class Communicator(Blocking, Nonblocking, Persistent, PointToPoint, MPI.Intracom
             missing and where they are, and the job ends (:mod:`collectives.watchdog`); making the
             communicator is then collective; 0 is never.  Default: that of ``COLLECTIVES_TIMEOUT``,
             or never.
-        transport: how messages are sent: :class:`MPITransport`, or :class:`CheckedTransport`, whose
-            messages each carry a checksum; ``auto`` is then never native, and ``empty`` gives
-            ordinary memory.  Default: the latter if ``COLLECTIVES_CHECKSUMS`` is on.
+        transport: how messages are sent: :class:`MPITransport`; :class:`CheckedTransport`, whose
+            messages each carry a checksum; or :func:`~collectives.delayed`, over a link of so much
+            latency and bandwidth.  With these two, ``auto`` is never native, and ``empty`` gives
+            ordinary memory; with a link, ``native`` is an algorithm of ours, too, as the MPI
+            library's messages cannot be delayed: those of the methods for objects are not.
+            Default: as ``COLLECTIVES_CHECKSUMS`` and ``COLLECTIVES_LINK`` say.
         reproducible: whether sums of floating-point and complex arrays are exact and rounded once
             (:mod:`collectives.calls.exact`): the same bits on any number of ranks, in any order.
             They travel as messages, as many bytes as in a ring, and adding three and more takes
@@ -190,6 +194,16 @@ class Communicator(Blocking, Nonblocking, Persistent, PointToPoint, MPI.Intracom
     def checks_messages(self) -> bool:
         """Whether its messages carry checksums."""
         return self._engine.settings.has_checksums
+
+    @property
+    def delays_messages(self) -> bool:
+        """Whether its messages arrive as over a slower link."""
+        return self._engine.settings.transport.delays
+
+    def envelope(self, data: Bytes) -> Envelope | None:
+        """What a message of these bytes needs around it that is sent by a point-to-point method,
+        if messages carry something here."""
+        return self._engine.settings.transport.envelope(data)
 
     @property
     def ranks_per_node(self) -> int:

@@ -26,6 +26,7 @@ from collectives.communicator import Communicator
 from collectives.errors import CollectiveError, InvalidBuffer, MismatchError
 from collectives.execution.messages import TAGS_PER_PLAN
 from collectives.execution.traffic import Traffic
+from collectives.execution.transport import Bytes, Envelope
 
 Array = npt.NDArray[Any]
 
@@ -95,7 +96,7 @@ def sparse_allreduce(
         messages = _recursive_doubling(exchange, mine)
         try:
             while True:
-                engine.complete(*next(messages))
+                _Messages(engine, next(messages)).Wait()
         except StopIteration as ended:
             total: Stream = ended.value
     return total.values if total.indices is None else (total.indices, total.values)
@@ -145,6 +146,12 @@ class SparseAllreduce(Phased):
         are the caller's to get right and to leave alone until the run is complete."""
         self._mine = Stream(indices, values)
 
+    @property
+    def given(self) -> int:
+        """Bytes of the pairs that were given last."""
+        indices, values = self._mine
+        return values.nbytes + (0 if indices is None else indices.nbytes)
+
     def phases(self) -> Iterator[Part]:
         messages = _recursive_doubling(self._exchange, self._mine)
         try:
@@ -154,25 +161,50 @@ class SparseAllreduce(Phased):
             self.total = ended.value
 
 
+class _Message(NamedTuple):
+    """A message under way; ``source``: of one that arrives."""
+
+    request: MPI.Request
+    envelope: Envelope | None
+    source: int | None = None
+
+
 @dataclass
 class _Messages:
     """Messages under way."""
 
     engine: Engine
-    requests: list[MPI.Request]
+    messages: list[_Message]
 
     def Start(self) -> None:
         """They have been."""
 
     def Test(self) -> bool:
-        return MPI.Request.Testall(self.requests)
+        if not MPI.Request.Testall([message.request for message in self.messages]):
+            return False
+        return self._open()
 
     def Wait(self) -> None:
-        self.engine.complete(*self.requests)
+        self.engine.complete(*(message.request for message in self.messages))
+        while not self._open():
+            self.engine.underway.progress()
+
+    def _open(self) -> bool:
+        """Whether all are there, once MPI has them."""
+        waiting = [m for m in self.messages if m.envelope and not m.envelope.is_there()]
+        if waiting:
+            return False
+        while self.messages:
+            _, envelope, source = self.messages.pop()
+            if envelope:
+                if source is not None:
+                    envelope.check(self.engine.channel, source)
+                envelope.free()
+        return True
 
 
 #: Yields messages to wait for.
-_Steps = Generator[list[MPI.Request], None, Stream]
+_Steps = Generator[list[_Message], None, Stream]
 
 
 def _recursive_doubling(exchange: "_Exchange", mine: Stream) -> _Steps:
@@ -258,7 +290,7 @@ class _Exchange:
         values[stream.indices] = stream.values
         return Stream(None, values)
 
-    def send(self, peer: int, stream: Stream) -> list[MPI.Request]:
+    def send(self, peer: int, stream: Stream) -> list[_Message]:
         """Start to send it."""
         pairs = _DENSE if stream.indices is None else len(stream.indices)
         parts = [np.array([pairs]), stream.indices, stream.values]
@@ -266,7 +298,7 @@ class _Exchange:
         for traffic in self.traffics:
             traffic.send(len(messages) - 1, sum(message.nbytes for message in messages))
             traffic.dense += self.length * self.value_type.itemsize
-        return [self.channel.Isend([m, m.nbytes, MPI.BYTE], peer, self.tag) for m in messages]
+        return [self._sending(peer, message) for message in messages]
 
     def receive(self, peer: int) -> _Steps:
         """What the peer sends."""
@@ -281,8 +313,18 @@ class _Exchange:
         yield [self._receiving(peer, indices), self._receiving(peer, values)]
         return Stream(indices, values)
 
-    def _receiving(self, peer: int, items: Array) -> MPI.Request:
-        return self.channel.Irecv([items.view(np.uint8), items.nbytes, MPI.BYTE], peer, self.tag)
+    def _sending(self, peer: int, data: Bytes) -> _Message:
+        envelope = self.engine.settings.transport.envelope(data)
+        if envelope:
+            envelope.seal()
+        message = envelope.message if envelope else [data, data.nbytes, MPI.BYTE]
+        return _Message(self.channel.Isend(message, peer, self.tag), envelope)
+
+    def _receiving(self, peer: int, items: Array) -> _Message:
+        data = items.view(np.uint8)
+        envelope = self.engine.settings.transport.envelope(data)
+        message = envelope.message if envelope else [data, data.nbytes, MPI.BYTE]
+        return _Message(self.channel.Irecv(message, peer, self.tag), envelope, peer)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from mpitrain import build, groups, models, nn
 from mpitrain.arena import Arena
 from mpitrain.arrays import Array
 from mpitrain.batches import MicroBatches
-from mpitrain.config import Config, ConfigError
+from mpitrain.config import Config, ConfigError, expect_on_link
 from mpitrain.data import DataError, Dataset, Sampler, load
 from mpitrain.data.everywhere import load_on_all
 from mpitrain.data.own import Own
@@ -137,6 +137,8 @@ class Trainer(ClosedTogether):
                 "mpitrain train have clients; set it to 0 here"
             )
         self.comm = comm
+        if comm.delays_messages:
+            expect_on_link(config)
         if config.parallel.checksums and not comm.checks_messages:
             self.comm = Communicator(comm, transport=CheckedTransport)
         self._traffic = self.comm.traffic or self.comm.count_traffic()

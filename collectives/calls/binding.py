@@ -13,6 +13,7 @@ from collectives.calls.native import NativePlan, can_be_native, fault_of_native
 from collectives.calls.operands import Operands, is_widened
 from collectives.calls.reduction import combiner
 from collectives.calls.resources import Resources
+from collectives.calls.settings import Settings
 from collectives.calls.tuner import Choice, Situation, choose
 from collectives.errors import CollectiveError
 from collectives.execution.lanes import Lane, Mask
@@ -137,14 +138,15 @@ def _loads(call: Call, resources: Resources, places: Places | None) -> bool:
 def _choice(call: Call, resources: Resources, shared: bool, planned: bool) -> Choice:
     """The algorithm with all its options, and why."""
     choice = Choice(call.algorithm, "asked for")
-    if call.algorithm == "auto":
+    delays = resources.settings.transport.delays
+    if call.algorithm == "auto" or (call.algorithm == "native" and delays):
         fault = fault_of_native(call, planned)
         per_node, table = resources.facts
-        situation = _situation(call, per_node, shared, resources.settings.has_checksums)
+        situation = _situation(call, per_node, shared, resources.settings)
         if resources.settings.reproducible and saturates(call):
             situation = situation._replace(native=False)
         choice = choose(table, situation._replace(native=situation.native and not fault))
-        if fault:
+        if fault and not delays:
             choice = choice._replace(reason=fault)
     if "segments=auto" not in choice.algorithm:
         return choice
@@ -158,13 +160,13 @@ def _choice(call: Call, resources: Resources, shared: bool, planned: bool) -> Ch
     return choice._replace(algorithm=algorithm)
 
 
-def _situation(call: Call, per_node: int, shared: bool, has_checksums: bool) -> Situation:
+def _situation(call: Call, per_node: int, shared: bool, settings: Settings) -> Situation:
     """What the tuning table is asked.
 
     Args:
         per_node: ranks of a node.
         shared: the buffers lie in the node's memory.
-        has_checksums: messages must carry them.
+        settings: what messages must carry.
     """
     memory = "shared" if shared else "numpy"
     if call.is_on_device:
@@ -176,8 +178,9 @@ def _situation(call: Call, per_node: int, shared: bool, has_checksums: bool) -> 
         call.member.size,
         per_node,
         commutes=call.op is None or call.op.is_commutative,
-        native=can_be_native(call) and not has_checksums,
-        has_checksums=has_checksums,
+        native=can_be_native(call) and not settings.needs_messages,
+        has_checksums=settings.has_checksums,
+        delays=settings.transport.delays,
         uneven=call.counts is not None,
         memory=memory,
     )

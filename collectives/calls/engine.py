@@ -62,7 +62,7 @@ class _Limits(dict[str, int]):
     def __missing__(self, collective: str) -> int:
         engine, settings = self.engine, self.engine.settings
         auto = settings.algorithm == "auto" and not settings.check and engine.watchdog is None
-        auto = auto and not settings.has_checksums
+        auto = auto and not settings.needs_messages
         auto = auto and not (settings.reproducible and contract(collective).reduces)
         self[collective] = engine.native_below(collective) if auto else 0
         return self[collective]
@@ -178,7 +178,8 @@ class Engine:
         """Looks a plan up by the memory of the call, first as it stands in the call
         (:class:`Recent`), then as it was read, or binds one."""
         asked = self.settings.algorithm if algorithm is None else algorithm
-        read = self.settings.check or self.settings.reproducible
+        delays = self.settings.transport.delays
+        read = self.settings.check or self.settings.reproducible or delays
         if asked == "native" and not read:
             self._complete(None, arguments, "asked for")
             return

@@ -19,6 +19,7 @@ from collectives.execution.messages import TAGS_PER_PLAN
 from collectives.execution.transport.adopted import extent
 from collectives.execution.transport.cuda_memory import CudaMemory
 from collectives.execution.transport.cuda_probe import probe
+from collectives.execution.transport.delayed import clock
 from collectives.execution.transport.device import DirectTransport, StagedTransport
 from collectives.execution.transport.mpi import MPITransport
 from collectives.execution.transport.shared_memory import NodeMemory, Place
@@ -72,8 +73,21 @@ class Resources:
             # Another rank may wait for a plan of ours on another communicator before it comes here.
             channel, request = self.comm.Idup()
             self._wait(request)
+            if self.settings.transport.delays:
+                self._expect_one_clock(channel)
             self._transport = self.settings.transport(channel)
         return self._transport
+
+    def _expect_one_clock(self, channel: MPI.Intracomm) -> None:
+        """Raises on all ranks if messages cannot say when they are due."""
+        clocks = np.array([clock(), -clock()])
+        self._wait(channel.Iallreduce(MPI.IN_PLACE, clocks, MPI.MAX))
+        if clocks[0] != -clocks[1]:
+            raise CollectiveError(
+                "messages that arrive late need ranks that see one clock, and these are on several "
+                "machines; start them on one, or shape the real links and leave COLLECTIVES_LINK "
+                "and delayed() out"
+            )
 
     @property
     def channel(self) -> MPI.Intracomm:
@@ -107,8 +121,8 @@ class Resources:
     @cached_property
     def device_transport(self) -> DirectTransport | StagedTransport:
         """For device memory, as ``device`` says."""
-        # Checksums are computed by the host.
-        how = "staged" if self.settings.has_checksums else self.settings.device
+        # Checksums and times are the host's.
+        how = "staged" if self.settings.needs_messages else self.settings.device
         if how == "auto":
             # One rank of each node tries, as loading CUDA takes seconds; all must be able to.
             node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
@@ -198,7 +212,7 @@ class Resources:
     @property
     def _alone(self) -> bool:
         """Whether arrays cannot be shared, whatever the memory; the same on all ranks."""
-        return self.ranks_per_node < self.comm.size or self.settings.has_checksums
+        return self.ranks_per_node < self.comm.size or self.settings.needs_messages
 
     def _expect_none(self, method: str, problem: str | None) -> None:
         """Raises on all ranks if one has a problem."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from collectives.environment import seconds, switch
 from collectives.execution.transport.checked import CheckedTransport
+from collectives.execution.transport.delayed import delayed
 from collectives.execution.transport.mpi import MPITransport
 
 
@@ -61,7 +62,7 @@ class Settings(NamedTuple):
         if device not in ("auto", "direct", "staged"):
             raise ValueError(f"device={device!r} is none of auto, direct and staged")
         if transport is None:
-            transport = CheckedTransport if switch("COLLECTIVES_CHECKSUMS") else MPITransport
+            transport = _transport()
         if reproducible and algorithm != "auto":
             raise ValueError(
                 f"reproducible=True does not go with algorithm={algorithm!r}: a sum has no order "
@@ -73,6 +74,27 @@ class Settings(NamedTuple):
     def has_checksums(self) -> bool:
         """Whether every message carries a checksum."""
         return self.transport.has_checksums
+
+    @property
+    def needs_messages(self) -> bool:
+        """Whether nothing may be sent but by the transport."""
+        return self.transport.has_checksums or self.transport.delays
+
+
+def _transport() -> type[MPITransport]:
+    """As the environment says."""
+    seals, link = switch("COLLECTIVES_CHECKSUMS"), os.environ.get("COLLECTIVES_LINK", "").strip()
+    if seals and link:
+        raise ValueError(
+            f"COLLECTIVES_LINK={link!r} and COLLECTIVES_CHECKSUMS: messages that arrive late carry "
+            "no checksums; unset one of the two"
+        )
+    if not link:
+        return CheckedTransport if seals else MPITransport
+    try:
+        return delayed(link)
+    except ValueError as error:
+        raise ValueError(f"COLLECTIVES_LINK={error}") from None
 
 
 def _expect_types(

@@ -143,6 +143,7 @@ class Situation(NamedTuple):
         memory: of the buffers: ``"numpy"``, ``"shared"`` (all ranks can address it), ``"cupy"`` or
             ``"ipc"`` (on a GPU, and all ranks can address it).
         has_checksums: whether messages must carry checksums.
+        delays: whether messages arrive as over a slower link.
     """
 
     mpi: str
@@ -155,6 +156,7 @@ class Situation(NamedTuple):
     uneven: bool = False
     memory: str = "numpy"
     has_checksums: bool = False
+    delays: bool = False
 
     def allows(self, algorithm: str) -> bool:
         """Whether ``algorithm`` can serve the call."""
@@ -207,6 +209,8 @@ def choose(table: Table, call: Situation) -> Choice:
     reason = "this MPI has no such datatype or count"
     if call.has_checksums:
         reason = f"{where}: native's messages carry no checksums"
+    if call.delays:
+        reason = f"{where}: native's messages do not arrive late"
     if call.memory in ("cupy", "ipc"):
         reason = f"{where}: MPI's own collectives on device memory stage badly or crash"
     if call.memory == "ipc" and call.collective == "allreduce" and call.allows("direct"):

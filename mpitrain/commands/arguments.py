@@ -14,7 +14,7 @@ from mpitrain.chaos import KINDS
 from mpitrain.pipeline.schedules import SCHEDULES
 
 #: These start MPI; the others run anywhere.
-RANKS = ("train", "eval", "find-lr", "profile", "doctor", "rehearse")
+RANKS = ("train", "eval", "find-lr", "profile", "doctor", "rehearse", "matrix")
 
 
 def needs_ranks(argv: Sequence[str]) -> bool:
@@ -159,6 +159,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_verbose(rehearse, "--verbose")
 
+    _matrix(
+        commands.add_parser(
+            "matrix",
+            help="compare ways to communicate less, on links of several kinds",
+            description="Train small models by each method, algorithm and layout, on each link, "
+            "and write FOLDER/matrix.json and FOLDER/matrix.html: losses against seconds, bytes "
+            "that were sent, what wins and why.  Links other than shared memory are made up on one "
+            "machine.  What the file has is not run again.  Without a choice it is some 90 cells; "
+            "with one, all combinations, with the first value of each dimension that is not named.",
+            epilog="example: mpirun -n 4 %(prog)s --out runs/matrix",
+        )
+    )
+
     plan = commands.add_parser(
         "plan",
         help="print ranks, groups, stages, memory and predicted time before anything runs",
@@ -266,6 +279,27 @@ def _parser() -> argparse.ArgumentParser:
         help="order the axes as torch does: (out, in), (out, in, rows, columns)",
     )
     return parser
+
+
+def _matrix(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/matrix"), metavar="FOLDER", help="(runs/matrix)"
+    )
+    for option, told in (
+        ("jobs", "digits gpt"),
+        ("methods", "none bf16 int8 powersgd topk dgc sign auto local diloco delayed, or any code"),
+        ("algorithms", "of dense sums, as 'python -m collectives list' has them"),
+        ("layouts", "'data' 'pipe x data' 'tensor x data' 'zero 1'"),
+        ("links", "'shared memory' '1 Gb/s' '100 Mb/s' '100 ms', or latency=20ms,bandwidth=1Gb/s"),
+    ):
+        parser.add_argument(f"--{option}", nargs="+", default=[], metavar="NAME", help=told)
+    parser.add_argument("--full", action="store_true", help="all combinations: hours")
+    parser.add_argument("--quick", action="store_true", help="a few cells of a few steps: a try")
+    parser.add_argument("--steps", type=positive, default=120, help="of each cell (120)")
+    parser.add_argument(
+        "--seconds", type=above_zero, default=20.0, help="after which a cell is stopped (20)"
+    )
+    add_verbose(parser)
 
 
 def _job(parser: argparse.ArgumentParser) -> None:

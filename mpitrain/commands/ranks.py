@@ -3,6 +3,7 @@
 import argparse
 import faulthandler
 import json
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -78,6 +79,11 @@ def train(comm: Communicator, options: argparse.Namespace) -> int:
     config = load_once(comm, options)
     if options.shrink:
         shrink.check(config)
+        if comm.delays_messages:
+            raise ConfigError(
+                "--shrink has messages with checksums, which do not arrive late: leave it or "
+                "COLLECTIVES_LINK out"
+            )
         # In memory of the node, nobody would see a rank die.
         comm = Communicator(comm, transport=CheckedTransport)
     injector = None
@@ -245,6 +251,42 @@ def rehearse(comm: Communicator, options: argparse.Namespace) -> int:
     return 0
 
 
+def matrix(comm: Communicator, options: argparse.Namespace) -> int:
+    """Compare ways to communicate less."""
+    from mpitrain.bench import cells
+    from mpitrain.bench.matrix import Extent, run
+
+    named = [options.jobs, options.methods, options.algorithms, options.layouts, options.links]
+    if sum((any(named), options.full, options.quick)) > 1:
+        raise ConfigError("--full, --quick and what names values exclude each other; leave two out")
+    try:
+        wanted = cells.chosen(*named) if any(named) else cells.usual()
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    if options.full:
+        wanted = cells.every()
+    extent = Extent(options.steps, options.seconds)
+    if options.quick:
+        wanted, extent = cells.quick(), Extent(min(options.steps, 12), options.seconds)
+    command = f"mpirun -n {comm.size} python -m mpitrain matrix"
+    command = shlex.join([*command.split(), *_said(options, extent)])
+    found = run(comm, options.out, wanted, extent, command)
+    if comm.rank == 0:
+        states = [result.state for result in found.cells.values()]
+        counts = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
+        print(f"{options.out / 'matrix.html'}: {counts}")
+    return 0
+
+
+def _said(options: argparse.Namespace, extent: Any) -> list[str]:
+    """The options of a matrix, without its folder."""
+    found = [f"--steps={extent.steps}", f"--seconds={extent.seconds:g}"]
+    for name in ("jobs", "methods", "algorithms", "layouts", "links"):
+        if getattr(options, name):
+            found += [f"--{name}", *getattr(options, name)]
+    return found + [f"--{name}" for name in ("full", "quick") if getattr(options, name)]
+
+
 _COMMANDS = {
     "train": train,
     "eval": evaluate,
@@ -252,6 +294,7 @@ _COMMANDS = {
     "profile": profile,
     "doctor": doctor,
     "rehearse": rehearse,
+    "matrix": matrix,
 }
 
 

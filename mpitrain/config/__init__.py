@@ -8,6 +8,7 @@ Every field is documented in the class of its table.
 from mpitrain.config.errors import ConfigError
 from mpitrain.config.exchange import Compress
 from mpitrain.config.federated import Federated
+from mpitrain.config.link import expect_on_link
 from mpitrain.config.reading import load, refuse_clients, refuse_own, refuse_servers
 from mpitrain.config.server import Server
 from mpitrain.config.sync import Sync
@@ -44,6 +45,7 @@ __all__ = [
     "Server",
     "Sync",
     "Train",
+    "expect_on_link",
     "load",
     "refuse_clients",
     "refuse_own",

@@ -201,6 +201,15 @@ class Exchange(Phased):
             place=place,
         )
 
+    @property
+    def encoded(self) -> int:
+        """Bytes of the code of this rank's gradients, and of those that are not coded."""
+        code, packed = self._made_by.compression.code, self.packed
+        if isinstance(self._coded, LinearSum | SparseSum):
+            return self._coded.encoded + packed.rest.nbytes
+        assert not isinstance(code, Linear | Sparse), "these have sums of their own"
+        return code.nbytes(packed.coded.size) + packed.rest.nbytes
+
     def phases(self) -> Iterator[Part]:
         if self._dense is not None and self._made_by.dice.step < self._made_by.compression.start:
             yield self._dense

@@ -51,6 +51,11 @@ class LinearSum(Phased):
         self.sent = -1
         super().__init__([*self._phases, *([self._flush] if self._flush else [])])
 
+    @property
+    def encoded(self) -> int:
+        """Bytes of the code of this rank's tensors."""
+        return sum(array.nbytes for array in self.sketch.sums)
+
     def phases(self) -> Iterator[Part]:
         coded, memory, step = self._packed.coded, self._memory, self._dice.step
         if memory:

@@ -36,6 +36,11 @@ class SparseSum(Phased):
         self._sum = SparseAllreduce(comm, packed.coded.size, packed.coded.dtype)
         super().__init__([])
 
+    @property
+    def encoded(self) -> int:
+        """Bytes of the pairs of this rank's last run."""
+        return self._sum.given
+
     def phases(self) -> Iterator[Part]:
         coded, memory = self._packed.coded, self._memory
         if memory:

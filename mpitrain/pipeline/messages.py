@@ -9,8 +9,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator
-from collectives.execution.transport import Bytes
-from collectives.execution.transport.checked import Sealed
+from collectives.execution.transport import Bytes, Envelope
 from mpitrain.arrays import Array, Shape, array_namespace
 from mpitrain.fields import marked, marks, unused
 
@@ -52,11 +51,11 @@ class Mailbox:
     def __init__(self, comm: Communicator, expected: Sequence[Expected], xp: Any = np) -> None:
         """``xp``: where received arrays are to be; others than NumPy's pass through the host."""
         self._comm = comm
-        self._seals = comm.checks_messages
+        self._wraps = comm.checks_messages or comm.delays_messages
         self._xp = xp
         self._expected = deque(expected)
-        self._posted: deque[tuple[MPI.Request, Array, Array, int, Sealed | None]] = deque()
-        self._sent: list[tuple[MPI.Request, Array, Sealed | None]] = []
+        self._posted: deque[tuple[MPI.Request, Array, Array, int, Envelope | None]] = deque()
+        self._sent: list[tuple[MPI.Request, Array, Envelope | None]] = []
         self._post()
 
     @property
@@ -73,9 +72,9 @@ class Mailbox:
         request, array, tail, source, sealed = self._posted.popleft()
         with self._comm.waiting(f"activation from rank {source}", by_all=False):
             request.Wait()
-        if sealed:
-            sealed.check(self._comm, source)
-            sealed.free()
+            if sealed:
+                sealed.check(self._comm, source)
+                sealed.free()
         self._post()
         if tail.any():
             array = marked(array, tail)
@@ -85,10 +84,10 @@ class Mailbox:
         """Send without waiting; the array must not change afterwards."""
         host = array if array_namespace(array) is np else array.get()  # type: ignore[attr-defined]
         data = _bytes(np.ascontiguousarray(host))
-        # A checksum is over all of a message, which has its full length then.
-        if is_gradient and (self._seals or unused(array)):
+        # A checksum, or a time, is behind all of a message, which has its full length then.
+        if is_gradient and (self._wraps or unused(array)):
             data = np.concatenate([data, marks(array)])
-        sealed = Sealed(data) if self._seals else None
+        sealed = self._comm.envelope(data)
         if sealed:
             sealed.seal()
         message = sealed.message if sealed else [data, MPI.BYTE]
@@ -113,12 +112,12 @@ class Mailbox:
             data = np.empty(size + fields, np.uint8)
             array, tail = data[:size].view(spec.dtype).reshape(samples, *spec.shape), data[size:]
             tail[:] = 0
-            sealed = Sealed(data) if self._seals else None
+            sealed = self._comm.envelope(data)
             request = self._comm.Irecv(sealed.message if sealed else [data, MPI.BYTE], source, tag)
             self._posted.append((request, array, tail, source, sealed))
 
 
-def _gone(request: MPI.Request, array: Array, sealed: Sealed | None) -> bool:
+def _gone(request: MPI.Request, array: Array, sealed: Envelope | None) -> bool:
     """Whether a message has been sent; what belongs to it is released then."""
     if not request.Test():
         return False

@@ -30,8 +30,8 @@ _VARIABLES = {
     "#01010a": "page",
     "#01010b": "comm",
     "#01010c": "read",
-}
-_COLOURS = {name: colour for colour, name in _VARIABLES.items()}
+} | {f"#0102{i:02x}": f"series{i}" for i in range(12)}
+COLOURS = {name: colour for colour, name in _VARIABLES.items()}
 _PASSES = {"F": "forward", "B": "backward", "I": "input", "W": "weight"}
 _PASS = re.compile(r"([FBIW])(\d+)")
 #: Widths in CSS pixels.
@@ -47,7 +47,7 @@ def losses(steps: Sequence[Step], tests: Sequence[tuple[int, Epoch]]) -> str:
 
     def draw(figure: "Figure", narrow: bool) -> None:
         first, second = _panels(figure, 2, narrow, (3, 2))
-        _title(first, "loss")
+        title(first, "loss")
         _curve(first, [(step.step, step.loss) for step in steps], "train", "training")
         _curve(first, [(step, test.test_loss) for step, test in tests], "test", "test", dots=True)
         _scale(first, [step.loss for step in steps] + [test.test_loss for _, test in tests])
@@ -57,12 +57,12 @@ def losses(steps: Sequence[Step], tests: Sequence[tuple[int, Epoch]]) -> str:
         points = [(step, percent * test.metrics[name]) for step, test in tests if name]
         _curve(second, points, "test", dots=True)
         if points:
-            _title(second, f"{name} in tests: {shown(name, points[-1][1] / percent)}")
+            title(second, f"{name} in tests: {shown(name, points[-1][1] / percent)}")
         else:
-            _title(second, "tests")
+            title(second, "tests")
             second.text(0.5, 0.5, "no test yet", transform=second.transAxes, ha="center")
 
-    return _both(draw, 430, 280)
+    return both(draw, 430, 280)
 
 
 def details(steps: Sequence[Step]) -> str:
@@ -80,18 +80,18 @@ def details(steps: Sequence[Step]) -> str:
         ):
             points = [(step.step, getattr(step, key)) for step in steps]
             _curve(axes, points, "train")
-            _title(axes, name)
+            title(axes, name)
             if key == "grad_norm":
                 _scale(axes, [value for _, value in points])
             elif any(math.isfinite(value) for _, value in points):
                 axes.set_ylim(bottom=0)
         _time(panels[3], steps)
 
-    return _both(draw, 760, 480)
+    return both(draw, 760, 480)
 
 
 def _time(axes: "Axes", steps: Sequence[Step]) -> None:
-    _title(axes, "ms a step")
+    title(axes, "ms a step")
     lower: list[float] = []
     for name, share, label in (
         ("comm", lambda s: s.comm_share, "reduction"),
@@ -103,7 +103,7 @@ def _time(axes: "Axes", steps: Sequence[Step]) -> None:
         x, part = [point[0] for point in means], [point[1] for point in means]
         lower = lower or [0.0] * len(part)
         upper = [a + b for a, b in zip(lower, part, strict=True)]
-        axes.fill_between(x, lower, upper, color=_COLOURS[name], lw=0, label=label)
+        axes.fill_between(x, lower, upper, color=COLOURS[name], lw=0, label=label)
         lower = upper
     axes.set_ylim(bottom=0)
     _legend(axes)
@@ -129,14 +129,14 @@ def gantt(spans: Sequence[Span]) -> str:
             label = None if name in shown else {"wait": "waiting"}.get(name, name)
             shown.add(name)
             axes.barh(
-                row, width, left=left, height=0.8 if found else 0.3, color=_COLOURS[name],
-                edgecolor=_COLOURS["page"], lw=0.5, label=label,
+                row, width, left=left, height=0.8 if found else 0.3, color=COLOURS[name],
+                edgecolor=COLOURS["page"], lw=0.5, label=label,
             )  # fmt: skip
             room = width / length * (_NARROW if narrow else _WIDE)
             if found and room > 8 * len(found[2]) + 4:
                 axes.text(
                     left + width / 2, row, found[2], ha="center", va="center",
-                    color=_COLOURS["page"],
+                    color=COLOURS["page"],
                 )  # fmt: skip
         axes.set_yticks(
             range(len(ranks)), [f"{rank}" if narrow else f"rank {rank}" for rank in ranks]
@@ -144,11 +144,11 @@ def gantt(spans: Sequence[Span]) -> str:
         axes.invert_yaxis()
         axes.set_xlim(0, length)
         axes.set_xlabel("ms, a row for each rank" if narrow else "ms")
-        _bare(axes)
+        bare(axes)
         columns = 3 if narrow else 5
         axes.legend(ncols=columns, loc="lower left", bbox_to_anchor=(0, 1), frameon=False)
 
-    return _both(draw, 110 + 26 * len(ranks), 110 + 30 * len(ranks))
+    return both(draw, 110 + 26 * len(ranks), 110 + 30 * len(ranks))
 
 
 def _last_step(spans: Sequence[Span]) -> list[Span]:
@@ -192,7 +192,7 @@ def _curve(
     if not points:
         return
     x, mean, least, most = zip(*_binned(points), strict=True)
-    colour = _COLOURS[name]
+    colour = COLOURS[name]
     if len(mean) < len(points):
         axes.fill_between(x, least, most, color=colour, alpha=0.25, lw=0)
     few = len(mean) <= 40
@@ -223,16 +223,16 @@ def _panels(figure: "Figure", number: int, narrow: bool, widths: tuple[int, int]
     from matplotlib.ticker import MaxNLocator
 
     for axes in found:
-        _bare(axes)
+        bare(axes)
         axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10], integer=True))
-        axes.grid(axis="y", color=_COLOURS["faint"], alpha=0.3, lw=0.6)
+        axes.grid(axis="y", color=COLOURS["faint"], alpha=0.3, lw=0.6)
     for axes in found[-1 if narrow else -2 :]:
         axes.set_xlabel("step")
     return list(found)
 
 
-def _title(axes: "Axes", name: str) -> None:
-    axes.set_title(name, loc="left", size="medium", color=_COLOURS["ink"], weight="bold")
+def title(axes: "Axes", name: str) -> None:
+    axes.set_title(name, loc="left", size="medium", color=COLOURS["ink"], weight="bold")
 
 
 def _legend(axes: "Axes") -> None:
@@ -242,14 +242,14 @@ def _legend(axes: "Axes") -> None:
     )  # fmt: skip
 
 
-def _bare(axes: "Axes") -> None:
+def bare(axes: "Axes") -> None:
     axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.spines["bottom"].set_color(_COLOURS["faint"])
-    axes.tick_params(color=_COLOURS["faint"], labelcolor=_COLOURS["ink"], length=3)
-    axes.xaxis.label.set_color(_COLOURS["ink"])
+    axes.spines["bottom"].set_color(COLOURS["faint"])
+    axes.tick_params(color=COLOURS["faint"], labelcolor=COLOURS["ink"], length=3)
+    axes.xaxis.label.set_color(COLOURS["ink"])
 
 
-def _both(draw: Draw, narrow_height: int, wide_height: int) -> str:
+def both(draw: Draw, narrow_height: int, wide_height: int) -> str:
     """The figure for phones and the one for wider screens; the page's style shows one of them."""
     return "".join(
         f'<div class="{kind}">{_svg(draw, width, height, kind == "narrow")}</div>'
@@ -269,7 +269,7 @@ def _svg(draw: Draw, width: int, height: int, narrow: bool) -> str:
     out = StringIO()
     # A point is 4/3 CSS pixels; the figure's width in points is the page's in pixels.
     with rc_context(
-        {"svg.fonttype": "none", "font.size": 11 if narrow else 13, "text.color": _COLOURS["ink"],
+        {"svg.fonttype": "none", "font.size": 11 if narrow else 13, "text.color": COLOURS["ink"],
          "svg.hashsalt": f"{draw.__qualname__} {narrow}", "axes.formatter.useoffset": False}
     ):  # fmt: skip
         figure = Figure(figsize=(width / 72, height / 72), layout="constrained")

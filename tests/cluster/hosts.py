@@ -78,11 +78,14 @@ class Hosts:
 
 
 @contextlib.contextmanager
-def hosts(count: int, rate_mbit: int | None = None) -> Iterator[Hosts]:
+def hosts(
+    count: int, rate_mbit: int | None = None, delay_ms: float | None = None
+) -> Iterator[Hosts]:
     """Makes ``count`` hosts on one switch, and takes them down whatever happens.
 
     Args:
         rate_mbit: of each host's link, in each direction; ``None`` for as fast as it goes.
+        delay_ms: of each message on its way to another host.
 
     Raises:
         NoHosts: without root, or without iproute2.
@@ -115,6 +118,10 @@ def hosts(count: int, rate_mbit: int | None = None) -> Iterator[Hosts]:
                 # Large bursts, as segments of 64 KiB must not be dropped for their size alone.
                 shape = ["rate", f"{rate_mbit}mbit", "burst", "1mb", "latency", "100ms"]
                 _call("tc", "-n", host, "qdisc", "add", "dev", "eth0", "root", "tbf", *shape)
+            if delay_ms is not None:
+                # On the switch's side, so that it does not stand in the way of the rate.
+                delay = ["netem", "delay", f"{delay_ms}ms", "limit", "100000"]
+                _call("tc", "-n", switch, "qdisc", "add", "dev", port, "root", *delay)
         agent = folder / "agent.sh"
         agent.write_text(_AGENT.replace("{prefix}", prefix))
         agent.chmod(0o755)
@@ -161,9 +168,10 @@ def main() -> int:
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--ranks", type=int, default=2, help="of each host (2)")
     parser.add_argument("--rate", type=int, help="of each host's link, Mb/s each way")
+    parser.add_argument("--delay", type=float, help="of each message, ms")
     parser.add_argument("program", nargs="+", help="arguments of python, behind --")
     options = parser.parse_args()
-    with hosts(options.hosts, options.rate) as up:
+    with hosts(options.hosts, options.rate, options.delay) as up:
         command = up.mpirun(options.ranks, [sys.executable, *options.program])
         return up.run(0, command, env=environment()).returncode
 

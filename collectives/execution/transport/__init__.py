@@ -19,6 +19,32 @@ class Request(Protocol):
     def Free(self) -> None: ...
 
 
+class Envelope(Protocol):
+    """What messages that are not bytes alone have around them; for those that are sent once.
+
+    Attributes:
+        message: for mpi4py's calls.
+    """
+
+    message: list[Any]
+
+    def seal(self) -> None:
+        """Before it is sent."""
+
+    def is_there(self) -> bool:
+        """After MPI has sent or received it: whether it is to be taken as sent or received."""
+
+    def check(self, comm: Any, peer: int) -> None:
+        """After MPI has received it from a rank of ``comm``: returns once it is there.
+
+        Raises:
+            CorruptMessage: the bytes are not those that were sent.
+        """
+
+    def free(self) -> None:
+        """Releases what it has at the MPI library."""
+
+
 class Transport(Protocol):
     """Two-sided messages between the ranks of a communicator.
 

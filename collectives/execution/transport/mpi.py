@@ -5,7 +5,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from collectives.execution.transport import Bytes, Request
+from collectives.execution.transport import Bytes, Envelope, Request
 
 
 class MPITransport:
@@ -20,11 +20,18 @@ class MPITransport:
     longest = 1 << 30
     #: Whether messages carry checksums: collectives then send nothing in any other way.
     has_checksums = False
+    #: Whether messages arrive as over a slower link: again, nothing is sent in any other way.
+    delays = False
 
     def __init__(self, channel: MPI.Intracomm) -> None:
         self.channel = channel
         self.rank = channel.rank
         self.size = channel.size
+
+    @classmethod
+    def envelope(cls, data: Bytes) -> Envelope | None:
+        """What a message of these bytes needs that is sent in another way; ``None``: nothing."""
+        return None
 
     def send_init(self, data: Bytes, peer: int, tag: int) -> Request:
         return self.channel.Send_init([data, data.nbytes, MPI.BYTE], peer, tag)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from collectives import Communicator, CorruptMessage
+from collectives import Communicator, CorruptMessage, sparse_allreduce
 from collectives.algorithms import names
 from collectives.execution.transport.checked import CheckedTransport, Sealed, SealedSend
 from mpitrain.pipeline.messages import Expected, Mailbox, Spec
@@ -62,6 +62,24 @@ def test_other_collectives_and_subcommunicators(checked):
         assert total[0] == half.size
         assert half.last_plan.algorithm != "native"
         half.close()
+
+
+def test_sparse_sums(checked):
+    size = checked.size
+    at, values = sparse_allreduce(
+        checked, np.array([checked.rank, 99], np.uint32), np.ones(2), 1000
+    )
+    assert at.tolist() == [*range(size), 99]
+    assert values.tolist() == [1.0] * size + [size]
+
+
+def test_a_byte_of_a_sparse_sum_that_changes_on_its_way(checked, monkeypatch):
+    if checked.size != 2:
+        pytest.skip("each of two ranks gets one vector")
+    with monkeypatch.context() as patch:
+        patch.setattr(Sealed, "seal", lambda sealed: None)
+        with pytest.raises(CorruptMessage, match=f"from rank {1 - checked.rank} arrived changed"):
+            sparse_allreduce(checked, np.array([1], np.uint32), np.ones(1), 1000)
 
 
 def test_nothing_but_messages_with_checksums_is_chosen(checked):

@@ -15,9 +15,9 @@ DEEPER = {
     "collectives.commands.arguments": "numbers on both command lines are read alike",
     "collectives.commands.program": "both command lines have --version and -v",
     "collectives.execution.memory": "doctor tries the node's memory alone, with no collective",
-    "collectives.execution.transport": "Bytes, the type of what a faulty transport sends",
-    "collectives.execution.transport.checked": "pipelines seal their own messages the same way, "
-    "and chaos damages a sealed one",
+    "collectives.execution.transport": "Bytes, the type of what a faulty transport sends, and "
+    "Envelope, what pipelines put their own messages into",
+    "collectives.execution.transport.checked": "chaos damages a sealed message",
     "collectives.execution.transport.cuda_probe": "doctor tries a transfer of device memory",
     "collectives.execution.transport.shared_memory": "doctor tries the node's memory alone",
 }

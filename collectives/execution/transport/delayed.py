@@ -1,0 +1,279 @@
+"""Messages that arrive as over a slower link: real ranks and real data, and time that is made up.
+
+A message is there for its receiver only after the latency of the link, and the time that its bytes
+take on it, have passed since it was started.  Each rank has a link of its own, in each direction
+one, as a machine with one rank has: messages that it sends leave one after the other, and messages
+that come to it at the same time arrive one after the other.  Ranks that are to share the link of
+one machine are not modelled: divide the bandwidth by their number.
+
+A message carries the time at which it is due, so all ranks must see one clock, which those of one
+machine do, in containers and network namespaces, too; others are refused.  Neither lost packets nor
+the slow start of TCP are modelled; what MPI itself takes comes on top where it is longer.
+"""
+
+import os
+import re
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from math import inf, isfinite
+from pathlib import Path
+from random import Random
+from time import monotonic, sleep
+from typing import Any, ClassVar, Self
+from zlib import crc32
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives.execution.transport import Bytes
+from collectives.execution.transport.mpi import MPITransport
+
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+_BITS = {"Gb/s": 1e9, "Mb/s": 1e6, "kb/s": 1e3}
+_NUMBER = r"(\d+(?:\.\d+)?)"
+#: Sleeping takes some 0.1 ms longer than it is told to.
+_SHORT = 2e-4
+#: Arrivals that are remembered, for those that come in at the same time.
+_REMEMBERED = 64
+
+
+@dataclass(frozen=True)
+class Link:
+    """What a message meets on its way.
+
+    Attributes:
+        latency: seconds, the least and the most; drawn evenly for each message.
+        bandwidth: bits a second.
+    """
+
+    latency: tuple[float, float] = (0.0, 0.0)
+    bandwidth: float = inf
+
+    def __post_init__(self) -> None:
+        least, most = self.latency
+        if not (0 <= least <= most and isfinite(most)):
+            raise ValueError(f"a latency of {least} to {most} s must be 0 or more, the least first")
+        if not self.bandwidth > 0:
+            raise ValueError(f"a bandwidth of {self.bandwidth} bit/s must be above 0")
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """``far``, ``latency=100ms,bandwidth=100Mb/s``, ``home,latency=1ms..10ms`` and the like.
+
+        Raises:
+            ValueError: it is none; the message says what there is.
+        """
+        link = cls()
+        for number, part in enumerate(part.strip() for part in text.split(",")):
+            key, equals, value = part.partition("=")
+            if not equals and number == 0 and part in PROFILES:
+                link = cls(*PROFILES[part])
+            elif key == "latency" and (found := re.fullmatch(_LATENCY, value)):
+                least = float(found[1]) * _SECONDS[found[2]]
+                most = float(found[3]) * _SECONDS[found[4]] if found[3] else least
+                link = replace(link, latency=(least, most))
+            elif key == "bandwidth" and (found := re.fullmatch(_BANDWIDTH, value)):
+                link = replace(link, bandwidth=float(found[1]) * _BITS[found[2]])
+            else:
+                raise ValueError(
+                    f"{text!r}: {part!r} is no part of a link, as in {', '.join(PROFILES)}, "
+                    "latency=100ms, latency=1ms..10ms (s, ms, us) or bandwidth=100Mb/s "
+                    "(Gb/s, Mb/s, kb/s)"
+                )
+        return link
+
+    def seconds(self, nbytes: int) -> float:
+        """That so many bytes keep it busy."""
+        return 8 * nbytes / self.bandwidth
+
+    def __str__(self) -> str:
+        least, most = (f"{1e3 * seconds:g}ms" for seconds in self.latency)
+        latency = f"latency={least}" if least == most else f"latency={least}..{most}"
+        if not isfinite(self.bandwidth):
+            return latency
+        return f"{latency},bandwidth={self.bandwidth / 1e6:g}Mb/s"
+
+
+_LATENCY = rf"{_NUMBER}(s|ms|us)(?:\.\.{_NUMBER}(s|ms|us))?"
+_BANDWIDTH = rf"{_NUMBER}(Gb/s|Mb/s|kb/s)"
+#: By name: a data centre, a home's uplink, and a home on another continent.
+PROFILES: dict[str, tuple[tuple[float, float], float]] = {
+    "cluster": ((1e-6, 1e-6), 100e9),
+    "home": ((1e-3, 10e-3), 100e6),
+    "far": ((162e-3, 200e-3), 100e6),
+}
+
+
+class Adapter:
+    """Where this rank meets its link: when what it sends has left, and when what comes is there.
+
+    Times are of ``time.monotonic``.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self._free_at = 0.0
+        self._arrivals: list[tuple[float, float]] = []
+        self._dice = Random(0)
+        self._turn = threading.Lock()
+
+    def send(self, nbytes: int, now: float) -> tuple[float, float]:
+        """A message starts: when its last byte has left, and when it is due at its receiver."""
+        with self._turn:
+            left = max(now, self._free_at) + self.link.seconds(nbytes)
+            self._free_at = left
+            return left, left + self._dice.uniform(*self.link.latency)
+
+    def receive(self, nbytes: int, due: float) -> float:
+        """When a message is there: as it is due, or later if others arrive in the meantime.
+
+        It takes the first gap between those that is long enough, in whatever order they are told.
+        """
+        length = self.link.seconds(nbytes)
+        with self._turn:
+            begin = due - length
+            for start, stop in self._arrivals:
+                if begin + length <= start:
+                    break
+                begin = max(begin, stop)
+            if length:
+                self._arrivals.append((begin, begin + length))
+                self._arrivals.sort()
+                del self._arrivals[:-_REMEMBERED]
+            return begin + length
+
+
+class Stamped:
+    """Bytes and the time at which they are due as one message, for who sends it or receives it.
+
+    Attributes:
+        message: for mpi4py's calls.
+    """
+
+    def __init__(self, data: Bytes, adapter: Adapter) -> None:
+        self._data = data
+        self._adapter = adapter
+        self._due = np.zeros(1)
+        self._there: float | None = None
+        self._type = MPI.BYTE.Create_hindexed(
+            [data.nbytes, self._due.nbytes], [data.ctypes.data, self._due.ctypes.data]
+        ).Commit()
+        self.message = [MPI.BOTTOM, 1, self._type]
+
+    def seal(self) -> None:
+        """Before it is sent."""
+        self._there, self._due[0] = self._adapter.send(self._data.nbytes, monotonic())
+
+    def expect(self) -> None:
+        """Before it is received."""
+        self._there = None
+
+    def is_there(self) -> bool:
+        """After MPI has it: whether it has left, or has arrived, by the time that it takes."""
+        return monotonic() >= self._moment()
+
+    def check(self, comm: MPI.Intracomm, peer: int) -> None:
+        """After MPI has it: returns when it is there."""
+        while (left := self._moment() - monotonic()) > 0:
+            if left > _SHORT:
+                sleep(left - _SHORT / 2)
+            else:
+                os.sched_yield()
+
+    def free(self) -> None:
+        """Releases the type."""
+        self._type.Free()
+
+    def _moment(self) -> float:
+        if self._there is None:
+            self._there = self._adapter.receive(self._data.nbytes, float(self._due[0]))
+        return self._there
+
+
+class StampedRequest:
+    """A persistent send or receive."""
+
+    def __init__(self, stamped: Stamped, request: MPI.Prequest, peer: int, *, sends: bool) -> None:
+        self.stamped, self.request = stamped, request
+        self._peer, self._sends = peer, sends
+
+    def Start(self) -> None:
+        if self._sends:
+            self.stamped.seal()
+        else:
+            self.stamped.expect()
+        self.request.Start()
+
+    def Wait(self) -> None:
+        self.request.Wait()
+        self.stamped.check(MPI.COMM_SELF, self._peer)
+
+    def Free(self) -> None:
+        self.request.Free()
+        self.stamped.free()
+
+
+class DelayedTransport(MPITransport):
+    """As :class:`MPITransport` over a slower link; :func:`delayed` gives one with a link.
+
+    Attributes:
+        adapter: of this process; all communicators with this transport share it.
+    """
+
+    delays = True
+    adapter: ClassVar[Adapter] = Adapter(Link())
+
+    @classmethod
+    def envelope(cls, data: Bytes) -> Stamped:
+        return Stamped(data, cls.adapter)
+
+    def send_init(self, data: Bytes, peer: int, tag: int) -> StampedRequest:
+        stamped = self.envelope(data)
+        request = self.channel.Send_init(stamped.message, peer, tag)
+        return StampedRequest(stamped, request, peer, sends=True)
+
+    def recv_init(self, data: Bytes, peer: int, tag: int) -> StampedRequest:
+        stamped = self.envelope(data)
+        request = self.channel.Recv_init(stamped.message, peer, tag)
+        return StampedRequest(stamped, request, peer, sends=False)
+
+    @staticmethod
+    def testall(requests: Sequence[Any]) -> bool:
+        if not MPI.Request.Testall([request.request for request in requests]):
+            return False
+        # All of them are asked, so that each takes its place among the arrivals.
+        return all([request.stamped.is_there() for request in requests])
+
+
+def delayed(link: Link | str) -> type[DelayedTransport]:
+    """The transport over a link, for ``Communicator(transport=...)``.
+
+    >>> comm = Communicator(MPI.COMM_WORLD, transport=delayed("far"))   # doctest: +SKIP
+
+    Of the same link it is the same class, as a rank has one link, however many communicators.
+
+    Args:
+        link: or the text of one: ``cluster`` (1 us, 100 Gb/s), ``home`` (1 to 10 ms, 100 Mb/s),
+            ``far`` (162 to 200 ms, 100 Mb/s), ``latency=100ms,bandwidth=1Gb/s``.
+
+    Raises:
+        ValueError: there is no such link.
+    """
+    return _transport(Link.read(link) if isinstance(link, str) else link)
+
+
+@cache
+def _transport(link: Link) -> type[DelayedTransport]:
+    return type("DelayedTransport", (DelayedTransport,), {"adapter": Adapter(link)})
+
+
+def clock() -> int:
+    """A number of the clock that this process sees: the same on all ranks that see the same."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+        names = os.stat("/proc/self/ns/time").st_ino
+    except OSError:  # no Linux, or one without namespaces of clocks
+        return crc32(os.uname().nodename.encode())
+    return crc32(f"{boot}{names}".encode())

@@ -1,0 +1,141 @@
+"""The cells of the matrix: what each method, layout and link is as part of a job."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+
+from collectives import Link, MPITransport, delayed
+from mpitrain.report.results import DENSE, SHARED, Cell
+
+#: By name, what differs from the example ``digits_mlp`` or ``gpt_data``: models of 1 to 2 MB, which
+#: a rank trains faster than a slow link sums them.
+JOBS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "digits": (
+        "digits_mlp",
+        ("model.hidden=[512, 512]", "optim.schedule=constant", "optim.lr=0.05"),
+    ),
+    "gpt": (
+        "gpt_data",
+        ("model.layers=2", "model.width=128", "data.context=32", "optim.schedule=constant",
+         "optim.lr=1e-3", "parallel.bucket_bytes=26214400"),
+    ),
+}  # fmt: skip
+#: What goes with a code, by its name: these have the momentum.
+_BESIDE: Mapping[str, tuple[str, ...]] = {
+    "dgc": ("optim.momentum=0",),
+    "demo": ("optim.momentum=0",),
+}
+#: By name, what it is in a job; any other method is a code of gradients.
+METHODS: Mapping[str, tuple[str, ...]] = {
+    DENSE: (),
+    "bf16": ("compress.codec=bf16",),
+    "int8": ("compress.codec=int8",),
+    "powersgd": ("compress.codec=powersgd:rank=4",),
+    "topk": ("compress.codec=topk:keep=0.01",),
+    "dgc": ("compress.codec=dgc:keep=0.05",),
+    "sign": ("compress.codec=sign",),
+    "auto": ("compress.codec=auto",),
+    "local": ("sync.kind=local", "sync.period=8", "sync.agree=8"),
+    "diloco": (
+        "sync.kind=local", "sync.period=8", "sync.agree=8",
+        "sync.outer=nesterov:lr=0.7,momentum=0.9",
+    ),
+    "delayed": ("sync.kind=delayed", "sync.period=4", "sync.delay=4", "sync.agree=4"),
+}  # fmt: skip
+ALGORITHMS = ("ring", "butterfly", "direct", "parameter_server")
+LAYOUTS: Mapping[str, tuple[str, ...]] = {
+    "data": (),
+    "pipe x data": ("parallel.pipe=2", "train.micro_batches=2"),
+    "tensor x data": ("parallel.tensor=2",),
+    "zero 1": ("parallel.zero=1",),
+}
+#: By name, the text of a link; any other name is such a text itself.
+LINKS: Mapping[str, str] = {
+    SHARED: "",
+    "1 Gb/s": "latency=100us,bandwidth=1Gb/s",
+    "100 Mb/s": "latency=1ms,bandwidth=100Mb/s",
+    "100 ms": "latency=100ms,bandwidth=100Mb/s",
+}
+
+
+def usual() -> list[Cell]:
+    """Those that are run if none are named: each dimension beside the first value of the others,
+    and where two of them meet in earnest."""
+    found: dict[Cell, None] = {}
+
+    def add(*values: Sequence[str]) -> None:
+        found.update(dict.fromkeys(Cell(*one) for one in product(*values)))
+
+    some = (DENSE, "int8", "powersgd", "topk", "diloco")
+    add(["digits"], [*METHODS], ["ring"], ["data"], [*LINKS])
+    add(["digits"], [DENSE], ALGORITHMS, ["data"], [*LINKS])
+    add(["digits"], some, ["ring"], [*LAYOUTS], [SHARED, "100 Mb/s"])
+    add(["gpt"], some, ["ring"], ["data"], [SHARED, "100 Mb/s", "100 ms"])
+    return list(found)
+
+
+def quick() -> list[Cell]:
+    """A few of each kind, refused ones too."""
+    return [
+        Cell("digits", DENSE, "ring", "data", SHARED),
+        Cell("digits", "powersgd", "ring", "data", SHARED),
+        Cell("digits", DENSE, "ring", "data", "1 Gb/s"),
+        Cell("digits", "topk", "ring", "data", "1 Gb/s"),
+        Cell("digits", "signum", "ring", "zero 1", SHARED),
+    ]
+
+
+def chosen(
+    jobs: Sequence[str],
+    methods: Sequence[str],
+    algorithms: Sequence[str],
+    layouts: Sequence[str],
+    links: Sequence[str],
+) -> list[Cell]:
+    """All combinations; of what is left out, the first one.
+
+    Raises:
+        ValueError: there is no such job, layout or link.
+    """
+    for what, named, known in (("job", jobs, JOBS), ("layout", layouts, LAYOUTS)):
+        for name in named:
+            if name not in known:
+                raise ValueError(f"there is no {what} {name!r}; there are {', '.join(known)}")
+    for link in links:
+        if link not in LINKS:
+            Link.read(link)
+    return [
+        Cell(*one)
+        for one in product(
+            jobs or ["digits"],
+            methods or [DENSE],
+            algorithms or ["ring"],
+            layouts or ["data"],
+            links or [SHARED],
+        )
+    ]
+
+
+def every() -> list[Cell]:
+    """All combinations of all values."""
+    return chosen([*JOBS], [*METHODS], ALGORITHMS, [*LAYOUTS], [*LINKS])
+
+
+def overrides(cell: Cell) -> Iterator[str]:
+    """What a cell says on top of the example, as ``table.key=value``."""
+    yield from JOBS[cell.job][1]
+    yield f"parallel.algorithm={cell.algorithm}"
+    yield from METHODS.get(cell.method, (f"compress.codec={cell.method}",))
+    yield from _BESIDE.get(cell.method.partition(":")[0], ())
+    yield from LAYOUTS[cell.layout]
+
+
+def example(cell: Cell) -> Path:
+    """The job that it begins from."""
+    return Path(JOBS[cell.job][0])
+
+
+def transport(cell: Cell) -> type[MPITransport]:
+    """What its messages go by."""
+    text = LINKS.get(cell.link, cell.link)
+    return delayed(text) if text else MPITransport

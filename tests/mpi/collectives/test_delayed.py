@@ -1,0 +1,245 @@
+"""Messages that arrive late: all collectives as ever, none early, and time to compute meanwhile."""
+
+from time import monotonic, sleep
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from collectives import CollectiveError, Communicator, Link, delayed, sparse_allreduce
+from collectives.algorithms import names
+from collectives.calls import resources
+from collectives.sparse import SparseAllreduce
+from mpitrain.pipeline.messages import Expected, Mailbox, Spec
+
+pytestmark = pytest.mark.mpi
+
+#: Long enough to be seen beside what a busy machine adds.
+LATENCY = 0.03
+SLOW = delayed(Link((LATENCY, LATENCY)))
+SOON = delayed(Link((1e-4, 3e-4), 1e9))
+
+
+@pytest.fixture(scope="module")
+def slow():
+    with Communicator(MPI.COMM_WORLD, transport=SLOW) as comm:
+        yield comm
+
+
+@pytest.fixture(scope="module")
+def soon():
+    with Communicator(MPI.COMM_WORLD, transport=SOON) as comm:
+        yield comm
+
+
+def started_together(comm):
+    """The time at which the last rank comes here: no message of what follows starts before."""
+    return MPI.Intracomm(comm).allreduce(monotonic(), MPI.MAX)
+
+
+@pytest.mark.parametrize("algorithm", [*names("allreduce"), "auto", "native"])
+@pytest.mark.parametrize("count", [0, 1, 1000])
+def test_allreduce(soon, algorithm, count):
+    mine = np.arange(count, dtype=np.float64) + soon.rank
+    out = np.empty_like(mine)
+    p = soon.size
+    soon.Allreduce(mine, out, algorithm=algorithm)
+    np.testing.assert_array_equal(out, p * np.arange(count) + p * (p - 1) / 2)
+    request = soon.Iallreduce(MPI.IN_PLACE, mine, algorithm=algorithm)
+    while not request.Test():
+        pass
+    np.testing.assert_array_equal(mine, out)
+
+
+def test_other_collectives(soon):
+    p, rank = soon.size, soon.rank
+    found = np.empty(p, np.int32)
+    soon.Allgather(np.array([rank], np.int32), found)
+    assert found.tolist() == list(range(p))
+    soon.Alltoall(np.arange(p, dtype=np.int32) + 10 * rank, found)
+    assert found.tolist() == [10 * r + rank for r in range(p)]
+    soon.Bcast(found, root=p - 1)
+    assert found.tolist() == [10 * r + p - 1 for r in range(p)]
+    one = np.empty(1, np.int32)
+    soon.Reduce_scatter_block(np.arange(p, dtype=np.int32), one)
+    assert one[0] == p * rank
+    soon.Scatter(found, one, root=0)
+    assert one[0] == 10 * rank + p - 1
+    soon.Gather(one, found if rank == 0 else None, root=0)
+    soon.Scan(np.array([1], np.int32), one)
+    assert one[0] == rank + 1
+    soon.Barrier()
+    with soon.Split(rank % 2) as half:
+        assert half.delays_messages
+        total = np.array([1.0])
+        half.Allreduce(MPI.IN_PLACE, total)
+        assert total[0] == half.size
+        half.close()
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "native"])
+def test_nothing_but_delayed_messages_is_chosen(soon, algorithm):
+    array = soon.empty(1 << 12, np.float32)
+    soon.Allreduce(MPI.IN_PLACE, array, algorithm=algorithm)
+    assert soon.last_plan.algorithm != "native"
+    soon.Barrier()
+    assert soon.last_plan.algorithm != "native"
+
+
+@pytest.mark.parametrize("how", ["blocking", "nonblocking", "persistent"])
+@pytest.mark.parametrize("algorithm", ["ring", "butterfly", "parameter_server"])
+def test_no_message_is_early(slow, algorithm, how):
+    if slow.size == 1:
+        pytest.skip("a single rank sends nothing")
+    data = np.ones(64)
+    plan = slow.Allreduce_init(MPI.IN_PLACE, data, algorithm=algorithm)
+    for _ in range(2):  # a persistent request waits again
+        data[...] = 1
+        begin = started_together(slow)
+        if how == "blocking":
+            slow.Allreduce(MPI.IN_PLACE, data, algorithm=algorithm)
+        elif how == "nonblocking":
+            plan.Start()
+            while not plan.Test():
+                pass
+        else:
+            plan.Start()
+            plan.Wait()
+        took = monotonic() - begin
+        assert (data == slow.size).all()
+        # What every rank has learned from the last one has travelled once at least.
+        assert took >= LATENCY
+    if algorithm == "ring":
+        assert took >= 2 * (slow.size - 1) * LATENCY
+    plan.Free()
+
+
+def test_each_byte_takes_its_time():
+    """A ring of all ranks at a bandwidth at which the bytes of its steps take 0.1 s in all."""
+    size = MPI.COMM_WORLD.size
+    if size == 1:
+        pytest.skip("a single rank sends nothing")
+    count = 1000 * size
+    sent = 2 * (size - 1) * 8 * count // size
+    with Communicator(MPI.COMM_WORLD, transport=delayed(Link((0, 0), 8 * sent / 0.1))) as comm:
+        data = np.ones(count)
+        begin = started_together(comm)
+        comm.Allreduce(MPI.IN_PLACE, data, algorithm="ring")
+        assert monotonic() - begin >= 0.0999
+        assert (data == size).all()
+
+
+def test_messages_to_one_rank_arrive_one_after_the_other():
+    size = MPI.COMM_WORLD.size
+    if size == 1:
+        pytest.skip("a single rank sends nothing")
+    with Communicator(MPI.COMM_WORLD, transport=delayed(Link((0, 0), 8e5))) as comm:
+        found = np.empty((size, 4000), np.uint8) if comm.rank == 0 else None
+        begin = started_together(comm)
+        comm.Gather(np.full(4000, comm.rank, np.uint8), found, root=0, algorithm="direct")
+        if comm.rank == 0:
+            assert monotonic() - begin >= (size - 1) * 4000 / 1e5 - 1e-6
+            assert (found == np.arange(size)[:, None]).all()
+
+
+def test_ranks_compute_while_messages_are_on_their_way():
+    if MPI.COMM_WORLD.size == 1:
+        pytest.skip("a single rank sends nothing")
+    latency = 0.4
+    with Communicator(MPI.COMM_WORLD, transport=delayed(Link((latency, latency)))) as comm:
+        data = np.empty((comm.size, 8))
+        plan = comm.Allgather_init(np.full(8, float(comm.rank)), data, algorithm="direct")
+        plan.Start()
+        MPI.Intracomm(comm).Barrier()
+        sleep(1.1 * latency)  # the computation
+        begin = monotonic()
+        while not plan.Test():
+            pass
+        # One round: it was on its way all the time.  Had it begun to move here, it would take
+        # the latency again.
+        assert monotonic() - begin < latency
+        assert (data == np.arange(comm.size)[:, None]).all()
+        plan.Free()
+
+
+def test_plans_of_several_communicators_that_are_under_way_together(soon):
+    other = soon.Dup()
+    plans, buffers = [], [np.full(100, 1.0 + i) for i in range(6)]
+    for number, data in enumerate(buffers):
+        comm = other if number % 2 else soon
+        plans.append(comm.Allreduce_init(MPI.IN_PLACE, data, algorithm="ring"))
+        plans[-1].Start()
+    # Ranks wait in different orders.
+    for plan in plans if soon.rank % 2 else plans[::-1]:
+        plan.Wait()
+    for number, data in enumerate(buffers):
+        assert (data == (1.0 + number) * soon.size).all()
+    for plan in plans:
+        plan.Free()
+    other.Free()
+
+
+def test_sparse_sums_arrive_late_too(slow):
+    rank, size = slow.rank, slow.size
+    begin = started_together(slow)
+    at, values = sparse_allreduce(slow, np.array([rank, 100], np.uint32), np.ones(2), 1000)
+    assert at.tolist() == [*range(size), 100] and values.tolist() == [1.0] * size + [size]
+    if size > 1:
+        assert monotonic() - begin >= LATENCY
+    plan = SparseAllreduce(slow, 1000, np.float64)
+    for _ in range(2):
+        begin = started_together(slow)
+        plan.give(np.array([rank], np.uint32), np.ones(1))
+        plan.Start()
+        while not plan.Test():
+            pass
+        assert plan.total.indices.tolist() == list(range(size))
+        if size > 1:
+            assert monotonic() - begin >= LATENCY
+    plan.Free()
+
+
+def test_activations_of_a_pipeline_arrive_late(slow):
+    if slow.size == 1:
+        pytest.skip("a single rank sends nothing")
+    after, before = (slow.rank + 1) % slow.size, (slow.rank - 1) % slow.size
+    spec = Spec((3, 2), np.dtype(np.float32))
+    mailbox = Mailbox(slow, [Expected(before, 7, count, spec) for count in (4, 0, 1)])
+    sent = [np.full((count, 3, 2), 10.0 * slow.rank + count, np.float32) for count in (4, 0, 1)]
+    begin = started_together(slow)
+    for array in sent:
+        mailbox.send(array, after, 7)
+    for count in (4, 0, 1):
+        np.testing.assert_array_equal(
+            mailbox.receive(), np.full((count, 3, 2), 10.0 * before + count, np.float32)
+        )
+        assert monotonic() - begin >= LATENCY
+    mailbox.finish()
+
+
+def test_traffic_is_that_of_the_payload(soon):
+    with Communicator(MPI.COMM_WORLD, transport=SOON) as comm:
+        counts = comm.count_traffic()
+        comm.Allreduce(MPI.IN_PLACE, np.ones(100 * comm.size), algorithm="ring")
+        assert counts.sent == 2 * (comm.size - 1) * 800
+
+
+def test_reproducible_sums_arrive_late(slow):
+    with Communicator(MPI.COMM_WORLD, transport=SLOW, reproducible=True) as comm:
+        begin = started_together(comm)
+        data = np.full(10, 0.1)
+        comm.Allreduce(MPI.IN_PLACE, data)
+        if comm.size > 1:
+            assert monotonic() - begin >= LATENCY
+        assert abs(data[0] - 0.1 * comm.size) < 1e-15
+
+
+def test_ranks_that_see_several_clocks_are_refused_together(monkeypatch):
+    if MPI.COMM_WORLD.size == 1:
+        pytest.skip("a single rank sees one clock")
+    if MPI.COMM_WORLD.rank == 1:
+        monkeypatch.setattr(resources, "clock", lambda: 7)
+    comm = Communicator(MPI.COMM_WORLD, transport=SOON)
+    with pytest.raises(CollectiveError, match="need ranks that see one clock"):
+        comm.Allreduce(MPI.IN_PLACE, np.ones(3))
+    MPI.COMM_WORLD.Barrier()

@@ -1,0 +1,127 @@
+"""The matrix on ranks: what is trained, refused, gone on with, and that links change no number."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from collectives import Communicator, delayed
+from mpitrain.bench.matrix import Extent, run
+from mpitrain.config import ConfigError, load
+from mpitrain.report.results import DENSE, SHARED, Cell, Result, read_matrix, write_matrix
+from mpitrain.trainer import Trainer
+
+pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(4)]
+
+THIN = "latency=2ms,bandwidth=1Gb/s"
+EXTENT = Extent(3, 60.0)
+
+
+@pytest.fixture
+def comm():
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("sklearn")
+    with Communicator(MPI.COMM_WORLD) as comm:
+        yield comm
+
+
+@pytest.fixture
+def folder(comm, tmp_path):
+    """The same on all ranks."""
+    return comm.bcast(tmp_path) / "matrix"
+
+
+def cell(method=DENSE, layout="data", link=SHARED):
+    return Cell("digits", method, "ring", layout, link)
+
+
+def test_links_change_seconds_and_no_loss(comm, folder):
+    wanted = [cell(m, link=link) for m in (DENSE, "int8", "topk") for link in (SHARED, THIN)]
+    said = []
+    matrix = run(comm, folder, wanted, EXTENT, "again", said.append)
+    assert len(said) == (len(wanted) if comm.rank == 0 else 0)
+    for method in (DENSE, "int8", "topk"):
+        here, there = (matrix.cells[cell(method, link=link).key] for link in (SHARED, THIN))
+        assert here.state == there.state == "done"
+        assert here.losses == there.losses and len(here.losses) == 3
+        assert here.test_loss == there.test_loss
+        assert there.shared_bytes == 0
+        if comm.size > 1:
+            assert here.encoded_bytes == there.encoded_bytes
+            # Every step has messages that wait for one another.
+            assert there.seconds[-1] >= 3 * 0.002
+    dense = matrix.cells[cell(link=THIN).key]
+    if comm.size > 1:
+        # One all-reduce of all gradients; what comes on top is what ranks tell each other.
+        assert dense.dense_bytes <= dense.sent_bytes <= 1.001 * dense.dense_bytes + 2000
+        code = matrix.cells[cell("int8", link=THIN).key]
+        assert code.encoded_bytes < 0.27 * dense.encoded_bytes
+        assert 0 < code.codec_share < code.comm_share <= 1
+    assert dense.codec_share == 0
+    if comm.rank == 0:
+        assert read_matrix(folder / "matrix.json").cells == matrix.cells
+        assert "<svg" in (folder / "matrix.html").read_text()
+        assert sorted(path.name for path in folder.iterdir()) == ["matrix.html", "matrix.json"]
+
+
+@pytest.mark.slow
+def test_layouts_train_the_same_and_what_cannot_be_says_why(comm, folder):
+    wanted = [cell(layout=layout, link=THIN) for layout in ("data", "pipe x data", "zero 1")]
+    wanted += [cell("signum", "zero 1"), cell("nonsense")]
+    matrix = run(comm, folder, wanted, EXTENT, "again")
+    plain = matrix.cells[cell(link=THIN).key]
+    for one in wanted[:3]:
+        found = matrix.cells[one.key]
+        if one.layout == "pipe x data" and comm.size % 2:
+            assert found.state == "refused" and "parallel" in found.why
+        else:
+            np.testing.assert_allclose(found.losses, plain.losses, rtol=1e-4)
+    assert matrix.cells[wanted[3].key].state == "refused"
+    assert matrix.cells[wanted[3].key].why.startswith("compress.codec: signum needs")
+    assert "nonsense" in matrix.cells[wanted[4].key].why
+
+
+def test_a_cell_is_stopped_when_its_time_is_over(comm, folder):
+    matrix = run(comm, folder, [cell()], Extent(50, 1e-6), "again")
+    found = matrix.cells[cell().key]
+    assert found.state == "done" and 1 <= len(found.losses) < 50
+    assert found.test_loss is not None
+
+
+def test_what_has_a_result_is_not_run_again(comm, folder):
+    said = []
+    run(comm, folder, [cell()], EXTENT, "again", said.append)
+    kept = read_matrix(folder / "matrix.json") if comm.rank == 0 else None
+    if kept:
+        kept.cells[cell("int8").key] = Result("begun", attempts=1)  # the ranks ended in it
+        kept.cells[cell("bf16").key] = Result("begun", attempts=2)  # and twice in this one
+        write_matrix(folder / "matrix.json", kept)
+    comm.Barrier()
+    wanted = [cell(), cell("int8"), cell("bf16")]
+    matrix = run(comm, folder, wanted, EXTENT, "again", said.append)
+    if comm.rank == 0:
+        assert len(said) == 3 and "int8" in said[1] and "bf16" in said[2]
+        assert matrix.cells[cell().key] == kept.cells[cell().key]
+    assert matrix.cells[cell("int8").key].state == "done"
+    assert matrix.cells[cell("int8").key].attempts == 2
+    assert matrix.cells[cell("bf16").key].why == "the ranks ended in it 2 times"
+    with pytest.raises(ConfigError, match="3 steps and 60 s a cell, not of"):
+        run(comm, folder, wanted, Extent(4, 60.0), "again")
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_of_all(comm, folder):
+    if comm.rank == 0:
+        folder.write_text("a file")
+    comm.Barrier()
+    with pytest.raises(ConfigError, match="--out: "):
+        run(comm, folder, [cell()], EXTENT, "again")
+
+
+def test_a_job_that_sends_in_other_ways_is_refused_on_a_link(comm):
+    job = load(Path("digits_mlp"), ["parallel.checksums=true"])
+    with (
+        Communicator(comm, transport=delayed(THIN)) as linked,
+        pytest.raises(ConfigError, match="messages with checksums arrive at once"),
+    ):
+        Trainer(linked, job)

@@ -1,0 +1,101 @@
+"""A slower link: what its text says, and when messages leave and arrive on it."""
+
+from math import inf
+
+import numpy as np
+import pytest
+
+pytest.importorskip("mpi4py")
+from collectives.calls.settings import Settings
+from collectives.execution.transport.checked import CheckedTransport
+from collectives.execution.transport.delayed import Adapter, DelayedTransport, Link, delayed
+
+
+@pytest.mark.parametrize(
+    ("text", "latency", "bandwidth"),
+    [
+        ("cluster", (1e-6, 1e-6), 100e9),
+        ("home", (1e-3, 10e-3), 100e6),
+        ("far", (0.162, 0.2), 100e6),
+        ("latency=100ms,bandwidth=100Mb/s", (0.1, 0.1), 1e8),
+        ("bandwidth=2.5Gb/s", (0.0, 0.0), 2.5e9),
+        ("latency=1ms..10ms", (1e-3, 1e-2), inf),
+        ("home, latency=20us", (2e-5, 2e-5), 100e6),
+        ("latency=2s,bandwidth=64kb/s", (2.0, 2.0), 64e3),
+    ],
+)
+def test_texts(text, latency, bandwidth):
+    link = Link.read(text)
+    assert link.latency == pytest.approx(latency) and link.bandwidth == bandwidth
+    again = Link.read(str(link))
+    assert again.latency == pytest.approx(latency) and again.bandwidth == bandwidth
+
+
+@pytest.mark.parametrize(
+    "text", ["", "moon", "latency=1", "latency=-1ms", "bandwidth=100MB/s", "far,home", "speed=1s",
+             "bandwidth=0Mb/s", "latency=9ms..1ms"],
+)  # fmt: skip
+def test_texts_that_are_none(text):
+    with pytest.raises(ValueError, match=r"is no part of a link|must be above 0|the least first"):
+        Link.read(text)
+
+
+def test_what_is_sent_leaves_one_after_the_other():
+    adapter = Adapter(Link((0.5, 0.5), 8000.0))
+    assert adapter.send(1000, 10.0) == (11.0, 11.5)
+    assert adapter.send(500, 10.25) == (11.5, 12.0)
+    assert adapter.send(500, 20.0) == (20.5, 21.0)
+
+
+def test_what_comes_at_the_same_time_arrives_one_after_the_other():
+    adapter = Adapter(Link((0.5, 0.5), 8000.0))
+    assert adapter.receive(1000, 11.5) == 11.5
+    assert adapter.receive(1000, 11.5) == 12.5
+    assert adapter.receive(500, 20.0) == 20.0
+    # It was seen late, and was there before the last one.
+    assert adapter.receive(1000, 14.0) == 14.0
+    assert adapter.receive(0, 1.0) == 1.0
+
+
+def test_the_wait_is_never_shorter_than_the_link_takes():
+    """Of drawn messages: due after latency and bytes, and never more bytes than the link has."""
+    rng = np.random.default_rng(1)
+    sender, receiver = Adapter(Link((0.01, 0.05), 8e4)), Adapter(Link((0.01, 0.05), 8e4))
+    now, first, total, last = 0.0, 0.0, 0, 0.0
+    for _ in range(40):
+        now += float(rng.uniform(0, 0.02))
+        nbytes = int(rng.integers(0, 500))
+        left, due = sender.send(nbytes, now)
+        assert left >= now + nbytes / 1e4 - 1e-12
+        assert left + 0.01 <= due <= left + 0.05
+        there = receiver.receive(nbytes, due)
+        assert there >= due - 1e-12
+        total += nbytes
+        last = max(last, there)
+    assert last - first >= total / 1e4
+
+
+def test_a_link_is_one_class():
+    assert delayed("far") is delayed(Link((0.162, 0.2), 100e6))
+    assert delayed("far") is not delayed("home")
+    assert issubclass(delayed("far"), DelayedTransport) and not DelayedTransport.has_checksums
+
+
+def settings():
+    return Settings.given("auto", None, None, None, None, None, False)
+
+
+def test_the_environment_names_a_link(monkeypatch):
+    monkeypatch.delenv("COLLECTIVES_CHECKSUMS", raising=False)
+    monkeypatch.setenv("COLLECTIVES_LINK", "latency=100ms,bandwidth=100Mb/s")
+    assert settings().transport is delayed("latency=100ms,bandwidth=100Mb/s")
+    assert settings().needs_messages and not settings().has_checksums
+    monkeypatch.setenv("COLLECTIVES_LINK", "wormhole")
+    with pytest.raises(ValueError, match=r"^COLLECTIVES_LINK='wormhole': 'wormhole' is no part of"):
+        settings()
+    monkeypatch.setenv("COLLECTIVES_LINK", "far")
+    monkeypatch.setenv("COLLECTIVES_CHECKSUMS", "1")
+    with pytest.raises(ValueError, match="unset one of the two"):
+        settings()
+    monkeypatch.delenv("COLLECTIVES_LINK")
+    assert settings().transport is CheckedTransport
