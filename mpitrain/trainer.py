@@ -1,475 +1,47 @@
-"""A job on any layout of ranks: its parts, and a step; :mod:`mpitrain.run` has the loop."""
+"""A step of a job on any layout of ranks; :mod:`mpitrain.run` has the loop."""
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from itertools import islice
-from math import lcm, nan
-from pathlib import Path
+from math import nan
 from time import perf_counter
-from typing import ClassVar, cast
+from typing import cast
 
 import numpy as np
 from mpi4py import MPI
 from msgspec import UNSET, UnsetType
 
-from collectives import CheckedTransport, Communicator, CorruptMessage
-from mpitrain import build, groups, models, nn
-from mpitrain.arena import Arena
+from collectives import CorruptMessage
+from mpitrain import nn
 from mpitrain.arrays import Array
 from mpitrain.batches import MicroBatches
-from mpitrain.config import Config, ConfigError, expect_on_link
-from mpitrain.data import DataError, Dataset, Sampler, load
-from mpitrain.data.everywhere import load_on_all
-from mpitrain.data.own import Own
-from mpitrain.data.stream import Streamed
-from mpitrain.feed import Feed, Held
-from mpitrain.fitting import expect_fitting, initial, named_metrics
-from mpitrain.group import TensorGroup
-from mpitrain.groups import Grouping
-from mpitrain.ledger import Ledger, Noted, nonfinite
-from mpitrain.lr import Factor, Schedule, Table, learning_rate, scaled_rate, tabulated
+from mpitrain.data import DataError
+from mpitrain.feed import Held
+from mpitrain.ledger import Noted, nonfinite
+from mpitrain.lr import learning_rate, scaled_rate
 from mpitrain.metrics import Overlap, Round, Skipped, Step, Straggler, Synced, Times
-from mpitrain.objective import Loss
-from mpitrain.objective.metrics import Metric
-from mpitrain.optim import Optimizer
-from mpitrain.parallel.grid import Place, ProcessGrid, shared_name
 from mpitrain.parallel.replicas import check_replicas
 from mpitrain.parallel.replicated import Replicated
-from mpitrain.parallel.store import Store
 from mpitrain.parallel.summation import Dense
-from mpitrain.parallel.trial import Trial
-from mpitrain.pipeline.actions import Pipeline
-from mpitrain.pipeline.messages import Spec
-from mpitrain.pipeline.replay import Report
-from mpitrain.pipeline.runtime import Latest, Runner, Span, no_span, reads
+from mpitrain.pipeline.runtime import Latest, reads
 from mpitrain.pipeline.window import Window
-from mpitrain.precision import CastWeights, LossScale, compute_type
-from mpitrain.stage import LayerStage, Stage
-from mpitrain.stop import StopFlag
-from mpitrain.stragglers import Busy
-from mpitrain.sync import EveryStep, Progressing, Strategy, Workers
-from mpitrain.sync.workers import layer_numbers
-from mpitrain.together import ClosedTogether, together
-from mpitrain.update import AVERAGE, Agreed, NonFinite, Told, Updater
-from mpitrain.watch import Watch
+from mpitrain.placed import Placed
+from mpitrain.sync import Progressing
+from mpitrain.update import AVERAGE, Agreed, NonFinite, Told
 
 
-class Trainer(ClosedTogether):
+class Trainer(Placed):
     """Trains a job's model on the ranks of ``comm``, in the layout that the job asks for.
 
     Every layout computes the same global mean loss and gradient as one process, up to rounding;
     what several ranks hold stays the same bit by bit, which is checked before the first step and
     after every epoch.
-
-    Use it in a ``with`` statement, or call :meth:`close`.  All methods are collective.
-
-    Attributes:
-        config: the job.
-        grid: who does what.
-        data: what is trained and tested on, the same on all ranks.
-        data_digest: digest of the data.
-        sampler: the order of samples.
-        model: all of it, of which this rank has :attr:`layers`.
-        layers: names of the own layers.
-        store: their parameters and gradients.
-        summation: how gradients are summed over replicas.
-        strategy: when replicas talk.
-        state: what they keep besides, by name.
-        updater: how parameters follow gradients.
-        partition: which layers each stage has.
-        watch: what tests have shown so far.
-        span: records what is done when.
-        compute_type: type of activations.
-        steps_done: steps since the beginning, those that were skipped included.
-        stopping: whether a rank was asked to stop; all ranks know.
-        updates_per_step: updates of the parameters in a step, at most, since the beginning.
     """
-
-    #: Whether it is for jobs with servers.
-    serves: ClassVar[bool] = False
-    #: Whether it is for jobs with clients.
-    federates: ClassVar[bool] = False
-
-    def __init__(
-        self,
-        comm: Communicator,
-        config: Config,
-        *,
-        span: Span = no_span,
-        stop: StopFlag | None = None,
-        data: Dataset | None = None,
-        layers: Mapping[str, nn.Layer] | None = None,
-        loss: Loss | None = None,
-        metrics: Mapping[str, Metric] | None = None,
-        optimizer: Optimizer | None = None,
-        grouping: Grouping | None = None,
-        schedule: Factor | Schedule | None = None,
-        before_step: Callable[["Trainer"], None] | None = None,
-    ) -> None:
-        """Load the data, initialise the parameters from the seed, bind the communication.
-
-        Args:
-            comm: as many ranks as the job's layout has.
-            config: the job.
-            span: records what is done when.
-            stop: asks to stop after a step.
-            data, layers, loss, metrics, optimizer: one's own, in the place of what the [data],
-                [model], [loss], [evaluate] and [optim] tables name.  Data, and the values that
-                layers bring, are the same on all ranks, which is checked.
-            grouping: how each parameter is updated, by its name; without, as ``optim.groups`` says.
-            schedule: one's own, in the place of ``optim.schedule`` and ``optim.warmup_epochs``:
-                ``schedule(step)`` is what the scaled rate is multiplied by in a step, counted from
-                0, as of torch's LambdaLR, with ``optim.schedule_by = "epoch"`` in an epoch.  Rank 0
-                calls it for all steps of the run, before the first one.
-            before_step: called before each step, on each rank.
-
-        Raises:
-            ConfigError: a value of the job does not fit the data, the ranks or the memory, or the
-                model's outputs do not fit the loss.
-            DataError: on all ranks: one of them cannot read the data, or has other samples.
-            ReplicaMismatch: on all ranks, if ``layers`` bring different values.
-            collectives.UnknownAlgorithm: an option of the all-reduce does not fit the ranks.
-        """
-        if config.federated.clients and not self.federates:
-            raise ConfigError(
-                f"federated.clients = {config.federated.clients}: mpitrain.federated.Trainer and "
-                "mpitrain train have clients; set it to 0 here"
-            )
-        self.comm = comm
-        if comm.delays_messages:
-            expect_on_link(config)
-        if config.parallel.checksums and not comm.checks_messages:
-            self.comm = Communicator(comm, transport=CheckedTransport)
-        self._traffic = self.comm.traffic or self.comm.count_traffic()
-        self._moved_before = self._traffic.sent, self._traffic.shared
-        if bool(config.server.ranks or config.server.hogwild) != self.serves:
-            raise ConfigError(
-                "server: a job with servers is trained by mpitrain.server.ServedTrainer, one with "
-                "hogwild by HogwildTrainer, and no other job is"
-            )
-        self.config = config
-        self.span = span
-        self._stop = stop or StopFlag()
-        self.stopping = False
-        self._layers = layers
-        self._loss = loss
-        self._optimizer = optimizer or build.optimizer(config.optim)
-        self._grouping = grouping
-        self._before_step = before_step
-        self._busy = Busy()
-        self.updates_per_step = 1
-        self.data, self.data_digest = load_on_all(
-            comm, lambda: data or load(config.data, config.run.dtype), config.data.path
-        )
-        samples = len(self.data.train)
-        if config.train.batch_size > samples:
-            raise ConfigError(
-                f"train.batch_size = {config.train.batch_size} must be at most {samples}, the "
-                "number of training samples"
-            )
-        self.sampler = Sampler(
-            samples,
-            config.train.batch_size,
-            config.run.seed,
-            shuffles=not isinstance(self.data.train, Streamed),
-        )
-        self._table = self._tabulate(schedule)
-        self._open_grid()
-        self.metrics = (
-            metrics
-            if metrics is not None
-            else named_metrics(
-                config, self.data, self.model, self._outputs, own_loss=loss is not None
-            )
-        )
-        self.watch = Watch(config, self.metrics)
-        self._place_parameters()
-        self._bind_pipeline()
-        self.scale = LossScale(
-            config.run.loss_scale,
-            config.run.loss_scale_window,
-            enabled=config.run.compute == "float16",
-        )
-        self.steps_done = 0
-        self._trial = self._begin_trial()
-        self._found_overlap: Overlap | None = None
-        self._lap = perf_counter()
-        #: How many gradients there are; each is of its worker's samples, as many times larger.
-        self._workers = self.grid.layout.replicas[0] if config.sync.drifts else 1
-        self._drift = 0.0
-        #: Steps of workers that tell each other of them later.
-        self._ledger: Ledger | None = None
-        if config.sync.agree > 1:
-            self._ledger = Ledger(self.comm, self._workers, config.sync.agree)
-
-    def _tabulate(self, schedule: Factor | Schedule | None) -> Table | None:
-        """A schedule of one's own, rank 0's on all ranks."""
-        optim = self.config.optim
-        if schedule is None:
-            if optim.schedule_by != "step":
-                raise ConfigError(
-                    f"optim.schedule_by = {optim.schedule_by!r} is of a schedule of one's own, and "
-                    "there is none; leave it out"
-                )
-            return None
-        if optim.schedule != "constant" or optim.warmup_epochs:
-            raise ConfigError(
-                f"optim.schedule = {optim.schedule!r} with optim.warmup_epochs = "
-                f"{optim.warmup_epochs:g}: a schedule of one's own takes the place of both; leave "
-                "them out"
-            )
-        steps = self.sampler.steps_per_epoch if optim.schedule_by == "epoch" else 1
-        rows = -(-self.total_steps // steps)
-
-        def made() -> Table | None:
-            if self.comm.rank > 0:
-                return None
-            if isinstance(schedule, Schedule):
-                return replace(schedule.table(rows), steps=steps)
-            return Table(tabulated(schedule, rows)[:, None], steps)
-
-        table: Table = self.comm.bcast(together(self.comm, made, ConfigError))
-        return table
-
-    def _open_grid(self) -> None:
-        layout = build.layout(self.config, self.comm.size)
-        outline = models.build(self.config, self.data, layers=self._layers, loss=self._loss)
-        self._outputs = expect_fitting(outline, self.data)
-        self.partition = build.partition(self.config, outline, layout.stages)
-        self._shared = build.shared_stages(outline, self.partition)
-        self.grid = ProcessGrid(self.comm, layout, self._shared.values())
-        self.model = models.build(
-            self.config,
-            self.data,
-            self.grid.tensor,
-            self._spread(),
-            self._layers,
-            self._loss,
-        )
-        brought = nn.Chain(self.model.layers).brought()
-        check_replicas(self.comm, [(self.comm, brought)], "in the layers that they were given")
-
-    def _spread(self) -> TensorGroup:
-        """The ranks over which embedding tables are spread."""
-        return TensorGroup(self.grid.data)
-
-    def _place_parameters(self) -> None:
-        config, stage = self.config, self.grid.place.stage
-        chunks = self.partition.of_stage(stage)
-        self.layers = [name for chunk in chunks for name in chunk]
-        self.arena = Arena(
-            {name: self.model.layers[name] for name in self.layers},
-            self.model.shapes(self.layers),
-            self.grid.tensor,
-            {n: shared_name(stages) for n, stages in self._shared.items() if stage in stages},
-            self._spread(),
-        )
-        flat = together(
-            self.comm,
-            lambda: initial(config.run, self.model, self.arena, self.layers),
-            ConfigError,
-        )
-        self._column: Communicator | None = None
-        self.store = self._hold(flat)
-        folder = config.parallel.offload
-        offload = build.mapped(Path(folder), self.comm.rank) if folder else None
-        grouping = self._grouped()
-        self.updater = Updater(
-            self.grid,
-            self.store,
-            self._optimizer,
-            grouping,
-            offload,
-            config.optim.average,
-            self._column,
-        )
-        self.strategy = self._strategy()
-
-    def _strategy(self) -> Strategy:
-        config, store = self.config, self.store
-        if not isinstance(store, Replicated) or config.sync.kind == "every_step":
-            return EveryStep()  # the configuration has refused other stores
-        if config.sync.kind == "quorum" and (
-            config.data.workers or isinstance(self.data.train, Own)
-        ):
-            raise ConfigError(
-                "sync.kind: all ranks meet where samples are read that might not be readable, and "
-                "quorum waits for some only; set data.workers = 0 and take data of a job file, or "
-                "kind = 'every_step'"
-            )
-        replica = self.grid.place.replica
-        workers = Workers(
-            comm=self.grid.data,
-            arena=self.arena,
-            layer_of=layer_numbers(self.model),
-            layers=len(self.model.layers),
-            parameters=store.parameters,
-            gradients=store.gradients,
-            pieces=store.pieces,
-            state=self.updater.state,
-            counted=self.updater.counted(),
-            summation=lambda: build.summation(config, replica),
-            dense=build.dense(config),
-            agrees_late=config.sync.agree > 1,
-        )
-        found = build.strategy(config, workers)
-        store.algorithm, store.reason = found.algorithm, found.reason
-        return found
-
-    def _hold(self, flat: Array) -> Store:
-        """What holds the parameters, which begin as ``flat``."""
-        summed, replica, allocate = self.grid.groups, self.grid.place.replica, self.grid.data.empty
-        why = ""
-        if self.config.sync.kind != "every_step":
-            summed, self._column = self.grid.within()
-        if self.config.compress.codec == "auto":
-            self.config, why = build.choose_codec(
-                self.comm, self.config, summed, self.arena, replica, allocate
-            )
-        reduction = build.reduction(self.config, summed, replica)
-        self.summation = reduction.summation
-        store = build.store(self.config, self.arena, flat, reduction, allocate)
-        if why:
-            store.reason = f"{store.reason}; compress.codec = 'auto' is {why}"
-        return store
-
-    def _grouped(self) -> Grouping:
-        """How each parameter is updated."""
-        names = self.model.names()
-        found = self._grouping or groups.by_name(self.config.optim, self._optimizer, names)
-        if self._table and self._table.options is not None:
-            found = groups.scheduled(found, self._table)
-        return found
-
-    def _bind_pipeline(self) -> None:
-        config, grid = self.config, self.grid
-        self.state = self._state()
-        self._replicas = TensorGroup(grid.data)
-        self.parts = config.train.micro_batches * lcm(*grid.layout.replicas)
-        self.compute_type = compute_type(config.run.compute, config.run.dtype)
-        narrow = config.run.compute != "same"
-        self._cast = CastWeights(self.store, self.compute_type) if narrow else None
-        self.weights = self._cast or self.store
-        self._stages: list[Stage] = []
-        first = 0
-        for chunk in self.partition.of_stage(grid.place.stage):
-            own = [self.model.layers[name] for name in chunk]
-            self._stages.append(LayerStage(own, first, chunk))
-            first += len(chunk)
-        kind = self.data.input_dtype
-        self._inputs = Spec(self.data.input_shape, self.compute_type if kind.kind == "f" else kind)
-        self._examine()
-        self._schedules: dict[int, tuple[Pipeline, Report]] = {}
-        self._runners: dict[int, Runner] = {}
-        self.runner()
-        stage, last = grid.place.stage, grid.layout.stages - 1
-        self.feed = Feed(
-            self.comm,
-            self.data,
-            workers=config.data.workers,
-            most=config.train.batch_size,
-            reads=stage in (0, last),
-        )
-
-    def _examine(self) -> None:
-        """Take two samples through layers that must show whether they are pure functions.
-
-        Raises:
-            ConfigError: on all ranks, what a layer of one of them has shown.
-        """
-        if not any(layer.verdict() for layer in self.model.layers.values()):
-            return
-        layout, place = self.grid.layout, self.grid.place
-        x: Array | None = None
-
-        def passed(stage: Stage, given: Array | None) -> Array:
-            if given is None:
-                given = self.data.train[:2].inputs
-                if given.dtype.kind == "f":
-                    given = given.astype(self.compute_type)
-            found, _ = stage.forward(self.weights, given)
-            return found
-
-        for virtual in range(len(self.partition.layers)):
-            chunk, own = divmod(virtual, layout.stages)
-
-            def act(chunk: int = chunk, own: int = own, given: Array | None = x) -> Array | None:
-                return passed(self._stages[chunk], given) if place.stage == own else None
-
-            y = together(self.comm, act, ConfigError, DataError, RuntimeError, TypeError)
-            x = self.comm.bcast(y, layout.rank(Place(own, 0, 0)))
-        for name in self.layers:
-            if verdict := self.model.layers[name].verdict():
-                verdict.deferred = True
-
-    def _faults(self) -> list[ValueError]:
-        verdicts = (self.model.layers[name].verdict() for name in self.layers)
-        return [verdict.fault for verdict in verdicts if verdict and verdict.fault]
-
-    def expect_pure(self) -> None:
-        """Collective.
-
-        Raises:
-            ConfigError: on all ranks, what a layer of one of them has shown in a forward pass.
-        """
-
-        def act() -> None:
-            for fault in self._faults():
-                raise fault
-
-        together(self.comm, act, ConfigError)
-
-    def _state(self) -> dict[str, Array]:
-        """What the own layers keep besides their parameters.
-
-        Raises:
-            ConfigError: it would depend on the layout.
-        """
-        whole = nn.Chain(self.model.layers).state(self.config.run.dtype)
-        kind = self.config.sync.kind
-        if whole and kind != "every_step" and self.grid.layout.replicas[0] > 1:
-            raise ConfigError(
-                f"sync.kind: batch norm takes all workers forward together, and those of {kind} "
-                "are at different samples; take group or layer norm, or set kind = 'every_step'"
-            )
-        if whole and len(set(self.grid.layout.replicas)) > 1:  # on all ranks, whoever has it
-            raise ConfigError(
-                "parallel.replicas: batch norm takes the replicas of all stages forward together; "
-                "give each stage as many"
-            )
-        own = tuple(f"{name}." for name in self.layers)
-        return {name: values for name, values in whole.items() if name.startswith(own)}
-
-    def context(self, indices: Array | None = None) -> nn.Context:
-        """What layers see of a micro-batch of these training samples; of tests without them."""
-        if indices is None:
-            return nn.Context(state=self.state)
-        return nn.Context(
-            True, self.config.run.seed, self.steps_done, indices, self._replicas, self.state
-        )
-
-    @property
-    def layout(self) -> str:
-        """How the ranks are arranged, for people."""
-        return str(self.grid.layout)
-
-    @property
-    def total_steps(self) -> int:
-        """Steps of the whole run."""
-        train = self.config.train
-        every = train.epochs * self.sampler.steps_per_epoch
-        return min(train.steps, every) if train.steps else every
 
     def stop_reason(self) -> str:
         """Why a rank was asked to stop."""
         return next(filter(None, self.comm.allgather(self._stop.reason)), "no reason")
-
-    def refresh(self) -> None:
-        """The pieces' parameters were replaced: all ranks see them now."""
-        self.store.publish()
-        if self._cast:
-            self._cast.forget()
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -556,7 +128,6 @@ class Trainer(ClosedTogether):
 
         return self.feed.batches("train", epoch, batches, size, self.parts, own)
 
-    # Overflow ends in a loss that is not finite, which all ranks report together.
     @np.errstate(over="ignore", invalid="ignore")
     def step(self, epoch: int, batch: Array, held: Held | None = None) -> Step | Skipped | None:
         """Train on a batch: one update.
@@ -644,27 +215,6 @@ class Trainer(ClosedTogether):
                 zip(batches, window.agree(own, done), strict=True)
             )
         ]
-
-    def runner(self, steps: int = 1) -> Runner:
-        """The pipeline for so many steps without draining."""
-        if steps not in self._runners:
-            pipeline, report = self._schedule(steps)
-            self._runners[steps] = Runner(
-                self.comm,
-                self.grid.layout,
-                pipeline,
-                report,
-                self._stages,
-                self.weights,
-                self._inputs,
-                span=self.span,
-            )
-        return self._runners[steps]
-
-    def _schedule(self, steps: int) -> tuple[Pipeline, Report]:
-        if steps not in self._schedules:
-            self._schedules[steps] = build.schedule(self.config, self.grid.layout, steps)
-        return self._schedules[steps]
 
     def _rate(self, steps_done: int) -> float:
         optim, train = self.config.optim, self.config.train
@@ -864,15 +414,6 @@ class Trainer(ClosedTogether):
             replicas.append((self.grid.data, anchors))
         check_replicas(self.comm, replicas, when)
 
-    def _begin_trial(self) -> Trial | None:
-        """Of ``parallel.overlap = "auto"``, if a rank has sums that could overlap; collective."""
-        parallel = self.config.parallel
-        if parallel.overlap != "auto" or parallel.schedule == "asynchronous":
-            return None
-        if self.config.sync.kind != "every_step":  # sums inside of a worker alone
-            return None
-        return Trial() if self.comm.allreduce(self.store.set_overlap(True), MPI.LOR) else None
-
     def _try_overlap(self, seconds: float) -> None:
         """A step lasted so long on all ranks together, which all of them know."""
         trial = self._trial
@@ -895,14 +436,6 @@ class Trainer(ClosedTogether):
     def times(self) -> Times:
         """Where the time of each rank went since the start."""
         return self._busy.times(self.comm, self.grid.place.stage, self.grid.place.tensor)
-
-    def close(self) -> None:
-        """Free what was bound to communicators."""
-        self.feed.close()
-        self.strategy.quiesce()
-        self.strategy.close()
-        self.store.close()
-        self.grid.close()
 
     def _source(self, epoch: int, batches: list[Array], held: Held | None) -> MicroBatches:
         if held is None:

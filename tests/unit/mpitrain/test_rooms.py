@@ -19,6 +19,7 @@ FLOORS = (
     {"ledger", "profiles", "sync"},
     {"pipeline"},
     {"build", "feed", "fitting", "report"},
+    {"placed"},
     {"trainer"},
     {"adapters", "checkpoint", "evaluation", "server"},
     {"chaos", "find_lr", "run"},
