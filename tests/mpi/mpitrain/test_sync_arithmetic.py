@@ -280,8 +280,10 @@ def test_the_optimisers_state_is_averaged_where_that_is_asked_for(comm):
         strategy.after_step(step)
         direction = momentum.prepare(expected, mean_gradient(comm, step), velocity, step + 1)
         momentum.apply(expected, direction, velocity, RATE)
-        np.testing.assert_array_equal(own.parameters, expected)
-        np.testing.assert_array_equal(own.state[0]["velocity"], velocity["velocity"])
+        # The mean velocity is no multiple of the workers: on 3 and 5 its parts round.
+        close = dict(rtol=0, atol=0 if comm.size in (2, 4, 8) else 1e-12)
+        np.testing.assert_allclose(own.parameters, expected, **close)
+        np.testing.assert_allclose(own.state[0]["velocity"], velocity["velocity"], **close)
     strategy.close()
 
 
