@@ -7,13 +7,10 @@ Renggli, Ashkboos, Aghagolzadeh, Alistarh, Hoefler: "SparCML: high-performance s
 for machine learning", SC 2019 (their SSAR_Recursive_double, with the switch of their DSAR).
 """
 
-import operator
-import sys
-import zlib
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,33 +18,17 @@ from mpi4py import MPI
 
 from collectives.algorithms.butterfly import Fold
 from collectives.calls.engine import Engine
+from collectives.calls.pairs import agreed
 from collectives.coded import Part, Phased
 from collectives.communicator import Communicator
-from collectives.errors import CollectiveError, InvalidBuffer, MismatchError
+from collectives.errors import CollectiveError
 from collectives.execution.messages import TAGS_PER_PLAN
+from collectives.execution.pairs import Array, Stream, add
 from collectives.execution.traffic import Traffic
 from collectives.execution.transport import Bytes, Envelope
 
-Array = npt.NDArray[Any]
-
-_INDEX_TYPES = (np.dtype(np.uint32), np.dtype(np.uint64))
 #: In the header of a message, where the number of pairs would be: the vector follows.
 _DENSE = -1
-#: Room for the reason why a rank refuses its arguments.
-_REASON_BYTES = 256
-_COMPARED = ("length", "dense_at", "type of the values", "type of the indices")
-
-
-class Stream(NamedTuple):
-    """A vector as pairs, or, with ``indices`` ``None``, as it is.
-
-    Attributes:
-        indices: shape (pairs,), uint32 or uint64, rising.
-        values: shape (pairs,), or (length,).
-    """
-
-    indices: Array | None
-    values: Array
 
 
 def sparse_allreduce(
@@ -88,7 +69,7 @@ def sparse_allreduce(
         MismatchError: on all ranks, if they differ in length, types or ``dense_at``.
     """
     with _engine(comm) as engine:
-        mine, length, limit = _agreed(engine, indices, values, length, dense_at, traffic)
+        mine, length, limit = agreed(engine, indices, values, length, dense_at, traffic)
         assert mine.indices is not None, "callers give pairs"
         types = mine.indices.dtype, mine.values.dtype
         tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767
@@ -132,7 +113,7 @@ class SparseAllreduce(Phased):
         """
         with _engine(comm) as engine:
             nothing = np.empty(0, np.uint32), np.empty(0, dtype)
-            mine, size, limit = _agreed(engine, *nothing, length, dense_at, traffic)
+            mine, size, limit = agreed(engine, *nothing, length, dense_at, traffic)
             lane = engine.lane()
         types = nothing[0].dtype, mine.values.dtype
         tag = (lane.number + 1) * TAGS_PER_PLAN
@@ -216,49 +197,16 @@ def _recursive_doubling(exchange: "_Exchange", mine: Stream) -> _Steps:
         return (yield from exchange.receive(rank - 1))
     if fold.is_doubled(rank):
         theirs = yield from exchange.receive(rank + 1)
-        held = exchange.form(_sum(held, theirs))
+        held = exchange.form(add(held, theirs))
     for k in range(fold.dimensions):
         peer = fold.rank(fold.vertex(rank) ^ (1 << k))
         sending = exchange.send(peer, held)
         theirs = yield from exchange.receive(peer)
         yield sending
-        held = exchange.form(_sum(held, theirs) if rank < peer else _sum(theirs, held))
+        held = exchange.form(add(held, theirs) if rank < peer else add(theirs, held))
     if fold.is_doubled(rank):
         yield exchange.send(rank + 1, held)
     return held
-
-
-def _sum(left: Stream, right: Stream) -> Stream:
-    """The sum of two vectors; pairs only if both are."""
-    if left.indices is not None and right.indices is not None:
-        return _merged(left.indices, left.values, right.indices, right.values)
-    if left.indices is not None:
-        total = right.values.copy()
-        total[left.indices] = left.values + total[left.indices]
-        return Stream(None, total)
-    if right.indices is not None:
-        total = left.values.copy()
-        total[right.indices] += right.values
-        return Stream(None, total)
-    return Stream(None, left.values + right.values)
-
-
-def _merged(left: Array, left_values: Array, right: Array, right_values: Array) -> Stream:
-    """Two rising lists made one, with the values of an index that is in both added.
-
-    Cost: linear, as a stable sort of two runs is a merge.  Of two that are equal the left one
-    comes first, which keeps the order of the operands.
-    """
-    indices = np.concatenate([left, right])
-    order = np.argsort(indices, kind="stable")
-    indices = indices[order]
-    values = np.concatenate([left_values, right_values])[order]
-    again = np.zeros(len(indices), bool)
-    np.equal(indices[1:], indices[:-1], out=again[1:])
-    second = np.flatnonzero(again)
-    values[second - 1] += values[second]
-    kept = np.flatnonzero(~again)
-    return Stream(indices[kept], values[kept])
 
 
 class _Exchange:
@@ -345,89 +293,3 @@ def _engine(comm: MPI.Intracomm) -> Iterator[Engine]:
         ours.close()
         raise
     ours.close()
-
-
-def _agreed(
-    engine: Engine,
-    indices: object,
-    values: object,
-    length: object,
-    dense_at: object,
-    traffic: object,
-) -> tuple[Stream, int, int]:
-    """This rank's pairs, the length, and the most pairs that travel as such, once no rank refuses
-    its arguments."""
-    refused: Exception | None = None
-    told = np.full(1 + 2 * len(_COMPARED), np.iinfo(np.int64).min)
-    try:
-        mine, size, limit = _read(indices, values, length, dense_at, traffic)
-        assert mine.indices is not None, "callers give pairs"
-        kinds = [zlib.crc32(array.dtype.name.encode()) for array in (mine.values, mine.indices)]
-        numbers = np.array([size, limit, *kinds])
-        told[:] = [0, *numbers, *-numbers]
-    except Exception as error:  # whatever it is: the others are waiting
-        refused = error
-        told[0] = engine.channel.size - engine.channel.rank
-    engine.complete(engine.channel.Iallreduce(MPI.IN_PLACE, told, MPI.MAX))
-    if told[0]:
-        known = isinstance(refused, InvalidBuffer)
-        reason = str(refused) if known else f"{type(refused).__name__}: {refused}"
-        _raise_all(engine, engine.channel.size - int(told[0]), reason)
-    most, least = told[1 : 1 + len(_COMPARED)], -told[1 + len(_COMPARED) :]
-    for what, highest, lowest in zip(_COMPARED, most, least):
-        if highest != lowest:
-            numbers_differ = f": {lowest} to {highest}" if what in ("length", "dense_at") else ""
-            raise MismatchError(f"the ranks' sparse_allreduce differ in {what}{numbers_differ}")
-    return mine, size, limit
-
-
-def _raise_all(engine: Engine, rank: int, reason: str) -> None:
-    """Raises what ``rank`` has to say on all ranks."""
-    text = np.zeros(_REASON_BYTES, np.uint8)
-    encoded = reason.encode()[:_REASON_BYTES]
-    text[: len(encoded)] = list(encoded)
-    engine.complete(engine.channel.Ibcast(text, rank))
-    raise InvalidBuffer(f"rank {rank}: {text.tobytes().rstrip(bytes(1)).decode(errors='replace')}")
-
-
-def _read(
-    indices: Any, values: Any, length: object, dense_at: object, traffic: object
-) -> tuple[Stream, int, int]:
-    """Understands one rank's arguments; raises :class:`InvalidBuffer`, or what NumPy raises."""
-    size = _whole_number("length", length)
-    most = size if dense_at is None else _whole_number("dense_at", dense_at)
-    if not isinstance(traffic, Traffic | None):
-        raise InvalidBuffer(f"traffic is a Traffic, not a {type(traffic).__name__}")
-    at, given = np.array(indices), np.array(values)  # copies, so that no result is the caller's
-    if at.ndim != 1 or at.shape != given.shape:
-        raise InvalidBuffer(
-            f"indices and values are lists of the same length, not of shapes {at.shape} and "
-            f"{given.shape}"
-        )
-    if at.dtype not in _INDEX_TYPES:
-        raise InvalidBuffer(f"indices are of type {at.dtype}; convert them to uint32 or uint64")
-    number = given.dtype.kind in "fc" or (given.dtype.kind == "V" and given.dtype.type != np.void)
-    if not number or not given.dtype.isnative:
-        raise InvalidBuffer(f"values are of type {given.dtype}; convert them to floating point")
-    if size * given.itemsize > sys.maxsize:
-        raise InvalidBuffer(f"a vector of {size} values of {given.dtype} has too many bytes")
-    falling = np.flatnonzero(at[1:] <= at[:-1])
-    if falling.size:
-        k = int(falling[0])
-        if at[k] == at[k + 1]:
-            raise InvalidBuffer(f"index {at[k]} comes twice; add its values up first")
-        raise InvalidBuffer(f"index {at[k + 1]} comes after {at[k]}; sort the pairs by index")
-    if at.size and int(at[-1]) >= size:
-        raise InvalidBuffer(f"index {at[-1]} lies outside of a vector of {size} values")
-    pair = at.itemsize + given.itemsize
-    limit = size * given.itemsize // pair if dense_at is None else min(most, size)
-    return Stream(at, given), size, limit
-
-
-def _whole_number(name: str, value: object) -> int:
-    if isinstance(value, bool | np.bool_) or not isinstance(value, SupportsIndex):
-        raise InvalidBuffer(f"{name} is {value!r}, of type {type(value).__name__}; give an integer")
-    number = operator.index(value)
-    if not 0 <= number <= sys.maxsize:
-        raise InvalidBuffer(f"{name} cannot be {number}; it lies in 0..{sys.maxsize}")
-    return number
