@@ -32,13 +32,13 @@ METHODS: Mapping[str, tuple[str, ...]] = {
     "int8": ("compress.codec=int8",),
     "powersgd": ("compress.codec=powersgd:rank=4",),
     "topk": ("compress.codec=topk:keep=0.01",),
-    "dgc": ("compress.codec=dgc:keep=0.05",),
+    "dgc": ("compress.codec=dgc:keep=0.05,masking=false",),
     "sign": ("compress.codec=sign",),
     "auto": ("compress.codec=auto",),
     "local": ("sync.kind=local", "sync.period=8", "sync.agree=8"),
     "diloco": (
         "sync.kind=local", "sync.period=8", "sync.agree=8",
-        "sync.outer=nesterov:lr=0.7,momentum=0.9",
+        "sync.outer=nesterov:lr=0.4,momentum=0.8",
     ),
     "delayed": ("sync.kind=delayed", "sync.period=4", "sync.delay=4", "sync.agree=4"),
 }  # fmt: skip
@@ -125,9 +125,14 @@ def overrides(cell: Cell) -> Iterator[str]:
     """What a cell says on top of the example, as ``table.key=value``."""
     yield from JOBS[cell.job][1]
     yield f"parallel.algorithm={cell.algorithm}"
-    yield from METHODS.get(cell.method, (f"compress.codec={cell.method}",))
-    yield from _BESIDE.get(cell.method.partition(":")[0], ())
+    yield from settings(cell.method)
     yield from LAYOUTS[cell.layout]
+
+
+def settings(method: str) -> list[str]:
+    """What a method is, as ``table.key=value``."""
+    own = METHODS.get(method, (f"compress.codec={method}",))
+    return [*own, *_BESIDE.get(method.partition(":")[0], ())]
 
 
 def example(cell: Cell) -> Path:

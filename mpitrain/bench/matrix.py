@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from math import isfinite
 from pathlib import Path
-from typing import Any
 
 from collectives import CollectiveError, Communicator, UnknownAlgorithm, provenance
 from mpitrain.bench import cells
@@ -195,7 +194,7 @@ def _train(comm: Communicator, cell: Cell, extent: Extent, folder: Path, attempt
         transport = together(comm, lambda: cells.transport(cell), ValueError)
         with Communicator(comm, transport=transport) as linked:
             linked.count_traffic()
-            result = _measured(linked, job, extent, attempt)
+            result = _measured(linked, job, extent, attempt, cells.settings(cell.method))
     except _REFUSED as error:
         return Result("refused", str(error), attempt)
     except (*_FAILED, ValueError) as error:
@@ -232,7 +231,9 @@ class _Limit(StopFlag):
             self.reason = "the time of the cell is over"
 
 
-def _measured(comm: Communicator, job: Config, extent: Extent, attempt: int) -> Result:
+def _measured(
+    comm: Communicator, job: Config, extent: Extent, attempt: int, settings: list[str]
+) -> Result:
     """Train, and put together what the records say."""
     steps: list[Step] = []
     limit = _Limit(extent.seconds)
@@ -265,6 +266,7 @@ def _measured(comm: Communicator, job: Config, extent: Extent, attempt: int) -> 
     return Result(
         "done",
         attempts=attempt,
+        settings=settings,
         losses=[step.loss for step in steps],
         seconds=seconds,
         algorithm=algorithm,
@@ -287,10 +289,8 @@ def _of_codes(trainer: Trainer, job: Config) -> tuple[float, float]:
             sum(one.encoded for one in summation.exchanges),
             sum(one.working for one in summation.exchanges),
         )
-    sync: Any = getattr(job, "sync", None)
-    drifts = sync is not None and sync.kind in ("local", "delayed")
     nbytes = float(trainer.arena.size * trainer.store.pieces[0].parameters.dtype.itemsize)
-    return nbytes / (sync.period if drifts else 1), 0.0
+    return nbytes / (job.sync.period if job.sync.drifts else 1), 0.0
 
 
 def told(result: Result) -> str:

@@ -295,9 +295,9 @@ def _matrix(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{option}", nargs="+", default=[], metavar="NAME", help=told)
     parser.add_argument("--full", action="store_true", help="all combinations: hours")
     parser.add_argument("--quick", action="store_true", help="a few cells of a few steps: a try")
-    parser.add_argument("--steps", type=positive, default=120, help="of each cell (120)")
+    parser.add_argument("--steps", type=positive, default=160, help="of each cell (160)")
     parser.add_argument(
-        "--seconds", type=above_zero, default=20.0, help="after which a cell is stopped (20)"
+        "--seconds", type=above_zero, default=30.0, help="after which a cell is stopped (30)"
     )
     add_verbose(parser)
 

@@ -1,7 +1,6 @@
 """What a job may not say where messages arrive as over a slower link."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from mpitrain.config.errors import ConfigError
 from mpitrain.config.tables import Config
@@ -30,6 +29,5 @@ def _conflicts(job: Config) -> Iterator[tuple[str, str]]:
         yield "server.ranks", "messages to and from servers arrive at once"
     if job.server.hogwild:
         yield "server.hogwild", "what ranks keep in a node's memory is there at once"
-    sync: Any = getattr(job, "sync", None)
-    if sync is not None and sync.kind == "quorum":
+    if job.sync.kind == "quorum":
         yield "sync.kind", "messages of a quorum arrive at once"

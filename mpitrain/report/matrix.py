@@ -238,6 +238,8 @@ def _how(matrix: Matrix) -> str:
         ("software", software),
         ("each cell", f"{matrix.steps} steps, or {matrix.limit:g} s of training"),
     ]
+    methods = {cell.method: ", ".join(r.settings) for cell, r in matrix.rows() if r.settings}
+    rows += methods.items()
     body = "".join(f"<tr><td>{name}</td><td>{escape(value)}</td></tr>" for name, value in rows)
     text = (
         "Links other than shared memory are made up on one machine: real messages between real "

@@ -42,6 +42,7 @@ class Result(Struct, frozen=True):
             in the file if the ranks ended in it.
         why: of ``refused`` and ``failed``.
         attempts: how often it was begun.
+        settings: what its method is in a job, as ``table.key=value``.
         losses: of each step, mean over the global batch, before the update.
         seconds: since the beginning, at the end of each step; tests are left out.
         algorithm: that summed, as the run says; codes have collectives of their own.
@@ -58,6 +59,7 @@ class Result(Struct, frozen=True):
     state: str
     why: str = ""
     attempts: int = 1
+    settings: list[str] = []
     losses: list[float] = []
     seconds: list[float] = []
     algorithm: str = ""

@@ -82,6 +82,18 @@ def test_layouts_train_the_same_and_what_cannot_be_says_why(comm, folder):
     assert "nonsense" in matrix.cells[wanted[4].key].why
 
 
+def test_workers_that_train_by_themselves(comm, folder):
+    wanted = [cell(method, link=THIN) for method in (DENSE, "local")]
+    matrix = run(comm, folder, wanted, Extent(9, 60.0), "again")
+    dense, local = (matrix.cells[one.key] for one in wanted)
+    assert dense.state == local.state == "done" and len(local.losses) == 9
+    assert local.encoded_bytes == dense.encoded_bytes / 8
+    if comm.size > 1:
+        # One exchange in eight steps, and one in the end.
+        assert local.sent_bytes < 0.3 * dense.sent_bytes
+    np.testing.assert_allclose(local.losses[0], dense.losses[0], rtol=1e-5)
+
+
 def test_a_cell_is_stopped_when_its_time_is_over(comm, folder):
     matrix = run(comm, folder, [cell()], Extent(50, 1e-6), "again")
     found = matrix.cells[cell().key]

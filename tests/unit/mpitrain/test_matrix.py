@@ -110,16 +110,17 @@ def test_cells_are_jobs_or_say_why_not():
             assert re.match(r"[a-z]+(\.[a-z]+)?: ", str(error)), str(error)
 
 
-@pytest.mark.parametrize(
-    "method", [m for m in cells.METHODS if m not in ("local", "diloco", "delayed")]
-)
-def test_each_code_is_a_job_of_replicas(method):
+@pytest.mark.parametrize("method", cells.METHODS)
+def test_each_method_is_a_job_of_replicas(method):
     job = load(cells.example(cell(method)), [*cells.overrides(cell(method))])
-    assert (job.compress.codec == "none") == (method == DENSE)
+    assert (job.compress.codec == "none") == (method in (DENSE, "local", "diloco", "delayed"))
+    assert job.sync.drifts == (method in ("local", "diloco", "delayed"))
+    expect_on_link(job)
 
 
 @pytest.mark.parametrize(
-    "override", ["parallel.checksums=true", "parallel.node_shared=true", "server.ranks=1"]
+    "override",
+    ["parallel.checksums=true", "parallel.node_shared=true", "server.ranks=1", "sync.kind=quorum"],
 )
 def test_what_would_arrive_at_once_is_refused_on_a_link(override):
     expect_on_link(load(Path("digits_mlp")))
@@ -154,9 +155,10 @@ def test_the_file_is_read_as_it_was_written(tmp_path):
 
 def test_the_page(tmp_path):
     pytest.importorskip("matplotlib")
+    more = {"algorithm": "two-phase of int8", "settings": ["compress.codec=int8"]}
     found = {
         cell(): result([2.0, 1.0], [1.0, 2.0], sent_bytes=4e6, test_loss=0.5),
-        cell("int8"): result([2.0, 1.0], [2.0, 3.0], sent_bytes=1e6, algorithm="two-phase of int8"),
+        cell("int8"): result([2.0, 1.0], [2.0, 3.0], sent_bytes=1e6, **more),
         cell(link="100 Mb/s"): result([2.0, 1.0], [10.0, 20.0], sent_bytes=4e6),
         cell("int8", link="100 Mb/s"): result([2.0, 1.0], [2.0, 4.0], sent_bytes=1e6),
         cell("int8", layout="zero 1", link="100 Mb/s"): result([2.0], [2.0], sent_bytes=1e6),
@@ -167,6 +169,7 @@ def test_the_page(tmp_path):
     page = (tmp_path / "page.html").read_text()
     assert page.count("<svg") == 2 * 2  # two links, for phones and screens
     assert not re.search(r"(src|href)=[\"']?http|<script|@import", page)
+    assert "<td>int8</td><td>compress.codec=int8</td>" in page
     assert "two-phase of int8" in page and "<summary>zero 1</summary>" in page
     assert "there is no &lt;i&gt;" in page and "<i>" not in page
     assert "the ranks ended in it 2 times" in page and "mpirun &lt;x&gt;" in page
