@@ -23,6 +23,7 @@ from mpi4py import MPI
 from collectives.codec import Array, Bytes, Codec, Dice, Memory, Residual, shards
 from collectives.communicator import AnyPlan, Communicator
 from collectives.errors import InvalidBuffer
+from collectives.execution.underway import Moving
 
 #: Decoded numbers are added in this type, in which sums of float32 hardly round at all.
 _WIDE = np.float64
@@ -42,7 +43,8 @@ class Phased:
     """Plans one after the other with work in between, as one plan.
 
     The plans are bound before the first run and each has tags of its own, so that ranks may come to
-    them in another order than other ranks do.
+    them in another order than other ranks do.  A rank that waits elsewhere moves it along, as any
+    plan that is under way.
 
     Attributes:
         collective, algorithm, reason: as of a plan.
@@ -56,8 +58,11 @@ class Phased:
     reason = "asked for"
     sent = 0
 
-    def __init__(self, plans: Sequence[AnyPlan]) -> None:
-        """``plans``: all that a run may use; freed with it."""
+    def __init__(self, comm: Communicator, plans: Sequence[AnyPlan]) -> None:
+        """``plans``: all that a run may use, on ``comm``; freed with it."""
+        self._underway = comm._engine.underway
+        self.among: list[Moving] = []
+        self._moves = False
         self._plans = list(plans)
         self._run: Iterator[Part] = iter(())
         self._current: Part | None = None
@@ -75,22 +80,36 @@ class Phased:
         """
         if self._current is not None:
             raise RuntimeError(f"{self!r} was started twice without Wait or a true Test in between")
+        self._underway.expect_whole()
         self._run = self.phases()
+        self._underway.add(self)
         self._go_on()
 
     def Test(self) -> bool:
         """Move it along; true once it is complete."""
-        while self._current is not None:
-            if not self._current.Test():
-                return False
-            self._go_on()
+        if self._moves:  # a part of it waits, and moves along what is under way
+            return False
+        self._moves = True
+        try:
+            while self._current is not None:
+                if not self._current.Test():
+                    return False
+                self._go_on()
+        finally:
+            self._moves = False
         return True
 
     def Wait(self) -> None:
-        """Complete it."""
-        while self._current is not None:
-            self._current.Wait()
-            self._go_on()
+        """Complete it; other plans that this thread has started go on meanwhile."""
+        self._underway.adopt(self)
+        while not self.Test():
+            self._underway.progress()
+
+    def abandon(self) -> None:
+        """Give it up in the middle."""
+        self._current = None
+        if self in self._underway.plans:
+            self._underway.remove(self)
 
     def Free(self) -> None:
         """Free what is bound to the communicator.
@@ -108,10 +127,18 @@ class Phased:
 
     def _go_on(self) -> None:
         begin = perf_counter()
-        self._current = next(self._run, None)
-        self.working += perf_counter() - begin
-        if self._current is not None:
-            self._current.Start()
+        try:
+            self._current = next(self._run, None)
+            if self._current is not None:
+                self._current.Start()
+        except BaseException as error:
+            self._underway.leave(f"the {self!r}", error)
+            self.abandon()
+            raise
+        finally:
+            self.working += perf_counter() - begin
+        if self._current is None:
+            self._underway.remove(self)
 
 
 class TwoPhase(Phased):
@@ -179,7 +206,7 @@ class TwoPhase(Phased):
             if self._is_whole:
                 gather = comm.Allgather_init(MPI.IN_PLACE, self._results, algorithm="ring")
                 plans.append(gather)
-        super().__init__(plans)
+        super().__init__(comm, plans)
 
     def phases(self) -> Iterator[Part]:
         own, codec = self._own, self._codec
@@ -255,7 +282,7 @@ class Gathered(Phased):
         plans: list[AnyPlan] = []
         if comm.size > 1:
             plans = [comm.Allgather_init(MPI.IN_PLACE, self._codes, algorithm="ring")]
-        super().__init__(plans)
+        super().__init__(comm, plans)
 
     def phases(self) -> Iterator[Part]:
         own, mine = self._own, self._codes[self._rank]

@@ -120,7 +120,7 @@ class SparseAllreduce(Phased):
         self._exchange = _Exchange(engine, types, size, limit, traffic, tag)
         self._lane = lane
         self._mine = self.total = mine
-        super().__init__([])
+        super().__init__(comm, [])
 
     def give(self, indices: Array, values: Array) -> None:
         """What the next run sums: rising indices below the length, uint32, and their values, which

@@ -8,7 +8,7 @@ from typing import Any, Self
 from collectives.errors import CorruptMessage
 from collectives.execution.lanes import Lane
 from collectives.execution.transport import Request
-from collectives.execution.underway import Underway
+from collectives.execution.underway import Moving, Underway
 
 Action = Callable[[], object]
 
@@ -72,7 +72,7 @@ class Plan:
         self._freed = False
         self._broken = False
         #: The plans of the thread that moves it along.
-        self.among: list[Plan] = []
+        self.among: list[Moving] = []
         # Of two threads, one moves it along.
         self._turn = Lock()
 

@@ -2,20 +2,33 @@
 
 import os
 import threading
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from collectives.errors import CollectiveError
 from collectives.execution.traffic import Traffic
 
-if TYPE_CHECKING:
-    from collectives.execution.plan import Plan
+
+class Moving(Protocol):
+    """What a rank that waits must move along: a plan.
+
+    Attributes:
+        among: the plans of the thread that moves it along.
+    """
+
+    among: "list[Moving]"
+
+    def Test(self) -> bool:
+        """Move it along."""
+
+    def abandon(self) -> None:
+        """Give it up in the middle."""
 
 
 class _Here(threading.local):
     """Of each thread, as a plan is moved by the thread that started it."""
 
     def __init__(self) -> None:
-        self.plans: list[Plan] = []
+        self.plans: list[Moving] = []
         self.left: list[object] = []
 
 
@@ -35,29 +48,29 @@ class Underway:
     """
 
     def __init__(self) -> None:
-        self.plans: list[Plan] = []
+        self.plans: list[Moving] = []
         self.left = ""
         self.traffic: Traffic | None = None
 
     @property
-    def here(self) -> "list[Plan]":
+    def here(self) -> list[Moving]:
         """All plans of this thread."""
         return _HERE.plans
 
-    def add(self, plan: "Plan") -> None:
+    def add(self, plan: Moving) -> None:
         """It starts."""
         self.plans.append(plan)
         _HERE.plans.append(plan)
         plan.among = _HERE.plans
 
-    def adopt(self, plan: "Plan") -> None:
+    def adopt(self, plan: Moving) -> None:
         """This thread moves it along from now on, whoever has started it."""
         if plan in self.plans and plan.among is not _HERE.plans:
             plan.among.remove(plan)
             _HERE.plans.append(plan)
             plan.among = _HERE.plans
 
-    def remove(self, plan: "Plan") -> None:
+    def remove(self, plan: Moving) -> None:
         """It has ended."""
         self.plans.remove(plan)
         plan.among.remove(plan)

@@ -8,13 +8,14 @@ from mpitrain.arrays import Array
 def orthonormal(matrix: Array) -> Array:
     """An orthonormal basis of the columns of ``matrix``, by Gram and Schmidt, each twice.
 
-    A column that hangs on those before it becomes 0.
+    A column that hangs on those before it, but for what rounding has left of it, becomes 0: as a
+    direction, it would be orthogonal to nothing.
 
     Returns:
         float64, of the same shape; what it was is not changed.
     """
     columns = np.array(matrix.T, np.float64)
-    least = np.finfo(matrix.dtype).eps
+    least = 8 * np.sqrt(max(matrix.shape, default=0)) * np.finfo(matrix.dtype).eps
     for number, column in enumerate(columns):
         column /= np.abs(column).max(initial=0) or 1  # no square under- or overflows
         before, length = columns[:number], np.sqrt(column @ column)

@@ -79,12 +79,15 @@ class Compressed:
     Attributes:
         dice: whose step is that of the run.
         exchanges: the sums that were bound and not freed, those that are coded.
+        tells: all ranks hear where the gradients of one are not finite, and the sum is not, either;
+            without, who calls must see to it (:attr:`is_finite`).
     """
 
     compression: Compression
     dice: Dice
     dense: Dense
     exchanges: "list[Exchange]" = field(default_factory=list)
+    tells: bool = False
     acts_alone: ClassVar[bool] = True
 
     def bind(self, summand: Summand) -> Sum:
@@ -99,7 +102,7 @@ class Compressed:
                 f"compress.codec: {how.code} has no sums, and {', '.join(summand.tensors)} are "
                 "summed over more ranks than the replicas; set another codec"
             )
-        packed = Packed(summand, lambda shape: is_data and how.codes(shape))
+        packed = Packed(summand, lambda shape: is_data and how.codes(shape), tells=self.tells)
         if not packed.coded.size and not how.of_all:
             return self.dense.bind(summand)
         exchange = Exchange(summand, packed, self)
@@ -171,7 +174,7 @@ class Exchange(Phased):
         self.reason = f"{packed.share:.0%} of elements"
         self._rest = packed.bind_rest(comm)
         self._dense = made_by.dense.bind(summand) if how.start else None
-        super().__init__([])
+        super().__init__(comm, [])
 
     def _sum(self, how: Compression, comm: Communicator) -> Phased:
         """The sum of what is coded, as the kind of the code asks for."""
@@ -223,6 +226,7 @@ class Exchange(Phased):
             rest = None
         if rest:
             yield rest
+        self.is_finite = self.packed.all_finite(self.is_finite)
         self.packed.unpack(self.scale, self.is_finite)
 
     def commit(self) -> None:

@@ -49,7 +49,7 @@ class LinearSum(Phased):
             self._left = memory.pending
             self._flush = ordered(comm, self._left)
         self.sent = -1
-        super().__init__([*self._phases, *([self._flush] if self._flush else [])])
+        super().__init__(comm, [*self._phases, *([self._flush] if self._flush else [])])
 
     @property
     def encoded(self) -> int:

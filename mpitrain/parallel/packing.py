@@ -42,8 +42,18 @@ class Packed:
         runs: where everything lies.
     """
 
-    def __init__(self, summand: Summand, coded: Callable[[Shape], bool]) -> None:
-        """``coded`` says of a tensor's shape whether it is; a summand without tensors is one."""
+    def __init__(
+        self, summand: Summand, coded: Callable[[Shape], bool], *, tells: bool = False
+    ) -> None:
+        """Lay them out.
+
+        Args:
+            summand: whose elements; without tensors it is one.
+            coded: says of a tensor's shape whether it is.
+            tells: one more element goes with the rest, by which all ranks know whether the
+                gradients of all of them are finite.
+        """
+        self._tells = tells
         own = summand.own
         self._summand = summand
         named = summand.tensors or {"": own}
@@ -58,7 +68,7 @@ class Packed:
                 where[name] = (slice(at, ends[is_coded]), tensor.shape)
             self.runs.append(Run(start, start + tensor.size, at, is_coded))
             start += tensor.size
-        self.rest = np.empty(ends[False], own.dtype)
+        self.rest = np.zeros(ends[False] + tells, own.dtype)
         self.coded = np.empty(ends[True], own.dtype) if self.rest.size else own
         self.tensors = {name: self.coded[at].reshape(shape) for name, (at, shape) in where.items()}
         self.coded_counts = self._counts(coded=True)
@@ -112,7 +122,13 @@ class Packed:
         if not is_finite:
             self.coded[...] = 0
             self.rest[...] = 0
+        if self._tells:
+            self.rest[-1] = 0 if is_finite else np.nan
         return is_finite
+
+    def all_finite(self, is_finite: bool) -> bool:
+        """Whether the gradients of all ranks were, if they tell, after the sum; else this one's."""
+        return bool(np.isfinite(self.rest_total[-1])) if self._tells else is_finite
 
     def unpack(self, scale: float, is_finite: bool) -> None:
         """Put the sums together; not a number, all of them, unless ``is_finite``."""

@@ -34,7 +34,7 @@ class SparseSum(Phased):
         self.algorithm = f"sparse all-reduce of {code}"
         self._code, self._packed, self._memory, self._dice = code, packed, memory, dice
         self._sum = SparseAllreduce(comm, packed.coded.size, packed.coded.dtype)
-        super().__init__([])
+        super().__init__(comm, [])
 
     @property
     def encoded(self) -> int:

@@ -21,8 +21,17 @@ except ImportError as error:
         f"torch layers need PyTorch ({error}): pip install 'mpitrain[torch]'"
     ) from error
 
+from mpitrain.adapters.torch.compression import Compression, compression_hook
 from mpitrain.adapters.torch.drop_in import DistributedDataParallel
 from mpitrain.adapters.torch.layer import TorchLayer, layers, load_into
 from mpitrain.adapters.torch.replica import DataParallel
 
-__all__ = ["DataParallel", "DistributedDataParallel", "TorchLayer", "layers", "load_into"]
+__all__ = [
+    "Compression",
+    "DataParallel",
+    "DistributedDataParallel",
+    "TorchLayer",
+    "compression_hook",
+    "layers",
+    "load_into",
+]

@@ -72,12 +72,21 @@ class Hook(NamedTuple):
         return found
 
 
+class _Started(NamedTuple):
+    """A sum that is under way."""
+
+    request: Any
+    future: torch.futures.Future[list[torch.Tensor]]
+    tensor: torch.Tensor
+    ended: Callable[[], None] | None
+
+
 class UnderWay:
     """Sums that hooks have started, which end while the loop goes on."""
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
-        self._sums: list[tuple[Any, torch.futures.Future[list[torch.Tensor]], torch.Tensor]] = []
+        self._sums: list[_Started] = []
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.futures.Future[list[torch.Tensor]]:
         """Start to sum a tensor over the ranks, in place; collective.
@@ -87,17 +96,33 @@ class UnderWay:
         """
         if not isinstance(tensor, torch.Tensor) or not tensor.is_contiguous():
             raise TypeError("all_reduce() takes a contiguous tensor, as bucket.buffer() is")
+        return self.add(self._comm.Iallreduce(MPI.IN_PLACE, as_array(tensor)), tensor)
+
+    def add(
+        self, request: Any, tensor: torch.Tensor, ended: Callable[[], None] | None = None
+    ) -> torch.futures.Future[list[torch.Tensor]]:
+        """A future of what a request that was started writes into a tensor.
+
+        Args:
+            request: has ``Test``.
+            tensor: the future's value.
+            ended: called before the future gets its value.
+        """
         own: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
-        request = self._comm.Iallreduce(MPI.IN_PLACE, as_array(tensor))
-        self._sums.append((request, own, tensor))
+        self._sums.append(_Started(request, own, tensor, ended))
         return own
 
     def test(self) -> None:
         """Move them along; futures of those that have ended get their value, a list as torch's."""
-        ended = [entry for entry in self._sums if entry[0].Test()]
-        self._sums = [entry for entry in self._sums if entry not in ended]
-        for _, future, tensor in ended:
-            future.set_result([tensor])
+        ended: list[_Started] = []
+        left: list[_Started] = []
+        for one in self._sums:
+            (ended if one.request.Test() else left).append(one)
+        self._sums = left
+        for one in ended:
+            if one.ended:
+                one.ended()
+            one.future.set_result([one.tensor])
 
     def wait(self, future: torch.futures.Future[Any]) -> Any:
         """The value of a future that may depend on them."""

@@ -147,6 +147,11 @@ class Reducer:
         """Start to sum a tensor over the ranks; collective."""
         return self._under_way.all_reduce(tensor)
 
+    @property
+    def under_way(self) -> tuple[Communicator, UnderWay]:
+        """The ranks, and what hooks have started on them."""
+        return self._comm, self._under_way
+
     @contextmanager
     def _hooked(self) -> Iterator[None]:
         """What a hook raises is the end: what it has started, other ranks may wait for."""

@@ -8,7 +8,7 @@ import torch
 
 from collectives import Algorithm, Communicator
 from collectives.analysis.own import named
-from mpitrain.adapters.torch.hooks import Function
+from mpitrain.adapters.torch.hooks import Function, UnderWay
 from mpitrain.adapters.torch.joining import Join, JoiningReducer
 from mpitrain.adapters.torch.reducer import Options
 from mpitrain.together import ClosedTogether
@@ -145,6 +145,11 @@ class DataParallel(ClosedTogether, torch.nn.Module):
             ValueError: on all ranks: they have different hooks.
         """
         self._reducer.register(state, hook)
+
+    @property
+    def under_way(self) -> tuple[Communicator, UnderWay]:
+        """For hooks: the ranks, and what was started on them."""
+        return self._reducer.under_way
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.futures.Future[list[torch.Tensor]]:
         """Start to sum a tensor over the ranks, in place, from within a hook; collective.

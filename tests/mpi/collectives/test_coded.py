@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from collectives import InvalidBuffer
 from collectives.codec import Dice, Residual, shards
@@ -173,3 +174,27 @@ def test_arrays_that_do_not_fit_are_refused(comm):
         TwoPhase(comm, Steps(), np.zeros(4), np.zeros(3))
     with pytest.raises(InvalidBuffer, match="goes into"):
         TwoPhase(comm, Steps(), np.zeros(4), np.zeros(4), [1] * comm.size + [9])
+
+
+@pytest.mark.parametrize("between", ["native", "ring", "empty", "barrier"])
+def test_other_collectives_may_come_between_start_and_wait(comm, between):
+    """Ranks come to them in other phases; none waits for one that waits for it."""
+    own, total = given(comm.rank, 5000, np.float64), np.empty(5000)
+    plan = TwoPhase(comm, Steps(), own, total)
+    for turn in range(3):
+        plan.Start()
+        if comm.rank == turn % comm.size:
+            for _ in range(2000):
+                plan.Test()
+        one = np.ones(1)
+        if between == "empty":
+            comm.empty(7, np.float64)
+        elif between == "barrier":
+            comm.barrier()
+        else:
+            comm.Allreduce(MPI.IN_PLACE, one, algorithm=between)
+            assert one[0] == comm.size
+        plan.Wait()
+        every = [round_trip(Steps(), given(rank, 5000, np.float64)) for rank in range(comm.size)]
+        assert np.array_equal(total, round_trip(Steps(), np.sum(every, axis=0)))
+    plan.Free()

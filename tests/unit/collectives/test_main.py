@@ -10,7 +10,7 @@ from collectives.__main__ import main
 def test_list(capsys):
     assert main(["list", "allreduce", "-n", "16"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    (ring,) = [line for line in lines if line.startswith("allreduce  ring ")]
+    (ring,) = [line for line in lines if line.startswith("allreduce ") and " ring " in line[:24]]
     assert ring.split()[2:4] == ["30", "1.88"]
 
 

@@ -262,7 +262,7 @@ def test_packages(package, capsys):
     assert named("packaged:segments=2") == "packaged:segments=2"
     assert "packaged" in names("allreduce")
     assert main(["list", "allreduce"]) == 0
-    assert "allreduce  packaged " in capsys.readouterr().out
+    assert "allreduce      packaged " in capsys.readouterr().out
     assert main(["simulate", "--ranks", "4", "--algorithm", "packaged,ring"]) == 0
 
 

@@ -203,6 +203,21 @@ def test_a_basis_is_orthonormal_and_spans_the_columns():
         )
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("shape", [(30, 48), (48, 30), (3, 200), (64, 64)])
+def test_what_rounding_leaves_of_a_column_is_no_direction(shape, dtype):
+    """Of matrices of any rank, as gradients of few samples are."""
+    rng = np.random.default_rng(1)
+    for rank in range(1, min(shape) + 1):
+        low = rng.normal(size=(shape[0], rank)) @ rng.normal(size=(rank, shape[1]))
+        matrix = low.astype(dtype)
+        basis = orthonormal(matrix @ rng.normal(size=(shape[1], min(shape))).astype(dtype))
+        found = basis.T @ basis
+        np.testing.assert_allclose(found, np.diag(np.round(np.diag(found))), atol=1e-10)
+        near = 1e-3 if dtype == np.float32 else 1e-10
+        np.testing.assert_allclose(basis @ (basis.T @ matrix), matrix, atol=near * abs(low).max())
+
+
 def test_columns_that_hang_on_others_become_zero():
     a = np.array([[1.0, 2, 0, 3], [0, 0, 0, 0], [1, 2, 0, 0]])
     basis = orthonormal(a)

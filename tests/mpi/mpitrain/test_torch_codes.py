@@ -1,0 +1,104 @@
+"""Gradients by codes in a loop of one's own, as a communication hook."""
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from collectives import Communicator
+
+torch = pytest.importorskip("torch")
+
+from mpitrain.adapters.torch import Compression, DataParallel, compression_hook  # noqa: E402
+
+pytestmark = pytest.mark.mpi
+P = MPI.COMM_WORLD.size
+
+
+def module():
+    torch.manual_seed(3)
+    return torch.nn.Sequential(
+        torch.nn.Linear(40, 48), torch.nn.Tanh(), torch.nn.Linear(48, 30)
+    ).double()
+
+
+def batch(rank, step):
+    drawn = torch.Generator().manual_seed(100 * step + rank)
+    return (torch.randn(8, size, generator=drawn).double() for size in (40, 30))
+
+
+def run(comm, net, steps, codec=None, state=None, first=0, **how):
+    """Gradients of each step, and what the hook remembers after them."""
+    found, kept = [], {}
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with DataParallel(comm, net, bucket_bytes=4096) as replica:
+        hook = Compression(replica, codec, least=1, **how) if codec else None
+        if hook:
+            replica.register_comm_hook(hook, compression_hook)
+            if state is not None:
+                hook.load_state_dict(state)
+        for step in range(first, first + steps):
+            inputs, labels = batch(comm.rank, step)
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(replica(inputs), labels).backward()
+            found.append(torch.cat([p.grad.flatten().clone() for p in net.parameters()]).numpy())
+            optimizer.step()
+        if hook:
+            kept = hook.state_dict()
+            hook.close()
+    return np.array(found), kept
+
+
+@pytest.fixture
+def comm():
+    with Communicator(MPI.COMM_WORLD) as world:
+        yield world
+
+
+@pytest.mark.parametrize("codec", ["topk:keep=1", "powersgd:rank=99,min_rate=0"])
+def test_codes_that_leave_nothing_out_give_the_mean(comm, codec):
+    expected, _ = run(comm, module(), 3)
+    found, _ = run(comm, module(), 3, codec)
+    np.testing.assert_allclose(found, expected, rtol=1e-7, atol=1e-12)
+
+
+@pytest.mark.parametrize("codec", ["int8", "signum", "dgc:keep=0.1", "powersgd:rank=2"])
+def test_replicas_stay_equal_and_a_loop_goes_on_bit_by_bit(comm, codec):
+    net = module()
+    expected, _ = run(comm, net, 5, codec, start=0)
+    assert len({one.tobytes() for one in comm.allgather(expected)}) == 1
+    dense, _ = run(comm, module(), 1)
+    assert not np.array_equal(dense[0], expected[0])
+    net = module()
+    run_first, kept = run(comm, net, 3, codec)
+    rest, _ = run(comm, net, 2, codec, state=kept, first=3)
+    np.testing.assert_array_equal(np.concatenate([run_first, rest]), expected)
+    assert int(kept["steps"]) == 3
+
+
+def test_a_gradient_that_is_no_number_on_one_rank_is_none_on_all(comm):
+    with DataParallel(comm, net := module()) as replica:
+        hook = Compression(replica, "int8", least=1, feedback="on")
+        replica.register_comm_hook(hook, compression_hook)
+        for step in range(3):
+            inputs, labels = batch(comm.rank, step)
+            bad = step == 1 and comm.rank == P - 1
+            before = hook.state_dict()
+            net.zero_grad()
+            loss = torch.nn.functional.mse_loss(replica(inputs), labels)
+            (loss * (float("nan") if bad else 1.0)).backward()
+            finite = [bool(p.grad.isfinite().all()) for p in net.parameters()]
+            assert comm.allgather(finite) == [[step != 1] * 4] * P
+            after = hook.state_dict()
+            if step == 1:
+                assert all(torch.equal(after[k], before[k]) for k in before if k != "steps")
+        assert after.keys() > {"steps"}
+        hook.close()
+
+
+def test_what_cannot_be_is_refused(comm):
+    with DataParallel(comm, module()) as replica:
+        for codec, why in (("nosuch", "no code"), ("auto", "is no code"), ("none", "is no code")):
+            with pytest.raises(ValueError, match=why):
+                Compression(replica, codec)
+        with pytest.raises(ValueError, match="owners"):
+            Compression(replica, "signum", exchange="gathered")
