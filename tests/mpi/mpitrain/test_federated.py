@@ -187,7 +187,7 @@ def test_fedprox_ends_at_the_closed_form(comm, mu):
     data = Dataset(both, both, 0)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mpitrain.trainer.load", lambda *_: data)
+        patch.setattr("mpitrain.placed.load", lambda *_: data)
         with federated.Trainer(comm, config) as trainer:
             names = [tensor.name for tensor in trainer.arena.tensors]
             assert [name.rpartition(".")[2] for name in names] == ["weight", "bias"]
