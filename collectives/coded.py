@@ -11,6 +11,7 @@ bfloat16 sums that do not lose their small terms.  :class:`Gathered` rounds once
 as much.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
@@ -39,7 +40,7 @@ class Part(Protocol):
     def Wait(self) -> object: ...
 
 
-class Phased:
+class Phased(ABC):
     """Plans one after the other with work in between, as one plan.
 
     The plans are bound before the first run and each has tags of its own, so that ranks may come to
@@ -48,7 +49,6 @@ class Phased:
 
     Attributes:
         collective, algorithm, reason: as of a plan.
-        sent: bytes that this rank sends in a run.
         working: seconds of work between the plans, in all runs so far: of codes, and sums of what
             they decode to.
     """
@@ -56,21 +56,21 @@ class Phased:
     collective = "allreduce"
     algorithm = ""
     reason = "asked for"
-    sent = 0
 
     def __init__(self, comm: Communicator, plans: Sequence[AnyPlan]) -> None:
         """``plans``: all that a run may use, on ``comm``; freed with it."""
         self._underway = comm._engine.underway
         self.among: list[Moving] = []
         self._moves = False
+        self._broken = False
         self._plans = list(plans)
         self._run: Iterator[Part] = iter(())
         self._current: Part | None = None
         self.working = 0.0
 
+    @abstractmethod
     def phases(self) -> Iterator[Part]:
         """A run: yields the plans, and goes on when each is complete."""
-        raise NotImplementedError
 
     def Start(self) -> None:
         """Begin, from what the buffers hold now.
@@ -86,7 +86,13 @@ class Phased:
         self._go_on()
 
     def Test(self) -> bool:
-        """Move it along; true once it is complete."""
+        """Move it along; true once it is complete.
+
+        Raises:
+            CollectiveError: it was left in the middle.
+        """
+        if self._broken:
+            self._underway.expect_whole()
         if self._moves:  # a part of it waits, and moves along what is under way
             return False
         self._moves = True
@@ -95,6 +101,9 @@ class Phased:
                 if not self._current.Test():
                     return False
                 self._go_on()
+        except BaseException as error:
+            self._leave(error)
+            raise
         finally:
             self._moves = False
         return True
@@ -106,8 +115,8 @@ class Phased:
             self._underway.progress()
 
     def abandon(self) -> None:
-        """Give it up in the middle."""
-        self._current = None
+        """Give it up in the middle: ``Wait`` and ``Test`` say so from now on."""
+        self._current, self._broken = None, True
         if self in self._underway.plans:
             self._underway.remove(self)
 
@@ -125,6 +134,11 @@ class Phased:
     def __repr__(self) -> str:
         return f"<{self.collective} by {self.algorithm}>"
 
+    def _leave(self, error: BaseException) -> None:
+        """An exception ends it on this rank alone."""
+        self._underway.leave(f"the {self!r}", error)
+        self.abandon()
+
     def _go_on(self) -> None:
         begin = perf_counter()
         try:
@@ -132,8 +146,7 @@ class Phased:
             if self._current is not None:
                 self._current.Start()
         except BaseException as error:
-            self._underway.leave(f"the {self!r}", error)
-            self.abandon()
+            self._leave(error)
             raise
         finally:
             self.working += perf_counter() - begin
@@ -148,6 +161,9 @@ class TwoPhase(Phased):
     two collectives; p + 1 passes of decoding over the own shard.
 
     With ``counts`` it is a reduce-scatter: the first half alone, in which nothing is rounded twice.
+
+    Attributes:
+        sent: bytes that this rank sends in a run.
     """
 
     def __init__(
@@ -257,6 +273,9 @@ class Gathered(Phased):
     Cost, of codes of c(n) bytes: (p-1) c(n) bytes sent by a rank, p passes of decoding.  A
     contribution is rounded once.  Of codes of b bits it sends less than a dense all-reduce of
     float32 for p < 64/b.
+
+    Attributes:
+        sent: bytes that this rank sends in a run.
     """
 
     def __init__(

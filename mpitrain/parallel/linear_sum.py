@@ -48,7 +48,6 @@ class LinearSum(Phased):
         if flush_every and isinstance(memory, Residual):
             self._left = memory.pending
             self._flush = ordered(comm, self._left)
-        self.sent = -1
         super().__init__(comm, [*self._phases, *([self._flush] if self._flush else [])])
 
     @property

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from collectives import InvalidBuffer
+from collectives import CollectiveError, Communicator, InvalidBuffer
 from collectives.codec import Dice, Residual, shards
 from collectives.coded import Gathered, TwoPhase
 
@@ -165,6 +165,37 @@ def test_sums_under_way_at_once_may_end_in_any_order(comm):
         wanted = np.sum(every, axis=0, dtype=np.float64)
         assert np.array_equal(total, round_trip(Steps(), wanted).astype(np.float32))
         plans[place].Free()
+
+
+class Breaking(Steps):
+    """Raises where it decodes, if it is told to."""
+
+    breaks = False
+
+    def decode(self, code, x):
+        if self.breaks:
+            raise FloatingPointError("told to")
+        super().decode(code, x)
+
+
+def test_a_sum_that_was_left_in_the_middle_says_so(comm):
+    """On every rank here; never as a sum that is complete."""
+    own, total, codec = given(comm.rank, 40, np.float64), np.zeros(40), Breaking()
+    with Communicator(MPI.COMM_WORLD) as other:
+        plan = TwoPhase(other, codec, own, total)
+        codec.breaks = True
+        with pytest.raises(FloatingPointError):
+            plan.Start()
+            plan.Wait()
+        for again in (plan.Test, plan.Wait, plan.Start):
+            with pytest.raises(CollectiveError, match="left in the middle"):
+                again()
+    # Other communicators' collectives do not stumble over it.
+    assert comm.allreduce(1) == comm.size
+    one = np.ones(1)
+    comm.Allreduce(MPI.IN_PLACE, one, algorithm="ring")
+    assert one[0] == comm.size
+    assert not total.any()
 
 
 def test_arrays_that_do_not_fit_are_refused(comm):
