@@ -28,7 +28,7 @@ from mpitrain.arrays import Array
 from mpitrain.config import ConfigError
 from mpitrain.metrics import Skipped, Step, read_records
 from mpitrain.parallel.summation import Keeper, Kept
-from mpitrain.sync.strategy import Taken
+from mpitrain.sync.strategy import InStep, Taken
 from mpitrain.sync.workers import Workers
 from mpitrain.update import Agreed, Told, Updater
 
@@ -73,7 +73,7 @@ class Late:
     message: Message
 
 
-class Quorum:
+class Quorum(InStep):
     """A step waits for ``needed`` of its gradients, and for nobody else.
 
     Cost a step, of s bytes of gradients: rank 0 receives and sends (p-1) s; the others send s, and
@@ -83,7 +83,6 @@ class Quorum:
         taken: what is in the mean of the last step.
     """
 
-    drifts: ClassVar[bool] = False
     algorithm: ClassVar[str] = "quorum"
 
     def __init__(
@@ -103,7 +102,6 @@ class Quorum:
         """
         self.workers = workers
         self.exchanges = self.since = 0
-        self.strayed = (0.0, 0.0)
         self.taken: Taken = ()
         self.reason = f"{needed} of {workers.comm.size} workers"
         self._needed, self._replay = needed, replay or {}
@@ -330,24 +328,6 @@ class Quorum:
 
     def begin(self) -> None:
         self._waiting.clear()
-
-    def drain(self) -> None:
-        pass
-
-    def consensus(self) -> Array | None:
-        return None
-
-    def mean(self, flat: Array) -> Array:
-        return flat
-
-    def shared(self) -> Mapping[str, Array]:
-        return {}
-
-    def arrived(self) -> Mapping[str, Array]:
-        return {}
-
-    def own(self) -> Mapping[str, Array]:
-        return {}
 
     def close(self) -> None:
         for _, request in [*self._posted.values(), *filter(None, [self._next])]:

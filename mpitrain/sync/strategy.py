@@ -1,7 +1,7 @@
 """What the trainer asks of a way to synchronise, and the usual one."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from mpitrain.arrays import Array, Gradients
 from mpitrain.parallel.summation import Keeper
@@ -114,32 +114,12 @@ class Strategy(Protocol):
         """Free what is bound to communicators; collective."""
 
 
-class EveryStep:
-    """The workers sum the gradients of each step: the store does, and nothing is left to do."""
+class InStep:
+    """Of a strategy whose workers have the same weights after each step: there is no mean of them
+    to take, and nothing that only some have."""
 
-    drifts = False
-    algorithm = reason = ""
-    exchanges = 0
-    since = 0
+    drifts: ClassVar[bool] = False
     strayed = (0.0, 0.0)
-    keepers: Sequence[Keeper] = ()
-    taken: Taken = ()
-
-    def computes(self, step: int) -> bool:
-        return True
-
-    def agree(self, step: int, updater: Updater, own: Told) -> Agreed:
-        return updater.agree(own)
-
-    def after_step(self, step: int) -> float:
-        self.exchanges += 1
-        return 0.0
-
-    def progress(self) -> None:
-        pass
-
-    def quiesce(self) -> None:
-        pass
 
     def consensus(self) -> Array | None:
         return None
@@ -158,6 +138,32 @@ class EveryStep:
 
     def own(self) -> Mapping[str, Array]:
         return {}
+
+
+class EveryStep(InStep):
+    """The workers sum the gradients of each step: the store does, and nothing is left to do."""
+
+    algorithm = reason = ""
+    exchanges = 0
+    since = 0
+    keepers: Sequence[Keeper] = ()
+    taken: Taken = ()
+
+    def computes(self, step: int) -> bool:
+        return True
+
+    def agree(self, step: int, updater: Updater, own: Told) -> Agreed:
+        return updater.agree(own)
+
+    def after_step(self, step: int) -> float:
+        self.exchanges += 1
+        return 0.0
+
+    def progress(self) -> None:
+        pass
+
+    def quiesce(self) -> None:
+        pass
 
     def resumed(self, steps_done: int) -> None:
         self.exchanges = steps_done
