@@ -57,7 +57,8 @@ def offline(*words):
 
 
 def test_the_example_trains_and_is_reported(tmp_path):
-    done = start(tmp_path, "train", "--set", "federated.rounds=2", "--set", "run.trace=true")
+    few = ["federated.rounds=2", "federated.sample=8", "federated.take=6", "run.trace=true"]
+    done = start(tmp_path, "train", *(part for text in few for part in ("--set", text)))
     assert done.returncode == 0, done.stderr
     assert "round 1: " in done.stdout and "all 2 steps are done" in done.stdout
     pytest.importorskip("matplotlib")

@@ -65,11 +65,12 @@ def equal(found, expected):
 
 
 def test_the_example_is_replayed_bit_by_bit(tmp_path):
-    out = train(tmp_path / "first")
+    short = ["--set", "train.epochs=2"]
+    out = train(tmp_path / "first", *short)
     assert "3 ranks (2 workers, 1 server)" in out
     accuracy = float(re.findall(r"test accuracy ([\d.]+)%", out)[-1])
-    assert accuracy > 80
-    again = train(tmp_path / "again", "--replay", str(tmp_path / "first" / "run"))
+    assert accuracy > 50
+    again = train(tmp_path / "again", *short, "--replay", str(tmp_path / "first" / "run"))
     assert re.findall(r"epoch .*", again) == re.findall(r"epoch .*", out)
     equal(parameters(tmp_path / "again" / "run"), parameters(tmp_path / "first" / "run"))
 

@@ -349,6 +349,7 @@ def with_folder(config, folder, **checkpoint):
     )
 
 
+@pytest.mark.quick_on(3)
 @pytest.mark.parametrize(
     "own",
     [

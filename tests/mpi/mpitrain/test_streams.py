@@ -74,6 +74,7 @@ def test_every_layout_is_torchs_own_loop(folder, parallel, workers):
     assert_alike(trainer.module, module)
 
 
+@pytest.mark.quick_on(3)
 @pytest.mark.parametrize("parallel", layouts())
 def test_a_run_that_was_interrupted_goes_on_at_the_exact_sample(folder, parallel):
     """With noise that differs from epoch to epoch, and must not from one reader to another."""
@@ -81,6 +82,7 @@ def test_a_run_that_was_interrupted_goes_on_at_the_exact_sample(folder, parallel
     assert_interrupted_alike(folder, changed, {"workers": 1})
 
 
+@pytest.mark.quick_on(3)
 def test_noise_is_the_same_in_every_layout(comm, folder):
     from mpi4py import MPI
 

@@ -383,7 +383,9 @@ def test_where_one_worker_overflows_all_skip_the_step(comm, kind):
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("codec", [pytest.param("bf16", marks=SLOW), "powersgd:rank=2"])
-@pytest.mark.parametrize("kind", ["local", "delayed", pytest.param("streaming", marks=SLOW)])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("local", marks=SLOW), "delayed", pytest.param("streaming", marks=SLOW)]
+)
 def test_ways_go_by_codes_and_what_these_leave_out_is_kept(comm, folder, kind, codec):
     sync = replace(KINDS[kind], delay=min(KINDS[kind].delay, 2))
     config = replace(config_of("mlp", kind), sync=sync, compress=Compress(codec=codec, least=32))
@@ -405,6 +407,7 @@ def test_ways_go_by_codes_and_what_these_leave_out_is_kept(comm, folder, kind, c
             np.testing.assert_array_equal(values, weights[name])
 
 
+@pytest.mark.quick_on(3)
 @pytest.mark.parametrize("kind", [pytest.param("post-local", marks=SLOW), "delayed"])
 def test_ranks_may_agree_after_several_steps(comm, folder, kind, monkeypatch):
     """The same weights and records, in fewer messages; a run that is stopped says so there."""
@@ -485,6 +488,7 @@ def test_what_cannot_be_is_refused_on_all_ranks(comm):
             Trainer(comm, replace(mlp(), sync=sync), layers=layers)
 
 
+@pytest.mark.quick_on(3)
 def test_the_example_learns_the_digits(comm, folder):
     overrides = [f"run.dir={folder}", "train.epochs=8", "run.log_every=1000"]
     with Trainer(comm, load(Path("digits_local"), overrides)) as trainer:

@@ -115,7 +115,7 @@ def with_tables_and_ties():
     "parallel",
     [
         dict(pipe=RANKS),
-        dict(zero=3),
+        pytest.param(dict(zero=3), marks=pytest.mark.slow),
         pytest.param({}, marks=pytest.mark.slow),
         pytest.param(dict(recompute=True), marks=pytest.mark.slow),
     ],
