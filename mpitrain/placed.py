@@ -318,7 +318,12 @@ class Placed(ClosedTogether):
             )
         reduction = build.reduction(self.config, summed, replica)
         self.summation = reduction.summation
-        store = build.store(self.config, self.arena, flat, reduction, allocate)
+        # Ranks that sum a bucket together refuse it together; those of other stages hear of it here.
+        store = together(
+            self.comm,
+            lambda: build.store(self.config, self.arena, flat, reduction, allocate),
+            ConfigError,
+        )
         if why:
             store.reason = f"{store.reason}; compress.codec = 'auto' is {why}"
         return store
