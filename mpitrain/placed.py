@@ -318,7 +318,7 @@ class Placed(ClosedTogether):
             )
         reduction = build.reduction(self.config, summed, replica)
         self.summation = reduction.summation
-        # Ranks that sum a bucket together refuse it together; those of other stages hear of it here.
+        # Ranks that sum a bucket together refuse it together; those of other stages hear of it.
         store = together(
             self.comm,
             lambda: build.store(self.config, self.arena, flat, reduction, allocate),

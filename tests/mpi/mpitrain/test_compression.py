@@ -138,7 +138,7 @@ def test_every_code_remembers_what_it_must(comm, folder, codec, layout):
 @pytest.mark.mpi(min_size=2)
 def test_what_two_stages_refuse_those_between_hear_of(comm):
     config = coded(job("gpt", "float32", **layouts("gpt", RANKS)["pipe, 1f1b"]), "signum", "auto")
-    with pytest.raises(ConfigError, match="signum has no sums, and embedding.tokens.token are"):
+    with pytest.raises(ConfigError, match="signum has no sums, and embedding"):
         Trainer(comm, config)
 
 
