@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+#: Operations that are put off; a GPU has some such number, too.
+_MOST = 400
 #: What freed and fresh memory holds: a number that shows.
 POISON = 0xA5
 
@@ -104,6 +106,7 @@ class Machine:
         self.races = []
         self.launches = self.waits = 0
         self._used = []
+        self._queued = deque()
         self._flights = []
         self._allocations = []
         self._freed = []
@@ -148,6 +151,11 @@ class Machine:
         self._note(op)
         stream.last = op
         stream.queue.append(op)
+        self._queued.append(op)
+        if len(self._queued) > _MOST and not self._running:
+            for _ in range(_MOST // 2):
+                self._run(self._queued.popleft())
+            self._used = [used for used in self._used[-_MOST:] if not used[0].done]
         return op
 
     def mark(self, stream):

@@ -88,8 +88,8 @@ class ndarray:
         source, reads = (value._a, [value]) if isinstance(value, ndarray) else (value, [])
         self.runtime.launch("fill", lambda: np.copyto(target, source, "unsafe"), reads, [part])
 
-    def reshape(self, *shape):
-        return self.of(self._a.reshape(*shape))
+    def reshape(self, *shape, order="C"):
+        return self.of(self._a.reshape(*shape, order=order))
 
     def ravel(self):
         return self.of(self._a.reshape(-1))
