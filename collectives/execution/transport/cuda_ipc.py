@@ -44,12 +44,13 @@ def exchange(comm: MPI.Intracomm, memory: DeviceMemory, nbytes: int) -> list[Byt
                     problem = f"instead of the ranks' numbers it reads {seen}"
             except (RuntimeError, MemoryError) as error:
                 problem = str(error)
-            own[...] = 0
-            memory.synchronize()
     problems = [f"rank {rank}: {p}" for rank, p in enumerate(comm.allgather(problem)) if p]
     if problems:
         release(comm, memory, segments)
         raise InvalidBuffer(f"the ranks cannot share device memory: {'; '.join(problems)}")
+    with memory.working():  # the others have read it
+        segments[comm.rank][...] = 0
+        memory.synchronize()
     return segments
 
 
