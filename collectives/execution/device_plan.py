@@ -9,6 +9,7 @@ is a round of its own, tells when it has.
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Protocol
 
 from collectives.execution.lanes import Lane
@@ -90,6 +91,11 @@ def behind(gate: Gate, bound: BoundRound) -> list[BoundRound]:
     return [bound, BoundRound(requests=[gate], finish=[gate.Wait])]
 
 
+def _all_done(testall: Callable[[Sequence[Any]], bool], requests: Sequence[Any]) -> bool:
+    first = requests[0]  # a gate is alone in its round
+    return first.Test() if isinstance(first, Gate) else testall(requests)
+
+
 class DevicePlan(Plan):
     """A plan on memory of a device.
 
@@ -118,15 +124,14 @@ class DevicePlan(Plan):
         self._memory = memory
         self._begun = memory.event()
         self._end = End(memory.event())
-        self._messages = testall
         end = BoundRound(starts=[self._end.Start], requests=[self._end], finish=[self._end.Wait])
         super().__init__(
-            collective, algorithm, reason, nbytes, [*rounds, end], self._all_done, underway, lane
+            *(collective, algorithm, reason, nbytes),
+            [*rounds, end],
+            partial(_all_done, testall),
+            underway,
+            lane,
         )
-
-    def _all_done(self, requests: Sequence[Any]) -> bool:
-        first = requests[0]  # a gate is alone
-        return first.Test() if isinstance(first, Gate) else self._messages(requests)
 
     def __call__(self) -> None:
         self.Start()

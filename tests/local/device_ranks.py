@@ -69,15 +69,20 @@ class Ranks:
             with self.at(rank):
                 plan.Start()
 
-    def move(self, plans):
-        """As far as the last messages."""
+    def move(self, *groups):
+        """As far as the last messages; each group has a plan for each rank."""
         for _ in range(10_000):
-            left = [rank for rank, plan in enumerate(plans) if plan.progress + 1 < len(plan.rounds)]
+            left = [
+                (rank, plan)
+                for plans in groups
+                for rank, plan in enumerate(plans)
+                if plan.progress + 1 < len(plan.rounds)
+            ]
             if not left:
                 return
-            for rank in left:
+            for rank, plan in left:
                 with self.at(rank):
-                    plans[rank].Test()
+                    plan.Test()
         raise AssertionError("the ranks wait for one another for ever")
 
     def wait(self, plans):

@@ -1,0 +1,39 @@
+"""Each fault in what orders a GPU's work is noticed, and nothing is where there is none."""
+
+import pytest
+
+from tests.queued_cupy.mutants import ALONE, ON_RANKS, ROOT, mutated
+
+SEEDS = (None, 1, 2, 3, 4)
+SCENARIOS = sorted({mutant.scenario for mutant in ALONE})
+
+
+def is_right(scenario, load):
+    """Whether a scenario is, in all orders."""
+    scenarios = load("tests.local.device_scenarios")
+    for seed in SEEDS:
+        with pytest.MonkeyPatch.context() as patch:
+            if not getattr(scenarios, scenario)(patch, seed):
+                return False
+    return True
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_without_a_fault_all_is_right(scenario):
+    with mutated(None) as load:
+        assert is_right(scenario, load)
+
+
+@pytest.mark.parametrize("mutant", ALONE, ids=lambda mutant: mutant.name)
+def test_a_fault_is_noticed(mutant):
+    with mutated(mutant) as load:
+        try:
+            noticed = not is_right(mutant.scenario, load)
+        except (RuntimeError, AssertionError):
+            noticed = True
+    assert noticed
+
+
+@pytest.mark.parametrize("mutant", [*ALONE, *ON_RANKS], ids=lambda mutant: mutant.name)
+def test_a_fault_has_one_place(mutant):
+    assert (ROOT / mutant.path).read_text().count(mutant.old) == 1
