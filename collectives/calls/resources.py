@@ -310,9 +310,8 @@ class Resources:
 
     def close(self) -> None:
         """Releases the duplicate; arrays in the node's memory stay.  Collective."""
-        for memory in self._gpus.values():
-            memory.settle()
         if self._nccl is not None:
+            self._gpus[self._nccl.gpu].settle()
             self._nccl.close()
             self._nccl = None
         self._transports.clear()

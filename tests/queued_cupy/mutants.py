@@ -204,7 +204,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 _PARTS = ("queued_cupy", "local")
-_ANEW = ("collectives", *(f"tests.{part}" for part in _PARTS))
+_ANEW = ("collectives", "tests.mpi.collectives.device_scenarios", *(f"tests.{p}" for p in _PARTS))
 
 
 @contextmanager
