@@ -209,20 +209,18 @@ _ANEW = ("collectives", "tests.mpi.collectives.device_scenarios", *(f"tests.{p}"
 
 @contextmanager
 def mutated(mutant):
-    """In it, modules are imported anew, one of them with the fault (``None``: without)."""
+    """In it, modules are imported anew, one of them with the fault."""
     before = {name: module for name, module in sys.modules.items() if name.startswith(_ANEW)}
     parent = sys.modules["tests"]  # whose attributes name them, too
     attributes = {name: vars(parent).pop(name) for name in _PARTS if name in vars(parent)}
     for name in before:
         del sys.modules[name]
-    finder = _Finder(mutant) if mutant is not None else None
-    if finder is not None:
-        sys.meta_path.insert(0, finder)
+    finder = _Finder(mutant)
+    sys.meta_path.insert(0, finder)
     try:
         yield importlib.import_module
     finally:
-        if finder is not None:
-            sys.meta_path.remove(finder)
+        sys.meta_path.remove(finder)
         for name in [name for name in sys.modules if name.startswith(_ANEW)]:
             del sys.modules[name]
         sys.modules.update(before)
