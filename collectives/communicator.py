@@ -369,7 +369,7 @@ class Communicator(Blocking, Nonblocking, Persistent, PointToPoint, MPI.Intracom
         """``comm`` with this communicator's settings."""
         if comm == MPI.COMM_NULL:
             return comm  # type: ignore[return-value]  # as mpi4py: the rank is in no group
-        ours = type(self)(comm, *self._engine.settings)  # type: ignore[arg-type]
+        ours = type(self)(comm, *self._engine.resources.handed_on)  # type: ignore[arg-type]
         ours._engine.count(self.traffic)
         return ours
 
@@ -383,6 +383,6 @@ class Communicator(Blocking, Nonblocking, Persistent, PointToPoint, MPI.Intracom
                 "Dup in the place of Idup"
             )
         comm, request = duplicate(*info)
-        comm._engine = Engine(comm, self._engine.settings)
+        comm._engine = Engine(comm, self._engine.resources.handed_on)
         comm._engine.count(self.traffic)
         return comm, request

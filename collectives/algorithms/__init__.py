@@ -34,7 +34,7 @@ def check(collective: str, algorithm: object, size: int | None = None) -> None:
         UnknownAlgorithm: it may not, and why.
     """
     name, options = parse(algorithm)
-    if name in ("auto", "native"):
+    if name in ("auto", "native", "nccl"):
         if options:
             raise UnknownAlgorithm(f"{algorithm}: {name} has no options")
         return
@@ -54,6 +54,11 @@ def check_default(algorithm: object, size: int | None = None) -> None:
     """
     name, _ = parse(algorithm)
     having = [entry.collective for entry in REGISTRY if entry.name == name]
+    if name == "nccl":
+        raise UnknownAlgorithm(
+            "nccl is for arrays on a GPU; name it in the calls that have some, and not for a whole "
+            "communicator"
+        )
     known = ["auto", "native", *dict.fromkeys(entry.name for entry in REGISTRY)]
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)

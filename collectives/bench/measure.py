@@ -12,7 +12,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.bench import inputs
-from collectives.bench.device import ByTheHost, Nccl, NcclPlan, Row
+from collectives.bench.device import ByTheHost, Row
 from collectives.bench.overlap import overlap
 from collectives.calls.arguments import Arguments
 from collectives.communicator import Communicator
@@ -174,8 +174,8 @@ class Buffers:
         self.source[...] = 1
 
 
-def measure(comm: Communicator, case: Case, nccl: Nccl | None = None) -> list[Result]:
-    """Results in the order of ``case.algorithms``; ``"nccl"`` is by ``nccl``.  Collective.
+def measure(comm: Communicator, case: Case) -> list[Result]:
+    """Results in the order of ``case.algorithms``.  Collective.
 
     The algorithms take turns within each repeat, so that a drift of the machine meets all alike.
     An algorithm that cannot run this type (native float16 on some MPIs) is left out.
@@ -190,7 +190,7 @@ def measure(comm: Communicator, case: Case, nccl: Nccl | None = None) -> list[Re
     sets = min(MOST_SETS, max(1, -(-case.rotating // max(nbytes, 1))))
     buffers = [Buffers(comm, case) for _ in range(sets)]
     plans = {
-        algorithm: [_plan(comm, case, b.arguments, algorithm, nccl) for b in buffers]
+        algorithm: [_plan(comm, case, b.arguments, algorithm) for b in buffers]
         for algorithm in case.algorithms
         if algorithm != "native" or MPI._typedict.get(case.dtype.char)
     }
@@ -236,13 +236,9 @@ def measure(comm: Communicator, case: Case, nccl: Nccl | None = None) -> list[Re
     return results
 
 
-def _plan(
-    comm: Communicator, case: Case, arguments: Arguments, algorithm: str, nccl: Nccl | None
-) -> Row:
+def _plan(comm: Communicator, case: Case, arguments: Arguments, algorithm: str) -> Row:
     if case.on_device and algorithm == "native":
         return ByTheHost(comm, arguments)
-    if nccl is not None and algorithm == "nccl":
-        return NcclPlan(nccl, arguments)
     return comm.plan(arguments, algorithm)
 
 
@@ -313,15 +309,15 @@ def _iterations(comm: Communicator, case: Case, plans: list[Row]) -> int:
 def _timed(comm: Communicator, case: Case, plans: list[Row], iters: int) -> float:
     """Seconds a call; the plans take turns.  On a device, until all that was queued is done."""
     turns = list(islice(cycle(plans), iters))
-    device = CudaMemory() if case.memory == "cupy" else None
+    device = CudaMemory() if case.on_device else None
     if device:
-        device.synchronize()
+        device.settle()
     comm.Barrier(algorithm="native")
     begun = perf_counter()
     for plan in turns:
         plan()
     if device:
-        device.synchronize()
+        device.settle()
     return (perf_counter() - begun) / iters
 
 

@@ -2,14 +2,17 @@
 
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import chain
+from typing import cast
 
 from collectives.algorithms import build, in_segments
 from collectives.analysis.formulas import segments_for
 from collectives.calls.call import Call
 from collectives.calls.exact import bind_exact, is_rounded, saturates
 from collectives.calls.library import library
-from collectives.calls.native import NativePlan, can_be_native, fault_of_native
+from collectives.calls.native import NativePlan, can_be_native, fault_of_native, waits_for_device
+from collectives.calls.nccl import bind_nccl, fault_of_nccl
 from collectives.calls.operands import Operands, is_widened
 from collectives.calls.reduction import combiner
 from collectives.calls.resources import Resources
@@ -17,9 +20,11 @@ from collectives.calls.settings import Settings
 from collectives.calls.tuner import Choice, Situation, choose
 from collectives.errors import CollectiveError
 from collectives.execution.lanes import Lane, Mask
+from collectives.execution.memory import Memory, is_queued
 from collectives.execution.messages import bind
 from collectives.execution.plan import Plan
 from collectives.execution.shared import Places, bind_shared, runs_shared
+from collectives.execution.transport.cuda_memory import CudaMemory
 from collectives.execution.underway import Underway
 
 log = logging.getLogger("collectives")
@@ -49,6 +54,20 @@ def bind_call(
         InvalidBuffer: for buffers that share memory, or whose sum cannot be reproducible.
         CollectiveError: on all ranks, if there are more plans than tags.
     """
+    memory = resources.memory(call.buffer.gpu)
+    with memory.working() if is_queued(memory) else nullcontext():
+        return _bound(call, resources, memory, places, underway, used_anywhere)
+
+
+def _bound(
+    call: Call,
+    resources: Resources,
+    memory: Memory,
+    places: Places | None,
+    underway: Underway,
+    used_anywhere: Callable[[Mask], Mask] | None,
+) -> Plan | NativePlan:
+    """As :func:`bind_call`; what is allocated in it is the plans' stream's."""
     size = call.member.size
     if resources.settings.reproducible and is_rounded(call):
         underway.expect_whole()
@@ -59,9 +78,19 @@ def bind_call(
     algorithm, reason = _choice(call, resources, _loads(call, resources, places), planned)
     log.info("%s: %s (%s)", call, algorithm, reason)
     if algorithm == "native":
-        return NativePlan(resources.comm, call.arguments, reason, underway.traffic)
+        before = waits_for_device(call.arguments, resources.is_direct)
+        return NativePlan(resources.comm, call.arguments, reason, underway.traffic, before)
     underway.expect_whole()
     call.refuse_overlap()
+    if algorithm == "nccl":
+        if resources.settings.needs_messages:
+            raise CollectiveError(
+                f"{call.collective}: NCCL's messages carry no checksums and arrive when they like; "
+                "leave the algorithm out, or use a communicator without these"
+            )
+        device = cast(CudaMemory, memory)
+        nccl = resources.nccl(device.gpu)
+        return bind_nccl(call, nccl, device, reason, underway, borrow=not planned)
     items = None if call.counts else call.count * call.contract.blocks(size)
     schedule = build(call.collective, algorithm, size, call.root, items, call.proved)
     buffer = call.buffer
@@ -80,7 +109,7 @@ def bind_call(
                 places,
                 call.count,
                 buffer.items.dtype,
-                buffer.memory,
+                memory,
                 combine,
                 lane=lane,
                 reason=reason,
@@ -88,15 +117,15 @@ def bind_call(
             )
         log.warning("messages instead of shared memory: %d plans use it", node.slots.most)
     lane = _tags(resources, used_anywhere)
-    operands = Operands(call, borrow=lane is None, widens=widens)
+    operands = Operands(call, borrow=lane is None, widens=widens, memory=memory)
     return bind(
         schedule,
-        resources.device_transport if call.is_on_device else resources.transport,
+        resources.transport_of(buffer.gpu),
         operands.send,
         operands.recv,
         combine,
         counts=call.counts,
-        memory=buffer.memory,
+        memory=memory,
         aside=call.aside,
         before=operands.before,
         after=operands.after,
@@ -145,7 +174,11 @@ def _choice(call: Call, resources: Resources, shared: bool, planned: bool) -> Ch
         situation = _situation(call, per_node, shared, resources.settings)
         if resources.settings.reproducible and saturates(call):
             situation = situation._replace(native=False)
-        choice = choose(table, situation._replace(native=situation.native and not fault))
+        situation = situation._replace(native=situation.native and not fault)
+        choice = choose(table, situation)
+        gpu = call.buffer.gpu
+        if choice.algorithm == "nccl" and gpu is not None and not resources.has_nccl(gpu):
+            choice = choose(table, situation._replace(nccl=False))
         if fault and not delays:
             choice = choice._replace(reason=fault)
     if "segments=auto" not in choice.algorithm:
@@ -183,6 +216,7 @@ def _situation(call: Call, per_node: int, shared: bool, settings: Settings) -> S
         delays=settings.transport.delays,
         uneven=call.counts is not None,
         memory=memory,
+        nccl=not (settings.needs_messages or fault_of_nccl(call)),
     )
 
 

@@ -22,7 +22,7 @@ from collectives.calls.specification import (
     whole_number,
 )
 from collectives.errors import InvalidBuffer
-from collectives.execution.memory import HOST, Memory, is_on_device
+from collectives.execution.memory import HOST, Memory, gpu_of, is_on_device
 from collectives.execution.transport.cuda_memory import CudaMemory
 
 
@@ -55,8 +55,14 @@ class Buffer:
 
     @cached_property
     def memory(self) -> Memory:
-        """Where it lies."""
-        return CudaMemory() if is_on_device(self.items) else HOST
+        """Where it lies, as this call addresses it; plans queue their work on their
+        communicator's (:meth:`~collectives.calls.resources.Resources.memory`)."""
+        return HOST if self.gpu is None else CudaMemory(self.gpu)
+
+    @property
+    def gpu(self) -> int | None:
+        """The number of the GPU that it lies on; ``None`` on the host."""
+        return gpu_of(self.items)
 
     def spans(self) -> list[tuple[int, int]]:
         """First address and the one behind the last, of each part of the caller's memory."""

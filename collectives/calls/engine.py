@@ -16,7 +16,7 @@ from collectives.calls.binding import bind_call, tags_of
 from collectives.calls.call import Call
 from collectives.calls.library import library
 from collectives.calls.meeting import shared_places, still_there, words
-from collectives.calls.native import NativePlan, call_native
+from collectives.calls.native import NativePlan, call_native, waits_for_device
 from collectives.calls.recent import Entry, Recent
 from collectives.calls.resources import Resources
 from collectives.calls.settings import Settings
@@ -249,6 +249,13 @@ class Engine:
         self.underway.drain()
         if self.underway.traffic is not None:
             self.underway.traffic.leave()
+        sent = arguments.sendbuf
+        if type(arguments.recvbuf) is not np.ndarray or not (
+            sent is MPI.IN_PLACE or type(sent) is np.ndarray
+        ):
+            before = waits_for_device(arguments, self.resources.is_direct)
+            if before is not None:
+                before()
         call_native(self.comm, arguments)
         self.last_plan = Native(reason)
 

@@ -1,6 +1,7 @@
 """The memory of what mpi4py takes for an array: buffer protocol, DLPack, CUDA's interface."""
 
 import ctypes
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -106,10 +107,23 @@ def _device_array(data: Any, role: str) -> npt.NDArray[Any]:
             f"the {role} buffer lies on a GPU, which needs CuPy: pip install 'mpitrain[cuda13]' "
             "(or cuda12), or copy it to the host first"
         ) from None
-    array = cupy.asarray(data)
+    array = data if isinstance(data, cupy.ndarray) else _adopted(cupy, data)
     if not (array.flags.c_contiguous or array.flags.f_contiguous):
         raise InvalidBuffer(
             f"the {role} buffer is not contiguous (shape {array.shape}, strides {array.strides}); "
             "pass cupy.ascontiguousarray(array)"
         )
     return array.reshape(-1, order="A")
+
+
+def _adopted(cupy: ModuleType, data: Any) -> Any:
+    """Another library's memory as CuPy's, in the order of both libraries' streams.
+
+    By DLPack, as CUDA's array interface says no type for bfloat16, and of PyTorch's no stream.
+    """
+    if not hasattr(data, "__dlpack_device__"):
+        return cupy.asarray(data)
+    _, gpu = data.__dlpack_device__()
+    with cupy.cuda.Device(gpu):
+        # PyTorch gives no memory away whose gradients it records; a collective records none.
+        return cupy.from_dlpack(data.detach() if hasattr(data, "detach") else data)

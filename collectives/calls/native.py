@@ -6,15 +6,20 @@ from functools import partial
 from itertools import accumulate
 from typing import Any, Self
 
+import numpy as np
 from mpi4py import MPI
 
 from collectives.calls.arguments import Arguments
 from collectives.calls.buffers import Buffer
 from collectives.calls.call import Call
+from collectives.calls.exported import memory_of
 from collectives.calls.gaps import free_types
 from collectives.calls.library import library
-from collectives.execution.memory import is_on_device
+from collectives.errors import InvalidBuffer
+from collectives.execution.memory import gpu_of, is_on_device
+from collectives.execution.plan import Action
 from collectives.execution.traffic import Traffic
+from collectives.execution.transport.cuda_memory import CudaMemory
 
 #: Of one block; above it they cannot count the items.
 _MOST_ITEMS = (1 << 31) - 1
@@ -78,6 +83,34 @@ def fault_of_native(call: Call, planned: bool) -> str:
     return ""
 
 
+def waits_for_device(arguments: Arguments, is_direct: bool) -> Action | None:
+    """What the host has to do before the MPI library may use these buffers: wait for a GPU, or
+    nothing.
+
+    Args:
+        is_direct: whether this MPI is known to take device memory.
+
+    Raises:
+        InvalidBuffer: they lie on a GPU, and it is not: MPI would end the process, or send what
+            lay there before.
+    """
+    data = (
+        spec[0] if type(spec) in (list, tuple) and spec else spec
+        for spec in (arguments.sendbuf, arguments.recvbuf)
+    )
+    arrays = [each for each in data if type(each) is not np.ndarray and is_on_device(each)]
+    if not arrays:
+        return None
+    if not is_direct:
+        raise InvalidBuffer(
+            f"{arguments.collective}: algorithm='native' hands arrays on a GPU to the MPI library, "
+            "which must be CUDA-aware; if it is, say so by Communicator(device='direct') or "
+            "COLLECTIVES_DEVICE=direct, or else leave the algorithm out"
+        )
+    memory = CudaMemory(gpu_of(memory_of(arrays[0], False, "send", readonly=True)))
+    return memory.wait_for_callers
+
+
 def call_native(comm: MPI.Intracomm, arguments: Arguments) -> None:
     """The MPI library's own collective, once."""
     getattr(MPI.Intracomm, _method(arguments))(comm, *_as_mpi_takes_them(arguments))
@@ -95,10 +128,13 @@ class NativePlan:
         arguments: Arguments,
         reason: str,
         traffic: Traffic | None = None,
+        before: Action | None = None,
     ) -> None:
+        """``before`` is done first, in each run."""
         self.collective = arguments.collective
         self.reason = reason
         self._traffic = traffic
+        self._before = before
         name = _method(arguments)
         types: dict[int, MPI.Datatype] = {}
         given = [_as_it_is_now(one, types) for one in _as_mpi_takes_them(arguments)]
@@ -115,6 +151,8 @@ class NativePlan:
         self._expect_idle("run")
         if self._traffic is not None:
             self._traffic.leave()
+        if self._before is not None:
+            self._before()
         self._run()
 
     def Start(self) -> None:
@@ -126,6 +164,8 @@ class NativePlan:
         self._expect_idle("started")
         if self._traffic is not None:
             self._traffic.leave()
+        if self._before is not None:
+            self._before()
         self._request = self._start()
 
     def begin(self) -> Self:

@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 from collectives.calls.buffers import Buffer
 from collectives.calls.call import Call
-from collectives.execution.memory import Items
+from collectives.execution.memory import HOST, Items, Memory
 from collectives.execution.plan import Action
 
 
@@ -25,10 +25,10 @@ class Operands:
         before, after: copies from and to the caller's memory.
     """
 
-    def __init__(self, call: Call, borrow: bool, widens: bool) -> None:
+    def __init__(self, call: Call, borrow: bool, widens: bool, memory: Memory = HOST) -> None:
         """``borrow`` names the caller's memory by address, so that the plan does not keep it;
-        ``widens`` 16-bit numbers to 32 bits."""
-        self._memory = call.buffer.memory
+        ``widens`` 16-bit numbers to 32 bits; ``memory`` is where the buffers lie."""
+        self._memory = memory
         self.before: list[Action] = []
         self.after: list[Action] = []
         in_place = call.send is None

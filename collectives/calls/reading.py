@@ -11,9 +11,9 @@ from collectives.calls.arguments import Arguments
 from collectives.calls.buffers import Buffer, read_buffer, unit_of, vector_buffer
 from collectives.calls.call import Call
 from collectives.calls.native import with_types
+from collectives.calls.nccl import fault_of_nccl
 from collectives.contracts import Member, contract
 from collectives.errors import InvalidBuffer, UnknownAlgorithm
-from collectives.execution.memory import is_on_device
 from collectives.execution.messages import Counts
 
 
@@ -26,7 +26,7 @@ def read_call(arguments: Arguments, algorithm: str, rank: int, size: int) -> Cal
     """
     collective = arguments.collective
     check(collective, algorithm)
-    if (name := parse(algorithm)[0]) in ("auto", "native"):
+    if (name := parse(algorithm)[0]) in ("auto", "native", "nccl"):
         algorithm = name  # however it was spelled
     root = _root(arguments, size)
     op = arguments.op
@@ -48,10 +48,12 @@ def read_call(arguments: Arguments, algorithm: str, rank: int, size: int) -> Cal
         raise InvalidBuffer(f"{collective}: rank {rank} passes no buffer")
     if recv is None and to_recv and collective != "scatter":
         raise InvalidBuffer(f"{collective}: rank {rank} must pass a receive buffer")
-    places = {is_on_device(b.items) for b in (send, recv) if b is not None}
-    if len(places) > 1:
+    gpus = {b.gpu for b in (send, recv) if b is not None}
+    if len(gpus) > 1:
+        lies = "does not" if None in gpus else "on another one"
         raise InvalidBuffer(
-            f"{collective}: one of the send and receive buffers lies on a GPU, the other does not"
+            f"{collective}: one of the send and receive buffers lies on a GPU, the other {lies}; "
+            "copy one of them to where the other is"
         )
     if not blocks.reduces:
         send, recv = _as_units(arguments, send, recv, to_send, to_recv)
@@ -101,6 +103,10 @@ def expect_able(call: Call) -> None:
     """
     name, _ = parse(call.algorithm)
     if name in ("auto", "native"):
+        return
+    if name == "nccl":
+        if fault := fault_of_nccl(call):
+            raise UnknownAlgorithm(f"{call.collective}: {fault}")
         return
     entry = find(call.collective, name)
     if call.op is not None and not call.op.is_commutative and not entry.keeps_order:

@@ -5,17 +5,19 @@ from collections.abc import Callable
 from functools import cached_property
 from math import prod
 from operator import index
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from mpi4py import MPI
 
+from collectives.calls.nccl import Nccl
 from collectives.calls.settings import Settings
 from collectives.calls.tuner import Table, load
 from collectives.errors import CollectiveError, InvalidBuffer
 from collectives.execution.lanes import Lanes
-from collectives.execution.memory import HOST, Items, Memory
+from collectives.execution.memory import HOST, DeviceMemory, Items, Memory
 from collectives.execution.messages import TAGS_PER_PLAN
+from collectives.execution.transport import Transport
 from collectives.execution.transport.adopted import extent
 from collectives.execution.transport.cuda_memory import CudaMemory
 from collectives.execution.transport.cuda_probe import probe
@@ -50,6 +52,11 @@ class Resources:
         self.node: NodeMemory | None = None
         self.tags = Lanes(min(_tags() // TAGS_PER_PLAN - 1, 1 << 30))
         self._transport: MPITransport | None = None
+        self._gpus: dict[int, CudaMemory] = {}
+        self._transports: dict[int, Transport] = {}
+        self._road = settings.device
+        self._nccl: Nccl | None = None
+        self._can_nccl: bool | None = None
 
     @property
     def comm(self) -> MPI.Intracomm:
@@ -118,22 +125,89 @@ class Resources:
             raise told or CollectiveError("rank 0 has no tuning table")
         return told
 
-    @cached_property
-    def device_transport(self) -> DirectTransport | StagedTransport:
-        """For device memory, as ``device`` says."""
+    def memory(self, gpu: int | None) -> Memory:
+        """That of the host, or of a GPU of this rank, with the stream of this communicator's
+        plans."""
+        if gpu is None:
+            return HOST
+        if gpu not in self._gpus:
+            self._gpus[gpu] = CudaMemory(gpu)
+        return self._gpus[gpu]
+
+    def transport_of(self, gpu: int | None) -> Transport:
+        """For messages of memory there.  Collective at its first use for device memory."""
+        if gpu is None:
+            return self.transport
+        if gpu not in self._transports:
+            direct = self.road(gpu) == "direct"
+            memory = cast(DeviceMemory, self.memory(gpu))
+            self._transports[gpu] = (
+                DirectTransport(self.transport)
+                if direct
+                else StagedTransport(self.transport, memory)
+            )
+        return self._transports[gpu]
+
+    def road(self, gpu: int) -> str:
+        """How messages of device memory go, ``"direct"`` or ``"staged"``.  Collective at its first
+        use.
+
+        Args:
+            gpu: that this rank's messages are of.
+        """
         # Checksums and times are the host's.
-        how = "staged" if self.settings.needs_messages else self.settings.device
-        if how == "auto":
-            # One rank of each node tries, as loading CUDA takes seconds; all must be able to.
+        if self.settings.needs_messages:
+            return "staged"
+        if self._road == "auto":
+            self._drain()
             node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
-            works, seen = probe() if node.rank == 0 else (True, "")
+            # The first ranks of each node try, as loading CUDA takes seconds; all must be able to.
+            gpus = node.gather(gpu)
+            works, seen = probe(*gpus[:2]) if gpus else (True, "")
             node.Free()
-            how = "direct" if self.comm.allreduce(works, MPI.LAND) else "staged"
-            log.info("device memory is %s: %s", how, seen or "as the node's first rank found")
-        memory = CudaMemory()
-        if how == "direct":
-            return DirectTransport(self.transport, memory)
-        return StagedTransport(self.transport, memory)
+            self._road = "direct" if self.comm.allreduce(works, MPI.LAND) else "staged"
+            log.info("device memory is %s: %s", self._road, seen or "as a node's first ranks found")
+        if self._road == "direct" and CudaMemory(gpu).allocates_asynchronously:
+            log.warning(
+                "CuPy allocates by cudaMallocAsync, whose memory MPI libraries send by way of the "
+                "host; use CuPy's own pool, or Communicator.empty"
+            )
+        return self._road
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether it is known that this MPI takes device memory; the same on all ranks."""
+        return self._road == "direct" and not self.settings.needs_messages
+
+    @property
+    def handed_on(self) -> Settings:
+        """The settings of communicators that are made of this one: what was found out, too."""
+        return self.settings._replace(device=self._road)
+
+    def nccl(self, gpu: int) -> Nccl:
+        """NCCL among these ranks.  Collective at its first use.
+
+        Args:
+            gpu: that this rank's arrays are on.
+
+        Raises:
+            CollectiveError: on all ranks, where one of them cannot.
+        """
+        if self._nccl is None:
+            self._drain()
+            self._nccl = Nccl(self.comm, gpu)
+        return self._nccl
+
+    def has_nccl(self, gpu: int) -> bool:
+        """Whether NCCL can be had: the same on all ranks.  Collective at its first use."""
+        if self._can_nccl is None:
+            try:
+                self.nccl(gpu)
+                self._can_nccl = True
+            except CollectiveError as error:
+                log.info("no NCCL: %s", error)
+                self._can_nccl = False
+        return self._can_nccl
 
     def empty(self, shape: Any, dtype: Any, memory: str) -> Items:
         """Zeros in the node's memory, or in ordinary memory where that cannot be.
@@ -147,7 +221,7 @@ class Resources:
         """
         alone = self._alone
         try:
-            kind: Memory = CudaMemory() if memory == "cupy" else HOST
+            kind = self.memory(CudaMemory().gpu if memory == "cupy" else None)
             dtype = _read_type(dtype)
             dimensions = _read_shape(shape, dtype)
             items = kind.zeros(dimensions, dtype) if alone else None
@@ -223,6 +297,10 @@ class Resources:
 
     def revoke(self) -> None:
         """Ends all waits in the duplicate, and lets go of it."""
+        if self._nccl is not None:
+            self._nccl.abort()
+            self._nccl = None
+        self._transports.clear()
         if self.node is not None:
             self.node.give_back()
             self.node = None
@@ -232,6 +310,11 @@ class Resources:
 
     def close(self) -> None:
         """Releases the duplicate; arrays in the node's memory stay.  Collective."""
+        if self._nccl is not None:
+            self._gpus[self._nccl.gpu].settle()
+            self._nccl.close()
+            self._nccl = None
+        self._transports.clear()
         if self.node is not None:
             self.node.close()
             self.node = None

@@ -144,6 +144,7 @@ class Situation(NamedTuple):
             ``"ipc"`` (on a GPU, and all ranks can address it).
         has_checksums: whether messages must carry checksums.
         delays: whether messages arrive as over a slower link.
+        nccl: whether NCCL can do it, as far as the call alone says.
     """
 
     mpi: str
@@ -157,12 +158,13 @@ class Situation(NamedTuple):
     memory: str = "numpy"
     has_checksums: bool = False
     delays: bool = False
+    nccl: bool = False
 
     def allows(self, algorithm: str) -> bool:
         """Whether ``algorithm`` can serve the call."""
         name, _ = parse(algorithm)
-        if name == "native":
-            return self.native
+        if name in ("native", "nccl"):
+            return self.native if name == "native" else self.nccl
         entry = find(self.collective, name)
         ordered = self.commutes or entry.keeps_order or contract(self.collective).idempotent
         return ordered and (entry.uneven or not self.uneven)

@@ -157,7 +157,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
     from collectives.bench import inputs, report
-    from collectives.bench.device import Nccl, check_device_messages, use_own_gpu
+    from collectives.bench.device import check_device_messages, check_nccl, use_own_gpu
     from collectives.bench.measure import FLOORS, Case, measure
     from collectives.bench.point_to_point import measure_pairs
 
@@ -173,10 +173,10 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
             inputs.sizes(options.minbytes, options.maxbytes, options.stepfactor, options.stepbytes)
         )
         about = report.environment(comm)
-        nccl = None
         if on_device:
             about["gpu"] = use_own_gpu(comm)
-            nccl = Nccl(comm) if "nccl" in wanted else None
+            if "nccl" in wanted:
+                check_nccl(comm)
             if pairs:
                 check_device_messages(comm)
     except (CollectiveError, ValueError) as error:  # the same on all ranks
@@ -214,13 +214,11 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
                     tests=options.overlap,
                     floor=options.floor and not on_device and options.collective in FLOORS,
                 )
-                measured = measure_pairs(comm, case) if pairs else measure(comm, case, nccl)
+                measured = measure_pairs(comm, case) if pairs else measure(comm, case)
                 native = next((r for r in measured if r.algorithm == "native"), None)
                 for result in measured:
                     say(report.row(result, native, width))
                 results += measured
-    if nccl is not None:
-        nccl.close()
     say(report.footer(results, options.min_busbw))
     if comm.rank == 0:
         _write(options, results, about)

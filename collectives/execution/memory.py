@@ -2,7 +2,7 @@
 
 A GPU's memory is :mod:`collectives.execution.transport.cuda_memory`.  Work there is queued on a
 stream and done later, so MPI must not read or write it before the stream has come that far; that
-is the transports' business (:mod:`collectives.execution.transport.device`).
+is the business of gates (:mod:`collectives.execution.device_plan`).
 """
 
 import ctypes
@@ -11,10 +11,12 @@ import sys
 from collections.abc import Callable
 from contextvars import Context
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
+
+from collectives.execution.device_plan import Queued
 
 Items = npt.NDArray[Any]
 
@@ -60,12 +62,14 @@ class Memory(Protocol):
         """The same memory by address: whoever uses it must know that it is still there."""
 
 
-@runtime_checkable
-class DeviceMemory(Memory, Protocol):
-    """Memory whose work is queued."""
+class DeviceMemory(Memory, Queued, Protocol):
+    """Memory whose work is queued, on the stream that is current when something is called."""
 
     def synchronize(self) -> object:
-        """Returns when all that was queued is done."""
+        """Returns when all is done that was queued on the current stream."""
+
+    def settle(self) -> object:
+        """Returns when all is done that was queued on any stream of the device."""
 
     def pinned(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """Host memory that copies to and from the device are fastest with."""
@@ -160,17 +164,36 @@ def _quiet() -> Context:
 HOST = HostMemory()
 
 
+def is_queued(memory: Memory) -> TypeGuard[DeviceMemory]:
+    """Whether work on it is queued, as a GPU's is."""
+    return memory is not HOST
+
+
 def is_on_device(array: object) -> bool:
     """Whether an array lies on a GPU.
 
     CUDA's array interface alone does not say so: host memory may have it, too.
     """
-    if not hasattr(array, "__cuda_array_interface__"):
+    if isinstance(array, np.ndarray):
         return False
-    cupy = sys.modules.get("cupy")
+    cupy, torch = sys.modules.get("cupy"), sys.modules.get("torch")
     if cupy is not None and isinstance(array, cupy.ndarray):
         return True
-    return _is_device_address(array.__cuda_array_interface__["data"][0])
+    if torch is not None and isinstance(array, torch.Tensor):
+        return bool(array.is_cuda)  # its array interface raises where gradients are recorded
+    try:
+        address = array.__cuda_array_interface__["data"][0]  # type: ignore[attr-defined]
+    except AttributeError:
+        return False
+    return _is_device_address(address)
+
+
+def gpu_of(items: Items) -> int | None:
+    """The number of the GPU that NumPy's or CuPy's array lies on; ``None`` on the host."""
+    if isinstance(items, np.ndarray):
+        return None
+    gpu: int = items.device.id
+    return gpu
 
 
 def _is_device_address(address: int) -> bool:

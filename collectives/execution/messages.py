@@ -4,16 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, cast
 
 import numpy as np
 
 from collectives.errors import InvalidBuffer, ScheduleError
+from collectives.execution.device_plan import DevicePlan, Gate, behind
 from collectives.execution.lanes import Lane
-from collectives.execution.memory import HOST, Combine, DeviceMemory, Items, Memory
+from collectives.execution.memory import HOST, Combine, DeviceMemory, Items, Memory, is_queued
 from collectives.execution.plan import Action, BoundRound, Plan
 from collectives.execution.traffic import Traffic
-from collectives.execution.transport import Bytes, Request, Transport
+from collectives.execution.transport import Bytes, DeviceTransport, Request, Transport
 from collectives.execution.underway import Underway
 from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send
 
@@ -92,8 +93,19 @@ class _Binder:
         """The rounds that have something to do; chunks of no items move nothing."""
         most = max(map(self.arriving, self.program), default=0)
         arrivals = self.memory.empty(most, self.buffers["recvbuf"].dtype)
-        bound = (self.round(steps, arrivals) for steps in self.program)
-        return [r for r in bound if r.starts]
+        bound = [r for r in (self.round(steps, arrivals) for steps in self.program) if r.starts]
+        return self.gated(bound, self.memory) if is_queued(self.memory) else bound
+
+    def gated(self, bound: list[BoundRound], memory: DeviceMemory) -> list[BoundRound]:
+        """Before each round with messages, a gate: until then, what MPI is to send is not there,
+        and what it receives would be written over."""
+        transport = cast(DeviceTransport, self.transport)
+        gate, rounds = Gate(memory.event()), []
+        for each in bound:
+            if each.requests:
+                rounds += behind(gate, BoundRound(starts=transport.prepared(each.requests)))
+            rounds.append(each)
+        return rounds
 
     def arriving(self, steps: Round) -> int:
         """Items that have to be kept aside until they are reduced."""
@@ -237,9 +249,8 @@ def bind(
         rounds.insert(0, BoundRound(starts=prepare))
     if after:
         rounds.append(BoundRound(starts=list(after)))
-    if isinstance(memory, DeviceMemory):  # the caller may go on with another stream
-        rounds.append(BoundRound(starts=[memory.synchronize]))
-    return Plan(
+    make = partial(DevicePlan, memory=memory) if is_queued(memory) else Plan
+    return make(
         schedule.collective,
         schedule.algorithm,
         reason,

@@ -6,7 +6,8 @@ With the direct all-reduce in segments this is "the owner of a slice reduces it 
 outputs": 2 p s bytes of loads and stores for p ranks of s bytes, against 11 s (p-1) of a ring that
 copies into and out of shared memory (Peng et al., "YHCCL", SC 2023).
 
-On GPUs that map one another's memory, a ``RecvReduce`` is one kernel that reads the other's.
+On GPUs that map one another's memory, a ``RecvReduce`` is one kernel that reads the other's, and a
+rank says how far it has come when a gate tells that its stream has.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,8 +20,9 @@ import numpy as np
 from collectives.algorithms.segments import segmented
 from collectives.analysis.dataflow import Cell, Dataflow, Endpoint, entered, moved
 from collectives.errors import ScheduleError
+from collectives.execution.device_plan import DevicePlan, Gate, behind
 from collectives.execution.lanes import Lane
-from collectives.execution.memory import HOST, Combine, DeviceMemory, Items, Memory
+from collectives.execution.memory import HOST, Combine, Items, Memory, is_queued
 from collectives.execution.messages import Layout
 from collectives.execution.plan import Action, BoundRound, Plan
 from collectives.execution.transport.flags import Flag
@@ -95,7 +97,8 @@ def bind_shared(
     if underway.traffic is not None:
         before.append(partial(underway.traffic.share, _moved_bytes(flow, node.rank, layout, dtype)))
     after = [partial(HOST.copy, own, copy) for own, copy in edges[1]]
-    plan = Plan(
+    make = partial(DevicePlan, memory=memory) if is_queued(memory) else Plan
+    plan = make(
         schedule.collective,
         schedule.algorithm,
         reason,
@@ -210,6 +213,7 @@ class SharedBinder:
         self.buffers = buffers
         self.layout = layout
         self.combine = combine
+        self.gate = Gate(memory.event()) if is_queued(memory) else None
         self.told = 0  # the count that this rank's last tick says
         self.reached = [0] * node.size
         self.pending: list[Pending] = []
@@ -222,19 +226,18 @@ class SharedBinder:
         for number, steps in enumerate(self.flow.programs[self.rank]):
             if steps:
                 bound += self.round(number, steps)
-        end = self.wait(self.pending, [*after, *self.tick(last)])
-        return [*bound, end]
+        return [*bound, *self.ticking(self.wait(self.pending, [*after]), last)]
 
     def round(self, number: int, steps: Round) -> list[BoundRound]:
         writes = self.flow.writes(self.rank, steps)
         touches = writes | self.flow.reads(self.rank, steps)
         due = [w for w in self.pending if w.cells & (writes if w.reading else touches)]
         self.pending = [w for w in self.pending if w not in due]
-        told: list[Action] = []
-        if self.flow.is_awaited(self.rank, self.told, entered(number)):
-            told = self.tick(entered(number))
+        tells = self.flow.is_awaited(self.rank, self.told, entered(number))
         self.told = moved(number)
-        entering = [self.wait(due, told)] if due or told else []
+        entering = [self.wait(due, [])] if due or tells else []
+        if tells:
+            entering = self.ticking(entering[0], entered(number))
 
         moving = BoundRound()
         lent: list[Pending] = []  # what peers read of our memory in this round
@@ -269,11 +272,11 @@ class SharedBinder:
                         late.append(self.reduction(step, aside, target))
                     else:
                         self.add(moving, flags, self.reduction(step, remote, target))
-        self.add(moving, [], *self.tick(moved(number)))
+        moving_and_told = self.ticking(moving, moved(number))
         if late:
-            return [*entering, moving, self.wait(lent, late)]
+            return [*entering, *moving_and_told, self.wait(lent, late)]
         self.pending += lent
-        return [*entering, moving]
+        return [*entering, *moving_and_told]
 
     def view(self, rank: int, chunk: Chunk) -> Items:
         return self.buffers[rank][chunk.buffer][self.layout.items(chunk)]
@@ -281,10 +284,16 @@ class SharedBinder:
     def copy(self, target: Items, source: Items) -> Action:
         return partial(self.memory.copy, target, source)
 
-    def tick(self, count: int) -> list[Action]:
-        """Says how far this rank has come: what it has queued so far must have been done."""
+    def ticking(self, bound: BoundRound, count: int) -> list[BoundRound]:
+        """``bound``, and then this rank says how far it has come: what it has queued so far must
+        have been done."""
         tick = self.node.tick(self.slot, count)
-        return [self.memory.synchronize, tick] if isinstance(self.memory, DeviceMemory) else [tick]
+        if self.gate is None:
+            self.add(bound, [], tick)
+            return [bound]
+        rounds = behind(self.gate, bound)
+        self.add(rounds[-1], [], tick)
+        return rounds
 
     def flags(self, rank: int, count: int) -> list[Flag]:
         """The condition that ``rank`` has reached ``count``, unless an earlier one implies it."""

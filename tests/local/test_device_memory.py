@@ -1,6 +1,7 @@
-"""Plans on memory whose work is queued, as a GPU's: what is not waited for has not happened.
+"""Plans on GPUs whose work is queued: what nobody has ordered happens in another order.
 
-tests/mpi/collectives/test_device.py is on a real GPU, where there is one; here the queue is a list.
+The ranks are in this process, each with a GPU of ``tests/queued_cupy``.
+tests/mpi/collectives/test_device.py is on a real one, where there is one.
 """
 
 import numpy as np
@@ -8,103 +9,145 @@ import pytest
 
 from collectives.algorithms import ALGORITHMS, build
 from collectives.errors import InvalidBuffer
+from collectives.execution.lanes import Lane
 from collectives.execution.local import run
-from collectives.execution.memory import HostMemory
-from collectives.execution.transport.device import DirectTransport, StagedTransport
+from tests.local.device_ranks import Ranks
+from tests.queued_cupy.machine import POISON
+
+ROADS = ["direct", "staged"]
 
 
-class QueuedMemory(HostMemory):
-    """NumPy arrays that change only when somebody synchronizes."""
-
-    def __init__(self):
-        self.queue = []
-
-    def empty(self, count, dtype):
-        return np.full(count, 99, dtype)
-
-    def copy(self, target, source):
-        self.queue.append(lambda: np.copyto(target, source))
-
-    def combine(self, function):
-        return lambda left, right, out: self.queue.append(lambda: function(left, right, out=out))
-
-    def pinned(self, nbytes):
-        return np.full(nbytes, 77, np.uint8)
-
-    def download(self, host, device):
-        self.copy(host, device)
-
-    def upload(self, device, host):
-        self.copy(device, host)
-
-    def synchronize(self):
-        work, self.queue[:] = list(self.queue), []
-        for act in work:
-            act()
+def given(schedule, size):
+    """Each rank's input, and how many items each receives."""
+    rng = np.random.default_rng(size)
+    members = [schedule.member(rank)._replace(chunks=1) for rank in range(size)]
+    inputs = [rng.integers(0, 50, 7 * schedule.contract.send_blocks(m)) for m in members]
+    return inputs, [7 * schedule.contract.recv_blocks(m) for m in members]
 
 
-class NeverWaits(QueuedMemory):
-    """As if the transport had forgotten to synchronize: the work is done at the very end."""
-
-    def synchronize(self):
-        """Nothing."""
-
-    def finish(self):
-        super().synchronize()
+def all_reduce(ranks, size, count=60, algorithm="ring", lane=None):
+    """Plans of an all-reduce, their inputs still queued."""
+    schedule = build("allreduce", algorithm, size)
+    inputs = [np.arange(count) * (rank + 1) for rank in range(size)]
+    sends = [ranks.put(rank, items) for rank, items in enumerate(inputs)]
+    return ranks.bind(schedule, sends, [count] * size, lane=lane), sum(inputs)
 
 
-def run_queued(schedule, inputs, transport, memory=QueuedMemory, combine=np.add):
-    """Every rank's result; the inputs are written by work that is still queued."""
-    memories = []
-
-    def on(inner):
-        memories.append(memory())
-        return transport(inner, memories[-1]), memories[-1]
-
-    lazily = [np.full_like(items, 55) for items in inputs]
-
-    def started(rank):
-        memories[rank].copy(lazily[rank], inputs[rank])
-
-    results = run(schedule, lazily, combine, on=on, before=started)
-    for each in memories:
-        getattr(each, "finish", each.synchronize)()
-    return results
-
-
-@pytest.mark.parametrize("transport", [DirectTransport, StagedTransport])
+@pytest.mark.parametrize("road", ROADS)
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: f"{a.collective}-{a.name}")
-def test_every_algorithm(algorithm, transport):
-    for size in (1, 2, 3, 5):
+def test_every_algorithm(monkeypatch, algorithm, road):
+    for size, seed in ((1, None), (2, None), (3, None), (3, 1), (5, 2)):
         schedule = algorithm.schedule(size)
-        idempotent = schedule.contract.idempotent
-        combine = np.maximum if idempotent else np.add
-        rng = np.random.default_rng(size)
-        blocks = [schedule.contract.send_blocks(schedule.member(r)) for r in range(size)]
-        inputs = [rng.integers(0, 50, 7 * n) for n in blocks]
-        for got, wanted in zip(
-            run_queued(schedule, inputs, transport, combine=combine),
-            run(schedule, inputs, combine),
-        ):
-            assert (got is None and wanted is None) or np.array_equal(got, wanted)
+        combine = np.maximum if schedule.contract.idempotent else np.add
+        inputs, received = given(schedule, size)
+        ranks = Ranks(monkeypatch, size, road, seed)
+        sends = [ranks.put(rank, items) for rank, items in enumerate(inputs)]
+        plans = ranks.bind(schedule, sends, received, combine)
+        for _ in range(2):
+            ranks.start(plans)
+            ranks.wait(plans)
+            for got, wanted in zip(ranks.results(), run(schedule, inputs, combine)):
+                assert (got is None and wanted is None) or np.array_equal(got, wanted)
+        ranks.machine.expect_no_races()
 
 
-@pytest.mark.parametrize("transport", [DirectTransport, StagedTransport])
-def test_without_synchronization_the_results_are_wrong(transport):
-    schedule = build("allreduce", "ring", 3)
-    inputs = [np.arange(9) + rank for rank in range(3)]
-    right = run(schedule, inputs)
-    wrong = run_queued(schedule, inputs, transport, NeverWaits)
-    assert all(map(np.array_equal, run_queued(schedule, inputs, transport), right))
-    assert not any(map(np.array_equal, wrong, right))
+@pytest.mark.parametrize("road", ROADS)
+def test_test_is_true_when_the_host_can_read(monkeypatch, road):
+    ranks = Ranks(monkeypatch, 3, road)
+    plans, total = all_reduce(ranks, 3)
+    ranks.start(plans)
+    while not all([plan.Test() for plan in plans]):
+        pass
+    for out in ranks.outputs:
+        assert np.array_equal(out._a, total)  # without a stream
 
 
-def test_staged_messages_go_in_parts(monkeypatch):
-    monkeypatch.setattr("collectives.execution.transport.device.PART_BYTES", 64)
-    schedule = build("allreduce", "butterfly", 4)
-    inputs = [np.arange(1000) * rank for rank in range(4)]
-    for result in run_queued(schedule, inputs, StagedTransport):
-        assert np.array_equal(result, 6 * np.arange(1000))
+def test_synchronize_lets_the_host_read(monkeypatch):
+    ranks = Ranks(monkeypatch, 2, "staged")
+    plans, total = all_reduce(ranks, 2)
+    ranks.start(plans)
+    ranks.move(plans)
+    for plan in plans:
+        plan.synchronize()
+    assert all(np.array_equal(out._a, total) for out in ranks.outputs)
+
+
+@pytest.mark.parametrize("road", ROADS)
+def test_the_host_does_not_wait_for_the_callers_work(monkeypatch, road):
+    """Neither at the start nor at the end: not even for what was queued before."""
+    ranks = Ranks(monkeypatch, 2, road)
+    plans, _ = all_reduce(ranks, 2)
+    before = ranks.machine.waits
+    ranks.start(plans)
+    assert ranks.machine.waits == before
+    assert all((out._a.view(np.uint8) == POISON).all() for out in ranks.outputs)  # nothing is done
+    ranks.wait(plans)
+    assert ranks.machine.waits == before  # gates were asked, and never waited for
+
+
+@pytest.mark.parametrize("seed", [None, *range(5)])
+def test_buffers_that_are_freed_at_once(monkeypatch, seed):
+    """The input is dropped after Wait, and its memory is written over by the caller's stream."""
+    ranks = Ranks(monkeypatch, 2, "staged", seed)
+    for turn in range(3):
+        plans, total = all_reduce(ranks, 2, 60 + turn)
+        ranks.start(plans)
+        ranks.wait(plans)
+        outputs = ranks.results()
+        for plan in plans:
+            plan.Free()
+        del plans
+        for rank, got in enumerate(outputs):
+            assert np.array_equal(got, total)
+            ranks.put(rank, np.full(60 + turn, 9))
+    ranks.machine.expect_no_races()
+
+
+@pytest.mark.parametrize("road", ROADS)
+def test_two_plans_under_way(monkeypatch, road):
+    ranks = Ranks(monkeypatch, 3, road, seed=4)
+    first, total = all_reduce(ranks, 3, 60, lane=Lane(0))
+    outputs = ranks.outputs
+    second, more = all_reduce(ranks, 3, 30, "butterfly", lane=Lane(1))
+    for _ in range(2):
+        ranks.start(first)
+        ranks.start(second)
+        ranks.move(first)
+        ranks.wait(second)
+        ranks.wait(first)
+        assert all(np.array_equal(got, more) for got in ranks.results())
+        ranks.outputs, outputs = outputs, ranks.outputs
+        assert all(np.array_equal(got, total) for got in ranks.results())
+        ranks.outputs, outputs = outputs, ranks.outputs
+    ranks.machine.expect_no_races()
+
+
+def test_staged_messages_go_in_parts_and_share_pinned_memory(monkeypatch):
+    monkeypatch.setattr("collectives.execution.transport.device.PART_BYTES", 4096)
+    ranks = Ranks(monkeypatch, 4, "staged")
+    for count in (5000, 4000):
+        plans, total = all_reduce(ranks, 4, count)
+        for _ in range(3):
+            ranks.start(plans)
+            ranks.wait(plans)
+            assert all(np.array_equal(got, total) for got in ranks.results())
+    # A round of a ring sends and receives a quarter; messages of their own would have had 12 times
+    # as much, for each of the two plans.
+    in_a_round = 2 * (5000 * 8 // 4)
+    assert all(t.bounces.nbytes <= 2 * (in_a_round + 2 * 4096) for t in ranks.transports)
+    ranks.machine.expect_no_races()
+
+
+def test_a_plan_of_another_gpu(monkeypatch):
+    """Whatever the current device is when a plan moves on."""
+    ranks = Ranks(monkeypatch, 3, "direct")
+    plans, total = all_reduce(ranks, 3)
+    ranks.start(plans)
+    for _ in range(1000):
+        if all([plan.Test() for plan in plans]):
+            break
+    assert all(np.array_equal(got, total) for got in ranks.results())
+    assert ranks.cupy.cuda.Device().id == 0
 
 
 class SaysItIsOnAGpu:

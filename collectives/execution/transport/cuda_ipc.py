@@ -13,7 +13,7 @@ from collectives.execution.transport import Bytes
 
 
 def exchange(comm: MPI.Intracomm, memory: DeviceMemory, nbytes: int) -> list[Bytes]:
-    """New memory of ``nbytes`` on every rank, and that of all ranks as this one addresses it.
+    """New zeros of ``nbytes`` on every rank, and the memory of all ranks as this one addresses it.
 
     Whether a mapping works is found out by reading through it.  Collective.
 
@@ -23,33 +23,43 @@ def exchange(comm: MPI.Intracomm, memory: DeviceMemory, nbytes: int) -> list[Byt
     """
     own = handle = problem = None
     segments: list[Bytes] = []
-    try:
-        own = memory.shareable(max(nbytes, 8))
-        own[:8].view(np.int64)[...] = comm.rank
-        memory.synchronize()
-        handle = memory.handle(own)
-    except (RuntimeError, MemoryError) as error:
-        problem = str(error)
-    told = comm.allgather((handle, 0 if own is None else own.nbytes))
-    if own is not None and all(other for other, _ in told):
+    length = -(-max(nbytes, 1) // 8) * 8
+    with memory.working():
         try:
-            for rank, (other, length) in enumerate(told):
-                segments.append(own if rank == comm.rank else memory.mapped(other, length))
-            seen = [int(segment[:8].view(np.int64)[0]) for segment in segments]
-            if seen != [*range(comm.size)]:
-                problem = f"instead of the ranks' numbers it reads {seen}"
+            own = memory.shareable(length)
+            words = own.view(np.int64)
+            words[:1] = words[-1:] = comm.rank
+            memory.synchronize()
+            handle = memory.handle(own)
         except (RuntimeError, MemoryError) as error:
             problem = str(error)
+        told = comm.allgather((handle, 0 if own is None else own.nbytes))
+        if own is not None and all(other for other, _ in told):
+            try:
+                for rank, (other, length) in enumerate(told):
+                    mine = rank == comm.rank
+                    segments.append(own if mine else memory.mapped(other, length))
+                seen = [[int(s.view(np.int64)[at]) for at in (0, -1)] for s in segments]
+                if seen != [[rank, rank] for rank in range(comm.size)]:
+                    problem = f"instead of the ranks' numbers it reads {seen}"
+            except (RuntimeError, MemoryError) as error:
+                problem = str(error)
     problems = [f"rank {rank}: {p}" for rank, p in enumerate(comm.allgather(problem)) if p]
     if problems:
         release(comm, memory, segments)
         raise InvalidBuffer(f"the ranks cannot share device memory: {'; '.join(problems)}")
+    with memory.working():  # the others have read it
+        segments[comm.rank][...] = 0
+        memory.synchronize()
     return segments
 
 
 def release(comm: MPI.Intracomm, memory: DeviceMemory, segments: list[Bytes]) -> None:
-    """Lets go of the others' memory; returns when the others have let go of ours.  Collective."""
-    memory.synchronize()
+    """Lets go of the others' memory; returns when the others have let go of ours.  Collective.
+
+    No stream may still use it, the caller's no more than ours.
+    """
+    memory.settle()
     for rank, segment in enumerate(segments):
         if rank != comm.rank:
             memory.unmap(segment)

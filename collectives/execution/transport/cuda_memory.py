@@ -1,7 +1,9 @@
-"""Arrays on a GPU, by CuPy: what a plan queues on a stream there."""
+"""Arrays on a GPU, by CuPy, and a stream there for the plans of a communicator."""
 
-from collections.abc import Callable
-from functools import partial
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -10,11 +12,20 @@ import numpy.typing as npt
 from collectives.errors import InvalidBuffer
 from collectives.execution.memory import Combine, Items
 
+#: ``cudaMalloc`` cuts smaller allocations out of blocks of 2 MiB, and a handle is of a whole block.
+_SHAREABLE_BYTES = 2 << 20
+#: CUDA takes the highest priority that the GPU has for any that is higher (a lower number).
+_FIRST = -100
+
 
 class CudaMemory:
-    """CuPy, on the stream that is current when something is called."""
+    """CuPy, on the stream that is current when something is called.
 
-    def __init__(self) -> None:
+    Args:
+        gpu: its number in this process; by default that of the current device.
+    """
+
+    def __init__(self, gpu: int | None = None) -> None:
         try:
             import cupy
         except ImportError as error:
@@ -22,12 +33,55 @@ class CudaMemory:
                 f"memory on a GPU needs CuPy ({error}): pip install 'mpitrain[cuda13]' (or cuda12)"
             ) from None
         self.cupy = cupy
+        self.gpu: int = cupy.cuda.Device().id if gpu is None else gpu
+
+    @cached_property
+    def stream(self) -> Any:
+        """Of our own: what is queued there waits for no other stream that it is not told to."""
+        with self.cupy.cuda.Device(self.gpu):
+            return self.cupy.cuda.Stream(non_blocking=True, priority=_FIRST)
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        with self.cupy.cuda.Device(self.gpu), self.stream:
+            yield
+
+    def event(self) -> Any:
+        with self.cupy.cuda.Device(self.gpu):
+            return self.cupy.cuda.Event(disable_timing=True)
+
+    def callers(self) -> Sequence[Any]:
+        cuda = self.cupy.cuda
+        streams = [cuda.get_current_stream(self.gpu)]
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            foreign = _Foreign(torch.cuda.current_stream(self.gpu).cuda_stream)
+            with cuda.Device(self.gpu):
+                streams.append(cuda.Stream.from_external(foreign))
+        return streams
+
+    def follow(self, streams: Sequence[Any], event: Any) -> None:
+        with self.cupy.cuda.Device(self.gpu):
+            for stream in streams:
+                event.record(stream)
+                self.stream.wait_event(event)
+
+    def wait_for_callers(self) -> None:
+        """The host waits for all that the caller's streams have queued."""
+        for stream in self.callers():
+            stream.synchronize()
+
+    @property
+    def allocates_asynchronously(self) -> bool:
+        """Whether CuPy's arrays come from CUDA's own pool, and not from CuPy's."""
+        return "async" in getattr(self.cupy.cuda.get_allocator(), "__name__", "")
 
     def empty(self, count: int, dtype: "np.dtype[Any]") -> Items:
         return self.cupy.empty(count, dtype)
 
     def zeros(self, shape: Any, dtype: npt.DTypeLike) -> Items:
-        return self.cupy.zeros(shape, dtype)
+        with self.cupy.cuda.Device(self.gpu):
+            return self.cupy.zeros(shape, dtype)
 
     def copy(self, target: Items, source: Items) -> None:
         self.cupy.copyto(target, source)
@@ -60,6 +114,9 @@ class CudaMemory:
     def synchronize(self) -> None:
         self.cupy.cuda.get_current_stream().synchronize()
 
+    def settle(self) -> None:
+        self.cupy.cuda.Device(self.gpu).synchronize()
+
     def pinned(self, nbytes: int) -> npt.NDArray[np.uint8]:
         memory = self.cupy.cuda.alloc_pinned_memory(max(1, nbytes))
         return np.frombuffer(memory, np.uint8, nbytes)
@@ -72,7 +129,7 @@ class CudaMemory:
 
     def shareable(self, nbytes: int) -> npt.NDArray[np.uint8]:
         # Not from CuPy's pool: a handle is of a whole allocation.
-        memory = self.cupy.cuda.Memory(nbytes)
+        memory = self.cupy.cuda.Memory(-(-nbytes // _SHAREABLE_BYTES) * _SHAREABLE_BYTES)
         pointer = self.cupy.cuda.MemoryPointer(memory, 0)
         return self.cupy.ndarray(nbytes, np.uint8, pointer)
 
@@ -83,7 +140,7 @@ class CudaMemory:
     def mapped(self, handle: bytes, nbytes: int) -> npt.NDArray[np.uint8]:
         address = self.cupy.cuda.runtime.ipcOpenMemHandle(handle)
         # Whichever GPU it is on, this one can use it, and CuPy need not look further.
-        return self._at(address, nbytes, np.dtype(np.uint8), self.cupy.cuda.Device().id)
+        return self._at(address, nbytes, np.dtype(np.uint8), self.gpu)
 
     def unmap(self, items: Items) -> None:
         self.cupy.cuda.runtime.ipcCloseMemHandle(self.address(items))
@@ -97,3 +154,13 @@ class CudaMemory:
         runtime = self.cupy.cuda.runtime
         stream = self.cupy.cuda.get_current_stream()
         runtime.memcpyAsync(target, source, nbytes, runtime.memcpyDefault, stream.ptr)
+
+
+class _Foreign:
+    """A stream of another library's, in the words of CUDA's protocol for that."""
+
+    def __init__(self, address: int) -> None:
+        self.address = address
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.address

@@ -1,56 +1,83 @@
-"""Whether this MPI can send device memory, found out by sending some, in a process that may crash.
+"""Whether this MPI can send device memory, found out by sending some, in processes that may crash.
 
-MPI libraries say little about it that can be trusted, and one that cannot ends the process.
+MPI libraries say little about it that can be trusted, and one that cannot ends the process.  A
+message to oneself takes another road than one to a peer, so two ranks try: those of a small job of
+its own on this node, on the GPUs of two of the job's ranks.
 """
 
 import os
+import shutil
 import subprocess
 import sys
+from functools import cache
+from pathlib import Path
 
-#: The child is on its own: it must not take part in its parent's job.
-_OF_THE_JOB = ("OMPI_", "PMI", "PRTE_", "HYDRA_", "MPIR_", "SLURM_")
+#: The children are on their own: they must not take part in their parent's job.
+_OF_THE_JOB = ("OMPI_", "PMI", "PRTE_", "PRRTE_", "HYDRA_", "MPIR_", "SLURM_", "FLUX_", "PBS_")
+_KEPT = ("OMPI_MCA_", "OMPI_ALLOW")
+#: However few cores there are.
+_CROWDED = {
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+}
 _TIMEOUT_S = 60
 _FINE = "device memory arrived"
 
 
-def probe() -> tuple[bool, str]:
-    """Whether a message between two buffers on this GPU arrives, and what was seen.
+@cache
+def probe(*gpus: int) -> tuple[bool, str]:
+    """Whether messages between buffers on these GPUs arrive, one for each of two ranks, and what
+    was seen.  One GPU is that of both, and none the first one.
 
-    Cost: a few seconds, once.
+    Cost: a few seconds, once a process.
     """
+    launcher = _launcher()
+    if launcher is None:
+        return False, "there is no mpiexec to try it with; COLLECTIVES_DEVICE says what is so"
     kept = {k: v for k, v in os.environ.items() if not k.startswith(_OF_THE_JOB)}
-    tuning = {k: v for k, v in os.environ.items() if k.startswith(("OMPI_MCA_", "OMPI_ALLOW"))}
+    tuning = {k: v for k, v in os.environ.items() if k.startswith(_KEPT)}
+    command = [launcher, "-n", "2", sys.executable, "-m", __name__, *map(str, gpus)]
     try:
-        child = subprocess.run(
-            [sys.executable, "-m", __name__],
-            env={**kept, **tuning},
+        children = subprocess.run(
+            command,
+            env={**_CROWDED, **kept, **tuning},
             capture_output=True,
             text=True,
             timeout=_TIMEOUT_S,
         )
     except subprocess.TimeoutExpired:
         return False, f"the transfer did not end within {_TIMEOUT_S} s"
-    if child.returncode == 0 and _FINE in child.stdout:
+    if children.returncode == 0 and children.stdout.count(_FINE) == 2:
         return True, _FINE
-    last = (child.stderr.strip().splitlines() or [f"exit status {child.returncode}"])[-1]
-    return False, last
+    lines = children.stderr.strip().splitlines() or [f"exit status {children.returncode}"]
+    errors = [line for line in lines if "Error" in line]
+    return False, (errors or lines)[-1]
 
 
-def main() -> int:
-    """The child: a message to itself, large enough for the rendezvous protocol."""
+def _launcher() -> str | None:
+    """This MPI's: the one beside the interpreter, as wheels of MPI have it, or the path's."""
+    return shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
+
+
+def main(gpus: list[int]) -> int:
+    """A child: a message to the other one and back, large enough for the rendezvous protocol."""
     import cupy
     from mpi4py import MPI
 
-    sent = cupy.arange(1 << 20, dtype=cupy.uint8)
+    comm = MPI.COMM_WORLD
+    if gpus:
+        cupy.cuda.Device(gpus[comm.rank % len(gpus)]).use()
+    sent = cupy.arange(1 << 20, dtype=cupy.uint8) + cupy.uint8(comm.rank)
     received = cupy.zeros_like(sent)
     cupy.cuda.get_current_stream().synchronize()
-    MPI.COMM_SELF.Sendrecv([sent, MPI.BYTE], 0, 0, [received, MPI.BYTE], 0, 0)
-    if not bool((sent == received).all()):
-        print("the message arrived changed", file=sys.stderr)
+    peer = comm.rank ^ 1
+    comm.Sendrecv([sent, MPI.BYTE], peer, 0, [received, MPI.BYTE], peer, 0)
+    if not bool((received + cupy.uint8(comm.rank) == sent + cupy.uint8(peer)).all()):
+        print("Error: the message arrived changed", file=sys.stderr)
         return 1
     print(_FINE)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main([int(text) for text in sys.argv[1:]]))

@@ -1,104 +1,109 @@
 """Messages from and to device memory: handed to MPI as they are, or staged through the host.
 
-In both, MPI gets to see a chunk only when everything that was queued before has been done: without
-that, what is sent is what lay there earlier.
+In both, they start behind a gate (:mod:`collectives.execution.device_plan`): all that was queued
+before has been done then.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from collectives.execution.memory import DeviceMemory
 from collectives.execution.transport import Bytes, Request, Transport
+from collectives.execution.transport.bounce import Bounce, Bounces
 
 #: Staged messages go in parts, so that one part is on the wire while the next one is copied.
 PART_BYTES = 4 << 20
 
 
-class DirectRequest:
-    """A message between a CUDA-aware MPI and device memory."""
-
-    def __init__(self, inner: Request, memory: DeviceMemory) -> None:
-        self.inner = inner
-        self.memory = memory
-
-    def Start(self) -> None:
-        self.memory.synchronize()
-        self.inner.Start()
-
-    def Wait(self) -> object:
-        return self.inner.Wait()
-
-    def Free(self) -> None:
-        self.inner.Free()
-
-
 class DirectTransport:
-    """Point-to-point on device memory: no MPI reduction ever touches it."""
+    """For a CUDA-aware MPI, which takes device memory.  No MPI reduction ever touches it."""
 
-    def __init__(self, inner: Transport, memory: DeviceMemory) -> None:
+    def __init__(self, inner: Transport) -> None:
         self.inner = inner
-        self.memory = memory
         self.rank, self.size = inner.rank, inner.size
         self.longest = inner.longest
+        self.send_init, self.recv_init = inner.send_init, inner.recv_init
+        self.testall = inner.testall
 
-    def send_init(self, data: Bytes, peer: int, tag: int) -> DirectRequest:
-        return DirectRequest(self.inner.send_init(data, peer, tag), self.memory)
-
-    def recv_init(self, data: Bytes, peer: int, tag: int) -> DirectRequest:
-        return DirectRequest(self.inner.recv_init(data, peer, tag), self.memory)
-
-    def testall(self, requests: Sequence[Any]) -> bool:
-        return self.inner.testall([request.inner for request in requests])
+    def prepared(self, requests: Sequence[Any]) -> list[Callable[[], object]]:
+        """Nothing: MPI finds the data where they are."""
+        return []
 
 
-class StagedSend:
+class _Staged:
+    """A message by way of pinned memory, which it has from when it needs it until it is done.
+
+    The request of the transport below is kept from run to run, and made again where the message
+    gets other pinned memory than before.
+    """
+
+    def __init__(self, data: Bytes, bounces: Bounces, init: Callable[[Bytes], Request]) -> None:
+        self.data = data
+        self.memory = bounces.memory
+        self.inner: Request | None = None
+        self._bounces = bounces
+        self._init = init
+        self._bounce: Bounce | None = None
+        self._last: Bounce | None = None
+
+    def take(self) -> Bytes:
+        """Pinned memory of the message's length, and the request for it."""
+        self._bounce = bounce = self._bounces.take(self.data.nbytes)
+        host = bounce.host[: self.data.nbytes]
+        if bounce is not self._last:
+            self.Free()
+            self.inner, self._last = self._init(host), bounce
+        return host
+
+    def give(self) -> None:
+        """Another message may have the pinned memory."""
+        assert self._bounce is not None, "it was taken"
+        self._bounces.give(self._bounce)
+        self._bounce = None
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether it has started and is not finished."""
+        return self._bounce is not None
+
+    def Start(self) -> None:
+        assert self.inner is not None, "it was taken"
+        self.inner.Start()
+
+    def Wait(self) -> None:
+        if self.is_moving and self.inner is not None:
+            self.inner.Wait()
+            self.finish()
+
+    def finish(self) -> None:
+        """The message has been sent or received."""
+        self.give()
+
+    def Free(self) -> None:
+        if self.inner is not None:
+            self.inner.Free()
+            self.inner = self._last = None
+
+
+class StagedSend(_Staged):
     """Copies to pinned memory, then sends."""
 
-    def __init__(self, data: Bytes, transport: "StagedTransport", peer: int, tag: int) -> None:
-        self.data = data
-        self.memory = transport.memory
-        self.host = self.memory.pinned(data.nbytes)
-        self.inner = transport.inner.send_init(self.host, peer, tag)
-
-    def Start(self) -> None:
-        self.memory.download(self.host, self.data)
-        self.memory.synchronize()
-        self.inner.Start()
-
-    def Wait(self) -> object:
-        return self.inner.Wait()
-
-    def finish(self) -> None:
-        """Nothing is left to do."""
-
-    def Free(self) -> None:
-        self.inner.Free()
+    def prepare(self) -> None:
+        """Queues the copy, which must be done at the start."""
+        self.memory.download(self.take(), self.data)
 
 
-class StagedReceive:
+class StagedReceive(_Staged):
     """Receives into pinned memory, then copies; what follows is queued behind the copy."""
 
-    def __init__(self, data: Bytes, transport: "StagedTransport", peer: int, tag: int) -> None:
-        self.data = data
-        self.memory = transport.memory
-        self.host = self.memory.pinned(data.nbytes)
-        self.inner = transport.inner.recv_init(self.host, peer, tag)
-
     def Start(self) -> None:
-        self.memory.synchronize()  # the copy of the run before may still read the pinned memory
-        self.inner.Start()
-
-    def Wait(self) -> object:
-        self.inner.Wait()
-        self.finish()
-        return None
+        self.take()
+        super().Start()
 
     def finish(self) -> None:
-        """The message is here: on to the device."""
-        self.memory.upload(self.data, self.host)
-
-    def Free(self) -> None:
-        self.inner.Free()
+        assert self._bounce is not None, "it was taken"
+        self.memory.upload(self.data, self._bounce.host[: self.data.nbytes])
+        self.give()
 
 
 class StagedTransport:
@@ -106,19 +111,24 @@ class StagedTransport:
 
     def __init__(self, inner: Transport, memory: DeviceMemory) -> None:
         self.inner = inner
-        self.memory = memory
+        self.bounces = Bounces(memory)
         self.rank, self.size = inner.rank, inner.size
         self.longest = min(inner.longest, PART_BYTES)
 
     def send_init(self, data: Bytes, peer: int, tag: int) -> StagedSend:
-        return StagedSend(data, self, peer, tag)
+        return StagedSend(data, self.bounces, lambda host: self.inner.send_init(host, peer, tag))
 
     def recv_init(self, data: Bytes, peer: int, tag: int) -> StagedReceive:
-        return StagedReceive(data, self, peer, tag)
+        return StagedReceive(data, self.bounces, lambda host: self.inner.recv_init(host, peer, tag))
+
+    def prepared(self, requests: Sequence[Any]) -> list[Callable[[], object]]:
+        """The copies of what is sent."""
+        return [request.prepare for request in requests if isinstance(request, StagedSend)]
 
     def testall(self, requests: Sequence[Any]) -> bool:
-        if not self.inner.testall([request.inner for request in requests]):
-            return False
-        for request in requests:
-            request.finish()
-        return True
+        """Copies each message to the device as soon as it is here."""
+        moving = [request for request in requests if request.is_moving]
+        for request in moving:
+            if self.inner.testall([request.inner]):
+                request.finish()
+        return not any(request.is_moving for request in moving)

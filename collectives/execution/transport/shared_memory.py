@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 from collectives.errors import InvalidBuffer
 from collectives.execution.lanes import Lanes
-from collectives.execution.memory import HOST, DeviceMemory, Items, Memory
+from collectives.execution.memory import HOST, Items, Memory, is_queued
 from collectives.execution.plan import Action, Plan
 from collectives.execution.transport import Bytes, cuda_ipc
 from collectives.execution.transport.adopted import Adopted, Extent
@@ -82,12 +82,12 @@ class NodeMemory:
         kind = np.dtype(dtype)
         nbytes = prod(shape) * kind.itemsize
         self.windows.forget(self.comm)
-        if isinstance(memory, DeviceMemory):
+        if is_queued(memory):
             segments = cuda_ipc.exchange(self.comm, memory, nbytes)
         else:
             segments = self._allocate(nbytes)
+            segments[self.rank][...] = 0  # by its owner first, so that its pages lie near it
         own = segments[self.rank]
-        own[...] = 0  # touched by its owner first, so that its pages lie near it
         self.windows.add(Window(segments, self.rank, memory), own)
         self.comm.Barrier()
         return own[:nbytes].view(kind).reshape(shape)
@@ -119,7 +119,7 @@ class NodeMemory:
         """Lets go of the other ranks' device memory, and gives adopted arrays private pages; arrays
         of :meth:`empty` on the host stay.  Collective."""
         for number, window in self.windows.in_use():
-            if isinstance(window.memory, DeviceMemory) and window.lent is not None:
+            if is_queued(window.memory) and window.lent is not None:
                 cuda_ipc.release(self.comm, window.memory, window.lent)
                 self.windows.drop(number)
         self.give_back()

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from mpi4py import MPI
 
-from collectives.execution.memory import DeviceMemory, Memory
+from collectives.execution.memory import Memory, is_queued
 from collectives.execution.plan import Plan
 from collectives.execution.transport import Bytes
 from collectives.execution.transport.pages import discard
@@ -43,7 +43,7 @@ class Window:
         self.nbytes = segments[rank].nbytes
         self.own = weakref.ref(segments[rank])
         self.others = {r: segment for r, segment in enumerate(segments) if r != rank}
-        self.lent = segments if isinstance(memory, DeviceMemory) else None
+        self.lent = segments if is_queued(memory) else None
 
     def segment(self, rank: int) -> Bytes:
         """The memory of ``rank``."""

@@ -1,7 +1,6 @@
 """Memory of GPUs that the ranks map, by the stand-in for CuPy: who waits for whom, who lets go."""
 
 import sys
-from functools import partial
 
 import numpy as np
 import pytest
@@ -10,81 +9,72 @@ from mpi4py import MPI
 from collectives import Communicator
 from collectives.algorithms import names
 from collectives.errors import InvalidBuffer
-from collectives.execution.shared import SharedBinder
-from tests import standin_cupy
+from tests import queued_cupy
+from tests.queued_cupy import Machine, RecordedTransport
 
 pytestmark = pytest.mark.mpi
 
 
 @pytest.fixture
 def cupy(monkeypatch):
-    monkeypatch.setitem(sys.modules, "cupy", standin_cupy)
-    return standin_cupy
+    """Two GPUs, of which the second one is used."""
+    cupy = queued_cupy.install(monkeypatch, Machine(devices=2))
+    cupy.cuda.Device(1).use()
+    yield cupy
+    cupy.machine.expect_no_races()
 
 
 @pytest.fixture
 def comm(cupy):
     """One of its own, for what a test does to the stand-in must not last."""
-    communicator = Communicator(MPI.COMM_WORLD, device="staged")
+    communicator = Communicator(MPI.COMM_WORLD, device="staged", transport=RecordedTransport)
     yield communicator
     communicator.close()
 
 
-def queued(cupy, patch):
-    """What is called on device memory from here on happens when somebody synchronizes."""
-    queue = []
-
-    def later(function):
-        return lambda *given, **named: queue.append(partial(function, *given, **named))
-
-    def synchronize(stream=None):
-        work, queue[:] = list(queue), []
-        for act in work:
-            act()
-
-    patch.setattr(cupy, "copyto", later(np.copyto))
-    patch.setattr(cupy, "add", later(np.add), raising=False)
-    patch.setattr(cupy._Stream, "synchronize", synchronize)
-    return queue, synchronize
-
-
-def all_reduce_queued(comm, cupy, patch, algorithm):
-    """Whether it is right on this rank, if the ranks do what is left in their queues by turns."""
-    items = comm.empty(1000, np.int64, "cupy")
-    queue, synchronize = queued(cupy, patch)
-    queue.append(partial(np.copyto, items, np.arange(1000) + comm.rank))
-    comm.Allreduce(MPI.IN_PLACE, items, algorithm=algorithm)
-    for rank in range(comm.size):
-        if comm.rank == rank:
-            synchronize()
-        MPI.COMM_WORLD.Barrier()
+def all_reduce_queued(comm, cupy, algorithm):
+    """Whether it is right on this rank, if the ranks do what is left in their queues by turns; on a
+    stream of the caller's."""
+    with cupy.cuda.Stream(non_blocking=True):
+        items = comm.empty(1000, np.int64, "cupy")
+        items[...] = cupy.arange(1000) + comm.rank
+        comm.Allreduce(MPI.IN_PLACE, items, algorithm=algorithm)
+        for rank in range(comm.size):
+            if comm.rank == rank:
+                found = items.get()
+            MPI.COMM_WORLD.Barrier()
     total = comm.size * np.arange(1000) + comm.size * (comm.size - 1) // 2
-    return np.array_equal(items, total)
+    return np.array_equal(found, total)
 
 
 @pytest.mark.parametrize("algorithm", names("allreduce"))
-def test_peers_wait_for_what_is_queued(comm, cupy, monkeypatch, algorithm):
-    assert all_reduce_queued(comm, cupy, monkeypatch, algorithm)
+def test_peers_wait_for_what_is_queued(comm, cupy, algorithm):
+    assert all_reduce_queued(comm, cupy, algorithm)
 
 
-@pytest.mark.parametrize("algorithm", ["direct", "ring", "butterfly"])
-def test_otherwise_the_result_is_wrong(comm, cupy, monkeypatch, algorithm):
-    """As if the binder had forgotten to synchronize before it tells the others."""
-
-    def tick(binder, count):
-        return [binder.node.tick(binder.slot, count)]
-
-    monkeypatch.setattr(SharedBinder, "tick", tick)
-    right = all_reduce_queued(comm, cupy, monkeypatch, algorithm)
-    assert comm.size == 1 or not MPI.COMM_WORLD.allreduce(right, MPI.LAND)
+def test_a_stream_may_still_read_what_is_let_go(cupy):
+    """The caller's stream reads another rank's memory while the communicator closes."""
+    comm = Communicator(MPI.COMM_WORLD)
+    items = comm.empty(1000, np.int64, "cupy")
+    items[...] = comm.rank
+    cupy.cuda.get_current_stream().synchronize()
+    MPI.COMM_WORLD.Barrier()
+    window = comm._engine.resources.node.windows[0]
+    peer = (comm.rank + 1) % comm.size
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        copy = window.segment(peer)[:8].copy().view(np.int64)
+    comm.close()
+    with stream:
+        assert int(copy[0]) == peer
 
 
 def test_closing_lets_go_of_the_others(comm, cupy):
-    before = set(cupy.mapped)
+    before = set(cupy.queued.mapped)
     items = comm.empty(10, np.int64, "cupy")
-    assert len(set(cupy.mapped) - before) == comm.size - 1
+    assert len(set(cupy.queued.mapped) - before) == comm.size - 1
     comm.close()
-    assert set(cupy.mapped) == before
+    assert set(cupy.queued.mapped) == before
     items[...] = 1  # is still there
     assert int(items.sum()) == 10
 
@@ -107,9 +97,10 @@ def test_memory_that_cannot_be_shared(comm, cupy, monkeypatch, caplog, trouble):
             monkeypatch.setattr(runtime, "ipcOpenMemHandle", lambda handle: other.data.ptr)
             monkeypatch.setattr(runtime, "ipcCloseMemHandle", lambda address: None)
             other[:8].view(np.int64)[...] = 99
-    before = set(cupy.mapped)
+            cupy.cuda.get_current_stream().synchronize()
+    before = set(cupy.queued.mapped)
     items = comm.empty(10, np.int64, "cupy")
-    assert f"rank {comm.size - 1}: " in caplog.text and set(cupy.mapped) == before
+    assert f"rank {comm.size - 1}: " in caplog.text and set(cupy.queued.mapped) == before
     items += comm.rank
     comm.Allreduce(MPI.IN_PLACE, items)
     assert int(items[0]) == comm.size * (comm.size - 1) // 2

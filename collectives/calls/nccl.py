@@ -1,0 +1,173 @@
+"""NCCL's collectives, for device memory: what they take, and plans that queue them.
+
+One kernel does all of it, without the host: a plan queues it on its communicator's stream, between
+the events that every plan on device memory has.  As with the MPI library's own, sums of 16-bit
+numbers are rounded as the library likes.
+"""
+
+import os
+from functools import partial
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives.calls.call import Call
+from collectives.calls.gpus import all_or_none
+from collectives.errors import CollectiveError
+from collectives.execution.device_plan import DevicePlan
+from collectives.execution.memory import Items
+from collectives.execution.plan import Action, BoundRound
+from collectives.execution.transport.cuda_memory import CudaMemory
+from collectives.execution.underway import Underway
+
+_REDUCED = (
+    *("int8", "uint8", "int32", "uint32", "int64", "uint64"),
+    *("float16", "bfloat16", "float32", "float64"),
+)
+_COLLECTIVES = ("allreduce", "reduce_scatter", "allgather", "broadcast", "reduce")
+
+
+def _operation(op: MPI.Op | None) -> str:
+    """NCCL's name of an operation; empty if it has none."""
+    known = ((MPI.SUM, "SUM"), (MPI.PROD, "PROD"), (MPI.MAX, "MAX"), (MPI.MIN, "MIN"))
+    return next((name for one, name in known if one == op), "")
+
+
+def fault_of_nccl(call: Call) -> str:
+    """Why NCCL cannot serve a call: the same on all ranks; empty if it can."""
+    if not call.is_on_device:
+        return "NCCL's collectives are for arrays on a GPU; leave the algorithm out"
+    if call.collective not in _COLLECTIVES or call.counts is not None:
+        kind = " of unequal blocks" if call.counts is not None else ""
+        return f"NCCL has no {call.collective}{kind}; leave the algorithm out"
+    dtype = call.buffer.items.dtype.name
+    if call.op is not None and not (_operation(call.op) and dtype in _REDUCED):
+        return f"NCCL reduces no {dtype} by this operation; leave the algorithm out"
+    return ""
+
+
+class Nccl:
+    """NCCL among the ranks of a communicator, with a GPU each.  Making it is collective.
+
+    Args:
+        gpu: that of this rank.
+
+    Raises:
+        CollectiveError: on all ranks, where two of them share a GPU or CuPy has no NCCL.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, gpu: int) -> None:
+        self.gpu = gpu
+        self.library: Any = None
+        trouble, where = "", ("", "")
+        try:
+            from cupy.cuda import Device, nccl
+
+            self.library, self._device = nccl, Device(gpu)
+            where = MPI.Get_processor_name(), self._device.pci_bus_id
+            trouble = "" if nccl.available else "this CuPy was built without NCCL"
+        except ImportError as error:
+            trouble = f"NCCL cannot be loaded ({error}): pip install nvidia-nccl-cu13 (or cu12)"
+        all_or_none(comm, trouble)
+        places = set(comm.allgather(where))
+        if len(places) < comm.size and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1":
+            raise CollectiveError(
+                f"NCCL needs a GPU for each rank, and {comm.size} ranks have {len(places)}; start "
+                "as many as there are GPUs"
+            )
+        told = comm.bcast(self._tried(self.library.get_unique_id) if comm.rank == 0 else None)
+        all_or_none(comm, told if isinstance(told, str) else "")
+        with self._device:
+            made = self._tried(partial(self.library.NcclCommunicator, comm.size, told, comm.rank))
+        all_or_none(comm, made if isinstance(made, str) else "")
+        self.channel = made
+
+    def _tried(self, function: Action) -> Any:
+        """What it returns, or in words what it raises."""
+        try:
+            return function()
+        except (RuntimeError, ValueError) as error:
+            return f"NCCL: {error}"
+
+    def close(self) -> None:
+        """Destroys NCCL's communicator.  Collective."""
+        self.channel.destroy()
+
+    def abort(self) -> None:
+        """The same where other ranks may be dead."""
+        self.channel.abort()
+
+    def constant(self, name: str) -> int:
+        """``NCCL_<name>``."""
+        value: int = getattr(self.library, f"NCCL_{name}")
+        return value
+
+
+def bind_nccl(
+    call: Call, nccl: Nccl, memory: CudaMemory, reason: str, underway: Underway, borrow: bool
+) -> DevicePlan:
+    """A plan for a call that :func:`fault_of_nccl` finds no fault in; ``borrow`` names the caller's
+    memory by address, so that the plan does not keep it.
+
+    Raises:
+        CollectiveError: its arrays lie on another GPU than those of the calls before.
+    """
+    if memory.gpu != nccl.gpu:
+        raise CollectiveError(
+            f"NCCL works on GPU {nccl.gpu} here, and these arrays lie on GPU {memory.gpu}; use a "
+            "communicator of its own for them"
+        )
+    before, send, recv = _operands(call, memory, borrow)
+    bound = BoundRound(starts=[*before, Queuing(call, nccl, memory, send, recv)])
+    return DevicePlan(
+        call.collective, "nccl", reason, call.nbytes, [bound], all, underway, memory=memory
+    )
+
+
+def _operands(call: Call, memory: CudaMemory, borrow: bool) -> tuple[list[Action], Items, Items]:
+    """What to do first, and the two arrays that NCCL is given."""
+    send, recv = (None if b is None else b.view(borrow) for b in (call.send, call.recv))
+    if call.op is None:  # moved as it is
+        send, recv = (items if items is None else items.view(np.uint8) for items in (send, recv))
+    if call.aside and send is not None and recv is not None:  # the result goes where it reads
+        copy = memory.empty(send.size, send.dtype)
+        return [partial(memory.copy, copy, send)], copy, recv
+    if send is None and recv is not None:  # in place
+        block = recv.size // max(1, call.contract.recv_blocks(call.member))
+        send = recv[(call.contract.place(call.member) or 0) * block :]
+    recv = send if recv is None else recv
+    assert send is not None and recv is not None, "every rank of a collective has a buffer"
+    return [], send, recv
+
+
+class Queuing:
+    """The action that queues a call on the plans' stream; it keeps the arrays."""
+
+    def __init__(
+        self, call: Call, nccl: Nccl, memory: CudaMemory, send: Items, recv: Items
+    ) -> None:
+        self._arrays = send, recv
+        channel, stream = nccl.channel, memory.stream.ptr
+        kind = nccl.constant(send.dtype.name.upper())
+        given = memory.address(send), memory.address(recv), _count(call, send), kind
+        op = nccl.constant(_operation(call.op)) if call.op is not None else None
+        match call.collective:
+            case "allreduce":
+                self._run = partial(channel.allReduce, *given, op, stream)
+            case "reduce_scatter":
+                self._run = partial(channel.reduceScatter, *given, op, stream)
+            case "reduce":
+                self._run = partial(channel.reduce, *given, op, call.root, stream)
+            case "allgather":
+                self._run = partial(channel.allGather, *given, stream)
+            case _:
+                self._run = partial(channel.broadcast, *given, call.root, stream)
+
+    def __call__(self) -> None:
+        self._run()
+
+
+def _count(call: Call, send: Items) -> int:
+    """Items of a block, as NCCL is told of them."""
+    return call.count * call.buffer.items.itemsize // send.itemsize

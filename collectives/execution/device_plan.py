@@ -1,0 +1,171 @@
+"""Plans whose work is queued on a stream of their own, and the gates that MPI waits behind.
+
+In the order of streams that PyTorch's process groups have: what a plan does comes after what the
+caller's stream had queued at the start, and what the caller's stream does after ``Wait`` comes
+after the plan.  The host waits for neither.  Where a message is due, though, MPI must not see
+memory before the stream has come that far, and MPI is called by the host: a :class:`Gate`, which
+is a round of its own, tells when it has.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, Protocol
+
+from collectives.execution.lanes import Lane
+from collectives.execution.plan import BoundRound, Plan
+from collectives.execution.underway import Underway
+
+
+class Event(Protocol):
+    """A place in a stream, in CuPy's words.
+
+    Attributes:
+        done: whether the stream has passed it.
+    """
+
+    done: bool
+
+    def record(self, stream: Any = None) -> object:
+        """Puts it behind all that is queued on ``stream``, by default the current one."""
+
+    def synchronize(self) -> object:
+        """The host waits for it."""
+
+
+class Gate:
+    """A request that is complete once all has been done that was queued before its start."""
+
+    def __init__(self, event: Event) -> None:
+        self.event = event
+
+    def Start(self) -> None:
+        self.event.record()
+
+    def Test(self) -> bool:
+        return self.event.done
+
+    def Wait(self) -> None:
+        self.event.synchronize()
+
+    def Free(self) -> None:
+        """Nothing to release."""
+
+
+class End(Gate):
+    """The gate at the end of a plan: streams wait for it, and the host does not.
+
+    Attributes:
+        callers: these wait.
+    """
+
+    def __init__(self, event: Event) -> None:
+        super().__init__(event)
+        self.callers: Sequence[Any] = ()
+
+    def Wait(self) -> None:
+        for stream in self.callers:
+            stream.wait_event(self.event)
+
+
+class Queued(Protocol):
+    """What a plan needs of the memory that it works on."""
+
+    def event(self) -> Event:
+        """A new event of this device."""
+
+    def callers(self) -> Sequence[Any]:
+        """The streams whose work comes before and after that of a call."""
+
+    def follow(self, streams: Sequence[Any], event: Event) -> None:
+        """What is queued on the own stream from here on comes after what these have queued."""
+
+    def working(self) -> AbstractContextManager[object]:
+        """In it, the own stream is the current one."""
+
+
+def behind(gate: Gate, bound: BoundRound) -> list[BoundRound]:
+    """``bound``, and the gate behind it: the next round finds all done that was queued before."""
+    bound.finish.append(gate.Start)
+    bound.reductions.append(gate.Start)
+    return [bound, BoundRound(requests=[gate], finish=[gate.Wait])]
+
+
+def _all_done(testall: Callable[[Sequence[Any]], bool], requests: Sequence[Any]) -> bool:
+    first = requests[0]  # a gate is alone in its round
+    return first.Test() if isinstance(first, Gate) else testall(requests)
+
+
+class DevicePlan(Plan):
+    """A plan on memory of a device.
+
+    ``Start`` and ``Wait`` put it into the order of the streams that are current when they are
+    called; what the caller queues then finds the results.  ``Test`` is true once they are there,
+    for every stream and for the host; so is the end of :meth:`synchronize`.  Until one of these,
+    the plan keeps the memory that it works on: who frees it later frees it behind the plan.
+
+    Args:
+        given: as of :class:`Plan`; ``memory`` is where its work is queued.
+    """
+
+    def __init__(
+        self,
+        collective: str,
+        algorithm: str,
+        reason: str,
+        nbytes: int,
+        rounds: list[BoundRound],
+        testall: Callable[[Sequence[Any]], bool],
+        underway: Underway,
+        lane: Lane | None = None,
+        *,
+        memory: Queued,
+    ) -> None:
+        self._memory = memory
+        self._begun = memory.event()
+        self._end = End(memory.event())
+        end = BoundRound(starts=[self._end.Start], requests=[self._end], finish=[self._end.Wait])
+        super().__init__(
+            *(collective, algorithm, reason, nbytes),
+            [*rounds, end],
+            partial(_all_done, testall),
+            underway,
+            lane,
+        )
+
+    def __call__(self) -> None:
+        self.Start()
+        self.Wait()
+
+    def Start(self) -> None:
+        self._underway.expect_whole()
+        self._memory.follow(self._memory.callers(), self._begun)
+        with self._memory.working():
+            super().Start()
+
+    def Test(self) -> bool:
+        with self._memory.working():
+            return super().Test()
+
+    def Wait(self) -> None:
+        if self._broken:
+            self._underway.expect_whole()
+        self._end.callers = self._memory.callers()
+        self._underway.adopt(self)
+        try:
+            with self._memory.working():
+                # Not for the end: the caller's streams wait for that, and the host does not.
+                while len(self._underway.here) > 1 and self._next < len(self._rounds) - 1:
+                    if not super().Test():
+                        self._underway.progress()
+                self._finish()
+        except BaseException as error:
+            self._leave(error, self._next)
+            raise
+        finally:
+            self._end.callers = ()
+
+    def synchronize(self) -> None:
+        """Completes it, and the host waits for the results."""
+        self.Wait()
+        self._end.event.synchronize()

@@ -1,0 +1,105 @@
+"""All ranks of a collective in this process, with a GPU each whose work is queued."""
+
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+
+from collectives.execution.messages import bind
+from collectives.execution.transport.cuda_memory import CudaMemory
+from collectives.execution.transport.device import DirectTransport, StagedTransport
+from collectives.execution.transport.local import connect
+from tests import queued_cupy
+from tests.queued_cupy import Machine, RecordedLocal
+
+
+class Ranks:
+    """A plan for each rank, on buffers that work writes and reads that is queued elsewhere.
+
+    Attributes:
+        machine: the GPUs.
+        streams: for each rank, that of the caller's work.
+    """
+
+    def __init__(self, patch, size, road, seed=None):
+        self.cupy = queued_cupy.install(patch, Machine(devices=size, seed=seed))
+        self.machine = self.cupy.machine
+        self.memories = [CudaMemory(gpu) for gpu in range(size)]
+        self.transports = []
+        for local, memory in zip(connect(size), self.memories):
+            recorded = RecordedLocal(local, self.machine)
+            staged = StagedTransport(recorded, memory)
+            self.transports.append(staged if road == "staged" else DirectTransport(recorded))
+        self.streams = []
+        for gpu in range(size):
+            with self.cupy.cuda.Device(gpu):
+                self.streams.append(self.cupy.cuda.Stream(non_blocking=True))
+
+    @contextmanager
+    def at(self, rank):
+        """In it, the rank's GPU and the caller's stream there are current."""
+        with ExitStack() as stack:
+            stack.enter_context(self.cupy.cuda.Device(rank))
+            stack.enter_context(self.streams[rank])
+            yield
+
+    def put(self, rank, items):
+        """Work on the caller's stream writes ``items``."""
+        with self.at(rank):
+            return self.cupy.asarray(items)
+
+    def bind(self, schedule, sends, received, combine=np.add, lane=None):
+        """Plans; ``received``: items of each rank's receive buffer."""
+        self.outputs = []
+        plans = []
+        for rank, (memory, send) in enumerate(zip(self.memories, sends)):
+            member = schedule.member(rank)._replace(chunks=1)
+            blocks = schedule.contract.recv_blocks(member)
+            with self.at(rank):
+                out = self.cupy.zeros(received[rank], send.dtype) if blocks else None
+            self.outputs.append(out)
+            given = send if schedule.contract.send_blocks(member) else None
+            with memory.working():
+                end = self.transports[rank]
+                plan = bind(schedule, end, given, out, combine, memory=memory, lane=lane)
+            plans.append(plan)
+        return plans
+
+    def start(self, plans):
+        for rank, plan in enumerate(plans):
+            with self.at(rank):
+                plan.Start()
+
+    def move(self, *groups):
+        """As far as the last messages; each group has a plan for each rank."""
+        for _ in range(10_000):
+            left = [
+                (rank, plan)
+                for plans in groups
+                for rank, plan in enumerate(plans)
+                if plan.progress + 1 < len(plan.rounds)
+            ]
+            if not left:
+                return
+            for rank, plan in left:
+                with self.at(rank):
+                    plan.Test()
+        raise AssertionError("the ranks wait for one another for ever")
+
+    def wait(self, plans):
+        """Each rank's caller goes on behind its plan."""
+        self.move(plans)
+        for rank, plan in enumerate(plans):
+            with self.at(rank):
+                plan.Wait()
+
+    def results(self):
+        """As work on the callers' streams finds them."""
+        found = []
+        for rank, out in enumerate(self.outputs):
+            with self.at(rank):
+                found.append(None if out is None else out.copy())
+        return [self._read(rank, copy) for rank, copy in enumerate(found)]
+
+    def _read(self, rank, copy):
+        with self.at(rank):
+            return None if copy is None else copy.get()

@@ -1,0 +1,162 @@
+"""Which road device memory takes, whose GPU it is, and whose library's."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from collectives import Communicator
+from collectives.errors import InvalidBuffer
+from collectives.execution.memory import is_on_device
+from tests import queued_cupy
+from tests.queued_cupy import Machine
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.fixture
+def cupy(monkeypatch):
+    cupy = queued_cupy.install(monkeypatch, Machine(devices=2))
+    yield cupy
+    cupy.machine.expect_no_races()
+
+
+def total(size, count):
+    return size * np.arange(count) + size * (size - 1) // 2
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_the_probe_is_asked_once(cupy, monkeypatch, works):
+    """By the node's first rank; communicators that are made of this one know."""
+    asked = []
+
+    def probe(*gpus):
+        asked.append(gpus)
+        return works, "as it was seen"
+
+    monkeypatch.setattr("collectives.calls.resources.probe", probe)
+    comm = Communicator(MPI.COMM_WORLD, device="auto")
+    for gpu in (1, 0):  # on other GPUs, too
+        cupy.cuda.Device(gpu).use()
+        items = cupy.arange(20) + comm.rank
+        comm.Allreduce(MPI.IN_PLACE, items, algorithm="ring")
+        assert np.array_equal(items.get(), total(comm.size, 20))
+    other = comm.Dup()
+    half = other.Split(comm.rank % 2, comm.rank)
+    for each in (other, half):
+        items = cupy.arange(20) + each.rank
+        each.Allreduce(MPI.IN_PLACE, items, algorithm="ring")
+        assert np.array_equal(items.get(), total(each.size, 20))
+        assert each._engine.settings.device == ("direct" if works else "staged")
+    assert asked == ([(1, 1)[: comm.size]] if comm.rank == 0 else [])
+    # What is known to work, the MPI library's own collectives may have, too.
+    items = cupy.arange(20) + comm.rank
+    if works:
+        comm.Allreduce(MPI.IN_PLACE, [items, MPI.INT64_T], algorithm="native")
+        assert np.array_equal(items.get(), total(comm.size, 20))
+    else:
+        with pytest.raises(InvalidBuffer, match="which must be CUDA-aware"):
+            comm.Allreduce(MPI.IN_PLACE, [items, MPI.INT64_T], algorithm="native")
+    for each in (half, other):
+        each.Free()
+    comm.close()
+
+
+def test_buffers_on_two_gpus(cupy):
+    with Communicator(MPI.COMM_WORLD, device="staged") as comm:
+        items = cupy.zeros(3)
+        with cupy.cuda.Device(1):
+            result = cupy.zeros(3)
+        with pytest.raises(InvalidBuffer, match="lies on a GPU, the other on another one"):
+            comm.Allreduce(items, result)
+        with pytest.raises(InvalidBuffer, match="lies on a GPU, the other does not"):
+            comm.Allreduce(items, np.zeros(3))
+
+
+def test_allocations_that_mpi_sends_badly(cupy, monkeypatch, caplog):
+    def malloc_async(size):
+        """CuPy's function of that name."""
+
+    monkeypatch.setattr(cupy.cuda, "get_allocator", lambda: malloc_async)
+    with Communicator(MPI.COMM_WORLD, device="direct") as comm:
+        comm.Allreduce(MPI.IN_PLACE, cupy.zeros(3), algorithm="ring")
+    assert "CuPy allocates by cudaMallocAsync" in caplog.text
+
+
+@pytest.fixture
+def torch(cupy, monkeypatch):
+    """A few names of PyTorch, with a current stream of its own on GPU 1."""
+    library = ModuleType("torch")
+    with cupy.cuda.Device(1):
+        stream = cupy.cuda.Stream(non_blocking=True)
+
+    class Tensor:
+        is_cuda = True
+
+        def __init__(self, items, requires_grad=False):
+            self.items, self.requires_grad = items, requires_grad
+
+        def detach(self):
+            return Tensor(self.items)
+
+        @property
+        def __cuda_array_interface__(self):
+            raise RuntimeError("Can't get __cuda_array_interface__ on Variable that requires grad")
+
+        def __dlpack_device__(self):
+            return 2, self.items.device.id
+
+        def __dlpack__(self, stream=None):
+            if self.requires_grad:
+                raise BufferError("Can't export tensors that require gradient")
+            machine = cupy.machine
+            machine.wait(machine.streams[stream], library.stream.queue().last)
+            return self.items._a
+
+    library.Tensor, library.stream = Tensor, stream
+    library.cuda = SimpleNamespace(
+        is_initialized=lambda: True,
+        current_stream=lambda gpu: SimpleNamespace(cuda_stream=stream.ptr if gpu else 0),
+    )
+    monkeypatch.setitem(sys.modules, "torch", library)
+    return library
+
+
+@pytest.mark.parametrize("form", ["blocking", "plan"])
+def test_tensors_in_the_order_of_their_library(cupy, torch, form):
+    """Though the current GPU is another one, and gradients are recorded."""
+    with Communicator(MPI.COMM_WORLD, device="staged") as comm:
+        with cupy.cuda.Device(1), torch.stream:
+            items = cupy.arange(50) + comm.rank
+        tensor = torch.Tensor(items, requires_grad=True)
+        assert is_on_device(tensor)
+        if form == "plan":
+            plan = comm.Allreduce_init(MPI.IN_PLACE, tensor, algorithm="ring")
+            with cupy.cuda.Device(1), torch.stream:
+                items += 1
+            plan.Start()
+            plan.Wait()
+        else:
+            comm.Allreduce(MPI.IN_PLACE, tensor, algorithm="ring")
+        with cupy.cuda.Device(1), torch.stream:
+            found = items.get()
+        more = comm.size if form == "plan" else 0
+        assert np.array_equal(found, total(comm.size, 50) + more)
+
+
+def test_tensors_of_the_host():
+    """PyTorch's own: they are memory like any other."""
+    torch = pytest.importorskip("torch")
+    with Communicator(MPI.COMM_WORLD) as comm:
+        for dtype in (torch.float32, torch.int64, torch.float64):
+            tensor = torch.arange(50).to(dtype) + comm.rank
+            assert not is_on_device(tensor)
+            comm.Allreduce(MPI.IN_PLACE, tensor, algorithm="ring")
+            assert np.array_equal(tensor.numpy(), total(comm.size, 50))
+        words = torch.full((50,), float(comm.rank)).to(torch.bfloat16)
+        comm.Bcast(words, comm.size - 1, algorithm="binomial_tree")
+        assert bool((words == comm.size - 1).all())
+        with pytest.raises(InvalidBuffer, match="gradient"):
+            comm.Allreduce(MPI.IN_PLACE, torch.zeros(3, requires_grad=True), algorithm="ring")

@@ -1,0 +1,161 @@
+"""``algorithm="nccl"``: what it computes, what it refuses, and when ``auto`` takes it; NCCL's calls
+are MPI's here."""
+
+import json
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from collectives import Communicator
+from collectives.errors import CollectiveError, UnknownAlgorithm
+from tests import queued_cupy
+from tests.queued_cupy import Machine
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.fixture
+def cupy(monkeypatch):
+    cupy = queued_cupy.install(monkeypatch, Machine())
+    yield cupy
+    cupy.machine.expect_no_races()
+
+
+@pytest.fixture
+def comm(cupy):
+    with Communicator(MPI.COMM_WORLD, device="staged") as communicator:
+        yield communicator
+
+
+def total(size, count):
+    return size * np.arange(count) + size * (size - 1) // 2
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("dtype", [np.int32, np.float32, np.float16])
+def test_all_reduce(comm, cupy, in_place, dtype):
+    mine = (cupy.arange(50) + comm.rank).astype(dtype)
+    result = mine if in_place else cupy.zeros(50, dtype)
+    comm.Allreduce(MPI.IN_PLACE if in_place else mine, result, algorithm="nccl")
+    assert comm.last_plan.algorithm == "nccl" and comm.last_plan.reason == "asked for"
+    assert np.array_equal(result.get(), total(comm.size, 50).astype(dtype))
+
+
+def test_the_other_collectives(comm, cupy):
+    size, rank = comm.size, comm.rank
+    mine, parts = cupy.arange(6) + rank, cupy.arange(6 * size) + rank
+    out = cupy.zeros(6, np.int64)
+    comm.Reduce_scatter_block(parts, out, algorithm="nccl")
+    assert np.array_equal(out.get(), total(size, 6 * size)[6 * rank :][:6])
+    comm.Reduce_scatter_block(MPI.IN_PLACE, parts, algorithm="nccl")
+    assert np.array_equal(parts[:6].get(), total(size, 6 * size)[6 * rank :][:6])
+    wanted = np.concatenate([np.arange(6) + other for other in range(size)])
+    everybody = cupy.zeros(6 * size, np.int64)
+    comm.Allgather(mine, everybody, algorithm="nccl")
+    assert np.array_equal(everybody.get(), wanted)
+    everybody[...] = 0
+    everybody[6 * rank : 6 * rank + 6] = mine
+    comm.Allgather(MPI.IN_PLACE, everybody, algorithm="nccl")
+    assert np.array_equal(everybody.get(), wanted)
+    root = size - 1
+    comm.Bcast(mine, root, algorithm="nccl")
+    assert np.array_equal(mine.get(), np.arange(6) + root)
+    comm.Reduce(cupy.arange(6) + rank, out if rank == root else None, root=root, algorithm="nccl")
+    if rank == root:
+        assert np.array_equal(out.get(), total(size, 6))
+    # Items that NCCL has no type for are moved all the same.
+    words = cupy.zeros(3, np.complex64)
+    comm.Bcast(words, 0, algorithm="nccl")
+
+
+def test_a_plan_keeps_its_arrays_and_its_order(comm, cupy):
+    """Started on one stream, awaited on another."""
+    items = cupy.arange(50) + comm.rank
+    plan = comm.Allreduce_init(MPI.IN_PLACE, items, algorithm="nccl")
+    cupy.cuda.get_current_stream().synchronize()
+    own = np.arange(50) + comm.rank
+    for _ in range(3):
+        with cupy.cuda.Stream(non_blocking=True):
+            items[...] = cupy.asarray(own)
+            plan.Start()
+        with cupy.cuda.Stream(non_blocking=True):
+            plan.Wait()
+            assert np.array_equal(items.get(), total(comm.size, 50))
+    plan.Free()
+
+
+def test_what_it_refuses(comm, cupy):
+    host = np.zeros(3)
+    with pytest.raises(UnknownAlgorithm, match="are for arrays on a GPU"):
+        comm.Allreduce(MPI.IN_PLACE, host, algorithm="nccl")
+    items = cupy.zeros(3 * comm.size)
+    with pytest.raises(UnknownAlgorithm, match="NCCL has no alltoall"):
+        comm.Alltoall(items, cupy.zeros(3 * comm.size), algorithm="nccl")
+    for op, dtype in ((MPI.BAND, np.int32), (MPI.SUM, np.complex64), (MPI.LAND, np.int64)):
+        with pytest.raises(UnknownAlgorithm, match=f"no {np.dtype(dtype).name} by this operation"):
+            comm.Allreduce(MPI.IN_PLACE, items.astype(dtype), op, algorithm="nccl")
+    with pytest.raises(UnknownAlgorithm, match="nccl has no options"):
+        comm.Allreduce(MPI.IN_PLACE, items, algorithm="nccl:trees=2")
+    with pytest.raises(UnknownAlgorithm, match="not for a whole communicator"):
+        Communicator(MPI.COMM_WORLD, algorithm="nccl")
+
+
+def test_two_ranks_on_one_gpu(comm, cupy, monkeypatch):
+    if comm.size == 1:
+        pytest.skip("nobody to share with")
+    monkeypatch.setattr(cupy.cuda.Device, "pci_bus_id", "0000:01:00.0")
+    for _ in range(2):
+        with pytest.raises(CollectiveError, match="NCCL needs a GPU for each rank, and"):
+            comm.Allreduce(MPI.IN_PLACE, cupy.zeros(3), algorithm="nccl")
+    assert comm.allreduce(1) == comm.size
+
+
+def test_one_rank_without_nccl(comm, cupy, monkeypatch):
+    if comm.rank == comm.size - 1:
+        monkeypatch.setattr(queued_cupy.sys.modules["cupy.cuda.nccl"], "available", False)
+    with pytest.raises(CollectiveError, match=f"rank {comm.size - 1}: this CuPy was built without"):
+        comm.Allreduce(MPI.IN_PLACE, cupy.zeros(3), algorithm="nccl")
+
+
+def test_messages_with_checksums(cupy):
+    from collectives import CheckedTransport
+
+    comm = Communicator(MPI.COMM_WORLD, transport=CheckedTransport)
+    with pytest.raises(CollectiveError, match="NCCL's messages carry no checksums"):
+        comm.Allreduce(MPI.IN_PLACE, cupy.zeros(3), algorithm="nccl")
+    comm.close()
+
+
+@pytest.mark.parametrize("shared_gpu", [False, True])
+def test_auto_goes_by_a_measured_table(cupy, tmp_path, monkeypatch, shared_gpu):
+    """And by what there is; without a table it is never taken."""
+    from collectives.calls.library import library
+    from collectives.calls.tuner import DEFAULT
+
+    world = MPI.COMM_WORLD
+    if world.size == 1:
+        pytest.skip("a rank alone measures nothing")
+    if shared_gpu:
+        monkeypatch.setattr(cupy.cuda.Device, "pci_bus_id", "0000:01:00.0")
+    table = json.loads(DEFAULT.read_text())
+    table["entries"] = [
+        {
+            "mpi": library(), "collective": "allreduce", "memory": "cupy", "ranks": world.size,
+            "ranks_per_node": world.size,
+            "rules": [{"from_bytes": 0, "algorithm": "nccl", "ratio": 2.0}],
+        }
+    ]  # fmt: skip
+    path = tmp_path / "tuned.json"
+    path.write_text(json.dumps(table))
+    items = cupy.arange(50) + world.rank
+    with Communicator(world, device="staged", tuning=path) as comm:
+        comm.Allreduce(MPI.IN_PLACE, items)
+        assert comm.last_plan.algorithm == ("butterfly" if shared_gpu else "nccl")
+        assert np.array_equal(items.get(), total(comm.size, 50))
+        # What it cannot do goes another way.
+        comm.Allreduce(MPI.IN_PLACE, cupy.zeros(5, np.int32), MPI.BAND)
+        assert comm.last_plan.algorithm != "nccl"
+    with Communicator(world, device="staged") as comm:
+        comm.Allreduce(MPI.IN_PLACE, items)
+        assert comm.last_plan.algorithm != "nccl"

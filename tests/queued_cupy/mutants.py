@@ -1,0 +1,229 @@
+"""Faults in what orders a GPU's work, and modules that have one of them.
+
+A fault must be noticed by the scenario that stands beside it: :data:`ALONE` by those of one
+process (tests/local/test_device_mutants.py), :data:`ON_RANKS` by those on ranks
+(tests/mpi/collectives/test_device_mutants.py).
+"""
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+
+
+class Mutant(NamedTuple):
+    """``old``, which ``path`` has exactly once, becomes ``new``."""
+
+    name: str
+    scenario: str
+    path: str
+    old: str
+    new: str
+
+
+_PLAN = "collectives/execution/device_plan.py"
+_MEMORY = "collectives/execution/transport/cuda_memory.py"
+_BOUNCE = "collectives/execution/transport/bounce.py"
+_DEVICE = "collectives/execution/transport/device.py"
+_MESSAGES = "collectives/execution/messages.py"
+
+ALONE = [
+    Mutant(
+        "messages start without a gate", "direct", _MESSAGES,
+        "rounds += behind(gate, BoundRound(starts=transport.prepared(each.requests)))",
+        "rounds.append(BoundRound(starts=transport.prepared(each.requests)))",
+    ),
+    Mutant(
+        "receives start without a gate", "receives", _MESSAGES,
+        "            if each.requests:\n                rounds +=",
+        "            if each.requests and len(each.finish) > 1:\n                rounds +=",
+    ),
+    Mutant(
+        "a gate is always open", "direct", _PLAN,
+        "        return self.event.done\n", "        return True\n",
+    ),
+    Mutant(
+        "a gate tells of the run before", "again", _PLAN,
+        "    def Start(self) -> None:\n        self.event.record()\n",
+        "    def Start(self) -> None:\n        self.seen = getattr(self, 'seen', 0) + 1\n"
+        "        if self.seen == 1:\n            self.event.record()\n",
+    ),
+    Mutant(
+        "the plan does not follow the caller", "direct", _PLAN,
+        "        self._memory.follow(self._memory.callers(), self._begun)\n", "",
+    ),
+    Mutant(
+        "the caller does not follow the plan", "staged", _PLAN,
+        "            stream.wait_event(self.event)\n", "            pass\n",
+    ),
+    Mutant(
+        "a true Test is not waited for", "read", _PLAN,
+        "requests=[self._end], finish", "requests=[], finish",
+    ),
+    Mutant(
+        "the end is recorded before the last copies", "read", _PLAN,
+        "    def Start(self) -> None:\n        self._underway.expect_whole()\n",
+        "    def Start(self) -> None:\n        self._end.event.record = lambda: None\n",
+    ),
+    Mutant(
+        "a plan works on any stream", "elsewhere", _MEMORY,
+        "self.cupy.cuda.Device(self.gpu), self.stream:", "self.cupy.cuda.Device(self.gpu):",
+    ),
+    Mutant(
+        "a plan works on any GPU", "elsewhere", _MEMORY,
+        "        with self.cupy.cuda.Device(self.gpu), self.stream:\n",
+        "        with self.cupy.cuda.Device(0):\n",
+    ),
+    Mutant(
+        "another library's stream is not followed", "torch", _MEMORY,
+        "        if torch is not None and torch.cuda.is_initialized():",
+        "        if torch is not None and not torch.cuda.is_initialized():",
+    ),
+    Mutant(
+        "copies to pinned memory go to the null stream", "staged", _MEMORY,
+        "nbytes, runtime.memcpyDefault, stream.ptr)", "nbytes, runtime.memcpyDefault, 0)",
+    ),
+    Mutant(
+        "pinned memory is taken while it is copied from", "pinned", _BOUNCE,
+        "            if idle[at].free.done:", "            if True:",
+    ),
+    Mutant(
+        "pinned memory is given back without an event", "pinned", _BOUNCE,
+        "        bounce.free.record()\n", "",
+    ),
+    Mutant(
+        "pinned memory goes while it is copied from", "dropped", _BOUNCE,
+        "        weakref.finalize(self, _settle, self._all).atexit = False\n", "",
+    ),
+    Mutant(
+        "what is sent is copied behind the gate", "staged", _DEVICE,
+        "        return [request.prepare for request in requests if "
+        "isinstance(request, StagedSend)]",
+        "        sends = [r for r in requests if isinstance(r, StagedSend)]\n"
+        "        for each in sends:\n"
+        "            each.Start = lambda r=each: (r.prepare(), r.inner.Start())\n"
+        "        return []",
+    ),
+    Mutant(
+        "pinned memory is another's before the copy is queued", "pinned", _DEVICE,
+        "        self.memory.upload(self.data, self._bounce.host[: self.data.nbytes])\n"
+        "        self.give()\n",
+        "        bounce = self._bounce\n        self.give()\n"
+        "        self.memory.upload(self.data, bounce.host[: self.data.nbytes])\n",
+    ),
+]  # fmt: skip
+
+_IPC = "collectives/execution/transport/cuda_ipc.py"
+ON_RANKS = [
+    Mutant(
+        "a blocking gate does not wait", "direct", _PLAN,
+        "        self.event.synchronize()\n\n    def Free", "        pass\n\n    def Free",
+    ),
+    Mutant(
+        "a rank tells its peers too early", "ipc", "collectives/execution/shared.py",
+        "        rounds = behind(self.gate, bound)\n", "        rounds = [bound]\n",
+    ),
+    Mutant(
+        "memory is unmapped while a stream reads it", "close", _IPC,
+        "    memory.settle()\n", "    memory.synchronize()\n",
+    ),
+    Mutant(
+        "memory is unmapped without waiting", "close", _IPC, "    memory.settle()\n", "",
+    ),
+    Mutant(
+        "memory is mapped on GPU 0", "ipc", _MEMORY,
+        "return self._at(address, nbytes, np.dtype(np.uint8), self.gpu)",
+        "return self._at(address, nbytes, np.dtype(np.uint8), 0)",
+    ),
+    Mutant(
+        "a handle is told before its memory is written", "ipc", _IPC,
+        "            memory.synchronize()\n            handle", "            handle",
+    ),
+    Mutant(
+        "memory is zeroed while the others read it", "ipc", _IPC,
+        "            memory.synchronize()\n            handle = memory.handle(own)\n",
+        "            memory.synchronize()\n            handle = memory.handle(own)\n"
+        "            own[...] = 0\n            memory.synchronize()\n",
+    ),
+    Mutant(
+        "the benchmark's row by the host does not wait", "by_the_host",
+        "collectives/bench/device.py",
+        "            self._memory.download(*self._sent)\n            self._memory.synchronize()\n",
+        "            self._memory.download(*self._sent)\n",
+    ),
+    Mutant(
+        "native does not wait for the GPU", "native", _MEMORY,
+        "            stream.synchronize()\n", "            pass\n",
+    ),
+    Mutant(
+        "native takes device memory unasked", "refused", "collectives/calls/native.py",
+        "    if not is_direct:\n", "    if False:\n",
+    ),
+    Mutant(
+        "the current GPU and not the array's", "other_gpu", "collectives/calls/binding.py",
+        "    memory = resources.memory(call.buffer.gpu)\n",
+        "    memory = resources.memory(CudaMemory().gpu)\n",
+    ),
+    Mutant(
+        "NCCL on the null stream", "nccl", "collectives/calls/nccl.py",
+        "channel, stream = nccl.channel, memory.stream.ptr", "channel, stream = nccl.channel, 0",
+    ),
+]  # fmt: skip
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    """Compiles the text with the fault in it, and leaves no trace on the disk."""
+
+    def __init__(self, name, path, mutant):
+        super().__init__(name, path)
+        self.mutant = mutant
+
+    def get_code(self, fullname):
+        text = Path(self.path).read_text()
+        assert text.count(self.mutant.old) == 1, self.mutant.name
+        return compile(text.replace(self.mutant.old, self.mutant.new), self.path, "exec")
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def __init__(self, mutant):
+        self.mutant = mutant
+        self.name = mutant.path.removesuffix(".py").replace("/", ".")
+
+    def find_spec(self, fullname, path, target=None):
+        if fullname != self.name:
+            return None
+        file = str(ROOT / self.mutant.path)
+        loader = _Loader(fullname, file, self.mutant)
+        return importlib.util.spec_from_file_location(fullname, file, loader=loader)
+
+
+_PARTS = ("queued_cupy", "local")
+_ANEW = ("collectives", "tests.mpi.collectives.device_scenarios", *(f"tests.{p}" for p in _PARTS))
+
+
+@contextmanager
+def mutated(mutant):
+    """In it, modules are imported anew, one of them with the fault."""
+    before = {name: module for name, module in sys.modules.items() if name.startswith(_ANEW)}
+    parent = sys.modules["tests"]  # whose attributes name them, too
+    attributes = {name: vars(parent).pop(name) for name in _PARTS if name in vars(parent)}
+    for name in before:
+        del sys.modules[name]
+    finder = _Finder(mutant)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield importlib.import_module
+    finally:
+        sys.meta_path.remove(finder)
+        for name in [name for name in sys.modules if name.startswith(_ANEW)]:
+            del sys.modules[name]
+        sys.modules.update(before)
+        for name in _PARTS:
+            vars(parent).pop(name, None)
+        vars(parent).update(attributes)

@@ -1,0 +1,86 @@
+"""The calls of NCCL that a rank makes, by MPI: the result is stored in the order of the stream."""
+
+from types import ModuleType
+
+import numpy as np
+from mpi4py import MPI
+
+from tests.queued_cupy.machine import Range, view_at
+
+_TYPES = {"INT8": np.int8, "UINT8": np.uint8, "INT32": np.int32, "UINT32": np.uint32,
+          "INT64": np.int64, "UINT64": np.uint64, "FLOAT16": np.float16, "FLOAT32": np.float32,
+          "FLOAT64": np.float64}  # fmt: skip
+_NUMBERS = dict(zip(_TYPES, (0, 1, 2, 3, 4, 5, 6, 7, 8)))
+_KINDS = {number: np.dtype(_TYPES[name]) for name, number in _NUMBERS.items()}
+_OPERATIONS = {"SUM": 0, "PROD": 1, "MAX": 2, "MIN": 3}
+_MPI = {0: MPI.SUM, 1: MPI.PROD, 2: MPI.MAX, 3: MPI.MIN}
+
+
+def module(runtime):
+    """``cupy.cuda.nccl``."""
+    made = ModuleType("cupy.cuda.nccl")
+    made.available = True
+    made.NcclError = type("NcclError", (RuntimeError,), {})
+    for name, number in (*_NUMBERS.items(), *_OPERATIONS.items()):
+        setattr(made, f"NCCL_{name}", number)
+    made.get_unique_id = lambda: b"unique" + bytes(122)
+    made.NcclCommunicator = lambda ndev, commId, rank: Communicator(runtime, ndev, commId, rank)
+    return made
+
+
+class Communicator:
+    """Of the ranks of ``MPI.COMM_WORLD``, or of one rank."""
+
+    def __init__(self, runtime, ndev, commId, rank):
+        comm = MPI.COMM_WORLD if ndev > 1 else MPI.COMM_SELF
+        if (ndev, len(commId), rank) != (comm.size, 128, comm.rank):
+            raise ValueError("these ranks are not the job's")
+        self.runtime, self.comm = runtime, comm.Dup()
+
+    def allReduce(self, sendbuf, recvbuf, count, datatype, op, stream):
+        move = lambda s, r: self.comm.Allreduce(s, r, _MPI[op])  # noqa: E731
+        self._queue(move, sendbuf, recvbuf, count, count, datatype, stream)
+
+    def reduceScatter(self, sendbuf, recvbuf, recvcount, datatype, op, stream):
+        move = lambda s, r: self.comm.Reduce_scatter_block(s, r, _MPI[op])  # noqa: E731
+        sent = recvcount * self.comm.size
+        self._queue(move, sendbuf, recvbuf, sent, recvcount, datatype, stream)
+
+    def allGather(self, sendbuf, recvbuf, count, datatype, stream):
+        received = count * self.comm.size
+        self._queue(self.comm.Allgather, sendbuf, recvbuf, count, received, datatype, stream)
+
+    def broadcast(self, sendbuff, recvbuff, count, datatype, root, stream):
+        def move(sent, received):
+            received[:] = sent
+            self.comm.Bcast(received, root)
+
+        self._queue(move, sendbuff, recvbuff, count, count, datatype, stream)
+
+    def reduce(self, sendbuf, recvbuf, count, datatype, op, root, stream):
+        def move(sent, received):
+            mine = received if self.comm.rank == root else None
+            self.comm.Reduce(sent, mine, _MPI[op], root)
+
+        self._queue(move, sendbuf, recvbuf, count, count, datatype, stream)
+
+    def destroy(self):
+        self.comm.Free()
+
+    def abort(self):
+        self.comm.Free()
+
+    def _queue(self, move, sendbuf, recvbuf, sent, received, datatype, stream):
+        """What the stream has come to is sent at once; the result is queued."""
+        machine, kind = self.runtime.machine, _KINDS[datatype]
+        queue = machine.streams[stream] if stream else machine.null[self.runtime.thread.device]
+        self.runtime.expect_current(queue)
+        source = Range(sendbuf, sendbuf + sent * kind.itemsize)
+        target = Range(recvbuf, recvbuf + received * kind.itemsize)
+        wide = np.dtype(np.float32) if kind == np.float16 else kind
+        machine._run(machine.launch(queue, "NCCL reads", None, [source], []))
+        mine = view_at(source.start, sent * kind.itemsize).view(kind).astype(wide)
+        result = np.empty(received, wide)
+        move(mine, result)
+        out = view_at(target.start, received * kind.itemsize).view(kind)
+        machine.launch(queue, "NCCL writes", lambda: np.copyto(out, result, "unsafe"), [], [target])

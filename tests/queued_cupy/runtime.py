@@ -1,0 +1,422 @@
+"""``cupy`` and ``cupy.cuda`` on a :class:`~tests.queued_cupy.machine.Machine`."""
+
+import ctypes
+import mmap
+import os
+import struct
+import threading
+from functools import cache, partial
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+
+from tests.queued_cupy.machine import POISON, Range
+from tests.queued_cupy.ndarray import bounds, ndarray
+
+_HANDLE = "iiq48x"
+
+
+class CUDARuntimeError(RuntimeError):
+    """CuPy's."""
+
+
+class Thread(threading.local):
+    """What CUDA and CuPy keep for each thread: the current device and the stack of streams."""
+
+    def __init__(self):
+        self.device = 0
+        self.stacks = {}
+
+
+class Runtime:
+    """The functions of the two modules, for one machine.
+
+    Attributes:
+        mapped: by address, what is mapped of other processes.
+    """
+
+    def __init__(self, machine):
+        self.machine = machine
+        self.thread = Thread()
+        self.mapped = {}
+        self.allocated = {}
+        self.pinned = {}
+        self.ndarray = type("ndarray", (ndarray,), {"runtime": self, "__module__": "cupy"})
+        self.Stream, self.Event, self.Device = _streams(self)
+
+    # Kernels.
+
+    def current(self, device=None):
+        """The current stream, as CuPy's."""
+        device = self.thread.device if device in (None, -1) else device
+        return self.thread.stacks.setdefault(device, [self.Stream.null])[-1]
+
+    def queue(self):
+        """The current stream, as the machine's."""
+        return self.current().queue()
+
+    def launch(self, name, act, reads, writes):
+        """One kernel on the current stream; like CuPy's, it keeps no array: ``act`` has their bare
+        memory."""
+        for one in (*reads, *writes):
+            if one.size and one._memory.device_id != self.thread.device:
+                raise RuntimeError(
+                    f"{name}: an array on device {one._memory.device_id} is used on device "
+                    f"{self.thread.device}"
+                )
+        ranges = [[bounds(one._a) for one in arrays] for arrays in (reads, writes)]
+        return self.machine.launch(self.queue(), name, act, *ranges)
+
+    def computed(self, name, function, *given):
+        """A new array with what ``function`` makes of these."""
+        values = [one._a if isinstance(one, ndarray) else one for one in given]
+        with np.errstate(all="ignore"):
+            like = function(*values)  # of whatever lies there, for its shape and type
+        made = self.ndarray(like.shape, like.dtype)
+        reads = [one for one in given if isinstance(one, ndarray)]
+        target = made._a
+        self.launch(name, lambda: np.copyto(target, function(*values)), reads, [made])
+        return made
+
+    def ufunc(self, function, *given, out=None, casting="same_kind"):
+        """One of CuPy's: refuses arrays of the host."""
+        name = function.__name__
+        if any(isinstance(one, np.ndarray) for one in (*given, out)):
+            raise TypeError(f"Unsupported type <class 'numpy.ndarray'> ({name})")
+        if out is None:
+            return self.computed(name, function, *given)
+        values = [one._a if isinstance(one, ndarray) else one for one in given]
+        reads = [one for one in given if isinstance(one, ndarray)]
+        target = out._a
+        self.launch(name, lambda: function(*values, out=target, casting=casting), reads, [out])
+        return out
+
+    # Memory.
+
+    def alloc(self, nbytes):
+        """From the pool of the current stream."""
+        return self.MemoryPointer(_Block(self, nbytes), 0)
+
+    def MemoryPointer(self, mem, offset, absolute=False):
+        ptr = offset if absolute else mem.ptr + offset
+        return SimpleNamespace(ptr=ptr, mem=mem, device_id=mem.device_id)
+
+    def UnownedMemory(self, ptr, size, owner, device_id=-1):
+        return SimpleNamespace(ptr=ptr, size=size, device_id=device_id, owner=owner)
+
+    def Memory(self, size):
+        return _Shareable(self, size)
+
+    def alloc_pinned_memory(self, size):
+        length = 1 << (size - 1).bit_length()  # as CuPy's pool has them
+        free = self.pinned.setdefault(length, [])
+        block = free.pop() if free else np.full(length, POISON, np.uint8)
+        return _pinned(length)(self, block)
+
+    def memcpyAsync(self, dst, src, size, kind, stream):
+        queue = (
+            self.machine.null[self.thread.device] if not stream else self.machine.streams[stream]
+        )
+        self.expect_current(queue)
+        self.machine.launch(
+            queue,
+            "memcpy",
+            partial(ctypes.memmove, dst, src, size),
+            [Range(src, src + size)],
+            [Range(dst, dst + size)],
+        )
+
+    def expect_current(self, queue):
+        if queue.device != self.thread.device:
+            raise CUDARuntimeError("cudaErrorInvalidResourceHandle: a stream of another device")
+
+    def setDevice(self, number):
+        if not 0 <= number < self.machine.device_count:
+            raise CUDARuntimeError("cudaErrorInvalidDevice: invalid device ordinal")
+        self.thread.device = number
+
+    # Between processes.
+
+    def ipcGetMemHandle(self, address):
+        if address not in self.allocated:
+            raise CUDARuntimeError("cudaErrorInvalidValue: not where an allocation begins")
+        return struct.pack(_HANDLE, os.getpid(), *self.allocated[address])
+
+    def ipcOpenMemHandle(self, handle, flags=1):
+        process, file, size = struct.unpack(_HANDLE, handle)
+        if process == os.getpid():
+            raise CUDARuntimeError("cudaErrorDeviceUninitialized: this process's own memory")
+        theirs = os.open(f"/proc/{process}/fd/{file}", os.O_RDWR)
+        array, address = _mapping(theirs, size)
+        os.close(theirs)
+        self.mapped[address] = array
+        self.machine.register(address, size, self.thread.device)
+        return address
+
+    def ipcCloseMemHandle(self, address):
+        self.machine.unregister(address)
+        self.machine._kept.append(self.mapped.pop(address))
+
+
+class _Block:
+    """Memory of the pool."""
+
+    def __init__(self, runtime, nbytes):
+        self.machine, self.stream = runtime.machine, runtime.queue()
+        self.device_id = runtime.thread.device
+        self.ptr, self.size = self.machine.allocate(nbytes, self.stream)
+
+    def __del__(self):
+        self.machine.free(self.ptr, self.size, self.stream)
+
+
+class _Shareable:
+    """An allocation, which other processes can map by the descriptor that the handle names."""
+
+    def __init__(self, runtime, size):
+        self.runtime, self.size = runtime, size
+        self.device_id = runtime.thread.device
+        file = os.memfd_create("device memory")
+        os.truncate(file, size)
+        self.array, self.ptr = _mapping(file, size)
+        self.array.fill(POISON)
+        runtime.allocated[self.ptr] = file, size
+        runtime.machine.register(self.ptr, size, self.device_id)
+
+    def __del__(self):
+        """``cudaFree`` waits for the device."""
+        self.runtime.machine.settle(self.device_id)
+        self.runtime.machine.unregister(self.ptr)
+        os.close(self.runtime.allocated.pop(self.ptr)[0])
+
+
+def _mapping(file, size):
+    array = np.frombuffer(mmap.mmap(file, size), np.uint8)
+    return array, array.__array_interface__["data"][0]
+
+
+@cache
+def _pinned(length):
+    """The class of pinned memory of so many bytes, for the buffer protocol."""
+
+    class Pinned(ctypes.c_uint8 * length):
+        """Another's as soon as it is dropped, whatever a stream still copies."""
+
+        def __new__(cls, runtime, block):
+            return cls.from_address(block.ctypes.data)
+
+        def __init__(self, runtime, block):
+            self.runtime, self.block = runtime, block
+
+        def __del__(self):
+            self.block.fill(POISON)
+            self.runtime.pinned[length].append(self.block)
+
+    return Pinned
+
+
+def _streams(runtime):
+    """The classes of streams, events and devices."""
+    machine = runtime.machine
+
+    class Stream:
+        null = None
+
+        def __init__(self, null=False, non_blocking=False, ptds=False, priority=None):
+            self.device_id = -1 if null else runtime.thread.device
+            self._queue = None if null else machine.stream(self.device_id, not non_blocking)
+            self.ptr = 0 if null else self._queue.ptr
+
+        @classmethod
+        def from_external(cls, obj):
+            version, ptr = obj.__cuda_stream__()
+            assert version == 0
+            if ptr == 0:
+                return cls.null
+            made = object.__new__(cls)
+            made._queue, made.ptr = machine.streams[ptr], ptr
+            made.device_id = made._queue.device
+            return made
+
+        def queue(self):
+            if self._queue is None:
+                return machine.null[runtime.thread.device]
+            return self._queue
+
+        def __eq__(self, other):
+            return isinstance(other, Stream) and self.ptr == other.ptr
+
+        __hash__ = object.__hash__
+
+        def __enter__(self):
+            device = runtime.thread.device
+            if self.device_id not in (-1, device):
+                raise RuntimeError(
+                    f"The device that the stream is created on ({self.device_id}) does not match "
+                    f"with the current device ({device})"
+                )
+            runtime.current(device)
+            runtime.thread.stacks[device].append(self)
+            self._pushed = device
+            return self
+
+        def __exit__(self, *exception):
+            runtime.thread.stacks[runtime.thread.device].pop()
+
+        def use(self):
+            runtime.current()
+            runtime.thread.stacks[runtime.thread.device][-1] = self
+            return self
+
+        @property
+        def done(self):
+            return machine.is_done(self.queue().last)
+
+        def synchronize(self):
+            machine.finish(self.queue().last)
+
+        def record(self, event=None):
+            event = event or Event()
+            event.record(self)
+            return event
+
+        def wait_event(self, event):
+            machine.wait(self.queue(), event.op)
+
+    class Event:
+        def __init__(self, block=False, disable_timing=False, interprocess=False):
+            self.device, self.op = runtime.thread.device, None
+
+        def record(self, stream=None):
+            queue = (runtime.current() if stream is None else stream).queue()
+            if queue.device != self.device:
+                raise CUDARuntimeError("cudaErrorInvalidResourceHandle: an event of another device")
+            self.op = machine.mark(queue)
+
+        @property
+        def done(self):
+            return machine.is_done(self.op)
+
+        def synchronize(self):
+            machine.finish(self.op)
+
+    class Device:
+        def __init__(self, device=None):
+            self.id = runtime.thread.device if device is None else device
+            self._before = []
+
+        @property
+        def pci_bus_id(self):
+            return f"{os.getpid():04x}:{self.id:02x}:00.0"
+
+        def __eq__(self, other):
+            return self.id == other.id
+
+        __hash__ = object.__hash__
+
+        def use(self):
+            runtime.setDevice(self.id)
+
+        def synchronize(self):
+            machine.settle(self.id)
+
+        def __enter__(self):
+            self._before.append(runtime.thread.device)
+            runtime.setDevice(self.id)
+            return self
+
+        def __exit__(self, *exception):
+            runtime.setDevice(self._before.pop())
+
+    Stream.null = Stream(null=True)
+    return Stream, Event, Device
+
+
+def modules(runtime, nccl):
+    """``cupy`` and ``cupy.cuda``; like CuPy's, the latter has no ``nccl`` before it is imported."""
+    cupy, cuda = ModuleType("cupy"), ModuleType("cupy.cuda")
+    cupy.__path__ = cuda.__path__ = []
+    cupy.__version__ = "14.0.0"
+    cupy.ndarray, cupy.cuda = runtime.ndarray, cuda
+    new = {"zeros": np.zeros, "ones": np.ones, "full": np.full, "arange": np.arange}
+    for name, function in new.items():
+        setattr(cupy, name, partial(_uploaded, runtime, function))
+    cupy.empty = lambda shape, dtype=float: runtime.ndarray(shape, dtype)
+    for name in ("zeros_like", "ones_like", "full_like", "allclose", "array_equal"):
+        setattr(cupy, name, partial(_made, runtime, name))
+    cupy.asarray = partial(_asarray, runtime)
+    cupy.array = partial(_asarray, runtime)
+    cupy.asnumpy = lambda items: items.get()
+    cupy.copyto = partial(_copyto, runtime)
+    cupy.from_dlpack = partial(_from_dlpack, runtime)
+    for name in (
+        "add", "multiply", "maximum", "minimum", "logical_and", "logical_or", "logical_xor",
+        "bitwise_and", "bitwise_or", "bitwise_xor",
+    ):  # fmt: skip
+        setattr(cupy, name, partial(runtime.ufunc, getattr(np, name)))
+    for name in ("uint8", "int32", "int64", "float16", "float32", "float64", "complex64"):
+        setattr(cupy, name, getattr(np, name))
+    for name in ("Stream", "Event", "Device", "MemoryPointer", "UnownedMemory", "Memory"):
+        setattr(cuda, name, getattr(runtime, name))
+    cuda.alloc_pinned_memory = runtime.alloc_pinned_memory
+    cuda.get_current_stream = lambda device_id=-1: runtime.current(device_id)
+    cuda.get_allocator = lambda: runtime.alloc
+    cuda.runtime = SimpleNamespace(
+        CUDARuntimeError=CUDARuntimeError,
+        getDevice=lambda: runtime.thread.device,
+        getDeviceCount=lambda: runtime.machine.device_count,
+        getDeviceProperties=lambda number: {"name": b"no GPU at all"},
+        memcpyAsync=runtime.memcpyAsync,
+        memcpyDefault=4,
+        **{
+            name: getattr(runtime, name)
+            for name in ("setDevice", "ipcGetMemHandle", "ipcOpenMemHandle", "ipcCloseMemHandle")
+        },
+    )
+    return {"cupy": cupy, "cupy.cuda": cuda, "cupy.cuda.nccl": nccl}
+
+
+def _uploaded(runtime, function, *given, **named):
+    values = function(*given, **named)
+    made = runtime.ndarray(values.shape, values.dtype)
+    target = made._a
+    runtime.launch("fill", lambda: np.copyto(target, values), [], [made])
+    return made
+
+
+def _made(runtime, name, *given):
+    function = getattr(np, name)
+    return runtime.computed(name, lambda *values: np.asarray(function(*values)), *given)
+
+
+def _asarray(runtime, items, dtype=None):
+    if isinstance(items, ndarray):
+        return items
+    if hasattr(items, "__cuda_array_interface__"):
+        return _unowned(runtime, items, items.__cuda_array_interface__)
+    values = np.array(items, dtype)
+    return _uploaded(runtime, lambda: values)
+
+
+def _unowned(runtime, owner, told):
+    memory = runtime.UnownedMemory(told["data"][0], 0, owner, runtime.thread.device)
+    return runtime.ndarray(told["shape"], told["typestr"], runtime.MemoryPointer(memory, 0))
+
+
+def _from_dlpack(runtime, items):
+    """The current stream waits for the producer's, as the protocol has it."""
+    kind, device = items.__dlpack_device__()
+    if kind not in (2, 13):
+        raise BufferError("CuPy takes memory of CUDA")
+    if device != runtime.thread.device:
+        raise BufferError("an array of another device than the current one")
+    array = items.__dlpack__(stream=runtime.current().ptr or 1)
+    memory = runtime.UnownedMemory(bounds(array).start, array.nbytes, items, device)
+    return runtime.ndarray(array.shape, array.dtype, runtime.MemoryPointer(memory, 0))
+
+
+def _copyto(runtime, dst, src, casting="same_kind"):
+    if not (isinstance(dst, ndarray) and isinstance(src, ndarray)):
+        raise TypeError("CuPy copies between arrays on a device")
+    target, source = dst._a, src._a
+    runtime.launch("copy", lambda: np.copyto(target, source, casting=casting), [src], [dst])
