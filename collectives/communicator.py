@@ -31,7 +31,8 @@ class Communicator(Blocking, Nonblocking, Persistent, PointToPoint, MPI.Intracom
     Buffers are given as to mpi4py: ``array``, ``[array, MPI.FLOAT]``, ``[array, count,
     MPI.FLOAT]``, ``MPI.IN_PLACE``; for v-variants ``[array, counts, displacements, MPI.FLOAT]``.
     ``algorithm`` is a name of ``python -m collectives list``, with options
-    (``"parameter_server:servers=2"``), ``"native"`` for the MPI library's own, or ``"auto"``; or an
+    (``"parameter_server:servers=2"``), ``"native"`` for the MPI library's own, ``"nccl"`` for
+    NCCL's on arrays on a GPU, or ``"auto"``; or an
     :class:`~collectives.Algorithm` of one's own, ``"file.py:name"`` or the name of one that was
     registered (:func:`collectives.register`), the same on all ranks.  An all-reduce is bitwise
     equal on all ranks, whatever the algorithm.
@@ -40,6 +41,9 @@ class Communicator(Blocking, Nonblocking, Persistent, PointToPoint, MPI.Intracom
     without that, the other ranks would wait for ever.  ``COLLECTIVES_ABORT=0`` leaves the job
     alone.  ``sys.exit`` is no exception of that kind: guard a program that exits on one rank with
     :func:`collectives.launch.abort_on_exception`.
+
+    On device memory, blocking calls and ``Wait`` return when all is queued: what the current stream
+    does next comes after it, as it comes after what the stream had queued before.
 
     Args:
         comm: the communicator to work on.  It is duplicated at the first collective, so that our
@@ -65,9 +69,9 @@ class Communicator(Blocking, Nonblocking, Persistent, PointToPoint, MPI.Intracom
             They travel as messages, as many bytes as in a ring, and adding three and more takes
             some ten passes over them.  Other operations whose result depends on the order are
             refused.  The methods for objects, as ``allreduce``, stay mpi4py's.
-        device: how messages of CuPy arrays go: ``"direct"``, handed to a CUDA-aware MPI;
-            ``"staged"`` through pinned host memory; ``"auto"``: direct if a transfer in a child
-            process works.  Default: that of ``COLLECTIVES_DEVICE``, or auto.
+        device: how messages of arrays on a GPU go: ``"direct"``, handed to a CUDA-aware MPI;
+            ``"staged"`` through pinned host memory; ``"auto"``: direct if a transfer between two
+            processes of its own works.  Default: that of ``COLLECTIVES_DEVICE``, or auto.
 
     Raises:
         UnknownAlgorithm: no collective has this algorithm.

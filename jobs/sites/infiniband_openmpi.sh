@@ -7,6 +7,6 @@ export UCX_NET_DEVICES=${UCX_NET_DEVICES:-mlx5_0:1}  # the adapter and port; ibs
 export UCX_RNDV_THRESH=8192             # from here on, zero-copy
 if [ -e /dev/nvidiactl ]; then
     export UCX_TLS=$UCX_TLS,cuda_copy,gdr_copy,cuda_ipc  # device memory, and GPU to GPU in a node
-    export UCX_MEMTYPE_CACHE=n          # CuPy's pool reuses addresses, which the cache gets wrong
+    export UCX_MEMTYPE_CACHE=n          # it misses what CuPy's wheels allocate: their CUDA is linked in
 fi
 export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}  # BLAS threads; the trainer limits its own, too

@@ -120,8 +120,8 @@ FAULTS = [
         "shared memory: the last tick is not waited for",
         "tests/local/test_orders.py",
         "collectives/execution/shared.py",
-        "end = self.wait(self.pending, [*after, *self.tick(last)])",
-        "end = self.wait([], [*after, *self.tick(last)])",
+        "self.ticking(self.wait(self.pending, [*after]), last)",
+        "self.ticking(self.wait([], [*after]), last)",
     ),
     Fault(
         "shared memory: two meetings use the same words",

@@ -33,7 +33,7 @@ def test_without_a_fault_all_is_right(scenario):
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", ON_RANKS, ids=lambda mutant: mutant.name)
 def test_a_fault_is_noticed(mutant):
-    if MPI.COMM_WORLD.size == 1 and mutant.scenario not in ("refused", "other_gpu", "by_the_host"):
+    if MPI.COMM_WORLD.size == 1 and mutant.scenario not in ("refused", "by_the_host"):
         pytest.skip("nobody to be too early for")
     with mutated(mutant) as load:
         assert not is_right(mutant.scenario, load("tests.mpi.collectives.device_scenarios"))

@@ -148,6 +148,7 @@ def test_tensors_in_the_order_of_their_library(cupy, torch, form):
         assert np.array_equal(found, total(comm.size, 50) + more)
 
 
+@pytest.mark.slow  # to import PyTorch takes seconds
 def test_tensors_of_the_host():
     """PyTorch's own: they are memory like any other."""
     torch = pytest.importorskip("torch")
