@@ -187,6 +187,10 @@ class NativePlan:
         if self._transient:
             self.Free()
 
+    def synchronize(self) -> None:
+        """As :meth:`Wait`: of MPI's, nothing is queued."""
+        self.Wait()
+
     def Free(self) -> None:
         """Lets go of the buffers; the plan cannot be used after it.
 

@@ -9,6 +9,7 @@ before is gone, was resized, or another one lies in its place: a plan that is fo
 the memory that the caller holds.
 """
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,7 +85,8 @@ class Recent:
 
 
 def _memory(buffer: Any, writable: bool) -> tuple[object, ...] | None:
-    """Where a plain array lies, and what it is; empty for ``MPI.IN_PLACE``, ``None`` for others.
+    """Where an array of NumPy's or CuPy's lies, and what it is; empty for ``MPI.IN_PLACE``,
+    ``None`` for others.
 
     An array may be followed by its count and a type of MPI's own, as in ``[array, MPI.FLOAT]``;
     other types can be freed, and their names given to new ones.
@@ -105,4 +107,14 @@ def _memory(buffer: Any, writable: bool) -> tuple[object, ...] | None:
         if writable and not buffer.flags.writeable:
             return None
         return _address(buffer), buffer.nbytes, buffer.dtype, *described
-    return () if buffer is None or buffer is MPI.IN_PLACE else None
+    if buffer is None or buffer is MPI.IN_PLACE:
+        return ()
+    return _device_memory(buffer)
+
+
+def _device_memory(buffer: Any) -> tuple[object, ...] | None:
+    """The same of CuPy's arrays; ``None`` for what is none."""
+    cupy = sys.modules.get("cupy")
+    if cupy is None or type(buffer) is not cupy.ndarray or not buffer.flags.c_contiguous:
+        return None
+    return "on a GPU", buffer.device.id, buffer.data.ptr, buffer.nbytes, buffer.dtype

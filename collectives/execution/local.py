@@ -5,15 +5,14 @@
 [array([ 9, 12]), array([ 9, 12]), array([ 9, 12])]
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from collectives.errors import ScheduleError
-from collectives.execution.memory import HOST, Combine, Items, Memory
+from collectives.execution.memory import Combine, Items
 from collectives.execution.messages import Counts, bind
 from collectives.execution.plan import Plan
-from collectives.execution.transport import Transport
 from collectives.execution.transport.local import connect
 from collectives.schedule import Schedule
 
@@ -25,8 +24,6 @@ def run(
     *,
     in_place: bool = False,
     counts: Sequence[Counts] | None = None,
-    on: Callable[[Transport], tuple[Transport, Memory]] | None = None,
-    before: Callable[[int], object] = lambda rank: None,
 ) -> list[Items | None]:
     """Every rank's receive buffer, ``None`` for a rank that has none.
 
@@ -34,8 +31,6 @@ def run(
         inputs: one 1-D array for each rank, of equal dtype; empty where a rank has nothing to send.
         in_place: put each input where ``MPI.IN_PLACE`` expects it and pass no send buffer.
         counts: one for each rank, of a v-variant.
-        on: gives each rank another transport and memory than the host's.
-        before: called for each rank when all is bound, and nothing has started.
 
     Raises:
         ScheduleError: if the ranks wait for one another for ever.
@@ -44,8 +39,7 @@ def run(
     count = inputs[schedule.root].size // blocks.send_blocks(root)
     plans: list[Plan] = []
     outputs: list[Items | None] = []
-    for local, items in zip(connect(schedule.size), inputs, strict=True):
-        transport, memory = on(local) if on else (local, HOST)
+    for transport, items in zip(connect(schedule.size), inputs, strict=True):
         rank = transport.rank
         member = schedule.member(rank)._replace(chunks=1)
         length = sum(counts[rank].recv) if counts else count * blocks.recv_blocks(member)
@@ -57,10 +51,8 @@ def run(
             output[start : start + items.size] = items
             send = None
         shape = counts[rank] if counts else None
-        plans.append(bind(schedule, transport, send, output, combine, counts=shape, memory=memory))
+        plans.append(bind(schedule, transport, send, output, combine, counts=shape))
         outputs.append(output)
-    for rank in range(schedule.size):
-        before(rank)
     for plan in plans:
         plan.Start()
     waiting = list(plans)

@@ -173,6 +173,10 @@ class Plan:
             self._leave(error, self._next)
             raise
 
+    def synchronize(self) -> None:
+        """Completes it; the host can read the results, wherever they lie."""
+        self.Wait()
+
     def _finish(self) -> None:
         with self._turn:
             while self._next < len(self._rounds):

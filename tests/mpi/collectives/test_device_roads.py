@@ -64,6 +64,25 @@ def test_the_probe_is_asked_once(cupy, monkeypatch, works):
     comm.close()
 
 
+def test_the_second_call_of_a_loop_is_not_read(cupy, monkeypatch):
+    """And memory of another GPU, type or length is."""
+    with Communicator(MPI.COMM_WORLD, device="staged") as comm:
+        items = cupy.arange(40) + comm.rank
+        comm.Allreduce(MPI.IN_PLACE, items, algorithm="ring")
+        plan, wanted = comm.last_plan, total(comm.size, 40)
+        with monkeypatch.context() as patch:
+            patch.setattr("collectives.calls.understanding.read_call", None)
+            for _ in range(2):
+                comm.Allreduce(MPI.IN_PLACE, items, algorithm="ring")
+                wanted = wanted * comm.size
+                assert comm.last_plan is plan and np.array_equal(items.get(), wanted)
+        comm.Allreduce(MPI.IN_PLACE, items[:20], algorithm="ring")
+        assert comm.last_plan is not plan
+        comm.Allreduce(MPI.IN_PLACE, items.view(np.uint64), algorithm="ring")
+        wanted[:20] *= comm.size
+        assert np.array_equal(items.get(), wanted * comm.size)
+
+
 def test_buffers_on_two_gpus(cupy):
     with Communicator(MPI.COMM_WORLD, device="staged") as comm:
         items = cupy.zeros(3)
