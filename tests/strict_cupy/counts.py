@@ -1,0 +1,60 @@
+"""What a program asked of the stand-in: kernels, synchronisations of the host, copies to it."""
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+_HERE = Path(__file__).parent
+
+
+class Counts:
+    """Since the last :meth:`reset`.
+
+    Attributes:
+        kernels: launched, by the operation's name.
+        syncs: times that the host waited for the device, by (why, "file.py:line").
+        uploads: arrays that were copied from the host.
+        broadcast_matmuls: products of arrays of unequally many axes, by "file.py:line": CuPy copies
+            both operands for them, and multiplies matrix by matrix.
+    """
+
+    def __init__(self):
+        self.allowed = True
+        self.reset()
+
+    def reset(self):
+        self.kernels = Counter()
+        self.syncs = Counter()
+        self.uploads = 0
+        self.broadcast_matmuls = Counter()
+
+    @property
+    def launched(self):
+        """All kernels."""
+        return self.kernels.total()
+
+    @property
+    def waited(self):
+        """All synchronisations of the host."""
+        return self.syncs.total()
+
+    def kernel(self, name, count=1):
+        self.kernels[name] += count
+
+    def sync(self, why):
+        """As ``cupyx.allow_synchronize(False)`` has it, none may be allowed."""
+        if not self.allowed:
+            raise RuntimeError(f"DeviceSynchronized: {why} at {caller()}")
+        self.syncs[why, caller()] += 1
+
+
+def caller():
+    """Where the program is that called the stand-in."""
+    frame = sys._getframe(1)
+    while frame and Path(frame.f_code.co_filename).parent == _HERE:
+        frame = frame.f_back
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame else "?"
+
+
+#: One device, one count.
+counts = Counts()
