@@ -120,9 +120,6 @@ class Ufunc:
         self._numpy = getattr(np, name)
 
     def __call__(self, *inputs, out=None, dtype=None, casting="same_kind"):
-        if not any(isinstance(one, ndarray) for one in (*inputs, out)):
-            if any(isinstance(one, np.ndarray) for one in inputs):
-                raise TypeError(f"Unsupported type <class 'numpy.ndarray'> ({self.__name__})")
         return elementwise(self._numpy, *inputs, out=out, dtype=dtype, casting=casting)
 
 

@@ -275,10 +275,8 @@ def matmul(a, b, out=None):
     left, right = unwrapped(a, "matmul"), unwrapped(b, "matmul")
     if left.ndim != right.ndim:
         counts.broadcast_matmuls[caller()] += 1
-    if left.ndim != right.ndim or (left.ndim > 2 and left.dtype.itemsize <= 2):
-        kernels = 3  # contiguous copies, and the product
-    else:
-        kernels = 1
+    copies = left.ndim != right.ndim or (left.ndim > 2 and left.dtype.itemsize <= 2)
+    kernels = 3 if copies else 1
 
     def run():
         if left.dtype.itemsize <= 2 and left.dtype.kind != "i":

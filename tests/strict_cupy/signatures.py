@@ -4,6 +4,12 @@
 GPU.  A name that is not here does not exist: look it up in CuPy before adding it.
 """
 
+
+def words(text):
+    """One after the other."""
+    return text.split()
+
+
 #: Functions, by their parameters in order; those behind ``*`` by keyword alone.
 FUNCTIONS = {
     "arange": "start stop step dtype",
@@ -14,7 +20,7 @@ FUNCTIONS = {
     "ascontiguousarray": "a dtype",
     "asnumpy": "a stream order out * blocking",
     "bincount": "x weights minlength",
-    "broadcast_to": "array shape subok",
+    "broadcast_to": "array shape",
     "clip": "a a_min a_max out",
     "concatenate": "tup axis out * dtype casting",
     "copyto": "dst src casting where",
@@ -39,42 +45,14 @@ FUNCTIONS = {
 }
 
 #: Element-wise functions: ``(*inputs, out=None, dtype=None, casting=...)``.
-UFUNCS = [
-    "absolute",
-    "add",
-    "bitwise_and",
-    "bitwise_or",
-    "bitwise_xor",
-    "divide",
-    "equal",
-    "exp",
-    "floor_divide",
-    "greater",
-    "greater_equal",
-    "invert",
-    "isfinite",
-    "isnan",
-    "less",
-    "less_equal",
-    "log",
-    "log1p",
-    "logical_and",
-    "logical_not",
-    "logical_or",
-    "logical_xor",
-    "maximum",
-    "minimum",
-    "multiply",
-    "negative",
-    "not_equal",
-    "power",
-    "remainder",
-    "sqrt",
-    "square",
-    "subtract",
-    "tanh",
-    "true_divide",
-]
+UFUNCS = words(
+    """
+    absolute add bitwise_and bitwise_or bitwise_xor divide equal exp floor_divide greater
+    greater_equal invert isfinite isnan less less_equal log log1p logical_and logical_not
+    logical_or logical_xor maximum minimum multiply negative not_equal power remainder sqrt
+    square subtract tanh true_divide
+    """
+)
 
 #: Methods of arrays, by their parameters in order.
 METHODS = {
@@ -111,46 +89,20 @@ BY_HAND = {
 }
 
 #: Attributes of arrays.
-ATTRIBUTES = [
-    "T",
-    "base",
-    "data",
-    "device",
-    "dtype",
-    "flags",
-    "itemsize",
-    "nbytes",
-    "ndim",
-    "shape",
-    "size",
-    "strides",
-    "__cuda_array_interface__",
-]
+ATTRIBUTES = words(
+    """
+    T base data device dtype flags itemsize nbytes ndim shape size strides
+    __cuda_array_interface__
+    """
+)
 
 #: Types and constants, which are NumPy's.
-SHARED = [
-    "bool_",
-    "dtype",
-    "e",
-    "float16",
-    "float32",
-    "float64",
-    "inf",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "intp",
-    "nan",
-    "newaxis",
-    "pi",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-    "finfo",
-    "iinfo",
-]
+SHARED = words(
+    """
+    bool_ dtype e float16 float32 float64 inf int8 int16 int32 int64 intp nan newaxis pi
+    uint8 uint16 uint32 uint64 finfo iinfo
+    """
+)
 
 
 def parameters(text):
