@@ -6,10 +6,11 @@ itself.  LARS and LAMB also need the norms of whole tensors, which the caller ad
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import sqrt
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
-from mpitrain.arrays import Array, array_namespace
+from mpitrain.arrays import Array
+from mpitrain.kernels import kernels_of
+from mpitrain.kernels.host import Moments, Momentum, decayed, sgd_direction
 
 #: A piece's state by name, each array of the shape and type of the piece.
 State = Mapping[str, Array]
@@ -34,6 +35,34 @@ class Optimizer(Protocol):
 
     def apply(self, p: Array, direction: Array, state: State, rate: float | Array) -> None:
         """Move the parameters; ``rate`` is the learning rate, times the ratio of each element."""
+
+
+@runtime_checkable
+class InOne(Protocol):
+    """An optimiser that takes a step in one go, which may be one kernel."""
+
+    def take_step(
+        self, p: Array, g: Array, state: State, number: int, rate: float, scale: float
+    ) -> None:
+        """Direction along ``scale * g`` and move; ``number`` counts from 1."""
+
+
+def step_by(
+    optimizer: Optimizer,
+    p: Array,
+    g: Array,
+    state: State,
+    number: int,
+    rate: float,
+    scale: float,
+) -> None:
+    """A step of any optimiser along ``scale * g``; ``g`` may be scaled in its place."""
+    if isinstance(optimizer, InOne):
+        optimizer.take_step(p, g, state, number, rate, scale)
+        return
+    if scale != 1.0:
+        g *= scale
+    optimizer.apply(p, optimizer.prepare(p, g, state, number), state, rate)
 
 
 class _Plain:
@@ -62,14 +91,16 @@ class SGD(_Plain):
     slots: ClassVar[tuple[str, ...]] = ("velocity",)
 
     def prepare(self, p: Array, g: Array, state: State, step: int) -> Array:
-        direction = _decayed(p, g, self.weight_decay)
-        velocity = state["velocity"]
-        velocity *= self.momentum
-        velocity += direction
-        if self.nesterov:
-            return direction + self.momentum * velocity
-        direction[...] = velocity
-        return direction
+        return sgd_direction(p, g, state["velocity"], self._how)
+
+    def take_step(
+        self, p: Array, g: Array, state: State, number: int, rate: float, scale: float
+    ) -> None:
+        kernels_of(p).sgd(p, g, state["velocity"], self._how, rate, scale)
+
+    @property
+    def _how(self) -> Momentum:
+        return Momentum(self.momentum, self.weight_decay, self.nesterov)
 
 
 @dataclass(frozen=True)
@@ -84,19 +115,18 @@ class Adam(_Plain):
     slots: ClassVar[tuple[str, ...]] = ("mean", "square")
 
     def prepare(self, p: Array, g: Array, state: State, step: int) -> Array:
-        xp = array_namespace(p)
-        g = g if self.decoupled else _decayed(p, g, self.weight_decay)
-        mean, square = state["mean"], state["square"]
-        mean += (1.0 - self.beta1) * (g - mean)
-        square += (1.0 - self.beta2) * (g * g - square)
-        root = xp.sqrt(square)
-        root *= 1.0 / sqrt(1.0 - self.beta2**step)
-        root += self.epsilon
-        direction: Array = mean / root
-        direction *= 1.0 / (1.0 - self.beta1**step)
-        if self.decoupled and self.weight_decay:
-            direction += self.weight_decay * p
-        return direction
+        own = state["mean"], state["square"]
+        return kernels_of(p).adam_direction(p, g, *own, self._how, step)
+
+    def take_step(
+        self, p: Array, g: Array, state: State, number: int, rate: float, scale: float
+    ) -> None:
+        own = state["mean"], state["square"]
+        kernels_of(p).adam(p, g, *own, self._how, number, rate, scale)
+
+    @property
+    def _how(self) -> Moments:
+        return Moments(self.beta1, self.beta2, self.epsilon, self.weight_decay, self.decoupled)
 
 
 @dataclass(frozen=True)
@@ -113,7 +143,7 @@ class LARS:
     layerwise: ClassVar[bool] = True
 
     def prepare(self, p: Array, g: Array, state: State, step: int) -> Array:
-        return _decayed(p, g, self.weight_decay)
+        return decayed(p, g, self.weight_decay)
 
     def ratio(self, p_norm: float, g_norm: float, direction_norm: float) -> float:
         if p_norm == 0.0 or g_norm == 0.0:
@@ -138,8 +168,3 @@ class LAMB(Adam):
         if p_norm == 0.0 or direction_norm == 0.0:
             return 1.0
         return p_norm / direction_norm
-
-
-def _decayed(p: Array, g: Array, weight_decay: float) -> Array:
-    decayed: Array = g + weight_decay * p if weight_decay else g.copy()
-    return decayed

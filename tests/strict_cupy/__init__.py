@@ -46,6 +46,8 @@ def make() -> dict[str, ModuleType]:
 
 def install(monkeypatch=None) -> ModuleType:
     """Put them there, until ``monkeypatch`` takes them away; returns ``cupy``."""
+    from tests.strict_cupy import twins  # noqa: F401
+
     made = make()
     counts.reset()
     for name, module in made.items():

@@ -3,6 +3,7 @@
 import ctypes
 from types import SimpleNamespace
 
+from tests.strict_cupy import ipc
 from tests.strict_cupy.counts import counts
 from tests.strict_cupy.ndarray import Device, MemoryPointer
 
@@ -75,6 +76,7 @@ def make():
         Device=_Device,
         Event=Event,
         Stream=Stream,
+        Memory=ipc.Memory,
         MemoryPointer=lambda mem, offset: MemoryPointer(mem.ptr + offset, mem),
         UnownedMemory=lambda ptr, size, owner, device_id=-1: SimpleNamespace(ptr=ptr),
         alloc_pinned_memory=bytearray,
@@ -85,6 +87,9 @@ def make():
             getDevice=lambda: 0,
             getDeviceCount=lambda: 1,
             getDeviceProperties=lambda number: {"name": b"no GPU at all", "uuid": bytes(16)},
+            ipcCloseMemHandle=ipc.closed,
+            ipcGetMemHandle=ipc.handle_of,
+            ipcOpenMemHandle=ipc.opened,
             memcpyAsync=lambda dst, src, size, kind, stream: ctypes.memmove(dst, src, size),
             memcpyDefault=4,
         ),
