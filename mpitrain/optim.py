@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, runtime_checkable
 
-from mpitrain.arrays import Array
+import numpy as np
+
+from mpitrain.arrays import Array, Scalar
 from mpitrain.kernels import kernels_of
 from mpitrain.kernels.host import Moments, Momentum, decayed, sgd_direction
 
@@ -30,8 +32,11 @@ class Optimizer(Protocol):
     def prepare(self, p: Array, g: Array, state: State, step: int) -> Array:
         """The step's direction before the rate; may change state.  ``step`` counts from 1."""
 
-    def ratio(self, p_norm: float, g_norm: float, direction_norm: float) -> float:
-        """Trust ratio of a tensor by Euclidean norms of it, its gradient and its direction."""
+    def ratio(self, p_norm: Scalar, g_norm: Scalar, direction_norm: Scalar) -> Scalar:
+        """Trust ratio of a tensor by Euclidean norms of it, its gradient and its direction.
+
+        Of many tensors at once, where these are arrays.
+        """
 
     def apply(self, p: Array, direction: Array, state: State, rate: float | Array) -> None:
         """Move the parameters; ``rate`` is the learning rate, times the ratio of each element."""
@@ -68,7 +73,7 @@ def step_by(
 class _Plain:
     layerwise: ClassVar[bool] = False
 
-    def ratio(self, p_norm: float, g_norm: float, direction_norm: float) -> float:
+    def ratio(self, p_norm: Scalar, g_norm: Scalar, direction_norm: Scalar) -> Scalar:
         return 1.0
 
     def apply(self, p: Array, direction: Array, state: State, rate: float | Array) -> None:
@@ -145,10 +150,11 @@ class LARS:
     def prepare(self, p: Array, g: Array, state: State, step: int) -> Array:
         return decayed(p, g, self.weight_decay)
 
-    def ratio(self, p_norm: float, g_norm: float, direction_norm: float) -> float:
-        if p_norm == 0.0 or g_norm == 0.0:
-            return 1.0
-        return self.trust * p_norm / (g_norm + self.weight_decay * p_norm)
+    def ratio(self, p_norm: Scalar, g_norm: Scalar, direction_norm: Scalar) -> Scalar:
+        has_none = (p_norm == 0.0) | (g_norm == 0.0)
+        along = np.where(has_none, 1.0, g_norm + self.weight_decay * p_norm)
+        found: Scalar = np.where(has_none, 1.0, self.trust * p_norm / along)
+        return found
 
     def apply(self, p: Array, direction: Array, state: State, rate: float | Array) -> None:
         velocity = state["velocity"]
@@ -164,7 +170,8 @@ class LAMB(Adam):
     decoupled: bool = True
     layerwise: ClassVar[bool] = True
 
-    def ratio(self, p_norm: float, g_norm: float, direction_norm: float) -> float:
-        if p_norm == 0.0 or direction_norm == 0.0:
-            return 1.0
-        return p_norm / direction_norm
+    def ratio(self, p_norm: Scalar, g_norm: Scalar, direction_norm: Scalar) -> Scalar:
+        has_none = (p_norm == 0.0) | (direction_norm == 0.0)
+        along = np.where(has_none, 1.0, direction_norm)
+        found: Scalar = np.where(has_none, 1.0, p_norm / along)
+        return found

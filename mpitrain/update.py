@@ -198,6 +198,7 @@ class Updater:
         self.steps = 0
         self.left_out: dict[str, int] = {}
         self._names: list[str] | None = None
+        self._rows: dict[str, int] | None = None
         self._latest_runs: tuple[Any, list[list[_Run]]] | None = None
         self.state: list[dict[str, Array]] = [
             {slot: _zeros(piece.parameters, allocate) for slot in optimizer.slots}
@@ -403,36 +404,41 @@ class Updater:
         self, lr: float, every: list[list["_Run"]], directions: list[list[Array]]
     ) -> list[Array]:
         """lr times the trust ratio of each element's tensor, from norms of whole tensors."""
-        comm = self._one_gradient
-        names = sorted(
-            {
-                name
-                for own in comm.allgather(sorted(t.name for t in self._store.arena.tensors))
-                for name in own
-            }
-        )
-        row = {name: index for index, name in enumerate(names)}
-        squares = np.zeros((len(names), 3))
+        row = self._row_of()
+        xp = self._device.xp
+        squares = xp.zeros((len(row), 3))
         for piece, runs, parts in zip(self._store.pieces, every, directions):
             if not self._grid.counts(piece.group):
                 continue
-            direction = np.zeros_like(piece.parameters)
+            direction = xp.zeros_like(piece.parameters)
             for run, found in zip(runs, parts, strict=True):
                 direction[run.part] = found
             counted = self._store.counted(piece)
             for tensor, part in overlaps(self._store.arena.tensors, piece, counted):
-                arrays = (piece.parameters, piece.gradients, direction)
-                squares[row[tensor.name]] += [square_sum(array[part]) for array in arrays]
-        comm.Allreduce(MPI.IN_PLACE, squares, algorithm="native")
+                for column, array in enumerate((piece.parameters, piece.gradients, direction)):
+                    cell = squares[row[tensor.name], column : column + 1]
+                    cell += square_sum(array[part])
+        self._device.add_up(self._one_gradient, squares)
+        norms = xp.sqrt(squares).T
+        ratios: dict[int, Array] = {}
         rates = []
         for piece in self._store.pieces:
-            rate = np.empty(piece.parameters.size, piece.parameters.dtype)
+            rate = xp.empty(piece.parameters.size, piece.parameters.dtype)
             for tensor, part in overlaps(self._store.arena.tensors, piece):
-                norms = np.sqrt(squares[row[tensor.name]])
                 group = self._grouping(tensor.name)
-                rate[part] = lr * group.rate * group.optimizer.ratio(*norms.tolist())
-            rates.append(array_namespace(piece.parameters).asarray(rate))
+                if id(group) not in ratios:
+                    ratios[id(group)] = lr * group.rate * group.optimizer.ratio(*norms)
+                rate[part] = ratios[id(group)][row[tensor.name]]
+            rates.append(rate)
         return rates
+
+    def _row_of(self) -> dict[str, int]:
+        """A number for each tensor of all ranks that have one gradient; collective once."""
+        if self._rows is None:
+            own = sorted(tensor.name for tensor in self._store.arena.tensors)
+            names = {name for names in self._one_gradient.allgather(own) for name in names}
+            self._rows = {name: index for index, name in enumerate(sorted(names))}
+        return self._rows
 
 
 def overlaps(

@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+from mpi4py import MPI
 
 from collectives import Communicator
 from mpitrain.arrays import Array, Scalar
@@ -24,9 +25,10 @@ class _Arriving:
         return bool(self._event.done)
 
     def get(self) -> Array:
-        # A thread begins on GPU 0, whichever is the rank's.
-        with self._device.gpu:
-            self._event.synchronize()
+        if not self.done:
+            # A thread begins on GPU 0, whichever is the rank's.
+            with self._device.gpu:
+                self._event.synchronize()
         return self._host
 
 
@@ -93,6 +95,10 @@ class Cuda:
 
     def allocate(self, comm: Communicator) -> Callable[..., Array]:
         return partial(comm.empty, memory="cupy")
+
+    def add_up(self, comm: Communicator, array: Array) -> None:
+        if comm.size > 1:
+            comm.Allreduce(MPI.IN_PLACE, array)
 
     def clock(self) -> float:
         self.xp.cuda.get_current_stream().synchronize()

@@ -6,6 +6,7 @@ from types import ModuleType
 from typing import Protocol
 
 import numpy as np
+from mpi4py import MPI
 
 from collectives import Communicator
 from mpitrain.arrays import Array, Scalar
@@ -54,6 +55,9 @@ class Device(Protocol):
     def allocate(self, comm: Communicator) -> Callable[..., Array]:
         """Makes arrays here where the ranks of ``comm`` sum best: ``allocate(size, dtype)``."""
 
+    def add_up(self, comm: Communicator, array: Array) -> None:
+        """A small array becomes its sum over the ranks; collective."""
+
     def clock(self) -> float:
         """Seconds, when all that was queued is done."""
 
@@ -96,6 +100,9 @@ class Host:
 
     def allocate(self, comm: Communicator) -> Callable[..., Array]:
         return comm.empty
+
+    def add_up(self, comm: Communicator, array: Array) -> None:
+        comm.Allreduce(MPI.IN_PLACE, array, algorithm="native")
 
     def clock(self) -> float:
         return perf_counter()
