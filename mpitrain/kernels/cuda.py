@@ -65,7 +65,7 @@ class CudaKernels:
 
     def normalise(self, x: Array, epsilon: float) -> tuple[Array, Array]:
         x = self._dense(x)
-        normal, scale = self._like(x), self._xp.empty((*x.shape[:-1], 1), x.dtype)
+        normal, scale = self._like(x), self._scales(x)
         columns = x.shape[-1]
         self._rows("normalise", scale.size, x, normal, scale, epsilon, columns, like=x)
         return normal, scale
@@ -82,7 +82,7 @@ class CudaKernels:
     ) -> tuple[Array, Array, Array]:
         x = self._dense(x)
         y, normal = self._like(x), self._like(x)
-        scale, columns = self._xp.empty((*x.shape[:-1], 1), x.dtype), x.shape[-1]
+        scale, columns = self._scales(x), x.shape[-1]
         given = x, weight, bias, y, normal, scale, epsilon, columns
         self._rows("layer_norm", scale.size, *given, like=x)
         return y, normal, scale
@@ -184,6 +184,12 @@ class CudaKernels:
     def _like(self, x: Array) -> Array:
         """Nothing yet, of the shape and type of x, row after row."""
         found: Array = self._xp.empty(x.shape, x.dtype)
+        return found
+
+    def _scales(self, x: Array) -> Array:
+        """Room for a number for each row of x: as wide as NumPy's, float32 for bfloat16."""
+        kind = np.float32 if x.dtype.name == "bfloat16" else x.dtype
+        found: Array = self._xp.empty((*x.shape[:-1], 1), kind)
         return found
 
     def _dense(self, x: Array) -> Array:

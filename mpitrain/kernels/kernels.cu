@@ -35,6 +35,13 @@ struct T {
 typedef float W;
 #endif
 
+// Of the scale of a row.
+#if KIND == 1
+typedef float S;
+#else
+typedef T S;
+#endif
+
 typedef long long Index;
 
 #define EACH(i, n) \
@@ -112,16 +119,16 @@ __global__ void gelu_gradient(const T* x, const T* saved, const T* dy, T* dx, In
     }
 }
 
-__global__ void normalise(const T* x, T* normal, T* scales, double epsilon, Index columns) {
+__global__ void normalise(const T* x, T* normal, S* scales, double epsilon, Index columns) {
     Index first = blockIdx.x * columns;
     W mean, scale;
     moments(x + first, columns, epsilon, mean, scale);
     OWN(c, columns) normal[first + c] = (T)(((W)x[first + c] - mean) * scale);
-    if (threadIdx.x == 0) scales[blockIdx.x] = (T)scale;
+    if (threadIdx.x == 0) scales[blockIdx.x] = (S)scale;
 }
 
 __global__ void layer_norm(
-    const T* x, const T* weight, const T* bias, T* y, T* normal, T* scales, double epsilon,
+    const T* x, const T* weight, const T* bias, T* y, T* normal, S* scales, double epsilon,
     Index columns
 ) {
     Index first = blockIdx.x * columns;
@@ -132,11 +139,11 @@ __global__ void layer_norm(
         normal[first + c] = (T)value;
         y[first + c] = (T)(value * (W)weight[c] + (W)bias[c]);
     }
-    if (threadIdx.x == 0) scales[blockIdx.x] = (T)scale;
+    if (threadIdx.x == 0) scales[blockIdx.x] = (S)scale;
 }
 
 __global__ void normalise_gradient(
-    const T* dnormal, const T* normal, const T* scales, T* dx, Index columns
+    const T* dnormal, const T* normal, const S* scales, T* dx, Index columns
 ) {
     Index first = blockIdx.x * columns;
     W along_mean = 0, along_normal = 0;
@@ -155,7 +162,7 @@ __global__ void normalise_gradient(
 }
 
 __global__ void layer_norm_gradient(
-    const T* dy, const T* weight, const T* normal, const T* scales, T* dx, Index columns
+    const T* dy, const T* weight, const T* normal, const S* scales, T* dx, Index columns
 ) {
     Index first = blockIdx.x * columns;
     W along_mean = 0, along_normal = 0;
