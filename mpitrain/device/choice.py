@@ -50,9 +50,9 @@ def choose(config: Config, comm: Communicator) -> Device:
     if alone:  # the job says so; ``cuda`` was refused with it
         log.info("run.device = 'auto' is cpu: %s", alone)
         return HOST
-    local, size = _local(comm)
-    found: list[Found] = comm.allgather(_look(config, local, size))
-    if reason := judge(found):
+    found: list[Found] = comm.allgather(look(local_rank(comm), config.run.compute))
+    if why := lacking(found):
+        reason = f"{why}; start every rank where it sees a GPU, or set run.device = 'cpu'"
         if wanted == "cuda":
             raise ConfigError(f"run.device = 'cuda': {reason}")
         log.info("run.device = 'auto' is cpu: %s", reason)
@@ -67,14 +67,11 @@ def choose(config: Config, comm: Communicator) -> Device:
     return Cuda(own.number, sharing[own.identity])
 
 
-def judge(found: Sequence[Found]) -> str:
-    """Why these ranks cannot all compute on GPUs, or nothing."""
-    lacking = [f"rank {rank}: {one.why}" for rank, one in enumerate(found) if one.why]
-    if not lacking:
-        return ""
-    more = f", and {len(lacking) - 3} more ranks" if lacking[3:] else ""
-    fix = "start every rank where it sees a GPU, or set run.device = 'cpu'"
-    return f"{'; '.join(lacking[:3])}{more}; {fix}"
+def lacking(found: Sequence[Found]) -> str:
+    """Which of these ranks cannot compute on a GPU, and why; nothing if all can."""
+    told = [f"rank {rank}: {one.why}" for rank, one in enumerate(found) if one.why]
+    more = f"; {len(told) - 3} more ranks cannot, either" if told[3:] else ""
+    return "; ".join(told[:3]) + more
 
 
 def number_for(local: int, visible: int) -> int:
@@ -82,21 +79,26 @@ def number_for(local: int, visible: int) -> int:
     return local % visible
 
 
-def _local(comm: Communicator) -> tuple[int, int]:
-    """Which rank of its machine this is, and of how many."""
+def local_rank(comm: MPI.Intracomm) -> int:
+    """The rank's number among those of its machine; collective."""
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    found = node.rank, node.size
+    found: int = node.rank
     node.Free()
     return found
 
 
-def _look(config: Config, local: int, size: int) -> Found:
-    """On this rank alone."""
+def look(local: int, compute: str = "same") -> Found:
+    """What a rank finds by itself; loads CuPy.
+
+    Args:
+        local: its number among those of its machine.
+        compute: as ``run.compute`` has it.
+    """
     try:
         import cupy
     except ImportError as error:
         return Found(f"CuPy cannot be imported ({error}): pip install 'mpitrain[cuda13]' or cuda12")
-    if config.run.compute == "bfloat16" and int(cupy.__version__.partition(".")[0]) < 14:
+    if compute == "bfloat16" and int(cupy.__version__.partition(".")[0]) < 14:
         return Found(f"bfloat16 needs CuPy 14, and this is {cupy.__version__}")
     try:
         visible = cupy.cuda.runtime.getDeviceCount()

@@ -11,6 +11,7 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from collectives.execution.transport import Bytes, Envelope
+from collectives.execution.underway import Moving
 from mpitrain.arrays import Array, Shape
 from mpitrain.device import HOST, Device, Later
 from mpitrain.fields import marked, marks, unused
@@ -68,6 +69,8 @@ class Mailbox:
         self._device = device
         self._expected = deque(expected)
         self._leaving: deque[_Letter] = deque()
+        self._leave_alone: Callable[[], None] | None = None
+        self.among: list[Moving] = []
         self._posted: deque[tuple[MPI.Request, Array, Array, int, Envelope | None]] = deque()
         self._sent: list[tuple[MPI.Request, Array, Envelope | None]] = []
         self._post()
@@ -85,8 +88,7 @@ class Mailbox:
         """
         request, array, tail, source, sealed = self._posted.popleft()
         with self._comm.waiting(f"activation from rank {source}", by_all=False):
-            while self._leaving and not request.Test():
-                self.leave()
+            while not self.Test() and not request.Test():
                 sched_yield()
             request.Wait()
             if sealed:
@@ -102,19 +104,33 @@ class Mailbox:
         # A checksum, or a time, is behind all of a message, which has its full length then.
         tail = marks(array) if is_gradient and (self._wraps or unused(array)) else None
         self._leaving.append(_Letter(self._device.bring(array), tail, target, tag))
-        self.leave()
+        if not self.Test() and self._leave_alone is None:
+            self._leave_alone = self._comm.attend(self)
 
-    def leave(self) -> None:
-        """Start the messages whose arrays the host has, in their order."""
+    def Test(self) -> bool:
+        """Start the messages whose arrays the host has, in their order; whether all have started.
+
+        Others may wait for them while this rank waits for others: see ``Communicator.attend``.
+        """
         while self._leaving and self._leaving[0].array.done:
             self._start(self._leaving.popleft())
+        if self._leaving:
+            return False
+        if self._leave_alone is not None:
+            self._leave_alone()
+            self._leave_alone = None
+        return True
+
+    def abandon(self) -> None:
+        """Give up what has not left."""
+        self._leaving.clear()
+        self.Test()
 
     def flush(self, progress: Callable[[], None]) -> None:
         """Until all messages have started; meanwhile, ``progress`` moves other things along."""
-        while self._leaving:
+        while not self.Test():
             progress()
             sched_yield()
-            self.leave()
 
     def _start(self, letter: "_Letter") -> None:
         data = _bytes(np.ascontiguousarray(letter.array.get()))

@@ -16,10 +16,16 @@ class Counts:
         uploads: arrays that were copied from the host.
         broadcast_matmuls: products of arrays of unequally many axes, by "file.py:line": CuPy copies
             both operands for them, and multiplies matrix by matrix.
+        allowed: whether the host may wait.
+        polls: how often an event is asked before it is done.
+        leaving: copies to the host that are not there, (where to, what) in their order: an event
+            that is recorded takes them along.
     """
 
     def __init__(self):
         self.allowed = True
+        self.polls = 0
+        self.leaving = []
         self.reset()
 
     def reset(self):

@@ -37,18 +37,31 @@ class Stream:
 
 
 class Event:
-    """Something that is done."""
-
-    done = True
+    """Done when it has been asked so often as :attr:`Counts.polls` says."""
 
     def __init__(self, block=False, disable_timing=False, interprocess=False):
-        pass
+        self._polls, self._leaving = 0, []
 
     def record(self, stream=None):
-        """At once."""
+        self._polls = counts.polls
+        self._leaving, counts.leaving = counts.leaving, []
+
+    @property
+    def done(self):
+        self._polls -= 1
+        if self._polls < 0:
+            self._arrive()
+        return self._polls < 0
 
     def synchronize(self):
         counts.sync("event.synchronize()")
+        self._polls = 0
+        self._arrive()
+
+    def _arrive(self):
+        while self._leaving:
+            out, values = self._leaving.pop(0)
+            out[...] = values
 
 
 class _Device(Device):

@@ -39,7 +39,10 @@ class OnTheHost(CudaKernels):
             self._emulated(name, blocks, *arguments)
 
 
-@pytest.fixture(scope="module", params=list(TYPES))
+@pytest.fixture(
+    scope="module",
+    params=["float32", *(pytest.param(n, marks=pytest.mark.slow) for n in ("float64", "bfloat16"))],
+)
 def case(request, folder):
     """The type, and the kernels in both orders of a block's threads."""
     both = [
@@ -229,6 +232,7 @@ def _nvrtc():
         return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100"])
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_kernels_compile_for_gpus(kind, architecture):

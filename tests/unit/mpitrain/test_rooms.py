@@ -24,7 +24,7 @@ FLOORS = (
         "shrink",
         "trace",
     },
-    {"nn", "stragglers", "watch"},
+    {"doctor", "nn", "stragglers", "watch"},
     {"arena", "groups", "objective"},
     {"parallel"},
     {"batches", "models", "precision", "stage", "update"},
