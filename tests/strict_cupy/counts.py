@@ -5,6 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 _HERE = Path(__file__).parent
+_ROOT = Path(__file__).parents[2]
 
 
 class Counts:
@@ -44,6 +45,10 @@ class Counts:
         """All synchronisations of the host."""
         return self.syncs.total()
 
+    def waits_in(self, package):
+        """Synchronisations of the host in the code of a package."""
+        return sum(n for (_, where), n in self.syncs.items() if where.startswith(f"{package}/"))
+
     def kernel(self, name, count=1):
         self.kernels[name] += count
 
@@ -55,11 +60,15 @@ class Counts:
 
 
 def caller():
-    """Where the program is that called the stand-in."""
+    """Where the program is that called the stand-in, as ``mpitrain/update.py:12``."""
     frame = sys._getframe(1)
     while frame and Path(frame.f_code.co_filename).parent == _HERE:
         frame = frame.f_back
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame else "?"
+    if frame is None:
+        return "?"
+    path = Path(frame.f_code.co_filename)
+    own = path.relative_to(_ROOT) if path.is_relative_to(_ROOT) else path.name
+    return f"{own}:{frame.f_lineno}"
 
 
 #: One device, one count.
