@@ -1,7 +1,6 @@
 """The trainer with its arrays on a device, by a strict stand-in for CuPy, beside the CPU's."""
 
 import json
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,6 +18,7 @@ from mpitrain.evaluation import evaluate
 from mpitrain.run import checkpoints, resume, save
 from mpitrain.trainer import Trainer
 from tests import strict_cupy
+from tests.gpu.jobs import small, trained, trainer_on
 from tests.mpi.mpitrain.layouts import MODELS, job, layouts
 from tests.strict_cupy import counts
 
@@ -39,24 +39,6 @@ def cupy(monkeypatch):
     return strict_cupy.install(monkeypatch)
 
 
-@contextmanager
-def trainer_on(device, config):
-    with (
-        Communicator(MPI.COMM_WORLD, device="staged") as comm,
-        Trainer(comm, replace(config, run=replace(config.run, device=device))) as trainer,
-    ):
-        yield trainer
-
-
-def trained(device, config, steps=3):
-    """(loss, gradient norm) of each step, and the test."""
-    with trainer_on(device, config) as trainer:
-        records = list(islice(trainer.run_epoch(0), steps))
-        tested = evaluate(trainer, 0)
-        trainer.check_replicas("at the end")
-        return [(r.loss, r.grad_norm) for r in records], (tested.test_loss, tested.metrics)
-
-
 def expect_the_same(config, steps=3, exact=SAME_ORDER):
     right, found = (trained(device, config, steps) for device in ("cpu", "cuda"))
     if exact:
@@ -64,12 +46,6 @@ def expect_the_same(config, steps=3, exact=SAME_ORDER):
     else:
         np.testing.assert_allclose(found[0], right[0], rtol=1e-5)
         assert found[1][0] == pytest.approx(right[1][0], rel=1e-5)
-
-
-def small(**parallel):
-    """A transformer of two blocks and a few layers around them."""
-    config = job("gpt", "float32", batch_size=8, micro_batches=2, **parallel)
-    return replace(config, model=replace(config.model, layers=2))
 
 
 def cases():
