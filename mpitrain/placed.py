@@ -18,7 +18,7 @@ from mpitrain.data import DataError, Dataset, Sampler, load
 from mpitrain.data.everywhere import load_on_all
 from mpitrain.data.own import Own
 from mpitrain.data.stream import Streamed
-from mpitrain.device import Device, choose
+from mpitrain.device import HOST, Device, choose
 from mpitrain.feed import Feed
 from mpitrain.fitting import expect_fitting, initial, named_metrics
 from mpitrain.group import TensorGroup
@@ -241,6 +241,11 @@ class Placed(ClosedTogether):
             self._layers,
             self._loss,
         )
+        if self.device is not HOST and any(one.verdict() for one in self.model.layers.values()):
+            raise ConfigError(
+                "run.device: modules of torch are layers on the CPU, and the arrays are on "
+                f"{self.device.name}; set run.device = 'cpu'"
+            )
         brought = nn.Chain(self.model.layers).brought()
         check_replicas(self.comm, [(self.comm, brought)], "in the layers that they were given")
 

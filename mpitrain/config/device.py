@@ -12,7 +12,6 @@ def cpu_alone(job: "Config") -> str:
     for place, is_set, why in (
         ("parallel.offload", p.offload, "files are mapped into memory of the host"),
         ("parallel.node_shared", p.node_shared, "GPUs have memory of their own; zero = 1 shares"),
-        ("parallel.checksums", p.checksums, "messages are summed up on the host"),
         ("compress.codec", job.compress.codec != "none", "codes are made on the host"),
         ("sync.kind", job.sync.kind != "every_step", "workers exchange on the host"),
         ("server", job.server.ranks or job.server.hogwild, "servers keep parameters on the host"),

@@ -50,7 +50,7 @@ def asked(device, **parallel):
 def test_what_the_cpu_does_alone_is_refused(tmp_path, key, value):
     path = tmp_path / "job.toml"
     path.write_text('[run]\ndevice = "cuda"\n')
-    with pytest.raises(ConfigError, match="leave it out, or set run.device = 'cpu'"):
+    with pytest.raises(ConfigError, match=r"leave it out, or set run\.device = 'cpu'"):
         load(path, [f"{key}={value}"])
     path.write_text('[run]\ndevice = "auto"\n')
     assert cpu_alone(load(path, [f"{key}={value}"])).startswith(key.partition(".")[0])
