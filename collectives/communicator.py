@@ -18,6 +18,7 @@ from collectives.errors import CollectiveError
 from collectives.execution.traffic import Traffic
 from collectives.execution.transport import Bytes, Envelope
 from collectives.execution.transport.mpi import MPITransport
+from collectives.execution.underway import Moving
 from collectives.launch import abort_when_uncaught
 from collectives.watchdog import report_calls
 
@@ -133,6 +134,17 @@ class Communicator(Blocking, Nonblocking, Persistent, PointToPoint, MPI.Intracom
     def report_calls(self) -> str:
         """The last calls of this rank, for people, on all communicators with a ``timeout``."""
         return report_calls()
+
+    def attend(self, moving: Moving) -> Callable[[], None]:
+        """``moving.Test()`` is called from now on whenever this thread waits for a collective, as
+        another rank may wait for what it does before it comes there.
+
+        Returns:
+            Ends that.
+        """
+        underway = self._engine.underway
+        underway.add(moving)
+        return lambda: underway.remove(moving)
 
     def waiting(self, what: str, *, by_all: bool = True) -> AbstractContextManager[None]:
         """Marks a block that waits for other ranks, so that the watchdog sees it.

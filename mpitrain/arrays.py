@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 #: A NumPy array, or a CuPy array: it has the same methods.
 Array = NDArray[Any]
+#: A number, or one that lies on a device, where :meth:`mpitrain.device.Device.read` waits for it.
+Scalar = Any
 #: A layer's arrays by name: parameters, or the gradients of the loss by them.
 Parameters = Mapping[str, Array]
 #: The gradients of the loss by a layer's parameters; None of one that had no part in it.

@@ -3,10 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from mpitrain.arrays import Array
+from mpitrain.arrays import Array, Scalar
 from mpitrain.data.dataset import Samples
+from mpitrain.device import HOST, Device
 from mpitrain.group import share
 from mpitrain.objective import Loss
 
@@ -35,7 +34,7 @@ class MicroBatches:
         labels_per_sample: int = 1,
         dtype: Any = None,
         scale: float = 1.0,
-        xp: Any = np,
+        device: Device = HOST,
     ) -> None:
         """Describe them.
 
@@ -47,7 +46,7 @@ class MicroBatches:
             labels_per_sample: over which the loss is a mean, too.
             dtype: type of floating-point inputs.
             scale: factor on the loss before its gradient is taken.
-            xp: NumPy or CuPy: where the arrays are made.
+            device: where the arrays go.
         """
         self._held = held
         self._batches = batches
@@ -56,7 +55,7 @@ class MicroBatches:
         self._labels_per_sample = labels_per_sample
         self._dtype = dtype
         self._scale = scale
-        self._xp = xp
+        self._device = device
 
     def samples(self, micro_batch: int) -> int:
         """How many it has."""
@@ -67,19 +66,18 @@ class MicroBatches:
         inputs = self._held[micro_batch].inputs
         if self._dtype is not None and inputs.dtype.kind == "f":
             inputs = inputs.astype(self._dtype, copy=False)
-        return inputs if self._xp is np else self._xp.asarray(inputs)
+        return self._device.put(inputs)
 
     def labels(self, micro_batch: int) -> Array:
         """What the last stage compares with."""
-        labels = self._held[micro_batch].labels
-        return labels if self._xp is np else self._xp.asarray(labels)
+        return self._device.put(self._held[micro_batch].labels)
 
-    def loss(self, micro_batch: int, outputs: Array) -> tuple[float, Array]:
+    def loss(self, micro_batch: int, outputs: Array) -> tuple[Scalar, Array]:
         """Its part of the batch's mean loss, and the gradient of ``scale`` times that."""
         batch = self._batches[micro_batch // self._parts]
         divisor = len(batch) * self._labels_per_sample / self._scale
         scaled, gradient = self._loss(outputs, self.labels(micro_batch), divisor)
-        return scaled / self._scale, gradient
+        return self._device.number(scaled) / self._scale, gradient
 
     def indices(self, micro_batch: int) -> Array:
         """Numbers of its samples."""

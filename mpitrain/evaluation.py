@@ -5,7 +5,7 @@ from math import lcm
 
 import numpy as np
 
-from mpitrain.arrays import Array
+from mpitrain.arrays import Array, Scalar
 from mpitrain.batches import MicroBatches
 from mpitrain.metrics import Epoch
 from mpitrain.trainer import Trainer
@@ -30,8 +30,8 @@ def evaluate(trainer: Trainer, epoch: int) -> Epoch:
     count += -count % replicas
     batches = (np.arange(i * size, min((i + 1) * size, len(test))) for i in range(count))
     labels = len(test) * trainer.data.labels_per_sample
-    loss = trainer.model.loss
-    mean = 0.0
+    loss, device = trainer.model.loss, trainer.device
+    mean: Scalar = 0.0
     totals: dict[str, Array] = {}
 
     def own(count: int) -> range:
@@ -42,9 +42,9 @@ def evaluate(trainer: Trainer, epoch: int) -> Epoch:
         nonlocal mean
         found = source.labels(micro_batch)
         # Collective over the tensor ranks of the last stage, each of which then has all of it.
-        mean += loss(outputs, found, labels)[0]
+        mean = mean + device.number(loss(outputs, found, labels)[0])
         for name, metric in trainer.metrics.items():
-            totals[name] = totals.get(name, 0) + metric.add(outputs, found)
+            totals[name] = totals.get(name, 0) + device.get(metric.add(outputs, found))
 
     with (
         trainer.averaged(),
@@ -53,10 +53,12 @@ def evaluate(trainer: Trainer, epoch: int) -> Epoch:
         ) as reading,
     ):
         for some, held in reading:
-            source = MicroBatches(held, some, 1, loss, dtype=trainer.compute_type)
+            kind = trainer.compute_type
+            source = MicroBatches(held, some, 1, loss, dtype=kind, device=device)
             trainer.runner().infer(source, len(some), trainer.weights, judge, trainer.context())
         # Of a stage's tensor ranks, the first alone tells.
-        told = (mean, totals) if place.tensor == 0 else (0.0, {})
+        (read,) = device.read([mean])
+        told = (read, totals) if place.tensor == 0 else (0.0, {})
         every = trainer.comm.allgather(told)
         trainer.expect_pure()
     found = {

@@ -6,10 +6,13 @@ itself.  LARS and LAMB also need the norms of whole tensors, which the caller ad
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import sqrt
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
-from mpitrain.arrays import Array, array_namespace
+import numpy as np
+
+from mpitrain.arrays import Array, Scalar
+from mpitrain.kernels import kernels_of
+from mpitrain.kernels.host import Moments, Momentum, decayed, sgd_direction
 
 #: A piece's state by name, each array of the shape and type of the piece.
 State = Mapping[str, Array]
@@ -29,17 +32,48 @@ class Optimizer(Protocol):
     def prepare(self, p: Array, g: Array, state: State, step: int) -> Array:
         """The step's direction before the rate; may change state.  ``step`` counts from 1."""
 
-    def ratio(self, p_norm: float, g_norm: float, direction_norm: float) -> float:
-        """Trust ratio of a tensor by Euclidean norms of it, its gradient and its direction."""
+    def ratio(self, p_norm: Scalar, g_norm: Scalar, direction_norm: Scalar) -> Scalar:
+        """Trust ratio of a tensor by Euclidean norms of it, its gradient and its direction.
+
+        Of many tensors at once, where these are arrays.
+        """
 
     def apply(self, p: Array, direction: Array, state: State, rate: float | Array) -> None:
         """Move the parameters; ``rate`` is the learning rate, times the ratio of each element."""
 
 
+@runtime_checkable
+class InOne(Protocol):
+    """An optimiser that takes a step in one go, which may be one kernel."""
+
+    def take_step(
+        self, p: Array, g: Array, state: State, number: int, rate: float, scale: float
+    ) -> None:
+        """Direction along ``scale * g`` and move; ``number`` counts from 1."""
+
+
+def step_by(
+    optimizer: Optimizer,
+    p: Array,
+    g: Array,
+    state: State,
+    number: int,
+    rate: float,
+    scale: float,
+) -> None:
+    """A step of any optimiser along ``scale * g``; ``g`` may be scaled in its place."""
+    if isinstance(optimizer, InOne):
+        optimizer.take_step(p, g, state, number, rate, scale)
+        return
+    if scale != 1.0:
+        g *= scale
+    optimizer.apply(p, optimizer.prepare(p, g, state, number), state, rate)
+
+
 class _Plain:
     layerwise: ClassVar[bool] = False
 
-    def ratio(self, p_norm: float, g_norm: float, direction_norm: float) -> float:
+    def ratio(self, p_norm: Scalar, g_norm: Scalar, direction_norm: Scalar) -> Scalar:
         return 1.0
 
     def apply(self, p: Array, direction: Array, state: State, rate: float | Array) -> None:
@@ -62,14 +96,16 @@ class SGD(_Plain):
     slots: ClassVar[tuple[str, ...]] = ("velocity",)
 
     def prepare(self, p: Array, g: Array, state: State, step: int) -> Array:
-        direction = _decayed(p, g, self.weight_decay)
-        velocity = state["velocity"]
-        velocity *= self.momentum
-        velocity += direction
-        if self.nesterov:
-            return direction + self.momentum * velocity
-        direction[...] = velocity
-        return direction
+        return sgd_direction(p, g, state["velocity"], self._how)
+
+    def take_step(
+        self, p: Array, g: Array, state: State, number: int, rate: float, scale: float
+    ) -> None:
+        kernels_of(p).sgd(p, g, state["velocity"], self._how, rate, scale)
+
+    @property
+    def _how(self) -> Momentum:
+        return Momentum(self.momentum, self.weight_decay, self.nesterov)
 
 
 @dataclass(frozen=True)
@@ -84,19 +120,18 @@ class Adam(_Plain):
     slots: ClassVar[tuple[str, ...]] = ("mean", "square")
 
     def prepare(self, p: Array, g: Array, state: State, step: int) -> Array:
-        xp = array_namespace(p)
-        g = g if self.decoupled else _decayed(p, g, self.weight_decay)
-        mean, square = state["mean"], state["square"]
-        mean += (1.0 - self.beta1) * (g - mean)
-        square += (1.0 - self.beta2) * (g * g - square)
-        root = xp.sqrt(square)
-        root *= 1.0 / sqrt(1.0 - self.beta2**step)
-        root += self.epsilon
-        direction: Array = mean / root
-        direction *= 1.0 / (1.0 - self.beta1**step)
-        if self.decoupled and self.weight_decay:
-            direction += self.weight_decay * p
-        return direction
+        own = state["mean"], state["square"]
+        return kernels_of(p).adam_direction(p, g, *own, self._how, step)
+
+    def take_step(
+        self, p: Array, g: Array, state: State, number: int, rate: float, scale: float
+    ) -> None:
+        own = state["mean"], state["square"]
+        kernels_of(p).adam(p, g, *own, self._how, number, rate, scale)
+
+    @property
+    def _how(self) -> Moments:
+        return Moments(self.beta1, self.beta2, self.epsilon, self.weight_decay, self.decoupled)
 
 
 @dataclass(frozen=True)
@@ -113,12 +148,13 @@ class LARS:
     layerwise: ClassVar[bool] = True
 
     def prepare(self, p: Array, g: Array, state: State, step: int) -> Array:
-        return _decayed(p, g, self.weight_decay)
+        return decayed(p, g, self.weight_decay)
 
-    def ratio(self, p_norm: float, g_norm: float, direction_norm: float) -> float:
-        if p_norm == 0.0 or g_norm == 0.0:
-            return 1.0
-        return self.trust * p_norm / (g_norm + self.weight_decay * p_norm)
+    def ratio(self, p_norm: Scalar, g_norm: Scalar, direction_norm: Scalar) -> Scalar:
+        has_none = (p_norm == 0.0) | (g_norm == 0.0)
+        along = np.where(has_none, 1.0, g_norm + self.weight_decay * p_norm)
+        found: Scalar = np.where(has_none, 1.0, self.trust * p_norm / along)
+        return found
 
     def apply(self, p: Array, direction: Array, state: State, rate: float | Array) -> None:
         velocity = state["velocity"]
@@ -134,12 +170,8 @@ class LAMB(Adam):
     decoupled: bool = True
     layerwise: ClassVar[bool] = True
 
-    def ratio(self, p_norm: float, g_norm: float, direction_norm: float) -> float:
-        if p_norm == 0.0 or direction_norm == 0.0:
-            return 1.0
-        return p_norm / direction_norm
-
-
-def _decayed(p: Array, g: Array, weight_decay: float) -> Array:
-    decayed: Array = g + weight_decay * p if weight_decay else g.copy()
-    return decayed
+    def ratio(self, p_norm: Scalar, g_norm: Scalar, direction_norm: Scalar) -> Scalar:
+        has_none = (p_norm == 0.0) | (direction_norm == 0.0)
+        along = np.where(has_none, 1.0, direction_norm)
+        found: Scalar = np.where(has_none, 1.0, p_norm / along)
+        return found

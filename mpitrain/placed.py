@@ -18,6 +18,7 @@ from mpitrain.data import DataError, Dataset, Sampler, load
 from mpitrain.data.everywhere import load_on_all
 from mpitrain.data.own import Own
 from mpitrain.data.stream import Streamed
+from mpitrain.device import HOST, Device, choose
 from mpitrain.feed import Feed
 from mpitrain.fitting import expect_fitting, initial, named_metrics
 from mpitrain.group import TensorGroup
@@ -55,6 +56,7 @@ class Placed(ClosedTogether):
 
     Attributes:
         config: the job.
+        device: where its arrays are.
         grid: who does what.
         data: what is trained and tested on, the same on all ranks.
         data_digest: digest of the data.
@@ -95,6 +97,7 @@ class Placed(ClosedTogether):
         grouping: Grouping | None = None,
         schedule: Factor | Schedule | None = None,
         before_step: Callable[[Any], None] | None = None,
+        device: Device | None = None,
     ) -> None:
         """Load the data, initialise the parameters from the seed, bind the communication.
 
@@ -112,6 +115,7 @@ class Placed(ClosedTogether):
                 0, as of torch's LambdaLR, with ``optim.schedule_by = "epoch"`` in an epoch.  Rank 0
                 calls it for all steps of the run, before the first one.
             before_step: called before each step, on each rank.
+            device: where arrays are; by default, as ``run.device`` says.
 
         Raises:
             ConfigError: a value of the job does not fit the data, the ranks or the memory, or the
@@ -138,6 +142,7 @@ class Placed(ClosedTogether):
                 "hogwild by HogwildTrainer, and no other job is"
             )
         self.config = config
+        self.device = device or choose(config, self.comm)
         self.span = span
         self._stop = stop or StopFlag()
         self.stopping = False
@@ -227,7 +232,7 @@ class Placed(ClosedTogether):
         self._outputs = expect_fitting(outline, self.data)
         self.partition = build.partition(self.config, outline, layout.stages)
         self._shared = build.shared_stages(outline, self.partition)
-        self.grid = ProcessGrid(self.comm, layout, self._shared.values())
+        self.grid = ProcessGrid(self.comm, layout, self._shared.values(), self.device.xp)
         self.model = models.build(
             self.config,
             self.data,
@@ -236,6 +241,11 @@ class Placed(ClosedTogether):
             self._layers,
             self._loss,
         )
+        if self.device is not HOST and any(one.verdict() for one in self.model.layers.values()):
+            raise ConfigError(
+                "run.device: modules of torch are layers on the CPU, and the arrays are on "
+                f"{self.device.name}; set run.device = 'cpu'"
+            )
         brought = nn.Chain(self.model.layers).brought()
         check_replicas(self.comm, [(self.comm, brought)], "in the layers that they were given")
 
@@ -260,7 +270,7 @@ class Placed(ClosedTogether):
             ConfigError,
         )
         self._column: Communicator | None = None
-        self.store = self._hold(flat)
+        self.store = self._hold(self.device.put(flat))
         folder = config.parallel.offload
         offload = build.mapped(Path(folder), self.comm.rank) if folder else None
         grouping = self._grouped()
@@ -272,6 +282,7 @@ class Placed(ClosedTogether):
             offload,
             config.optim.average,
             self._column,
+            self.device,
         )
         self.strategy = self._strategy()
 
@@ -308,7 +319,8 @@ class Placed(ClosedTogether):
 
     def _hold(self, flat: Array) -> Store:
         """What holds the parameters, which begin as ``flat``."""
-        summed, replica, allocate = self.grid.groups, self.grid.place.replica, self.grid.data.empty
+        summed, replica = self.grid.groups, self.grid.place.replica
+        allocate = self.device.allocate(self.grid.data)
         why = ""
         if self.config.sync.kind != "every_step":
             summed, self._column = self.grid.within()
@@ -433,7 +445,7 @@ class Placed(ClosedTogether):
                 "give each stage as many"
             )
         own = tuple(f"{name}." for name in self.layers)
-        return {name: values for name, values in whole.items() if name.startswith(own)}
+        return {n: self.device.put(values) for n, values in whole.items() if n.startswith(own)}
 
     def context(self, indices: Array | None = None) -> nn.Context:
         """What layers see of a micro-batch of these training samples; of tests without them."""
@@ -474,6 +486,7 @@ class Placed(ClosedTogether):
                 self.weights,
                 self._inputs,
                 span=self.span,
+                device=self.device,
             )
         return self._runners[steps]
 

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from graphlib import CycleError, TopologicalSorter
 from math import isfinite
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 from msgspec import Struct
+
+from mpitrain.device import HOST, Device
 
 if TYPE_CHECKING:
     from mpitrain.config import Config
@@ -43,7 +44,7 @@ class ProfileError(ValueError):
     """A file is no profile; the message has the line."""
 
 
-def measure(config: "Config", repeats: int = 5) -> list[LayerProfile]:
+def measure(config: "Config", repeats: int = 5, device: Device = HOST) -> list[LayerProfile]:
     """Time the layers of a job's model on one micro-batch, in this process: the best of repeats.
 
     Raises:
@@ -59,7 +60,7 @@ def measure(config: "Config", repeats: int = 5) -> list[LayerProfile]:
     dtype = compute_type(config.run.compute, config.run.dtype)
     samples = max(1, config.train.batch_size // config.train.micro_batches)
     x = found.train[:samples].inputs
-    x = x.astype(dtype) if x.dtype.kind == "f" else x
+    x = device.put(x.astype(dtype) if x.dtype.kind == "f" else x)
     profile = []
     for name, layer in model.layers.items():
         try:
@@ -67,16 +68,16 @@ def measure(config: "Config", repeats: int = 5) -> list[LayerProfile]:
         except (MemoryError, ValueError) as error:
             text = f"model: the parameters of {name} do not fit into memory ({error})"
             raise ConfigError(text) from error
-        parameters = {own: value.astype(dtype) for own, value in initial.items()}
+        parameters = {own: device.put(value.astype(dtype)) for own, value in initial.items()}
         forward, backward = [], []
         for _ in range(repeats):
-            start = perf_counter()
+            start = device.clock()
             y, saved = layer.forward(parameters, x)
-            middle = perf_counter()
-            _, kept = layer.backward(parameters, saved, np.ones_like(y))
+            middle = device.clock()
+            _, kept = layer.backward(parameters, saved, device.xp.ones_like(y))
             layer.gradients(parameters, kept)
             forward.append(middle - start)
-            backward.append(perf_counter() - middle)
+            backward.append(device.clock() - middle)
         size = sum(value.nbytes for value in initial.values())
         profile.append(LayerProfile(name, min(forward), min(backward), y.nbytes, size))
         x = y

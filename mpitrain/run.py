@@ -67,6 +67,7 @@ def train(trainer: Trainer, *, go_on: bool = False, tell: Write | None = None) -
             keep=config.checkpoint.keep,
             background=config.checkpoint.background,
             resumed=resumed.step if resumed else None,
+            device=trainer.device,
         )
         if not resumed:
             writer.set_aside()
@@ -269,4 +270,5 @@ def _start(trainer: Trainer) -> Start:
         config=msgspec.to_builtins(trainer.config),
         date=software.pop("date"),
         software=software,
+        devices=trainer.comm.allgather(trainer.device.name),
     )

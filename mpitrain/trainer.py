@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from collectives import CorruptMessage
 from mpitrain import nn
-from mpitrain.arrays import Array
+from mpitrain.arrays import Array, Scalar
 from mpitrain.batches import MicroBatches
 from mpitrain.data import DataError
 from mpitrain.feed import Held
@@ -145,7 +145,7 @@ class Trainer(Placed):
             NonFinite: on all ranks; the parameters are those before this step.
         """
 
-        def update(number: int, loss: float) -> Step | Skipped | None:
+        def update(number: int, loss: Scalar) -> Step | Skipped | None:
             with self.span("reduce", "communicate"), self.comm.waiting("the sum of gradients"):
                 comm_seconds = self.store.wait()
             return self._update(epoch, len(batch), loss, comm_seconds)
@@ -247,7 +247,7 @@ class Trainer(Placed):
         return found
 
     def _update(
-        self, epoch: int, samples: int, loss: float, comm_seconds: float
+        self, epoch: int, samples: int, loss: Scalar, comm_seconds: float
     ) -> Step | Skipped | None:
         now = perf_counter()
         # The loss is known to the tensor ranks of the last stage, each of which has all of it.
@@ -380,7 +380,7 @@ class Trainer(Placed):
         self.strategy.drain()
         self.refresh()
 
-    def _skip(self, number: int, loss: float) -> Skipped:
+    def _skip(self, number: int, loss: Scalar) -> Skipped:
         self.summation.rollback()
         for name, values in self._state_before.items():
             self.state[name][...] = values
@@ -448,4 +448,5 @@ class Trainer(Placed):
             labels_per_sample=self.data.labels_per_sample,
             dtype=self.compute_type,
             scale=self.scale.value * self._workers,
+            device=self.device,
         )

@@ -1,7 +1,7 @@
 """The update of the parameters: norms over all ranks, clipping, and each rank's pieces."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite, sqrt
 from typing import Any, NamedTuple
 
@@ -10,10 +10,12 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from mpitrain.arena import Tensor
-from mpitrain.arrays import Array, array_namespace
+from mpitrain.arrays import Array, Scalar, array_namespace
 from mpitrain.config import ConfigError
+from mpitrain.device import HOST, Device
 from mpitrain.groups import Group, Grouping
-from mpitrain.optim import Optimizer
+from mpitrain.kernels import kernels_of
+from mpitrain.optim import Optimizer, step_by
 from mpitrain.parallel.grid import ProcessGrid
 from mpitrain.parallel.store import Allocate, Piece, Store
 
@@ -42,7 +44,7 @@ class Told:
             the anchor's squared norm: the rank's part of both.
     """
 
-    loss: float
+    loss: Scalar
     seconds: float = 0.0
     comm_seconds: float = 0.0
     wait_seconds: float = 0.0
@@ -162,6 +164,7 @@ class Updater:
         allocate: Allocate | None = None,
         average: float = 0.0,
         worker: Communicator | None = None,
+        device: Device = HOST,
     ) -> None:
         """Make the state.
 
@@ -174,6 +177,7 @@ class Updater:
             average: part of the moving average that a step leaves; 0: there is none.
             worker: the ranks of our replica, where each replica has gradients of its own; None: all
                 ranks have one gradient together.
+            device: where arrays are.
 
         Raises:
             ConfigError: the optimiser has a slot of the average's name.
@@ -185,6 +189,7 @@ class Updater:
             )
         self._grid = grid
         self._store = store
+        self._device = device
         self._one_gradient = worker or grid.comm
         layout = grid.layout
         #: How many gradients there are, and which of them is ours.
@@ -193,6 +198,7 @@ class Updater:
         self.steps = 0
         self.left_out: dict[str, int] = {}
         self._names: list[str] | None = None
+        self._rows: dict[str, int] | None = None
         self._latest_runs: tuple[Any, list[list[_Run]]] | None = None
         self.state: list[dict[str, Array]] = [
             {slot: _zeros(piece.parameters, allocate) for slot in optimizer.slots}
@@ -209,7 +215,8 @@ class Updater:
         """Sum what the ranks tell, and their parts of the squared norm; collective, one message."""
         count, ours = self._gradients
         squares = np.zeros(count)
-        squares[ours] = self.own_squares()
+        loss, squares[ours] = self._device.read([own.loss, self.own_squares()])
+        own = replace(own, loss=loss)
         missing = len(self._store.used) < len(self._store.arena.tensors)
         values = np.array([*own.numbers, missing, *own.strayed, *squares], float)
         self._grid.comm.Allreduce(MPI.IN_PLACE, values, op=MPI.SUM, algorithm="native")
@@ -240,7 +247,8 @@ class Updater:
 
         Tensors that were not used have gradients of 0.
         """
-        values = np.array([*own.numbers, self.own_squares()], float)
+        loss, squares = self._device.read([own.loss, self.own_squares()])
+        values = np.array([*replace(own, loss=loss).numbers, squares], float)
         if self._one_gradient.size > 1:
             self._one_gradient.Allreduce(MPI.IN_PLACE, values, op=MPI.SUM, algorithm="native")
         norm = _root(values[-1])
@@ -262,15 +270,20 @@ class Updater:
             flat[piece.start : piece.stop] = state[name]
         return flat
 
-    def own_squares(self) -> float:
+    def read(self, scalars: Sequence[Scalar]) -> list[float]:
+        """As numbers; waits for the device, once."""
+        return self._device.read(scalars)
+
+    def own_squares(self) -> Scalar:
         """The own part of the squared norm of the gradient."""
-        return sum(
-            square_sum(piece.gradients[self._store.counted(piece)])
+        own = [
+            piece.gradients[self._store.counted(piece)]
             for piece in self._store.pieces
             if self._grid.counts(piece.group)
-        )
+        ]
+        return kernels_of(own[0]).square_sum(own) if own else 0.0
 
-    def culprits(self, loss: float) -> str:
+    def culprits(self, loss: Scalar) -> str:
         """Which ranks have a loss or gradients that are not finite, and where; collective."""
         found = self._grid.comm.allgather(self.own_culprits(loss))
         # Where a loss is not finite, every gradient follows from it.
@@ -281,13 +294,13 @@ class Updater:
         ]
         return "; ".join(named[:4]) or "their sum is too large"
 
-    def own_culprits(self, loss: float) -> list[str]:
+    def own_culprits(self, loss: Scalar) -> list[str]:
         """What of this rank's is not finite."""
-        return ([] if isfinite(loss) else ["the loss"]) + [
+        return ([] if isfinite(float(loss)) else ["the loss"]) + [
             tensor.name
             for piece in self._store.pieces
             for tensor, part in overlaps(self._store.arena.tensors, piece)
-            if not isfinite(square_sum(piece.gradients[part]))
+            if not isfinite(float(square_sum(piece.gradients[part])))
         ]
 
     def replicas(
@@ -324,19 +337,19 @@ class Updater:
         for name in unused:
             self.left_out[name] = self.left_out.get(name, 0) + 1
         runs = self._runs(unused)
-        for piece in self._store.pieces if gradient_scale != 1.0 else ():
-            piece.gradients[...] *= gradient_scale
         every = zip(self._store.pieces, self.state, runs, strict=True)
         if self.optimizer.layerwise:
+            for piece in self._store.pieces if gradient_scale != 1.0 else ():
+                piece.gradients[...] *= gradient_scale
             self._step_layerwise(lr, runs)
         else:
             for piece, state, own in every:
                 for run in own:
                     group = run.group.at(number)
-                    direction = self._prepared(piece, state, run, group)
                     slots = {slot: array[run.part] for slot, array in state.items()}
-                    parameters = piece.parameters[run.part]
-                    group.optimizer.apply(parameters, direction, slots, lr * group.rate)
+                    p, g = piece.parameters[run.part], piece.gradients[run.part]
+                    taken, rate = self.steps - run.left_out, lr * group.rate
+                    step_by(group.optimizer, p, g, slots, taken, rate, gradient_scale)
         for piece, state in zip(self._store.pieces, self.state) if self._average else ():
             state[AVERAGE] += (1.0 - self._average) * (piece.parameters - state[AVERAGE])
 
@@ -391,36 +404,41 @@ class Updater:
         self, lr: float, every: list[list["_Run"]], directions: list[list[Array]]
     ) -> list[Array]:
         """lr times the trust ratio of each element's tensor, from norms of whole tensors."""
-        comm = self._one_gradient
-        names = sorted(
-            {
-                name
-                for own in comm.allgather(sorted(t.name for t in self._store.arena.tensors))
-                for name in own
-            }
-        )
-        row = {name: index for index, name in enumerate(names)}
-        squares = np.zeros((len(names), 3))
+        row = self._row_of()
+        xp = self._device.xp
+        squares = xp.zeros((len(row), 3))
         for piece, runs, parts in zip(self._store.pieces, every, directions):
             if not self._grid.counts(piece.group):
                 continue
-            direction = np.zeros_like(piece.parameters)
+            direction = xp.zeros_like(piece.parameters)
             for run, found in zip(runs, parts, strict=True):
                 direction[run.part] = found
             counted = self._store.counted(piece)
             for tensor, part in overlaps(self._store.arena.tensors, piece, counted):
-                arrays = (piece.parameters, piece.gradients, direction)
-                squares[row[tensor.name]] += [square_sum(array[part]) for array in arrays]
-        comm.Allreduce(MPI.IN_PLACE, squares, algorithm="native")
+                for column, array in enumerate((piece.parameters, piece.gradients, direction)):
+                    cell = squares[row[tensor.name], column : column + 1]
+                    cell += square_sum(array[part])
+        self._device.add_up(self._one_gradient, squares)
+        norms = xp.sqrt(squares).T
+        ratios: dict[int, Array] = {}
         rates = []
         for piece in self._store.pieces:
-            rate = np.empty(piece.parameters.size, piece.parameters.dtype)
+            rate = xp.empty(piece.parameters.size, piece.parameters.dtype)
             for tensor, part in overlaps(self._store.arena.tensors, piece):
-                norms = np.sqrt(squares[row[tensor.name]])
                 group = self._grouping(tensor.name)
-                rate[part] = lr * group.rate * group.optimizer.ratio(*norms.tolist())
-            rates.append(array_namespace(piece.parameters).asarray(rate))
+                if id(group) not in ratios:
+                    ratios[id(group)] = lr * group.rate * group.optimizer.ratio(*norms)
+                rate[part] = ratios[id(group)][row[tensor.name]]
+            rates.append(rate)
         return rates
+
+    def _row_of(self) -> dict[str, int]:
+        """A number for each tensor of all ranks that have one gradient; collective once."""
+        if self._rows is None:
+            own = sorted(tensor.name for tensor in self._store.arena.tensors)
+            names = {name for names in self._one_gradient.allgather(own) for name in names}
+            self._rows = {name: index for index, name in enumerate(sorted(names))}
+        return self._rows
 
 
 def overlaps(
@@ -439,13 +457,9 @@ def overlaps(
     ]
 
 
-def square_sum(x: Array) -> float:
+def square_sum(x: Array) -> Scalar:
     """Sum of squares, in float64."""
-    total = 0.0
-    for start in range(0, x.size, 1 << 20):
-        part = x[start : start + (1 << 20)].astype(np.float64, copy=False)
-        total += float(part @ part)
-    return total
+    return kernels_of(x).square_sum([x])
 
 
 def _root(squared: float) -> float:

@@ -122,7 +122,7 @@ def restore(trainer: "Trainer", checkpoint: Checkpoint) -> None:
                         f"model's is {tensor.whole}"
                     )
                 own_part = values[tensor.part].ravel()
-                flat[part] = own_part[start : start + part.stop - part.start]
+                flat[part] = trainer.device.put(own_part[start : start + part.stop - part.start])
     if as_they_were:
         trainer.strategy.resumed(checkpoint.manifest.progress.step)
     else:
@@ -134,7 +134,7 @@ def restore(trainer: "Trainer", checkpoint: Checkpoint) -> None:
                 f"{checkpoint.folder}: {name} has shape {whole.shape}, and the model's is "
                 f"{values.shape}"
             )
-        values[...] = whole
+        values[...] = trainer.device.put(whole)
     exchange.restore(trainer, checkpoint)
     progress = checkpoint.manifest.progress
     trainer.steps_done = progress.step

@@ -23,6 +23,7 @@ from mpitrain.checkpoint.manifest import (
     digest,
     encode,
 )
+from mpitrain.device import HOST, Device, Later
 
 
 class Writer:
@@ -41,6 +42,7 @@ class Writer:
         keep: int,
         background: bool = True,
         resumed: int | None = None,
+        device: Device = HOST,
     ) -> None:
         """Nothing is written yet.
 
@@ -50,6 +52,7 @@ class Writer:
             keep: newest whole ones that stay.
             background: training goes on while files are written.
             resumed: the step of the one that this run goes on from; it stays, too.
+            device: where the arrays are.
         """
         self._comm = comm
         self.folder = folder
@@ -57,6 +60,7 @@ class Writer:
         self._keep = keep
         self._background = background
         self._resumed = resumed
+        self._device = device
         #: Steps of those that are known to be whole.
         self._whole = set() if resumed is None else {resumed}
         self._thread: Thread | None = None
@@ -76,7 +80,7 @@ class Writer:
 
         Args:
             step: for its name.
-            arrays: the own pieces by key; copied at once.
+            arrays: the own pieces by key, as they are now.
             pieces: what they are; ``file`` is filled in here.
             manifest: the rest; pieces and digests are filled in here.
             best: of the best test so far: it has a name of its own, takes the place of the one
@@ -92,7 +96,7 @@ class Writer:
         target = self.folder / folder_name(step, best=best)
         beside = unfinished(target)
         self._together(lambda: self._make(beside))
-        snapshot = {key: array.copy() for key, array in arrays.items()}
+        snapshot = {key: self._device.snapshot(array) for key, array in arrays.items()}
         file = f"rank-{self._comm.rank:05d}.safetensors"
         own = [msgspec.structs.replace(piece, file=file) for piece in pieces]
         self._pending = (msgspec.structs.replace(manifest, pieces=own), target, start)
@@ -131,9 +135,9 @@ class Writer:
         if self._thread is not None:
             self._thread.join()
 
-    def _write(self, arrays: dict[str, Array], path: Path) -> None:
+    def _write(self, arrays: dict[str, Later], path: Path) -> None:
         try:
-            save_file(arrays, path)
+            save_file({key: later.get() for key, later in arrays.items()}, path)
             _sync(path)
             self._written = digest(path)
         except OSError as error:

@@ -27,6 +27,7 @@ from mpitrain.checkpoint import CheckpointError
 from mpitrain.commands.arguments import parse
 from mpitrain.config import Config, ConfigError, Server, load, refuse_clients, refuse_servers
 from mpitrain.data import DataError
+from mpitrain.device import choose
 from mpitrain.federated import RoundError
 from mpitrain.federated.keys import check as check_keys
 from mpitrain.fit import Trainer, trainer_of
@@ -200,11 +201,12 @@ def profile(comm: Communicator, options: argparse.Namespace) -> int:
     from mpitrain.profiles import measure, table, write_profile
 
     config = load_once(comm, options)
+    device = choose(config, comm)
 
     def act() -> None:
         if comm.rank > 0:
             return
-        found = measure(config)
+        found = measure(config, device=device)
         try:
             write_profile(options.output, found)
         except OSError as error:

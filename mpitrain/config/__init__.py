@@ -5,6 +5,7 @@
 Every field is documented in the class of its table.
 """
 
+from mpitrain.config.device import cpu_alone
 from mpitrain.config.errors import ConfigError
 from mpitrain.config.exchange import Compress
 from mpitrain.config.federated import Federated
@@ -45,6 +46,7 @@ __all__ = [
     "Server",
     "Sync",
     "Train",
+    "cpu_alone",
     "expect_on_link",
     "load",
     "refuse_clients",

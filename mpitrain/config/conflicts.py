@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from mpitrain.config.device import cpu_alone
 from mpitrain.config.exchange import compress_conflicts
 from mpitrain.config.federated import federated_conflicts
 from mpitrain.config.sync import sync_conflicts
@@ -82,6 +83,9 @@ def conflicts(job: "Config") -> Iterator[tuple[str, str]]:
     yield from _schedule_conflicts(job.optim, job.passes)
     yield from compress_conflicts(job)
     yield from federated_conflicts(job)
+    if job.run.device == "cuda" and (why := cpu_alone(job)):
+        place, _, reason = why.partition(": ")
+        yield place, f"{reason}; leave it out, or set run.device = 'cpu'"
     yield from sync_conflicts(job)
     if p.zero and p.node_shared:
         yield "parallel.node_shared", "shards the optimiser by itself; set zero = 0"

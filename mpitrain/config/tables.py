@@ -26,6 +26,8 @@ class Run(Struct, frozen=True, forbid_unknown_fields=True):
         dtype: type of parameters, gradients and optimiser state.
         compute: type of activations and of the parameters that layers see; 16-bit types keep the
             parameters themselves in ``dtype``.
+        device: what computes: ``cpu``; ``cuda``, a GPU for each rank, by CuPy; ``auto``, GPUs if
+            all ranks have one that works.
         loss_scale: at first, for ``compute = "float16"``; it is halved when a gradient overflows
             and doubled after ``loss_scale_window`` steps without.
         loss_scale_window: steps.
@@ -44,6 +46,7 @@ class Run(Struct, frozen=True, forbid_unknown_fields=True):
     seed: Seed = 0
     dtype: Literal["float32", "float64"] = "float32"
     compute: Literal["same", "float16", "bfloat16"] = "same"
+    device: Literal["cpu", "cuda", "auto"] = "cpu"
     loss_scale: Positive = 65536.0
     loss_scale_window: Count = 2000
     on_nonfinite: Literal["stop", "skip"] = "stop"

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from mpi4py import MPI
 
+from mpitrain.doctor.devices import devices
 from mpitrain.doctor.finding import Check, Finding, Status
 from mpitrain.doctor.memory import node_memory, windows
 from mpitrain.doctor.network import clocks, gpus, messages, network, tuning
@@ -15,8 +16,8 @@ __all__ = ["CHECKS", "Finding", "Status", "doctor", "render"]
 
 #: In the order in which a beginner needs them.
 CHECKS: tuple[Check, ...] = (
-    packages, library, threads, launcher, ranks, cores, node_memory, windows, gpus, network,
-    messages, checkpoints, clocks, tuning,
+    packages, library, threads, launcher, ranks, cores, node_memory, windows, gpus, devices,
+    network, messages, checkpoints, clocks, tuning,
 )  # fmt: skip
 
 

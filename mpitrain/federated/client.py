@@ -9,7 +9,7 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 from collectives import Communicator
-from mpitrain.arrays import Array
+from mpitrain.arrays import Array, Scalar
 from mpitrain.config import Checkpoint, Config, Evaluate, Parallel
 from mpitrain.config.federated import Federated
 from mpitrain.data import DataError, Dataset, Sampler
@@ -132,7 +132,7 @@ class LocalTrainer(Trainer):
 
     @np.errstate(over="ignore", invalid="ignore")
     def _update(
-        self, epoch: int, samples: int, loss: float, comm_seconds: float
+        self, epoch: int, samples: int, loss: Scalar, comm_seconds: float
     ) -> Step | Skipped | None:
         """With the gradient of FedProx: mu times what the weights have moved by, which is that of
         ``mu / 2`` times the *square* of the distance."""

@@ -19,6 +19,7 @@ class Start(Struct, frozen=True, tag="start", tag_field="event"):
         parameters: numbers that are trained.
         config: the whole job by table and key, defaults included.
         date: in UTC, to the second, as ISO 8601 has it; empty in older files.
+        devices: what each rank computes on; empty in older files.
         software: versions of ``mpitrain``, ``mpi`` (the library), ``mpi4py``, ``numpy`` and
             ``python``; empty in older files.
     """
@@ -33,6 +34,7 @@ class Start(Struct, frozen=True, tag="start", tag_field="event"):
     config: dict[str, dict[str, Any]]
     date: str = ""
     software: dict[str, str] = {}
+    devices: list[str] = []
 
 
 class Served(Struct, frozen=True):

@@ -10,7 +10,7 @@ from numpy.typing import DTypeLike
 from mpitrain import nn
 from mpitrain.arrays import Array, Parameters, Shape, array_namespace
 from mpitrain.group import TensorGroup, share
-from mpitrain.nn.embedding import scatter_add
+from mpitrain.kernels import kernels_of
 from mpitrain.nn.layer import normal
 
 
@@ -75,9 +75,13 @@ class SpreadTables(nn.Layer):
 
     def gradients(self, parameters: Parameters, kept: Any) -> dict[str, Array]:
         asked, which, arrived = kept
-        gradient = array_namespace(arrived).zeros_like(parameters["table"])
-        for index in which:
-            scatter_add(gradient[index], asked[index], arrived[index])
+        table = parameters["table"]
+        gradient = array_namespace(arrived).zeros_like(table)
+        # Table after table, as one.
+        rows = asked + (which * table.shape[1])[:, None]
+        kernels_of(arrived).scatter_add(
+            gradient.reshape(-1, self.width), rows.reshape(-1), arrived.reshape(-1, self.width)
+        )
         return {"table": gradient}
 
     def _samples(self, own: int) -> Array:

@@ -3,6 +3,7 @@
 import math
 
 from mpitrain.arrays import Array, Parameters, Shape, array_namespace
+from mpitrain.kernels import kernels_of
 from mpitrain.nn.layer import Layer, widened
 
 #: Queries, keys, values, and the attention of each query to each key.
@@ -33,14 +34,9 @@ class CausalAttention(Layer):
         heads = width // (3 * self.head_width)
         x, narrow = widened(x), x.dtype
         by_head = x.reshape(samples, positions, heads, 3, self.head_width).transpose(3, 0, 2, 1, 4)
-        q, k, v = (xp.ascontiguousarray(part) for part in by_head)
-        later = xp.triu(xp.ones((positions, positions), bool), 1)
+        q, k, v = xp.ascontiguousarray(by_head)
         scores = q @ k.swapaxes(-1, -2)
-        scores *= 1.0 / math.sqrt(self.head_width)
-        scores[..., later] = -xp.inf
-        scores -= scores.max(axis=-1, keepdims=True)
-        attention = xp.exp(scores, out=scores)
-        attention /= attention.sum(axis=-1, keepdims=True)
+        attention = kernels_of(x).causal_softmax(scores, 1.0 / math.sqrt(self.head_width))
         y_NHTE = attention @ v
         y = y_NHTE.transpose(0, 2, 1, 3).reshape(samples, positions, heads * self.head_width)
         return y.astype(narrow, copy=False), (q, k, v, attention)
@@ -52,10 +48,9 @@ class CausalAttention(Layer):
         samples, heads, positions, width = q.shape
         dy_NHTE = dy.reshape(samples, positions, heads, width).transpose(0, 2, 1, 3)
         dy_NHTE = xp.ascontiguousarray(dy_NHTE)
-        dscores = dy_NHTE @ v.swapaxes(-1, -2)
-        dscores -= (dscores * attention).sum(axis=-1, keepdims=True)
-        dscores *= attention
-        dscores *= 1.0 / math.sqrt(width)
+        dattention = dy_NHTE @ v.swapaxes(-1, -2)
+        scale = 1.0 / math.sqrt(width)
+        dscores = kernels_of(dy).causal_softmax_gradient(dattention, attention, scale)
         dx = xp.empty((samples, positions, heads, 3, width), dy.dtype)
         by_head = dx.transpose(3, 0, 2, 1, 4)
         by_head[0] = dscores @ k

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from mpitrain.arrays import Array, Parameters, Shape
+from mpitrain.arrays import Array, Parameters, Shape, array_namespace
 from mpitrain.group import TensorGroup
 from mpitrain.nn.context import RESTING, Context
 from mpitrain.nn.layer import Elementwise, widened
@@ -54,16 +54,18 @@ class BatchNorm(Elementwise):
         self, parameters: Parameters, x: Array, context: Context = RESTING
     ) -> tuple[Array, Any]:
         rows = widened(x).reshape(-1, self.channels)
+        xp = array_namespace(rows)
+        count: Array | None = None
         if context.training:
             count, mean, squares = moments(rows, context.replicas)
-            variance = squares / max(count, 1)
+            variance = squares / xp.maximum(count, 1)
             if not context.again:
                 follow(context.state, mean, squares, count, self.momentum)
         else:
-            count = 0
-            state = context.state or self.state(rows.dtype)
+            drawn = self.state(rows.dtype)
+            state = context.state or {name: xp.asarray(value) for name, value in drawn.items()}
             mean, variance = state["running_mean"], state["running_var"]
-        scale = 1 / np.sqrt(variance + self.epsilon)
+        scale = 1 / xp.sqrt(variance + self.epsilon)
         normal = ((rows - mean) * scale).astype(rows.dtype, copy=False)
         y = normal * parameters["weight"] + parameters["bias"]
         saved = (normal, scale, count, context.replicas)
@@ -72,7 +74,7 @@ class BatchNorm(Elementwise):
     def backward(self, parameters: Parameters, saved: Any, dy: Array) -> tuple[Array, Any]:
         normal, scale, count, replicas = saved
         rows = widened(dy).reshape(-1, self.channels)
-        sums = np.stack([rows.sum(axis=0), (rows * normal).sum(axis=0)])
+        sums = array_namespace(rows).stack([rows.sum(axis=0), (rows * normal).sum(axis=0)])
         dx = input_gradient(rows, normal, scale * parameters["weight"], sums, count, replicas)
         return dx.astype(dy.dtype, copy=False).reshape(dy.shape), sums
 
@@ -81,50 +83,60 @@ class BatchNorm(Elementwise):
         return {"bias": kept[0].astype(kind), "weight": kept[1].astype(kind)}
 
 
-def moments(rows: Array, replicas: TensorGroup) -> tuple[int, Array, Array]:
+def moments(rows: Array, replicas: TensorGroup) -> tuple[Array, Array, Array]:
     """Number of rows of all replicas, their mean, and the sum of squared distances from it.
 
-    Each replica's are found from its own rows, which keeps digits, and put together in rank order
-    (Chan et al. 1979): one all-gather of 2 channels + 1 numbers.
+    All of shape (channels,).  Each replica's are found from its own rows, which keeps digits, and
+    put together in rank order (Chan et al. 1979): one all-gather of three numbers a channel.
     """
-    own = np.zeros((3, rows.shape[1]))
+    xp = array_namespace(rows)
+    own = xp.zeros((3, rows.shape[1]))
     if len(rows):
         own[0] = len(rows)
         own[1] = rows.mean(axis=0, dtype=np.float64)
         own[2] = ((rows - own[1]) ** 2).sum(axis=0, dtype=np.float64)
-    count, mean, squares = 0.0, np.zeros(rows.shape[1]), np.zeros(rows.shape[1])
+    count, mean, squares = xp.zeros((3, rows.shape[1]))
     for n, theirs, distances in replicas.all(own):
-        if n[0]:
-            apart, whole = theirs - mean, count + n[0]
-            mean = mean + apart * (n[0] / whole)
-            squares = squares + distances + apart**2 * (count * n[0] / whole)
-            count = whole
-    return int(count), mean, squares
+        # Who has no rows changes nothing.
+        apart, whole = theirs - mean, count + n
+        most = xp.maximum(whole, 1)
+        mean = mean + apart * (n / most)
+        squares = squares + distances + apart**2 * (count * n / most)
+        count = whole
+    return count, mean, squares
 
 
-def follow(state: Any, mean: Array, squares: Array, count: int, momentum: float) -> None:
+def follow(state: Any, mean: Array, squares: Array, count: Array, momentum: float) -> None:
     """Running values after a micro-batch; the variance is that of a sample, as torch has it."""
-    if count and state:
-        now = {"running_mean": mean, "running_var": squares / max(count - 1, 1)}
+    if state:
+        xp = array_namespace(mean)
+        part = xp.where(count > 0, momentum, 0.0)
+        now = {"running_mean": mean, "running_var": squares / xp.maximum(count - 1, 1)}
         for name, value in now.items():
-            state[name] += momentum * (value - state[name])
+            state[name] += part * (value - state[name])
 
 
 def input_gradient(
-    dy: Array, normal: Array, scale: Array, sums: Array, count: int, replicas: TensorGroup
+    dy: Array,
+    normal: Array,
+    scale: Array,
+    sums: Array,
+    count: Array | None,
+    replicas: TensorGroup,
 ) -> Array:
-    """Of the loss by the input, whose mean and variance all rows share (none if ``count`` is 0).
+    """Of the loss by the input, whose mean and variance all rows share; none, without ``count``.
 
     Args:
         dy: gradient by the output, of the own rows.
         normal: the normalised own rows.
         scale: weight over standard deviation.
         sums: of ``dy`` and ``dy * normal`` over the own rows; over all, one all-reduce.
-        count: rows of all replicas.
+        count: rows of all replicas, for each channel.
         replicas: the other rows.
     """
-    if not count:
+    if count is None:
         return dy * scale
-    mean, along = replicas.sum(sums.astype(np.float64)) / count
+    most = array_namespace(dy).maximum(count, 1)
+    mean, along = replicas.sum(sums.astype(np.float64)) / most
     found: Array = (scale * (dy - mean - normal * along)).astype(dy.dtype, copy=False)
     return found

@@ -7,10 +7,8 @@ from numpy.typing import DTypeLike
 
 from mpitrain.arrays import Array, Parameters, Shape, array_namespace
 from mpitrain.group import TensorGroup
+from mpitrain.kernels import kernels_of
 from mpitrain.nn.layer import Elementwise, Layer, matmul, normal
-
-#: Row numbers of the own part of a table, and which of them are in it.
-_Rows = tuple[Array, Array]
 
 
 class TokenEmbedding(Layer):
@@ -38,26 +36,26 @@ class TokenEmbedding(Layer):
     def output_shape(self, shape: Shape) -> Shape:
         return *shape, self.width
 
-    def forward(self, parameters: Parameters, x: Array) -> tuple[Array, _Rows]:
+    def forward(self, parameters: Parameters, x: Array) -> tuple[Array, Array]:
         first = self.group.share(self.vocabulary).start
         rows = x - first
         own = (rows >= 0) & (rows < len(parameters["token"]))
-        rows = array_namespace(x).where(own, rows, 0)
-        y = parameters["token"][rows]
+        xp = array_namespace(x)
+        y = parameters["token"][xp.where(own, rows, 0)]
         if self.group.size > 1:
             y *= own[..., None]
-        return y, (rows, own)
+        return y, xp.where(own, rows, -1)
 
     def backward(
-        self, parameters: Parameters, saved: _Rows, dy: Array
-    ) -> tuple[Array, tuple[_Rows, Array]]:
+        self, parameters: Parameters, saved: Array, dy: Array
+    ) -> tuple[Array, tuple[Array, Array]]:
         # Nothing is differentiated by a token's number.
         return array_namespace(dy).zeros(dy.shape[:-1], dy.dtype), (saved, dy)
 
-    def gradients(self, parameters: Parameters, kept: tuple[_Rows, Array]) -> dict[str, Array]:
-        (rows, own), dy = kept
+    def gradients(self, parameters: Parameters, kept: tuple[Array, Array]) -> dict[str, Array]:
+        rows, dy = kept
         table = array_namespace(dy).zeros_like(parameters["token"])
-        scatter_add(table, rows[own], dy[own])
+        kernels_of(dy).scatter_add(table, rows, dy)
         return {"token": table}
 
 
@@ -134,14 +132,3 @@ class Unembedding(Layer):
         x, dy = kept
         rows = dy.reshape(-1, dy.shape[-1])
         return {"token": matmul(rows.T, x.reshape(-1, x.shape[-1]))}
-
-
-def scatter_add(table: Array, rows: Array, values: Array) -> None:
-    """``table[rows[i]] += values[i]`` for each i, also where rows repeat."""
-    xp = array_namespace(table)
-    if xp is np:
-        np.add.at(table, rows, values)
-    else:
-        import cupyx
-
-        cupyx.scatter_add(table, rows, values)

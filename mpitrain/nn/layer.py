@@ -11,7 +11,21 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from mpitrain.arrays import Array, Gradients, Parameters, Shape
+from mpitrain.kernels import kernels_of
+from mpitrain.kernels.host import total
 from mpitrain.nn.context import Context
+
+__all__ = [
+    "Elementwise",
+    "Layer",
+    "Verdict",
+    "go_forward",
+    "he_normal",
+    "matmul",
+    "normal",
+    "total",
+    "widened",
+]
 
 
 @dataclass
@@ -149,15 +163,4 @@ def widened(x: Array) -> Array:
 
 def matmul(a: Array, b: Array) -> Array:
     """``a @ b``; of 16-bit floats it adds up in float32, as tensor cores do, and rounds once."""
-    if a.dtype.itemsize > 2:
-        return a @ b
-    product: Array = (a.astype(np.float32) @ b.astype(np.float32)).astype(a.dtype)
-    return product
-
-
-def total(x: Array, axis: int | tuple[int, ...]) -> Array:
-    """Sum along axes; of 16-bit floats in float32, rounded once."""
-    if x.dtype.itemsize > 2:
-        return x.sum(axis=axis)
-    summed: Array = x.astype(np.float32).sum(axis=axis).astype(x.dtype)
-    return summed
+    return kernels_of(a).matmul(a, b)

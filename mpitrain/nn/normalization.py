@@ -5,8 +5,9 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import DTypeLike
 
-from mpitrain.arrays import Array, Parameters, Shape, array_namespace
-from mpitrain.nn.layer import Elementwise, total
+from mpitrain.arrays import Array, Parameters, Shape
+from mpitrain.kernels import kernels_of
+from mpitrain.nn.layer import Elementwise
 
 #: The normalised input, and the reciprocal of its standard deviation.
 _Saved = tuple[Array, Array]
@@ -37,35 +38,19 @@ class LayerNorm(Elementwise):
         return shape
 
     def forward(self, parameters: Parameters, x: Array) -> tuple[Array, _Saved]:
-        normal, scale = self._normalise(x)
-        y = normal * parameters["weight"]
-        y += parameters["bias"]
+        y, normal, scale = kernels_of(x).layer_norm(
+            x, parameters["weight"], parameters["bias"], self.epsilon
+        )
         return y, (normal, scale)
 
     def backward(self, parameters: Parameters, saved: _Saved, dy: Array) -> tuple[Array, _Kept]:
         normal, scale = saved
-        dx = self._input_gradient(dy * parameters["weight"], normal, scale)
+        dx = kernels_of(dy).layer_norm_gradient(dy, parameters["weight"], normal, scale)
         return dx, (dy, normal)
 
     def gradients(self, parameters: Parameters, kept: _Kept) -> dict[str, Array]:
-        dy, normal = kept
-        batch_axes = tuple(range(dy.ndim - 1))
-        return {"weight": total(dy * normal, axis=batch_axes), "bias": total(dy, axis=batch_axes)}
-
-    def _normalise(self, x: Array) -> tuple[Array, Array]:
-        centred = x - x.mean(axis=-1, keepdims=True)
-        variance = (centred * centred).mean(axis=-1, keepdims=True)
-        scale = 1.0 / array_namespace(x).sqrt(variance + self.epsilon)
-        centred *= scale
-        return centred, scale
-
-    def _input_gradient(self, dnormal: Array, normal: Array, scale: Array) -> Array:
-        along_mean = dnormal.mean(axis=-1, keepdims=True)
-        along_normal = (dnormal * normal).mean(axis=-1, keepdims=True)
-        dnormal -= along_mean
-        dnormal -= normal * along_normal
-        dnormal *= scale
-        return dnormal
+        weight, bias = kernels_of(kept[0]).norm_gradients(*kept)
+        return {"weight": weight, "bias": bias}
 
 
 class GroupNorm(LayerNorm):
@@ -81,13 +66,18 @@ class GroupNorm(LayerNorm):
         super().__init__(features, epsilon=epsilon)
         self.groups = groups
 
-    def _normalise(self, x: Array) -> tuple[Array, Array]:
-        normal, scale = super()._normalise(self._by_group(x))
-        return self._by_point(normal, x.shape), scale
+    def forward(self, parameters: Parameters, x: Array) -> tuple[Array, _Saved]:
+        grouped, scale = kernels_of(x).normalise(self._by_group(x), self.epsilon)
+        normal = self._by_point(grouped, x.shape)
+        y = normal * parameters["weight"]
+        y += parameters["bias"]
+        return y, (normal, scale)
 
-    def _input_gradient(self, dnormal: Array, normal: Array, scale: Array) -> Array:
-        dx = super()._input_gradient(self._by_group(dnormal), self._by_group(normal), scale)
-        return self._by_point(dx, normal.shape)
+    def backward(self, parameters: Parameters, saved: _Saved, dy: Array) -> tuple[Array, _Kept]:
+        normal, scale = saved
+        dnormal, grouped = self._by_group(dy * parameters["weight"]), self._by_group(normal)
+        dx = kernels_of(dy).normalise_gradient(dnormal, grouped, scale)
+        return self._by_point(dx, normal.shape), (dy, normal)
 
     def _by_group(self, x_NHWC: Array) -> Array:
         n, rows, columns, _ = x_NHWC.shape

@@ -1,11 +1,14 @@
 """Softmax cross-entropy, whose scores the ranks of a tensor-parallel group may share."""
 
+from functools import partial
 from typing import Any
 
 from mpi4py import MPI
 
-from mpitrain.arrays import Array, Shape, array_namespace
+from mpitrain.arrays import Array, Scalar, Shape
 from mpitrain.group import TensorGroup
+from mpitrain.kernels import kernels_of
+from mpitrain.kernels.host import cross_entropy
 from mpitrain.nn.layer import widened
 
 
@@ -36,29 +39,27 @@ class CrossEntropy:
                 f"{self.classes} classes for each of its labels: {(*labels, self.classes)}"
             )
 
-    def __call__(self, outputs: Array, labels: Array, divisor: float) -> tuple[float, Array]:
+    def __call__(self, outputs: Array, labels: Array, divisor: float) -> tuple[Scalar, Array]:
         """As :class:`~mpitrain.objective.Loss` says; outputs are scores, (..., own classes)."""
-        xp = array_namespace(outputs)
         wide = widened(outputs)
         rows = wide.reshape(-1, wide.shape[-1])
-        bounds = self.group.share(self.classes)
-        column = labels.reshape(-1) - bounds.start
-        own = (column >= 0) & (column < rows.shape[1])
-        where = (xp.nonzero(own)[0], column[own])
-        even = self.smoothing / self.classes
+        flat = labels.reshape(-1)
+        if self.group.size == 1:
+            found = kernels_of(rows).softmax_loss(rows, flat, divisor, self.smoothing)
+            return found[0], self._like(outputs, found[1])
+        losses, gradient = cross_entropy(
+            rows,
+            flat,
+            divisor,
+            self.smoothing,
+            self.classes,
+            self.group.share(self.classes).start,
+            largest=partial(self.group.sum, op=MPI.MAX),
+            sums=self.group.sum,
+        )
+        return losses.sum() / divisor, self._like(outputs, gradient)
 
-        shifted = rows - self.group.sum(rows.max(axis=1, initial=-xp.inf), MPI.MAX)[:, None]
-        picked = xp.zeros((2, len(rows)), rows.dtype)
-        picked[0, own] = (1 - self.smoothing) * shifted[where]
-        if even:
-            picked[0] += even * shifted.sum(axis=1)
-        gradient = xp.exp(shifted, out=shifted)
-        picked[1] = gradient.sum(axis=1)
-        picked = self.group.sum(picked)
-        loss = (xp.log(picked[1]) - picked[0]).sum() / divisor
-        gradient /= picked[1][:, None]
-        gradient[where] -= 1 - self.smoothing
-        if even:
-            gradient -= even
-        gradient /= divisor
-        return float(loss), gradient.reshape(outputs.shape).astype(outputs.dtype, copy=False)
+    @staticmethod
+    def _like(outputs: Array, gradient: Array) -> Array:
+        """In the shape and type of the outputs."""
+        return gradient.reshape(outputs.shape).astype(outputs.dtype, copy=False)

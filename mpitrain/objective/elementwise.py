@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from math import prod
 from typing import Any
 
-from mpitrain.arrays import Array, Shape, array_namespace
+from mpitrain.arrays import Array, Scalar, Shape, array_namespace
 from mpitrain.nn.layer import widened
 
 
@@ -21,13 +21,13 @@ class Elementwise(ABC):
                 "they are compared number by number and must be alike"
             )
 
-    def __call__(self, outputs: Array, labels: Array, divisor: float) -> tuple[float, Array]:
+    def __call__(self, outputs: Array, labels: Array, divisor: float) -> tuple[Scalar, Array]:
         """As :class:`~mpitrain.objective.Loss` says; labels are numbers of the outputs' shape."""
         given = widened(outputs)
         wanted = labels.reshape(given.shape).astype(given.dtype, copy=False)
         values, gradient = self.compare(given, wanted)
         gradient /= divisor
-        return float(values.sum() / divisor), gradient.astype(outputs.dtype, copy=False)
+        return values.sum() / divisor, gradient.astype(outputs.dtype, copy=False)
 
     @abstractmethod
     def compare(self, given: Array, wanted: Array) -> tuple[Array, Array]:

@@ -2,13 +2,13 @@
 
 from typing import Any, Protocol
 
-from mpitrain.arrays import Array, Shape
+from mpitrain.arrays import Array, Scalar, Shape
 
 
 class Loss(Protocol):
     """A mean over labels: of each sample one, or as many as its label has values."""
 
-    def __call__(self, outputs: Array, labels: Array, divisor: float) -> tuple[float, Array]:
+    def __call__(self, outputs: Array, labels: Array, divisor: float) -> tuple[Scalar, Array]:
         """Sum of the labels' losses, divided by ``divisor``, and its gradient by ``outputs``.
 
         With the labels of the *global* batch as ``divisor``, the sums over ranks of the values and

@@ -14,6 +14,7 @@ from mpitrain.arrays import Array, array_namespace
 from mpitrain.group import TensorGroup
 from mpitrain.nn.layer import widened
 from mpitrain.objective import CrossEntropy
+from mpitrain.objective.columns import largest, picked_from
 
 
 class Metric(Protocol):
@@ -67,10 +68,7 @@ class TopK:
         rows = widened(scores).reshape(labels.size, -1 if labels.size else scores.shape[-1])
         flat, start = labels.reshape(-1), self.group.share(self.classes).start
         column = flat - start
-        own = (column >= 0) & (column < rows.shape[1])
-        picked = xp.zeros(len(rows), rows.dtype)
-        picked[own] = rows[xp.nonzero(own)[0], column[own]]
-        picked = self.group.sum(picked)[:, None]
+        picked = self.group.sum(picked_from(rows, column))[:, None]
         before = xp.arange(start, start + rows.shape[1]) < flat[:, None]
         places = self.group.sum(((rows > picked) | ((rows == picked) & before)).sum(axis=1))
         return xp.where(xp.isnan(picked[:, 0]), self.classes, places)
@@ -83,7 +81,7 @@ class Perplexity:
         self.loss = CrossEntropy(group, classes)
 
     def add(self, scores: Array, labels: Array) -> Array:
-        return np.array([self.loss(scores, labels, 1.0)[0], labels.size])
+        return np.array([float(self.loss(scores, labels, 1.0)[0]), labels.size])
 
     def value(self, totals: Array) -> float:
         mean = float(totals[0] / totals[1])
@@ -100,7 +98,7 @@ class F1:
     def add(self, scores: Array, labels: Array) -> Array:
         xp = array_namespace(scores)
         rows = widened(scores).reshape(labels.size, -1 if labels.size else scores.shape[-1])
-        best = rows.max(axis=1, initial=-xp.inf)
+        best = largest(rows)
         index = rows.argmax(axis=1) + self.group.share(self.classes).start
         index = xp.where(best == self.group.sum(best, MPI.MAX), index, self.classes - 1)
         return self.counts(self.group.sum(index, MPI.MIN), labels.reshape(-1))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
@@ -79,7 +80,11 @@ class ProcessGrid(ClosedTogether):
     """
 
     def __init__(
-        self, comm: Communicator, layout: Layout, shared: Iterable[frozenset[int]] = ()
+        self,
+        comm: Communicator,
+        layout: Layout,
+        shared: Iterable[frozenset[int]] = (),
+        xp: ModuleType = np,
     ) -> None:
         """Split ``comm``; collective.
 
@@ -87,6 +92,7 @@ class ProcessGrid(ClosedTogether):
             comm: as many ranks as the layout has.
             layout: the grid.
             shared: sets of stages that hold a tensor together.
+            xp: the namespace of the arrays that are summed.
 
         Raises:
             ValueError: the communicator has another size.
@@ -95,6 +101,7 @@ class ProcessGrid(ClosedTogether):
             raise ValueError(f"{layout} is {layout.ranks} ranks, but there are {comm.size}")
         self.comm = comm
         self.layout = layout
+        self._xp = xp
         self._shared = sorted(set(shared), key=sorted)
         self.place = stage, replica, tensor = layout.place(comm.rank)
         data = comm.Split(stage * layout.tensor + tensor, replica)
@@ -116,7 +123,7 @@ class ProcessGrid(ClosedTogether):
                 self.groups[shared_name(stages)] = holders
                 self._comms.append(holders)
         for own in self._comms:
-            use_once(own)
+            use_once(own, self._xp)
 
     @property
     def data(self) -> Communicator:
@@ -142,7 +149,7 @@ class ProcessGrid(ClosedTogether):
                 groups[shared_name(stages)] = holders
                 made.append(holders)
         for own in made:
-            use_once(own)
+            use_once(own, self._xp)
         self._comms += made
         return groups, column
 
@@ -161,15 +168,15 @@ class ProcessGrid(ClosedTogether):
             self._comms.pop().Free()
 
 
-def use_once(comm: Communicator) -> None:
-    """Make here what the first collective of a communicator makes.
+def use_once(comm: Communicator, xp: ModuleType = np) -> None:
+    """Make here what the first collectives of a communicator make, on the host and on a device.
 
     Later, ranks would do that for different communicators at the same time, which Open MPI's
     allocation of communicators does not survive.
     """
-    nothing = np.zeros(1)
-    for algorithm in ("auto", "ring"):
-        comm.Allreduce(MPI.IN_PLACE, nothing, algorithm=algorithm)
+    for nothing in [np.zeros(1)] + ([] if xp is np else [xp.zeros(1)]):
+        for algorithm in ("auto", "ring"):
+            comm.Allreduce(MPI.IN_PLACE, nothing, algorithm=algorithm)
 
 
 def shared_name(stages: frozenset[int]) -> str:

@@ -1,8 +1,9 @@
 """Activations and gradients between stages: shapes agreed once, sends that nobody waits for."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
+from os import sched_yield
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +11,9 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from collectives.execution.transport import Bytes, Envelope
-from mpitrain.arrays import Array, Shape, array_namespace
+from collectives.execution.underway import Moving
+from mpitrain.arrays import Array, Shape
+from mpitrain.device import HOST, Device, Later
 from mpitrain.fields import marked, marks, unused
 
 
@@ -39,6 +42,15 @@ class Expected(NamedTuple):
     is_gradient: bool = False
 
 
+class _Letter(NamedTuple):
+    """A message whose array is on its way to the host."""
+
+    array: Later
+    tail: Array | None
+    target: int
+    tag: int
+
+
 class Mailbox:
     """The messages of one rank in one run of a schedule.
 
@@ -48,12 +60,17 @@ class Mailbox:
 
     _AHEAD = 2
 
-    def __init__(self, comm: Communicator, expected: Sequence[Expected], xp: Any = np) -> None:
-        """``xp``: where received arrays are to be; others than NumPy's pass through the host."""
+    def __init__(
+        self, comm: Communicator, expected: Sequence[Expected], device: Device = HOST
+    ) -> None:
+        """``device``: where arrays are; those of a GPU pass through pinned memory."""
         self._comm = comm
         self._wraps = comm.checks_messages or comm.delays_messages
-        self._xp = xp
+        self._device = device
         self._expected = deque(expected)
+        self._leaving: deque[_Letter] = deque()
+        self._leave_alone: Callable[[], None] | None = None
+        self.among: list[Moving] = []
         self._posted: deque[tuple[MPI.Request, Array, Array, int, Envelope | None]] = deque()
         self._sent: list[tuple[MPI.Request, Array, Envelope | None]] = []
         self._post()
@@ -71,6 +88,8 @@ class Mailbox:
         """
         request, array, tail, source, sealed = self._posted.popleft()
         with self._comm.waiting(f"activation from rank {source}", by_all=False):
+            while not self.Test() and not request.Test():
+                sched_yield()
             request.Wait()
             if sealed:
                 sealed.check(self._comm, source)
@@ -78,26 +97,57 @@ class Mailbox:
         self._post()
         if tail.any():
             array = marked(array, tail)
-        return array if self._xp is np else self._xp.asarray(array)
+        return self._device.put(array)
 
     def send(self, array: Array, target: int, tag: int, *, is_gradient: bool = False) -> None:
         """Send without waiting; the array must not change afterwards."""
-        host = array if array_namespace(array) is np else array.get()  # type: ignore[attr-defined]
-        data = _bytes(np.ascontiguousarray(host))
         # A checksum, or a time, is behind all of a message, which has its full length then.
-        if is_gradient and (self._wraps or unused(array)):
-            data = np.concatenate([data, marks(array)])
+        tail = marks(array) if is_gradient and (self._wraps or unused(array)) else None
+        self._leaving.append(_Letter(self._device.bring(array), tail, target, tag))
+        if not self.Test() and self._leave_alone is None:
+            self._leave_alone = self._comm.attend(self)
+
+    def Test(self) -> bool:
+        """Start the messages whose arrays the host has, in their order; whether all have started.
+
+        Others may wait for them while this rank waits for others: see ``Communicator.attend``.
+        """
+        while self._leaving and self._leaving[0].array.done:
+            self._start(self._leaving.popleft())
+        if self._leaving:
+            return False
+        if self._leave_alone is not None:
+            self._leave_alone()
+            self._leave_alone = None
+        return True
+
+    def abandon(self) -> None:
+        """Give up what has not left."""
+        self._leaving.clear()
+        self.Test()
+
+    def flush(self, progress: Callable[[], None]) -> None:
+        """Until all messages have started; meanwhile, ``progress`` moves other things along."""
+        while not self.Test():
+            progress()
+            sched_yield()
+
+    def _start(self, letter: "_Letter") -> None:
+        data = _bytes(np.ascontiguousarray(letter.array.get()))
+        if letter.tail is not None:
+            data = np.concatenate([data, letter.tail])
         sealed = self._comm.envelope(data)
         if sealed:
             sealed.seal()
         message = sealed.message if sealed else [data, MPI.BYTE]
-        request = self._comm.Isend(message, target, tag)
+        request = self._comm.Isend(message, letter.target, letter.tag)
         self._sent = [entry for entry in self._sent if not _gone(*entry)]
         self._sent.append((request, data, sealed))
 
     def finish(self) -> None:
         """Wait for what was sent."""
         with self._comm.waiting("activations to leave", by_all=False):
+            self.flush(lambda: None)
             MPI.Request.Waitall([request for request, _, _ in self._sent])
         for _, _, sealed in self._sent:
             if sealed:

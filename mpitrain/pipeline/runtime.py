@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Protocol, TypeVar
 
-import numpy as np
-
 from collectives import Communicator
-from mpitrain.arrays import Array, Gradients
+from mpitrain.arrays import Array, Gradients, Scalar
+from mpitrain.device import HOST, Device
 from mpitrain.nn.context import RESTING, Context
 from mpitrain.parallel.grid import Layout, Place
 from mpitrain.parallel.store import Weights
@@ -37,7 +36,7 @@ class Source(Protocol):
     def inputs(self, micro_batch: int) -> Array:
         """What the first stage reads."""
 
-    def loss(self, micro_batch: int, outputs: Array) -> tuple[float, Array]:
+    def loss(self, micro_batch: int, outputs: Array) -> tuple[Scalar, Array]:
         """The loss of the last stage's outputs, and its gradient by them."""
 
 
@@ -106,7 +105,7 @@ class Runner:
         inputs: Spec,
         *,
         span: Span = no_span,
-        xp: Any = np,
+        device: Device = HOST,
     ) -> None:
         """Agree on the shapes of messages; collective over ``comm``.
 
@@ -119,7 +118,7 @@ class Runner:
             probe: weights for one forward pass of a sample of zeros, which shows the shapes.
             inputs: of one sample of the data.
             span: records what is done when.
-            xp: where arrays are.
+            device: where arrays are.
         """
         self.comm = comm
         self.layout = layout
@@ -129,7 +128,7 @@ class Runner:
         self.actions = report.actions[self.place[:2]]
         self.chunks = chunks
         self._span = span
-        self._xp = xp
+        self._device = device
         self.waited: dict[int, float] = {}
         self.specs = self._agree(probe, inputs)
         self._last = _last_before_updates(self.actions)
@@ -139,7 +138,7 @@ class Runner:
         source: Source,
         weights: WeightsInTime,
         sink: Sink,
-        update: Callable[[int, float], Updated],
+        update: Callable[[int, Scalar], Updated],
         context: Callable[[int], Context] = lambda micro_batch: RESTING,
     ) -> list[Updated]:
         """Take all micro-batches of ``source`` forward and backward.
@@ -159,14 +158,15 @@ class Runner:
             Expected(rank, tag, source.samples(micro_batch), spec, is_gradient=not tag & 1)
             for micro_batch, rank, tag, spec in self._arrivals()
         ]
-        mailbox = Mailbox(self.comm, expected, self._xp)
-        saved: dict[tuple[int, int], tuple[Any, Array]] = {}
+        mailbox = Mailbox(self.comm, expected, self._device)
+        saved: dict[tuple[int, int], tuple[Any, Array | None]] = {}
         kept: dict[tuple[int, int], Any] = {}
         updates: list[Updated] = []
-        loss = 0.0
+        loss: Scalar = 0.0
         self.waited = {}
         for index, action in enumerate(self.actions):
             if isinstance(action, Update):
+                mailbox.flush(sink.progress)
                 updates.append(update(action.number, loss))
                 loss = 0.0
                 continue
@@ -187,16 +187,15 @@ class Runner:
                         y, memory = stage.forward(weights.forward(m), x, context(m))
                         if virtual + 1 == self.pipeline.virtual_stages:
                             part, y = source.loss(m, y)
-                            loss += part
+                            loss = loss + part
                     # The last stage keeps the gradient of the loss; others send an activation.
-                    saved[key] = memory, y
-                    if virtual + 1 < self.pipeline.virtual_stages:
-                        saved[key] = memory, y[:0]
+                    last = virtual + 1 == self.pipeline.virtual_stages
+                    saved[key] = memory, y if last else None
+                    if not last:
                         self._send(mailbox, y, virtual + 1, m, activation=True)
                 case Backward() | BackwardInput():
-                    memory, dy = saved.pop(key)
-                    if virtual + 1 < self.pipeline.virtual_stages:
-                        dy = self._receive(mailbox, action)
+                    memory, kept_dy = saved.pop(key)
+                    dy = self._receive(mailbox, action) if kept_dy is None else kept_dy
                     whole = isinstance(action, Backward)
                     with self._compute(action):
                         dx, rest = stage.backward(
@@ -234,7 +233,7 @@ class Runner:
             for v in virtual_stages
             if v > 0
         ]
-        mailbox = Mailbox(self.comm, expected, self._xp)
+        mailbox = Mailbox(self.comm, expected, self._device)
         for m in own:
             for chunk, v in enumerate(virtual_stages):
                 x = source.inputs(m) if v == 0 else mailbox.receive()
@@ -295,7 +294,7 @@ class Runner:
             chunk, stage = divmod(virtual, self.pipeline.stages)
             found = None
             if stage == self.place.stage:
-                sample = self._xp.zeros((1, *specs[-1].shape), specs[-1].dtype)
+                sample = self._device.xp.zeros((1, *specs[-1].shape), specs[-1].dtype)
                 y, _ = self.chunks[chunk].forward(probe, sample)
                 found = Spec(y.shape[1:], y.dtype)
             specs.append(self.comm.bcast(found, self.layout.rank(Place(stage, 0, 0))))

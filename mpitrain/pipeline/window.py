@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from mpitrain.arrays import Array
+from mpitrain.arrays import Array, Scalar, array_namespace
 from mpitrain.config import ConfigError
 from mpitrain.parallel.grid import ProcessGrid
 from mpitrain.parallel.replicated import Replicated
@@ -26,8 +26,8 @@ class Updated(NamedTuple):
         unused: tensors that had no part in the loss on this rank.
     """
 
-    loss: float
-    squares: float
+    loss: Scalar
+    squares: Scalar
     comm_seconds: float
     unused: float
 
@@ -71,7 +71,7 @@ class Window:
             self._along_velocity,
         )
 
-    def update(self, number: int, loss: float) -> Updated:
+    def update(self, number: int, loss: Scalar) -> Updated:
         """Sum the gradients over the replicas, and step; returns what this rank knows of it."""
         with self._grid.comm.waiting("the sum of gradients"):
             comm_seconds = self._store.wait()
@@ -96,7 +96,9 @@ class Window:
             NonFinite: on all ranks, if one of the losses or norms is not.
             ConfigError: on all ranks, if a parameter had no part in the loss.
         """
-        totals = np.array(own)
+        read = self._updater.read([one for each in own for one in (each.loss, each.squares)])
+        numbers = zip(own, read[::2], read[1::2], strict=True)
+        totals = np.array([each._replace(loss=a, squares=b) for each, a, b in numbers])
         self._grid.comm.Allreduce(MPI.IN_PLACE, totals, algorithm="native")
         found = [Updated(*total) for total in totals.tolist()]
         if any(total.unused for total in found):
@@ -115,7 +117,8 @@ class Window:
         return found
 
     def _along_velocity(self) -> Array:
-        motion = np.empty_like(self._store.parameters)
+        like = self._store.parameters
+        motion = array_namespace(like).empty_like(like)
         lr = self._rate(self._updater.steps)
         for piece, state in zip(self._store.pieces, self._updater.state, strict=True):
             motion[piece.start : piece.stop] = -lr * state["velocity"]

@@ -1,7 +1,7 @@
 """What a report says of a run, computed from its records and its trace."""
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -152,6 +152,15 @@ def status(log: Log) -> str:
     if any(isinstance(record, Times) for record in log.since_start()):
         return "stopped on request, and can be resumed"
     return "not finished: it is running, or was killed"
+
+
+def devices(start: Start) -> list[tuple[str, str]]:
+    """A row that says what ranks compute on, if that is something else than the CPU."""
+    kinds = Counter(start.devices)
+    if not kinds.keys() - {"cpu"}:
+        return []
+    told = (f"{name} ({ranks_in_words(count)})" for name, count in kinds.items())
+    return [("devices", ", ".join(told))]
 
 
 def where(start: Start) -> str:

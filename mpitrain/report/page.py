@@ -178,6 +178,7 @@ def _run(log: Log, ranks: Sequence[facts.Rank]) -> str:
         ("started", start.date),
         ("software", ", ".join(f"{name} {version}" for name, version in start.software.items())),
         ("ranks", f"{start.ranks} on {facts.where(start)}"),
+        *facts.devices(start),
         ("time in steps", facts.duration(seconds)),
         ("samples/s", f"{sum(s.samples for s in steps) / seconds:.0f}" if seconds else ""),
         ("gradients by", f"{start.algorithm} ({start.reason})"),

@@ -112,11 +112,11 @@ class _Normalised(torch.autograd.Function):
         rows = as_array(x.detach().reshape(-1, x.shape[-1]))
         replicas = context.replicas
         count, mean, squares = moments(rows, replicas)
-        if context.training and not context.again and count and state:
+        if context.training and not context.again and count.any() and state:
             state["num_batches_tracked"] += 1
             part = 1 / float(state["num_batches_tracked"]) if momentum is None else momentum
             follow(state, mean, squares, count, part)
-        scale = 1 / np.sqrt(squares / max(count, 1) + epsilon)
+        scale = 1 / np.sqrt(squares / np.maximum(count, 1) + epsilon)
         normal = ((rows - mean) * scale).astype(rows.dtype, copy=False)
         ctx.kept = normal, scale, count, replicas
         return as_tensor(normal).reshape(x.shape)

@@ -9,10 +9,22 @@ MPITRAIN = Path(__file__).parents[3] / "mpitrain"
 #: From the first floor up; rooms that are not named are on the ground floor.  A room imports rooms
 #: of lower floors, at the top of a file, in a function or for its types.
 FLOORS = (
-    {"compress", "fields"},
+    {"compress", "fields", "kernels"},
     {"config"},
-    {"group", "data", "metrics", "optim", "lr", "lock", "stop", "submit", "shrink", "trace"},
-    {"nn", "stragglers", "watch"},
+    {
+        "device",
+        "group",
+        "data",
+        "metrics",
+        "optim",
+        "lr",
+        "lock",
+        "stop",
+        "submit",
+        "shrink",
+        "trace",
+    },
+    {"doctor", "nn", "stragglers", "watch"},
     {"arena", "groups", "objective"},
     {"parallel"},
     {"batches", "models", "precision", "stage", "update"},

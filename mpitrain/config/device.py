@@ -1,0 +1,26 @@
+"""What a job asks for that only the CPU does."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mpitrain.config.tables import Config
+
+
+def cpu_alone(job: "Config") -> str:
+    """Why a job computes on the CPU alone, as "key: sentence"; nothing of one that need not."""
+    p = job.parallel
+    for place, is_set, why in (
+        ("parallel.offload", p.offload, "files are mapped into memory of the host"),
+        ("parallel.node_shared", p.node_shared, "GPUs have memory of their own; zero = 1 shares"),
+        ("compress.codec", job.compress.codec != "none", "codes are made on the host"),
+        ("sync.kind", job.sync.kind != "every_step", "workers exchange on the host"),
+        ("server", job.server.ranks or job.server.hogwild, "servers keep parameters on the host"),
+        ("federated.clients", job.federated.clients, "clients sum on the host"),
+        ("own.model", job.own.model, "modules of torch are layers on the CPU"),
+        ("own.loss", job.own.loss, "losses of torch are on the CPU"),
+        ("own.metrics", job.own.metrics, "functions of torch are on the CPU"),
+        ("own.optimizer", job.own.optimizer, "optimisers of torch are on the CPU"),
+    ):
+        if is_set:
+            return f"{place}: {why}"
+    return ""

@@ -1,0 +1,120 @@
+"""Which device a rank computes on: asked for in the job, found on its machine, agreed by all."""
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives import Communicator
+from mpitrain.config import Config, ConfigError, cpu_alone
+from mpitrain.device.cuda import Cuda
+from mpitrain.device.host import HOST, Device
+
+log = logging.getLogger("mpitrain")
+
+
+class Found(NamedTuple):
+    """What a rank has found on its machine.
+
+    Attributes:
+        why: it cannot compute on a GPU, or nothing.
+        visible: GPUs that it sees.
+        local: the rank among those of its machine.
+        number: the GPU that it takes, among those that it sees.
+        identity: what tells this GPU from all others.
+    """
+
+    why: str
+    visible: int = 0
+    local: int = 0
+    number: int = 0
+    identity: str = ""
+
+
+def choose(config: Config, comm: Communicator) -> Device:
+    """The device of ``run.device`` for this rank, of one kind on all ranks; collective but for cpu.
+
+    A rank takes the GPU of its number among the ranks of its machine, or the one that it sees.
+    Ranks share GPUs where there are fewer; the log says so.
+
+    Raises:
+        ConfigError: on all ranks: ``cuda`` and one of them cannot.
+    """
+    wanted = config.run.device
+    if wanted == "cpu":
+        return HOST
+    alone = cpu_alone(config)
+    if alone:  # the job says so; ``cuda`` was refused with it
+        log.info("run.device = 'auto' is cpu: %s", alone)
+        return HOST
+    found: list[Found] = comm.allgather(look(local_rank(comm), config.run.compute))
+    if why := lacking(found):
+        reason = f"{why}; start every rank where it sees a GPU, or set run.device = 'cpu'"
+        if wanted == "cuda":
+            raise ConfigError(f"run.device = 'cuda': {reason}")
+        log.info("run.device = 'auto' is cpu: %s", reason)
+        return HOST
+    own = found[comm.rank]
+    sharing = Counter(one.identity for one in found)
+    if comm.rank == 0 and (most := max(sharing.values())) > 1:
+        log.warning(
+            "%d ranks share %d GPUs, up to %d ranks one: each computes in its turn",
+            comm.size, len(sharing), most,
+        )  # fmt: skip
+    return Cuda(own.number, sharing[own.identity])
+
+
+def lacking(found: Sequence[Found]) -> str:
+    """Which of these ranks cannot compute on a GPU, and why; nothing if all can."""
+    told = [f"rank {rank}: {one.why}" for rank, one in enumerate(found) if one.why]
+    more = f"; {len(told) - 3} more ranks cannot, either" if told[3:] else ""
+    return "; ".join(told[:3]) + more
+
+
+def number_for(local: int, visible: int) -> int:
+    """The GPU of a rank of its machine, among those that it sees."""
+    return local % visible
+
+
+def local_rank(comm: MPI.Intracomm) -> int:
+    """The rank's number among those of its machine; collective."""
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    found: int = node.rank
+    node.Free()
+    return found
+
+
+def look(local: int, compute: str = "same") -> Found:
+    """What a rank finds by itself; loads CuPy.
+
+    Args:
+        local: its number among those of its machine.
+        compute: as ``run.compute`` has it.
+    """
+    try:
+        import cupy
+    except ImportError as error:
+        return Found(f"CuPy cannot be imported ({error}): pip install 'mpitrain[cuda13]' or cuda12")
+    if compute == "bfloat16" and int(cupy.__version__.partition(".")[0]) < 14:
+        return Found(f"bfloat16 needs CuPy 14, and this is {cupy.__version__}")
+    try:
+        visible = cupy.cuda.runtime.getDeviceCount()
+        if not visible:
+            return Found("it sees no GPU; CUDA_VISIBLE_DEVICES may hide it")
+        number = number_for(local, visible)
+        with cupy.cuda.Device(number):
+            cupy.asnumpy(cupy.zeros(1, np.float32) + 1)  # a kernel that works
+            return Found("", visible, local, number, _identity(cupy, number))
+    except Exception as error:  # of a driver, a compiler, memory
+        return Found(f"its GPU does not work ({type(error).__name__}: {error})")
+
+
+def _identity(cupy: Any, number: int) -> str:
+    """Of a GPU, wherever ranks see it under another number."""
+    unique = cupy.cuda.runtime.getDeviceProperties(number).get("uuid")
+    if unique:
+        return bytes(unique).hex()
+    return f"{MPI.Get_processor_name()} {cupy.cuda.Device(number).pci_bus_id}"

@@ -1,0 +1,115 @@
+"""A GPU, by CuPy: arrays stay there, and the host only queues work."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives import Communicator
+from mpitrain.arrays import Array, Scalar
+from mpitrain.device.host import Later
+
+
+class _Arriving:
+    """A copy into pinned memory, and the event behind it."""
+
+    def __init__(self, device: "Cuda", host: Array, event: Any) -> None:
+        self._device, self._host, self._event = device, host, event
+
+    @property
+    def done(self) -> bool:
+        return bool(self._event.done)
+
+    def get(self) -> Array:
+        if not self.done:
+            # A thread begins on GPU 0, whichever is the rank's.
+            with self._device.gpu:
+                self._event.synchronize()
+        return self._host
+
+
+class Cuda:
+    """One GPU, current for the thread that made this.
+
+    Work is queued on CuPy's current stream.
+
+    Attributes:
+        name: as ``cuda:0 NVIDIA H100``.
+        gpu: CuPy's object for it.
+        shared: number of ranks that compute on it.
+    """
+
+    def __init__(self, number: int, shared: int = 1) -> None:
+        """``number``: among the GPUs that this rank sees."""
+        import cupy
+
+        self.xp = cupy
+        self.gpu = cupy.cuda.Device(number)
+        self.gpu.use()
+        label = cupy.cuda.runtime.getDeviceProperties(number)["name"].decode()
+        self.shared = shared
+        self.name = f"cuda:{number} {label}"
+        #: Host memory that copies may still read, oldest first.
+        self._reading: deque[tuple[Any, Array]] = deque()
+
+    def put(self, host: Array) -> Array:
+        """Copied to pinned memory at once, and from there behind what is queued."""
+        while self._reading and self._reading[0][0].done:
+            self._reading.popleft()
+        if not host.size:
+            return self.xp.empty(host.shape, host.dtype)
+        pinned = self._pinned(host)
+        pinned[...] = host
+        array = self.xp.empty(host.shape, host.dtype)
+        array.set(pinned)
+        self._reading.append((self._mark(), pinned))
+        return array
+
+    def get(self, array: Array) -> Array:
+        if isinstance(array, np.ndarray):
+            return array
+        return self.xp.asnumpy(array)
+
+    def number(self, scalar: Scalar) -> Scalar:
+        return scalar.astype(np.float64) if isinstance(scalar, self.xp.ndarray) else float(scalar)
+
+    def read(self, scalars: Sequence[Scalar]) -> list[float]:
+        here = [one for one in scalars if isinstance(one, self.xp.ndarray)]
+        if not here:
+            return [float(one) for one in scalars]
+        together = self.xp.concatenate([one.reshape(1).astype(np.float64) for one in here])
+        found = iter(self.xp.asnumpy(together).tolist())
+        return [next(found) if isinstance(one, self.xp.ndarray) else float(one) for one in scalars]
+
+    def bring(self, array: Array) -> Later:
+        return self.snapshot(array)
+
+    def snapshot(self, array: Array) -> Later:
+        host = self._pinned(array)
+        self.xp.ascontiguousarray(array).get(out=host, blocking=False)
+        return _Arriving(self, host, self._mark())
+
+    def allocate(self, comm: Communicator) -> Callable[..., Array]:
+        return partial(comm.empty, memory="cupy")
+
+    def add_up(self, comm: Communicator, array: Array) -> None:
+        if comm.size > 1:
+            comm.Allreduce(MPI.IN_PLACE, array)
+
+    def clock(self) -> float:
+        self.xp.cuda.get_current_stream().synchronize()
+        return perf_counter()
+
+    def _pinned(self, like: Array) -> Array:
+        memory = self.xp.cuda.alloc_pinned_memory(max(1, like.nbytes))
+        found: Array = np.frombuffer(memory, like.dtype, like.size).reshape(like.shape)
+        return found
+
+    def _mark(self) -> Any:
+        event = self.xp.cuda.Event(disable_timing=True)
+        event.record()
+        return event

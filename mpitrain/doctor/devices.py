@@ -1,0 +1,38 @@
+"""Which GPU each rank would compute on."""
+
+from collections import Counter
+from pathlib import Path
+
+from mpi4py import MPI
+
+from mpitrain.device.choice import Found, lacking, local_rank, look
+from mpitrain.doctor.finding import Finding, Status, in_parts
+
+
+def devices(comm: MPI.Intracomm, folder: Path) -> Finding:
+    """What ``run.device = "cuda"`` would take; CuPy is loaded where there is a GPU alone."""
+
+    def found(local: int) -> Found:
+        if not Path("/dev/nvidiactl").exists():
+            return Found("no GPU")
+        return look(local)
+
+    return in_parts(comm, "device", [lambda _: local_rank(comm), found], judge_devices)
+
+
+def judge_devices(found: list[Found]) -> Finding:
+    """A GPU for each rank, or the CPU for all."""
+    if all(one.why == "no GPU" for one in found):
+        return Finding("device", Status.OK, "cpu; no rank has a GPU")
+    if why := lacking(found):
+        return Finding(
+            "device", Status.WARN, f"run.device = 'auto' is cpu: {why}",
+            "start every rank where it sees a GPU; pip install 'mpitrain[cuda13]' has CuPy",
+        )  # fmt: skip
+    count = Counter(one.identity for one in found)
+    if len(count) < len(found):
+        return Finding(
+            "device", Status.WARN, f"{len(found)} ranks share {len(count)} GPUs",
+            "start as many ranks on a node as it has GPUs, each of which all of them see",
+        )  # fmt: skip
+    return Finding("device", Status.OK, "a GPU of its own for each rank")

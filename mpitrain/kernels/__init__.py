@@ -1,0 +1,15 @@
+"""Operations that a GPU does in one kernel, and NumPy in the lines that say what they are."""
+
+import numpy as np
+
+from mpitrain.arrays import Array, array_namespace
+from mpitrain.kernels.cuda import CudaKernels
+from mpitrain.kernels.host import HOST, Kernels
+
+__all__ = ["HOST", "CudaKernels", "Kernels", "kernels_of"]
+
+
+def kernels_of(x: Array) -> Kernels:
+    """Those for arrays like ``x``."""
+    xp = array_namespace(x)
+    return HOST if xp is np else CudaKernels(xp)

@@ -1,0 +1,336 @@
+"""What the operations are, and how NumPy does them."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from mpitrain.arrays import Array, Scalar, array_namespace
+
+#: ``sqrt(2 / pi)``, and the cubic term's factor, of GELU.
+GELU_SCALE = math.sqrt(2.0 / math.pi)
+GELU_CUBIC = 0.044715
+
+
+class Momentum(NamedTuple):
+    """Of stochastic gradient descent, as :class:`mpitrain.optim.SGD` has them."""
+
+    momentum: float
+    weight_decay: float
+    nesterov: bool
+
+
+class Moments(NamedTuple):
+    """Of Adam, as :class:`mpitrain.optim.Adam` has them."""
+
+    beta1: float
+    beta2: float
+    epsilon: float
+    weight_decay: float
+    decoupled: bool
+
+
+class Kernels(Protocol):
+    """Shapes: N samples, H heads, T positions, R rows, C columns.  Nothing here waits."""
+
+    def matmul(self, a: Array, b: Array) -> Array:
+        """``a_..K @ b_KC``, or of as many matrices; 16-bit floats are added up in float32."""
+
+    def gelu(self, x: Array) -> tuple[Array, Array]:
+        """GELU of x, and the tanh in it."""
+
+    def gelu_gradient(self, x: Array, tanh: Array, dy: Array) -> Array:
+        """The gradient by x."""
+
+    def normalise(self, x: Array, epsilon: float) -> tuple[Array, Array]:
+        """x without the mean of its last axis, times ``1 / sqrt(variance + epsilon)``, and that."""
+
+    def normalise_gradient(self, dnormal: Array, normal: Array, scale: Array) -> Array:
+        """The gradient by x, which may take the place of ``dnormal``."""
+
+    def layer_norm(
+        self, x: Array, weight: Array, bias: Array, epsilon: float
+    ) -> tuple[Array, Array, Array]:
+        """``normal * weight + bias``, and what :meth:`normalise` gives."""
+
+    def layer_norm_gradient(self, dy: Array, weight: Array, normal: Array, scale: Array) -> Array:
+        """The gradient by x."""
+
+    def norm_gradients(self, dy: Array, normal: Array) -> tuple[Array, Array]:
+        """The gradients by weight and bias: sums over all axes but the last one."""
+
+    def causal_softmax(self, scores: Array, scale: float) -> Array:
+        """Softmax of ``scale * scores_..TT`` where no position sees a later one; in its place."""
+
+    def causal_softmax_gradient(self, dattention: Array, attention: Array, scale: float) -> Array:
+        """The gradient by the scores, in the place of ``dattention``."""
+
+    def softmax_loss(
+        self, rows: Array, labels: Array, divisor: float, smoothing: float
+    ) -> tuple[Scalar, Array]:
+        """Sum of the cross-entropies of rows_RC with labels_R by ``divisor``, and its gradient,
+        which may take the place of nothing that was given."""
+
+    def scatter_add(self, table: Array, rows: Array, values: Array) -> None:
+        """``table[rows[i]] += values[i]`` in the order of i, but for rows below 0."""
+
+    def sgd(
+        self, p: Array, g: Array, velocity: Array, how: Momentum, rate: float, scale: float
+    ) -> None:
+        """A step along ``scale * g``."""
+
+    def adam(
+        self, p: Array, g: Array, mean: Array, square: Array, how: Moments, step: int,
+        rate: float, scale: float,
+    ) -> None:  # fmt: skip
+        """A step along ``scale * g``; ``step`` counts from 1."""
+
+    def adam_direction(
+        self, p: Array, g: Array, mean: Array, square: Array, how: Moments, step: int
+    ) -> Array:
+        """Adam's direction, before a rate."""
+
+    def square_sum(self, arrays: Sequence[Array]) -> Scalar:
+        """Sum of the squares of all elements, in float64."""
+
+
+class HostKernels:
+    """NumPy, and whatever has its functions."""
+
+    @staticmethod
+    def matmul(a: Array, b: Array) -> Array:
+        wide = a.dtype.itemsize > 2
+        left, right = (a, b) if wide else (a.astype(np.float32), b.astype(np.float32))
+        product = _product(left, right)
+        return product if wide else product.astype(a.dtype)
+
+    @staticmethod
+    def gelu(x: Array) -> tuple[Array, Array]:
+        # In place where it can be: these arrays are the largest of a transformer.
+        inner = x * x
+        inner *= GELU_SCALE * GELU_CUBIC
+        inner += GELU_SCALE
+        inner *= x
+        tanh = array_namespace(x).tanh(inner, out=inner)
+        y = tanh.copy()
+        y += 1.0
+        y *= x
+        y *= 0.5
+        return y, tanh
+
+    @staticmethod
+    def gelu_gradient(x: Array, tanh: Array, dy: Array) -> Array:
+        slope = x * x
+        slope *= 3.0 * GELU_SCALE * GELU_CUBIC
+        slope += GELU_SCALE
+        slope *= x
+        rest = tanh * tanh
+        slope -= slope * rest
+        slope += tanh
+        slope += 1.0
+        slope *= dy
+        slope *= 0.5
+        return slope
+
+    @staticmethod
+    def normalise(x: Array, epsilon: float) -> tuple[Array, Array]:
+        centred = x - x.mean(axis=-1, keepdims=True)
+        variance = (centred * centred).mean(axis=-1, keepdims=True)
+        scale = 1.0 / array_namespace(x).sqrt(variance + epsilon)
+        centred *= scale
+        return centred, scale
+
+    @staticmethod
+    def normalise_gradient(dnormal: Array, normal: Array, scale: Array) -> Array:
+        along_mean = dnormal.mean(axis=-1, keepdims=True)
+        along_normal = (dnormal * normal).mean(axis=-1, keepdims=True)
+        dnormal -= along_mean
+        dnormal -= normal * along_normal
+        dnormal *= scale
+        return dnormal
+
+    def layer_norm(
+        self, x: Array, weight: Array, bias: Array, epsilon: float
+    ) -> tuple[Array, Array, Array]:
+        normal, scale = self.normalise(x, epsilon)
+        y = normal * weight
+        y += bias
+        return y, normal, scale
+
+    def layer_norm_gradient(self, dy: Array, weight: Array, normal: Array, scale: Array) -> Array:
+        return self.normalise_gradient(dy * weight, normal, scale)
+
+    @staticmethod
+    def norm_gradients(dy: Array, normal: Array) -> tuple[Array, Array]:
+        batch_axes = tuple(range(dy.ndim - 1))
+        return total(dy * normal, axis=batch_axes), total(dy, axis=batch_axes)
+
+    @staticmethod
+    def causal_softmax(scores: Array, scale: float) -> Array:
+        xp = array_namespace(scores)
+        positions = scores.shape[-1]
+        later = xp.triu(xp.ones((positions, positions), bool), 1)
+        scores *= scale
+        xp.copyto(scores, -xp.inf, where=later)
+        scores -= scores.max(axis=-1, keepdims=True)
+        attention = xp.exp(scores, out=scores)
+        attention /= attention.sum(axis=-1, keepdims=True)
+        return attention
+
+    @staticmethod
+    def causal_softmax_gradient(dattention: Array, attention: Array, scale: float) -> Array:
+        dattention -= (dattention * attention).sum(axis=-1, keepdims=True)
+        dattention *= attention
+        dattention *= scale
+        return dattention
+
+    @staticmethod
+    def softmax_loss(
+        rows: Array, labels: Array, divisor: float, smoothing: float
+    ) -> tuple[Scalar, Array]:
+        losses, gradient = cross_entropy(rows, labels, divisor, smoothing, rows.shape[1])
+        return losses.sum() / divisor, gradient
+
+    @staticmethod
+    def scatter_add(table: Array, rows: Array, values: Array) -> None:
+        kept = rows >= 0
+        if not kept.all():
+            rows, values = rows[kept], values[kept]
+        np.add.at(table, rows, values)
+
+    @staticmethod
+    def sgd(p: Array, g: Array, velocity: Array, how: Momentum, rate: float, scale: float) -> None:
+        if scale != 1.0:
+            g *= scale
+        direction = sgd_direction(p, g, velocity, how)
+        direction *= rate
+        p -= direction
+
+    def adam(
+        self, p: Array, g: Array, mean: Array, square: Array, how: Moments, step: int,
+        rate: float, scale: float,
+    ) -> None:  # fmt: skip
+        if scale != 1.0:
+            g *= scale
+        direction = self.adam_direction(p, g, mean, square, how, step)
+        direction *= rate
+        p -= direction
+
+    @staticmethod
+    def adam_direction(
+        p: Array, g: Array, mean: Array, square: Array, how: Moments, step: int
+    ) -> Array:
+        xp = array_namespace(p)
+        g = g if how.decoupled else decayed(p, g, how.weight_decay)
+        mean += (1.0 - how.beta1) * (g - mean)
+        square += (1.0 - how.beta2) * (g * g - square)
+        root = xp.sqrt(square)
+        root *= 1.0 / math.sqrt(1.0 - how.beta2**step)
+        root += how.epsilon
+        direction: Array = mean / root
+        direction *= 1.0 / (1.0 - how.beta1**step)
+        if how.decoupled and how.weight_decay:
+            direction += how.weight_decay * p
+        return direction
+
+    @staticmethod
+    def square_sum(arrays: Sequence[Array]) -> Scalar:
+        return sum(map(_square_sum, arrays))
+
+
+#: There is one.
+HOST = HostKernels()
+
+
+def total(x: Array, axis: int | tuple[int, ...]) -> Array:
+    """Sum along axes; of 16-bit floats in float32, rounded once."""
+    if x.dtype.itemsize > 2:
+        return x.sum(axis=axis)
+    summed: Array = x.astype(np.float32).sum(axis=axis).astype(x.dtype)
+    return summed
+
+
+def decayed(p: Array, g: Array, weight_decay: float) -> Array:
+    """A new array of the gradient with its weight decay."""
+    found: Array = g + weight_decay * p if weight_decay else g.copy()
+    return found
+
+
+def sgd_direction(p: Array, g: Array, velocity: Array, how: Momentum) -> Array:
+    """A new array; changes the velocity."""
+    direction = decayed(p, g, how.weight_decay)
+    velocity *= how.momentum
+    velocity += direction
+    if how.nesterov:
+        return direction + how.momentum * velocity
+    direction[...] = velocity
+    return direction
+
+
+def _alone(x: Array) -> Array:
+    return x
+
+
+def cross_entropy(
+    rows: Array,
+    labels: Array,
+    divisor: float,
+    smoothing: float,
+    classes: int,
+    start: int = 0,
+    largest: Callable[[Array], Array] = _alone,
+    sums: Callable[[Array], Array] = _alone,
+) -> tuple[Array, Array]:
+    """The cross-entropy of each row, and the gradient of their sum by ``divisor``.
+
+    Args:
+        rows: scores_RC of the own classes, those from ``start``.
+        labels: labels_R among all classes.
+        divisor: of the gradient.
+        smoothing: part of each label that is spread evenly over the classes.
+        classes: of all ranks that share a row.
+        start: the first of ours.
+        largest, sums: over these ranks, of arrays of one number for each row.
+    """
+    xp = array_namespace(rows)
+    count, columns = rows.shape
+    column = labels - start
+    own = (column >= 0) & (column < columns)
+    where = xp.arange(count), xp.where(own, column, 0)
+    even, sharp = smoothing / classes, 1 - smoothing
+    most = rows.max(axis=1) if columns else xp.full(count, -xp.inf, rows.dtype)
+    shifted = rows - largest(most)[:, None]
+    none = rows.dtype.type(0)
+    picked = xp.zeros((2, count), rows.dtype)
+    if columns:
+        picked[0] = xp.where(own, sharp * shifted[where], none)
+    if even:
+        picked[0] += even * shifted.sum(axis=1)
+    gradient = xp.exp(shifted, out=shifted)
+    picked[1] = gradient.sum(axis=1)
+    picked = sums(picked)
+    losses = xp.log(picked[1]) - picked[0]
+    gradient /= picked[1][:, None]
+    if columns:
+        gradient[where] -= xp.where(own, rows.dtype.type(sharp), none)
+    if even:
+        gradient -= even
+    gradient /= divisor
+    return losses, gradient
+
+
+def _product(a: Array, b: Array) -> Array:
+    if a.ndim > 2 and b.ndim == 2:
+        # One product of matrices: many small ones take longer, most of all on a GPU.
+        rows = a.reshape(-1, a.shape[-1])
+        return (rows @ b).reshape(*a.shape[:-1], b.shape[-1])
+    return a @ b
+
+
+def _square_sum(x: Array) -> float:
+    total = 0.0
+    for start in range(0, x.size, 1 << 20):
+        part = x[start : start + (1 << 20)].astype(np.float64, copy=False)
+        total += float(part @ part)
+    return total

@@ -1,0 +1,39 @@
+"""Short runs of the trainer on the CPU and on a device, for the same numbers of both."""
+
+import os
+from contextlib import contextmanager
+from itertools import islice
+
+from mpi4py import MPI
+from msgspec.structs import replace
+
+from collectives import Communicator
+from mpitrain.evaluation import evaluate
+from mpitrain.trainer import Trainer
+from tests.mpi.mpitrain.layouts import job
+
+
+@contextmanager
+def trainer_on(device, config, **given):
+    """A trainer; device memory is staged unless ``COLLECTIVES_DEVICE`` says otherwise."""
+    how = os.environ.get("COLLECTIVES_DEVICE", "staged")
+    with (
+        Communicator(MPI.COMM_WORLD, device=how) as comm,
+        Trainer(comm, replace(config, run=replace(config.run, device=device)), **given) as trainer,
+    ):
+        yield trainer
+
+
+def trained(device, config, steps=3):
+    """(loss, gradient norm) of each step, and the test."""
+    with trainer_on(device, config) as trainer:
+        records = list(islice(trainer.run_epoch(0), steps))
+        tested = evaluate(trainer, 0)
+        trainer.check_replicas("at the end")
+        return [(r.loss, r.grad_norm) for r in records], (tested.test_loss, tested.metrics)
+
+
+def small(**parallel):
+    """A transformer of two blocks, in a layout."""
+    config = job("gpt", "float32", batch_size=8, micro_batches=2, **parallel)
+    return replace(config, model=replace(config.model, layers=2))

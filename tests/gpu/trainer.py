@@ -1,0 +1,116 @@
+"""Stage 6: layouts of the trainer, whose losses are the CPU's; checkpoints that change devices."""
+
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from mpi4py import MPI
+from msgspec.structs import replace
+
+from mpitrain.checkpoint import Writer
+from mpitrain.config import Optim
+from mpitrain.run import checkpoints, resume, save
+from tests.gpu.check import Check
+from tests.gpu.jobs import small, trained, trainer_on
+from tests.mpi.mpitrain.layouts import job
+
+PIPE = {"pipe": 2}
+#: Layouts, by the numbers of ranks that have them.
+LAYOUTS = {
+    "data": ({}, (1, 2, 4)),
+    "zero 1": ({"zero": 1}, (2, 4)),
+    "zero 2": ({"zero": 2}, (2,)),
+    "zero 3": ({"zero": 3}, (2,)),
+    "recomputed": ({"recompute": True}, (1,)),
+    "pipe, 1f1b": (PIPE, (2, 4)),
+    "pipe, zero bubble": (PIPE | {"schedule": "zero_bubble"}, (2,)),
+    "pipe, interleaved": (PIPE | {"schedule": "interleaved", "chunks": 2}, (2,)),
+    "tensor": ({"tensor": 2}, (2, 4)),
+    "sequence": ({"tensor": 2, "sequence": True}, (2,)),
+    "pipe x tensor": (PIPE | {"tensor": 2}, (4,)),
+}
+
+
+def compare(config, rtol):
+    right, found = (trained(device, config) for device in ("cpu", "cuda"))
+    for own, wanted in zip(found[0], right[0], strict=True):
+        assert np.allclose(own, wanted, rtol=rtol), f"loss and norm {own}, and the CPU's {wanted}"
+    apart = max(abs(a[0] - b[0]) / b[0] for a, b in zip(found[0], right[0], strict=True))
+    return f"3 steps; losses within {apart:.1e} of the CPU's"
+
+
+def layout(parallel):
+    return lambda: compare(small(**parallel), 1e-3)
+
+
+def sixteen(compute):
+    def check():
+        config = small()
+        return compare(replace(config, run=replace(config.run, compute=compute)), 5e-2)
+
+    return check
+
+
+def asynchronous():
+    config = job("mlp", "float32", schedule="asynchronous", window=3)
+    parallel = replace(config.parallel, pipe=MPI.COMM_WORLD.size)
+    return compare(replace(config, optim=Optim(lr=0.05), parallel=parallel), 1e-3)
+
+
+def of_model(name):
+    return lambda: compare(job(name, "float32"), 1e-2)
+
+
+def moved():
+    """A run on the CPU, then on a device, then on the CPU again."""
+    with TemporaryDirectory() as own:
+        config = small(zero=1)
+        folder = str(Path(MPI.COMM_WORLD.bcast(own)))
+        config = replace(config, run=replace(config.run, dir=folder))
+        with trainer_on("cpu", config) as trainer:
+            right = [r.loss for r in islice(trainer.run_epoch(0), 6)]
+        found = []
+        for device in ("cpu", "cuda", "cpu"):
+            with trainer_on(device, config) as trainer:
+                resume(trainer)
+                found += [r.loss for r in islice(trainer.run_epoch(0), 2)]
+                place = checkpoints(trainer.config)
+                writer = Writer(trainer.comm, place, keep=2, device=trainer.device)
+                save(trainer, writer)
+                writer.finish()
+        assert np.allclose(found, right, rtol=1e-3), f"{found}, and the CPU's {right}"
+        MPI.COMM_WORLD.Barrier()
+    return "cpu, cuda, cpu: the losses go on"
+
+
+def no_waits():
+    """Two steps with synchronisation forbidden, but for the one that reads loss and norm."""
+    import cupyx
+
+    with trainer_on("cuda", small()) as trainer:
+        read = trainer.device.read
+
+        def once(scalars):
+            with cupyx.allow_synchronize(True):
+                return read(scalars)
+
+        trainer.device.read = once
+        with cupyx.allow_synchronize(False):
+            assert len(list(islice(trainer.run_epoch(0), 2))) == 2
+    return "forward, backward and update without a wait"
+
+
+CHECKS = [
+    *(
+        Check(6, f"trainer.{name}", layout(parallel), ranks, 120.0)
+        for name, (parallel, ranks) in LAYOUTS.items()
+    ),
+    Check(6, "trainer.float16", sixteen("float16")),
+    Check(6, "trainer.bfloat16", sixteen("bfloat16")),
+    Check(6, "trainer.asynchronous", asynchronous, (1, 2)),
+    Check(6, "trainer.resnet", of_model("resnet")),
+    Check(6, "trainer.recommender", of_model("recommender"), (1, 2)),
+    Check(6, "trainer.checkpoints", moved, (1, 2)),
+    Check(6, "trainer.no waits", no_waits),
+]

@@ -1,0 +1,223 @@
+"""The trainer with its arrays on a device, by a strict stand-in for CuPy, beside the CPU's."""
+
+import json
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+from msgspec.structs import replace
+
+from collectives import Communicator
+from mpitrain.checkpoint import Writer
+from mpitrain.config import ConfigError, Loss, Optim, Train
+from mpitrain.device import choice
+from mpitrain.evaluation import evaluate
+from mpitrain.run import checkpoints, resume, save
+from mpitrain.trainer import Trainer
+from tests import strict_cupy
+from tests.gpu.jobs import small, trained, trainer_on
+from tests.mpi.mpitrain.layouts import MODELS, job, layouts
+from tests.strict_cupy import counts
+
+pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(1, 2)]
+
+RANKS = MPI.COMM_WORLD.size
+#: Host memory is summed in the node's memory in another order than messages are, from 3 ranks on;
+#: and NumPy adds up the strided views of a ResNet in the order of memory, kernels row by row.
+SAME_ORDER = RANKS < 3
+QUICK = {1: ("data", "zero 2"), 2: ("zero 1", "interleaved")}
+BUDGET = Path(__file__).parents[2] / "golden" / "device_budget.json"
+
+
+@pytest.fixture(autouse=True)
+def cupy(monkeypatch):
+    """An event is done when it has been asked three times."""
+    monkeypatch.setattr(counts, "polls", 2)
+    return strict_cupy.install(monkeypatch)
+
+
+def expect_the_same(config, steps=3, exact=SAME_ORDER):
+    right, found = (trained(device, config, steps) for device in ("cpu", "cuda"))
+    if exact:
+        assert found == right
+    else:
+        np.testing.assert_allclose(found[0], right[0], rtol=1e-5)
+        assert found[1][0] == pytest.approx(right[1][0], rel=1e-5)
+
+
+def cases():
+    for name in layouts("gpt", RANKS):
+        slow = () if name in QUICK.get(RANKS, ()) else pytest.mark.slow
+        yield pytest.param("gpt", name, marks=slow)
+    for model in set(MODELS) - {"gpt"}:
+        for name in layouts(model, RANKS):
+            yield pytest.param(model, name, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("model", "name"), sorted(cases(), key=lambda case: case.values))
+def test_layouts_have_the_cpus_losses(model, name):
+    if "node shared" in name:
+        pytest.skip("refused on a device")
+    parallel = layouts(model, RANKS)[name]
+    config = small(**parallel) if model == "gpt" else job(model, "float32", **parallel)
+    if model == "gpt" and parallel.get("pipe", 1) * parallel.get("chunks", 1) > 4:
+        config = job(model, "float32", **parallel)
+    expect_the_same(config, exact=SAME_ORDER and model != "resnet")
+
+
+@pytest.mark.parametrize("compute", ["float16", "bfloat16"])
+def test_sixteen_bits_have_the_cpus_losses(compute):
+    config = small()
+    expect_the_same(replace(config, run=replace(config.run, compute=compute)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weights", ["stash", "vertical", "spectrain", "linear", "latest"])
+def test_pipelines_that_never_drain_have_the_cpus_losses(weights):
+    config = job("mlp", "float32", schedule="asynchronous", window=3)
+    parallel = replace(config.parallel, weights=weights, pipe=min(RANKS, 2))
+    if RANKS <= 2 or RANKS % 2 == 0:
+        expect_the_same(replace(config, optim=Optim(lr=0.05), parallel=parallel), steps=6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"loss": Loss(smoothing=0.1)},
+        {"optim": Optim(name="adam", lr=1e-3, average=0.9)},
+        {"optim": Optim(name="lamb", lr=1e-3, weight_decay=0.1, clip_norm=0.5)},
+        {"optim": Optim(name="lars", lr=1e-3, weight_decay=0.1)},
+        {"optim": Optim(lr=1e-3, nesterov=True, clip_norm=0.1)},
+    ],
+    ids=str,
+)
+def test_jobs_have_the_cpus_losses(change):
+    expect_the_same(replace(small(), **change))
+
+
+def test_a_run_goes_on_elsewhere():
+    """From the CPU to a device and back, bit by bit."""
+    with TemporaryDirectory() as own:
+        folder = MPI.COMM_WORLD.bcast(own)
+        config = small(zero=1)
+        config = replace(config, run=replace(config.run, dir=folder))
+        with trainer_on("cpu", config) as trainer:
+            right = [r.loss for r in islice(trainer.run_epoch(0), 6)]
+        found = []
+        for device in ("cpu", "cuda", "cpu"):
+            with trainer_on(device, config) as trainer:
+                resume(trainer)
+                found += [r.loss for r in islice(trainer.run_epoch(0), 2)]
+                place = checkpoints(trainer.config)
+                save(trainer, writer := Writer(trainer.comm, place, keep=2, device=trainer.device))
+                writer.finish()
+        if SAME_ORDER:
+            assert found == right
+        np.testing.assert_allclose(found, right, rtol=1e-5)
+
+
+def test_batch_norm_and_dropout():
+    from mpitrain import nn
+
+    def layers():
+        return {
+            "first": nn.Chain({"flat": nn.Flatten(), "up": nn.Linear(64, 16)}),
+            "norm": nn.BatchNorm(16),
+            "drop": nn.Dropout(0.3),
+            "last": nn.Linear(16, 10),
+        }
+
+    config = replace(job("mlp", "float32"), parallel=job("mlp").parallel)
+    found = {}
+    for device in ("cpu", "cuda"):
+        given = replace(config, run=replace(config.run, device=device))
+        with (
+            Communicator(MPI.COMM_WORLD, device="staged") as comm,
+            Trainer(comm, given, layers=layers()) as trainer,
+        ):
+            steps = list(islice(trainer.run_epoch(0), 3))
+            found[device] = [(r.loss, r.grad_norm) for r in steps], evaluate(trainer, 0).test_loss
+    np.testing.assert_allclose(found["cuda"][0], found["cpu"][0], rtol=1e-5)
+    assert found["cuda"][1] == pytest.approx(found["cpu"][1], rel=1e-5)
+
+
+def test_a_rank_without_a_gpu_is_all_ranks_error(monkeypatch):
+    def look(local, compute="same"):
+        return choice.Found("it sees no GPU") if MPI.COMM_WORLD.rank == RANKS - 1 else found
+
+    found = choice.look(0)
+    monkeypatch.setattr(choice, "look", look)
+    refused = pytest.raises(ConfigError, match=rf"rank {RANKS - 1}: it sees no GPU; start every")
+    with refused, trainer_on("cuda", small()):
+        pass
+    with trainer_on("auto", small()) as trainer:
+        assert trainer.device.name == "cpu"
+
+
+def test_steps_keep_to_their_budget():
+    """Kernels, and waits of the host, of a step: see ``tests/golden/device_budget.json``.
+
+    A smaller number found goes into the file: it may not grow again.
+    """
+    budget = json.loads(BUDGET.read_text()).get(str(RANKS), {})
+    for name, (kernels, waits) in budget.items():
+        config = replace(small(**layouts("gpt", RANKS)[name]), train=Train(batch_size=8))
+        with trainer_on("cuda", config) as trainer:
+            steps = trainer.run_epoch(0)
+            next(steps)
+            counts.reset()
+            next(steps)
+            most = MPI.COMM_WORLD.allreduce(counts.launched, MPI.MAX)
+            waited = MPI.COMM_WORLD.allreduce(counts.waits_in("mpitrain"), MPI.MAX)
+            steps.close()
+        assert counts.broadcast_matmuls.total() == 0, counts.broadcast_matmuls
+        assert most <= kernels, (name, most, kernels)
+        assert waited <= waits, (name, waited, waits)
+
+
+def test_a_step_has_no_wait_inside():
+    """Forward, backward and update, on one rank, with synchronisation forbidden."""
+    import cupyx
+
+    if RANKS > 1:
+        return
+    for config in (small(), replace(small(), optim=Optim(name="lamb", lr=1e-3))):
+        with trainer_on("cuda", config) as trainer:
+            read = trainer.device.read
+
+            def once(scalars, read=read):
+                with cupyx.allow_synchronize(True):
+                    return read(scalars)
+
+            trainer.device.read = once
+            with cupyx.allow_synchronize(False):
+                assert len(list(islice(trainer.run_epoch(0), 2))) == 2
+
+
+def test_models_of_other_kinds_have_a_budget():
+    """A block of a transformer takes at most half of the 118 kernels that it once took."""
+    from mpitrain import models
+
+    if RANKS > 1:
+        return
+    config = small()
+    from mpitrain.data import load
+
+    model = models.build(config, load(config.data, "float32"))
+    layer = model.layers["block0"]
+    import cupy
+
+    drawn = model.initial(["block0"], 0, np, np.float32)["block0"]
+    parameters = {name: cupy.asarray(value) for name, value in drawn.items()}
+    x = cupy.zeros((2, 8, config.model.width), np.float32)
+    counts.reset()
+    y, saved = layer.forward(parameters, x)
+    forward = counts.launched
+    _, kept = layer.backward(parameters, saved, y)
+    layer.gradients(parameters, kept)
+    assert (forward, counts.launched) <= (19, 50)
+    assert counts.waited == 0

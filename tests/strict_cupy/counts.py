@@ -1,0 +1,75 @@
+"""What a program asked of the stand-in: kernels, synchronisations of the host, copies to it."""
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+_HERE = Path(__file__).parent
+_ROOT = Path(__file__).parents[2]
+
+
+class Counts:
+    """Since the last :meth:`reset`.
+
+    Attributes:
+        kernels: launched, by the operation's name.
+        syncs: times that the host waited for the device, by (why, "file.py:line").
+        uploads: arrays that were copied from the host.
+        broadcast_matmuls: products of arrays of unequally many axes, by "file.py:line": CuPy copies
+            both operands for them, and multiplies matrix by matrix.
+        allowed: whether the host may wait.
+        polls: how often an event is asked before it is done.
+        leaving: copies to the host that are not there, (where to, what) in their order: an event
+            that is recorded takes them along.
+    """
+
+    def __init__(self):
+        self.allowed = True
+        self.polls = 0
+        self.leaving = []
+        self.reset()
+
+    def reset(self):
+        self.kernels = Counter()
+        self.syncs = Counter()
+        self.uploads = 0
+        self.broadcast_matmuls = Counter()
+
+    @property
+    def launched(self):
+        """All kernels."""
+        return self.kernels.total()
+
+    @property
+    def waited(self):
+        """All synchronisations of the host."""
+        return self.syncs.total()
+
+    def waits_in(self, package):
+        """Synchronisations of the host in the code of a package."""
+        return sum(n for (_, where), n in self.syncs.items() if where.startswith(f"{package}/"))
+
+    def kernel(self, name, count=1):
+        self.kernels[name] += count
+
+    def sync(self, why):
+        """As ``cupyx.allow_synchronize(False)`` has it, none may be allowed."""
+        if not self.allowed:
+            raise RuntimeError(f"DeviceSynchronized: {why} at {caller()}")
+        self.syncs[why, caller()] += 1
+
+
+def caller():
+    """Where the program is that called the stand-in, as ``mpitrain/update.py:12``."""
+    frame = sys._getframe(1)
+    while frame and Path(frame.f_code.co_filename).parent == _HERE:
+        frame = frame.f_back
+    if frame is None:
+        return "?"
+    path = Path(frame.f_code.co_filename)
+    own = path.relative_to(_ROOT) if path.is_relative_to(_ROOT) else path.name
+    return f"{own}:{frame.f_lineno}"
+
+
+#: One device, one count.
+counts = Counts()

@@ -1,0 +1,375 @@
+"""An array on a device that does not exist: it has memory of the host, and refuses the host's.
+
+No subclass of ``numpy.ndarray``: what CuPy refuses is refused here, with its words.
+"""
+
+import numpy as np
+from mpi4py import MPI
+
+from tests.strict_cupy.counts import caller, counts
+from tests.strict_cupy.signatures import METHODS, check
+
+#: What memory holds before anything is written there: a number that shows.
+POISON = 0xA5
+_VIEWS = ("ravel", "reshape", "swapaxes", "transpose", "view")
+
+
+def unwrapped(value, where):
+    """The host's array behind a device's; ``TypeError`` for an array of the host."""
+    if isinstance(value, ndarray):
+        return value._a
+    if isinstance(value, np.ndarray):
+        raise TypeError(f"Unsupported type <class 'numpy.ndarray'> ({where})")
+    if isinstance(value, (list, tuple)):
+        return type(value)(unwrapped(one, where) for one in value)
+    return value
+
+
+def wrapped(value):
+    """The device's array of what NumPy gave, a scalar too: it lies on the device."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return ndarray.of(np.asarray(value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(wrapped(one) for one in value)
+    return value
+
+
+def launch(name, run, *, kernels=1):
+    """Where every kernel goes through: counted, and done at once.
+
+    Args:
+        name: of the operation.
+        run: does it on arrays of the host, and returns its result.
+        kernels: that CuPy would launch.
+    """
+    counts.kernel(name, kernels)
+    with np.errstate(all="ignore"):  # a GPU raises no flags
+        return run()
+
+
+class Flags:
+    """CuPy's, which do not say ``writeable``."""
+
+    def __init__(self, flags):
+        self.c_contiguous, self.f_contiguous = flags.c_contiguous, flags.f_contiguous
+        self.owndata, self.forc = flags.owndata, flags.forc
+
+
+class Device:
+    """A GPU as arrays name it."""
+
+    def __init__(self, number):
+        self.id = number
+
+    def __eq__(self, other):
+        return self.id == other.id
+
+    def __hash__(self):
+        return hash(self.id)
+
+
+class ndarray:
+    """See the module."""
+
+    __module__ = "cupy"
+    __hash__ = None
+    __array_priority__ = 100
+    __slots__ = ("__weakref__", "_a", "_memory")
+
+    def __init__(self, shape, dtype=float, memptr=None, strides=None, order="C"):
+        kind = np.dtype(dtype)
+        if kind.hasobject or kind.names:
+            raise ValueError(f"Unsupported dtype {kind}")
+        self._memory = memptr
+        nbytes = int(np.prod(shape)) * kind.itemsize
+        if memptr is None:
+            poisoned = np.full(nbytes, POISON, np.uint8)
+            self._a = np.ndarray(shape, kind, poisoned, order=order)
+            return
+        if not nbytes:
+            self._a = np.empty(shape, kind)
+            return
+        buffer = MPI.buffer.fromaddress(memptr.ptr, nbytes)
+        self._a = np.frombuffer(buffer, kind).reshape(shape)
+
+    @classmethod
+    def of(cls, array, memory=None):
+        """Around an array of the host, without a copy."""
+        made = object.__new__(cls)
+        made._a, made._memory = array, memory
+        return made
+
+    dtype = property(lambda self: self._a.dtype)
+    flags = property(lambda self: Flags(self._a.flags))
+    itemsize = property(lambda self: self._a.itemsize)
+    nbytes = property(lambda self: self._a.nbytes)
+    ndim = property(lambda self: self._a.ndim)
+    shape = property(lambda self: self._a.shape)
+    size = property(lambda self: self._a.size)
+    strides = property(lambda self: self._a.strides)
+    T = property(lambda self: ndarray.of(self._a.T, self._memory))
+    device = property(lambda self: Device(0))
+    base = property(lambda self: None if self._a.base is None else self)
+
+    @property
+    def data(self):
+        return MemoryPointer(self._a.__array_interface__["data"][0], self._memory)
+
+    @property
+    def __cuda_array_interface__(self):
+        own = self._a.__array_interface__
+        return {key: own[key] for key in ("shape", "typestr", "descr")} | {
+            "strides": None if self._a.flags.c_contiguous else self._a.strides,
+            "data": (own["data"][0], False),
+            "version": 3,
+            "stream": 1,
+        }
+
+    def __len__(self):
+        return len(self._a)
+
+    def __iter__(self):
+        if not self.ndim:
+            raise TypeError("iteration over a 0-d array")
+        return (self[index] for index in range(len(self._a)))
+
+    def __repr__(self):
+        return f"cupy.ndarray({self._a!r})"
+
+    def __array__(self, *given, **named):
+        raise TypeError(
+            "Implicit conversion to a NumPy array is not allowed. Please use `.get()` to construct "
+            "a NumPy array explicitly."
+        )
+
+    def __array_ufunc__(self, ufunc, method, *inputs, **named):
+        if method != "__call__":
+            return NotImplemented
+        out = named.pop("out", None)
+        if out is not None:
+            named["out"] = out[0]
+        return elementwise(ufunc, *inputs, **named)
+
+    def __array_function__(self, function, types, given, named):
+        import cupy
+
+        own = getattr(cupy, function.__name__, None)
+        if own is None or not all(issubclass(one, (ndarray, np.generic)) for one in types):
+            return NotImplemented
+        return own(*given, **named)
+
+    def __getitem__(self, key):
+        keys, selects = _read_key(key)
+        if selects:
+            if masks := sum(_is_mask(one) for one in _keys(key)):
+                counts.sync("boolean mask read")
+            return wrapped(launch("take", lambda: self._a[keys], kernels=1 + 2 * masks))
+        return ndarray.of(np.asarray(self._a[keys]), self._memory)
+
+    def __setitem__(self, key, value):
+        if isinstance(value, np.ndarray) and value.size != 1:
+            raise ValueError("non-scalar numpy.ndarray cannot be used for fill")
+        if isinstance(value, (list, tuple)):
+            raise ValueError(f"{type(value).__name__} cannot be used for fill")
+        keys, _ = _read_key(key)
+        if masks := sum(_is_mask(one) for one in _keys(key)):
+            counts.sync("boolean mask write")
+        source = value._a if isinstance(value, ndarray) else value
+        launch("fill", lambda: self._a.__setitem__(keys, source), kernels=1 + 2 * masks)
+
+    def get(self, stream=None, order="C", out=None, blocking=True):
+        if out is None:
+            out = np.empty_like(self._a, order=order)
+        if type(out) is not np.ndarray or out.dtype != self.dtype or out.shape != self.shape:
+            raise TypeError(f"Only numpy.ndarray of {self.dtype}, {self.shape} can be obtained")
+        if blocking:
+            counts.sync("get()")
+            out[...] = self._a
+        else:
+            out.reshape(-1).view(np.uint8)[...] = POISON
+            counts.leaving.append((out, self._a.copy()))
+        return out
+
+    def set(self, arr, stream=None):
+        if type(arr) is not np.ndarray:
+            raise TypeError(f"Only numpy.ndarray can be set to cupy.ndarray, not {type(arr)}")
+        if arr.dtype != self.dtype or arr.shape != self.shape:
+            raise TypeError(f"{arr.dtype} array of {arr.shape} cannot be set to {self.dtype}")
+        counts.uploads += 1
+        self._a[...] = arr
+
+    def item(self):
+        counts.sync("item()")
+        return self._a.item()
+
+    def nonzero(self):
+        counts.sync("nonzero()")
+        return wrapped(launch("nonzero", self._a.nonzero, kernels=3))
+
+    def tobytes(self, order="C"):
+        counts.sync("tobytes()")
+        return self._a.tobytes(order)
+
+    def tolist(self):
+        counts.sync("tolist()")
+        return self._a.tolist()
+
+    def __float__(self):
+        counts.sync("float()")
+        return float(self._a)
+
+    def __int__(self):
+        counts.sync("int()")
+        return int(self._a)
+
+    def __index__(self):
+        counts.sync("index()")
+        return self._a.__index__()
+
+    def __bool__(self):
+        counts.sync("bool()")
+        return bool(self._a)
+
+
+class MemoryPointer:
+    """Where an array begins; it keeps the memory."""
+
+    def __init__(self, ptr, mem):
+        self.ptr, self.mem = ptr, mem
+
+
+def _keys(key):
+    return key if isinstance(key, tuple) else (key,)
+
+
+def _read_key(key):
+    """What NumPy indexes with, and whether elements are selected one by one."""
+    keys = _keys(key)
+    selects = any(isinstance(one, (ndarray, np.ndarray, list)) for one in keys)
+    counts.uploads += sum(isinstance(one, (np.ndarray, list)) for one in keys)
+    return tuple(one._a if isinstance(one, ndarray) else one for one in keys), selects
+
+
+def _is_mask(key):
+    return isinstance(key, ndarray) and key.dtype == bool
+
+
+def elementwise(ufunc, *inputs, out=None, dtype=None, casting="same_kind"):
+    """One kernel."""
+    name = ufunc.__name__
+    if name == "matmul":
+        return matmul(*inputs, out=out)
+    arrays = [unwrapped(one, name) for one in inputs]
+    if out is not None and not isinstance(out, ndarray):
+        raise TypeError(f"Output arguments type must be cupy.ndarray, not {type(out)}")
+    options = {} if dtype is None else {"dtype": dtype}
+
+    def run():
+        if out is None:
+            return ufunc(*arrays, **options)
+        ufunc(*arrays, out=out._a, casting=casting, **options)
+        return out
+
+    return wrapped(launch(name, run))
+
+
+def matmul(a, b, out=None):
+    """CuPy's: of two matrices one GEMM, which adds 16-bit numbers up in float32."""
+    left, right = unwrapped(a, "matmul"), unwrapped(b, "matmul")
+    if left.ndim != right.ndim:
+        counts.broadcast_matmuls[caller()] += 1
+    copies = left.ndim != right.ndim or (left.ndim > 2 and left.dtype.itemsize <= 2)
+    kernels = 3 if copies else 1
+
+    def run():
+        if left.dtype.itemsize <= 2 and left.dtype.kind != "i":
+            wide = left.astype(np.float32) @ right.astype(np.float32)
+            found = wide.astype(left.dtype)
+        else:
+            found = left @ right
+        if out is None:
+            return found
+        out._a[...] = found
+        return out
+
+    return wrapped(launch("matmul", run, kernels=kernels))
+
+
+def _operator(name, ufunc, *, swapped=False):
+    def apply(self, other):
+        if isinstance(other, str) or other is None:
+            return NotImplemented
+        return elementwise(ufunc, *((other, self) if swapped else (self, other)))
+
+    apply.__name__ = name
+    return apply
+
+
+def _in_place(name, ufunc):
+    def apply(self, other):
+        elementwise(ufunc, self, other, out=self)
+        return self
+
+    apply.__name__ = name
+    return apply
+
+
+_OPERATORS = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "truediv": np.true_divide,
+    "floordiv": np.floor_divide,
+    "mod": np.remainder,
+    "pow": np.power,
+    "matmul": np.matmul,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}
+for _name, _ufunc in _OPERATORS.items():
+    setattr(ndarray, f"__{_name}__", _operator(_name, _ufunc))
+    setattr(ndarray, f"__r{_name}__", _operator(_name, _ufunc, swapped=True))
+    if _name != "matmul":  # CuPy's ``@=`` makes a new array
+        setattr(ndarray, f"__i{_name}__", _in_place(_name, _ufunc))
+_COMPARISONS = {
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "eq": np.equal,
+    "ne": np.not_equal,
+}
+for _name, _ufunc in _COMPARISONS.items():
+    setattr(ndarray, f"__{_name}__", _operator(_name, _ufunc))
+for _name, _ufunc in {"neg": np.negative, "invert": np.invert, "abs": np.absolute}.items():
+    setattr(ndarray, f"__{_name}__", lambda self, ufunc=_ufunc: elementwise(ufunc, self))
+
+
+def _method(name, text):
+    def call(self, *given, **named):
+        check(f"ndarray.{name}", text, given, named)
+        arguments = [unwrapped(one, name) for one in given]
+        keywords = {key: unwrapped(value, name) for key, value in named.items()}
+        before = self._a
+
+        def run():
+            return getattr(before, name)(*arguments, **keywords)
+
+        if name not in _VIEWS:
+            if name == "astype" and not named.get("copy", True) and before.dtype == given[0]:
+                return self
+            found = launch(name, run)
+            return named["out"] if named.get("out") is not None else wrapped(found)
+        found = run()
+        if found.size and not np.shares_memory(found, before):
+            counts.kernel("copy")  # CuPy's contiguous copy
+            return wrapped(found)
+        return ndarray.of(found, self._memory)
+
+    call.__name__ = name
+    return call
+
+
+for _name, _text in METHODS.items():
+    setattr(ndarray, _name, _method(_name, _text))

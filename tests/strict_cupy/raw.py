@@ -1,0 +1,64 @@
+"""Kernels in CUDA C++, for which the stand-in runs functions of the same name on NumPy's arrays."""
+
+import numpy as np
+
+from tests.strict_cupy.ndarray import launch, ndarray
+
+_TWINS = {}
+
+
+def twin(name):
+    """Decorates the function that does what the kernel ``name`` does.
+
+    It gets the launch's arguments, arrays as NumPy's of the same memory, and returns nothing.
+    """
+
+    def register(function):
+        _TWINS[name] = function
+        return function
+
+    return register
+
+
+class RawKernel:
+    """CuPy's: ``kernel(grid, block, arguments)``."""
+
+    def __init__(
+        self, code, name, options=(), backend="nvrtc", *, translate_cucomplex=False,
+        enable_cooperative_groups=False, jitify=False,
+    ):  # fmt: skip
+        if backend != "nvrtc" or not isinstance(options, tuple):
+            raise ValueError("options is a tuple of strings, and the backend NVRTC")
+        if f" {name}(" not in code:
+            raise ValueError(f"CUDA_ERROR_NOT_FOUND: the source has no kernel {name}")
+        self.name, self.code, self.options = name, code, options
+
+    def __call__(self, grid, block, args, *, shared_mem=0, stream=None):
+        _expect_extents(grid, block)
+        for one in args:
+            if isinstance(one, np.ndarray) or not isinstance(
+                one, (ndarray, np.generic, int, float)
+            ):
+                raise TypeError(f"Unsupported type {type(one)} as an argument of {self.name}")
+        given = [one._a if isinstance(one, ndarray) else one for one in args]
+        launch(self.name, lambda: _TWINS[self.name](*given))
+
+
+class RawModule:
+    """CuPy's: several kernels of one source."""
+
+    def __init__(
+        self, *, code=None, path=None, options=(), backend="nvrtc", translate_cucomplex=False,
+        enable_cooperative_groups=False, name_expressions=None, jitify=False,
+    ):  # fmt: skip
+        self._code, self._options = code, options
+
+    def get_function(self, name):
+        return RawKernel(self._code, name, self._options)
+
+
+def _expect_extents(grid, block):
+    """``RuntimeError`` for a launch that CUDA refuses."""
+    threads = int(np.prod(block))
+    if not 0 < threads <= 1024 or min(*grid, *block) < 1 or max(grid) >= 1 << 31:
+        raise RuntimeError(f"CUDA_ERROR_INVALID_VALUE: grid {grid}, block {block}")

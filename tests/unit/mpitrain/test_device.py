@@ -1,0 +1,160 @@
+"""Which device computes: the job's words, what machines have, and what a device does."""
+
+import logging
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+from msgspec.structs import replace
+
+from collectives import Communicator
+from mpitrain.config import Config, ConfigError, Parallel, Run, cpu_alone, load
+from mpitrain.device import HOST, choose
+from mpitrain.device.choice import Found, lacking, look, number_for
+from mpitrain.device.cuda import Cuda
+from mpitrain.doctor.devices import judge_devices
+from mpitrain.doctor.finding import Status
+from tests import strict_cupy
+from tests.strict_cupy import counts
+
+
+@pytest.fixture
+def cupy(monkeypatch):
+    return strict_cupy.install(monkeypatch)
+
+
+@pytest.fixture
+def alone():
+    with Communicator(MPI.COMM_SELF, device="staged") as comm:
+        yield comm
+
+
+def asked(device, **parallel):
+    return Config(run=Run(device=device), parallel=Parallel(**parallel))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("parallel.offload", '"there"'),
+        ("parallel.node_shared", "true"),
+        ("compress.codec", '"int8"'),
+        ("sync.kind", '"local"'),
+        ("server.ranks", "1"),
+        ("federated.clients", "2"),
+        ("own.model", '"a:b"'),
+        ("own.loss", '"a:b"'),
+        ("own.optimizer", '"a:b"'),
+    ],
+)
+def test_what_the_cpu_does_alone_is_refused(tmp_path, key, value):
+    path = tmp_path / "job.toml"
+    path.write_text('[run]\ndevice = "cuda"\n')
+    with pytest.raises(ConfigError, match=r"leave it out, or set run\.device = 'cpu'"):
+        load(path, [f"{key}={value}"])
+    path.write_text('[run]\ndevice = "auto"\n')
+    assert cpu_alone(load(path, [f"{key}={value}"])).startswith(key.partition(".")[0])
+
+
+def test_the_cpu_is_asked_for_nothing():
+    assert choose(asked("cpu"), None) is HOST
+
+
+def test_auto_takes_the_cpu_where_there_is_no_gpu(monkeypatch, alone, caplog):
+    monkeypatch.setitem(__import__("sys").modules, "cupy", None)
+    with caplog.at_level(logging.INFO, "mpitrain"):
+        assert choose(asked("auto"), alone) is HOST
+    assert "rank 0: CuPy cannot be imported" in caplog.text
+    with pytest.raises(ConfigError, match="rank 0: CuPy cannot be imported"):
+        choose(asked("cuda"), alone)
+
+
+def test_auto_takes_a_gpu_that_works(cupy, alone):
+    device = choose(asked("auto"), alone)
+    assert device.name == "cuda:0 no GPU at all"
+    assert choose(asked("auto", node_shared=True), alone) is HOST
+
+
+def test_what_is_wrong_with_a_gpu_is_said(cupy, monkeypatch):
+    monkeypatch.setattr(cupy.cuda.runtime, "getDeviceCount", lambda: 0)
+    assert "sees no GPU" in look(0).why
+
+    def fail():
+        raise cupy.cuda.runtime.CUDARuntimeError("cudaErrorInsufficientDriver")
+
+    monkeypatch.setattr(cupy.cuda.runtime, "getDeviceCount", fail)
+    assert "cudaErrorInsufficientDriver" in look(0).why
+    monkeypatch.setattr(cupy, "__version__", "13.4.0")
+    assert "bfloat16 needs CuPy 14" in look(0, "bfloat16").why
+
+
+def test_ranks_are_told_apart():
+    assert [number_for(local, 4) for local in range(6)] == [0, 1, 2, 3, 0, 1]
+    assert lacking([Found(""), Found("")]) == ""
+    told = lacking([Found("no"), Found(""), Found("bad"), Found("x"), Found("y")])
+    assert told == "rank 0: no; rank 2: bad; rank 3: x; 1 more ranks cannot, either"
+
+
+def test_the_doctor_says_who_shares():
+    own = [Found("", 2, n, n, f"gpu {n}") for n in range(2)]
+    assert judge_devices(own).status is Status.OK
+    assert judge_devices([Found("no GPU")] * 2).text == "cpu; no rank has a GPU"
+    shared = judge_devices([own[0], own[0], own[1]])
+    assert (shared.status, shared.text) == (Status.WARN, "3 ranks share 2 GPUs")
+    assert "rank 1: no GPU" in judge_devices([own[0], Found("no GPU")]).text
+
+
+def test_the_host_copies_nothing_but_snapshots():
+    x = np.arange(3.0)
+    assert HOST.put(x) is HOST.get(x) is HOST.bring(x).get() is x
+    taken = HOST.snapshot(x)
+    x += 1
+    assert taken.get().tolist() == [0, 1, 2]
+    assert HOST.read([x[0], 2]) == [1.0, 2.0]
+
+
+def test_a_device_puts_and_brings(cupy, monkeypatch):
+    monkeypatch.setattr(counts, "polls", 2)
+    device, host = Cuda(0), np.arange(6, dtype=np.float32).reshape(2, 3)
+    x = device.put(host)
+    host += 1
+    assert device.get(x).tolist() == [[0, 1, 2], [3, 4, 5]]
+    counts.reset()
+    coming = device.snapshot(x.T)
+    x += 1
+    assert not coming.done
+    while not coming.done:
+        pass
+    assert coming.get().tolist() == [[0, 3], [1, 4], [2, 5]]
+    assert counts.waited == 0
+    waiting = device.bring(x)
+    assert waiting.get().tolist() == [[1, 2, 3], [4, 5, 6]]
+    assert counts.waited == 1
+    assert device.put(np.empty((0, 3))).shape == (0, 3)
+
+
+def test_a_device_reads_at_once(cupy):
+    device = Cuda(0)
+    x = device.put(np.array([0.1, 2.5], np.float32))
+    counts.reset()
+    assert device.read([x[0], 3, x.sum(), device.number(x[1])]) == [
+        float(np.float32(0.1)),
+        3.0,
+        float(np.float32(0.1) + np.float32(2.5)),
+        2.5,
+    ]
+    assert device.read([1, 2.0]) == [1.0, 2.0]
+    assert counts.waited == 1
+
+
+def test_modules_of_torch_are_refused(cupy, alone):
+    torch = pytest.importorskip("torch")
+    from mpitrain.adapters.torch import layers
+    from mpitrain.trainer import Trainer
+    from tests.mpi.mpitrain.layouts import job
+
+    config = job("mlp", "float32")
+    config = replace(config, run=replace(config.run, device="cuda"))
+    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    with pytest.raises(ConfigError, match="modules of torch are layers on the CPU"):
+        Trainer(alone, config, layers=layers(module))
