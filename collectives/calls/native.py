@@ -94,11 +94,8 @@ def waits_for_device(arguments: Arguments, is_direct: bool) -> Action | None:
         InvalidBuffer: they lie on a GPU, and it is not: MPI would end the process, or send what
             lay there before.
     """
-    data = (
-        spec[0] if type(spec) in (list, tuple) and spec else spec
-        for spec in (arguments.sendbuf, arguments.recvbuf)
-    )
-    arrays = [each for each in data if type(each) is not np.ndarray and is_on_device(each)]
+    given = _data(arguments.sendbuf), _data(arguments.recvbuf)
+    arrays = [each for each in given if type(each) is not np.ndarray and is_on_device(each)]
     if not arrays:
         return None
     if not is_direct:
@@ -109,6 +106,10 @@ def waits_for_device(arguments: Arguments, is_direct: bool) -> Action | None:
         )
     memory = CudaMemory(gpu_of(memory_of(arrays[0], False, "send", readonly=True)))
     return memory.wait_for_callers
+
+
+def _data(spec: Any) -> Any:
+    return spec[0] if type(spec) in (list, tuple) and spec else spec
 
 
 def call_native(comm: MPI.Intracomm, arguments: Arguments) -> None:

@@ -74,7 +74,9 @@ class CudaMemory:
     @property
     def allocates_asynchronously(self) -> bool:
         """Whether CuPy's arrays come from CUDA's own pool, and not from CuPy's."""
-        return "async" in getattr(self.cupy.cuda.get_allocator(), "__name__", "")
+        allocator = self.cupy.cuda.get_allocator()
+        pool = type(getattr(allocator, "__self__", None)).__name__
+        return "async" in f"{pool} {getattr(allocator, '__name__', '')}".lower()
 
     def empty(self, count: int, dtype: "np.dtype[Any]") -> Items:
         return self.cupy.empty(count, dtype)
