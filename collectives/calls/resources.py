@@ -226,7 +226,7 @@ class Resources:
             dimensions = _read_shape(shape, dtype)
             items = kind.zeros(dimensions, dtype) if alone else None
             problem = None
-        except (ValueError, TypeError, MemoryError) as error:
+        except (ValueError, TypeError, MemoryError, RuntimeError) as error:
             problem = str(error)
         self._expect_none("empty", problem)
         if items is not None:

@@ -108,6 +108,21 @@ def test_memory_that_cannot_be_shared(comm, cupy, monkeypatch, caplog, trouble):
     assert int(items[0]) == comm.size * (comm.size - 1) // 2
 
 
+def test_a_rank_without_a_gpu(comm, cupy, monkeypatch):
+    """All ranks are told, and go on."""
+    last = comm.size - 1
+
+    def device(*number):
+        raise cupy.cuda.runtime.CUDARuntimeError("cudaErrorNoDevice: no CUDA-capable device")
+
+    with monkeypatch.context() as patch:
+        if comm.rank == last:
+            patch.setattr(cupy.cuda, "Device", device)
+        with pytest.raises(InvalidBuffer, match=f"rank {last}: cudaErrorNoDevice"):
+            comm.empty(3, float, "cupy")
+    assert comm.allreduce(1) == comm.size
+
+
 def test_what_empty_refuses(comm, monkeypatch):
     with pytest.raises(ValueError, match='memory=\'gpu\' is neither "numpy" nor "cupy"'):
         comm.empty(3, float, "gpu")
