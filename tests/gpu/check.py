@@ -30,7 +30,7 @@ class Check(NamedTuple):
 
 
 #: Modules of this package with checks, in the order of their stages.
-STAGES = ("facts", "kernels", "layers", "trainer")
+STAGES = ("facts", "kernels", "roads", "layers", "trainer")
 
 
 def checks() -> list[Check]:

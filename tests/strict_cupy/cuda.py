@@ -93,6 +93,7 @@ def make():
         MemoryPointer=lambda mem, offset: MemoryPointer(mem.ptr + offset, mem),
         UnownedMemory=lambda ptr, size, owner, device_id=-1: SimpleNamespace(ptr=ptr),
         alloc_pinned_memory=bytearray,
+        get_allocator=lambda: None,
         get_current_stream=Stream,
         get_elapsed_time=lambda start_event, end_event: 0.0,
         runtime=SimpleNamespace(

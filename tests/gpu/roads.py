@@ -1,0 +1,168 @@
+"""Stages 2 and 3: every road of device memory, and work of other streams around its collectives.
+
+In the dry run CuPy's names are those of ``tests/queued_cupy``, where work is done as late as is
+allowed.
+"""
+
+import hashlib
+from functools import partial
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives import Communicator
+from collectives.algorithms import names
+from tests.gpu.check import Check
+
+ROADS = ("staged", "direct", "ipc")
+
+
+def begin():
+    """CuPy on this rank's GPU, and how many items a large array has; more on a GPU."""
+    import cupy
+
+    from tests import queued_cupy, strict_cupy
+
+    if cupy.ndarray is strict_cupy.ndarray:
+        from pytest import MonkeyPatch  # a GPU's machine may have none
+
+        cupy = queued_cupy.install(MonkeyPatch(), queued_cupy.Machine(devices=2))
+        cupy.cuda.Device(1).use()
+        return cupy, 10_003
+    cupy.cuda.Device(MPI.COMM_WORLD.rank % cupy.cuda.runtime.getDeviceCount()).use()
+    return cupy, (4 << 20) + 3
+
+
+def end(cupy):
+    if hasattr(cupy, "machine"):
+        cupy.machine.expect_no_races()
+
+
+def place(comm, road, count, dtype):
+    """Zeros for a road: by CUDA IPC, memory that all ranks map."""
+    import cupy
+
+    return comm.empty(count, dtype, "cupy") if road == "ipc" else cupy.zeros(count, dtype)
+
+
+def device(road):
+    """``auto`` for direct on a GPU: MPI may not be able to, and is asked by the probe."""
+    import cupy
+
+    if road == "direct":
+        return "direct" if hasattr(cupy, "machine") else "auto"
+    return "staged"
+
+
+def total(size, count):
+    return size * (np.arange(count) % 50) + size * (size - 1) // 2
+
+
+def all_reduces(road):
+    """All of them, of several lengths and types; equal bits on all ranks."""
+    cupy, most = begin()
+    with Communicator(MPI.COMM_WORLD, device=device(road)) as comm:
+        types = (np.int32, np.float16, np.float32, np.float64)
+        cases = [(1, np.float32), (most, np.float32), *((comm.size + 1, kind) for kind in types)]
+        ran = [*names("allreduce"), "auto"]
+        for count, dtype in cases:
+            items = place(comm, road, count, dtype)
+            for algorithm in ran:
+                items[...] = (cupy.arange(count) % 50 + comm.rank).astype(dtype)
+                comm.Allreduce(MPI.IN_PLACE, items, algorithm=algorithm)
+                found = items.get()
+                assert np.array_equal(found, total(comm.size, count).astype(dtype)), algorithm
+                digests = comm.allgather(hashlib.blake2b(found.tobytes()).digest())
+                assert len(set(digests)) == 1, f"{algorithm}: ranks have different bits"
+        took = comm._engine.resources._road if road != "ipc" else comm.last_plan.reason
+    end(cupy)
+    return f"{len(ran)} algorithms; {took}"
+
+
+def moves(road):
+    """All-gather and all-to-all."""
+    cupy, most = begin()
+    with Communicator(MPI.COMM_WORLD, device=device(road)) as comm:
+        count = most // 8
+        mine, everybody = (place(comm, road, count * n, np.int64) for n in (1, comm.size))
+        mine[...] = cupy.arange(count) + comm.rank
+        comm.Allgather(mine, everybody)
+        wanted = np.concatenate([np.arange(count) + rank for rank in range(comm.size)])
+        assert np.array_equal(everybody.get(), wanted)
+        back = place(comm, road, count * comm.size, np.int64)
+        comm.Alltoall(everybody, back)
+        assert np.array_equal(back.get(), np.tile(np.arange(count) + comm.rank, comm.size))
+    end(cupy)
+    return f"{count} items a block"
+
+
+def nccl():
+    """NCCL among ranks with a GPU each; one rank alone where they share one."""
+    cupy, most = begin()
+    with Communicator(MPI.COMM_WORLD, device="staged") as comm:
+        items = (cupy.arange(most) % 50 + comm.rank).astype(np.float32)
+        comm.Allreduce(MPI.IN_PLACE, items, algorithm="nccl")
+        assert np.array_equal(items.get(), total(comm.size, most).astype(np.float32))
+    end(cupy)
+    return f"{comm.size} ranks"
+
+
+def other_streams(road):
+    """Work that takes long comes before a call, on a stream of the caller's, and work after it on
+    the same stream; what was used is freed at once; the next call is on another stream."""
+    cupy, _ = begin()
+    side = 2000 if not hasattr(cupy, "machine") else 20
+    with Communicator(MPI.COMM_WORLD, device=device(road)) as comm:
+        kept = place(comm, road, side, np.float32)
+        for turn in range(5):
+            with cupy.cuda.Stream(non_blocking=True):
+                slow = cupy.ones((side, side), np.float32)
+                for _ in range(10):
+                    slow = slow @ slow
+                    slow /= slow.max()
+                items = kept if road == "ipc" else slow[0].copy()
+                items[...] = slow[0] * (comm.rank + turn)
+                comm.Allreduce(MPI.IN_PLACE, items, algorithm="ring")
+                found = items * 2
+                del slow, items
+                wanted = 2 * (comm.size * turn + comm.size * (comm.size - 1) // 2)
+                assert np.allclose(found.get(), wanted), f"turn {turn}"
+    end(cupy)
+    return "5 turns"
+
+
+def started_plans(road):
+    """Two plans under way, started on one stream and awaited on another."""
+    cupy, most = begin()
+    with Communicator(MPI.COMM_WORLD, device=device(road)) as comm:
+        arrays = [place(comm, road, most, np.int64) for _ in range(2)]
+        plans = [comm.Allreduce_init(MPI.IN_PLACE, each, algorithm="ring") for each in arrays]
+        cupy.cuda.get_current_stream().synchronize()
+        for turn in range(3):
+            with cupy.cuda.Stream(non_blocking=True):
+                for factor, (each, plan) in enumerate(zip(arrays, plans), 1):
+                    each[...] = (cupy.arange(most) % 50 + comm.rank) * factor
+                    plan.Start()
+            with cupy.cuda.Stream(non_blocking=True):
+                for plan in plans[::-1]:
+                    plan.Wait()
+                for factor, each in enumerate(arrays, 1):
+                    wanted = total(comm.size, most) * factor
+                    assert np.array_equal(each.get(), wanted), f"turn {turn}"
+    end(cupy)
+    return "3 turns"
+
+
+CHECKS = [
+    *(
+        Check(stage, f"{name}, {road}", partial(run, road), (2, 4), 120)
+        for stage, name, run in (
+            (2, "roads.all-reduce", all_reduces),
+            (2, "roads.moves", moves),
+            (3, "hazards.streams", other_streams),
+            (3, "hazards.plans", started_plans),
+        )
+        for road in ROADS
+    ),
+    Check(2, "roads.nccl", nccl, (1,), 120),
+]
