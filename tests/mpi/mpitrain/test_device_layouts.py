@@ -161,7 +161,8 @@ def test_a_rank_without_a_gpu_is_all_ranks_error(monkeypatch):
 def test_steps_keep_to_their_budget():
     """Kernels, and waits of the host, of a step: see ``tests/golden/device_budget.json``.
 
-    A smaller number found goes into the file: it may not grow again.
+    A smaller number found goes into the file: it may not grow again.  Where sums block, how often
+    messages wait depends on the moment, and the file has no number of that.
     """
     budget = json.loads(BUDGET.read_text()).get(str(RANKS), {})
     for name, (kernels, waits) in budget.items():
@@ -177,7 +178,7 @@ def test_steps_keep_to_their_budget():
             steps.close()
         assert counts.broadcast_matmuls.total() == 0, counts.broadcast_matmuls
         assert most <= kernels, (name, most, kernels)
-        assert waited <= waits, (name, waited, waits)
+        assert waits is None or waited <= waits, (name, waited, waits)
         assert own <= 1, (name, counts.syncs)
 
 
