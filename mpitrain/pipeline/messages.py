@@ -11,7 +11,6 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from collectives.execution.transport import Bytes, Envelope
-from collectives.execution.underway import Moving
 from mpitrain.arrays import Array, Shape
 from mpitrain.device import HOST, Device, Later
 from mpitrain.fields import marked, marks, unused
@@ -70,7 +69,8 @@ class Mailbox:
         self._expected = deque(expected)
         self._leaving: deque[_Letter] = deque()
         self._leave_alone: Callable[[], None] | None = None
-        self.among: list[Moving] = []
+        #: Of :meth:`Communicator.attend`.
+        self.among: list[Any] = []
         self._posted: deque[tuple[MPI.Request, Array, Array, int, Envelope | None]] = deque()
         self._sent: list[tuple[MPI.Request, Array, Envelope | None]] = []
         self._post()

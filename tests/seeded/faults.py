@@ -178,8 +178,8 @@ FAULTS = [
         "clip: the norm of this rank alone",
         "tests/mpi/mpitrain/test_layouts.py",
         "mpitrain/update.py",
-        "if self._grid.counts(piece.group)\n        )",
-        "if self._grid.counts(piece.group) and self._grid.comm.rank == 0\n        )",
+        "if self._grid.counts(piece.group)\n        ]",
+        "if self._grid.counts(piece.group) and self._grid.comm.rank == 0\n        ]",
     ),
     Fault(
         "loss: a mean over the micro-batch and not the batch",
@@ -213,8 +213,8 @@ FAULTS = [
         "pipeline: the last stage's gradient is not that of its micro-batch",
         "tests/mpi/mpitrain/test_layouts.py",
         "mpitrain/pipeline/runtime.py",
-        "memory, dy = saved.pop(key)",
-        "memory, dy = saved.pop(min(saved))",
+        "memory, kept_dy = saved.pop(key)",
+        "memory, kept_dy = saved.pop(min(saved))",
     ),
     Fault(
         "torch: a parameter that autograd came by twice is averaged once",

@@ -161,7 +161,8 @@ def test_a_rank_without_a_gpu_is_all_ranks_error(monkeypatch):
 def test_steps_keep_to_their_budget():
     """Kernels, and waits of the host, of a step: see ``tests/golden/device_budget.json``.
 
-    A smaller number found goes into the file: it may not grow again.
+    A smaller number found goes into the file: it may not grow again.  Where sums block, how often
+    messages wait depends on the moment, and the file has no number of that.
     """
     budget = json.loads(BUDGET.read_text()).get(str(RANKS), {})
     for name, (kernels, waits) in budget.items():
@@ -172,11 +173,13 @@ def test_steps_keep_to_their_budget():
             counts.reset()
             next(steps)
             most = MPI.COMM_WORLD.allreduce(counts.launched, MPI.MAX)
-            waited = MPI.COMM_WORLD.allreduce(counts.waits_in("mpitrain"), MPI.MAX)
+            waited = MPI.COMM_WORLD.allreduce(counts.waited, MPI.MAX)
+            own = MPI.COMM_WORLD.allreduce(counts.waits_in("mpitrain"), MPI.MAX)
             steps.close()
         assert counts.broadcast_matmuls.total() == 0, counts.broadcast_matmuls
         assert most <= kernels, (name, most, kernels)
-        assert waited <= waits, (name, waited, waits)
+        assert waits is None or waited <= waits, (name, waited, waits)
+        assert own <= 1, (name, counts.syncs)
 
 
 def test_a_step_has_no_wait_inside():
@@ -198,7 +201,7 @@ def test_a_step_has_no_wait_inside():
                 assert len(list(islice(trainer.run_epoch(0), 2))) == 2
 
 
-def test_models_of_other_kinds_have_a_budget():
+def test_a_block_has_a_budget():
     """A block of a transformer takes at most half of the 118 kernels that it once took."""
     from mpitrain import models
 
