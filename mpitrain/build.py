@@ -168,7 +168,8 @@ def summation(config: Config, replica: int) -> Summation:
     """How a job sums over its replicas, on this one."""
     if config.compress.codec == "none":
         return dense(config)
-    how = compression(config.compress)
+    every = config.sync.period if config.sync.drifts else 1
+    how = compression(config.compress, every)
     return Compressed(how, Dice(config.run.seed, replica), dense(config))
 
 
@@ -221,11 +222,13 @@ def strategy(config: Config, workers: Workers) -> Strategy:
             return Quorum(workers, s.needed(comm.size), s.behind, replay)
 
 
-def compression(table: Compress) -> Compression:
-    """How gradients are coded, of a table that names a codec."""
+def compression(table: Compress, every: int = 1) -> Compression:
+    """How gradients are coded, summed after ``every`` steps, of a table that names a codec."""
     code = parse(table.codec)
     feedback = (feedback_of(code) if table.feedback == "auto" else table.feedback) == "on"
-    return Compression(code, feedback, table.start, table.least, table.exchange, table.flush_every)
+    return Compression(
+        code, feedback, table.start, table.least, table.exchange, table.flush_every, every
+    )
 
 
 def choose_codec(

@@ -5,7 +5,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from mpitrain.compress import CodecError, Linear, Sparse, feedback_of, parse
+from mpitrain.compress import (
+    CodecError,
+    Compressor,
+    Linear,
+    Remembering,
+    Sparse,
+    feedback_of,
+    parse,
+)
 
 if TYPE_CHECKING:
     from mpitrain.config.tables import Config
@@ -64,20 +72,36 @@ def compress_conflicts(job: "Config") -> Iterator[tuple[str, str]]:
     except CodecError as error:
         yield "compress.codec", str(error)
         return
+    yield from code_conflicts(c, code)
+    if c.exchange == "gathered" and p.zero:
+        yield "compress.exchange", "gathered gives every rank the whole sum; set zero = 0"
+    if getattr(code, "of_all", False) and (job.optim.name != "sgd" or job.optim.momentum):
+        yield "compress.codec", f"{code} has the momentum; set optim.name = 'sgd' and momentum = 0"
+    if getattr(code, "votes", False):
+        if p.zero:
+            yield "compress.codec", f"{code} gives every rank the whole vote; set zero = 0"
+        if job.sync.drifts and (job.sync.kind == "delayed" or job.sync.outer == "plain"):
+            yield (
+                "compress.codec",
+                f"{code} has no size, and would move each weight by 1 in an exchange; set another "
+                "codec, or sync.kind = 'local' with sync.outer = 'momentum:lr=0.001,momentum=0'",
+            )
+
+
+def code_conflicts(c: Compress, code: Compressor) -> Iterator[tuple[str, str]]:
+    """What of the table does not go with its code, as (key, sentence)."""
     is_linear = isinstance(code, Linear)
     if is_linear and c.exchange != "auto":
         yield "compress.exchange", f"{code} adds up and goes by all-reduces; leave exchange out"
-    if c.flush_every and (not is_linear or c.feedback == "off"):
+    if c.flush_every and (not is_linear or c.feedback == "off" or feedback_of(code) == "never"):
         yield "compress.flush_every", f"{code} keeps nothing that drifts apart; leave it out"
-    if c.exchange == "gathered" and p.zero:
-        yield "compress.exchange", "gathered gives every rank the whole sum; set zero = 0"
     if c.feedback == "on" and feedback_of(code) == "never":
         yield "compress.feedback", f"what {code} leaves out would grow; set feedback = 'off'"
+    if c.feedback == "off" and isinstance(code, Remembering) and feedback_of(code) == "on":
+        yield "compress.feedback", f"what {code} keeps is its momentum, too; leave feedback out"
     if isinstance(code, Sparse) and c.exchange != "auto":
         yield "compress.exchange", f"{code} goes by the sparse all-reduce; leave exchange out"
-    if getattr(code, "of_all", False) and (job.optim.name != "sgd" or job.optim.momentum):
-        yield "compress.codec", f"{code} has the momentum; set optim.name = 'sgd' and momentum = 0"
     if getattr(code, "of_all", False) and c.start:
         yield "compress.start", f"{code} warms up by itself, see its option warmup; leave start out"
-    if getattr(code, "votes", False) and (c.exchange == "gathered" or p.zero):
-        yield "compress.codec", f"{code} needs the owners of two_phase, and zero = 0"
+    if getattr(code, "votes", False) and c.exchange == "gathered":
+        yield "compress.codec", f"{code} needs the owners of two_phase"

@@ -17,7 +17,7 @@ import numpy as np
 from collectives.codec import Dice, Memory, Residual
 from collectives.coded import Gathered, Part, Phased, TwoPhase
 from collectives.communicator import Communicator
-from mpitrain.arena import DATA
+from mpitrain.arena import DATA, Arena
 from mpitrain.arrays import Array, Shape
 from mpitrain.compress import Compressor, Linear, Remembering, Sketch, Sparse
 from mpitrain.config import ConfigError
@@ -40,6 +40,7 @@ class Compression:
             less often at the same bytes.
         flush_every: steps after which the ranks average what a ``Linear`` code left out, so that it
             does not drift apart; 0: never.
+        every: steps from one sum to the next.
     """
 
     code: Compressor
@@ -48,6 +49,13 @@ class Compression:
     least: int = 1024
     exchange: str = "auto"
     flush_every: int = 0
+    every: int = 1
+
+    def flushes(self, step: int) -> bool:
+        """Whether the ranks average in the sum of this step, counted from 0: in the first one after
+        each ``flush_every`` steps."""
+        done, often = step + 1, self.flush_every
+        return often > 0 and done // often != (done - self.every) // often
 
     @property
     def votes(self) -> bool:
@@ -90,18 +98,22 @@ class Compressed:
     tells: bool = False
     acts_alone: ClassVar[bool] = True
 
-    def bind(self, summand: Summand) -> Sum:
-        """The sum of these arrays; collective over ``summand.comm``.
+    def check(self, arena: Arena) -> None:
+        """Whether it can sum what must be summed exactly; not collective.
 
         Raises:
-            ConfigError: the code votes, and these gradients must be summed exactly.
+            ConfigError: the code votes, and some gradients are those of more than the replicas.
         """
-        how, is_data = self.compression, summand.bucket.group == DATA
-        if how.votes and not is_data:
+        exact = [tensor.name for tensor in arena.tensors if tensor.group != DATA]
+        if self.compression.votes and exact:
             raise ConfigError(
-                f"compress.codec: {how.code} has no sums, and {', '.join(summand.tensors)} are "
-                "summed over more ranks than the replicas; set another codec"
+                f"compress.codec: {self.compression.code} has no sums, and {', '.join(exact[:3])} "
+                "are summed over other ranks than the replicas; set another codec"
             )
+
+    def bind(self, summand: Summand) -> Sum:
+        """The sum of these arrays; collective over ``summand.comm``."""
+        how, is_data = self.compression, summand.bucket.group == DATA
         packed = Packed(summand, lambda shape: is_data and how.codes(shape), tells=self.tells)
         if not packed.coded.size and not how.of_all:
             return self.dense.bind(summand)
@@ -180,7 +192,8 @@ class Exchange(Phased):
         """The sum of what is coded, as the kind of the code asks for."""
         code, packed, dice, memory = how.code, self.packed, self._made_by.dice, self.memory
         if isinstance(code, Linear):
-            return LinearSum(comm, code, packed, memory, dice, how.flush_every)
+            flushes = how.flushes if how.flush_every else None
+            return LinearSum(comm, code, packed, memory, dice, flushes)
         if isinstance(code, Sparse):
             return SparseSum(comm, code, packed, memory, dice)
         place, total = self._summand.bucket.start, packed.coded_total

@@ -15,7 +15,7 @@ from typing import ClassVar, Protocol
 from mpi4py import MPI
 
 from collectives import Communicator
-from mpitrain.arena import Bucket
+from mpitrain.arena import Arena, Bucket
 from mpitrain.arrays import Array
 
 
@@ -109,6 +109,13 @@ class Summation(Keeper, Protocol):
     @property
     def acts_alone(self) -> bool: ...
 
+    def check(self, arena: Arena) -> None:
+        """Whether it can sum the gradients of these tensors as they must be; not collective.
+
+        Raises:
+            ConfigError: it cannot.
+        """
+
     def bind(self, summand: Summand) -> Sum:
         """The sum of these arrays, not started yet; collective over ``summand.comm``."""
 
@@ -137,6 +144,9 @@ class Dense:
     algorithm: str = "auto"
     acts_alone: ClassVar[bool] = False
     is_finite: ClassVar[bool] = True
+
+    def check(self, arena: Arena) -> None:
+        """It can."""
 
     def bind(self, summand: Summand) -> Sum:
         """An all-reduce in place, or a reduce-scatter."""

@@ -12,7 +12,7 @@ from mpitrain.checkpoint import Writer
 from mpitrain.config import Compress, ConfigError, Optim
 from mpitrain.metrics import Skipped
 from mpitrain.parallel.choosing import CANDIDATES
-from mpitrain.run import checkpoints, resume, save
+from mpitrain.run import checkpoints, resume, save, settled
 from mpitrain.threads import limit_blas_threads
 from mpitrain.trainer import Trainer
 from tests.mpi.mpitrain.layouts import alone, curve, job, layouts, mlp, whole
@@ -231,3 +231,25 @@ def test_auto_is_the_code_that_it_names(comm):
     named = replace(config, compress=Compress(chosen, least=1 if chosen != "none" else 1024))
     expected, _ = curve(comm, named, steps=3)
     np.testing.assert_array_equal(found, expected[:, 0])
+
+
+@pytest.mark.parametrize("codec", ["int8", "none"])
+def test_a_run_goes_on_with_what_auto_had_chosen(comm, folder, codec):
+    """Another choice would be another run, and lose what the first one's codes left out."""
+    how = Compress(codec, "on", least=1) if codec != "none" else Compress()
+    config = replace(mlp(), compress=how, run=replace(mlp().run, dir=str(folder)))
+    auto = replace(config, compress=Compress("auto"))
+    assert settled(comm, auto) == auto  # there is no checkpoint
+    with Trainer(comm, config) as trainer:
+        list(islice(trainer.run_epoch(0), 2))
+        save(trainer, Writer(comm, checkpoints(config), keep=2, background=False))
+    assert settled(comm, config) == config
+    assert settled(comm, auto).compress.codec == codec
+
+
+@pytest.mark.mpi(min_size=3)
+def test_what_cannot_be_a_vote_is_refused_on_all_ranks(comm):
+    """The first and the last stage hold a tensor together, and those between know nothing of it."""
+    config = coded(job("gpt", pipe=RANKS), "signum", "auto")
+    with pytest.raises(ConfigError, match="signum has no sums, and embed"):
+        Trainer(comm, config)
