@@ -170,7 +170,8 @@ def summation(config: Config, replica: int) -> Summation:
         return dense(config)
     every = config.sync.period if config.sync.drifts else 1
     how = compression(config.compress, every)
-    return Compressed(how, Dice(config.run.seed, replica), dense(config))
+    dice, anew = Dice(config.run.seed, replica), config.parallel.zero > 1
+    return Compressed(how, dice, dense(config), anew=anew)
 
 
 def reduction(config: Config, groups: Mapping[str, Communicator], replica: int) -> Reduction:

@@ -9,6 +9,7 @@ from mpitrain.compress import (
     CodecError,
     Compressor,
     Linear,
+    Momentum,
     Remembering,
     Sparse,
     feedback_of,
@@ -57,13 +58,15 @@ def compress_conflicts(job: "Config") -> Iterator[tuple[str, str]]:
         return
     if p.schedule == "asynchronous":
         yield "compress.codec", "asynchronous pipelines send gradients as they are; leave it out"
-    if p.zero > 1 or p.node_shared:
+    if p.node_shared:
         yield (
             "compress.codec",
-            "what codes leave out is as large as the gradients, which zero = 2 and 3 and "
-            "node_shared do not keep; set zero = 1, or codec = 'none'",
+            "what codes leave out is as large as the gradients, which node_shared does not keep; "
+            "set node_shared = false, or codec = 'none'",
         )
     if c.codec == "auto":
+        if p.zero > 1:
+            yield "compress.codec", "auto tries codes that zero = 2 and 3 do not take; name one"
         if Compress("auto", start=c.start, least=c.least) != c:
             yield "compress.codec", "auto chooses the code; of other keys it takes start and least"
         return
@@ -73,10 +76,19 @@ def compress_conflicts(job: "Config") -> Iterator[tuple[str, str]]:
         yield "compress.codec", str(error)
         return
     yield from code_conflicts(c, code)
+    if p.zero > 1:
+        yield from _scattered_conflicts(c, code)
     if c.exchange == "gathered" and p.zero:
         yield "compress.exchange", "gathered gives every rank the whole sum; set zero = 0"
-    if getattr(code, "of_all", False) and (job.optim.name != "sgd" or job.optim.momentum):
+    if isinstance(code, Momentum) and (job.optim.name != "sgd" or job.optim.momentum):
         yield "compress.codec", f"{code} has the momentum; set optim.name = 'sgd' and momentum = 0"
+    alone = p.pipe == 1 and p.tensor == 1 and len(p.replicas) < 2
+    if isinstance(code, Momentum) and code.clip and (not alone or job.model.kind == "recommender"):
+        yield (
+            "compress.codec",
+            f"the clip of {code} is of a replica's whole gradient, of which each rank has a part "
+            "here; leave clip out, or set pipe = 1, tensor = 1 and another model",
+        )
     if getattr(code, "votes", False):
         if p.zero:
             yield "compress.codec", f"{code} gives every rank the whole vote; set zero = 0"
@@ -86,6 +98,23 @@ def compress_conflicts(job: "Config") -> Iterator[tuple[str, str]]:
                 f"{code} has no size, and would move each weight by 1 in an exchange; set another "
                 "codec, or sync.kind = 'local' with sync.outer = 'momentum:lr=0.001,momentum=0'",
             )
+
+
+def _scattered_conflicts(c: Compress, code: Compressor) -> Iterator[tuple[str, str]]:
+    """What does not go with shards of gradients alone, into which each backward pass is summed."""
+    if isinstance(code, Linear | Sparse | Remembering):
+        yield (
+            "compress.codec",
+            f"zero = 2 and 3 sum each layer into shards, and {code} is of whole sums; take a code "
+            "of single numbers, as bf16 or int8:rounding=stochastic, or set zero = 1",
+        )
+    elif c.feedback == "on" or (c.feedback == "auto" and feedback_of(code) == "on"):
+        yield (
+            "compress.feedback",
+            f"what {code} leaves out is as large as the gradients, which zero = 2 and 3 do not "
+            "keep; take an unbiased code, as int8:rounding=stochastic, or set feedback = 'off', or "
+            "zero = 1",
+        )
 
 
 def code_conflicts(c: Compress, code: Compressor) -> Iterator[tuple[str, str]]:
@@ -101,7 +130,7 @@ def code_conflicts(c: Compress, code: Compressor) -> Iterator[tuple[str, str]]:
         yield "compress.feedback", f"what {code} keeps is its momentum, too; leave feedback out"
     if isinstance(code, Sparse) and c.exchange != "auto":
         yield "compress.exchange", f"{code} goes by the sparse all-reduce; leave exchange out"
-    if getattr(code, "of_all", False) and c.start:
+    if isinstance(code, Momentum) and c.start:
         yield "compress.start", f"{code} warms up by itself, see its option warmup; leave start out"
     if getattr(code, "votes", False) and c.exchange == "gathered":
         yield "compress.codec", f"{code} needs the owners of two_phase"

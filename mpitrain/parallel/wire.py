@@ -27,7 +27,12 @@ def sparse_bytes(n: int, pairs: int, ranks: int, itemsize: int = 4) -> int:
 
 
 def coded_bytes(
-    how: Compression, shapes: Sequence[Shape], ranks: int, itemsize: int = 4, pairs: int = 0
+    how: Compression,
+    shapes: Sequence[Shape],
+    ranks: int,
+    itemsize: int = 4,
+    pairs: int = 0,
+    shard: int | None = None,
 ) -> int:
     """Of all ranks together, for the sum of a bucket.
 
@@ -37,10 +42,15 @@ def coded_bytes(
         ranks: that sum.
         itemsize: bytes of a gradient.
         pairs: elements that each rank chooses, the same ones, by a ``Sparse`` code.
+        shard: where each rank gets its shard of the sum alone, and of what ``Codec`` codes: the
+            most coded elements of one.
     """
     coded = [shape for shape in shapes if how.codes(shape)]
     rest = itemsize * sum(prod(shape) for shape in shapes if not how.codes(shape))
     sent, n, code = dense_bytes(rest, ranks), sum(map(prod, coded)), how.code
+    if shard is not None:
+        assert not isinstance(code, Linear | Sparse), "these give every rank the whole sum"
+        return sent // 2 + (ranks * (ranks - 1) * code.nbytes(shard) if n else 0)
     if not n:
         return sent
     if isinstance(code, Linear):

@@ -12,7 +12,7 @@ from mpitrain.adapters.torch.hooks import GradBucket
 from mpitrain.adapters.torch.replica import DataParallel
 from mpitrain.arena import DATA, Bucket
 from mpitrain.build import compression
-from mpitrain.compress import CodecError, parse
+from mpitrain.compress import CodecError, Momentum, parse
 from mpitrain.config import Compress
 from mpitrain.config.exchange import code_conflicts
 from mpitrain.parallel.compressed import Compressed, Exchange
@@ -58,7 +58,12 @@ class Compression:
                 dict(codec=codec, start=start, least=least, exchange=exchange, feedback=feedback),
                 Compress,
             )
-            for _, why in code_conflicts(table, parse(codec)):
+            if isinstance(code := parse(codec), Momentum) and code.clip:
+                raise CodecError(
+                    f"codec = {codec!r}: the clip is of the whole gradient, of which a hook has a "
+                    "bucket; leave it out"
+                )
+            for _, why in code_conflicts(table, code):
                 raise CodecError(f"codec = {codec!r}: {why}")
         except msgspec.ValidationError as error:
             raise CodecError(str(error)) from error

@@ -34,12 +34,19 @@ def job(codec, sync=None, optim=None, parallel=None, **how):
         ("dgc", {}, "dgc has the momentum; set optim.name = 'sgd' and momentum = 0"),
         ("dgc", {"optim": SGD, "feedback": "off"}, "what dgc keeps is its momentum"),
         ("dgc", {"optim": SGD, "start": 3}, "dgc warms up by itself"),
+        ("dgc:clip=1", {"optim": SGD, "parallel": {"pipe": 2}}, "of a replica's whole gradient"),
         ("signum", {"exchange": "gathered"}, "signum needs the owners of two_phase"),
         ("signum", {"parallel": {"zero": 1}}, "signum gives every rank the whole vote"),
         ("signum", {"sync": LOCAL}, "signum has no size, and would move each weight by 1"),
         ("signum", {"sync": {"kind": "delayed"}}, "signum has no size"),
         ("int8", {"exchange": "gathered", "parallel": {"zero": 1}}, "set zero = 0"),
         ("int8", {"parallel": {"node_shared": True}}, "node_shared"),
+        ("int8", {"parallel": {"zero": 2}}, "what int8 leaves out is as large as the gradients"),
+        ("bf16", {"parallel": {"zero": 3}, "feedback": "on"}, "as large as the gradients"),
+        ("topk", {"parallel": {"zero": 2}}, "sum each layer into shards, and topk is of whole"),
+        ("powersgd", {"parallel": {"zero": 3}}, "powersgd is of whole sums"),
+        ("demo", {"parallel": {"zero": 3}}, "demo is of whole sums"),
+        ("auto", {"parallel": {"zero": 2}}, "auto tries codes that zero = 2 and 3 do not take"),
         ("int8", {"parallel": {"pipe": 2, "schedule": "asynchronous"}}, "asynchronous"),
     ],
 )
@@ -50,7 +57,10 @@ def test_what_cannot_be(codec, more, why):
 
 def test_what_can():
     assert job("signum", sync={**LOCAL, "outer": "momentum:lr=0.01,momentum=0"})
-    assert job("dgc", optim=SGD, parallel={"zero": 1})
+    assert job("dgc:clip=1", optim=SGD, parallel={"zero": 1})
+    for codec in ("bf16", "terngrad", "qsgd", "int8:rounding=stochastic", "rotate+terngrad"):
+        assert job(codec, parallel={"zero": 2})
+    assert job("int8", parallel={"zero": 3}, feedback="off")
     assert job("powersgd", flush_every=3, start=5, parallel={"zero": 1})
 
 
