@@ -19,6 +19,7 @@ from mpitrain.config import Compress, Config, ConfigError, Optim
 from mpitrain.group import share
 from mpitrain.models import Model
 from mpitrain.optim import LAMB, LARS, SGD, Adam, Optimizer
+from mpitrain.parallel.adasum_sum import Adasum
 from mpitrain.parallel.choosing import choose
 from mpitrain.parallel.compressed import Compressed, Compression
 from mpitrain.parallel.grid import Layout
@@ -166,6 +167,8 @@ def dense(config: Config) -> Dense:
 
 def summation(config: Config, replica: int) -> Summation:
     """How a job sums over its replicas, on this one."""
+    if config.sync.combine == "adasum":
+        return Adasum()
     if config.compress.codec == "none":
         return dense(config)
     every = config.sync.period if config.sync.drifts else 1

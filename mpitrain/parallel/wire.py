@@ -6,6 +6,7 @@ from math import prod
 from collectives.codec import shards
 from mpitrain.arrays import Shape
 from mpitrain.compress import Linear, Sparse
+from mpitrain.compress.adasum import levels
 from mpitrain.parallel.compressed import Compression
 
 #: Of a message of the sparse all-reduce: how many pairs follow.
@@ -60,3 +61,10 @@ def coded_bytes(
     if how.gathers(ranks):
         return sent + ranks * (ranks - 1) * code.nbytes(n)
     return sent + 2 * ranks * (ranks - 1) * code.nbytes(shards(n, ranks)[0])
+
+
+def adasum_bytes(shapes: Sequence[Shape], ranks: int, itemsize: int = 4) -> int:
+    """Of all ranks together, for the Adasum of a bucket."""
+    block = shards(sum(map(prod, shapes)), ranks)[0]
+    products = sum(dense_bytes(24 * len(level) * len(shapes), ranks) for level in levels(ranks))
+    return 2 * ranks * (ranks - 1) * block * itemsize + products

@@ -193,7 +193,7 @@ SCATTERED = {
     ),
 }
 SHARDS = [
-    pytest.param(name, marks=() if name in ("zero 3", "data x pipe, zero 2") else pytest.mark.slow)
+    pytest.param(name, marks=() if name == "data x pipe, zero 2" else pytest.mark.slow)
     for name in SCATTERED
 ]
 
