@@ -58,15 +58,10 @@ def compress_conflicts(job: "Config") -> Iterator[tuple[str, str]]:
         return
     if p.schedule == "asynchronous":
         yield "compress.codec", "asynchronous pipelines send gradients as they are; leave it out"
-    if p.node_shared:
-        yield (
-            "compress.codec",
-            "what codes leave out is as large as the gradients, which node_shared does not keep; "
-            "set node_shared = false, or codec = 'none'",
-        )
     if c.codec == "auto":
-        if p.zero > 1:
-            yield "compress.codec", "auto tries codes that zero = 2 and 3 do not take; name one"
+        if p.zero > 1 or p.node_shared:
+            where = "node_shared does" if p.node_shared else "zero = 2 and 3 do"
+            yield "compress.codec", f"auto tries codes that {where} not take; name one"
         if Compress("auto", start=c.start, least=c.least) != c:
             yield "compress.codec", "auto chooses the code; of other keys it takes start and least"
         return
@@ -77,7 +72,11 @@ def compress_conflicts(job: "Config") -> Iterator[tuple[str, str]]:
         return
     yield from code_conflicts(c, code)
     if p.zero > 1:
-        yield from _scattered_conflicts(c, code)
+        yield from _scattered_conflicts(c, code, "zero = 2 and 3 keep", "zero = 1")
+    if p.node_shared:
+        yield from _scattered_conflicts(c, code, "node_shared keeps", "node_shared = false")
+    if getattr(code, "votes", False) and p.node_shared:
+        yield "compress.codec", f"{code} is no sum of nodes' sums; set node_shared = false"
     if c.exchange == "gathered" and p.zero:
         yield "compress.exchange", "gathered gives every rank the whole sum; set zero = 0"
     if isinstance(code, Momentum) and (job.optim.name != "sgd" or job.optim.momentum):
@@ -100,20 +99,22 @@ def compress_conflicts(job: "Config") -> Iterator[tuple[str, str]]:
             )
 
 
-def _scattered_conflicts(c: Compress, code: Compressor) -> Iterator[tuple[str, str]]:
-    """What does not go with shards of gradients alone, into which each backward pass is summed."""
+def _scattered_conflicts(
+    c: Compress, code: Compressor, who: str, instead: str
+) -> Iterator[tuple[str, str]]:
+    """What does not go with ranks that keep shards of summed gradients alone."""
     if isinstance(code, Linear | Sparse | Remembering):
         yield (
             "compress.codec",
-            f"zero = 2 and 3 sum each layer into shards, and {code} is of whole sums; take a code "
-            "of single numbers, as bf16 or int8:rounding=stochastic, or set zero = 1",
+            f"{who} shards of sums, and {code} is of whole ones; take a code of single numbers, as "
+            f"bf16 or int8:rounding=stochastic, or set {instead}",
         )
     elif c.feedback == "on" or (c.feedback == "auto" and feedback_of(code) == "on"):
         yield (
             "compress.feedback",
-            f"what {code} leaves out is as large as the gradients, which zero = 2 and 3 do not "
-            "keep; take an unbiased code, as int8:rounding=stochastic, or set feedback = 'off', or "
-            "zero = 1",
+            f"{who} shards alone, and what {code} leaves out is as large as the gradients; take an "
+            "unbiased code, as int8:rounding=stochastic, or set feedback = 'off', or "
+            f"{instead}",
         )
 
 

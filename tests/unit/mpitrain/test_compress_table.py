@@ -40,12 +40,18 @@ def job(codec, sync=None, optim=None, parallel=None, **how):
         ("signum", {"sync": LOCAL}, "signum has no size, and would move each weight by 1"),
         ("signum", {"sync": {"kind": "delayed"}}, "signum has no size"),
         ("int8", {"exchange": "gathered", "parallel": {"zero": 1}}, "set zero = 0"),
-        ("int8", {"parallel": {"node_shared": True}}, "node_shared"),
-        ("int8", {"parallel": {"zero": 2}}, "what int8 leaves out is as large as the gradients"),
+        ("int8", {"parallel": {"node_shared": True}}, "node_shared keeps shards alone"),
+        ("topk", {"parallel": {"node_shared": True}}, "topk is of whole ones"),
+        ("auto", {"parallel": {"node_shared": True}}, "node_shared does not take"),
+        ("int8", {"parallel": {"zero": 2}}, "what int8 leaves out is as large"),
         ("bf16", {"parallel": {"zero": 3}, "feedback": "on"}, "as large as the gradients"),
-        ("topk", {"parallel": {"zero": 2}}, "sum each layer into shards, and topk is of whole"),
-        ("powersgd", {"parallel": {"zero": 3}}, "powersgd is of whole sums"),
-        ("demo", {"parallel": {"zero": 3}}, "demo is of whole sums"),
+        (
+            "topk",
+            {"parallel": {"zero": 2}},
+            "zero = 2 and 3 keep shards of sums, and topk is of whole ones",
+        ),
+        ("powersgd", {"parallel": {"zero": 3}}, "powersgd is of whole ones"),
+        ("demo", {"parallel": {"zero": 3}}, "demo is of whole ones"),
         ("auto", {"parallel": {"zero": 2}}, "auto tries codes that zero = 2 and 3 do not take"),
         ("int8", {"parallel": {"pipe": 2, "schedule": "asynchronous"}}, "asynchronous"),
     ],
@@ -61,6 +67,7 @@ def test_what_can():
     for codec in ("bf16", "terngrad", "qsgd", "int8:rounding=stochastic", "rotate+terngrad"):
         assert job(codec, parallel={"zero": 2})
     assert job("int8", parallel={"zero": 3}, feedback="off")
+    assert job("bf16", parallel={"node_shared": True})
     assert job("powersgd", flush_every=3, start=5, parallel={"zero": 1})
 
 

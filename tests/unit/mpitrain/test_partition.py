@@ -162,7 +162,7 @@ def test_a_profile_of_another_model_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("tables", "told"),
     [
-        ({}, "gradients: a rank sends 1.5 MB a step as they are, 12 Gb/s to keep up"),
+        (
             {},
             "gradients: a rank sends 1.5 MB a step as they are, 12 Gb/s to keep up with computing",
         ),
