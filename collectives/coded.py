@@ -178,6 +178,7 @@ class TwoPhase(Phased):
         owner_residual: Residual | None = None,
         dice: Dice | None = None,
         place: int = 0,
+        lasts: bool = True,
     ) -> None:
         """Bind it; collective.
 
@@ -193,6 +194,8 @@ class TwoPhase(Phased):
             owner_residual: what the codes of sums left out, of shape (elements of the own shard,).
             dice: for codes that roll them.
             place: tells the dice of this sum from others', at least 0.
+            lasts: codes lie where a node's ranks reach one another's memory, which is worth it
+                for a sum that is run again and again.
 
         Raises:
             InvalidBuffer: shapes or types do not fit.
@@ -210,9 +213,10 @@ class TwoPhase(Phased):
         self._rank, self._is_whole = rank, counts is None
         block = codec.nbytes(max(lengths))
         self._lengths = lengths
-        self._outgoing = comm.empty((size, block), np.uint8)
-        self._incoming = comm.empty((size, block), np.uint8)
-        self._results = comm.empty((size, block), np.uint8)
+        allocate = comm.empty if lasts else np.zeros
+        self._outgoing = allocate((size, block), np.uint8)
+        self._incoming = allocate((size, block), np.uint8)
+        self._results = allocate((size if self._is_whole else 0, block), np.uint8)
         self._sum = np.empty(lengths[rank], _WIDE)
         self._decoded = np.empty(max(lengths), own.dtype)
         self.sent = (2 if self._is_whole else 1) * (size - 1) * block

@@ -18,10 +18,10 @@ from mpi4py import MPI
 
 from collectives.algorithms.butterfly import Fold
 from collectives.calls.engine import Engine
-from collectives.calls.pairs import agreed
+from collectives.calls.pairs import agreed, expect_rising
 from collectives.coded import Part, Phased
 from collectives.communicator import Communicator
-from collectives.errors import CollectiveError
+from collectives.errors import CollectiveError, InvalidBuffer
 from collectives.execution.messages import TAGS_PER_PLAN
 from collectives.execution.pairs import Array, Stream, add
 from collectives.execution.traffic import Traffic
@@ -123,8 +123,26 @@ class SparseAllreduce(Phased):
         super().__init__(comm, [])
 
     def give(self, indices: Array, values: Array) -> None:
-        """What the next run sums: rising indices below the length, uint32, and their values, which
-        are the caller's to get right and to leave alone until the run is complete."""
+        """What the next run sums, which the caller leaves alone until the run is complete.
+
+        Args:
+            indices: shape (pairs,), uint32, rising and below the length.
+            values: shape (pairs,), of the plan's type.
+
+        Raises:
+            InvalidBuffer: on this rank, before anything is sent; they are no such pairs.
+        """
+        kinds = self._exchange.index_type, self._exchange.value_type
+        if (
+            (indices.dtype, values.dtype) != kinds
+            or indices.ndim != 1
+            or (indices.shape != values.shape)
+        ):
+            raise InvalidBuffer(
+                f"pairs of this plan are as many indices of {kinds[0]} as values of {kinds[1]}, "
+                f"not {indices.shape} of {indices.dtype} and {values.shape} of {values.dtype}"
+            )
+        expect_rising(indices, self._exchange.length)
         self._mine = Stream(indices, values)
 
     @property

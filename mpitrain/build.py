@@ -19,6 +19,7 @@ from mpitrain.config import Compress, Config, ConfigError, Optim
 from mpitrain.group import share
 from mpitrain.models import Model
 from mpitrain.optim import LAMB, LARS, SGD, Adam, Optimizer
+from mpitrain.parallel.adasum_sum import Adasum
 from mpitrain.parallel.choosing import choose
 from mpitrain.parallel.compressed import Compressed, Compression
 from mpitrain.parallel.grid import Layout
@@ -166,10 +167,14 @@ def dense(config: Config) -> Dense:
 
 def summation(config: Config, replica: int) -> Summation:
     """How a job sums over its replicas, on this one."""
+    if config.sync.combine == "adasum":
+        return Adasum()
     if config.compress.codec == "none":
         return dense(config)
-    how = compression(config.compress)
-    return Compressed(how, Dice(config.run.seed, replica), dense(config))
+    every = config.sync.period if config.sync.drifts else 1
+    how = compression(config.compress, every)
+    dice, anew = Dice(config.run.seed, replica), config.parallel.zero > 1
+    return Compressed(how, dice, dense(config), anew=anew)
 
 
 def reduction(config: Config, groups: Mapping[str, Communicator], replica: int) -> Reduction:
@@ -221,11 +226,13 @@ def strategy(config: Config, workers: Workers) -> Strategy:
             return Quorum(workers, s.needed(comm.size), s.behind, replay)
 
 
-def compression(table: Compress) -> Compression:
-    """How gradients are coded, of a table that names a codec."""
+def compression(table: Compress, every: int = 1) -> Compression:
+    """How gradients are coded, summed after ``every`` steps, of a table that names a codec."""
     code = parse(table.codec)
     feedback = (feedback_of(code) if table.feedback == "auto" else table.feedback) == "on"
-    return Compression(code, feedback, table.start, table.least, table.exchange, table.flush_every)
+    return Compression(
+        code, feedback, table.start, table.least, table.exchange, table.flush_every, every
+    )
 
 
 def choose_codec(

@@ -328,14 +328,11 @@ class Placed(ClosedTogether):
             self.config, why = build.choose_codec(
                 self.comm, self.config, summed, self.arena, replica, allocate
             )
+        how = build.summation(self.config, replica)
+        together(self.comm, lambda: how.check(self.arena), ConfigError)
         reduction = build.reduction(self.config, summed, replica)
         self.summation = reduction.summation
-        # Ranks that sum a bucket together refuse it together; those of other stages hear of it.
-        store = together(
-            self.comm,
-            lambda: build.store(self.config, self.arena, flat, reduction, allocate),
-            ConfigError,
-        )
+        store = build.store(self.config, self.arena, flat, reduction, allocate)
         if why:
             store.reason = f"{store.reason}; compress.codec = 'auto' is {why}"
         return store

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import msgspec
 from mpi4py import MPI
+from msgspec.structs import replace
 
-from collectives import provenance
+from collectives import Communicator, provenance
 from mpitrain.checkpoint import CheckpointError, Writer, newest
 from mpitrain.checkpoint.state import collect, restore
-from mpitrain.config import Config, ConfigError
+from mpitrain.config import Compress, Config, ConfigError
 from mpitrain.evaluation import evaluate
 from mpitrain.lock import locked
 from mpitrain.metrics import (
@@ -182,6 +183,21 @@ def save(trainer: Trainer, writer: Writer, *, best: bool = False) -> tuple[Path,
     with trainer.span("checkpoint", "checkpoint"):
         writer.begin(trainer.steps_done, *collect(trainer), best=best)
     return before
+
+
+def settled(comm: Communicator, config: Config) -> Config:
+    """A job that goes on, with the code that ``compress.codec = "auto"`` took at its beginning.
+
+    What that has left out belongs to it, and another choice would be another run.  Collective.
+    """
+    if config.compress.codec != "auto":
+        return config
+    checkpoint, _ = newest(checkpoints(config), comm)
+    if checkpoint is None:
+        return config
+    codec = checkpoint.job.compress.codec
+    how = Compress() if codec == "none" else replace(config.compress, codec=codec)
+    return replace(config, compress=how)
 
 
 def resume(trainer: Trainer) -> Resumed | None:

@@ -23,7 +23,6 @@ from mpitrain.lr import learning_rate, scaled_rate
 from mpitrain.metrics import Overlap, Round, Skipped, Step, Straggler, Synced, Times
 from mpitrain.parallel.replicas import check_replicas
 from mpitrain.parallel.replicated import Replicated
-from mpitrain.parallel.summation import Dense
 from mpitrain.pipeline.runtime import Latest, reads
 from mpitrain.pipeline.window import Window
 from mpitrain.placed import Placed
@@ -317,7 +316,7 @@ class Trainer(Placed):
         clip = most / norm if most and norm > most else 1.0
         with self.span("update", "update"):
             unused = agreed.unused
-            if not isinstance(self.summation, Dense):  # what a code has kept back comes later
+            if self.summation.acts_alone:  # what a code has kept back comes later
                 unused = self.updater.never_used(unused)
             common = self._common_rate(self.steps_done)
             self.updater.step(common, clip / self.scale.value, self.steps_done, unused)

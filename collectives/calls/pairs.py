@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from collectives.calls.engine import Engine
 from collectives.errors import InvalidBuffer, MismatchError
-from collectives.execution.pairs import Stream
+from collectives.execution.pairs import Array, Stream
 from collectives.execution.traffic import Traffic
 
 _INDEX_TYPES = (np.dtype(np.uint32), np.dtype(np.uint64))
@@ -83,17 +83,23 @@ def _read(
         raise InvalidBuffer(f"values are of type {given.dtype}; convert them to floating point")
     if size * given.itemsize > sys.maxsize:
         raise InvalidBuffer(f"a vector of {size} values of {given.dtype} has too many bytes")
-    falling = np.flatnonzero(at[1:] <= at[:-1])
-    if falling.size:
-        k = int(falling[0])
-        if at[k] == at[k + 1]:
-            raise InvalidBuffer(f"index {at[k]} comes twice; add its values up first")
-        raise InvalidBuffer(f"index {at[k + 1]} comes after {at[k]}; sort the pairs by index")
-    if at.size and int(at[-1]) >= size:
-        raise InvalidBuffer(f"index {at[-1]} lies outside of a vector of {size} values")
+    expect_rising(at, size)
     pair = at.itemsize + given.itemsize
     limit = size * given.itemsize // pair if dense_at is None else min(most, size)
     return Stream(at, given), size, limit
+
+
+def expect_rising(indices: Array, length: int) -> None:
+    """Raises :class:`InvalidBuffer`: indices do not rise, or lie outside of a vector."""
+    falling = np.flatnonzero(indices[1:] <= indices[:-1])
+    if falling.size:
+        k = int(falling[0])
+        if indices[k] == indices[k + 1]:
+            raise InvalidBuffer(f"index {indices[k]} comes twice; add its values up first")
+        after = f"index {indices[k + 1]} comes after {indices[k]}"
+        raise InvalidBuffer(f"{after}; sort the pairs by index")
+    if indices.size and int(indices[-1]) >= length:
+        raise InvalidBuffer(f"index {indices[-1]} lies outside of a vector of {length} values")
 
 
 def _whole_number(name: str, value: object) -> int:

@@ -13,6 +13,7 @@ from mpitrain.arena import Tensor
 from mpitrain.arrays import Array
 from mpitrain.checkpoint.manifest import EXCHANGE, EXCHANGE_STATE
 from mpitrain.checkpoint.reader import Checkpoint
+from mpitrain.checkpoint.workers import among
 from mpitrain.parallel.store import Piece
 from mpitrain.parallel.summation import Keeper, Kept
 from mpitrain.update import overlaps
@@ -38,15 +39,26 @@ class KeptPart:
     values: Array
 
 
-def parts(trainer: "Trainer") -> Iterator[tuple[Kept, KeptPart]]:
-    """All that this rank keeps of the elements of tensors."""
+def parts(trainer: "Trainer", *, written: bool = False) -> Iterator[tuple[Kept, KeptPart]]:
+    """All that this rank keeps of the elements of tensors, or what it writes of it."""
     replica = trainer.grid.place.replica
     for kept in chain.from_iterable(one.kept() for one in _keepers(trainer)):
         owner = f"@{replica}" if kept.is_per_replica else ""
         section = f"{EXCHANGE}{kept.name}{owner}"
         piece = Piece(kept.start, kept.values, kept.values, "")
-        for tensor, part in overlaps(trainer.arena.tensors, piece):
-            yield kept, KeptPart(section, tensor, kept.start + part.start, kept.values[part])
+        for within in _answered(trainer, piece) if written and kept.is_shared else [None]:
+            for tensor, part in overlaps(trainer.arena.tensors, piece, within):
+                yield kept, KeptPart(section, tensor, kept.start + part.start, kept.values[part])
+
+
+def _answered(trainer: "Trainer", piece: Piece) -> Iterator[slice]:
+    """The parts of a piece for which this rank answers, of what several ranks have the same."""
+    for own in trainer.updater.counted():
+        if trainer.strategy.drifts:  # each worker answers for all elements
+            own = among(own, trainer.grid)
+        low, high = max(own.start, piece.start), min(own.stop, piece.stop)
+        if low < high:
+            yield slice(low - piece.start, high - piece.start)
 
 
 def state(trainer: "Trainer") -> dict[str, Array]:
@@ -86,14 +98,16 @@ def restore(trainer: "Trainer", checkpoint: Checkpoint) -> None:
 def _sources(trainer: "Trainer", kept: Kept, checkpoint: Checkpoint, tensor: Tensor) -> list[str]:
     """The sections whose sum this replica takes."""
     name = f"{EXCHANGE}{kept.name}"
-    if not kept.is_per_replica:
-        return [name] if tensor.name in checkpoint.named(name) else []
-    replica, replicas = trainer.grid.place.replica, trainer.grid.data.size
     numbers = sorted(
         int(section.rpartition("@")[2])
         for section in checkpoint.sections
         if section.startswith(f"{name}@") and tensor.name in checkpoint.named(section)
     )
+    if not kept.is_per_replica:
+        if tensor.name in checkpoint.named(name):
+            return [name]
+        return [f"{name}@{number}" for number in numbers]  # where each replica kept its part
+    replica, replicas = trainer.grid.place.replica, trainer.grid.data.size
     taken = [f"{name}@{number}" for number in numbers if number % replicas == replica]
     # Owners keep something only where sums are coded again, which depends on the ranks.
     lost = kept.when_alone

@@ -51,7 +51,7 @@ def collect(trainer: "Trainer") -> tuple[dict[str, Array], list[SavedPiece], Man
                 key = f"{section}.{tensor.name}"
                 arrays[key] = flat[piece.start + part.start : piece.start + part.stop]
                 pieces.append(_piece(tensor, section, key, piece.start + part.start, part))
-    for _, own in exchange.parts(trainer):
+    for _, own in exchange.parts(trainer, written=True):
         tensors.append(own.tensor)
         key = f"{own.section}.{own.tensor.name}"
         arrays[key] = own.values

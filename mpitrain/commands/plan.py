@@ -13,7 +13,7 @@ from mpitrain.build import compression
 from mpitrain.config import Compress, Config, refuse_clients, refuse_own, refuse_servers
 from mpitrain.metrics.records import in_words
 from mpitrain.parallel.grid import Layout, Place
-from mpitrain.parallel.wire import coded_bytes, dense_bytes
+from mpitrain.parallel.wire import adasum_bytes, coded_bytes, dense_bytes
 from mpitrain.pipeline.schedules import SCHEDULES
 from mpitrain.pipeline.simulate import Times, simulate
 from mpitrain.profiles import LayerProfile, measure
@@ -63,17 +63,17 @@ def explain(config: Config, ranks: int) -> str:
     names = [name for chunk in cut.of_stage(widest) for name in chunk]
     kept = [shape for name in names for shape in shapes[name].values()]
     itemsize = np.dtype(config.run.dtype).itemsize
-    lines += exchanged(config.compress, kept, layout.replicas[widest], itemsize, found.seconds)
+    lines += exchanged(config, kept, layout.replicas[widest], itemsize, found.seconds)
     return "\n".join(lines)
 
 
 def exchanged(
-    table: Compress, shapes: Sequence[Shape], replicas: int, itemsize: int, seconds: float
+    config: Config, shapes: Sequence[Shape], replicas: int, itemsize: int, seconds: float
 ) -> list[str]:
-    """What the replicas of a stage exchange a step, as it is and by some codes.
+    """What the replicas of a stage exchange, as it is and by some codes.
 
     Args:
-        table: how gradients are coded.
+        config: the job.
         shapes: of the parameters, those that tensor ranks share counted whole.
         replicas: of the stage.
         itemsize: bytes of a gradient.
@@ -81,20 +81,64 @@ def exchanged(
     """
     if replicas == 1:
         return []
-    dense = dense_bytes(itemsize * sum(map(prod, shapes)), replicas) / replicas
-    told = []
-    named = [table.codec] if table.codec not in ("none", "auto") else []
-    for codec in dict.fromkeys([*named, "bf16", "int8", "powersgd:rank=4", "topk:keep=0.01"]):
-        how = compression(Compress(codec, least=table.least))
-        keep = getattr(how.code, "keep", 1.0)  # what has no such share sends what it must
-        pairs = round(keep * sum(prod(shape) for shape in shapes if how.codes(shape)))
-        sent = coded_bytes(how, shapes, replicas, itemsize, pairs) / replicas
-        told.append(f"{codec} {in_words(sent)}")
-    rate = 8e-9 * dense / seconds
+    sync, scattered = config.sync, config.parallel.zero > 1
+    # ZeRO-2 and 3 sum each micro-batch, into shards, which is half of an all-reduce.
+    sums = config.train.micro_batches / 2 if scattered else 1
+    dense = sums * dense_bytes(itemsize * sum(map(prod, shapes)), replicas) / replicas
+    told = f"a rank sends {in_words(dense)}"
+    if sync.kind == "quorum":
+        most = (replicas - 1) * itemsize * sum(map(prod, shapes))
+        return [
+            f"gradients: rank 0 sends {in_words(most)} a step and receives as much, waiting for "
+            f"{sync.needed(replicas)} of {replicas} workers; {_rate(most, seconds)}"
+        ]
+    if sync.combine == "adasum":
+        dense = adasum_bytes(shapes, replicas, itemsize) / replicas
+        told, codes = f"a rank sends {in_words(dense)}", ""
+    else:
+        found = _coded(config, shapes, replicas, itemsize)
+        codes = f"; by codes: {', '.join(f'{name} {in_words(sent)}' for name, sent in found)}"
+    if not sync.drifts:
+        return [f"gradients: {told} a step as they are, {_rate(dense, seconds)}{codes}"]
+    every = f"every {sync.period} steps" if sync.period > 1 else "every step"
+    lasts = (sync.delay if sync.delay else sync.period) * seconds
+    behind = (
+        f"behind {sync.delay} steps, {1e3 * lasts:.1f} ms"
+        if sync.delay
+        else f"while all wait, after {1e3 * lasts:.1f} ms of computing"
+    )
     return [
-        f"gradients: a rank sends {in_words(dense)} a step as they are, {rate:.3g} Gb/s to keep "
-        f"up with computing; by codes: {', '.join(told)}"
+        f"workers' ways: {told} {every}, {in_words(dense / sync.period)} a step, {behind}; "
+        f"{_rate(dense, lasts)}{codes}"
     ]
+
+
+def _coded(
+    config: Config, shapes: Sequence[Shape], replicas: int, itemsize: int
+) -> list[tuple[str, float]]:
+    """Bytes that a rank sends in an exchange, for the job's code and some that it could have."""
+    table, zero = config.compress, config.parallel.zero
+    others = ["bf16", "int8", "powersgd:rank=4", "topk:keep=0.01"]
+    if zero > 1:
+        others = ["bf16", "int8:rounding=stochastic", "terngrad"]
+    named = [table.codec] if table.codec not in ("none", "auto") else []
+    found = []
+    for codec in dict.fromkeys([*named, *others]):
+        how = compression(Compress(codec, least=table.least))
+        elements = sum(prod(shape) for shape in shapes if how.codes(shape))
+        if zero > 1:
+            sent = config.train.micro_batches * coded_bytes(
+                how, shapes, replicas, itemsize, shard=-(-elements // replicas)
+            )
+        else:
+            keep = getattr(how.code, "keep", 1.0)  # what has no such share sends what it must
+            sent = coded_bytes(how, shapes, replicas, itemsize, round(keep * elements))
+        found.append((codec, sent / replicas))
+    return found
+
+
+def _rate(nbytes: float, seconds: float) -> str:
+    return f"{8e-9 * nbytes / seconds:.3g} Gb/s to keep up with computing"
 
 
 def predicted(seconds: float, bubble: float, samples: int, ranks: int, cores: int) -> list[str]:

@@ -25,7 +25,15 @@ from mpitrain import data, evaluation, federated, shrink
 from mpitrain.bring import brought
 from mpitrain.checkpoint import CheckpointError
 from mpitrain.commands.arguments import parse
-from mpitrain.config import Config, ConfigError, Server, load, refuse_clients, refuse_servers
+from mpitrain.config import (
+    Config,
+    ConfigError,
+    Server,
+    Sync,
+    load,
+    refuse_clients,
+    refuse_servers,
+)
 from mpitrain.data import DataError
 from mpitrain.device import choose
 from mpitrain.federated import RoundError
@@ -34,7 +42,7 @@ from mpitrain.fit import Trainer, trainer_of
 from mpitrain.metrics import ReportError, measured, tensorboard
 from mpitrain.parallel.replicas import ReplicaMismatch
 from mpitrain.precision import compute_type
-from mpitrain.run import checkpoints, resume
+from mpitrain.run import checkpoints, resume, settled
 from mpitrain.run import train as run_training
 from mpitrain.server import LogError
 from mpitrain.stop import Stopped, stop_flag
@@ -96,7 +104,8 @@ def train(comm: Communicator, options: argparse.Namespace) -> int:
         with stop_flag(options.grace, comm) as stop:
             trace = Trace(comm.rank, enabled=config.run.trace)
             try:
-                trainer = _trainer(comm, config, span=trace.span, stop=stop, before_step=injector)
+                job = settled(comm, config) if go_on else config
+                trainer = _trainer(comm, job, span=trace.span, stop=stop, before_step=injector)
                 try:
                     with trainer, trace.to_file(trainer.comm, traced, Stopped):
                         run_training(trainer, go_on=go_on)
@@ -150,8 +159,8 @@ def with_fault(
 
 def evaluate(comm: Communicator, options: argparse.Namespace) -> int:
     """Test the newest checkpoint of a job."""
-    # A test needs no servers, whatever trained what it tests.
-    config = replace(load_once(comm, options), server=Server())
+    # A test needs no servers and no talk of workers, whatever trained what it tests.
+    config = settled(comm, replace(load_once(comm, options), server=Server(), sync=Sync()))
     with _trainer(comm, config) as trainer:
         found = resume(trainer)
         if found is None:

@@ -22,6 +22,7 @@ __all__ = [
     "Feedback",
     "Linear",
     "Memory",
+    "Momentum",
     "Remembering",
     "Sketch",
     "Sparse",
@@ -108,18 +109,30 @@ class Sparse(Protocol):
 class Remembering(Protocol):
     """A code with a memory of its own, in the place of a residual.
 
-    With an attribute ``of_all`` that is true, gradients that travel as they are pass through such a
-    memory, too, as a momentum's must.
+    A momentum's must be of all gradients, also of those that travel as they are: see
+    :class:`Momentum`.
     """
 
-    def memory(self, value: Array, *, ranks: int = 1, dense: Sequence[slice] = ()) -> Memory:
-        """The memory of a vector.
+    def memory(self, value: Array) -> Memory:
+        """The memory of a vector; ``value``: zeros of its shape and type, which may be used."""
 
-        Args:
-            value: zeros of its shape and type, whose memory may be used.
-            ranks: that add up.
-            dense: parts that are sent as they are.
-        """
+
+@runtime_checkable
+class Momentum(Protocol):
+    """A code whose memory is a momentum, in the place of the optimiser's.
+
+    Attributes:
+        clip: bound of the length of the summed gradient; 0 for none.
+    """
+
+    @property
+    def clip(self) -> float: ...
+
+    def share(self, squares: float, ranks: int) -> float:
+        """What a rank's gradient is multiplied by, of this squared length, one of so many."""
+
+    def of_sum(self, value: Array) -> Memory:
+        """The memory of a sum that has travelled as it is; ``value``: as for :meth:`memory`."""
 
 
 def feedback_of(code: Codec | Linear | Sparse) -> Feedback:

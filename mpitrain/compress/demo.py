@@ -1,6 +1,5 @@
 """DeMo: the largest waves of each chunk."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isqrt
 from typing import ClassVar
@@ -40,9 +39,7 @@ class DeMo(Named):
         expect_least("keep", self.keep, 1)
         expect_share("decay", self.decay)
 
-    def memory(
-        self, value: Array, *, ranks: int = 1, dense: Sequence[slice] = ()
-    ) -> DecayingResidual:
+    def memory(self, value: Array) -> DecayingResidual:
         return DecayingResidual(value, self.decay)
 
     @property

@@ -1,8 +1,7 @@
 """Deep Gradient Compression: momentum before the choice of the largest, not after."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import inf, sqrt
 from typing import ClassVar
 
 import numpy as np
@@ -37,8 +36,8 @@ class DGC(Named):
         momentum: m.
         nesterov: u = m (u + g), v = v + u + g.
         masking: u is 0 where v was sent, so that old directions are forgotten.
-        clip: bound of the length of the summed gradient of a bucket, of which a rank takes
-            1/sqrt(p); 0 for none.
+        clip: bound of the length of the whole model's summed gradient, of which a rank takes
+            1/sqrt(p); 0 for none.  Sums begin when all gradients are there.
         warmup: first steps, in whose four quarters more is sent: keep to the power of 1/5, 2/5,
             3/5 and 4/5, as 25%, 6.3%, 1.6% and 0.4% for 0.1%.
     """
@@ -46,7 +45,6 @@ class DGC(Named):
     name: ClassVar[str] = "dgc"
     unbiased: ClassVar[bool] = False
     feedback: ClassVar[str] = "on"
-    of_all: ClassVar[bool] = True
     keep: float = 0.001
     momentum: float = 0.9
     nesterov: bool = False
@@ -73,29 +71,29 @@ class DGC(Named):
     def values(self, chosen: Array) -> Array:
         return chosen
 
-    def memory(
-        self, value: Array, *, ranks: int = 1, dense: Sequence[slice] = ()
-    ) -> "MomentumCorrection":
-        return MomentumCorrection(self, value, ranks, dense)
+    def share(self, squares: float, ranks: int) -> float:
+        """What a rank's gradient is multiplied by, of this squared length, one of so many."""
+        length = sqrt(ranks * squares)
+        return self.clip / length if self.clip and self.clip < length < inf else 1.0
+
+    def memory(self, value: Array) -> "MomentumCorrection":
+        return MomentumCorrection(self, value)
+
+    def of_sum(self, value: Array) -> "SumMomentum":
+        return SumMomentum(self, value)
 
 
 class MomentumCorrection:
     """u and v of a vector; it has the methods of a :class:`~collectives.coded.Residual`.
 
-    Where the vector is sent densely (biases, gains), the velocity is what there is to send, and v
-    stays 0.
-
     Attributes:
         u, value: velocities, and v, what they add up to where nothing was sent; shape (n,).
     """
 
-    def __init__(self, code: DGC, value: Array, ranks: int, dense: Sequence[slice]) -> None:
+    def __init__(self, code: DGC, value: Array) -> None:
         """``value``: memory of v, zeros at first."""
         self.u, self.value = np.zeros_like(value), value
-        self._code, self._limit = code, code.clip / sqrt(ranks)
-        self._is_dense = np.zeros(len(value), np.bool_)
-        for part in dense:
-            self._is_dense[part] = True
+        self._code = code
         self._next_u, self._next_v = np.zeros_like(value), value.copy()
         self._is_pending = False
 
@@ -106,27 +104,16 @@ class MomentumCorrection:
 
     def add_to(self, x: Array) -> None:
         """``x``, the gradient, becomes what there is to send."""
-        g, m = x.copy(), self._code.momentum
-        if self._code.clip:
-            length = float(np.sqrt(np.square(g, dtype=np.float64).sum()))
-            g *= min(1.0, self._limit / length) if length else 1.0
-        if self._code.nesterov:
-            self._next_u[...] = m * (self.u + g)
-            velocity = self._next_u + g
-        else:
-            self._next_u[...] = m * self.u + g
-            velocity = self._next_u
-        self._next_v[...] = self.value + velocity
-        x[...] = np.where(self._is_dense, velocity, self._next_v)
-        self._next_v[self._is_dense] = 0
+        velocity = _velocity(self._code, self.u, x, self._next_u)
+        np.add(self.value, velocity, out=self._next_v)
+        x[...] = self._next_v
         self._is_pending = True
 
     def keep(self, x: Array, sent: Array, part: slice = slice(None)) -> None:
         """Of ``part``, ``x`` was there to send, and ``sent`` was."""
-        sparse = ~self._is_dense[part]
-        self._next_v[part][sparse] = (x - sent)[sparse]
+        np.subtract(x, sent, out=self._next_v[part])
         if self._code.masking:
-            self._next_u[part][sparse & (sent != 0)] = 0
+            self._next_u[part][sent != 0] = 0
 
     def commit(self) -> None:
         """The step counts."""
@@ -137,3 +124,51 @@ class MomentumCorrection:
     def rollback(self) -> None:
         """The step does not count."""
         self._is_pending = False
+
+
+class SumMomentum:
+    """u of a sum that has travelled as it is (biases, gains): the sum of the ranks' velocities is
+    the velocity of the sum, and all of them have it.
+
+    Attributes:
+        u: the velocity, shape (n,).
+    """
+
+    def __init__(self, code: DGC, value: Array) -> None:
+        """``value``: memory of u, zeros at first."""
+        self.u, self._code, self._next = value, code, np.zeros_like(value)
+        self._is_pending = False
+
+    @property
+    def arrays(self) -> dict[str, Array]:
+        """What a checkpoint must have, by name."""
+        return {"u": self.u}
+
+    def add_to(self, x: Array) -> None:
+        """``x``, the summed gradient, becomes the velocity."""
+        x[...] = _velocity(self._code, self.u, x, self._next)
+        self._is_pending = True
+
+    def keep(self, x: Array, sent: Array, part: slice = slice(None)) -> None:
+        """All was sent."""
+
+    def commit(self) -> None:
+        """The step counts."""
+        if self._is_pending:
+            self.u[...] = self._next
+            self._is_pending = False
+
+    def rollback(self) -> None:
+        """The step does not count."""
+        self._is_pending = False
+
+
+def _velocity(code: DGC, u: Array, g: Array, next_u: Array) -> Array:
+    """What a gradient adds to v, or is sent for; ``next_u`` becomes the next u."""
+    m = code.momentum
+    if code.nesterov:
+        next_u[...] = m * (u + g)
+        found: Array = next_u + g
+        return found
+    next_u[...] = m * u + g
+    return next_u

@@ -1,6 +1,5 @@
 """Signs: a bit a number."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -133,7 +132,7 @@ class Signum(Named):
     def __post_init__(self) -> None:
         expect_decay("momentum", self.momentum)
 
-    def memory(self, value: Array, *, ranks: int = 1, dense: Sequence[slice] = ()) -> LocalMomentum:
+    def memory(self, value: Array) -> LocalMomentum:
         return LocalMomentum(value, self.momentum)
 
     def nbytes(self, n: int) -> int:

@@ -14,6 +14,7 @@ def cpu_alone(job: "Config") -> str:
         ("parallel.node_shared", p.node_shared, "GPUs have memory of their own; zero = 1 shares"),
         ("compress.codec", job.compress.codec != "none", "codes are made on the host"),
         ("sync.kind", job.sync.kind != "every_step", "workers exchange on the host"),
+        ("sync.combine", job.sync.combine != "mean", "adasum is made on the host"),
         ("server", job.server.ranks or job.server.hogwild, "servers keep parameters on the host"),
         ("federated.clients", job.federated.clients, "clients sum on the host"),
         ("own.model", job.own.model, "modules of torch are layers on the CPU"),

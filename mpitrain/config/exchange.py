@@ -5,7 +5,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from mpitrain.compress import CodecError, Linear, Sparse, feedback_of, parse
+from mpitrain.compress import (
+    CodecError,
+    Compressor,
+    Linear,
+    Momentum,
+    Remembering,
+    Sparse,
+    feedback_of,
+    parse,
+)
 
 if TYPE_CHECKING:
     from mpitrain.config.tables import Config
@@ -49,13 +58,10 @@ def compress_conflicts(job: "Config") -> Iterator[tuple[str, str]]:
         return
     if p.schedule == "asynchronous":
         yield "compress.codec", "asynchronous pipelines send gradients as they are; leave it out"
-    if p.zero > 1 or p.node_shared:
-        yield (
-            "compress.codec",
-            "what codes leave out is as large as the gradients, which zero = 2 and 3 and "
-            "node_shared do not keep; set zero = 1, or codec = 'none'",
-        )
     if c.codec == "auto":
+        if p.zero > 1 or p.node_shared:
+            where = "node_shared does" if p.node_shared else "zero = 2 and 3 do"
+            yield "compress.codec", f"auto tries codes that {where} not take; name one"
         if Compress("auto", start=c.start, least=c.least) != c:
             yield "compress.codec", "auto chooses the code; of other keys it takes start and least"
         return
@@ -64,20 +70,68 @@ def compress_conflicts(job: "Config") -> Iterator[tuple[str, str]]:
     except CodecError as error:
         yield "compress.codec", str(error)
         return
+    yield from code_conflicts(c, code)
+    if p.zero > 1:
+        yield from _scattered_conflicts(c, code, "zero = 2 and 3 keep", "zero = 1")
+    if p.node_shared:
+        yield from _scattered_conflicts(c, code, "node_shared keeps", "node_shared = false")
+    if getattr(code, "votes", False) and p.node_shared:
+        yield "compress.codec", f"{code} is no sum of nodes' sums; set node_shared = false"
+    if c.exchange == "gathered" and p.zero:
+        yield "compress.exchange", "gathered gives every rank the whole sum; set zero = 0"
+    if isinstance(code, Momentum) and (job.optim.name != "sgd" or job.optim.momentum):
+        yield "compress.codec", f"{code} has the momentum; set optim.name = 'sgd' and momentum = 0"
+    alone = p.pipe == 1 and p.tensor == 1 and len(p.replicas) < 2
+    if isinstance(code, Momentum) and code.clip and (not alone or job.model.kind == "recommender"):
+        yield (
+            "compress.codec",
+            f"the clip of {code} is of a replica's whole gradient, of which each rank has a part "
+            "here; leave clip out, or set pipe = 1, tensor = 1 and another model",
+        )
+    if getattr(code, "votes", False):
+        if p.zero:
+            yield "compress.codec", f"{code} gives every rank the whole vote; set zero = 0"
+        if job.sync.drifts and (job.sync.kind == "delayed" or job.sync.outer == "plain"):
+            yield (
+                "compress.codec",
+                f"{code} has no size, and would move each weight by 1 in an exchange; set another "
+                "codec, or sync.kind = 'local' with sync.outer = 'momentum:lr=0.001,momentum=0'",
+            )
+
+
+def _scattered_conflicts(
+    c: Compress, code: Compressor, who: str, instead: str
+) -> Iterator[tuple[str, str]]:
+    """What does not go with ranks that keep shards of summed gradients alone."""
+    if isinstance(code, Linear | Sparse | Remembering):
+        yield (
+            "compress.codec",
+            f"{who} shards of sums, and {code} is of whole ones; take a code of single numbers, as "
+            f"bf16 or int8:rounding=stochastic, or set {instead}",
+        )
+    elif c.feedback == "on" or (c.feedback == "auto" and feedback_of(code) == "on"):
+        yield (
+            "compress.feedback",
+            f"{who} shards alone, and what {code} leaves out is as large as the gradients; take an "
+            "unbiased code, as int8:rounding=stochastic, or set feedback = 'off', or "
+            f"{instead}",
+        )
+
+
+def code_conflicts(c: Compress, code: Compressor) -> Iterator[tuple[str, str]]:
+    """What of the table does not go with its code, as (key, sentence)."""
     is_linear = isinstance(code, Linear)
     if is_linear and c.exchange != "auto":
         yield "compress.exchange", f"{code} adds up and goes by all-reduces; leave exchange out"
-    if c.flush_every and (not is_linear or c.feedback == "off"):
+    if c.flush_every and (not is_linear or c.feedback == "off" or feedback_of(code) == "never"):
         yield "compress.flush_every", f"{code} keeps nothing that drifts apart; leave it out"
-    if c.exchange == "gathered" and p.zero:
-        yield "compress.exchange", "gathered gives every rank the whole sum; set zero = 0"
     if c.feedback == "on" and feedback_of(code) == "never":
         yield "compress.feedback", f"what {code} leaves out would grow; set feedback = 'off'"
+    if c.feedback == "off" and isinstance(code, Remembering) and feedback_of(code) == "on":
+        yield "compress.feedback", f"what {code} keeps is its momentum, too; leave feedback out"
     if isinstance(code, Sparse) and c.exchange != "auto":
         yield "compress.exchange", f"{code} goes by the sparse all-reduce; leave exchange out"
-    if getattr(code, "of_all", False) and (job.optim.name != "sgd" or job.optim.momentum):
-        yield "compress.codec", f"{code} has the momentum; set optim.name = 'sgd' and momentum = 0"
-    if getattr(code, "of_all", False) and c.start:
+    if isinstance(code, Momentum) and c.start:
         yield "compress.start", f"{code} warms up by itself, see its option warmup; leave start out"
-    if getattr(code, "votes", False) and (c.exchange == "gathered" or p.zero):
-        yield "compress.codec", f"{code} needs the owners of two_phase, and zero = 0"
+    if getattr(code, "votes", False) and c.exchange == "gathered":
+        yield "compress.codec", f"{code} needs the owners of two_phase"

@@ -66,6 +66,9 @@ class Sync(Struct, frozen=True, forbid_unknown_fields=True):
             ``period`` steps' updates, which take effect ``delay`` steps later (delayed gradient
             averaging).  ``quorum``: they sum the gradients of each step, and leave out those that
             come last.
+        combine: what becomes of the workers' gradients in ``every_step``, and of their ways in
+            ``local``: their ``mean``; or ``adasum``, which is the mean of what is parallel and the
+            sum of what is orthogonal, for each tensor (Maleki et al. 2021).
         period: steps from one exchange to the next, of ``local`` and ``delayed``.
         start: first steps, which are done as by ``every_step`` (post-local SGD).
         delay: steps after which an exchange takes effect; it is under way meanwhile.
@@ -86,6 +89,7 @@ class Sync(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     kind: Literal["every_step", "local", "delayed", "quorum"] = "every_step"
+    combine: Literal["mean", "adasum"] = "mean"
     period: _Count = 50
     start: _Whole = 0
     delay: _Whole = 0
@@ -111,6 +115,7 @@ class Sync(Struct, frozen=True, forbid_unknown_fields=True):
 
 #: Keys by the kinds that read them.
 _READ = {
+    "combine": ("every_step", "local"),
     "period": ("local", "delayed"),
     "start": ("local", "delayed"),
     "delay": ("local", "delayed"),
@@ -132,6 +137,8 @@ def sync_conflicts(job: "Config") -> Iterator[tuple[str, str]]:
         if s.kind not in kinds and getattr(s, key) != getattr(Sync(), key):
             who = f"{' and '.join(kinds)} {'do' if len(kinds) > 1 else 'does'}"
             yield f"sync.{key}", f"{s.kind} does not read it, {who}; leave it out"
+    if s.combine == "adasum":
+        yield from _adasum_conflicts(job)
     if s.kind == "every_step":
         return
     if s.kind == "local":
@@ -199,6 +206,23 @@ def sync_conflicts(job: "Config") -> Iterator[tuple[str, str]]:
         )
     if s.kind == "quorum":
         yield from _quorum_conflicts(job)
+
+
+def _adasum_conflicts(job: "Config") -> Iterator[tuple[str, str]]:
+    p = job.parallel
+    for key, is_set, why in (
+        ("compress.codec", job.compress.codec != "none", "codes are of sums; set codec = 'none'"),
+        ("parallel.zero", p.zero > 1, "each micro-batch would have its own; set zero = 0 or 1"),
+        ("parallel.node_shared", p.node_shared, "is of sums over nodes; set node_shared = false"),
+        ("parallel.tensor", p.tensor > 1, "tensor ranks have parts of tensors; set tensor = 1"),
+        ("parallel.replicas", len(set(p.replicas)) > 1, "takes stages of as many replicas"),
+        ("parallel.schedule", p.schedule == "asynchronous", "takes synchronous schedules"),
+        ("model.kind", job.model.kind == "recommender", "its tables are spread over the workers"),
+        ("server.ranks", bool(job.server.ranks or job.server.hogwild), "servers take each push"),
+        ("federated.clients", bool(job.federated.clients), "the server takes the clients' mean"),
+    ):
+        if is_set:
+            yield key, f"sync.combine = 'adasum': {why}, or combine = 'mean'"
 
 
 def _local_conflicts(s: Sync) -> Iterator[tuple[str, str]]:

@@ -89,8 +89,9 @@ _HEADER = (
 
 
 def _line(record: Step) -> str:
+    synced = f"  {record.sync}" if record.sync else ""
     return (
         f"{record.step:6d} {record.loss:9.4f} {record.grad_norm:9.4f} {record.lr:9.4g} "
         f"{record.samples_per_s:9.0f} {100 * record.comm_share:7.1f} "
-        f"{100 * record.wait_share:5.1f}"
+        f"{100 * record.wait_share:5.1f}{synced}"
     )

@@ -75,6 +75,12 @@ class Synced(Struct, frozen=True):
     drift: float = 0.0
     taken: list[list[int]] = []
 
+    def __str__(self) -> str:
+        if self.taken:
+            there = sum(bool(steps) for steps in self.taken)
+            return f"gradients of {there} of {len(self.taken)} workers"
+        return f"exchange {self.exchanges}, drift {self.drift:.2g}"
+
 
 class Step(Struct, frozen=True, tag="step", tag_field="event"):
     """One step of all ranks.

@@ -7,6 +7,7 @@ loss scale is too large, the ranks skip the step together, and the residuals are
 been.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
@@ -17,9 +18,9 @@ import numpy as np
 from collectives.codec import Dice, Memory, Residual
 from collectives.coded import Gathered, Part, Phased, TwoPhase
 from collectives.communicator import Communicator
-from mpitrain.arena import DATA
+from mpitrain.arena import DATA, Arena
 from mpitrain.arrays import Array, Shape
-from mpitrain.compress import Compressor, Linear, Remembering, Sketch, Sparse
+from mpitrain.compress import Compressor, Linear, Momentum, Remembering, Sketch, Sparse
 from mpitrain.config import ConfigError
 from mpitrain.parallel.linear_sum import LinearSum
 from mpitrain.parallel.packing import Packed, Run, Together
@@ -40,6 +41,7 @@ class Compression:
             less often at the same bytes.
         flush_every: steps after which the ranks average what a ``Linear`` code left out, so that it
             does not drift apart; 0: never.
+        every: steps from one sum to the next.
     """
 
     code: Compressor
@@ -48,16 +50,18 @@ class Compression:
     least: int = 1024
     exchange: str = "auto"
     flush_every: int = 0
+    every: int = 1
+
+    def flushes(self, step: int) -> bool:
+        """Whether the ranks average in the sum of this step, counted from 0: in the first one after
+        each ``flush_every`` steps."""
+        done, often = step + 1, self.flush_every
+        return often > 0 and done // often != (done - self.every) // often
 
     @property
     def votes(self) -> bool:
         """Whether what comes out is no sum, so that all gradients must be coded."""
         return getattr(self.code, "votes", False)
-
-    @property
-    def of_all(self) -> bool:
-        """Whether the code's memory is of gradients that travel as they are, too."""
-        return getattr(self.code, "of_all", False)
 
     def codes(self, shape: Shape) -> bool:
         """Whether the gradients of a tensor are coded."""
@@ -81,6 +85,9 @@ class Compressed:
         exchanges: the sums that were bound and not freed, those that are coded.
         tells: all ranks hear where the gradients of one are not finite, and the sum is not, either;
             without, who calls must see to it (:attr:`is_finite`).
+        anew: sums are bound in each backward pass, and run once: they keep nothing.
+        scale: that the gradients of this step were multiplied by.
+        share: what this rank's are multiplied by before they are coded, see :meth:`prepare`.
     """
 
     compression: Compression
@@ -88,38 +95,76 @@ class Compressed:
     dense: Dense
     exchanges: "list[Exchange]" = field(default_factory=list)
     tells: bool = False
+    anew: bool = False
+    scale: float = field(default=1.0, init=False)
+    share: float = field(default=1.0, init=False)
     acts_alone: ClassVar[bool] = True
 
-    def bind(self, summand: Summand) -> Sum:
-        """The sum of these arrays; collective over ``summand.comm``.
+    def __post_init__(self) -> None:
+        self._has_begun = False
+        #: Whether the gradients were finite of sums that are freed.
+        self._were_finite = True
+        #: How often the sum of a bucket was bound in this step.
+        self._bound: Counter[int] = Counter()
+
+    def check(self, arena: Arena) -> None:
+        """Whether it can sum what must be summed exactly; not collective.
 
         Raises:
-            ConfigError: the code votes, and these gradients must be summed exactly.
+            ConfigError: the code votes, and some gradients are those of more than the replicas.
         """
-        how, is_data = self.compression, summand.bucket.group == DATA
-        if how.votes and not is_data:
+        exact = [tensor.name for tensor in arena.tensors if tensor.group != DATA]
+        if self.compression.votes and exact:
             raise ConfigError(
-                f"compress.codec: {how.code} has no sums, and {', '.join(summand.tensors)} are "
-                "summed over more ranks than the replicas; set another codec"
+                f"compress.codec: {self.compression.code} has no sums, and {', '.join(exact[:3])} "
+                "are summed over other ranks than the replicas; set another codec"
             )
-        packed = Packed(summand, lambda shape: is_data and how.codes(shape), tells=self.tells)
-        if not packed.coded.size and not how.of_all:
+
+    def bind(self, summand: Summand) -> Sum:
+        """The sum of these arrays; collective over ``summand.comm``."""
+        how, is_data = self.compression, summand.bucket.group == DATA
+        if self.anew and self._has_begun and self.dice.step < how.start:
             return self.dense.bind(summand)
-        exchange = Exchange(summand, packed, self)
+        packed = Packed(summand, lambda shape: is_data and how.codes(shape), tells=self.tells)
+        if not packed.coded.size and not isinstance(how.code, Momentum):
+            return self.dense.bind(summand)
+        turn = self._bound[summand.bucket.start]
+        self._bound[summand.bucket.start] += 1
+        exchange = Exchange(summand, packed, self, turn)
         self.exchanges.append(exchange)
         return exchange
 
+    def forget(self, exchange: "Exchange") -> None:
+        """It was freed."""
+        self._were_finite = self.is_finite
+        self.exchanges.remove(exchange)
+
     def begin(self, step: int, scale: float) -> None:
         """The gradients of ``step``, counted from 0, come multiplied by ``scale``."""
-        self.dice.step = step
+        self.dice.step, self.scale, self.share = step, scale, 1.0
+        self._has_begun = self._were_finite = True
+        self._bound.clear()
         for exchange in self.exchanges:
             exchange.is_finite = True
-            exchange.scale = scale
+
+    @property
+    def needs_all(self) -> bool:
+        """Whether the first sum may begin only when all gradients of this rank are there."""
+        code = self.compression.code
+        return isinstance(code, Momentum) and code.clip > 0
+
+    def prepare(self, gradients: Array, ranks: int) -> None:
+        """All ``gradients`` of this rank, one of ``ranks`` that are summed, are there."""
+        code = self.compression.code
+        if isinstance(code, Momentum) and code.clip:
+            # Of what is not finite nothing is sent.
+            squares = float(np.square(gradients, dtype=np.float64).sum())
+            self.share = code.share(squares / self.scale**2, ranks)
 
     @property
     def is_finite(self) -> bool:
         """Whether all gradients of this rank that were coded in this step were."""
-        return all(exchange.is_finite for exchange in self.exchanges)
+        return self._were_finite and all(exchange.is_finite for exchange in self.exchanges)
 
     def commit(self) -> None:
         """The step counts."""
@@ -147,25 +192,26 @@ class Exchange(Phased):
         packed: which elements are coded.
         memory: what this rank keeps of its own gradients, as what codes left out; shape of each of
             its arrays (coded elements,).
-        rest_memory: the same of gradients that are not coded.
+        rest_memory: what all ranks keep of sums that are not coded, as a momentum.
         owner_residual: what the codes of sums left out, shape (elements of the own shard,).
-        scale: that the gradients of this step were multiplied by.
-        is_finite: whether they are.
+        is_finite: whether the gradients of this step are.
     """
 
-    def __init__(self, summand: Summand, packed: Packed, made_by: Compressed) -> None:
-        """Bind it; collective."""
-        self.packed, self.scale, self.is_finite = packed, 1.0, True
+    def __init__(
+        self, summand: Summand, packed: Packed, made_by: Compressed, turn: int = 0
+    ) -> None:
+        """Bind it; collective.  ``turn``: how many sums of the bucket this step has had."""
+        self.packed, self.is_finite = packed, True
         self._summand, self._made_by = summand, made_by
+        # A bucket has fewer elements than that: each turn has dice of its own.
+        self._place = summand.bucket.start + (turn << 40)
         how, comm = made_by.compression, summand.comm
         self.memory: Memory | None = None
         self.rest_memory: Memory | None = None
         if isinstance(how.code, Remembering):
-            self.memory = how.code.memory(np.zeros_like(packed.coded), ranks=comm.size)
-            if how.of_all and packed.rest.size:
-                rest = np.zeros_like(packed.rest)
-                every = [slice(0, rest.size)]
-                self.rest_memory = how.code.memory(rest, ranks=comm.size, dense=every)
+            self.memory = how.code.memory(np.zeros_like(packed.coded))
+            if isinstance(how.code, Momentum):
+                self.rest_memory = how.code.of_sum(np.zeros_like(packed.rest_sum))
         elif how.feedback:
             self.memory = Residual(np.zeros_like(packed.coded))
         self.owner_residual: Residual | None = None
@@ -173,17 +219,18 @@ class Exchange(Phased):
         self.algorithm = self._coded.algorithm if self._coded else str(how.code)
         self.reason = f"{packed.share:.0%} of elements"
         self._rest = packed.bind_rest(comm)
-        self._dense = made_by.dense.bind(summand) if how.start else None
+        self._dense = made_by.dense.bind(summand) if how.start and not made_by.anew else None
         super().__init__(comm, [])
 
     def _sum(self, how: Compression, comm: Communicator) -> Phased:
         """The sum of what is coded, as the kind of the code asks for."""
         code, packed, dice, memory = how.code, self.packed, self._made_by.dice, self.memory
         if isinstance(code, Linear):
-            return LinearSum(comm, code, packed, memory, dice, how.flush_every)
+            flushes = how.flushes if how.flush_every else None
+            return LinearSum(comm, code, packed, memory, dice, flushes)
         if isinstance(code, Sparse):
             return SparseSum(comm, code, packed, memory, dice)
-        place, total = self._summand.bucket.start, packed.coded_total
+        place, total = self._place, packed.coded_total
         if how.gathers(comm.size) and packed.coded_counts is None:
             return Gathered(
                 comm, code, packed.coded, total, residual=memory, dice=dice, place=place
@@ -202,6 +249,7 @@ class Exchange(Phased):
             owner_residual=self.owner_residual,
             dice=dice,
             place=place,
+            lasts=not self._made_by.anew,
         )
 
     @property
@@ -217,17 +265,17 @@ class Exchange(Phased):
         if self._dense is not None and self._made_by.dice.step < self._made_by.compression.start:
             yield self._dense
             return
-        self.is_finite = self.packed.pack(self.scale)
-        rest = self._rest
-        if self.rest_memory:
-            self.rest_memory.add_to(self.packed.rest)
+        scale, rest = self._made_by.scale, self._rest
+        self.is_finite = self.packed.pack(scale, self._made_by.share)
         for plan in self._coded.phases() if self._coded else ():
             yield Together([plan, rest]) if rest else plan
             rest = None
         if rest:
             yield rest
         self.is_finite = self.packed.all_finite(self.is_finite)
-        self.packed.unpack(self.scale, self.is_finite)
+        if self.rest_memory:
+            self.rest_memory.add_to(self.packed.rest_sum)
+        self.packed.unpack(scale, self.is_finite)
 
     def commit(self) -> None:
         """The step counts."""
@@ -248,11 +296,12 @@ class Exchange(Phased):
     def kept(self) -> Iterator[Kept]:
         """What is kept of the elements, as elements of the arena."""
         alone = "" if self.owner_residual else "owner"
-        for memory, coded in ((self.memory, True), (self.rest_memory, False)):
-            for name, values in memory.arrays.items() if memory else ():
-                whole = slice(0, values.size)
-                runs = self.packed.runs_of(whole, coded=coded)
-                yield from self._kept(name, values, runs, is_per_replica=True, when_alone=alone)
+        for name, values in self.memory.arrays.items() if self.memory else ():
+            runs = self.packed.runs_of(slice(0, values.size), coded=True)
+            yield from self._kept(name, values, runs, is_per_replica=True, when_alone=alone)
+        for name, values in self.rest_memory.arrays.items() if self.rest_memory else ():
+            runs = self.packed.runs_of(self.packed.rest_shard, coded=False)
+            yield from self._kept(name, values, runs, is_per_replica=False, is_shared=True)
         if self.owner_residual:
             runs = self.packed.runs_of(self.packed.part, coded=True)
             yield from self._kept("owner", self.owner_residual.value, runs, is_per_replica=False)
@@ -272,4 +321,4 @@ class Exchange(Phased):
         for plan in (self._coded, self._rest, self._dense):
             if plan is not None:
                 plan.Free()
-        self._made_by.exchanges.remove(self)
+        self._made_by.forget(self)

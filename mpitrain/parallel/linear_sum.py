@@ -1,6 +1,6 @@
 """The sum of tensors by a code that adds up: one all-reduce for each of its phases."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -25,7 +25,7 @@ class LinearSum(Phased):
         packed: Packed,
         memory: Memory | None,
         dice: Dice,
-        flush_every: int = 0,
+        flushes: Callable[[int], bool] | None = None,
     ) -> None:
         """Bind it; collective.
 
@@ -35,17 +35,17 @@ class LinearSum(Phased):
             packed: whose coded elements are summed.
             memory: what this rank's codes left out.
             dice: has the seed of the run, and the step.
-            flush_every: steps after which the ranks average their residuals.
+            flushes: says of a step whether the ranks average their residuals; None: never.
         """
         self.algorithm = str(code)
         self.sketch = code.sketch(packed.tensors, dice.seed)
         self._packed, self._memory, self._dice = packed, memory, dice
-        self._flush_every, self._size = flush_every, comm.size
+        self._flushes, self._size = flushes, comm.size
         self._given = np.empty_like(packed.coded if memory else packed.coded[:0])
         self._sum = np.empty_like(self._given)
         self._phases = [ordered(comm, array) for array in self.sketch.sums]
         self._flush: AnyPlan | None = None
-        if flush_every and isinstance(memory, Residual):
+        if flushes and isinstance(memory, Residual):
             self._left = memory.pending
             self._flush = ordered(comm, self._left)
         super().__init__(comm, [*self._phases, *([self._flush] if self._flush else [])])
@@ -67,7 +67,7 @@ class LinearSum(Phased):
             self.sketch.sent(self._packed.tensors)
             memory.keep(self._given, coded)
             coded[...] = self._sum
-            if self._flush and (step + 1) % self._flush_every == 0:
+            if self._flush and self._flushes and self._flushes(step):
                 yield self._flush
                 self._left /= self._size
         if self._packed.coded_total is not coded:

@@ -5,6 +5,7 @@ message stream a rank, and the update writes it where everybody reads it.  So th
 of parameters within a node at all, and parameters and optimiser state take the memory of one rank.
 """
 
+from dataclasses import replace
 from time import perf_counter
 
 import numpy as np
@@ -15,6 +16,7 @@ from mpitrain.arena import Arena, Bucket, Tensor
 from mpitrain.arrays import Array, Parameters
 from mpitrain.config import ConfigError
 from mpitrain.group import share
+from mpitrain.parallel.compressed import Compressed
 from mpitrain.parallel.store import Allocate, Piece, Reduction
 from mpitrain.parallel.summation import Sum, Summand
 from mpitrain.parallel.whole import WholeGradients
@@ -24,7 +26,8 @@ class NodeShared(WholeGradients):
     """One copy of the parameters on each node, in a shared window of MPI.
 
     Cost a step, of s bytes on nodes of k ranks: reduce-scatter s in the node, all-reduce s/k across
-    nodes, and a barrier.
+    nodes, and a barrier.  By codes, where there are some, across nodes alone: inside of one,
+    nothing is sent.
     """
 
     def __init__(
@@ -35,6 +38,9 @@ class NodeShared(WholeGradients):
         Raises:
             ConfigError: nodes have different numbers of ranks.
         """
+        across = reduction.summation
+        if isinstance(across, Compressed):
+            reduction = replace(reduction, summation=across.dense)
         super().__init__(arena, reduction, allocate(arena.size, initial.dtype))
         self._shared = {
             group: _NodeCopy(comm, arena, group, initial)
@@ -50,10 +56,12 @@ class NodeShared(WholeGradients):
             gradients = np.zeros_like(parameters)
             self.pieces.append(Piece(part.start, parameters, gradients, bucket.group))
             if copy.across.size > 1:
-                # A shard cuts tensors where it likes.
-                summand = Summand(bucket, copy.across, gradients, {}, gradients)
-                self._across.append(reduction.summation.bind(summand))
+                cut = _cut(arena, part, gradients)
+                summand = Summand(bucket, copy.across, gradients, cut, gradients)
+                self._across.append(across.bind(summand))
         self.bind_sums([piece.gradients for piece in self.pieces])
+        if self._across:
+            self.reason = f"{self.reason}; between nodes {self._across[-1].algorithm}"
 
     def comm(self, bucket: Bucket) -> Communicator:
         """The ranks of the node."""
@@ -89,6 +97,18 @@ class NodeShared(WholeGradients):
         self._views, self.pieces = [], []
         while self._shared:
             self._shared.popitem()[1].close()
+
+
+def _cut(arena: Arena, shard: slice, gradients: Array) -> dict[str, Array]:
+    """A shard's part of each tensor, which is cut where it may be: of a vector a vector, of others
+    a column."""
+    found = {}
+    for tensor in arena.tensors:
+        low, high = max(tensor.start, shard.start), min(tensor.stop, shard.stop)
+        if low < high:
+            part = gradients[low - shard.start : high - shard.start]
+            found[tensor.name] = part.reshape(-1, 1) if len(tensor.shape) > 1 else part
+    return found
 
 
 class _NodeCopy:

@@ -95,6 +95,19 @@ class Packed:
             return slice(0, self.coded.size)
         return slice(sum(counts[:rank]), sum(counts[: rank + 1]))
 
+    @property
+    def rest_shard(self) -> slice:
+        """The own shard of what is not coded."""
+        counts, rank = self.rest_counts, self._summand.comm.rank
+        if counts is None:
+            return slice(0, self.rest.size - self._tells)
+        return slice(sum(counts[:rank]), sum(counts[: rank + 1]))
+
+    @property
+    def rest_sum(self) -> Array:
+        """The sum of what is not coded, or the own shard of it."""
+        return self.rest_total[: self.rest_total.size - self._tells]
+
     def runs_of(self, part: slice, *, coded: bool) -> Iterator[Run]:
         """Where the elements of ``part`` of an array lie, ``at`` counted from its start."""
         for run in self.runs:
@@ -105,10 +118,11 @@ class Packed:
                     start = run.start + first - run.at
                     yield Run(start, start + last - first, first - part.start, coded)
 
-    def pack(self, scale: float) -> bool:
+    def pack(self, scale: float, share: float = 1.0) -> bool:
         """Sort the gradients into the arrays; false, and zeros, if one of them is not finite.
 
-        They are divided by ``scale``, as codes and what they leave out are of gradients.
+        They are divided by ``scale``, as codes and what they leave out are of gradients, and
+        multiplied by ``share``.
         """
         own = self._summand.own
         is_finite = bool(np.isfinite(own).all())
@@ -119,6 +133,9 @@ class Packed:
         if scale != 1.0:
             self.coded /= scale
             self.rest /= scale
+        if share != 1.0:
+            self.coded *= share
+            self.rest *= share
         if not is_finite:
             self.coded[...] = 0
             self.rest[...] = 0

@@ -15,7 +15,7 @@ from typing import ClassVar, Protocol
 from mpi4py import MPI
 
 from collectives import Communicator
-from mpitrain.arena import Bucket
+from mpitrain.arena import Arena, Bucket
 from mpitrain.arrays import Array
 
 
@@ -77,6 +77,7 @@ class Kept:
         is_per_replica: each replica has its own, and their sum counts; else each element is kept
             once, by one of them.
         when_alone: name of what else a replica keeps, on layouts where no rank keeps that.
+        is_shared: all ranks that have an element keep the same of it.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Kept:
     values: Array
     is_per_replica: bool
     when_alone: str = ""
+    is_shared: bool = False
 
 
 class Keeper(Protocol):
@@ -109,11 +111,26 @@ class Summation(Keeper, Protocol):
     @property
     def acts_alone(self) -> bool: ...
 
+    def check(self, arena: Arena) -> None:
+        """Whether it can sum the gradients of these tensors as they must be; not collective.
+
+        Raises:
+            ConfigError: it cannot.
+        """
+
     def bind(self, summand: Summand) -> Sum:
         """The sum of these arrays, not started yet; collective over ``summand.comm``."""
 
     def begin(self, step: int, scale: float) -> None:
         """The gradients of ``step``, counted from 0, come multiplied by ``scale``."""
+
+    @property
+    def needs_all(self) -> bool:
+        """Whether the first sum may begin only when all gradients of this rank are there."""
+
+    def prepare(self, gradients: Array, ranks: int) -> None:
+        """All ``gradients`` of this rank, one of ``ranks`` that are summed, are there; before the
+        sums begin, where these need all."""
 
     @property
     def is_finite(self) -> bool:
@@ -137,6 +154,10 @@ class Dense:
     algorithm: str = "auto"
     acts_alone: ClassVar[bool] = False
     is_finite: ClassVar[bool] = True
+    needs_all: ClassVar[bool] = False
+
+    def check(self, arena: Arena) -> None:
+        """It can."""
 
     def bind(self, summand: Summand) -> Sum:
         """An all-reduce in place, or a reduce-scatter."""
@@ -149,6 +170,9 @@ class Dense:
 
     def begin(self, step: int, scale: float) -> None:
         """Nothing is kept."""
+
+    def prepare(self, gradients: Array, ranks: int) -> None:
+        """Nothing is to be known."""
 
     def commit(self) -> None:
         """Nothing is kept."""

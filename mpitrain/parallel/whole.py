@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from mpitrain.arena import Arena, Bucket
+from mpitrain.arena import DATA, Arena, Bucket
 from mpitrain.arrays import Array, Gradients
 from mpitrain.parallel.buckets import BucketsInFlight
 from mpitrain.parallel.store import Reduction, Store
@@ -23,7 +23,8 @@ class WholeGradients(Store):
         self.gradients[...] = 0
         self._totals = arena.views(gradients)
         self._sums: dict[Bucket, Sum] = {}
-        self._in_flight = BucketsInFlight(self.buckets, self._sums, overlap=reduction.overlap)
+        overlap = reduction.overlap and not reduction.summation.needs_all
+        self._in_flight = BucketsInFlight(self.buckets, self._sums, overlap=overlap)
 
     def bind_sums(self, shards: Sequence[Array] = ()) -> None:
         """Bind the sum of each bucket; collective.
@@ -39,8 +40,9 @@ class WholeGradients(Store):
         self.describe(self._sums)
 
     def set_overlap(self, on: bool) -> bool:
-        self._in_flight.overlap = on
-        return bool(self._sums)
+        may = not self.reduction.summation.needs_all
+        self._in_flight.overlap = on and may
+        return bool(self._sums) and may
 
     def reset(self) -> None:
         self.used.clear()
@@ -59,6 +61,9 @@ class WholeGradients(Store):
         self._in_flight.progress()
 
     def wait(self) -> float:
+        summation = self.reduction.summation
+        if summation.needs_all:
+            summation.prepare(self.gradients, self.reduction.groups[DATA].size)
         return self._in_flight.wait()
 
     def close(self) -> None:

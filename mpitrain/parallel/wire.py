@@ -6,6 +6,7 @@ from math import prod
 from collectives.codec import shards
 from mpitrain.arrays import Shape
 from mpitrain.compress import Linear, Sparse
+from mpitrain.compress.adasum import levels
 from mpitrain.parallel.compressed import Compression
 
 #: Of a message of the sparse all-reduce: how many pairs follow.
@@ -27,7 +28,12 @@ def sparse_bytes(n: int, pairs: int, ranks: int, itemsize: int = 4) -> int:
 
 
 def coded_bytes(
-    how: Compression, shapes: Sequence[Shape], ranks: int, itemsize: int = 4, pairs: int = 0
+    how: Compression,
+    shapes: Sequence[Shape],
+    ranks: int,
+    itemsize: int = 4,
+    pairs: int = 0,
+    shard: int | None = None,
 ) -> int:
     """Of all ranks together, for the sum of a bucket.
 
@@ -37,10 +43,15 @@ def coded_bytes(
         ranks: that sum.
         itemsize: bytes of a gradient.
         pairs: elements that each rank chooses, the same ones, by a ``Sparse`` code.
+        shard: where each rank gets its shard of the sum alone, and of what ``Codec`` codes: the
+            most coded elements of one.
     """
     coded = [shape for shape in shapes if how.codes(shape)]
     rest = itemsize * sum(prod(shape) for shape in shapes if not how.codes(shape))
     sent, n, code = dense_bytes(rest, ranks), sum(map(prod, coded)), how.code
+    if shard is not None:
+        assert not isinstance(code, Linear | Sparse), "these give every rank the whole sum"
+        return sent // 2 + (ranks * (ranks - 1) * code.nbytes(shard) if n else 0)
     if not n:
         return sent
     if isinstance(code, Linear):
@@ -50,3 +61,10 @@ def coded_bytes(
     if how.gathers(ranks):
         return sent + ranks * (ranks - 1) * code.nbytes(n)
     return sent + 2 * ranks * (ranks - 1) * code.nbytes(shards(n, ranks)[0])
+
+
+def adasum_bytes(shapes: Sequence[Shape], ranks: int, itemsize: int = 4) -> int:
+    """Of all ranks together, for the Adasum of a bucket."""
+    block = shards(sum(map(prod, shapes)), ranks)[0]
+    products = sum(dense_bytes(24 * len(level) * len(shapes), ranks) for level in levels(ranks))
+    return 2 * ranks * (ranks - 1) * block * itemsize + products

@@ -10,7 +10,7 @@ import msgspec
 
 from mpitrain.config import Config
 from mpitrain.metrics import Epoch, Log, RankTime, Start, Step, Times, measured
-from mpitrain.metrics.records import ranks_in_words
+from mpitrain.metrics.records import in_words, ranks_in_words
 from mpitrain.trace import Span
 
 #: A rank is named if it is waited for in at least this part of all communication.
@@ -141,6 +141,39 @@ def served(steps: Sequence[Step]) -> str:
         f"{size(sum(one.pushed_bytes for one in found))} pushed, "
         f"{size(sum(one.pulled_bytes for one in found))} pulled"
     )
+
+
+def synced(steps: Sequence[Step]) -> str:
+    """What the workers of a run exchanged; nothing if they summed the gradients of each step."""
+    found = [step.sync for step in steps if step.sync]
+    if not found:
+        return ""
+    if taken := [one.taken for one in found if one.taken]:
+        present = sum(sum(map(bool, workers)) for workers in taken)
+        late = sum(
+            s != step.step
+            for step in steps
+            if step.sync
+            for workers in step.sync.taken
+            for s in workers
+        )
+        return (
+            f"gradients of {present / len(taken):.3g} of {len(taken[0])} workers in a step, on "
+            f"average; {counted(late, 'gradient')} came late"
+        )
+    return (
+        f"{counted(found[-1].exchanges, 'exchange')} in {counted(steps[-1].step, 'step')}; the "
+        f"workers strayed from what they all had by {max(one.drift for one in found):.2g} of it at "
+        "most"
+    )
+
+
+def sent(steps: Sequence[Step]) -> str:
+    """What a rank sent in a step; nothing if nobody counted."""
+    moved = sum(step.sent_bytes + step.shared_bytes for step in steps)
+    if not moved:
+        return ""
+    return f"{in_words(moved / len(steps))} a step and rank, {in_words(moved)} in all"
 
 
 def status(log: Log) -> str:

@@ -182,6 +182,8 @@ def _run(log: Log, ranks: Sequence[facts.Rank]) -> str:
         ("time in steps", facts.duration(seconds)),
         ("samples/s", f"{sum(s.samples for s in steps) / seconds:.0f}" if seconds else ""),
         ("gradients by", f"{start.algorithm} ({start.reason})"),
+        ("sent", facts.sent(steps)),
+        ("workers", facts.synced(steps)),
         ("servers", facts.served(steps)),
         ("memory of a rank", _memory(ranks)),
         ("checkpoints", _checkpoints(log.of(Saved), seconds)),

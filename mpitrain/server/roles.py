@@ -43,7 +43,7 @@ class Roles:
         return [self.members(group).start for group in range(self.groups)]
 
     def __str__(self) -> str:
-        together = f" in {self.groups} groups" if self.groups < self.workers else ""
+        together = f" in {_counted(self.groups, 'group')}" if self.groups < self.workers else ""
         servers = f", {_counted(self.servers, 'server')}" if self.servers else ""
         return f"{_counted(self.workers, 'worker')}{together}{servers}"
 

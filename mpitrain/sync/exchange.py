@@ -119,6 +119,7 @@ class Exchange:
             # Each gives its part of the mean, as of a gradient: what codes leave out adds up.
             self.values /= self._workers
         self.summation.begin(step, 1.0)
+        self.summation.prepare(self.values, self._workers)
         for one in self._sums:
             one.Start()
         self._left = list(self._sums)

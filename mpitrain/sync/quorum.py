@@ -14,6 +14,7 @@ for.  Long messages move while both sides are inside of MPI, which rank 0 is bet
 its backward pass and at the end of a step.
 """
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -77,7 +78,8 @@ class Quorum(InStep):
     """A step waits for ``needed`` of its gradients, and for nobody else.
 
     Cost a step, of s bytes of gradients: rank 0 receives and sends (p-1) s; the others send s, and
-    receive s.  Memory: a result each for ``behind`` steps at rank 0, and the gradients that wait.
+    receive s.  Memory: at rank 0 the results that are on their way, ``behind`` at most, and the
+    gradients that wait.
 
     Attributes:
         taken: what is in the mean of the last step.
@@ -118,7 +120,8 @@ class Quorum(InStep):
         #: At rank 0: what is posted for each worker, what has come, and results on their way.
         self._posted: dict[int, tuple[Message, MPI.Request]] = {}
         self._waiting: list[Late] = []
-        self._results = [(self._message(), list[MPI.Request]()) for _ in range(behind)]
+        self._results: deque[tuple[Message, list[MPI.Request]]] = deque()
+        self._behind = behind
         #: At the others: gradients on their way, two at most, and the next result.
         self._sent: list[tuple[Message, MPI.Request]] = []
         self._next: tuple[Message, MPI.Request] | None = None
@@ -192,7 +195,6 @@ class Quorum(InStep):
             mine = self._message()
             _write(mine, step, self.workers.gradients, own)
             self._waiting.append(Late(0, mine))
-        result, requests = self._results[step % len(self._results)]
         wanted = self._replay.get(step + 1)
         while not self._is_enough(step, wanted):
             self._look()
@@ -200,16 +202,24 @@ class Quorum(InStep):
         self._look()
         taken = [one for one in self._waiting if _is_wanted(one, wanted)]
         self._waiting = [one for one in self._waiting if not _is_wanted(one, wanted)]
-        # Who has not taken the result of so many steps ago is waited for.
-        while not MPI.Request.Testall(requests):
-            self._look()
-            sched_yield()
+        result = self._memory()
         _mean(taken, step, result, self._count)
-        requests[:] = [
+        requests = [
             self._comm.Issend(result.data, worker, _TO_ALL) for worker in range(1, self._count)
         ]
+        self._results.append((result, requests))
         self._tally(len(requests), result)
         return result
+
+    def _memory(self) -> Message:
+        """Of a result: of the oldest one on its way, if all have that; else of one more, and if
+        there are as many as there may be, who has not taken the oldest is waited for."""
+        while self._results and not MPI.Request.Testall(self._results[0][1]):
+            if len(self._results) < self._behind:
+                return self._message()
+            self._look()
+            sched_yield()
+        return self._results.popleft()[0] if self._results else self._message()
 
     def _is_enough(self, step: int, wanted: Taken | None) -> bool:
         there = {(one.worker, one.message.step + 1) for one in self._waiting}
@@ -284,9 +294,8 @@ class Quorum(InStep):
             while (self._received[1:] < sends[1:]).any():
                 self._look()
                 sched_yield()
-            for _, requests in self._results:
-                MPI.Request.Waitall(requests)
-                requests.clear()
+            while self._results:
+                MPI.Request.Waitall(self._results.popleft()[1])
             for one in self._waiting:
                 self._late_steps[one.worker] += 1, 0
                 self._late_steps[one.worker, 1] = one.message.step + 1

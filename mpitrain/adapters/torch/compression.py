@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+import msgspec
 import torch
 
 from collectives.codec import Dice
@@ -11,8 +12,9 @@ from mpitrain.adapters.torch.hooks import GradBucket
 from mpitrain.adapters.torch.replica import DataParallel
 from mpitrain.arena import DATA, Bucket
 from mpitrain.build import compression
-from mpitrain.compress import CodecError, parse
+from mpitrain.compress import CodecError, Momentum, parse
 from mpitrain.config import Compress
+from mpitrain.config.exchange import code_conflicts
 from mpitrain.parallel.compressed import Compressed, Exchange
 from mpitrain.parallel.summation import Dense, Sum, Summand
 
@@ -51,9 +53,20 @@ class Compression:
         """
         if codec in ("none", "auto"):
             raise CodecError(f"{codec!r} is no code; leave the hook out, or name one")
-        if getattr(parse(codec), "votes", False) and exchange == "gathered":
-            raise CodecError(f"{codec} needs the owners of two_phase")
-        table = Compress(codec, feedback, start, least, exchange)  # type: ignore[arg-type]
+        try:
+            table = msgspec.convert(
+                dict(codec=codec, start=start, least=least, exchange=exchange, feedback=feedback),
+                Compress,
+            )
+            if isinstance(code := parse(codec), Momentum) and code.clip:
+                raise CodecError(
+                    f"codec = {codec!r}: the clip is of the whole gradient, of which a hook has a "
+                    "bucket; leave it out"
+                )
+            for _, why in code_conflicts(table, code):
+                raise CodecError(f"codec = {codec!r}: {why}")
+        except msgspec.ValidationError as error:
+            raise CodecError(str(error)) from error
         self._comm: Communicator
         self._comm, self._under_way = net.under_way
         self._summation = Compressed(
@@ -72,6 +85,12 @@ class Compression:
         """
         buffer, index = bucket.buffer(), bucket.index()
         if index == 0:
+            if self._sums and self._loaded:
+                raise RuntimeError(
+                    f"state of {', '.join(sorted(self._loaded)[:3])} was loaded, and no gradients "
+                    "are coded so; load it into a Compression of the same codec, of a DataParallel "
+                    "with the same bucket_bytes"
+                )
             self.steps += 1
         buffer.div_(self._comm.size)
         if buffer.dtype not in _CODED:
@@ -105,7 +124,13 @@ class Compression:
         self._sums[bucket.index()] = buffer.data_ptr(), found
         for name, values in self._kept().items():
             if name in self._loaded:
-                values.copy_(self._loaded.pop(name))
+                saved = self._loaded.pop(name)
+                if saved.shape != values.shape:
+                    raise RuntimeError(
+                        f"state of {name} has shape {tuple(saved.shape)}, and what is coded so "
+                        f"{tuple(values.shape)}; take a DataParallel with the same bucket_bytes"
+                    )
+                values.copy_(saved)
         return self._sums[bucket.index()]
 
     def _kept(self) -> dict[str, torch.Tensor]:
@@ -118,7 +143,7 @@ class Compression:
     def state_dict(self) -> dict[str, torch.Tensor]:
         """What this rank must save to go on bit by bit; each rank has its own."""
         kept = {name: values.clone() for name, values in self._kept().items()}
-        return {"steps": torch.tensor(self.steps), **kept}
+        return {"steps": torch.tensor(self.steps), **self._loaded, **kept}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Go on from what this rank has saved, before the first backward pass.

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from collectives import InvalidBuffer, MismatchError
-from collectives.sparse import Traffic, sparse_allreduce
+from collectives import Communicator, InvalidBuffer, MismatchError
+from collectives.sparse import SparseAllreduce, Traffic, sparse_allreduce
 
 pytestmark = pytest.mark.mpi
 
@@ -256,3 +256,26 @@ def test_calls_that_do_not_belong_together(comm):
         sparse_allreduce(comm, indices.astype("u8" if last else "u4"), values, 10, dense_at=3)
     with pytest.raises(MismatchError, match="differ in dense_at: 3 to 4"):
         sparse_allreduce(comm, indices, values, 10, dense_at=4 if last else 3)
+
+
+@pytest.mark.parametrize(
+    ("why", "indices", "values"),
+    [
+        ("comes twice", [1, 1], [1.0, 2.0]),
+        ("sort the pairs", [2, 1], [1.0, 2.0]),
+        ("outside of a vector of 10", [1, 10], [1.0, 2.0]),
+        ("as many indices", [1, 2], [1.0]),
+    ],
+)
+def test_a_plan_takes_no_pairs_that_it_would_sum_wrongly(comm, why, indices, values):
+    with Communicator(comm) as own:
+        plan = SparseAllreduce(own, 10, np.float32)
+        with pytest.raises(InvalidBuffer, match=why):
+            plan.give(np.array(indices, np.uint32), np.array(values, np.float32))
+        with pytest.raises(InvalidBuffer, match="uint32"):
+            plan.give(np.array([1, 2]), np.ones(2, np.float32))
+        plan.give(np.array([1, 2], np.uint32), np.ones(2, np.float32))
+        plan.Start()
+        plan.Wait()
+        assert plan.total.values.tolist() == [own.size] * 2
+        plan.Free()

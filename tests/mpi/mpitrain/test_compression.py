@@ -12,7 +12,7 @@ from mpitrain.checkpoint import Writer
 from mpitrain.config import Compress, ConfigError, Optim
 from mpitrain.metrics import Skipped
 from mpitrain.parallel.choosing import CANDIDATES
-from mpitrain.run import checkpoints, resume, save
+from mpitrain.run import checkpoints, resume, save, settled
 from mpitrain.threads import limit_blas_threads
 from mpitrain.trainer import Trainer
 from tests.mpi.mpitrain.layouts import alone, curve, job, layouts, mlp, whole
@@ -142,6 +142,92 @@ def test_what_two_stages_refuse_those_between_hear_of(comm):
         Trainer(comm, config)
 
 
+def momentum_job(model, **layout):
+    config = replace(job(model, "float32", **layout), optim=Optim(lr=0.02, momentum=0.0))
+    return coded(config, "dgc:keep=0.2", "auto")
+
+
+@pytest.mark.parametrize("model", ["gpt", "recommender"])
+def test_momentum_of_what_is_not_coded_is_all_of_it_in_a_checkpoint(comm, folder, model):
+    """Of tensors on several stages, and of tables of which each rank has other rows."""
+    layout = {"pipe": 2 if RANKS % 2 == 0 else RANKS} if model == "gpt" else {}
+    interrupted(comm, folder, momentum_job(model, **layout))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", layouts("gpt", RANKS))
+def test_momentum_is_kept_in_every_layout(comm, folder, layout):
+    how = layouts("gpt", RANKS)[layout]
+    if how.get("zero", 0) > 1 or how.get("node_shared"):
+        pytest.skip("these take no sparse codes")
+    interrupted(comm, folder, momentum_job("gpt", **how))
+
+
+def test_the_clip_of_deep_gradient_compression_is_of_the_whole_model(comm):
+    """Whatever its buckets are; and in one process it is that of the optimiser."""
+    config = replace(mlp("float64"), optim=Optim(lr=0.05, momentum=0.0))
+    clipped = replace(config, optim=replace(config.optim, clip_norm=0.4))
+    codec = "dgc:keep=1,momentum=0,masking=false,clip=0.4"
+    with Communicator(MPI.COMM_SELF) as one:
+        expected, weights = curve(one, clipped, steps=3)
+        found, own = curve(one, coded(config, codec, "auto"), steps=3)
+    assert expected[0, 1] > 0.4  # it is clipped
+    np.testing.assert_allclose(found[:, 0], expected[:, 0], rtol=1e-12)
+    for name, values in weights.items():
+        np.testing.assert_allclose(own[name], values, rtol=1e-10, atol=1e-14)
+    several, _ = curve(comm, coded(config, codec, "auto"), steps=3)
+    whole_bucket = replace(config.parallel, bucket_bytes=1 << 25)
+    once, _ = curve(comm, coded(replace(config, parallel=whole_bucket), codec, "auto"), steps=3)
+    np.testing.assert_allclose(several, once, rtol=1e-12)
+    # Each rank's part is of length clip / sqrt(p) at most, so the sum's is sqrt(p) clip.
+    assert 0 < several[:, 1].max() <= 0.4 * np.sqrt(RANKS) * (1 + 1e-12)
+
+
+SCATTERED = {
+    "zero 2": {"zero": 2},
+    "zero 3": {"zero": 3},
+    **(
+        {"data x pipe, zero 2": {"zero": 2, "pipe": 2}, "tensor, zero 3": {"zero": 3, "tensor": 2}}
+        if RANKS % 2 == 0
+        else {}
+    ),
+}
+SHARDS = [
+    pytest.param(name, marks=() if name == "data x pipe, zero 2" else pytest.mark.slow)
+    for name in SCATTERED
+]
+
+
+@pytest.mark.parametrize("layout", SHARDS)
+def test_shards_of_gradients_are_summed_by_codes(comm, layout):
+    """By one that rounds to float32, as dense sums but for that; start and least, too."""
+    config = job("gpt", **SCATTERED[layout])
+    expected, _ = curve(comm, config, steps=4)
+    found, _ = curve(comm, coded(config, "atomo:rank=4096", "auto"), steps=4)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert RANKS == 1 or not np.array_equal(found, expected)
+    later, _ = curve(comm, coded(config, "terngrad", "auto", start=2), steps=4)
+    np.testing.assert_allclose(later[:2], expected[:2], rtol=1e-12)
+    assert not np.allclose(later[2:, 1], expected[2:, 1], rtol=1e-3)
+
+
+@pytest.mark.parametrize("layout", SHARDS)
+def test_a_run_with_coded_shards_goes_on_bit_by_bit(comm, folder, layout):
+    config = job("gpt", "float32", **SCATTERED[layout])
+    config = coded(config, "int8:rounding=stochastic,block=32", "auto")
+    config = replace(config, run=replace(config.run, dir=str(folder)))
+    expected, weights = curve(comm, config, steps=4)
+    with Trainer(comm, config) as trainer:
+        list(islice(trainer.run_epoch(0), 2))
+        save(trainer, Writer(comm, checkpoints(config), keep=2, background=False))
+    with Trainer(comm, config) as trainer:
+        assert resume(trainer).step == 2
+        records = list(islice(trainer.run_epoch(0), 2))
+        np.testing.assert_array_equal([(r.loss, r.grad_norm) for r in records], expected[2:])
+        for name, values in whole(comm, trainer).items():
+            np.testing.assert_array_equal(values, weights[name])
+
+
 def interrupted(comm, folder, config):
     """A run with its interruption and resumption against one without."""
     config = replace(config, run=replace(config.run, dir=str(folder)))
@@ -231,3 +317,25 @@ def test_auto_is_the_code_that_it_names(comm):
     named = replace(config, compress=Compress(chosen, least=1 if chosen != "none" else 1024))
     expected, _ = curve(comm, named, steps=3)
     np.testing.assert_array_equal(found, expected[:, 0])
+
+
+@pytest.mark.parametrize("codec", ["int8", "none"])
+def test_a_run_goes_on_with_what_auto_had_chosen(comm, folder, codec):
+    """Another choice would be another run, and lose what the first one's codes left out."""
+    how = Compress(codec, "on", least=1) if codec != "none" else Compress()
+    config = replace(mlp(), compress=how, run=replace(mlp().run, dir=str(folder)))
+    auto = replace(config, compress=Compress("auto"))
+    assert settled(comm, auto) == auto  # there is no checkpoint
+    with Trainer(comm, config) as trainer:
+        list(islice(trainer.run_epoch(0), 2))
+        save(trainer, Writer(comm, checkpoints(config), keep=2, background=False))
+    assert settled(comm, config) == config
+    assert settled(comm, auto).compress.codec == codec
+
+
+@pytest.mark.mpi(min_size=3)
+def test_what_cannot_be_a_vote_is_refused_on_all_ranks(comm):
+    """The first and the last stage hold a tensor together, and those between know nothing of it."""
+    config = coded(job("gpt", pipe=RANKS), "signum", "auto")
+    with pytest.raises(ConfigError, match="signum has no sums, and embed"):
+        Trainer(comm, config)

@@ -9,7 +9,7 @@ from collectives import Communicator
 from collectives.algorithms import ALGORITHMS, names
 from mpitrain import nn
 from mpitrain.arena import DATA, Arena
-from mpitrain.config import ConfigError
+from mpitrain.config import Compress, ConfigError
 from mpitrain.parallel.node_shared import NodeShared
 from mpitrain.parallel.replicated import Replicated
 from mpitrain.parallel.sharded import ShardedGradients, ShardedOptimizer, ShardedParameters
@@ -125,6 +125,8 @@ def test_without_overlap_nothing_moves_until_the_end(comm, store):
 class Rounded:
     """Sends gradients as float16; what was rounded away is added in the next step."""
 
+    needs_all = False
+
     def __init__(self):
         self.left = {}
         self.sent = 0
@@ -220,3 +222,25 @@ def test_gradients_of_several_nodes(comm, monkeypatch):
     else:
         found, _ = curve(comm, mlp("float64", node_shared=True), steps=3)
         np.testing.assert_allclose(found, plain, rtol=1e-10)
+
+
+@pytest.mark.mpi(min_size=4)
+def test_codes_between_nodes_alone(comm, monkeypatch):
+    """Of one node nothing is coded; between several, contributions of nodes are."""
+    config = replace(mlp("float64", node_shared=True), compress=Compress("atomo:rank=99", least=8))
+    noisy = replace(config, compress=Compress("int8", "off", least=8))
+    if comm.size % 2:
+        pytest.skip("nodes of two ranks")
+    plain, _ = curve(comm, mlp("float64", node_shared=True), steps=3)
+    found, _ = curve(comm, noisy, steps=3)
+    np.testing.assert_array_equal(found, plain)
+    monkeypatch.setattr(Communicator, "Split_type", lambda self, *_: self.Split(self.rank // 2))
+    exact, _ = curve(comm, config, steps=3)  # as float32
+    np.testing.assert_allclose(exact, plain, rtol=1e-5)
+    found, weights = curve(comm, noisy, steps=3)
+    np.testing.assert_allclose(found[:, 0], plain[:, 0], rtol=1e-2)
+    assert not np.allclose(found, plain, rtol=1e-7)
+    told = {name: values.tobytes() for name, values in weights.items()}
+    assert comm.allgather(told) == [told] * comm.size
+    with Trainer(comm, noisy) as trainer:
+        assert trainer.store.reason.endswith("; between nodes gathered int8")

@@ -184,6 +184,16 @@ def test_a_quorum_of_all_trains_as_a_parameter_server_does(comm, folder):
         np.testing.assert_array_equal(found[name], values)
 
 
+def test_results_that_nobody_waits_for_take_no_memory(comm):
+    """As many as ``behind`` allows would be more than there is."""
+    with Communicator(comm) as own:
+        quorum = Quorum(workers(own), own.size, behind=2**31 - 1)
+        sums(own, quorum, 6, drawn)
+        assert len(quorum._results) <= 6
+        quorum.quiesce()
+        quorum.close()
+
+
 class SlowLast(Trainer):
     """Its last rank takes its time in some steps."""
 

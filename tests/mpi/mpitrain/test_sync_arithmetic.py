@@ -309,6 +309,9 @@ class Late:
     def begin(self, step, scale):
         pass
 
+    def prepare(self, gradients, ranks):
+        pass
+
     def commit(self):
         pass
 

@@ -102,3 +102,42 @@ def test_what_cannot_be_is_refused(comm):
                 Compression(replica, codec)
         with pytest.raises(ValueError, match="owners"):
             Compression(replica, "signum", exchange="gathered")
+
+
+@pytest.mark.parametrize(
+    ("codec", "how", "why"),
+    [
+        ("qsgd", {"feedback": "on"}, "would grow"),
+        ("dgc", {"start": 3}, "warms up"),
+        ("dgc:clip=1", {}, "of which a hook has a bucket"),
+        ("demo", {"feedback": "off"}, "momentum"),
+        ("powersgd", {"exchange": "gathered"}, "leave exchange out"),
+        ("int8", {"exchange": "ring"}, "ring"),
+        ("int8", {"start": -1}, ">= 0"),
+    ],
+)
+def test_arguments_are_refused_as_in_a_job(comm, codec, how, why):
+    with DataParallel(comm, module()) as replica, pytest.raises(ValueError, match=why):
+        Compression(replica, codec, **how)
+
+
+def test_what_was_loaded_is_not_lost_without_a_word(comm):
+    _, kept = run(comm, module(), 1, "powersgd:rank=2")
+    net = module()
+    with DataParallel(comm, net, bucket_bytes=4096) as replica:
+        hook = Compression(replica, "powersgd:rank=2", least=1)
+        replica.register_comm_hook(hook, compression_hook)
+        hook.load_state_dict(kept)
+        again = hook.state_dict()  # before a backward pass
+        assert again.keys() == kept.keys()
+        assert all(torch.equal(again[name], kept[name]) for name in kept)
+    for bucket_bytes, codec in ((1 << 20, "powersgd:rank=2"), (4096, "bf16")):
+        net = module()
+        with DataParallel(comm, net, bucket_bytes=bucket_bytes) as replica:
+            hook = Compression(replica, codec, least=1)
+            replica.register_comm_hook(hook, compression_hook)
+            hook.load_state_dict(kept)
+            with pytest.raises(RuntimeError, match=r"^state of .* (was loaded|has shape)"):
+                for step in range(2):
+                    inputs, labels = batch(comm.rank, step)
+                    torch.nn.functional.mse_loss(replica(inputs), labels).backward()

@@ -78,3 +78,48 @@ def test_nothing_is_sent_of_nothing(comm):
     for name in NAMES:
         how = build.compression(Compress(name, least=1))
         assert coded_bytes(how, [], P) == dense_bytes(0, P) == 0
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", ["bf16", "int8", "terngrad", "qsgd", "rotate+int8", "atomo"])
+def test_a_sum_of_shards_sends_half_of_two_phases(name, dtype):
+    """Bound anew for each backward pass, of whose dice each has its own."""
+    how = build.compression(Compress(name, "off", least=2))
+    for shapes in SHAPES.values():
+        n = sum(int(np.prod(shape)) for shape in shapes)
+        counts = [n // P + (rank < n % P) for rank in range(P)]
+        with Communicator(MPI.COMM_WORLD) as comm:
+            traffic = comm.count_traffic()
+            made_by = Compressed(how, Dice(1, comm.rank), Dense(), anew=True)
+            made_by.begin(0, 1.0)
+            found = []
+            for _ in range(2):
+                own = np.random.default_rng(4).normal(size=n).astype(dtype)
+                ends = np.cumsum([0, *(int(np.prod(shape)) for shape in shapes)])
+                tensors = {
+                    f"t{i}": own[a:b].reshape(shape)
+                    for i, (a, b, shape) in enumerate(zip(ends, ends[1:], shapes, strict=False))
+                }
+                exact = P * own.copy()
+                shard, start = np.empty(counts[comm.rank], dtype), sum(counts[: comm.rank])
+                bucket = Bucket(0, n, frozenset({0}), DATA)
+                sum_ = made_by.bind(Summand(bucket, comm, own, tensors, shard, counts))
+                before = traffic.sent + traffic.shared
+                coded = made_by.exchanges[0].packed if made_by.exchanges else None
+                sum_.Start()
+                sum_.Wait()
+                sent = comm.allreduce(traffic.sent + traffic.shared - before)
+                if coded is not None:
+                    most = max(coded.coded_counts)
+                    assert sent == coded_bytes(how, shapes, P, own.itemsize, shard=most)
+                    assert traffic.native == 0
+                sum_.Free()
+                assert not made_by.exchanges and made_by.is_finite
+                if name != "atomo":  # whose variance is as large as what it is of
+                    bound = 3 * P * np.abs(exact).max()
+                    own_part = exact[start : start + len(shard)]
+                    np.testing.assert_allclose(shard, own_part, atol=bound)
+                found.append(shard)
+            alike = comm.allreduce(np.array_equal(*found), op=MPI.LAND)
+            if coded is not None and n > 100 and name in ("terngrad", "qsgd"):
+                assert not alike

@@ -65,7 +65,7 @@ def descend(code):
     flats = [array.reshape(-1) for array in own]
     memories = [None] * RANKS
     if isinstance(code, Remembering):
-        memories = [code.memory(np.zeros(n), ranks=RANKS) for _ in range(RANKS)]
+        memories = [code.memory(np.zeros(n)) for _ in range(RANKS)]
     elif code and feedback_of(code) == "on":
         memories = [Residual(np.zeros(n)) for _ in range(RANKS)]
     sketches = [code.sketch({"w": x}, 0) for x in own] if isinstance(code, Linear) else []

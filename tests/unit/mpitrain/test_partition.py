@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from mpitrain import build
-from mpitrain.commands.plan import explain, predicted
-from mpitrain.config import Config, ConfigError, Data, Model, Parallel, Train
+from mpitrain.commands.plan import exchanged, explain, predicted
+from mpitrain.config import Config, ConfigError, Data, Model, Parallel, Sync, Train
 from mpitrain.parallel.grid import Layout, Place
 from mpitrain.pipeline.partition import (
     ClusterLinks,
@@ -157,3 +157,37 @@ def test_a_profile_of_another_model_is_refused(tmp_path):
 
     with pytest.raises(ConfigError, match=r"has the layers l0, l1, .*run mpitrain profile again"):
         build.partition(job, Outline(), 2)
+
+
+@pytest.mark.parametrize(
+    ("tables", "told"),
+    [
+        (
+            {},
+            "gradients: a rank sends 1.5 MB a step as they are, 12 Gb/s to keep up with computing",
+        ),
+        (
+            {"sync": Sync(kind="local", period=10)},
+            "workers' ways: a rank sends 1.5 MB every 10 steps, 150 kB a step, while all wait, "
+            "after 10.0 ms of computing; 1.2 Gb/s",
+        ),
+        (
+            {"sync": Sync(kind="delayed", period=1, delay=4)},
+            "workers' ways: a rank sends 1.5 MB every step, 1.5 MB a step, behind 4 steps, 4.0 ms",
+        ),
+        (
+            {"sync": Sync(kind="quorum", quorum=0.5)},
+            "gradients: rank 0 sends 3 MB a step and receives as much, waiting for 2 of 4 workers",
+        ),
+        ({"sync": Sync(combine="adasum")}, "gradients: a rank sends 1.5 MB a step as they are"),
+        (
+            {"parallel": Parallel(zero=2), "train": Train(micro_batches=3)},
+            "gradients: a rank sends 2.25 MB a step as they are",
+        ),
+    ],
+)
+def test_what_workers_exchange(tables, told):
+    (line,) = exchanged(Config(**tables), [(500, 500)], 4, 4, 1e-3)
+    assert line.startswith(told), line
+    assert ("terngrad" in line) == ("parallel" in tables)
+    assert exchanged(Config(**tables), [(500, 500)], 1, 4, 1e-3) == []

@@ -23,6 +23,7 @@ from mpitrain.metrics import (
     Step,
     Straggler,
     Summary,
+    Synced,
     Times,
     read_records,
     recorder,
@@ -377,3 +378,25 @@ def test_schedules_are_printed_and_drawn(tmp_path, capsys):
     assert re.search("0' is no .*number above 0\n$", capsys.readouterr().err)
     assert run_offline(parse(["schedules", "nothing"])) == 2
     assert "no schedule 'nothing'" in capsys.readouterr().err
+
+
+def test_workers_that_train_by_themselves_are_told_of():
+    step = Step(1, 0, 8, 1.0, 0.5, 0.1, 0.25, 32.0, 0.2, sent_bytes=1000.0)
+    steps = [
+        msgspec.structs.replace(step, step=n, sync=Synced(n // 2, n % 2, 0.01 * n))
+        for n in range(1, 5)
+    ]
+    assert facts.synced([step]) == facts.sent([msgspec.structs.replace(step, sent_bytes=0.0)]) == ""
+    assert facts.synced(steps) == (
+        "2 exchanges in 4 steps; the workers strayed from what they all had by 0.04 of it at most"
+    )
+    assert facts.sent(steps) == "1 kB a step and rank, 4 kB in all"
+    assert str(steps[-1].sync) == "exchange 2, drift 0.04"
+    taken = [[[1], [], [1]], [[2], [1], [2]]]
+    quorum = [
+        msgspec.structs.replace(step, step=n, sync=Synced(n, 0, 0.0, taken[n - 1])) for n in (1, 2)
+    ]
+    assert facts.synced(quorum) == (
+        "gradients of 2.5 of 3 workers in a step, on average; 1 gradient came late"
+    )
+    assert str(quorum[0].sync) == "gradients of 2 of 3 workers"

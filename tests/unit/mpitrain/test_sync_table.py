@@ -56,6 +56,15 @@ def test_outer_optimisers_that_cannot_be(text, why):
         ({**LOCAL, "delay": 1, "state": "averaged"}, {}, "set delay = 0, or state = 'own'"),
         ({**LOCAL, "fragments": 2, "state": "averaged"}, {}, "set fragments = 1"),
         (LOCAL, {"parallel": {"zero": 1}}, "local has whole workers"),
+        ({**DELAYED, "combine": "adasum"}, {}, "sync.combine: delayed does not read it"),
+        ({"combine": "adasum"}, {"compress": {"codec": "int8"}}, "codes are of sums"),
+        ({"combine": "adasum"}, {"parallel": {"zero": 2}}, "set zero = 0 or 1"),
+        (
+            {"combine": "adasum"},
+            {"parallel": {"tensor": 2}, "model": {"kind": "mlp"}},
+            "tensor = 1",
+        ),
+        ({"combine": "adasum"}, {"server": {"ranks": 1}}, "servers take each push"),
         (DELAYED, {"parallel": {"node_shared": True}}, "delayed has whole workers"),
         (LOCAL, {"parallel": {"replicas": [2, 1]}}, "a worker of local is a replica of all stages"),
         (

@@ -1,0 +1,143 @@
+"""The Adasum of gradients over ranks, in the place of their sum."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives.codec import shards
+from collectives.coded import Part, Phased
+from collectives.communicator import AnyPlan
+from mpitrain.arena import DATA, Arena
+from mpitrain.arrays import Array
+from mpitrain.compress.adasum import levels
+from mpitrain.config import ConfigError
+from mpitrain.parallel.packing import ordered
+from mpitrain.parallel.summation import Kept, Sum, Summand
+
+
+@dataclass(frozen=True)
+class Adasum:
+    """A :class:`~mpitrain.parallel.summation.Summation` that is a mean of what is parallel.
+
+    Each rank's gradients are its part of the mean, so those of p ranks that have the same give the
+    mean, and those that are orthogonal p times it, their sum (Maleki et al. 2021).
+    """
+
+    acts_alone: ClassVar[bool] = False
+    is_finite: ClassVar[bool] = True
+    needs_all: ClassVar[bool] = False
+
+    def check(self, arena: Arena) -> None:
+        """Raises :class:`ConfigError`: some gradients are those of more than the replicas."""
+        exact = [tensor.name for tensor in arena.tensors if tensor.group != DATA]
+        if exact:
+            raise ConfigError(
+                f"sync.combine: adasum is no sum, and {', '.join(exact[:3])} are summed over other "
+                "ranks than the replicas; set combine = 'mean'"
+            )
+
+    def bind(self, summand: Summand) -> Sum:
+        """Collective over ``summand.comm``."""
+        return AdasumSum(summand)
+
+    def begin(self, step: int, scale: float) -> None:
+        """Nothing is kept: twice the gradients have twice the Adasum."""
+
+    def prepare(self, gradients: Array, ranks: int) -> None:
+        """Nothing is to be known."""
+
+    def commit(self) -> None:
+        """Nothing is kept."""
+
+    def rollback(self) -> None:
+        """Nothing is kept."""
+
+    def kept(self) -> Iterator[Kept]:
+        """Nothing is."""
+        return iter(())
+
+    def state(self) -> Mapping[str, Array]:
+        """There is none."""
+        return {}
+
+
+class AdasumSum(Phased):
+    """The Adasum of a bucket, each of its tensors by itself, on any number of ranks.
+
+    An all-to-all gives each rank its shard of all vectors.  Level by level of the tree, the ranks
+    sum products of the shards, from which all know the factors of each pair of vectors; then an
+    all-gather gives all shards to all.
+
+    Cost, of n bytes of T tensors on p ranks: 2 (p-1)/p n bytes sent by a rank, as a sum's, and
+    those of all-reduces of 24 T (p-1) bytes in log2 p levels; p/2 passes over the own shard.
+    """
+
+    algorithm = "adasum"
+
+    def __init__(self, summand: Summand) -> None:
+        """Bind it; collective."""
+        comm, counts = summand.comm, summand.counts
+        lengths = shards(summand.own.size, comm.size) if counts is None else list(counts)
+        ends = np.cumsum([0, *lengths]).tolist()
+        self._parts = [slice(low, high) for low, high in pairwise(ends)]
+        self._summand, self._rank, self._size = summand, comm.rank, comm.size
+        self._tensors = _inside(summand, self._parts[comm.rank])
+        shape = (comm.size, max(lengths))
+        self._outgoing = comm.empty(shape, summand.own.dtype)
+        self._incoming = comm.empty(shape, summand.own.dtype)
+        self._results = comm.empty(shape if counts is None else (0, 0), summand.own.dtype)
+        self._levels = levels(comm.size)
+        self._products = [np.zeros((len(level), len(self._tensors), 3)) for level in self._levels]
+        plans: list[AnyPlan] = []
+        if comm.size > 1:
+            plans = [comm.Alltoall_init(self._outgoing, self._incoming, algorithm="pairwise")]
+            plans += [ordered(comm, products.reshape(-1)) for products in self._products]
+            if counts is None:
+                gather = comm.Allgather_init(MPI.IN_PLACE, self._results, algorithm="ring")
+                plans.append(gather)
+        super().__init__(comm, plans)
+
+    def phases(self) -> Iterator[Part]:
+        own, total = self._summand.own, self._summand.total
+        if self._size == 1:
+            total[...] = own
+            return
+        scatter, *sums = self._plans
+        for peer, part in enumerate(self._parts):
+            self._outgoing[peer, : part.stop - part.start] = own[part]
+        yield scatter
+        mine = self._parts[self._rank]
+        vectors = self._incoming[:, : mine.stop - mine.start].astype(np.float64)
+        for level, products, its_sum in zip(self._levels, self._products, sums, strict=False):
+            for pair, (a, b) in zip(products, level, strict=True):
+                for found, part in zip(pair, self._tensors, strict=True):
+                    x, y = vectors[a, part], vectors[b, part]
+                    found[:] = x @ y, x @ x, y @ y
+            yield its_sum
+            for pair, (a, b) in zip(products, level, strict=True):
+                for (dot, x_square, y_square), part in zip(pair, self._tensors, strict=True):
+                    vectors[a, part] *= 1 - dot / (2 * x_square) if x_square else 1.0
+                    vectors[a, part] += vectors[b, part] * (
+                        1 - dot / (2 * y_square) if y_square else 1.0
+                    )
+        vectors[0] *= self._size
+        if self._summand.counts is not None:
+            total[...] = vectors[0]
+            return
+        self._results[self._rank, : vectors.shape[1]] = vectors[0]
+        yield sums[-1]
+        for peer, part in enumerate(self._parts):
+            total[part] = self._results[peer, : part.stop - part.start]
+
+
+def _inside(summand: Summand, shard: slice) -> Sequence[slice]:
+    """Where each tensor of a bucket lies in a shard, of which most have none."""
+    named = summand.tensors or ({"": summand.own} if summand.own.size else {})
+    ends = np.cumsum([0, *(tensor.size for tensor in named.values())]).tolist()
+    length = shard.stop - shard.start
+    places = [(low - shard.start, high - shard.start) for low, high in pairwise(ends)]
+    return [slice(max(0, low), max(0, min(length, high))) for low, high in places]

@@ -1,0 +1,88 @@
+"""What [compress] may say."""
+
+import re
+
+import msgspec
+import pytest
+
+from mpitrain.compress import parse
+from mpitrain.config import Config
+from mpitrain.parallel.compressed import Compression
+
+SGD = {"name": "sgd", "momentum": 0.0}
+LOCAL = {"kind": "local", "period": 5}
+
+
+def job(codec, sync=None, optim=None, parallel=None, **how):
+    tables = {"sync": sync or {}, "optim": optim or {}, "parallel": parallel or {}}
+    return msgspec.convert({"compress": {"codec": codec, **how}, **tables}, Config)
+
+
+@pytest.mark.parametrize(
+    ("codec", "more", "why"),
+    [
+        ("none", {"start": 3}, "name a codec"),
+        ("nosuch", {}, "there is no code 'nosuch'"),
+        ("auto", {"exchange": "gathered"}, "auto chooses the code"),
+        ("powersgd", {"exchange": "gathered"}, "powersgd adds up and goes by all-reduces"),
+        ("topk", {"exchange": "two_phase"}, "topk goes by the sparse all-reduce"),
+        ("int8", {"flush_every": 5}, "int8 keeps nothing that drifts apart"),
+        ("powersgd", {"flush_every": 5, "feedback": "off"}, "keeps nothing that drifts"),
+        ("randomk:scaled=true", {"flush_every": 5}, "keeps nothing that drifts"),
+        ("terngrad", {"feedback": "on"}, "what terngrad leaves out would grow"),
+        ("demo", {"feedback": "off"}, "what demo keeps is its momentum"),
+        ("dgc", {}, "dgc has the momentum; set optim.name = 'sgd' and momentum = 0"),
+        ("dgc", {"optim": SGD, "feedback": "off"}, "what dgc keeps is its momentum"),
+        ("dgc", {"optim": SGD, "start": 3}, "dgc warms up by itself"),
+        ("dgc:clip=1", {"optim": SGD, "parallel": {"pipe": 2}}, "of a replica's whole gradient"),
+        ("signum", {"exchange": "gathered"}, "signum needs the owners of two_phase"),
+        ("signum", {"parallel": {"zero": 1}}, "signum gives every rank the whole vote"),
+        ("signum", {"sync": LOCAL}, "signum has no size, and would move each weight by 1"),
+        ("signum", {"sync": {"kind": "delayed"}}, "signum has no size"),
+        ("int8", {"exchange": "gathered", "parallel": {"zero": 1}}, "set zero = 0"),
+        ("int8", {"parallel": {"node_shared": True}}, "node_shared keeps shards alone"),
+        ("topk", {"parallel": {"node_shared": True}}, "topk is of whole ones"),
+        ("auto", {"parallel": {"node_shared": True}}, "node_shared does not take"),
+        ("int8", {"parallel": {"zero": 2}}, "what int8 leaves out is as large"),
+        ("bf16", {"parallel": {"zero": 3}, "feedback": "on"}, "as large as the gradients"),
+        (
+            "topk",
+            {"parallel": {"zero": 2}},
+            "zero = 2 and 3 keep shards of sums, and topk is of whole ones",
+        ),
+        ("powersgd", {"parallel": {"zero": 3}}, "powersgd is of whole ones"),
+        ("demo", {"parallel": {"zero": 3}}, "demo is of whole ones"),
+        ("auto", {"parallel": {"zero": 2}}, "auto tries codes that zero = 2 and 3 do not take"),
+        ("int8", {"parallel": {"pipe": 2, "schedule": "asynchronous"}}, "asynchronous"),
+    ],
+)
+def test_what_cannot_be(codec, more, why):
+    with pytest.raises(msgspec.ValidationError, match=re.escape(why)):
+        job(codec, **more)
+
+
+def test_what_can():
+    assert job("signum", sync={**LOCAL, "outer": "momentum:lr=0.01,momentum=0"})
+    assert job("dgc:clip=1", optim=SGD, parallel={"zero": 1})
+    for codec in ("bf16", "terngrad", "qsgd", "int8:rounding=stochastic", "rotate+terngrad"):
+        assert job(codec, parallel={"zero": 2})
+    assert job("int8", parallel={"zero": 3}, feedback="off")
+    assert job("bf16", parallel={"node_shared": True})
+    assert job("powersgd", flush_every=3, start=5, parallel={"zero": 1})
+
+
+@pytest.mark.parametrize(
+    ("often", "every", "steps", "flushed"),
+    [
+        (3, 1, range(9), [2, 5, 8]),
+        (100, 50, range(49, 300, 50), [99, 199, 299]),
+        # Exchanges that never are after a multiple of as many steps.
+        (50, 50, range(52, 300, 50), [52, 102, 152, 202, 252]),
+        (70, 50, range(52, 300, 50), [102, 152, 252]),
+        (7, 50, range(49, 200, 50), [49, 99, 149, 199]),
+        (0, 1, range(5), []),
+    ],
+)
+def test_ranks_average_what_was_left_out_in_the_first_sum_that_is_due(often, every, steps, flushed):
+    how = Compression(parse("powersgd"), True, flush_every=often, every=every)
+    assert [step for step in steps if how.flushes(step)] == flushed
