@@ -2,7 +2,7 @@
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -15,11 +15,12 @@ from collectives.calls.arguments import Arguments
 from collectives.calls.binding import bind_call, tags_of
 from collectives.calls.call import Call
 from collectives.calls.library import library
-from collectives.calls.meeting import shared_places, still_there, words
+from collectives.calls.meeting import Meetings, shared_places, still_there
 from collectives.calls.native import NativePlan, call_native, waits_for_device
 from collectives.calls.recent import Entry, Recent
 from collectives.calls.resources import Resources
 from collectives.calls.settings import Settings
+from collectives.calls.tuner import ATTACHED_BYTES
 from collectives.calls.understanding import Understanding
 from collectives.contracts import contract
 from collectives.errors import CollectiveError
@@ -27,7 +28,6 @@ from collectives.execution.lanes import Lane, Mask
 from collectives.execution.plan import Plan
 from collectives.execution.shared import Places
 from collectives.execution.traffic import Traffic
-from collectives.execution.transport.shared_memory import Meeting
 from collectives.execution.underway import Underway
 from collectives.watchdog import Watchdog, Watched
 
@@ -94,12 +94,19 @@ class Engine:
         )
         self._recent = Recent()
         self._small = _Limits(self)
+        self._meetings = Meetings(
+            self.resources, self.underway, self.native_below, self._recent.clear
+        )
         self._cache: OrderedDict[object, Plan] = OrderedDict()
 
     def empty(self, shape: Any, dtype: npt.DTypeLike, memory: str) -> npt.NDArray[Any]:
         """Zeros in the node's memory, or in ordinary memory where that cannot be."""
         with self._changing_memory("empty"):
             return self.resources.empty(shape, dtype, memory)
+
+    def attach(self) -> bool:
+        """Whether the ranks read one another's ordinary memory.  Collective at first use."""
+        return self._meetings.attach()
 
     def count(self, traffic: Traffic | None) -> None:
         """Adds what is sent from now on to ``traffic``, but for plans that are made already."""
@@ -191,7 +198,7 @@ class Engine:
                 return
             node = self.resources.node
             if node is not None and still_there(entry.words, node):
-                meeting = self._meet(entry.words)
+                meeting = self._meetings.meet(entry.words)
                 if meeting == entry.meeting:  # nobody came with other memory
                     self._complete(entry.plan, arguments, "as before")
                     return
@@ -201,13 +208,15 @@ class Engine:
             self._complete(None, arguments, "asked for")
             return
         call = self._understanding.call(arguments, algorithm, "")
-        node, places = self.resources.node, None
-        own = words(call, node) if node is not None and self._meets(call) else None
-        if node is not None and own is not None:
+        places = None
+        own = self._meetings.words(call)
+        if (node := self.resources.node) is not None and own is not None:
             if meeting is None:
-                meeting = self._meet(own)
+                meeting = self._meetings.meet(own)
             places = shared_places(meeting, node)
         plan = self._cache.pop((call.key, places), None)
+        if plan is None and places is not None:
+            places = self._meetings.expect_readable(call, places)
         reason = "as before"
         if plan is None or plan.is_freed:
             # Blocking calls follow one another, so all can use the same tags and counters.
@@ -272,9 +281,11 @@ class Engine:
         if algorithm is None:
             algorithm = self._understanding.default(arguments.collective)
         call = self._understanding.call(arguments, algorithm, ", as a plan")
-        node, places = self.resources.node, None
-        if node is not None and self._meets(call):
-            places = shared_places(self._meet(words(call, node)), node)
+        own, places = self._meetings.words(call), None
+        if (node := self.resources.node) is not None and own is not None:
+            places = shared_places(self._meetings.meet(own), node)
+        if places is not None:
+            places = self._meetings.expect_readable(call, places)
         plan = bind_call(call, self.resources, places, self.underway, self._used_anywhere)
         self.last_plan = Native(plan.reason) if isinstance(plan, NativePlan) else plan
         return plan
@@ -297,25 +308,8 @@ class Engine:
     def native_below(self, collective: str) -> int:
         """The bytes up to which ``auto`` is native."""
         per_node, table = self.resources.facts
-        return table.native_below(library(), collective, self.comm.size, per_node)
-
-    def _meets(self, call: Call) -> bool:
-        """Whether the ranks tell one another where their buffers lie: the same on all of them."""
-        if self.resources.node is None or call.counts is not None:
-            return False
-        if call.algorithm != "auto" or call.is_on_device:
-            return True
-        return call.nbytes >= self.native_below(call.collective)
-
-    def _meet(self, mine: Sequence[int]) -> Meeting:
-        node = self.resources.node
-        assert node is not None, "ranks meet in its memory"
-        self.underway.expect_whole()
-        try:
-            return node.meet(mine, self._idle)
-        except BaseException as error:  # a signal handler's
-            self.underway.leave("the ranks' meeting", error)
-            raise
+        below = table.native_below(library(), collective, self.comm.size, per_node)
+        return min(below, ATTACHED_BYTES) if self.settings.attach else below
 
     def lane(self) -> Lane:
         """Tags that no other plan has; collective.
@@ -344,7 +338,3 @@ class Engine:
             self.underway.leave("an agreement of the ranks", error)
             self.underway.keep(requests)
             raise
-
-    @property
-    def _idle(self) -> Callable[[], None] | None:
-        return self.underway.progress if self.underway.here else None
