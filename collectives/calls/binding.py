@@ -76,7 +76,7 @@ def _bound(
         lane = _tags(resources, used_anywhere)
         return bind_exact(call, resources.transport, lane, underway)
     planned = used_anywhere is not None
-    algorithm, reason = _choice(call, resources, _memory(call, resources, places), planned)
+    algorithm, reason = _choice(call, resources, memory_of(call, resources, places), planned)
     log.info("%s: %s (%s)", call, algorithm, reason)
     if algorithm == "native":
         before = waits_for_device(call.arguments, resources.is_direct)
@@ -159,11 +159,19 @@ def tags_of(resources: Resources, used_anywhere: Callable[[Mask], Mask]) -> Lane
     return lane
 
 
+def best_of_ours(call: Call, resources: Resources, memory: Kind) -> Choice:
+    """What ``auto`` would take if there were no native; the same on all ranks."""
+    per_node, table = resources.facts
+    situation = _situation(call, per_node, memory, resources.settings)
+    choice = choose(table, situation._replace(native=False))
+    return _in_segments(call, resources, choice)
+
+
 def _items(buffer: Buffer | None) -> Items | None:
     return None if buffer is None else buffer.items
 
 
-def _memory(call: Call, resources: Resources, places: Places | None) -> Kind:
+def memory_of(call: Call, resources: Resources, places: Places | None) -> Kind:
     """What ``auto`` may count on; the same on all ranks."""
     if call.is_on_device:
         return "ipc" if places else "cupy"
@@ -178,7 +186,7 @@ def _memory(call: Call, resources: Resources, places: Places | None) -> Kind:
 
 def _choice(call: Call, resources: Resources, memory: Kind, planned: bool) -> Choice:
     """The algorithm with all its options, and why."""
-    choice = Choice(call.algorithm, "asked for")
+    choice = Choice(call.algorithm, call.why)
     delays = resources.settings.transport.delays
     if call.algorithm == "auto" or (call.algorithm == "native" and delays):
         fault = fault_of_native(call, planned)
@@ -193,6 +201,11 @@ def _choice(call: Call, resources: Resources, memory: Kind, planned: bool) -> Ch
             choice = choose(table, situation._replace(nccl=False))
         if fault and not delays:
             choice = choice._replace(reason=fault)
+    return _in_segments(call, resources, choice)
+
+
+def _in_segments(call: Call, resources: Resources, choice: Choice) -> Choice:
+    """With the number of segments that the cost model finds best, where it is asked."""
     if "segments=auto" not in choice.algorithm:
         return choice
     alpha, beta = 1e-6 * resources.table.alpha_us, 1e-9 / resources.table.bandwidth_GBs

@@ -28,6 +28,7 @@ class Call:
         counts: lengths of the blocks of a v-variant.
         aside: in place, but the input lies where the result goes.
         algorithm: what was asked for.
+        why: the algorithm is this one.
         proved: the schedule of a program's own algorithm, without segments, as it was proved.
     """
 
@@ -39,6 +40,7 @@ class Call:
     aside: bool
     algorithm: str
     proved: Schedule | None = None
+    why: str = "asked for"
 
     @property
     def collective(self) -> str:

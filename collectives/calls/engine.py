@@ -4,6 +4,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,8 +12,9 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from collectives.algorithms import Algorithm
+from collectives.calls.alternating import AlternatingPlan
 from collectives.calls.arguments import Arguments
-from collectives.calls.binding import bind_call, tags_of
+from collectives.calls.binding import best_of_ours, bind_call, memory_of, tags_of
 from collectives.calls.call import Call
 from collectives.calls.library import library
 from collectives.calls.meeting import Meetings, shared_places, still_there
@@ -20,7 +22,8 @@ from collectives.calls.native import NativePlan, call_native, waits_for_device
 from collectives.calls.recent import Entry, Recent
 from collectives.calls.resources import Resources
 from collectives.calls.settings import Settings
-from collectives.calls.tuner import ATTACHED_BYTES
+from collectives.calls.tuner import ATTACHED_BYTES, Choice
+from collectives.calls.turns import TURNS_BYTES, Trial, Turns
 from collectives.calls.understanding import Understanding
 from collectives.contracts import contract
 from collectives.errors import CollectiveError
@@ -38,7 +41,7 @@ log = logging.getLogger("collectives")
 CACHED_PLANS = 32
 CACHED_BYTES = 4 << 20
 
-AnyPlan = Plan | NativePlan | Watched
+AnyPlan = Plan | NativePlan | AlternatingPlan | Watched
 
 
 class Native(NamedTuple):
@@ -68,6 +71,10 @@ class _Limits(dict[str, int]):
         return self[collective]
 
 
+def _by(call: Call, choice: Choice) -> Call:
+    return replace(call, algorithm=choice.algorithm, why=choice.reason)
+
+
 class Engine:
     """The state of one communicator: its duplicate, its plans, its memory.
 
@@ -94,6 +101,7 @@ class Engine:
         )
         self._recent = Recent()
         self._small = _Limits(self)
+        self._turns = Turns(self.resources, self.complete)
         self._meetings = Meetings(
             self.resources, self.underway, self.native_below, self._recent.clear
         )
@@ -214,10 +222,13 @@ class Engine:
             if meeting is None:
                 meeting = self._meetings.meet(own)
             places = shared_places(meeting, node)
+        call, trial = self._in_turn(call, places)
         plan = self._cache.pop((call.key, places), None)
         if plan is None and places is not None:
             places = self._meetings.expect_readable(call, places)
-        reason = "as before"
+        reason = call.why if trial else "as before"
+        if plan is not None and trial:
+            plan.reason = reason
         if plan is None or plan.is_freed:
             # Blocking calls follow one another, so all can use the same tags and counters.
             made = bind_call(call, self.resources, places, self.underway, None)
@@ -225,11 +236,26 @@ class Engine:
         kept = self._keep(call, places, plan)
         # What is found again is not read again, and native takes the caller's own words.
         found_again = plan is not None or call.has_buffers_of(arguments)
-        if key is not None and kept and found_again:
+        tries = trial is not None and trial.kept is None
+        if key is not None and kept and found_again and not tries:
             self._recent.remember(key, Entry(arguments.op, plan, own, meeting))
+        begun = self._turns.begin() if tries else 0.0
         self._complete(plan, call.arguments, reason)
+        if tries and trial is not None:
+            self._turns.end(trial, begun)
         if plan is not None and not kept:
             plan.Free()
+
+    def _in_turn(self, call: Call, places: Places | None) -> tuple[Call, Trial | None]:
+        """The call by the algorithm whose turn it is, if ``auto`` tries them by turns."""
+        if not self.settings.turns:
+            return call, None
+        memory = memory_of(call, self.resources, places)
+        self.underway.expect_whole()
+        trial = self._turns.of(call, memory, lambda: best_of_ours(call, self.resources, memory))
+        if trial is None:
+            return call, None
+        return _by(call, trial.turn), trial
 
     def _keep(self, call: Call, places: Places | None, plan: Plan | None) -> bool:
         """Keeps the plan of a blocking call for the next one; whether it did, or need not."""
@@ -268,15 +294,26 @@ class Engine:
         call_native(self.comm, arguments)
         self.last_plan = Native(reason)
 
-    def make(self, arguments: Arguments, algorithm: Algorithm | str | None = None) -> AnyPlan:
-        """A persistent call."""
+    def make(
+        self,
+        arguments: Arguments,
+        algorithm: Algorithm | str | None = None,
+        repeats: bool = True,
+    ) -> AnyPlan:
+        """A persistent call; ``repeats`` unless it is for one run."""
         if self.watchdog is None:
-            return self._make(arguments, algorithm)
+            return self._make(arguments, algorithm, repeats)
         with self._watched(arguments, algorithm or self.settings.algorithm):
-            plan = self._make(arguments, algorithm)
+            plan = self._make(arguments, algorithm, repeats)
         return Watched(plan, arguments, self.watchdog)
 
-    def _make(self, arguments: Arguments, algorithm: Algorithm | str | None) -> Plan | NativePlan:
+    def begin(self, arguments: Arguments, algorithm: Algorithm | str | None = None) -> AnyPlan:
+        """A nonblocking call."""
+        return self.make(arguments, algorithm, repeats=False).begin()
+
+    def _make(
+        self, arguments: Arguments, algorithm: Algorithm | str | None, repeats: bool
+    ) -> Plan | NativePlan | AlternatingPlan:
         """A plan of its own, with tags and counters of its own."""
         if algorithm is None:
             algorithm = self._understanding.default(arguments.collective)
@@ -286,9 +323,26 @@ class Engine:
             places = shared_places(self._meetings.meet(own), node)
         if places is not None:
             places = self._meetings.expect_readable(call, places)
-        plan = bind_call(call, self.resources, places, self.underway, self._used_anywhere)
+        plan = self._plan(call, places, repeats)
         self.last_plan = Native(plan.reason) if isinstance(plan, NativePlan) else plan
         return plan
+
+    def _plan(
+        self, call: Call, places: Places | None, repeats: bool
+    ) -> Plan | NativePlan | AlternatingPlan:
+        def bound(call: Call) -> Plan | NativePlan:
+            return bind_call(call, self.resources, places, self.underway, self._used_anywhere)
+
+        if not repeats and self.settings.turns:
+            known = self._turns.known(call, memory_of(call, self.resources, places))
+            return bound(call if known is None else _by(call, known))
+        call, trial = self._in_turn(call, places)
+        if trial is None or trial.kept is not None:
+            return bound(call)
+        own = Trial(trial.kind, trial.ours)
+        native, ours = (bound(_by(call, Choice(name, call.why))) for name in ("native", own.ours))
+        assert isinstance(native, NativePlan) and isinstance(ours, Plan), "as they were asked for"
+        return AlternatingPlan(native, ours, own, self.channel, self._turns.keep)
 
     def leaves_to_native(self, collective: str, items: Any) -> bool:
         """Whether ``auto`` is native for an array of this size, before anything else is looked at.
@@ -309,7 +363,9 @@ class Engine:
         """The bytes up to which ``auto`` is native."""
         per_node, table = self.resources.facts
         below = table.native_below(library(), collective, self.comm.size, per_node)
-        return min(below, ATTACHED_BYTES) if self.settings.attach else below
+        if self.settings.attach:
+            below = min(below, ATTACHED_BYTES)
+        return min(below, TURNS_BYTES) if self.settings.turns else below
 
     def lane(self) -> Lane:
         """Tags that no other plan has; collective.

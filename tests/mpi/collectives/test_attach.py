@@ -1,4 +1,4 @@
-"""Ordinary arrays that ranks read in one another's processes, and what happens where they cannot."""
+"""Ordinary arrays that ranks read in one another's processes, and where they cannot."""
 
 import ctypes
 import errno
@@ -157,7 +157,7 @@ def refusing(number: int, rank: int = LAST):
     real = attach.read
 
     def read(*given):
-        if RANK == rank:
+        if rank == RANK:
             raise OSError(number, os.strerror(number))
         real(*given)
 
@@ -175,12 +175,12 @@ def refusing(number: int, rank: int = LAST):
 )
 def test_where_one_rank_may_not_read_all_send_messages(monkeypatch, caplog, number, sentence):
     monkeypatch.setattr(attach, "read", refusing(number))
-    with caplog.at_level(logging.WARNING, "collectives"):
-        with Communicator(MPI.COMM_WORLD, attach=True) as comm:
-            array = np.full(MANY, float(RANK))
-            comm.Allreduce(MPI.IN_PLACE, array, algorithm="direct")
-            assert (array == SIZE * (SIZE - 1) / 2).all()
-            assert not comm.attaches and not is_read(comm)
+    caplog.set_level(logging.WARNING, "collectives")
+    with Communicator(MPI.COMM_WORLD, attach=True) as comm:
+        array = np.full(MANY, float(RANK))
+        comm.Allreduce(MPI.IN_PLACE, array, algorithm="direct")
+        assert (array == SIZE * (SIZE - 1) / 2).all()
+        assert not comm.attaches and not is_read(comm)
     (said,) = [record.getMessage() for record in caplog.records]
     assert f"rank {LAST} cannot read rank 0's" in said
     assert any(words in said for words in sentence.split("|"))
