@@ -93,10 +93,11 @@ class Call:
         """Equal keys mean equal plans: memory is named by address, length and type.
 
         ``None`` for a call whose plan cannot be used again: its types may be freed, and another one
-        get their handles.
+        get their handles; and where one has gaps, the plan would keep the caller's memory.
         """
         datatype = self.buffer.datatype
-        if datatype is not None and not datatype.is_predefined:
+        types = (b.datatype for b in (self.send, self.recv) if b is not None)
+        if not all(one is None or one.is_predefined for one in types):
             return None
         return (
             self.collective,

@@ -224,8 +224,6 @@ class Engine:
             places = shared_places(meeting, node)
         call, trial = self._in_turn(call, places)
         plan = self._cache.pop((call.key, places), None)
-        if plan is None and places is not None:
-            places = self._meetings.expect_readable(call, places)
         reason = call.why if trial else "as before"
         if plan is not None and trial:
             plan.reason = reason
@@ -321,8 +319,6 @@ class Engine:
         own, places = self._meetings.words(call), None
         if (node := self.resources.node) is not None and own is not None:
             places = shared_places(self._meetings.meet(own), node)
-        if places is not None:
-            places = self._meetings.expect_readable(call, places)
         plan = self._plan(call, places, repeats)
         self.last_plan = Native(plan.reason) if isinstance(plan, NativePlan) else plan
         return plan

@@ -9,7 +9,7 @@ from collectives.calls.tuner import ATTACHED_BYTES
 from collectives.execution.memory import HOST
 from collectives.execution.plan import Action
 from collectives.execution.shared import Places
-from collectives.execution.transport.attach import PeerMemory, can_be_read
+from collectives.execution.transport.attach import can_be_read
 from collectives.execution.transport.shared_memory import WORDS, Meeting, NodeMemory, Place
 from collectives.execution.transport.windows import ATTACHED
 from collectives.execution.underway import Underway
@@ -77,27 +77,6 @@ class Meetings:
             underway.leave("the ranks' meeting", error)
             raise
 
-    def expect_readable(self, call: Call, places: Places) -> Places | None:
-        """``places``, unless they are in the ranks' ordinary memory, and the kernel does not let
-        all ranks read there.  Collective."""
-        node = self._resources.node
-        assert node is not None, "the places are in its memory"
-        if not is_attached(places):
-            return places
-        peers = node.windows[ATTACHED]
-        assert isinstance(peers, PeerMemory), "as NodeMemory.attach has made it"
-        found = []
-        for rank, (send, recv) in enumerate(places):
-            member = call.member._replace(rank=rank)
-            blocks = call.contract.send_blocks(member), call.contract.recv_blocks(member)
-            for place, number in zip((send, recv), blocks):
-                if place is not None:
-                    nbytes = number * call.count * call.buffer.items.itemsize
-                    found.append((rank, place.offset, nbytes))
-        mine = (int(can_be_read(peers, found)), *[0] * (WORDS - 1))
-        told = [struct.unpack(_FORMAT, one)[0] for one in self.meet(mine)]
-        return places if all(told) else None
-
 
 def words(call: Call, node: NodeMemory, attaches: bool) -> tuple[int, ...]:
     """What a rank says of where its buffers lie, when the ranks meet: their windows and offsets,
@@ -114,6 +93,7 @@ def words(call: Call, node: NodeMemory, attaches: bool) -> tuple[int, ...]:
         else:
             found += node.locate(buffer.address, buffer.items.nbytes) or (_ORDINARY, 0)
             readable = attaches and buffer.memory is HOST
+            readable = readable and can_be_read(buffer.address, buffer.items.nbytes)
             addresses.append(buffer.address if readable else _ORDINARY)
     return (*found, *addresses)
 

@@ -239,21 +239,15 @@ def _all(calls: Sequence[Callable[[], object]]) -> None:
         call()
 
 
-def can_be_read(peers: PeerMemory, places: Sequence[tuple[int, int, int]]) -> bool:
-    """Whether the first and the last byte of each buffer of the others can be read.
+def can_be_read(address: int, nbytes: int) -> bool:
+    """Whether the kernel reads the first and the last byte of memory of this process.
 
-    Pages of a device's driver, for one, cannot.
-
-    Args:
-        places: rank, address and bytes of each buffer.
+    Pages of a device's driver, for one, it does not.
     """
     found = np.empty(1, np.uint8)
-    for rank, address, nbytes in places:
-        if rank == peers.rank or not nbytes:
-            continue
-        try:
-            for byte in (address, address + nbytes - 1):
-                read(peers.processes[rank], byte, HOST.address(found), 1)
-        except OSError:
-            return False
+    try:
+        for byte in (address, address + nbytes - 1) if nbytes else ():
+            read(os.getpid(), byte, HOST.address(found), 1)
+    except OSError:
+        return False
     return True
