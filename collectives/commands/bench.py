@@ -145,7 +145,7 @@ def run(options: argparse.Namespace) -> int:
     from collectives.communicator import Communicator
     from collectives.launch import abort_on_exception, check_launch
 
-    comm = Communicator(MPI.COMM_WORLD)
+    comm = Communicator(MPI.COMM_WORLD, attach=False, turns=False)
     show_log(options, comm.rank)
     with abort_on_exception(comm):
         check_launch(comm.size)
@@ -244,7 +244,7 @@ def _attached(comm: "Communicator", lengths: list[int]) -> "Communicator":
             f"--memory attached is for {ATTACHED_BYTES >> 10} KiB and more, and the smallest size "
             f"is {min(lengths)} bytes; begin with -b {ATTACHED_BYTES >> 10}K"
         )
-    made = Communicator(comm, attach=True)
+    made = Communicator(comm, attach=True, turns=False)
     if not made.attaches:
         raise CollectiveError("the ranks cannot read one another's memory: the log says why")
     return made
