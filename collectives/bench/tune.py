@@ -100,9 +100,8 @@ def tune(
             whole, merged = merged, portable(merged)
             kept = {_situation(entry) for entry in merged}
             for left in (entry for entry in whole if _situation(entry) not in kept):
-                print(
-                    f"left out, as it may not hold elsewhere: {', '.join(map(str, _situation(left)))}"
-                )
+                told = ", ".join(map(str, _situation(left)))
+                print(f"left out, as it may not hold elsewhere: {told}")
         table = Table(1, about, alpha_us, bandwidth, merged)
         options.output.write_bytes(msgspec.json.format(msgspec.json.encode(table), indent=1))
         print(f"wrote {options.output}; COLLECTIVES_TUNING={options.output} uses it")
