@@ -248,8 +248,11 @@ class Draw:
             pairs = [(tuple(table[r]), tuple(row[r] for row in table)) for r in range(self.size)]
         else:
             pairs = [self._counts(name, rank, root, length, counts) for rank in range(self.size)]
+        # MPICH's own Allgatherv takes another algorithm on ranks whose types have gaps.
+        gaps = (rng.choice((1, 1, 1, 2)),) if name in VECTORS else (1, 1, 1, 2)
+        gaps = (1,) if name in REDUCING else gaps
         sides = tuple(
-            self._sides(name, rank, root, in_place, *pairs[rank]) for rank in range(self.size)
+            self._sides(name, rank, root, in_place, gaps, *pairs[rank]) for rank in range(self.size)
         )
         algorithm = rng.choice([None, None, *self.algorithms[name]])
         if name == "Alltoallv" and in_place and way != "blocking" and algorithm == "native":
@@ -321,12 +324,12 @@ class Draw:
         rank: int,
         root: int,
         in_place: bool,
+        gaps: tuple[int, ...],
         sent: tuple[int, ...] | None,
         received: tuple[int, ...] | None,
     ) -> tuple[Side | str | None, Side | str | None]:
-        moves = name not in REDUCING
-        send = self._side(sent, name in ("Scatterv", "Alltoallv"), moves)
-        recv = self._side(received, name in ("Allgatherv", "Gatherv", "Alltoallv"), moves)
+        send = self._side(sent, name in ("Scatterv", "Alltoallv"), gaps)
+        recv = self._side(received, name in ("Allgatherv", "Gatherv", "Alltoallv"), gaps)
         if not in_place or name in ("Bcast", "Barrier"):
             return send, recv
         if name in ("Scatter", "Scatterv"):
@@ -341,7 +344,9 @@ class Draw:
             return "in place", plain
         return "in place", recv
 
-    def _side(self, counts: tuple[int, ...] | None, uneven: bool, moves: bool) -> Side | None:
+    def _side(
+        self, counts: tuple[int, ...] | None, uneven: bool, gaps: tuple[int, ...]
+    ) -> Side | None:
         """A buffer of these blocks; drawn whatever comes of it, so that all ranks draw alike."""
         rng = self.rng
         form = rng.choice(_UNEVEN if uneven else _PLAIN)
@@ -349,7 +354,7 @@ class Draw:
         listed, kept = rng.random() < 0.3, rng.random() < 0.5
         before, after = rng.choice((0, 0, 1, 5)), rng.choice((0, 0, 1, 5))
         gap = rng.choice((0, 0, 3))
-        extent = rng.choice((1, 1, 1, 2)) if moves else 1
+        extent = rng.choice(gaps)
         if extent > 1 and form in ("bare", "code"):
             form = "type"
         if counts is None:
