@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from collectives.about import program
-from collectives.commands import bench, explore, models, rounding, schedules, tune
+from collectives.commands import bench, explore, models, rounding, schedules, tune, turns
 from collectives.commands.program import add_verbose, add_version, while_read
 from collectives.errors import CollectiveError
 
@@ -26,6 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
     models.add(commands)
     rounding.add(commands)
     tune.add(commands)
+    turns.add(commands)
     try:
         with while_read():
             options = parser.parse_args(arguments)

@@ -70,6 +70,12 @@ class Communicator(Blocking, Nonblocking, Persistent, PointToPoint, MPI.Intracom
             They travel as messages, as many bytes as in a ring, and adding three and more takes
             some ten passes over them.  Other operations whose result depends on the order are
             refused.  The methods for objects, as ``allreduce``, stay mpi4py's.
+        attach: whether ranks of a node read one another's large ordinary arrays where they lie, by
+            Linux's cross-memory attach, where a trial shows that they can; nothing is adopted.
+            Default: whether ``COLLECTIVES_ATTACH`` is on.
+        turns: whether ``auto`` tries native and ours by turns in the first calls that repeat, and
+            remembers what was faster (:mod:`collectives.calls.turns`).  Default: whether
+            ``COLLECTIVES_TURNS`` is on.
         device: how messages of arrays on a GPU go: ``"direct"``, handed to a CUDA-aware MPI;
             ``"staged"`` through pinned host memory; ``"auto"``: direct if a transfer between two
             processes of its own works.  Default: that of ``COLLECTIVES_DEVICE``, or auto.
@@ -94,6 +100,8 @@ class Communicator(Blocking, Nonblocking, Persistent, PointToPoint, MPI.Intracom
         device: str | None = None,
         transport: type[MPITransport] | None = None,
         reproducible: bool = False,
+        attach: bool | None = None,
+        turns: bool | None = None,
     ) -> Self:
         self = super().__new__(cls, comm)
         if comm is None:  # mpi4py makes one to fill in itself
@@ -103,7 +111,15 @@ class Communicator(Blocking, Nonblocking, Persistent, PointToPoint, MPI.Intracom
         algorithm = named(algorithm)
         check_default(algorithm, comm.size if comm != MPI.COMM_NULL else None)
         settings = Settings.given(
-            algorithm, check, tuning, timeout, device, transport, reproducible
+            algorithm,
+            check,
+            tuning,
+            timeout,
+            device,
+            transport,
+            reproducible,
+            attach,
+            turns,
         )
         self._engine = Engine(self, settings)
         return self
@@ -230,6 +246,12 @@ class Communicator(Blocking, Nonblocking, Persistent, PointToPoint, MPI.Intracom
     def nodes(self) -> int:
         """Lower bound on the number of nodes.  Collective at its first use."""
         return -(-self.size // self.ranks_per_node)
+
+    @property
+    def attaches(self) -> bool:
+        """Whether ranks read one another's large ordinary arrays, as ``attach`` asks for and a
+        trial has shown that they can.  Collective at its first use."""
+        return self._engine.attach()
 
     def plan(self, arguments: Arguments, algorithm: Algorithm | str | None = None) -> AnyPlan:
         """A plan for the collective that ``arguments`` name, as ``Allreduce_init`` and the others

@@ -83,7 +83,7 @@ def header(about: dict[str, Any], command: str) -> str:
 def columns(width: int = 26) -> str:
     """The head of the table; ``width`` is that of the algorithms' names."""
     return (
-        f"{'size(B)':>11} {'count':>10} {'type':>9} {'redop':>6} {'memory':>7} {'place':>5}  "
+        f"{'size(B)':>11} {'count':>10} {'type':>9} {'redop':>6} {'memory':>8} {'place':>5}  "
         f"{'algorithm':<{width}}{'time(us)':>11} {'+-%':>5} {'algbw':>8} {'busbw':>8} {'ratio':>7} "
         f"{'floor%':>7} {'overlap%':>8} {'#wrong':>7}"
     )
@@ -97,7 +97,7 @@ def row(result: Result, native: Result | None, width: int = 26) -> str:
     wrong = "N/A" if result.wrong is None else str(result.wrong)
     return (
         f"{result.bytes:>11} {result.count:>10} {result.dtype:>9} {result.op:>6} "
-        f"{result.memory:>7} {'in' if result.in_place else 'out':>5}  {result.algorithm:<{width}}"
+        f"{result.memory:>8} {'in' if result.in_place else 'out':>5}  {result.algorithm:<{width}}"
         f"{result.time_us:>11.2f} {_spread(result)} {result.algbw:>8.2f} {result.busbw:>8.2f} "
         f"{ratio:>7} {floor:>7} {overlap:>8} {wrong:>7}"
     )

@@ -15,7 +15,7 @@ from collectives.algorithms import build, names, own
 from collectives.bench import report
 from collectives.bench.measure import Case, Result, measure
 from collectives.calls.library import library
-from collectives.calls.tuner import Entry, Kind, Rule, Table, load
+from collectives.calls.tuner import ATTACHED_BYTES, Entry, Kind, Rule, Table, load
 from collectives.communicator import Communicator
 from collectives.contracts import CONTRACTS
 from collectives.errors import CollectiveError
@@ -26,8 +26,10 @@ CLEARLY = 1.05
 #: on more the preferred ones stay good.
 ALIKE = 1.15
 #: Below so many bytes, or with so little gain, another machine, or this one tomorrow, often finds
-#: another algorithm faster.
-_PORTABLE_BYTES, _PORTABLE_RATIO = 32 << 10, 1.3
+#: another algorithm faster.  In ordinary memory, where both move the same bytes, a butterfly that
+#: was 1.9 times as fast as native took 1.3 times as long on another machine of the same kind.
+_PORTABLE_BYTES = 32 << 10
+_PORTABLE_RATIO: dict[Kind, float] = {"shared": 1.3, "adopted": 1.3, "attached": 1.3, "numpy": 2.5}
 #: With segments, these fill the links that they leave idle without.
 _PIPELINED = {
     "broadcast": ["chain:segments=8", "double_binary_tree:segments=8"],
@@ -67,14 +69,20 @@ def tune(
     """
     collectives = [options.collective] if options.collective else [*CONTRACTS]
     collectives = [c for c in collectives if c != "barrier"]
-    memories: list[Kind] = ["numpy", "shared"] if comm.nodes == 1 else ["numpy"]
+    memories: list[Kind] = ["numpy", "shared", "adopted"] if comm.nodes == 1 else ["numpy"]
+    attached = Communicator(comm, attach=True, turns=False) if options.attach else comm
+    if options.attach and attached.attaches:
+        memories.append("attached")
     measured: dict[tuple[str, Kind], list[list[Result]]] = {}
     for number in range(options.passes):
         for key in product(collectives, memories):
             if comm.rank == 0:
                 print(f"pass {number + 1} of {options.passes}: {', '.join(key)}", flush=True)
-            cases = (_case(*key, nbytes, options.repeats, comm.size) for nbytes in lengths)
-            results = [measure(comm, case) for case in cases]
+            on, there = comm, lengths
+            if key[1] == "attached":
+                on, there = attached, [n for n in lengths if n >= ATTACHED_BYTES]
+            cases = (_case(*key, nbytes, options.repeats, comm.size) for nbytes in there)
+            results = [measure(on, case) for case in cases]
             _join(measured.setdefault(key, results), results)
     entries = []
     for (collective, memory), results in measured.items():
@@ -88,9 +96,13 @@ def tune(
     about = report.environment(comm)
     if comm.rank == 0:
         merged = _merged(known, entries)
-        table = Table(
-            1, about, alpha_us, bandwidth, portable(merged) if options.portable else merged
-        )
+        if options.portable:
+            whole, merged = merged, portable(merged)
+            kept = {_situation(entry) for entry in merged}
+            for left in (entry for entry in whole if _situation(entry) not in kept):
+                told = ", ".join(map(str, _situation(left)))
+                print(f"left out, as it may not hold elsewhere: {told}")
+        table = Table(1, about, alpha_us, bandwidth, merged)
         options.output.write_bytes(msgspec.json.format(msgspec.json.encode(table), indent=1))
         print(f"wrote {options.output}; COLLECTIVES_TUNING={options.output} uses it")
 
@@ -127,24 +139,26 @@ def rules(measured: list[list[Result]]) -> list[Rule]:
 def portable(entries: list[Entry]) -> list[Entry]:
     """What of a machine's table is likely to hold on others, for one that ships with a program.
 
-    That is our algorithms in shared memory from 32 KiB on, where they save a copy that messages
-    cannot.  In ordinary memory both move the same bytes, and which is faster changes from machine
-    to machine, so the table has no entry for it and a call stays native.
+    That is our algorithms from 32 KiB on, by rules that are clear in shared memory, where they save
+    a copy that messages cannot, and far clearer in ordinary memory.  An entry of ordinary memory
+    that has no such rule is left out, and a call there stays native.
     """
-    return [
-        msgspec.structs.replace(entry, rules=_portable(entry.rules))
-        for entry in entries
-        if entry.memory == "shared"
-    ]
+    found = []
+    for entry in entries:
+        rules = _portable(entry.rules, entry.memory)
+        if entry.memory in _PORTABLE_RATIO and (entry.memory != "numpy" or len(rules) > 1):
+            found.append(msgspec.structs.replace(entry, rules=rules))
+    return found
 
 
-def _portable(rules: list[Rule]) -> list[Rule]:
-    found = [Rule(0, "native", 1.0)]
+def _portable(rules: list[Rule], memory: Kind) -> list[Rule]:
+    found, least = [Rule(0, "native", 1.0)], _PORTABLE_RATIO.get(memory, 0.0)
     for rule, after in zip_longest(rules, rules[1:]):
         if after is not None and after.from_bytes <= _PORTABLE_BYTES:
             continue
         # A rule from fewer bytes has held at all sizes since; its ratio is that of the first.
-        holds = rule.from_bytes < _PORTABLE_BYTES or rule.ratio >= _PORTABLE_RATIO
+        since = rule.from_bytes < _PORTABLE_BYTES and memory != "numpy"
+        holds = since or rule.ratio >= least
         start = max(rule.from_bytes, _PORTABLE_BYTES)
         if not holds:
             rule = Rule(start, "native", 1.0)
@@ -237,8 +251,9 @@ def known_entries(comm: Communicator, path: Path) -> list[Entry]:
 def _merged(known: list[Entry], new: list[Entry]) -> list[Entry]:
     """The new entries in place of those of the same situation."""
 
-    def key(entry: Entry) -> tuple[Any, ...]:
-        return entry.mpi, entry.collective, entry.memory, entry.ranks, entry.ranks_per_node
+    fresh = {_situation(entry) for entry in new}
+    return [*(entry for entry in known if _situation(entry) not in fresh), *new]
 
-    fresh = {key(entry) for entry in new}
-    return [*(entry for entry in known if key(entry) not in fresh), *new]
+
+def _situation(entry: Entry) -> tuple[Any, ...]:
+    return entry.mpi, entry.collective, entry.memory, entry.ranks, entry.ranks_per_node

@@ -8,29 +8,30 @@ from typing import cast
 
 from collectives.algorithms import build, in_segments
 from collectives.analysis.formulas import segments_for
+from collectives.calls.buffers import Buffer
 from collectives.calls.call import Call
 from collectives.calls.exact import bind_exact, is_rounded, saturates
 from collectives.calls.library import library
+from collectives.calls.meeting import is_attached
 from collectives.calls.native import NativePlan, can_be_native, fault_of_native, waits_for_device
 from collectives.calls.nccl import bind_nccl, fault_of_nccl
 from collectives.calls.operands import Operands, is_widened
 from collectives.calls.reduction import combiner
 from collectives.calls.resources import Resources
 from collectives.calls.settings import Settings
-from collectives.calls.tuner import Choice, Situation, choose
+from collectives.calls.tuner import Choice, Kind, Situation, choose
 from collectives.errors import CollectiveError
+from collectives.execution.attached import AttachedBinder
 from collectives.execution.lanes import Lane, Mask
-from collectives.execution.memory import Memory, is_queued
+from collectives.execution.memory import Items, Memory, is_queued
 from collectives.execution.messages import bind
 from collectives.execution.plan import Plan
-from collectives.execution.shared import Places, bind_shared, runs_shared
+from collectives.execution.shared import Places, SharedBinder, bind_shared, runs_shared
+from collectives.execution.transport.attach import AttachedMemory
 from collectives.execution.transport.cuda_memory import CudaMemory
 from collectives.execution.underway import Underway
 
 log = logging.getLogger("collectives")
-
-#: Copying the edges of ordinary arrays takes longer than fewer bytes do as messages.
-_LEAST_WITH_EDGES = 128 << 10
 
 
 def bind_call(
@@ -75,7 +76,7 @@ def _bound(
         lane = _tags(resources, used_anywhere)
         return bind_exact(call, resources.transport, lane, underway)
     planned = used_anywhere is not None
-    algorithm, reason = _choice(call, resources, _loads(call, resources, places), planned)
+    algorithm, reason = _choice(call, resources, memory_of(call, resources, places), planned)
     log.info("%s: %s (%s)", call, algorithm, reason)
     if algorithm == "native":
         before = waits_for_device(call.arguments, resources.is_direct)
@@ -103,17 +104,20 @@ def _bound(
         if used_anywhere is not None:
             lane = node.slots.take(used_anywhere)
         if lane is not None or used_anywhere is None:
+            attached = is_attached(places)
             return bind_shared(
                 schedule,
                 node,
                 places,
                 call.count,
                 buffer.items.dtype,
-                memory,
+                AttachedMemory() if attached else memory,
                 combine,
                 lane=lane,
-                reason=reason,
+                reason=f"{reason}; ranks read one another's memory" if attached else reason,
                 underway=underway,
+                binder=AttachedBinder if attached else SharedBinder,
+                own=(_items(call.send), _items(call.recv)) if attached else (None, None),
             )
         log.warning("messages instead of shared memory: %d plans use it", node.slots.most)
     lane = _tags(resources, used_anywhere)
@@ -155,23 +159,39 @@ def tags_of(resources: Resources, used_anywhere: Callable[[Mask], Mask]) -> Lane
     return lane
 
 
-def _loads(call: Call, resources: Resources, places: Places | None) -> bool:
-    """Whether ``auto`` may count on loads and stores; the same on all ranks."""
+def best_of_ours(call: Call, resources: Resources, memory: Kind) -> Choice:
+    """What ``auto`` would take if there were no native; the same on all ranks."""
+    per_node, table = resources.facts
+    situation = _situation(call, per_node, memory, resources.settings)
+    choice = choose(table, situation._replace(native=False))
+    return _in_segments(call, resources, choice)
+
+
+def _items(buffer: Buffer | None) -> Items | None:
+    return None if buffer is None else buffer.items
+
+
+def memory_of(call: Call, resources: Resources, places: Places | None) -> Kind:
+    """What ``auto`` may count on; the same on all ranks."""
+    if call.is_on_device:
+        return "ipc" if places else "cupy"
     if places is None:
-        return False
+        return "numpy"
+    if is_attached(places):
+        return "attached"
     node = resources.node
     assert node is not None, "the places are in its memory"
-    return call.nbytes >= _LEAST_WITH_EDGES or not node.has_edges(chain.from_iterable(places))
+    return "adopted" if node.has_edges(chain.from_iterable(places)) else "shared"
 
 
-def _choice(call: Call, resources: Resources, shared: bool, planned: bool) -> Choice:
+def _choice(call: Call, resources: Resources, memory: Kind, planned: bool) -> Choice:
     """The algorithm with all its options, and why."""
-    choice = Choice(call.algorithm, "asked for")
+    choice = Choice(call.algorithm, call.why)
     delays = resources.settings.transport.delays
     if call.algorithm == "auto" or (call.algorithm == "native" and delays):
         fault = fault_of_native(call, planned)
         per_node, table = resources.facts
-        situation = _situation(call, per_node, shared, resources.settings)
+        situation = _situation(call, per_node, memory, resources.settings)
         if resources.settings.reproducible and saturates(call):
             situation = situation._replace(native=False)
         situation = situation._replace(native=situation.native and not fault)
@@ -181,6 +201,11 @@ def _choice(call: Call, resources: Resources, shared: bool, planned: bool) -> Ch
             choice = choose(table, situation._replace(nccl=False))
         if fault and not delays:
             choice = choice._replace(reason=fault)
+    return _in_segments(call, resources, choice)
+
+
+def _in_segments(call: Call, resources: Resources, choice: Choice) -> Choice:
+    """With the number of segments that the cost model finds best, where it is asked."""
     if "segments=auto" not in choice.algorithm:
         return choice
     alpha, beta = 1e-6 * resources.table.alpha_us, 1e-9 / resources.table.bandwidth_GBs
@@ -193,17 +218,14 @@ def _choice(call: Call, resources: Resources, shared: bool, planned: bool) -> Ch
     return choice._replace(algorithm=algorithm)
 
 
-def _situation(call: Call, per_node: int, shared: bool, settings: Settings) -> Situation:
+def _situation(call: Call, per_node: int, memory: Kind, settings: Settings) -> Situation:
     """What the tuning table is asked.
 
     Args:
         per_node: ranks of a node.
-        shared: the buffers lie in the node's memory.
+        memory: of the buffers.
         settings: what messages must carry.
     """
-    memory = "shared" if shared else "numpy"
-    if call.is_on_device:
-        memory = "ipc" if shared else "cupy"
     return Situation(
         library(),
         call.collective,

@@ -213,6 +213,8 @@ class _Space:
             whole = is_one_block(datatype) if moves else fills_its_extent(datatype)
             self.gapped = not (whole or (datatype.is_predefined and not moves))
             self.dtype = _dtype(datatype, self.extent)
+        #: Its type says where in this process's memory the items are.
+        self.at_bottom = self.gapped and data is MPI.BOTTOM
         if self.gapped and (not moves or self.extent <= 0 or is_on_device(self.memory)):
             size = self.datatype.Get_size() if self.datatype else 0
             raise InvalidBuffer(
@@ -258,13 +260,16 @@ class _Space:
         assert self.datatype is not None, "only a type that was named has gaps"
         size = self.datatype.Get_size()
         packed = np.empty(sum(count for _, count in blocks), np.dtype((np.void, size)))
-        gaps = Gaps(self.memory, HOST.address(self.memory), self.datatype, blocks)
+        if self.at_bottom:
+            gaps = Gaps.at_bottom(self.datatype, blocks)
+        else:
+            gaps = Gaps(self.memory, HOST.address(self.memory), self.datatype, blocks)
         return Buffer(
             packed.view(np.uint8), self.datatype, _times(counts, size), None, gaps, self.writable
         )
 
     def _expect(self, start: int, count: int, asked: str) -> None:
-        if not count:
+        if not count or (self.at_bottom and count > 0):
             return
         first, end = start * self.extent, (start + count) * self.extent
         if self.gapped and self.datatype is not None:

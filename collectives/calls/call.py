@@ -28,6 +28,7 @@ class Call:
         counts: lengths of the blocks of a v-variant.
         aside: in place, but the input lies where the result goes.
         algorithm: what was asked for.
+        why: the algorithm is this one.
         proved: the schedule of a program's own algorithm, without segments, as it was proved.
     """
 
@@ -39,6 +40,7 @@ class Call:
     aside: bool
     algorithm: str
     proved: Schedule | None = None
+    why: str = "asked for"
 
     @property
     def collective(self) -> str:
@@ -91,10 +93,11 @@ class Call:
         """Equal keys mean equal plans: memory is named by address, length and type.
 
         ``None`` for a call whose plan cannot be used again: its types may be freed, and another one
-        get their handles.
+        get their handles; and where one has gaps, the plan would keep the caller's memory.
         """
         datatype = self.buffer.datatype
-        if datatype is not None and not datatype.is_predefined:
+        types = (b.datatype for b in (self.send, self.recv) if b is not None)
+        if not all(one is None or one.is_predefined for one in types):
             return None
         return (
             self.collective,

@@ -2,8 +2,9 @@
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,15 +12,18 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from collectives.algorithms import Algorithm
+from collectives.calls.alternating import AlternatingPlan
 from collectives.calls.arguments import Arguments
-from collectives.calls.binding import bind_call, tags_of
+from collectives.calls.binding import best_of_ours, bind_call, memory_of, tags_of
 from collectives.calls.call import Call
 from collectives.calls.library import library
-from collectives.calls.meeting import shared_places, still_there, words
+from collectives.calls.meeting import Meetings, shared_places, still_there
 from collectives.calls.native import NativePlan, call_native, waits_for_device
 from collectives.calls.recent import Entry, Recent
 from collectives.calls.resources import Resources
 from collectives.calls.settings import Settings
+from collectives.calls.tuner import ATTACHED_BYTES, Choice
+from collectives.calls.turns import TURNS_BYTES, Trial, Turns
 from collectives.calls.understanding import Understanding
 from collectives.contracts import contract
 from collectives.errors import CollectiveError
@@ -27,7 +31,6 @@ from collectives.execution.lanes import Lane, Mask
 from collectives.execution.plan import Plan
 from collectives.execution.shared import Places
 from collectives.execution.traffic import Traffic
-from collectives.execution.transport.shared_memory import Meeting
 from collectives.execution.underway import Underway
 from collectives.watchdog import Watchdog, Watched
 
@@ -38,7 +41,7 @@ log = logging.getLogger("collectives")
 CACHED_PLANS = 32
 CACHED_BYTES = 4 << 20
 
-AnyPlan = Plan | NativePlan | Watched
+AnyPlan = Plan | NativePlan | AlternatingPlan | Watched
 
 
 class Native(NamedTuple):
@@ -68,6 +71,10 @@ class _Limits(dict[str, int]):
         return self[collective]
 
 
+def _by(call: Call, choice: Choice) -> Call:
+    return replace(call, algorithm=choice.algorithm, why=choice.reason)
+
+
 class Engine:
     """The state of one communicator: its duplicate, its plans, its memory.
 
@@ -94,12 +101,20 @@ class Engine:
         )
         self._recent = Recent()
         self._small = _Limits(self)
+        self._turns = Turns(self.resources, self.complete)
+        self._meetings = Meetings(
+            self.resources, self.underway, self.native_below, self._recent.clear
+        )
         self._cache: OrderedDict[object, Plan] = OrderedDict()
 
     def empty(self, shape: Any, dtype: npt.DTypeLike, memory: str) -> npt.NDArray[Any]:
         """Zeros in the node's memory, or in ordinary memory where that cannot be."""
         with self._changing_memory("empty"):
             return self.resources.empty(shape, dtype, memory)
+
+    def attach(self) -> bool:
+        """Whether the ranks read one another's ordinary memory.  Collective at first use."""
+        return self._meetings.attach()
 
     def count(self, traffic: Traffic | None) -> None:
         """Adds what is sent from now on to ``traffic``, but for plans that are made already."""
@@ -191,7 +206,7 @@ class Engine:
                 return
             node = self.resources.node
             if node is not None and still_there(entry.words, node):
-                meeting = self._meet(entry.words)
+                meeting = self._meetings.meet(entry.words)
                 if meeting == entry.meeting:  # nobody came with other memory
                     self._complete(entry.plan, arguments, "as before")
                     return
@@ -201,14 +216,17 @@ class Engine:
             self._complete(None, arguments, "asked for")
             return
         call = self._understanding.call(arguments, algorithm, "")
-        node, places = self.resources.node, None
-        own = words(call, node) if node is not None and self._meets(call) else None
-        if node is not None and own is not None:
+        places = None
+        own = self._meetings.words(call)
+        if (node := self.resources.node) is not None and own is not None:
             if meeting is None:
-                meeting = self._meet(own)
+                meeting = self._meetings.meet(own)
             places = shared_places(meeting, node)
+        call, trial = self._in_turn(call, places)
         plan = self._cache.pop((call.key, places), None)
-        reason = "as before"
+        reason = call.why if trial else "as before"
+        if plan is not None and trial:
+            plan.reason = reason
         if plan is None or plan.is_freed:
             # Blocking calls follow one another, so all can use the same tags and counters.
             made = bind_call(call, self.resources, places, self.underway, None)
@@ -216,11 +234,26 @@ class Engine:
         kept = self._keep(call, places, plan)
         # What is found again is not read again, and native takes the caller's own words.
         found_again = plan is not None or call.has_buffers_of(arguments)
-        if key is not None and kept and found_again:
+        tries = trial is not None and trial.kept is None
+        if key is not None and kept and found_again and not tries:
             self._recent.remember(key, Entry(arguments.op, plan, own, meeting))
+        begun = self._turns.begin() if tries else 0.0
         self._complete(plan, call.arguments, reason)
+        if tries and trial is not None:
+            self._turns.end(trial, begun)
         if plan is not None and not kept:
             plan.Free()
+
+    def _in_turn(self, call: Call, places: Places | None) -> tuple[Call, Trial | None]:
+        """The call by the algorithm whose turn it is, if ``auto`` tries them by turns."""
+        if not self.settings.turns:
+            return call, None
+        memory = memory_of(call, self.resources, places)
+        self.underway.expect_whole()
+        trial = self._turns.of(call, memory, lambda: best_of_ours(call, self.resources, memory))
+        if trial is None:
+            return call, None
+        return _by(call, trial.turn), trial
 
     def _keep(self, call: Call, places: Places | None, plan: Plan | None) -> bool:
         """Keeps the plan of a blocking call for the next one; whether it did, or need not."""
@@ -259,25 +292,53 @@ class Engine:
         call_native(self.comm, arguments)
         self.last_plan = Native(reason)
 
-    def make(self, arguments: Arguments, algorithm: Algorithm | str | None = None) -> AnyPlan:
-        """A persistent call."""
+    def make(
+        self,
+        arguments: Arguments,
+        algorithm: Algorithm | str | None = None,
+        repeats: bool = True,
+    ) -> AnyPlan:
+        """A persistent call; ``repeats`` unless it is for one run."""
         if self.watchdog is None:
-            return self._make(arguments, algorithm)
+            return self._make(arguments, algorithm, repeats)
         with self._watched(arguments, algorithm or self.settings.algorithm):
-            plan = self._make(arguments, algorithm)
+            plan = self._make(arguments, algorithm, repeats)
         return Watched(plan, arguments, self.watchdog)
 
-    def _make(self, arguments: Arguments, algorithm: Algorithm | str | None) -> Plan | NativePlan:
+    def begin(self, arguments: Arguments, algorithm: Algorithm | str | None = None) -> AnyPlan:
+        """A nonblocking call."""
+        return self.make(arguments, algorithm, repeats=False).begin()
+
+    def _make(
+        self, arguments: Arguments, algorithm: Algorithm | str | None, repeats: bool
+    ) -> Plan | NativePlan | AlternatingPlan:
         """A plan of its own, with tags and counters of its own."""
         if algorithm is None:
             algorithm = self._understanding.default(arguments.collective)
         call = self._understanding.call(arguments, algorithm, ", as a plan")
-        node, places = self.resources.node, None
-        if node is not None and self._meets(call):
-            places = shared_places(self._meet(words(call, node)), node)
-        plan = bind_call(call, self.resources, places, self.underway, self._used_anywhere)
+        own, places = self._meetings.words(call), None
+        if (node := self.resources.node) is not None and own is not None:
+            places = shared_places(self._meetings.meet(own), node)
+        plan = self._plan(call, places, repeats)
         self.last_plan = Native(plan.reason) if isinstance(plan, NativePlan) else plan
         return plan
+
+    def _plan(
+        self, call: Call, places: Places | None, repeats: bool
+    ) -> Plan | NativePlan | AlternatingPlan:
+        def bound(call: Call) -> Plan | NativePlan:
+            return bind_call(call, self.resources, places, self.underway, self._used_anywhere)
+
+        if not repeats and self.settings.turns:
+            known = self._turns.known(call, memory_of(call, self.resources, places))
+            return bound(call if known is None else _by(call, known))
+        call, trial = self._in_turn(call, places)
+        if trial is None or trial.kept is not None:
+            return bound(call)
+        own = Trial(trial.kind, trial.ours)
+        native, ours = (bound(_by(call, Choice(name, call.why))) for name in ("native", own.ours))
+        assert isinstance(native, NativePlan) and isinstance(ours, Plan), "as they were asked for"
+        return AlternatingPlan(native, ours, own, self.channel, self._turns.keep)
 
     def leaves_to_native(self, collective: str, items: Any) -> bool:
         """Whether ``auto`` is native for an array of this size, before anything else is looked at.
@@ -297,25 +358,10 @@ class Engine:
     def native_below(self, collective: str) -> int:
         """The bytes up to which ``auto`` is native."""
         per_node, table = self.resources.facts
-        return table.native_below(library(), collective, self.comm.size, per_node)
-
-    def _meets(self, call: Call) -> bool:
-        """Whether the ranks tell one another where their buffers lie: the same on all of them."""
-        if self.resources.node is None or call.counts is not None:
-            return False
-        if call.algorithm != "auto" or call.is_on_device:
-            return True
-        return call.nbytes >= self.native_below(call.collective)
-
-    def _meet(self, mine: Sequence[int]) -> Meeting:
-        node = self.resources.node
-        assert node is not None, "ranks meet in its memory"
-        self.underway.expect_whole()
-        try:
-            return node.meet(mine, self._idle)
-        except BaseException as error:  # a signal handler's
-            self.underway.leave("the ranks' meeting", error)
-            raise
+        below = table.native_below(library(), collective, self.comm.size, per_node)
+        if self.settings.attach:
+            below = min(below, ATTACHED_BYTES)
+        return min(below, TURNS_BYTES) if self.settings.turns else below
 
     def lane(self) -> Lane:
         """Tags that no other plan has; collective.
@@ -344,7 +390,3 @@ class Engine:
             self.underway.leave("an agreement of the ranks", error)
             self.underway.keep(requests)
             raise
-
-    @property
-    def _idle(self) -> Callable[[], None] | None:
-        return self.underway.progress if self.underway.here else None

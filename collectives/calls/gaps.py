@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from mpi4py import MPI
 
@@ -36,6 +36,17 @@ class Gaps:
         self._datatype = datatype.Dup()
         self._blocks = [block for block in blocks if block.length]
         weakref.finalize(self, free_types, [self._datatype]).atexit = False
+
+    @classmethod
+    def at_bottom(cls, datatype: MPI.Datatype, blocks: Sequence[Block]) -> Self:
+        """Of ``MPI.BOTTOM``, from which the type's displacements are addresses; nobody can tell
+        what keeps the memory there alive but the caller."""
+        first, extent = datatype.Get_true_extent()[0], datatype.Get_extent()[1]
+        moved = datatype.Create_hindexed([1], [-first])
+        relative = moved.Create_resized(0, extent).Commit()
+        made = cls(None, first, relative, blocks)
+        free_types((moved, relative))
+        return made
 
     def pack(self, packed: Items) -> None:
         """Copies the items into ``packed``, bytes without gaps."""

@@ -34,6 +34,7 @@ class Resources:
 
     Attributes:
         node: memory that all ranks can address, once some was asked for and can be had.
+        attaches: whether ranks read one another's ordinary memory; ``None``: not yet known.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Resources:
         self._wait = wait
         self._drain = drain
         self.node: NodeMemory | None = None
+        self.attaches: bool | None = None
         self.tags = Lanes(min(_tags() // TAGS_PER_PLAN - 1, 1 << 30))
         self._transport: MPITransport | None = None
         self._gpus: dict[int, CudaMemory] = {}
@@ -283,6 +285,20 @@ class Resources:
         except InvalidBuffer as error:  # on all ranks
             log.warning("the arrays stay ordinary memory: %s", error)
 
+    def attach(self) -> None:
+        """Finds out whether the ranks can read one another's memory.  Collective."""
+        self._drain()
+        self.attaches = False
+        if self._alone or self.comm.size == 1:
+            return
+        try:
+            if self.node is None:
+                self.node = NodeMemory(self.channel)
+            self.node.attach()
+            self.attaches = True
+        except InvalidBuffer as error:  # on all ranks
+            log.warning("ordinary arrays go as messages, without attach: %s", error)
+
     @property
     def _alone(self) -> bool:
         """Whether arrays cannot be shared, whatever the memory; the same on all ranks."""
@@ -303,7 +319,7 @@ class Resources:
         self._transports.clear()
         if self.node is not None:
             self.node.give_back()
-            self.node = None
+            self.node, self.attaches = None, None
         if self._transport is not None:
             self._transport.channel.Revoke()
             self._transport = None
@@ -317,7 +333,7 @@ class Resources:
         self._transports.clear()
         if self.node is not None:
             self.node.close()
-            self.node = None
+            self.node, self.attaches = None, None
         if self._transport is not None:
             self._transport.channel.Free()
             self._transport = None

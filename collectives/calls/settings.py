@@ -24,6 +24,8 @@ class Settings(NamedTuple):
         device: how messages of device memory go: ``"auto"``, ``"direct"`` or ``"staged"``.
         transport: carries messages.
         reproducible: whether sums of floating-point numbers are exact, and rounded once.
+        attach: whether ranks of a node may read one another's ordinary arrays.
+        turns: whether ``auto`` tries native and ours by turns for calls that repeat.
     """
 
     algorithm: str = "auto"
@@ -33,6 +35,8 @@ class Settings(NamedTuple):
     device: str = "auto"
     transport: type[MPITransport] = MPITransport
     reproducible: bool = False
+    attach: bool = False
+    turns: bool = False
 
     @classmethod
     def given(
@@ -44,6 +48,8 @@ class Settings(NamedTuple):
         device: str | None,
         transport: type[MPITransport] | None,
         reproducible: bool,
+        attach: bool | None,
+        turns: bool | None,
     ) -> Self:
         """What is ``None`` is as the environment says.
 
@@ -52,9 +58,13 @@ class Settings(NamedTuple):
             ValueError: the device or an environment variable has a value that is not allowed, or
                 an algorithm is asked for with ``reproducible``.
         """
-        _expect_types(check, tuning, timeout, transport, reproducible)
+        _expect_types(check, tuning, timeout, transport, reproducible, attach, turns)
         if check is None:
             check = switch("COLLECTIVES_CHECK")
+        if attach is None:
+            attach = switch("COLLECTIVES_ATTACH")
+        if turns is None:
+            turns = switch("COLLECTIVES_TURNS")
         if timeout is None:
             timeout = seconds("COLLECTIVES_TIMEOUT")
         if device is None:
@@ -68,7 +78,10 @@ class Settings(NamedTuple):
                 f"reproducible=True does not go with algorithm={algorithm!r}: a sum has no order "
                 "then; name algorithms in the calls that do not sum"
             )
-        return cls(algorithm, check, tuning, timeout, device, transport, bool(reproducible))
+        exact = bool(reproducible)
+        return cls(
+            algorithm, check, tuning, timeout, device, transport, exact, bool(attach), bool(turns)
+        )
 
     @property
     def has_checksums(self) -> bool:
@@ -98,7 +111,13 @@ def _transport() -> type[MPITransport]:
 
 
 def _expect_types(
-    check: object, tuning: object, timeout: object, transport: object, reproducible: object
+    check: object,
+    tuning: object,
+    timeout: object,
+    transport: object,
+    reproducible: object,
+    attach: object,
+    turns: object,
 ) -> None:
     """Any text would be true, and a number an open file."""
     switches = bool | np.bool_
@@ -110,6 +129,8 @@ def _expect_types(
         ("tuning", tuning, isinstance(tuning, str | Path), "a file's name or Path"),
         ("timeout", timeout, is_time, "a number of seconds"),
         ("transport", transport, is_transport, "MPITransport, CheckedTransport or a subclass"),
+        ("attach", attach, isinstance(attach, switches), "True or False"),
+        ("turns", turns, isinstance(turns, switches), "True or False"),
     ):
         if value is not None and not fits:
             raise TypeError(f"{name}={value!r} must be {wanted}, or None for the default")

@@ -23,9 +23,18 @@ DEFAULT = Path(__file__).with_name("tuned.json")
 #: Of the file; another would be read differently.
 _VERSION = 1
 
-Kind = Literal["numpy", "shared", "cupy", "ipc"]
+Kind = Literal["numpy", "shared", "adopted", "attached", "cupy", "ipc"]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=(1 << 31) - 1)]
+
+
+#: Kinds of memory whose traffic does not depend on the MPI library.
+_LOADED = ("shared", "adopted", "attached")
+#: Below so many bytes, no rank looks into another's memory: the waits take longer than a message.
+ATTACHED_BYTES = 256 << 10
+#: What the setting ``attach`` is for, where the table says nothing of it, and from how many bytes.
+_ATTACHED = ("allreduce", "allgather", "alltoall", "broadcast", "reduce_scatter")
+_UNMEASURED_ATTACHED = 1 << 20
 
 
 class Choice(NamedTuple):
@@ -89,6 +98,9 @@ class Table(msgspec.Struct, forbid_unknown_fields=True):
     Attributes:
         environment: what it was measured on.
         alpha_us, bandwidth_GBs: of one message between two ranks, for the number of segments.
+        edges_from_bytes: where nothing was measured of adopted arrays, they are taken for shared
+            memory from so many bytes on, and for ordinary memory below: to copy the bytes on
+            their first and last pages takes longer there than it gains.
     """
 
     version: int
@@ -96,6 +108,7 @@ class Table(msgspec.Struct, forbid_unknown_fields=True):
     alpha_us: Positive
     bandwidth_GBs: Positive
     entries: list[Entry]
+    edges_from_bytes: Annotated[int, msgspec.Meta(ge=0)] = 128 << 10
 
     def entry(
         self, mpi: str, collective: str, memory: str, size: int, per_node: int
@@ -115,14 +128,18 @@ class Table(msgspec.Struct, forbid_unknown_fields=True):
             for entry in self.entries
             if (entry.collective, entry.memory) == (collective, memory)
             and (entry.ranks == entry.ranks_per_node) == (size == per_node)
-            and (entry.mpi == mpi or memory == "shared")
+            and (entry.mpi == mpi or memory in _LOADED)
         )
         return min(fitting, key=distance, default=None)
+
+    def of(self, call: "Situation") -> Entry | None:
+        """The entry that is nearest to a call."""
+        return self.entry(call.mpi, call.collective, call.memory, call.size, call.per_node)
 
     def native_below(self, mpi: str, collective: str, size: int, per_node: int) -> int:
         """Bytes up to which every kind of memory is served best by the MPI library."""
         limits = [0]
-        for memory in ("numpy", "shared"):
+        for memory in ("numpy", "shared", "adopted"):
             entry = self.entry(mpi, collective, memory, size, per_node)
             if entry is not None:
                 ours = [rule.from_bytes for rule in entry.rules if rule.algorithm != "native"]
@@ -141,7 +158,9 @@ class Situation(NamedTuple):
         native: whether this MPI can do it: has the datatype, and can count the items.
         uneven: whether blocks differ in length.
         memory: of the buffers: ``"numpy"``, ``"shared"`` (all ranks can address it), ``"cupy"`` or
-            ``"ipc"`` (on a GPU, and all ranks can address it).
+            ``"ipc"`` (on a GPU, and all ranks can address it), ``"adopted"`` (as shared, but that
+            bytes on the first and last pages are copied), ``"attached"`` (ranks read it in one
+            another's processes).
         has_checksums: whether messages must carry checksums.
         delays: whether messages arrive as over a slower link.
         nccl: whether NCCL can do it, as far as the call alone says.
@@ -155,7 +174,7 @@ class Situation(NamedTuple):
     commutes: bool = True
     native: bool = True
     uneven: bool = False
-    memory: str = "numpy"
+    memory: Kind = "numpy"
     has_checksums: bool = False
     delays: bool = False
     nccl: bool = False
@@ -172,6 +191,8 @@ class Situation(NamedTuple):
 
 _KINDS = {
     "shared": " in shared memory",
+    "adopted": " in adopted memory",
+    "attached": " in memory that the ranks read in one another's processes",
     "cupy": " in device memory",
     "ipc": " in device memory that the ranks share",
 }
@@ -195,9 +216,12 @@ _WITHOUT_TABLE = {
 
 def choose(table: Table, call: Situation) -> Choice:
     """The algorithm for a call; a function of what all ranks agree on, so all choose the same."""
+    if call.memory == "adopted" and table.of(call) is None:
+        shared = call.nbytes >= table.edges_from_bytes
+        call = call._replace(memory="shared" if shared else "numpy")
     kind = _KINDS.get(call.memory, "")
     where = f"{call.nbytes} bytes{kind}, {call.size} ranks"
-    entry = table.entry(call.mpi, call.collective, call.memory, call.size, call.per_node)
+    entry = table.of(call)
     if call.size > 1 and entry is not None:
         rules = [rule for rule in entry.rules if rule.from_bytes <= call.nbytes]
         if rules and call.allows(rules[-1].algorithm):
@@ -206,6 +230,10 @@ def choose(table: Table, call: Situation) -> Choice:
             if rule.algorithm == "native":
                 return Choice("native", f"{where}: fastest, {measured}")
             return Choice(rule.algorithm, f"{where}: {rule.ratio:.1f}x native, {measured}")
+    if call.memory == "attached" and entry is None and call.nbytes >= _UNMEASURED_ATTACHED:
+        algorithm = "direct" if call.collective == "allreduce" else _WITHOUT_TABLE[call.collective]
+        if call.collective in _ATTACHED and call.size > 1 and call.allows(algorithm):
+            return Choice(algorithm, f"{where}: as attach asks for, not measured")
     if call.native:
         return Choice("native", f"{where}: {_why_not(call, entry)}")
     reason = "this MPI has no such datatype or count"

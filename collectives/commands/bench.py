@@ -30,6 +30,7 @@ _MEMORY = {
     "shared": ["shared"],
     "adopted": ["adopted"],
     "both": ["numpy", "shared"],
+    "attached": ["attached"],
     "host": ["numpy", "shared", "adopted"],
     "cupy": ["cupy"],
     "ipc": ["ipc"],
@@ -87,7 +88,8 @@ def _add_flags(add: Callable[..., object]) -> None:
     )
     memory = (
         "memory of the buffers: numpy is ordinary memory, shared that of Communicator.empty, "
-        "adopted ordinary memory that Communicator.share has moved; both is numpy and shared, host "
+        "adopted ordinary memory that Communicator.share has moved, attached ordinary memory that "
+        "ranks read in one another's processes, from 256K; both is numpy and shared, host "
         "these and adopted; cupy is GPU memory, ipc GPU memory that the ranks map (numpy)"
     )
     add("--memory", choices=_MEMORY, default="numpy", help=memory)
@@ -143,7 +145,7 @@ def run(options: argparse.Namespace) -> int:
     from collectives.communicator import Communicator
     from collectives.launch import abort_on_exception, check_launch
 
-    comm = Communicator(MPI.COMM_WORLD)
+    comm = Communicator(MPI.COMM_WORLD, attach=False, turns=False)
     show_log(options, comm.rank)
     with abort_on_exception(comm):
         check_launch(comm.size)
@@ -172,6 +174,7 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
         lengths = list(
             inputs.sizes(options.minbytes, options.maxbytes, options.stepfactor, options.stepbytes)
         )
+        attached = _attached(comm, lengths) if options.memory == "attached" else comm
         about = report.environment(comm)
         if on_device:
             about["gpu"] = use_own_gpu(comm)
@@ -214,7 +217,8 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
                     tests=options.overlap,
                     floor=options.floor and not on_device and options.collective in FLOORS,
                 )
-                measured = measure_pairs(comm, case) if pairs else measure(comm, case)
+                on = attached if memory == "attached" else comm
+                measured = measure_pairs(comm, case) if pairs else measure(on, case)
                 native = next((r for r in measured if r.algorithm == "native"), None)
                 for result in measured:
                     say(report.row(result, native, width))
@@ -224,6 +228,26 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
         _write(options, results, about)
     wrong = any(result.wrong for result in results)
     return int(wrong or report.average_busbw(results) < options.min_busbw)
+
+
+def _attached(comm: "Communicator", lengths: list[int]) -> "Communicator":
+    """One whose ranks read one another's memory.
+
+    Raises:
+        CollectiveError: on all ranks: they cannot, or would not for so few bytes.
+    """
+    from collectives.calls.tuner import ATTACHED_BYTES
+    from collectives.communicator import Communicator
+
+    if min(lengths) < ATTACHED_BYTES:
+        raise CollectiveError(
+            f"--memory attached is for {ATTACHED_BYTES >> 10} KiB and more, and the smallest size "
+            f"is {min(lengths)} bytes; begin with -b {ATTACHED_BYTES >> 10}K"
+        )
+    made = Communicator(comm, attach=True, turns=False)
+    if not made.attaches:
+        raise CollectiveError("the ranks cannot read one another's memory: the log says why")
+    return made
 
 
 def _check_outputs(comm: "Communicator", options: argparse.Namespace) -> None:

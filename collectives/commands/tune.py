@@ -46,10 +46,13 @@ def add(commands: "Commands") -> None:
         help="table to write; an existing one is updated (tuned.json)",
     )
     portable = (
-        "keep only what is likely to hold on other machines, shared memory from 32 KiB; "
-        "the rest of an existing table is dropped, too"
+        "keep only what is likely to hold on other machines, from 32 KiB: clear rules of shared "
+        "memory, and very clear ones of ordinary memory; what is left out, of an existing table, "
+        "too, is printed"
     )
     tuning.add_argument("--portable", action="store_true", help=portable)
+    attach = "measure ordinary memory that ranks read in one another's processes, too"
+    tuning.add_argument("--attach", action="store_true", help=attach)
     add_verbose(tuning)
     tuning.set_defaults(run=run)
 
@@ -72,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
     from collectives.communicator import Communicator
     from collectives.launch import abort_on_exception, check_launch
 
-    comm = Communicator(MPI.COMM_WORLD)
+    comm = Communicator(MPI.COMM_WORLD, attach=False, turns=False)
     show_log(options, comm.rank)
     with abort_on_exception(comm):
         check_launch(comm.size)

@@ -166,7 +166,7 @@ HOST = HostMemory()
 
 def is_queued(memory: Memory) -> TypeGuard[DeviceMemory]:
     """Whether work on it is queued, as a GPU's is."""
-    return memory is not HOST
+    return not isinstance(memory, HostMemory)
 
 
 def is_on_device(array: object) -> bool:

@@ -38,6 +38,8 @@ SEGMENT_BYTES = 1 << 19
 
 #: For each rank, where its send and its receive buffer lie; ``None``: in place, or it has none.
 Places = tuple[tuple[Place | None, Place | None], ...]
+#: A rank's arrays, as its caller gave them.
+Own = tuple[Items | None, Items | None]
 
 
 def runs_shared(schedule: Schedule, places: Places) -> bool:
@@ -69,6 +71,8 @@ def bind_shared(
     lane: Lane | None,
     reason: str,
     underway: Underway,
+    binder: "type[SharedBinder]",
+    own: Own = (None, None),
 ) -> Plan:
     """A plan for ``schedule`` on arrays that lie in the node's memory.
 
@@ -78,24 +82,29 @@ def bind_shared(
         memory: the kind of memory that all buffers are in.
         lane: tells its counters from other plans' under way; ``None`` for a blocking call's plan,
             which names the memory by address and does not keep it.
+        binder: of memory that all ranks map, or that they read in one another's processes.
+        own: this rank's send and receive buffer, where the node's memory does not keep them.
     """
     slot = BLOCKING if lane is None else BLOCKING + 1 + lane.number
     blocks = schedule.contract.blocks(schedule.size)
-    if memory is HOST:  # a GPU is better off with few kernels
+    if not is_queued(memory):  # a GPU is better off with few kernels
         largest = -(-count // schedule.chunks) * dtype.itemsize
         schedule = segmented(schedule, max(1, -(-largest // SEGMENT_BYTES)))
     layout = Layout.even(count, blocks, schedule.chunks)
     buffers = []
     for rank in range(schedule.size):
-        named = _buffers(schedule, rank, node, places[rank], count, memory.empty(0, dtype))
-        buffers.append({k: memory.borrowed(v) if lane is None else v for k, v in named.items()})
+        kept = own if rank == node.rank and lane is not None else (None, None)
+        named = _buffers(schedule, rank, node, places[rank], count, memory.empty(0, dtype), kept)
+        borrows = lane is None and not (binder.pulls and rank != node.rank)
+        buffers.append({k: memory.borrowed(v) if borrows else v for k, v in named.items()})
     flow = Dataflow(schedule, _is_in_place(schedule, places))
     combine = combine and memory.combine(combine)
-    binder = SharedBinder(flow, node, slot, memory, buffers, layout, combine)
+    bound = binder(flow, node, slot, memory, buffers, layout, combine)
     edges = _edges(node, places[node.rank], buffers[node.rank], borrow=lane is None)
     before: list[Action] = [partial(HOST.copy, copy, own) for own, copy in chain(*edges)]
     if underway.traffic is not None:
-        before.append(partial(underway.traffic.share, _moved_bytes(flow, node.rank, layout, dtype)))
+        moved = _moved_bytes(flow, node.rank, layout, dtype, binder.pulls)
+        before.append(partial(underway.traffic.share, moved))
     after = [partial(HOST.copy, own, copy) for own, copy in edges[1]]
     make = partial(DevicePlan, memory=memory) if is_queued(memory) else Plan
     plan = make(
@@ -103,7 +112,7 @@ def bind_shared(
         schedule.algorithm,
         reason,
         count * blocks * dtype.itemsize,
-        binder.rounds(before, after),
+        bound.rounds(before, after),
         _all_reached,
         underway,
         lane,
@@ -120,6 +129,7 @@ def _buffers(
     places: tuple[Place | None, Place | None],
     count: int,
     nothing: Items,
+    own: Own,
 ) -> dict[str, Items]:
     """The send and receive buffer of ``rank``, as this process addresses them."""
     member = schedule.member(rank)._replace(chunks=1)
@@ -128,9 +138,9 @@ def _buffers(
     send_place, recv_place = places
     send = recv = nothing
     if send_place is not None:
-        send = node.view(rank, send_place, sent, nothing.dtype)
+        send = node.view(rank, send_place, sent, nothing.dtype) if own[0] is None else own[0]
     if recv_place is not None:
-        recv = node.view(rank, recv_place, received, nothing.dtype)
+        recv = node.view(rank, recv_place, received, nothing.dtype) if own[1] is None else own[1]
     if send_place is None and sent:  # in place
         start = (schedule.contract.place(member) or 0) * count
         send = recv[start : start + sent]
@@ -139,16 +149,18 @@ def _buffers(
     return {"sendbuf": send, "recvbuf": recv}
 
 
-def _moved_bytes(flow: Dataflow, rank: int, layout: Layout, dtype: "np.dtype[Any]") -> int:
+def _moved_bytes(
+    flow: Dataflow, rank: int, layout: Layout, dtype: "np.dtype[Any]", pulls: bool
+) -> int:
     """What a rank stores into others' memory, and loads from it, in one run."""
     items = 0
     for number, steps in enumerate(flow.programs[rank]):
         for position, step in enumerate(steps):
             if isinstance(step, Send):
                 other = flow.step(flow.ends[Endpoint(rank, number, position)])
-                moves = not isinstance(other, RecvReduce)  # which loads it itself
+                moves = not (pulls or isinstance(other, RecvReduce))  # which loads it itself
             else:
-                moves = isinstance(step, RecvReduce)
+                moves = isinstance(step, RecvReduce) or (pulls and isinstance(step, Recv))
             if moves:
                 part = layout.items(step.chunk)
                 items += part.stop - part.start
@@ -188,12 +200,17 @@ class Pending(NamedTuple):
 class SharedBinder:
     """Turns one rank's rounds into calls.
 
+    Attributes:
+        pulls: the others' memory is only read: a receiver copies what a sender would store.
+
     Args:
         flow: of the schedule, with in place as the caller has it.
         node: the ranks' memory; ``slot`` is that of the counters.
         memory: what kind of memory the buffers are in.
         buffers: for each rank, by name.
     """
+
+    pulls = False
 
     def __init__(
         self,
@@ -257,11 +274,14 @@ class SharedBinder:
             done = moved(other.round)
             remote = self.view(other.rank, theirs.chunk)
             match step:
-                case Send() if isinstance(theirs, RecvReduce):
+                case Send() if self.pulls or isinstance(theirs, RecvReduce):
                     lent.append(Pending(cells, True, other.rank, done))
                 case Send():
                     flags = self.flags(other.rank, self.flow.writable(other))
                     self.add(moving, flags, self.copy(remote, target))
+                case Recv() if self.pulls:
+                    flags = self.flags(other.rank, self.flow.readable(other))
+                    self.add(moving, flags, self.copy(target, remote))
                 case Recv():
                     self.pending.append(Pending(cells, False, other.rank, done))
                 case RecvReduce():

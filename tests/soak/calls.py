@@ -38,10 +38,29 @@ VECTORS = ("Allgatherv", "Gatherv", "Scatterv", "Alltoallv")
 ROOTED = ("Reduce", "Bcast", "Gather", "Scatter", "Gatherv", "Scatterv")
 REDUCING = ("Allreduce", "Reduce", "Reduce_scatter_block", "Reduce_scatter", "Scan", "Exscan")
 WAYS = ("blocking", "blocking", "blocking", "nonblocking", "persistent")
-TYPES = ("f8", "f8", "f4", "i4", "i8", "u1", "c16")
+TYPES = ("f8", "f8", "f4", "i4", "i8", "u1", "c16", "i2", "u4", "c8", "?")
 SIZES = (0, 1, 2, 7, 100, 1000, 1000, 4000)
 LARGE = 50_000
-_OPERATIONS = {"SUM": MPI.SUM, "MAX": MPI.MAX, "MIN": MPI.MIN, "PROD": MPI.PROD, "BAND": MPI.BAND}
+_OPERATIONS = {
+    "SUM": MPI.SUM,
+    "MAX": MPI.MAX,
+    "MIN": MPI.MIN,
+    "PROD": MPI.PROD,
+    "BAND": MPI.BAND,
+    "BOR": MPI.BOR,
+    "BXOR": MPI.BXOR,
+    "LAND": MPI.LAND,
+    "LOR": MPI.LOR,
+    "LXOR": MPI.LXOR,
+}
+#: Of each kind of number.
+_OF_KIND = {
+    "f": ("SUM", "SUM", "MAX", "MIN", "PROD"),
+    "c": ("SUM", "SUM", "PROD"),
+    "i": ("SUM", "SUM", "MAX", "MIN", "PROD", "BAND", "BOR", "BXOR", "LAND"),
+    "u": ("SUM", "SUM", "MAX", "MIN", "PROD", "BAND", "BOR", "BXOR", "LOR"),
+    "b": ("LAND", "LOR", "LXOR"),
+}
 _PLAIN = ("bare",) * 5 + ("type", "count", "displacement", "code", "tuple")
 _UNEVEN = ("four parts", "pair", "counts", "counts and a pair of arrays")
 
@@ -58,6 +77,7 @@ class Side:
         kind: of the object.
         listed: the specification is the list that every such call is given, changed in place.
         kept: the object is the one of the call before.
+        extent: items from the beginning of one to that of the next: 2 for a type with gaps.
     """
 
     counts: tuple[int, ...]
@@ -68,6 +88,7 @@ class Side:
     kind: str
     listed: bool
     kept: bool
+    extent: int = 1
 
     @property
     def used(self) -> int:
@@ -78,7 +99,7 @@ class Side:
 
     @property
     def items(self) -> int:
-        return self.before + self.used + self.after
+        return (self.before + self.used + self.after) * self.extent
 
     def specification(self, obj: Any, datatype: MPI.Datatype, code: str) -> Any:
         """What the call is given."""
@@ -143,7 +164,7 @@ class Drawn:
     def is_exact(self) -> bool:
         """Whether the result does not depend on the order of operations."""
         moves = self.name not in REDUCING
-        return moves or self.whole or self.dtype.kind in "iu" or self.op in ("MAX", "MIN")
+        return moves or self.whole or self.dtype.kind in "iub" or self.op in ("MAX", "MIN")
 
     def __str__(self) -> str:
         words = [self.way, self.name, f"algorithm={self.algorithm}", str(self.dtype)]
@@ -163,7 +184,8 @@ def _in_words(side: Side | str | None) -> str:
     counts = side.counts if side.starts is not None or len(side.counts) > 1 else side.counts[0]
     kept = ", the one of the call before" if side.kept else ""
     listed = ", in the same list" if side.listed and side.form not in ("bare", "tuple") else ""
-    return f"{side.kind} ({side.form} of {counts}{listed}{kept})"
+    gaps = ", with gaps" if side.extent > 1 else ""
+    return f"{side.kind} ({side.form} of {counts}{gaps}{listed}{kept})"
 
 
 def algorithms(size: int) -> dict[str, list[str]]:
@@ -211,7 +233,6 @@ class Draw:
         rng = self.rng
         name = rng.choice(self.names)
         dtype = np.dtype(rng.choice(TYPES))
-        ops = ["SUM", "SUM", "PROD"] if dtype.kind == "c" else ["SUM", "SUM", "MAX", "MIN", "PROD"]
         way = rng.choice(self.ways)
         length = self._length(dtype)
         counts = None
@@ -227,8 +248,11 @@ class Draw:
             pairs = [(tuple(table[r]), tuple(row[r] for row in table)) for r in range(self.size)]
         else:
             pairs = [self._counts(name, rank, root, length, counts) for rank in range(self.size)]
+        # MPICH's own Allgatherv takes another algorithm on ranks whose types have gaps.
+        gaps = (rng.choice((1, 1, 1, 2)),) if name in VECTORS else (1, 1, 1, 2)
+        gaps = (1,) if name in REDUCING else gaps
         sides = tuple(
-            self._sides(name, rank, root, in_place, *pairs[rank]) for rank in range(self.size)
+            self._sides(name, rank, root, in_place, gaps, *pairs[rank]) for rank in range(self.size)
         )
         algorithm = rng.choice([None, None, *self.algorithms[name]])
         if name == "Alltoallv" and in_place and way != "blocking" and algorithm == "native":
@@ -240,9 +264,9 @@ class Draw:
             way,
             algorithm,
             dtype,
-            rng.choice([*ops, "BAND"] if dtype.kind in "iu" else ops),
+            rng.choice(_OF_KIND[dtype.kind]),
             root,
-            dtype.kind in "iu" or rng.random() < 0.5,
+            dtype.kind in "iub" or rng.random() < 0.5,
             counts,
             in_place or rng.random() < 0.7,
             sides,
@@ -300,11 +324,12 @@ class Draw:
         rank: int,
         root: int,
         in_place: bool,
+        gaps: tuple[int, ...],
         sent: tuple[int, ...] | None,
         received: tuple[int, ...] | None,
     ) -> tuple[Side | str | None, Side | str | None]:
-        send = self._side(sent, name in ("Scatterv", "Alltoallv"))
-        recv = self._side(received, name in ("Allgatherv", "Gatherv", "Alltoallv"))
+        send = self._side(sent, name in ("Scatterv", "Alltoallv"), gaps)
+        recv = self._side(received, name in ("Allgatherv", "Gatherv", "Alltoallv"), gaps)
         if not in_place or name in ("Bcast", "Barrier"):
             return send, recv
         if name in ("Scatter", "Scatterv"):
@@ -319,7 +344,9 @@ class Draw:
             return "in place", plain
         return "in place", recv
 
-    def _side(self, counts: tuple[int, ...] | None, uneven: bool) -> Side | None:
+    def _side(
+        self, counts: tuple[int, ...] | None, uneven: bool, gaps: tuple[int, ...]
+    ) -> Side | None:
         """A buffer of these blocks; drawn whatever comes of it, so that all ranks draw alike."""
         rng = self.rng
         form = rng.choice(_UNEVEN if uneven else _PLAIN)
@@ -327,6 +354,9 @@ class Draw:
         listed, kept = rng.random() < 0.3, rng.random() < 0.5
         before, after = rng.choice((0, 0, 1, 5)), rng.choice((0, 0, 1, 5))
         gap = rng.choice((0, 0, 3))
+        extent = rng.choice(gaps)
+        if extent > 1 and form in ("bare", "code"):
+            form = "type"
         if counts is None:
             return None
         starts = None
@@ -337,4 +367,4 @@ class Draw:
             before = 0
         if form in ("bare", "type", "code"):
             after = 0
-        return Side(counts, starts, before, after, form, kind, listed, kept)
+        return Side(counts, starts, before, after, form, kind, listed, kept, extent)

@@ -18,8 +18,12 @@ import numpy as np
 #: Bytes of what is kept and used in parts.
 ROOM = 1 << 17
 ROWS = 4
-_CODES = {"i4": "i", "i8": "l", "f4": "f", "f8": "d", "u1": "B"}
+_CODES = {"i2": "h", "i4": "i", "i8": "l", "u4": "I", "f4": "f", "f8": "d", "u1": "B", "b1": "B"}
 _C_TYPES = {
+    "i2": ctypes.c_int16,
+    "u4": ctypes.c_uint32,
+    "b1": ctypes.c_bool,
+    "c8": ctypes.c_float,
     "i4": ctypes.c_int32,
     "i8": ctypes.c_int64,
     "f4": ctypes.c_float,
@@ -211,12 +215,17 @@ def mapped_pages(shop: Workshop, dtype: np.dtype, items: int) -> Made:
     return Made("", memoryview(pages)[: items * dtype.itemsize], dtype == np.uint8, pages, 0, pages)
 
 
+def _tells(dtype: np.dtype) -> bool:
+    """Whether Python's own arrays have a code for the type, and not one for its bytes."""
+    return dtype.str[1:] in _CODES and dtype.kind != "b"
+
+
 @_kind
 def array_array(shop: Workshop, dtype: np.dtype, items: int) -> Made:
     code = _CODES.get(dtype.str[1:])
     if code is None:
         return Made("", array.array("d", bytes(items * dtype.itemsize)), False)
-    return Made("", array.array(code, bytes(items * dtype.itemsize)), True)
+    return Made("", array.array(code, bytes(items * dtype.itemsize)), _tells(dtype))
 
 
 @_kind
@@ -230,7 +239,7 @@ def array_array_that_grows(shop: Workshop, dtype: np.dtype, items: int) -> Made:
         del kept[words:]
     except BufferError as error:
         raise Refused(f"array.array: {error}") from error
-    return Made("", kept, dtype.str[1:] in _CODES, kept=kept)
+    return Made("", kept, _tells(dtype), kept=kept)
 
 
 @_kind
@@ -239,7 +248,7 @@ def arrays_that_are_swapped(shop: Workshop, dtype: np.dtype, items: int) -> Made
     code = _CODES.get(dtype.str[1:], "d")
     words = items * dtype.itemsize // np.dtype(code).itemsize
     kept = shop.keep(f"swapped {code} {words}", lambda: array.array(code, bytes(8 * words))[:words])
-    return Made("", kept, dtype.str[1:] in _CODES, kept=kept)
+    return Made("", kept, _tells(dtype), kept=kept)
 
 
 @_kind

@@ -9,19 +9,23 @@ import gc
 import os
 import random
 import sys
+import tempfile
 import threading
 import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator
+from collectives.calls import engine, meeting, turns
 from tests.soak.calls import Draw, Drawn, Side
 from tests.soak.kinds import ROOM, Made, Refused, Workshop
 
@@ -63,6 +67,7 @@ class Report:
     seconds: float = 0.0
     calls: Counter[str] = field(default_factory=Counter)
     kinds: Counter[str] = field(default_factory=Counter)
+    roads: Counter[str] = field(default_factory=Counter)
     differences: int = 0
     descriptors: int = 0
     mapped: int = 0
@@ -75,6 +80,7 @@ class Report:
 
     def __str__(self) -> str:
         ways = ", ".join(f"{count} {way}" for way, count in sorted(self.calls.items()))
+        roads = ", ".join(f"{count} {road}" for road, count in sorted(self.roads.items()))
         kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(self.kinds.items()))
         return (
             f"soak on {self.ranks} ranks: {self.calls.total()} calls ({ways}) in "
@@ -82,7 +88,7 @@ class Report:
             f"{self.descriptors:+d} (at most {MOST_DESCRIPTORS}), mapped "
             f"{self.mapped / 2**20:+.1f} MiB (at most {MOST_MAPPED >> 20}), resident "
             f"{self.resident / 2**20:+.1f} MiB (at most {MOST_RESIDENT >> 20})\n"
-            f"buffers of {len(self.kinds)} kinds: {kinds}"
+            f"roads on rank 0: {roads}\nbuffers of {len(self.kinds)} kinds: {kinds}"
         )
 
 
@@ -125,7 +131,7 @@ class Soak:
         keep_going: differences after which it ends.
         limits: for :class:`~tests.soak.calls.Draw`: ``kinds``, ``names``, ``ways``.
         hint: printed with a difference: how to see it again.
-        make: the communicator that is tried out.
+        make: the communicator that is tried out; by default one with drawn settings.
     """
 
     def __init__(
@@ -135,7 +141,7 @@ class Soak:
         keep_going: int = 1,
         limits: dict[str, list[str]] | None = None,
         hint: str = "python -m tests.soak",
-        make: Callable[[MPI.Intracomm], Communicator] = Communicator,
+        make: Callable[[MPI.Intracomm], Communicator] | None = None,
     ) -> None:
         self.plain = MPI.Intracomm(world).Dup()
         self.rank, self.size = world.rank, world.size
@@ -144,6 +150,7 @@ class Soak:
         self.report = Report(self.size)
         self.comm: Communicator | None = None
         self.shop = Workshop(random.Random(f"{seed} of rank {self.rank}"))
+        self.gapped: dict[str, MPI.Datatype] = {}
         self.under_way: list[Call] = []
         self.plans: list[Call] = []
         self.lists: dict[str, list[Any]] = {"send": [], "receive": []}
@@ -162,12 +169,12 @@ class Soak:
         over = threading.Event()
         threading.Thread(target=self._watch, args=(over,), daemon=True).start()
         try:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), _at_all_sizes():
                 warnings.simplefilter("ignore")  # of NumPy, for setting a.shape and a.dtype
                 self.round = first
                 while not self._is_over(begun, seconds, self.round - first, rounds):
                     if self.comm is None:
-                        self.comm = self.make(self.plain)
+                        self.comm = (self.make or self._drawn)(self.plain)
                     self._one_round()
                     self.round += 1
                     if (self.round - first) % LIFE == 0:
@@ -178,8 +185,16 @@ class Soak:
         finally:
             over.set()
         self._sum_up(held or Held.now(), time.monotonic() - begun)
+        for datatype in self.gapped.values():
+            datatype.Free()
         self.plain.Free()
         return self.report
+
+    def _drawn(self, comm: MPI.Intracomm) -> Communicator:
+        """With settings that are the same on all ranks."""
+        draws = random.Random(f"{self.seed}, settings from round {self.round // LIFE}")
+        attach, turns = draws.random() < 0.5, draws.random() < 0.5
+        return Communicator(comm, attach=attach, turns=turns)
 
     def _is_over(self, begun: float, seconds: float, done: int, rounds: int) -> bool:
         enough = done >= rounds if rounds else time.monotonic() - begun >= seconds
@@ -263,6 +278,7 @@ class Soak:
         )
         try:
             request = method(*self._arguments(drawn, call), **_asked(drawn))
+            self._count_road()
             if drawn.way == "blocking":
                 self._check(call)
                 return
@@ -280,6 +296,16 @@ class Soak:
                 self._again(rng.choice(self.plans))
         except Exception as error:
             self._fail(error)
+
+    def _count_road(self) -> None:
+        """How the call goes, for the report."""
+        assert self.comm is not None
+        plan = self.comm.last_plan
+        reason = "" if plan is None else plan.reason
+        for words, road in (("read one another", "read"), ("by turns", "by turns")):
+            self.report.roads[road] += words in reason
+        name = "none" if plan is None else plan.algorithm.partition(" ")[0].partition(":")[0]
+        self.report.roads["native" if name == "native" else "ours"] += 1
 
     def _again(self, call: Call) -> None:
         """Another run of a plan, with other numbers in the same buffers."""
@@ -325,11 +351,22 @@ class Soak:
             self.report.kinds[made.kind] += 1
             form = replace(side, form="type") if side.form == "bare" and not made.typed else side
             code = drawn.dtype.char
-            given = form.specification(made.obj, MPI._typedict[code], code)
+            given = form.specification(made.obj, self._type(drawn, side), code)
             if side.listed and isinstance(given, list):
                 self.lists[role][:] = given
                 given = self.lists[role]
             call.uses.append(Use(role, side, made, given, np.empty(0, np.uint8)))
+
+    def _type(self, drawn: Drawn, side: Side) -> MPI.Datatype:
+        """Of a buffer's items; types with gaps live as long as the soak."""
+        code = drawn.dtype.char
+        plain = MPI._typedict[code]
+        if side.extent == 1:
+            return plain
+        if code not in self.gapped:
+            nbytes = side.extent * drawn.dtype.itemsize
+            self.gapped[code] = plain.Create_resized(0, nbytes).Commit()
+        return self.gapped[code]
 
     def _buffer(self, drawn: Drawn, role: str, side: Side) -> Made:
         """A new object, or that of the call before where it fits and nothing else uses it."""
@@ -370,7 +407,6 @@ class Soak:
     def _expect(self, call: Call) -> None:
         """Writes the result of the MPI library's own collective into what is expected."""
         drawn = call.drawn
-        datatype = MPI._typedict[drawn.dtype.char]
         given: list[Any] = []
         uses = iter(call.uses)
         received = None
@@ -379,9 +415,10 @@ class Soak:
                 given.append(MPI.IN_PLACE if side else None)
                 continue
             use = next(uses)
-            first = use.made.offset + side.before * drawn.dtype.itemsize
-            last = first + side.used * drawn.dtype.itemsize
+            first = use.made.offset + side.before * side.extent * drawn.dtype.itemsize
+            last = first + side.used * side.extent * drawn.dtype.itemsize
             copy = use.expected[first:last].copy().view(drawn.dtype)
+            datatype = self._type(drawn, side)
             given.append(
                 [copy, datatype]
                 if side.starts is None
@@ -391,7 +428,8 @@ class Soak:
                 received = (use, first, last, copy)
         if drawn.name == "Reduce_scatter" and given[0] is MPI.IN_PLACE and received is not None:
             copy = received[3]  # MPICH's own, in place, copies a block onto itself
-            given = [[copy.copy(), datatype], [copy[: drawn.counts[self.rank]], datatype]]
+            plain = MPI._typedict[drawn.dtype.char]
+            given = [[copy.copy(), plain], [copy[: drawn.counts[self.rank]], plain]]
         self.doing += " (plain mpi4py)"
         getattr(self.plain, drawn.name)(*_positions(drawn, given, drawn.counts))
         self.doing = self.doing.removesuffix(" (plain mpi4py)")
@@ -472,6 +510,22 @@ class Soak:
                 os._exit(1)
 
 
+@contextmanager
+def _at_all_sizes() -> Iterator[None]:
+    """Roads that are for large arrays take small ones, too; what auto finds is forgotten."""
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        stack.enter_context(patch.dict(os.environ, XDG_CACHE_HOME=folder))
+        for module, name in (
+            (engine, "ATTACHED_BYTES"),
+            (meeting, "ATTACHED_BYTES"),
+            (engine, "TURNS_BYTES"),
+            (turns, "TURNS_BYTES"),
+        ):
+            stack.enter_context(patch.object(module, name, 1))
+        yield
+
+
 _METHODS = {"blocking": "{name}", "nonblocking": "I{low}", "persistent": "{name}_init"}
 
 
@@ -499,6 +553,8 @@ def _positions(drawn: Drawn, given: list[Any], counts: tuple[int, ...] | None) -
 
 def _numbers(rng: np.random.Generator, drawn: Drawn, items: int) -> np.ndarray:
     """Whole numbers whose sums and products every type can hold, or any."""
+    if drawn.dtype.kind == "b":
+        return rng.integers(0, 2, items).astype(drawn.dtype)
     if drawn.whole:
         return rng.integers(1, 3, items).astype(drawn.dtype)
     values = rng.uniform(0.5, 1.5, items)

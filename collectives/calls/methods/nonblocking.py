@@ -24,7 +24,7 @@ class Nonblocking:
         algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """:meth:`Allreduce` under way."""
-        return self._engine.make(arguments.allreduce(sendbuf, recvbuf, op), algorithm).begin()
+        return self._engine.begin(arguments.allreduce(sendbuf, recvbuf, op), algorithm)
 
     def Ireduce_scatter_block(
         self,
@@ -35,9 +35,7 @@ class Nonblocking:
         algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """:meth:`Reduce_scatter_block` under way."""
-        return self._engine.make(
-            arguments.reduce_scatter_block(sendbuf, recvbuf, op), algorithm
-        ).begin()
+        return self._engine.begin(arguments.reduce_scatter_block(sendbuf, recvbuf, op), algorithm)
 
     def Ireduce_scatter(
         self,
@@ -49,9 +47,9 @@ class Nonblocking:
         algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """:meth:`Reduce_scatter` under way."""
-        return self._engine.make(
+        return self._engine.begin(
             arguments.reduce_scatter(sendbuf, recvbuf, recvcounts, op), algorithm
-        ).begin()
+        )
 
     def Iallgather(
         self,
@@ -61,7 +59,7 @@ class Nonblocking:
         algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """:meth:`Allgather` under way."""
-        return self._engine.make(arguments.allgather(sendbuf, recvbuf), algorithm).begin()
+        return self._engine.begin(arguments.allgather(sendbuf, recvbuf), algorithm)
 
     def Iallgatherv(
         self,
@@ -71,7 +69,7 @@ class Nonblocking:
         algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """:meth:`Allgatherv` under way."""
-        return self._engine.make(arguments.allgatherv(sendbuf, recvbuf), algorithm).begin()
+        return self._engine.begin(arguments.allgatherv(sendbuf, recvbuf), algorithm)
 
     def Ialltoall(
         self,
@@ -81,7 +79,7 @@ class Nonblocking:
         algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """:meth:`Alltoall` under way."""
-        return self._engine.make(arguments.alltoall(sendbuf, recvbuf), algorithm).begin()
+        return self._engine.begin(arguments.alltoall(sendbuf, recvbuf), algorithm)
 
     def Ialltoallv(
         self,
@@ -91,7 +89,7 @@ class Nonblocking:
         algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """:meth:`Alltoallv` under way."""
-        return self._engine.make(arguments.alltoallv(sendbuf, recvbuf), algorithm).begin()
+        return self._engine.begin(arguments.alltoallv(sendbuf, recvbuf), algorithm)
 
     def Ibcast(
         self,
@@ -101,7 +99,7 @@ class Nonblocking:
         algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """:meth:`Bcast` under way."""
-        return self._engine.make(arguments.bcast(buf, root), algorithm).begin()
+        return self._engine.begin(arguments.bcast(buf, root), algorithm)
 
     def Ireduce(
         self,
@@ -113,7 +111,7 @@ class Nonblocking:
         algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """:meth:`Reduce` under way."""
-        return self._engine.make(arguments.reduce(sendbuf, recvbuf, op, root), algorithm).begin()
+        return self._engine.begin(arguments.reduce(sendbuf, recvbuf, op, root), algorithm)
 
     def Igather(
         self,
@@ -124,7 +122,7 @@ class Nonblocking:
         algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """:meth:`Gather` under way."""
-        return self._engine.make(arguments.gather(sendbuf, recvbuf, root), algorithm).begin()
+        return self._engine.begin(arguments.gather(sendbuf, recvbuf, root), algorithm)
 
     def Igatherv(
         self,
@@ -135,7 +133,7 @@ class Nonblocking:
         algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """:meth:`Gatherv` under way."""
-        return self._engine.make(arguments.gatherv(sendbuf, recvbuf, root), algorithm).begin()
+        return self._engine.begin(arguments.gatherv(sendbuf, recvbuf, root), algorithm)
 
     def Iscatter(
         self,
@@ -146,7 +144,7 @@ class Nonblocking:
         algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """:meth:`Scatter` under way."""
-        return self._engine.make(arguments.scatter(sendbuf, recvbuf, root), algorithm).begin()
+        return self._engine.begin(arguments.scatter(sendbuf, recvbuf, root), algorithm)
 
     def Iscatterv(
         self,
@@ -157,7 +155,7 @@ class Nonblocking:
         algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """:meth:`Scatterv` under way."""
-        return self._engine.make(arguments.scatterv(sendbuf, recvbuf, root), algorithm).begin()
+        return self._engine.begin(arguments.scatterv(sendbuf, recvbuf, root), algorithm)
 
     def Iscan(
         self,
@@ -168,7 +166,7 @@ class Nonblocking:
         algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """:meth:`Scan` under way."""
-        return self._engine.make(arguments.scan(sendbuf, recvbuf, op), algorithm).begin()
+        return self._engine.begin(arguments.scan(sendbuf, recvbuf, op), algorithm)
 
     def Iexscan(
         self,
@@ -179,7 +177,7 @@ class Nonblocking:
         algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """:meth:`Exscan` under way."""
-        return self._engine.make(arguments.exscan(sendbuf, recvbuf, op), algorithm).begin()
+        return self._engine.begin(arguments.exscan(sendbuf, recvbuf, op), algorithm)
 
     def Ibarrier(
         self,
@@ -187,4 +185,4 @@ class Nonblocking:
         algorithm: Algorithm | str | None = None,
     ) -> AnyPlan:
         """:meth:`Barrier` under way."""
-        return self._engine.make(arguments.barrier(), algorithm).begin()
+        return self._engine.begin(arguments.barrier(), algorithm)

@@ -18,8 +18,16 @@ from collectives.execution.memory import HOST, Items, Memory, is_queued
 from collectives.execution.plan import Action, Plan
 from collectives.execution.transport import Bytes, cuda_ipc
 from collectives.execution.transport.adopted import Adopted, Extent
+from collectives.execution.transport.attach import PeerMemory, expect_readable
 from collectives.execution.transport.fences import Fences
-from collectives.execution.transport.flags import FencedFlag, FencedTick, Flag, RunCount, Tick
+from collectives.execution.transport.flags import (
+    FencedFlag,
+    FencedTick,
+    Flag,
+    Mark,
+    RunCount,
+    Tick,
+)
 from collectives.execution.transport.pages import Mapping
 from collectives.execution.transport.windows import Edge, Window, Windows
 
@@ -30,7 +38,7 @@ SLOTS = 512
 MEETING = 0
 #: The slot of blocking calls, which follow one another; those of other plans come after it.
 BLOCKING = 1
-WORDS = 4
+WORDS = 6
 
 
 class Place(NamedTuple):
@@ -115,6 +123,14 @@ class NodeMemory:
             raise InvalidBuffer(f"the ranks cannot share their arrays: {'; '.join(problems)}")
         self.windows.add(window, own.owner)
 
+    def attach(self) -> None:
+        """From now on, ranks may read one another's ordinary memory.  Collective.
+
+        Raises:
+            InvalidBuffer: on all ranks, if one cannot read another's.
+        """
+        self.windows.attach(expect_readable(self.comm))
+
     def close(self) -> None:
         """Lets go of the other ranks' device memory, and gives adopted arrays private pages; arrays
         of :meth:`empty` on the host stay.  Collective."""
@@ -165,6 +181,10 @@ class NodeMemory:
             flag.Wait()
         return [bytes(counters[first : first + WORDS]) for counters in self._counters]
 
+    def mark(self, slot: int) -> Mark:
+        """What ranks tell one another beside their counts in a run of ``slot``."""
+        return Mark(self._counters, self.rank, slot * _LINE, self._runs[slot])
+
     def advance(self, slot: int, ticks: int) -> Action:
         """The action that begins a run."""
         return partial(self._runs[slot].advance, ticks)
@@ -177,9 +197,12 @@ class NodeMemory:
                 return Place(number, offset)
         return None
 
-    def view(self, rank: int, place: Place, count: int, dtype: np.dtype[Any]) -> Items:
+    def view(self, rank: int, place: Place, count: int, dtype: np.dtype[Any]) -> Any:
         """``count`` items at ``place`` of ``rank``."""
-        segment = self.windows[place.window].segment(rank)
+        window = self.windows[place.window]
+        if isinstance(window, PeerMemory):
+            return window.items(rank, place.offset, count, dtype)
+        segment = window.segment(rank)
         return segment[place.offset : place.offset + count * dtype.itemsize].view(dtype)
 
     def used_by(self, place: Place | None, plan: Plan) -> None:

@@ -12,6 +12,10 @@ from collectives.execution.plan import Plan
 from collectives.execution.transport import Bytes
 from collectives.execution.transport.pages import discard
 
+#: The number of the window that is the ranks' whole memory, read by the kernel
+#: (:mod:`collectives.execution.transport.attach`).
+ATTACHED = -3
+
 
 class Edge(NamedTuple):
     """Bytes of an array on pages that are not shared, and the others' copy of them."""
@@ -93,6 +97,15 @@ class Windows:
             self._ends[number] = weakref.finalize(owner, self._end_use, number, window.end)
             self._ends[number].atexit = False
 
+    def attach(self, peers: Window) -> None:
+        """The ranks' whole memory is one of them from now on."""
+        self._kept[ATTACHED] = peers
+
+    @property
+    def are_attached(self) -> bool:
+        """Whether the ranks read one another's ordinary memory."""
+        return ATTACHED in self._kept
+
     def __getitem__(self, number: int) -> Window:
         return self._kept[number]
 
@@ -102,7 +115,7 @@ class Windows:
 
     def uses(self, number: int) -> bool:
         """Whether this rank has an array in it."""
-        if number in self._unused or number not in self._kept:
+        if number < 0 or number in self._unused or number not in self._kept:
             return False
         if not self._kept[number].is_there:
             self._unused.add(number)

@@ -334,3 +334,36 @@ def test_items_of_any_number_of_bytes(comm, dtype, count):
                 request.Wait()
             assert room.tobytes() == whole.tobytes()
     bytes_type.Free()
+
+
+@pytest.mark.parametrize("algorithm", ["binomial_tree", "native", "auto"])
+def test_addresses_in_a_type_from_the_bottom_of_memory(comm, algorithm):
+    """Two arrays and a part of a third in one broadcast, as C programs send structures."""
+    arrays = [np.full(n, 10.0 * comm.rank + n) for n in (3, 5, 4)]
+    parts = [arrays[0], arrays[1], arrays[2][1:3]]
+    kind = MPI.DOUBLE.Create_hindexed([part.size for part in parts], [*map(MPI.Get_address, parts)])
+    kind.Commit()
+    for root in range(comm.size):
+        for n, each in zip((3, 5, 4), arrays):
+            each[:] = 10 * comm.rank + n
+        comm.Bcast([MPI.BOTTOM, 1, kind], root, algorithm=algorithm)
+        assert [part.tolist() for part in parts] == [
+            [10.0 * root + n] * part.size for n, part in zip((3, 5, 4), parts)
+        ]
+        assert arrays[2][[0, 3]].tolist() == [10 * comm.rank + 4] * 2
+    received = np.zeros(10 * comm.size)
+    named = {} if algorithm == "binomial_tree" else {"algorithm": algorithm}
+    comm.Allgather([MPI.BOTTOM, 1, kind], received, **named)
+    assert (received.reshape(comm.size, 10) == np.concatenate(parts)).all()
+    kind.Free()
+
+
+@two_or_more
+def test_types_with_gaps_keep_no_memory(comm):
+    """Of one rank; its root's type has none."""
+    kind = MPI.DOUBLE.Create_resized(0, 16).Commit()
+    mine, everybody = bytearray(160), np.zeros(10 * comm.size)
+    root = {"algorithm": "direct"}
+    comm.Gather([mine, kind], everybody if comm.rank == 0 else None, 0, **root)
+    mine.extend(b"it lets itself be resized")
+    kind.Free()

@@ -85,9 +85,24 @@ def entry(memory, *told):
     ],
 )  # fmt: skip
 def test_what_holds_on_other_machines(told, kept):
-    (found,) = portable([entry("numpy", *told), entry("shared", *told)])
-    assert found.memory == "shared"
-    assert [(rule.from_bytes, rule.algorithm) for rule in found.rules] == kept
+    for memory in ("shared", "adopted", "attached"):
+        (found,) = portable([entry("cupy", *told), entry(memory, *told)])
+        assert found.memory == memory
+        assert [(rule.from_bytes, rule.algorithm) for rule in found.rules] == kept
+
+
+@pytest.mark.parametrize(
+    ("told", "kept"),
+    [
+        ([(0, "native", 1.0), (65536, "ring", 1.9)], None),  # was 0.76 elsewhere
+        ([(0, "ring", 9.0)], [(0, "native"), (32768, "ring")]),
+        ([(0, "ring", 1.5), (1 << 20, "direct", 3.0)], [(0, "native"), (1 << 20, "direct")]),
+    ],
+)
+def test_in_ordinary_memory_only_what_is_far_faster_holds(told, kept):
+    found = portable([entry("numpy", *told)])
+    rules = [[(rule.from_bytes, rule.algorithm) for rule in one.rules] for one in found]
+    assert rules == ([] if kept is None else [kept])
 
 
 def test_the_table_that_ships_has_what_holds_on_other_machines():

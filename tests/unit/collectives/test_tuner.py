@@ -230,3 +230,35 @@ def test_rules_for_open_mpi(tmp_path, capsys):
     assert capsys.readouterr().out == wanted
     assert main(["export"]) == 2
     assert "the table has no entry for ordinary memory" in capsys.readouterr().err
+
+
+def at(nbytes, memory, entries=(), **facts):
+    table = Table(1, {}, 1.0, 10.0, [*TABLE.entries, *entries], **facts)
+    return choose(table, Situation("Open MPI", "allreduce", nbytes, 2, 2, memory=memory))
+
+
+def test_adopted_arrays_are_shared_memory_from_some_size_on():
+    """That size is the table's, as is all that was measured."""
+    assert at(64 << 10, "adopted").algorithm == "butterfly"  # of ordinary memory
+    assert at(128 << 10, "adopted").algorithm == "direct"
+    assert at(64 << 10, "adopted", edges_from_bytes=1 << 16).algorithm == "direct"
+    measured = Entry("Open MPI", "allreduce", "adopted", 2, 2, [Rule(0, "ring", 1.5)])
+    assert at(8, "adopted", [measured]).algorithm == "ring"
+    assert "in adopted memory" in at(8, "adopted", [measured]).reason
+
+
+def test_attached_arrays_go_as_asked_for_or_as_measured():
+    assert at(512 << 10, "attached").algorithm == "native"
+    choice = at(1 << 20, "attached")
+    assert choice.algorithm == "direct" and "not measured" in choice.reason
+    slow = Entry("MPICH", "allreduce", "attached", 2, 2, [Rule(0, "native", 1.0)])
+    assert at(1 << 20, "attached", [slow]).algorithm == "native"
+    scan = Situation("Open MPI", "scan", 1 << 20, 2, 2, memory="attached")
+    assert choose(TABLE, scan).algorithm == "native"
+
+
+def test_a_table_of_before_has_the_facts_of_before(tmp_path):
+    table = load(DEFAULT)
+    assert table.edges_from_bytes == 128 << 10
+    (tmp_path / "t.json").write_bytes(msgspec.json.encode(table))
+    assert load(tmp_path / "t.json") == table
