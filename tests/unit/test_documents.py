@@ -241,6 +241,8 @@ def check(words):
         check_options(name, rest)
     elif name == "make":
         check_make(rest)
+    elif name == "python":
+        assert rest[:1] and rest[0].endswith(".py"), "python runs a module or a file"
     elif name.startswith(("tests.", "mpitrain.", "collectives.")):
         path = ROOT / name.replace(".", "/")
         assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), f"no {name}"
