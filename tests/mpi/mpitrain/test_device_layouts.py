@@ -22,13 +22,13 @@ from tests.gpu.jobs import small, trained, trainer_on
 from tests.mpi.mpitrain.layouts import MODELS, job, layouts
 from tests.strict_cupy import counts
 
-pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(1, 2)]
+pytestmark = pytest.mark.mpi
 
 RANKS = MPI.COMM_WORLD.size
 #: Host memory is summed in the node's memory in another order than messages are, from 3 ranks on;
 #: and NumPy adds up the strided views of a ResNet in the order of memory, kernels row by row.
 SAME_ORDER = RANKS < 3
-QUICK = {1: ("data", "zero 2"), 2: ("zero 1", "interleaved")}
+QUICK = {1: ("data", "zero 2"), 2: ("zero 1", "interleaved"), 4: ("data x pipe",)}
 BUDGET = Path(__file__).parents[2] / "golden" / "device_budget.json"
 
 
@@ -68,6 +68,7 @@ def test_layouts_have_the_cpus_losses(model, name):
     expect_the_same(config, exact=SAME_ORDER and model != "resnet")
 
 
+@pytest.mark.quick_on(1, 2)
 @pytest.mark.parametrize("compute", ["float16", "bfloat16"])
 def test_sixteen_bits_have_the_cpus_losses(compute):
     config = small()
@@ -99,6 +100,7 @@ def test_jobs_have_the_cpus_losses(change):
     expect_the_same(replace(small(), **change))
 
 
+@pytest.mark.quick_on(1, 2)
 def test_a_run_goes_on_elsewhere():
     """From the CPU to a device and back, bit by bit."""
     with TemporaryDirectory() as own:
@@ -120,6 +122,7 @@ def test_a_run_goes_on_elsewhere():
         np.testing.assert_allclose(found, right, rtol=1e-5)
 
 
+@pytest.mark.quick_on(1, 2)
 def test_batch_norm_and_dropout():
     from mpitrain import nn
 
@@ -145,6 +148,7 @@ def test_batch_norm_and_dropout():
     assert found["cuda"][1] == pytest.approx(found["cpu"][1], rel=1e-5)
 
 
+@pytest.mark.quick_on(1, 2)
 def test_a_rank_without_a_gpu_is_all_ranks_error(monkeypatch):
     def look(local, compute="same"):
         return choice.Found("it sees no GPU") if MPI.COMM_WORLD.rank == RANKS - 1 else found
@@ -158,6 +162,7 @@ def test_a_rank_without_a_gpu_is_all_ranks_error(monkeypatch):
         assert trainer.device.name == "cpu"
 
 
+@pytest.mark.quick_on(1, 2)
 def test_steps_keep_to_their_budget():
     """Kernels, and waits of the host, of a step: see ``tests/golden/device_budget.json``.
 
@@ -180,47 +185,3 @@ def test_steps_keep_to_their_budget():
         assert most <= kernels, (name, most, kernels)
         assert waits is None or waited <= waits, (name, waited, waits)
         assert own <= 1, (name, counts.syncs)
-
-
-def test_a_step_has_no_wait_inside():
-    """Forward, backward and update, on one rank, with synchronisation forbidden."""
-    import cupyx
-
-    if RANKS > 1:
-        return
-    for config in (small(), replace(small(), optim=Optim(name="lamb", lr=1e-3))):
-        with trainer_on("cuda", config) as trainer:
-            read = trainer.device.read
-
-            def once(scalars, read=read):
-                with cupyx.allow_synchronize(True):
-                    return read(scalars)
-
-            trainer.device.read = once
-            with cupyx.allow_synchronize(False):
-                assert len(list(islice(trainer.run_epoch(0), 2))) == 2
-
-
-def test_a_block_has_a_budget():
-    """A block of a transformer takes at most half of the 118 kernels that it once took."""
-    from mpitrain import models
-
-    if RANKS > 1:
-        return
-    config = small()
-    from mpitrain.data import load
-
-    model = models.build(config, load(config.data, "float32"))
-    layer = model.layers["block0"]
-    import cupy
-
-    drawn = model.initial(["block0"], 0, np, np.float32)["block0"]
-    parameters = {name: cupy.asarray(value) for name, value in drawn.items()}
-    x = cupy.zeros((2, 8, config.model.width), np.float32)
-    counts.reset()
-    y, saved = layer.forward(parameters, x)
-    forward = counts.launched
-    _, kept = layer.backward(parameters, saved, y)
-    layer.gradients(parameters, kept)
-    assert (forward, counts.launched) <= (19, 50)
-    assert counts.waited == 0

@@ -1,0 +1,79 @@
+"""A step on a device, on one rank: how many kernels it takes, and that nothing in it waits."""
+
+import json
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from mpitrain import models
+from mpitrain.config import Optim, Train
+from mpitrain.data import load
+from tests import strict_cupy
+from tests.gpu.jobs import small, trained, trainer_on
+from tests.strict_cupy import counts
+
+BUDGET = Path(__file__).parents[2] / "golden" / "device_budget.json"
+
+
+@pytest.fixture(autouse=True)
+def cupy(monkeypatch):
+    monkeypatch.setattr(counts, "polls", 2)
+    return strict_cupy.install(monkeypatch)
+
+
+@pytest.mark.parametrize(("name", "zero"), [("data", 0), ("zero 2", 2)])
+def test_steps_keep_to_their_budget(name, zero):
+    """A smaller number found goes into the file: it may not grow again."""
+    kernels, waits = json.loads(BUDGET.read_text())["1"][name]
+    config = replace(small(zero=zero), train=Train(batch_size=8))
+    with trainer_on("cuda", config) as trainer:
+        steps = trainer.run_epoch(0)
+        next(steps)
+        counts.reset()
+        next(steps)
+        assert (counts.launched <= kernels, counts.waited <= waits) == (True, True), counts.syncs
+        assert not counts.broadcast_matmuls
+        steps.close()
+
+
+def test_losses_are_the_cpus():
+    config = replace(small(), optim=Optim(name="lamb", lr=1e-3, weight_decay=0.1, clip_norm=0.5))
+    assert trained("cuda", config, 2) == trained("cpu", config, 2)
+
+
+@pytest.mark.parametrize("name", ["adamw", "lamb"])
+def test_a_step_has_no_wait_inside(name):
+    """Forward, backward and update, with synchronisation forbidden but for one read."""
+    import cupyx
+
+    with trainer_on("cuda", replace(small(), optim=Optim(name=name, lr=1e-3))) as trainer:
+        read = trainer.device.read
+
+        def once(scalars):
+            with cupyx.allow_synchronize(True):
+                return read(scalars)
+
+        trainer.device.read = once
+        with cupyx.allow_synchronize(False):
+            assert len(list(islice(trainer.run_epoch(0), 2))) == 2
+
+
+def test_a_block_has_a_budget(cupy):
+    """At most half of the 118 kernels that a block of a transformer once took."""
+    config = small()
+    model = models.build(config, load(config.data, "float32"))
+    layer = model.layers["block0"]
+    drawn = model.initial(["block0"], 0, np, np.float32)["block0"]
+    parameters = {name: cupy.asarray(value) for name, value in drawn.items()}
+    x = cupy.zeros((2, 8, config.model.width), np.float32)
+    counts.reset()
+    y, saved = layer.forward(parameters, x)
+    forward = counts.launched
+    _, kept = layer.backward(parameters, saved, y)
+    layer.gradients(parameters, kept)
+    assert forward <= 19
+    assert counts.launched <= 50
+    assert counts.waited == 0
