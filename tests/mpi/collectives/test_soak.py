@@ -18,12 +18,12 @@ def test_calls_on_buffers_of_every_kind(capfd):
 
 
 class Off(Communicator):
-    """One more than the sum."""
+    """Other bytes than the sum's."""
 
     def Allreduce(self, sendbuf, recvbuf, op=MPI.SUM, *, algorithm=None):
         super().Allreduce(sendbuf, recvbuf, op, algorithm="native")
         if isinstance(recvbuf, np.ndarray) and recvbuf.size:
-            recvbuf[...] += 1
+            recvbuf.view(np.uint8)[...] += 1
 
 
 class Beyond(Communicator):
@@ -41,7 +41,7 @@ class Careless(Communicator):
     def Allreduce(self, sendbuf, recvbuf, op=MPI.SUM, *, algorithm=None):
         super().Allreduce(sendbuf, recvbuf, op, algorithm="native")
         if isinstance(sendbuf, np.ndarray) and sendbuf.size:
-            sendbuf[0] += 1
+            sendbuf.view(np.uint8)[0] += 1
 
 
 @pytest.mark.parametrize(
