@@ -82,7 +82,7 @@ def test_a_link_is_one_class():
 
 
 def settings():
-    return Settings.given("auto", None, None, None, None, None, False)
+    return Settings.given("auto", None, None, None, None, None, False, None, None)
 
 
 def test_the_environment_names_a_link(monkeypatch):
