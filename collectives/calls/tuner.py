@@ -32,8 +32,9 @@ Count = Annotated[int, msgspec.Meta(ge=1, le=(1 << 31) - 1)]
 _LOADED = ("shared", "adopted", "attached")
 #: Below so many bytes, no rank looks into another's memory: the waits take longer than a message.
 ATTACHED_BYTES = 256 << 10
-#: What the setting ``attach`` is for, where the table says nothing of it, and from how many bytes.
-_ATTACHED = ("allreduce", "allgather", "alltoall", "broadcast", "reduce_scatter")
+#: What the setting ``attach`` is for, where the table says nothing of it, and from how many bytes:
+#: what only moves data is as fast, or faster, in the libraries' own messages.
+_ATTACHED = ("allreduce", "reduce_scatter")
 _UNMEASURED_ATTACHED = 1 << 20
 
 
