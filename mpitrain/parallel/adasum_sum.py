@@ -1,9 +1,8 @@
 """The Adasum of gradients over ranks, in the place of their sum."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar
 
 import numpy as np
 from mpi4py import MPI
@@ -12,24 +11,19 @@ from collectives.codec import shards
 from collectives.coded import Part, Phased
 from collectives.communicator import AnyPlan
 from mpitrain.arena import DATA, Arena
-from mpitrain.arrays import Array
 from mpitrain.compress.adasum import levels
 from mpitrain.config import ConfigError
 from mpitrain.parallel.packing import ordered
-from mpitrain.parallel.summation import Kept, Sum, Summand
+from mpitrain.parallel.summation import KeepsNothing, Sum, Summand
 
 
 @dataclass(frozen=True)
-class Adasum:
+class Adasum(KeepsNothing):
     """A :class:`~mpitrain.parallel.summation.Summation` that is a mean of what is parallel.
 
     Each rank's gradients are its part of the mean, so those of p ranks that have the same give the
     mean, and those that are orthogonal p times it, their sum (Maleki et al. 2021).
     """
-
-    acts_alone: ClassVar[bool] = False
-    is_finite: ClassVar[bool] = True
-    needs_all: ClassVar[bool] = False
 
     def check(self, arena: Arena) -> None:
         """Raises :class:`ConfigError`: some gradients are those of more than the replicas."""
@@ -43,26 +37,6 @@ class Adasum:
     def bind(self, summand: Summand) -> Sum:
         """Collective over ``summand.comm``."""
         return AdasumSum(summand)
-
-    def begin(self, step: int, scale: float) -> None:
-        """Nothing is kept: twice the gradients have twice the Adasum."""
-
-    def prepare(self, gradients: Array, ranks: int) -> None:
-        """Nothing is to be known."""
-
-    def commit(self) -> None:
-        """Nothing is kept."""
-
-    def rollback(self) -> None:
-        """Nothing is kept."""
-
-    def kept(self) -> Iterator[Kept]:
-        """Nothing is."""
-        return iter(())
-
-    def state(self) -> Mapping[str, Array]:
-        """There is none."""
-        return {}
 
 
 class AdasumSum(Phased):

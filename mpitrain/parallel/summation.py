@@ -143,30 +143,12 @@ class Summation(Keeper, Protocol):
         """The step is skipped."""
 
 
-@dataclass(frozen=True)
-class Dense:
-    """Every number as it is, in one collective a bucket.
+class KeepsNothing:
+    """The part of a :class:`Summation` that has no memory from step to step, and needs none."""
 
-    Attributes:
-        algorithm: as ``Communicator.Allreduce`` takes it.
-    """
-
-    algorithm: str = "auto"
     acts_alone: ClassVar[bool] = False
     is_finite: ClassVar[bool] = True
     needs_all: ClassVar[bool] = False
-
-    def check(self, arena: Arena) -> None:
-        """It can."""
-
-    def bind(self, summand: Summand) -> Sum:
-        """An all-reduce in place, or a reduce-scatter."""
-        comm, total = summand.comm, summand.total
-        if summand.counts is None:
-            return comm.Allreduce_init(MPI.IN_PLACE, total, algorithm=self.algorithm)
-        return comm.Reduce_scatter_init(
-            summand.own, total, list(summand.counts), algorithm=self.algorithm
-        )
 
     def begin(self, step: int, scale: float) -> None:
         """Nothing is kept."""
@@ -187,3 +169,26 @@ class Dense:
     def state(self) -> Mapping[str, Array]:
         """Nothing is kept."""
         return {}
+
+
+@dataclass(frozen=True)
+class Dense(KeepsNothing):
+    """Every number as it is, in one collective a bucket.
+
+    Attributes:
+        algorithm: as ``Communicator.Allreduce`` takes it.
+    """
+
+    algorithm: str = "auto"
+
+    def check(self, arena: Arena) -> None:
+        """It can."""
+
+    def bind(self, summand: Summand) -> Sum:
+        """An all-reduce in place, or a reduce-scatter."""
+        comm, total = summand.comm, summand.total
+        if summand.counts is None:
+            return comm.Allreduce_init(MPI.IN_PLACE, total, algorithm=self.algorithm)
+        return comm.Reduce_scatter_init(
+            summand.own, total, list(summand.counts), algorithm=self.algorithm
+        )
