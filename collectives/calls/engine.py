@@ -16,16 +16,15 @@ from collectives.calls.alternating import AlternatingPlan
 from collectives.calls.arguments import Arguments
 from collectives.calls.binding import best_of_ours, bind_call, memory_of, tags_of
 from collectives.calls.call import Call
-from collectives.calls.library import library
 from collectives.calls.meeting import Meetings, shared_places, still_there
 from collectives.calls.native import NativePlan, call_native, waits_for_device
 from collectives.calls.recent import Entry, Recent
 from collectives.calls.resources import Resources
 from collectives.calls.settings import Settings
-from collectives.calls.tuner import ATTACHED_BYTES, Choice
-from collectives.calls.turns import TURNS_BYTES, Trial, Turns
+from collectives.calls.small import Limits
+from collectives.calls.tuner import Choice
+from collectives.calls.turns import Trial, Turns
 from collectives.calls.understanding import Understanding
-from collectives.contracts import contract
 from collectives.errors import CollectiveError
 from collectives.execution.lanes import Lane, Mask
 from collectives.execution.plan import Plan
@@ -54,21 +53,6 @@ class Native(NamedTuple):
 #: Types of NumPy whose items are MPI's, too; a string's are its letters.
 _PLAIN = frozenset(MPI._typedict) - {"S", "U"}
 _LEFT_TO_NATIVE = Native("small: fastest, as measured")
-
-
-class _Limits(dict[str, int]):
-    """For each collective, the bytes below which a call without ``algorithm`` is native."""
-
-    def __init__(self, engine: "Engine") -> None:
-        self.engine = engine
-
-    def __missing__(self, collective: str) -> int:
-        engine, settings = self.engine, self.engine.settings
-        auto = settings.algorithm == "auto" and not settings.check and engine.watchdog is None
-        auto = auto and not settings.needs_messages
-        auto = auto and not (settings.reproducible and contract(collective).reduces)
-        self[collective] = engine.native_below(collective) if auto else 0
-        return self[collective]
 
 
 def _by(call: Call, choice: Choice) -> Call:
@@ -100,10 +84,10 @@ class Engine:
             comm, settings, self.resources, self.underway, self.complete
         )
         self._recent = Recent()
-        self._small = _Limits(self)
+        self._native_below = Limits(self.resources)
         self._turns = Turns(self.resources, self.complete)
         self._meetings = Meetings(
-            self.resources, self.underway, self.native_below, self._recent.clear
+            self.resources, self.underway, self._native_below.of_auto, self._recent.clear
         )
         self._cache: OrderedDict[object, Plan] = OrderedDict()
 
@@ -345,7 +329,7 @@ class Engine:
 
         Anything else costs more than a small native collective takes.
         """
-        if type(items) is not np.ndarray or items.nbytes >= self._small[collective]:
+        if type(items) is not np.ndarray or items.nbytes >= self._native_below[collective]:
             return False
         if self.underway.traffic is not None:
             return False
@@ -354,14 +338,6 @@ class Engine:
             return False
         self.last_plan = _LEFT_TO_NATIVE
         return True
-
-    def native_below(self, collective: str) -> int:
-        """The bytes up to which ``auto`` is native."""
-        per_node, table = self.resources.facts
-        below = table.native_below(library(), collective, self.comm.size, per_node)
-        if self.settings.attach:
-            below = min(below, ATTACHED_BYTES)
-        return min(below, TURNS_BYTES) if self.settings.turns else below
 
     def lane(self) -> Lane:
         """Tags that no other plan has; collective.

@@ -11,7 +11,7 @@ from mpitrain import build, data, models
 from mpitrain.arrays import Shape
 from mpitrain.build import compression
 from mpitrain.config import Compress, Config, refuse_clients, refuse_own, refuse_servers
-from mpitrain.metrics.records import in_words
+from mpitrain.metrics.words import in_words
 from mpitrain.parallel.grid import Layout, Place
 from mpitrain.parallel.wire import adasum_bytes, coded_bytes, dense_bytes
 from mpitrain.pipeline.schedules import SCHEDULES

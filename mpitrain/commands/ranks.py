@@ -3,7 +3,6 @@
 import argparse
 import faulthandler
 import json
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -236,66 +235,16 @@ def doctor(comm: Communicator, options: argparse.Namespace) -> int:
 
 def rehearse(comm: Communicator, options: argparse.Namespace) -> int:
     """Run the pipeline schedules with stages that sleep."""
-    from mpitrain.pipeline.rehearse import rehearse as run_schedule
-    from mpitrain.pipeline.schedules import SCHEDULES
-    from mpitrain.pipeline.simulate import Times
+    from mpitrain.commands.rehearse import rehearse as run_schedules
 
-    seconds = options.milliseconds / 1e3
-    if comm.rank == 0:
-        print(f"{comm.size} stages, {options.micro_batches} micro-batches")
-        print(
-            f"{'':<14} {'formula':>8} {'simulated':>9} {'measured':>8} {'held':>5} {'promised':>8}"
-        )
-    for name in SCHEDULES:
-        chunks = options.chunks if name == "interleaved" else 1
-        try:
-            found = run_schedule(
-                comm, name, options.micro_batches, Times(seconds, seconds, seconds), chunks
-            )
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
-        if comm.rank == 0:
-            print(
-                f"{name:<14} {found.formula:8.1%} {found.simulated:9.1%} {found.measured:8.1%} "
-                f"{found.held:5d} {found.promised:8d}"
-            )
-    return 0
+    return run_schedules(comm, options)
 
 
 def matrix(comm: Communicator, options: argparse.Namespace) -> int:
     """Compare ways to communicate less."""
-    from mpitrain.bench import cells
-    from mpitrain.bench.matrix import Extent, run
+    from mpitrain.commands.matrix import matrix as compare
 
-    named = [options.jobs, options.methods, options.algorithms, options.layouts, options.links]
-    if sum((any(named), options.full, options.quick)) > 1:
-        raise ConfigError("--full, --quick and what names values exclude each other; leave two out")
-    try:
-        wanted = cells.chosen(*named) if any(named) else cells.usual()
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    if options.full:
-        wanted = cells.every()
-    extent = Extent(options.steps, options.seconds)
-    if options.quick:
-        wanted, extent = cells.quick(), Extent(min(options.steps, 12), options.seconds)
-    command = f"mpirun -n {comm.size} python -m mpitrain matrix"
-    command = shlex.join([*command.split(), *_said(options, extent)])
-    found = run(comm, options.out, wanted, extent, command)
-    if comm.rank == 0:
-        states = [result.state for result in found.cells.values()]
-        counts = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
-        print(f"{options.out / 'matrix.html'}: {counts}")
-    return 0
-
-
-def _said(options: argparse.Namespace, extent: Any) -> list[str]:
-    """The options of a matrix, without its folder."""
-    found = [f"--steps={extent.steps}", f"--seconds={extent.seconds:g}"]
-    for name in ("jobs", "methods", "algorithms", "layouts", "links"):
-        if getattr(options, name):
-            found += [f"--{name}", *getattr(options, name)]
-    return found + [f"--{name}" for name in ("full", "quick") if getattr(options, name)]
+    return compare(comm, options)
 
 
 _COMMANDS = {

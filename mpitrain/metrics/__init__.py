@@ -26,10 +26,8 @@ from mpitrain.metrics.records import (
     Synced,
     Times,
     Write,
-    is_share,
-    measured,
-    shown,
 )
+from mpitrain.metrics.words import is_share, measured, shown
 
 __all__ = [
     "Epoch",

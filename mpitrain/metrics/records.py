@@ -5,6 +5,8 @@ from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
+from mpitrain.metrics.words import in_words, measured, ranks_in_words
+
 
 class Start(Struct, frozen=True, tag="start", tag_field="event"):
     """What is about to run.
@@ -338,36 +340,8 @@ class Summary(Struct, frozen=True, tag="summary", tag_field="event"):
         return f"; a rank sends {in_words(moved)} a step (a dense sum: {dense})"
 
 
-def in_words(nbytes: float) -> str:
-    """``3.5 MB``."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= size:
-            return f"{nbytes / size:.3g} {unit}"
-    return f"{nbytes:.0f} B"
-
-
-def measured(metrics: Mapping[str, float]) -> str:
-    """``accuracy 97.50%, top5 99.72%``."""
-    return ", ".join(f"{name} {shown(name, value)}" for name, value in metrics.items())
-
-
-def shown(name: str, value: float) -> str:
-    """A metric for people: shares in per cent."""
-    return f"{value:.2%}" if is_share(name) else f"{value:.6g}"
-
-
-def is_share(name: str) -> bool:
-    """Whether a metric of this name is a part of a whole."""
-    return name in ("accuracy", "f1") or name.startswith("top")
-
-
 def _also(metrics: Mapping[str, float]) -> str:
     return f"{measured(metrics)}, " if metrics else ""
-
-
-def ranks_in_words(count: int) -> str:
-    """``1 rank``, ``4 ranks``."""
-    return f"{count} rank{'s' if count > 1 else ''}"
 
 
 Record = (

@@ -10,7 +10,7 @@ import msgspec
 
 from mpitrain.config import Config
 from mpitrain.metrics import Epoch, Log, RankTime, Start, Step, Times, measured
-from mpitrain.metrics.records import in_words, ranks_in_words
+from mpitrain.metrics.words import in_words, ranks_in_words
 from mpitrain.trace import Span
 
 #: A rank is named if it is waited for in at least this part of all communication.

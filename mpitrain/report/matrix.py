@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
-from mpitrain.metrics.records import in_words
+from mpitrain.metrics.words import in_words
 from mpitrain.report import curves
 from mpitrain.report.facts import duration, number
 from mpitrain.report.results import DENSE, Cell, Matrix, Result, first, in_order

@@ -1,0 +1,31 @@
+"""Numbers of a run, for people."""
+
+from collections.abc import Mapping
+
+
+def in_words(nbytes: float) -> str:
+    """``3.5 MB``."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= size:
+            return f"{nbytes / size:.3g} {unit}"
+    return f"{nbytes:.0f} B"
+
+
+def ranks_in_words(count: int) -> str:
+    """``1 rank``, ``4 ranks``."""
+    return f"{count} rank{'s' if count > 1 else ''}"
+
+
+def measured(metrics: Mapping[str, float]) -> str:
+    """``accuracy 97.50%, top5 99.72%``."""
+    return ", ".join(f"{name} {shown(name, value)}" for name, value in metrics.items())
+
+
+def shown(name: str, value: float) -> str:
+    """A metric for people: shares in per cent."""
+    return f"{value:.2%}" if is_share(name) else f"{value:.6g}"
+
+
+def is_share(name: str) -> bool:
+    """Whether a metric of this name is a part of a whole."""
+    return name in ("accuracy", "f1") or name.startswith("top")
