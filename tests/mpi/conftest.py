@@ -1,5 +1,6 @@
 """What the quick tests leave out, and one communicator for a process, closed after each module."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,16 @@ def pytest_collection_modifyitems(items):
         for mark in item.iter_markers("quick_on"):
             if MPI.COMM_WORLD.size not in mark.args:
                 item.add_marker("slow")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    """What fails on a rank is told at once: others may wait in the test for ever."""
+    report = yield
+    if report.failed and MPI.COMM_WORLD.size > 1:
+        text = f"rank {MPI.COMM_WORLD.rank}: {item.nodeid} failed:\n{report.longreprtext}\n"
+        print(text, file=sys.__stderr__, flush=True)
+    return report
 
 
 @pytest.fixture(scope="module")
