@@ -55,7 +55,7 @@ def bind_call(
         InvalidBuffer: for buffers that share memory, or whose sum cannot be reproducible.
         CollectiveError: on all ranks, if there are more plans than tags.
     """
-    memory = resources.memory(call.buffer.gpu)
+    memory = resources.devices.memory(call.buffer.gpu)
     with memory.working() if is_queued(memory) else nullcontext():
         return _bound(call, resources, memory, places, underway, used_anywhere)
 
@@ -79,7 +79,7 @@ def _bound(
     algorithm, reason = _choice(call, resources, memory_of(call, resources, places), planned)
     log.info("%s: %s (%s)", call, algorithm, reason)
     if algorithm == "native":
-        before = waits_for_device(call.arguments, resources.is_direct)
+        before = waits_for_device(call.arguments, resources.devices.is_direct)
         return NativePlan(resources.comm, call.arguments, reason, underway.traffic, before)
     underway.expect_whole()
     call.refuse_overlap()
@@ -90,7 +90,7 @@ def _bound(
                 "leave the algorithm out, or use a communicator without these"
             )
         device = cast(CudaMemory, memory)
-        nccl = resources.nccl(device.gpu)
+        nccl = resources.devices.nccl(device.gpu)
         return bind_nccl(call, nccl, device, reason, underway, borrow=not planned)
     items = None if call.counts else call.count * call.contract.blocks(size)
     schedule = build(call.collective, algorithm, size, call.root, items, call.proved)
@@ -124,7 +124,7 @@ def _bound(
     operands = Operands(call, borrow=lane is None, widens=widens, memory=memory)
     return bind(
         schedule,
-        resources.transport_of(buffer.gpu),
+        resources.devices.transport_of(buffer.gpu),
         operands.send,
         operands.recv,
         combine,
@@ -197,7 +197,7 @@ def _choice(call: Call, resources: Resources, memory: Kind, planned: bool) -> Ch
         situation = situation._replace(native=situation.native and not fault)
         choice = choose(table, situation)
         gpu = call.buffer.gpu
-        if choice.algorithm == "nccl" and gpu is not None and not resources.has_nccl(gpu):
+        if choice.algorithm == "nccl" and gpu is not None and not resources.devices.has_nccl(gpu):
             choice = choose(table, situation._replace(nccl=False))
         if fault and not delays:
             choice = choice._replace(reason=fault)

@@ -56,7 +56,7 @@ class Buffer:
     @cached_property
     def memory(self) -> Memory:
         """Where it lies, as this call addresses it; plans queue their work on their
-        communicator's (:meth:`~collectives.calls.resources.Resources.memory`)."""
+        communicator's (:meth:`~collectives.calls.devices.Devices.memory`)."""
         return HOST if self.gpu is None else CudaMemory(self.gpu)
 
     @property

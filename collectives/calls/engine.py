@@ -270,7 +270,7 @@ class Engine:
         if type(arguments.recvbuf) is not np.ndarray or not (
             sent is MPI.IN_PLACE or type(sent) is np.ndarray
         ):
-            before = waits_for_device(arguments, self.resources.is_direct)
+            before = waits_for_device(arguments, self.resources.devices.is_direct)
             if before is not None:
                 before()
         call_native(self.comm, arguments)

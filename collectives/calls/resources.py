@@ -1,28 +1,25 @@
-"""What a communicator's collectives use: its duplicate, the node's memory, the table, the GPU."""
+"""What a communicator's collectives use: its duplicate, the node's memory, the table, the GPUs."""
 
 import logging
 from collections.abc import Callable
 from functools import cached_property
 from math import prod
 from operator import index
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from collectives.calls.nccl import Nccl
+from collectives.calls.devices import Devices
 from collectives.calls.settings import Settings
 from collectives.calls.tuner import Table, load
 from collectives.errors import CollectiveError, InvalidBuffer
 from collectives.execution.lanes import Lanes
-from collectives.execution.memory import HOST, DeviceMemory, Items, Memory
+from collectives.execution.memory import Items
 from collectives.execution.messages import TAGS_PER_PLAN
-from collectives.execution.transport import Transport
 from collectives.execution.transport.adopted import extent
 from collectives.execution.transport.cuda_memory import CudaMemory
-from collectives.execution.transport.cuda_probe import probe
 from collectives.execution.transport.delayed import clock
-from collectives.execution.transport.device import DirectTransport, StagedTransport
 from collectives.execution.transport.mpi import MPITransport
 from collectives.execution.transport.shared_memory import NodeMemory, Place
 
@@ -33,6 +30,7 @@ class Resources:
     """Made when they are first needed, which is collective for each of them.
 
     Attributes:
+        devices: the GPUs, where buffers are on them.
         node: memory that all ranks can address, once some was asked for and can be had.
         attaches: whether ranks read one another's ordinary memory; ``None``: not yet known.
     """
@@ -54,11 +52,7 @@ class Resources:
         self.attaches: bool | None = None
         self.tags = Lanes(min(_tags() // TAGS_PER_PLAN - 1, 1 << 30))
         self._transport: MPITransport | None = None
-        self._gpus: dict[int, CudaMemory] = {}
-        self._transports: dict[int, Transport] = {}
-        self._road = settings.device
-        self._nccl: Nccl | None = None
-        self._can_nccl: bool | None = None
+        self.devices = Devices(comm, settings, lambda: self.transport, drain)
 
     @property
     def comm(self) -> MPI.Intracomm:
@@ -127,89 +121,10 @@ class Resources:
             raise told or CollectiveError("rank 0 has no tuning table")
         return told
 
-    def memory(self, gpu: int | None) -> Memory:
-        """That of the host, or of a GPU of this rank, with the stream of this communicator's
-        plans."""
-        if gpu is None:
-            return HOST
-        if gpu not in self._gpus:
-            self._gpus[gpu] = CudaMemory(gpu)
-        return self._gpus[gpu]
-
-    def transport_of(self, gpu: int | None) -> Transport:
-        """For messages of memory there.  Collective at its first use for device memory."""
-        if gpu is None:
-            return self.transport
-        if gpu not in self._transports:
-            direct = self.road(gpu) == "direct"
-            memory = cast(DeviceMemory, self.memory(gpu))
-            self._transports[gpu] = (
-                DirectTransport(self.transport)
-                if direct
-                else StagedTransport(self.transport, memory)
-            )
-        return self._transports[gpu]
-
-    def road(self, gpu: int) -> str:
-        """How messages of device memory go, ``"direct"`` or ``"staged"``.  Collective at its first
-        use.
-
-        Args:
-            gpu: that this rank's messages are of.
-        """
-        # Checksums and times are the host's.
-        if self.settings.needs_messages:
-            return "staged"
-        if self._road == "auto":
-            self._drain()
-            node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
-            # The first ranks of each node try, as loading CUDA takes seconds; all must be able to.
-            gpus = node.gather(gpu)
-            works, seen = probe(*gpus[:2]) if gpus else (True, "")
-            node.Free()
-            self._road = "direct" if self.comm.allreduce(works, MPI.LAND) else "staged"
-            log.info("device memory is %s: %s", self._road, seen or "as a node's first ranks found")
-        if self._road == "direct" and CudaMemory(gpu).allocates_asynchronously:
-            log.warning(
-                "CuPy allocates by cudaMallocAsync, whose memory MPI libraries send by way of the "
-                "host; use CuPy's own pool, or Communicator.empty"
-            )
-        return self._road
-
-    @property
-    def is_direct(self) -> bool:
-        """Whether it is known that this MPI takes device memory; the same on all ranks."""
-        return self._road == "direct" and not self.settings.needs_messages
-
     @property
     def handed_on(self) -> Settings:
         """The settings of communicators that are made of this one: what was found out, too."""
-        return self.settings._replace(device=self._road)
-
-    def nccl(self, gpu: int) -> Nccl:
-        """NCCL among these ranks.  Collective at its first use.
-
-        Args:
-            gpu: that this rank's arrays are on.
-
-        Raises:
-            CollectiveError: on all ranks, where one of them cannot.
-        """
-        if self._nccl is None:
-            self._drain()
-            self._nccl = Nccl(self.comm, gpu)
-        return self._nccl
-
-    def has_nccl(self, gpu: int) -> bool:
-        """Whether NCCL can be had: the same on all ranks.  Collective at its first use."""
-        if self._can_nccl is None:
-            try:
-                self.nccl(gpu)
-                self._can_nccl = True
-            except CollectiveError as error:
-                log.info("no NCCL: %s", error)
-                self._can_nccl = False
-        return self._can_nccl
+        return self.settings._replace(device=self.devices.way)
 
     def empty(self, shape: Any, dtype: Any, memory: str) -> Items:
         """Zeros in the node's memory, or in ordinary memory where that cannot be.
@@ -223,7 +138,7 @@ class Resources:
         """
         alone = self._alone
         try:
-            kind = self.memory(CudaMemory().gpu if memory == "cupy" else None)
+            kind = self.devices.memory(CudaMemory().gpu if memory == "cupy" else None)
             dtype = _read_type(dtype)
             dimensions = _read_shape(shape, dtype)
             items = kind.zeros(dimensions, dtype) if alone else None
@@ -313,10 +228,7 @@ class Resources:
 
     def revoke(self) -> None:
         """Ends all waits in the duplicate, and lets go of it."""
-        if self._nccl is not None:
-            self._nccl.abort()
-            self._nccl = None
-        self._transports.clear()
+        self.devices.revoke()
         if self.node is not None:
             self.node.give_back()
             self.node, self.attaches = None, None
@@ -326,11 +238,7 @@ class Resources:
 
     def close(self) -> None:
         """Releases the duplicate; arrays in the node's memory stay.  Collective."""
-        if self._nccl is not None:
-            self._gpus[self._nccl.gpu].settle()
-            self._nccl.close()
-            self._nccl = None
-        self._transports.clear()
+        self.devices.close()
         if self.node is not None:
             self.node.close()
             self.node, self.attaches = None, None

@@ -74,7 +74,7 @@ def all_reduces(road):
                 assert np.array_equal(found, total(comm.size, count).astype(dtype)), algorithm
                 digests = comm.allgather(hashlib.blake2b(found.tobytes()).digest())
                 assert len(set(digests)) == 1, f"{algorithm}: ranks have different bits"
-        took = comm._engine.resources._road if road != "ipc" else comm.last_plan.reason
+        took = comm._engine.resources.devices.way if road != "ipc" else comm.last_plan.reason
     end(cupy)
     return f"{len(ran)} algorithms; {took}"
 

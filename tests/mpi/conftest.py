@@ -11,10 +11,15 @@ from collectives import Communicator
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items):
-    """What is quick on some numbers of ranks is slow on all others."""
+    """What is quick on some numbers of ranks is slow on all others; sweeps whose cases depend
+    little on the number of ranks end at some number."""
+    size = MPI.COMM_WORLD.size
     for item in items:
+        for mark in item.iter_markers("at_most"):
+            if size > mark.args[0]:
+                item.add_marker(pytest.mark.skip(reason=f"sweeps on at most {mark.args[0]} ranks"))
         for mark in item.iter_markers("quick_on"):
-            if MPI.COMM_WORLD.size not in mark.args:
+            if size not in mark.args:
                 item.add_marker("slow")
 
 

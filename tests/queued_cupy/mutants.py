@@ -167,8 +167,8 @@ ON_RANKS = [
     ),
     Mutant(
         "the current GPU and not the array's", "other_gpu", "collectives/calls/binding.py",
-        "    memory = resources.memory(call.buffer.gpu)\n",
-        "    memory = resources.memory(CudaMemory().gpu)\n",
+        "    memory = resources.devices.memory(call.buffer.gpu)\n",
+        "    memory = resources.devices.memory(CudaMemory().gpu)\n",
     ),
     Mutant(
         "NCCL on the null stream", "nccl", "collectives/calls/nccl.py",

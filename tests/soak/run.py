@@ -25,7 +25,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator
-from collectives.calls import engine, meeting, turns
+from collectives.calls import meeting, small, turns
 from tests.soak.calls import Draw, Drawn, Side
 from tests.soak.kinds import ROOM, Made, Refused, Workshop
 
@@ -517,9 +517,9 @@ def _at_all_sizes() -> Iterator[None]:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         stack.enter_context(patch.dict(os.environ, XDG_CACHE_HOME=folder))
         for module, name in (
-            (engine, "ATTACHED_BYTES"),
+            (small, "ATTACHED_BYTES"),
             (meeting, "ATTACHED_BYTES"),
-            (engine, "TURNS_BYTES"),
+            (small, "TURNS_BYTES"),
             (turns, "TURNS_BYTES"),
         ):
             stack.enter_context(patch.object(module, name, 1))

@@ -13,7 +13,7 @@ import pytest
 from mpi4py import MPI
 
 from collectives import CollectiveError, Communicator
-from collectives.calls import engine, meeting
+from collectives.calls import meeting, small
 from collectives.execution.transport import attach
 
 pytestmark = pytest.mark.mpi
@@ -26,7 +26,7 @@ MANY = 100_001
 
 @pytest.fixture
 def comm(monkeypatch) -> Iterator[Communicator]:
-    for module in (meeting, engine):
+    for module in (meeting, small):
         monkeypatch.setattr(module, "ATTACHED_BYTES", 0)
     with Communicator(MPI.COMM_WORLD, attach=True) as made:
         if SIZE > 1 and made.ranks_per_node == SIZE and not made.attaches:

@@ -19,7 +19,7 @@ from mpitrain.threads import limit_blas_threads
 from mpitrain.trainer import Trainer
 from tests.mpi.mpitrain.layouts import few, job, layouts, mlp, whole
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 
 RANKS = MPI.COMM_WORLD.size
 KEPT = 0.6

@@ -18,7 +18,7 @@ from mpitrain.threads import limit_blas_threads
 from mpitrain.trainer import Trainer
 from tests.mpi.mpitrain.layouts import job, layouts, whole
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 
 RANKS = MPI.COMM_WORLD.size
 #: What the tests measure, one after another; every epoch has two steps.

@@ -13,7 +13,7 @@ from mpitrain.threads import limit_blas_threads
 from mpitrain.trainer import Trainer
 from tests.mpi.mpitrain.layouts import mlp
 
-pytestmark = [pytest.mark.mpi, pytest.mark.slow]
+pytestmark = [pytest.mark.mpi, pytest.mark.slow, pytest.mark.at_most(5)]
 
 #: Others than the defaults, for gradients of a small model.
 CODES = {

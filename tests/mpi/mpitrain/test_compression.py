@@ -70,6 +70,7 @@ def test_before_the_start_and_for_small_tensors_gradients_travel_as_they_are(com
 WHOLE = ["topk:keep=1", "powersgd:rank=4096,min_rate=0", "randomk:keep=1", "blocks:keep=1"]
 
 
+@pytest.mark.at_most(5)
 @pytest.mark.parametrize("codec", WHOLE)
 @pytest.mark.parametrize(
     "layout", [pytest.param(p.values[0], marks=pytest.mark.slow) for p in CODED[1:]] + ["data"]
@@ -121,6 +122,7 @@ def test_a_run_that_was_interrupted_goes_on_bit_by_bit(comm, folder, layout):
     interrupted(comm, folder, coded(job("gpt", "float32", **layouts("gpt", RANKS)[layout])))
 
 
+@pytest.mark.at_most(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("codec", KEEPING)
 @pytest.mark.parametrize("layout", ["data", "pipe, 1f1b", "zero 1"])
@@ -154,6 +156,7 @@ def test_momentum_of_what_is_not_coded_is_all_of_it_in_a_checkpoint(comm, folder
     interrupted(comm, folder, momentum_job(model, **layout))
 
 
+@pytest.mark.at_most(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", layouts("gpt", RANKS))
 def test_momentum_is_kept_in_every_layout(comm, folder, layout):

@@ -22,7 +22,7 @@ from tests.gpu.jobs import small, trained, trainer_on
 from tests.mpi.mpitrain.layouts import MODELS, job, layouts
 from tests.strict_cupy import counts
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 
 RANKS = MPI.COMM_WORLD.size
 #: Host memory is summed in the node's memory in another order than messages are, from 3 ranks on;

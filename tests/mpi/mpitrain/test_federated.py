@@ -30,7 +30,7 @@ from mpitrain.stop import StopFlag, Stopped
 from mpitrain.trainer import Trainer
 from mpitrain.update import NonFinite
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 RANKS = MPI.COMM_WORLD.size
 
 

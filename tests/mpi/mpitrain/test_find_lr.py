@@ -14,7 +14,7 @@ from mpitrain.trainer import Trainer
 from mpitrain.update import Updater
 from tests.mpi.mpitrain.layouts import few, job, layouts, mlp
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 
 RANKS = MPI.COMM_WORLD.size
 

@@ -18,7 +18,7 @@ from mpitrain.trainer import Trainer
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 torch.set_num_threads(1)
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 RANKS = MPI.COMM_WORLD.size
 
 

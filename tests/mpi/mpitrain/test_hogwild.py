@@ -19,7 +19,7 @@ from mpitrain.trainer import Trainer
 from tests.mpi.mpitrain.layouts import whole
 
 RANKS = MPI.COMM_WORLD.size
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 quick, slow = pytest.mark.quick_on(4), pytest.mark.slow
 
 

@@ -79,6 +79,7 @@ def test_in_single_precision_too(comm, expected, model, layout, steps):
     np.testing.assert_allclose(found[:, 0], expected(config, steps)[0][:, 0], rtol=1e-4)
 
 
+@pytest.mark.at_most(5)
 @pytest.mark.parametrize(
     ("model", "layout"), few_of([model for model in MODELS if model not in FIRST])
 )
@@ -148,6 +149,7 @@ def test_a_node_has_its_parameters_once(comm):
         del views
 
 
+@pytest.mark.at_most(5)
 @pytest.mark.parametrize("compute", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("layout", FEW)
 def test_sixteen_bits_train_nearly_as_well(comm, expected, compute, layout):

@@ -12,7 +12,7 @@ from mpitrain.config import ConfigError, load
 from mpitrain.report.results import DENSE, SHARED, Cell, Result, read_matrix, write_matrix
 from mpitrain.trainer import Trainer
 
-pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(3)]
+pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(3), pytest.mark.at_most(5)]
 
 THIN = "latency=2ms,bandwidth=1Gb/s"
 EXTENT = Extent(3, 60.0)

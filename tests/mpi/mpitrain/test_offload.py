@@ -10,7 +10,7 @@ from mpitrain.build import mapped
 from mpitrain.threads import limit_blas_threads
 from tests.mpi.mpitrain.layouts import curve, job
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 
 
 @pytest.fixture(scope="module")

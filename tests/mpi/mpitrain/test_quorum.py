@@ -21,7 +21,7 @@ from mpitrain.update import Told
 from tests.mpi.mpitrain.layouts import curve, mlp, whole
 from tests.mpi.mpitrain.test_sync_arithmetic import gradient, workers
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 
 RANKS = MPI.COMM_WORLD.size
 

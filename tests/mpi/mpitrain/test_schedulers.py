@@ -15,7 +15,7 @@ from tests.mpi.mpitrain.test_fit import (
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 lr_scheduler = pytest.importorskip("torch.optim.lr_scheduler")
 torch.set_num_threads(1)
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 STEPS = 10  # of the job of test_fit
 
 

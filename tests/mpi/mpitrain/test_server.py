@@ -29,6 +29,7 @@ from tests.mpi.mpitrain.layouts import whole
 
 RANKS = MPI.COMM_WORLD.size
 pytestmark = [
+    pytest.mark.at_most(5),
     pytest.mark.mpi,
     pytest.mark.skipif(RANKS < 2, reason="a server needs a worker"),
 ]

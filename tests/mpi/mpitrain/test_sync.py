@@ -26,7 +26,7 @@ from mpitrain.trainer import Trainer
 from mpitrain.update import NonFinite
 from tests.mpi.mpitrain.layouts import job, mlp, whole
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 
 RANKS = MPI.COMM_WORLD.size
 STEPS = 9

@@ -13,7 +13,7 @@ from mpitrain.threads import limit_blas_threads
 from mpitrain.trainer import Trainer
 from tests.mpi.mpitrain.layouts import job
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 
 RANKS = MPI.COMM_WORLD.size
 SLOW = RANKS // 2

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from mpitrain.adapters.torch import Compression, DataParallel, compression_hook  # noqa: E402
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 P = MPI.COMM_WORLD.size
 
 

@@ -6,7 +6,7 @@ from mpi4py import MPI
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 torch.set_num_threads(1)
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 
 from mpitrain.adapters.torch import DistributedDataParallel  # noqa: E402
 

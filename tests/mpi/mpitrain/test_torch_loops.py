@@ -13,7 +13,7 @@ from mpitrain.parallel.replicas import ReplicaMismatch
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 nn = torch.nn
 torch.set_num_threads(1)
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 
 RANKS = MPI.COMM_WORLD.size
 EXACT = dict(rtol=1e-12, atol=1e-14)

@@ -8,7 +8,7 @@ from tests.mpi.mpitrain.test_fit import RANKS, assert_alike, layouts, made, net
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 pytest.importorskip("ml_dtypes")
 torch.set_num_threads(1)
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 
 
 class Automatic(torch.nn.Module):

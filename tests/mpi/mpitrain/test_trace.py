@@ -14,7 +14,7 @@ from mpitrain.trace import Trace, read_trace
 from mpitrain.trainer import Trainer
 from tests.mpi.mpitrain.layouts import job
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 
 
 RANKS = MPI.COMM_WORLD.size

@@ -9,7 +9,7 @@ from tests.mpi.mpitrain.test_fit import RANKS, assert_interrupted_alike, layouts
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 torch.set_num_threads(1)
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 
 
 class Turns(torch.utils.data.IterableDataset):
