@@ -1,0 +1,148 @@
+"""The GPUs of a communicator's ranks: their memory, how its messages go, and NCCL."""
+
+import logging
+from collections.abc import Callable
+from typing import cast
+
+from mpi4py import MPI
+
+from collectives.calls.nccl import Nccl
+from collectives.calls.settings import Settings
+from collectives.errors import CollectiveError
+from collectives.execution.memory import HOST, DeviceMemory, Memory
+from collectives.execution.plan import Action
+from collectives.execution.transport import Transport
+from collectives.execution.transport.cuda_memory import CudaMemory
+from collectives.execution.transport.cuda_probe import probe
+from collectives.execution.transport.device import DirectTransport, StagedTransport
+from collectives.execution.transport.mpi import MPITransport
+
+log = logging.getLogger("collectives")
+
+
+class Devices:
+    """Each part is made when it is first needed, which is collective.
+
+    Attributes:
+        way: how messages of device memory go: ``"direct"``, ``"staged"``, or ``"auto"`` as long as
+            nobody has asked.
+
+    Args:
+        comm: as :class:`~collectives.calls.resources.Resources` has it.
+        host: gives the transport of the host's messages.
+        drain: ends the communicator's plans under way.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        settings: Settings,
+        host: Callable[[], MPITransport],
+        drain: Action,
+    ) -> None:
+        self._given = comm
+        self._settings = settings
+        self._host = host
+        self._drain = drain
+        self.way = settings.device
+        self._gpus: dict[int, CudaMemory] = {}
+        self._transports: dict[int, Transport] = {}
+        self._nccl: Nccl | None = None
+        self._can_nccl: bool | None = None
+
+    @property
+    def _comm(self) -> MPI.Intracomm:
+        """As it is now: one that ``Idup`` makes comes to life later."""
+        return MPI.Intracomm(self._given)
+
+    def memory(self, gpu: int | None) -> Memory:
+        """That of the host, or of a GPU of this rank, with the stream of this communicator's
+        plans."""
+        if gpu is None:
+            return HOST
+        if gpu not in self._gpus:
+            self._gpus[gpu] = CudaMemory(gpu)
+        return self._gpus[gpu]
+
+    def transport_of(self, gpu: int | None) -> Transport:
+        """For messages of memory there.  Collective at its first use for device memory."""
+        if gpu is None:
+            return self._host()
+        if gpu not in self._transports:
+            direct = self.road(gpu) == "direct"
+            memory = cast(DeviceMemory, self.memory(gpu))
+            self._transports[gpu] = (
+                DirectTransport(self._host()) if direct else StagedTransport(self._host(), memory)
+            )
+        return self._transports[gpu]
+
+    def road(self, gpu: int) -> str:
+        """How messages of device memory go, ``"direct"`` or ``"staged"``.  Collective at its first
+        use.
+
+        Args:
+            gpu: that this rank's messages are of.
+        """
+        # Checksums and times are the host's.
+        if self._settings.needs_messages:
+            return "staged"
+        if self.way == "auto":
+            self._drain()
+            node = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
+            # The first ranks of each node try, as loading CUDA takes seconds; all must be able to.
+            gpus = node.gather(gpu)
+            works, seen = probe(*gpus[:2]) if gpus else (True, "")
+            node.Free()
+            self.way = "direct" if self._comm.allreduce(works, MPI.LAND) else "staged"
+            log.info("device memory is %s: %s", self.way, seen or "as a node's first ranks found")
+        if self.way == "direct" and CudaMemory(gpu).allocates_asynchronously:
+            log.warning(
+                "CuPy allocates by cudaMallocAsync, whose memory MPI libraries send by way of the "
+                "host; use CuPy's own pool, or Communicator.empty"
+            )
+        return self.way
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether it is known that this MPI takes device memory; the same on all ranks."""
+        return self.way == "direct" and not self._settings.needs_messages
+
+    def nccl(self, gpu: int) -> Nccl:
+        """NCCL among these ranks.  Collective at its first use.
+
+        Args:
+            gpu: that this rank's arrays are on.
+
+        Raises:
+            CollectiveError: on all ranks, where one of them cannot.
+        """
+        if self._nccl is None:
+            self._drain()
+            self._nccl = Nccl(self._comm, gpu)
+        return self._nccl
+
+    def has_nccl(self, gpu: int) -> bool:
+        """Whether NCCL can be had: the same on all ranks.  Collective at its first use."""
+        if self._can_nccl is None:
+            try:
+                self.nccl(gpu)
+                self._can_nccl = True
+            except CollectiveError as error:
+                log.info("no NCCL: %s", error)
+                self._can_nccl = False
+        return self._can_nccl
+
+    def revoke(self) -> None:
+        """Lets go of everything without asking the other ranks."""
+        if self._nccl is not None:
+            self._nccl.abort()
+            self._nccl = None
+        self._transports.clear()
+
+    def close(self) -> None:
+        """Lets go of everything.  Collective."""
+        if self._nccl is not None:
+            self._gpus[self._nccl.gpu].settle()
+            self._nccl.close()
+            self._nccl = None
+        self._transports.clear()
