@@ -68,6 +68,10 @@ def comm():
         yield world
 
 
+#: Of the job's model.
+LAYERS = 7
+
+
 def layouts_of_two():
     from tests.mpi.mpitrain.layouts import layouts
 
@@ -76,6 +80,7 @@ def layouts_of_two():
         name: parallel
         for name, parallel in layouts("gpt", RANKS).items()
         if not parallel.keys() & {"tensor", "sequence", "partition"}
+        and parallel.get("pipe", 1) <= LAYERS
     }
     return [pytest.param(p, marks=marks[name], id=name) for name, p in fitting.items()]
 
