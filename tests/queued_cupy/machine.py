@@ -112,6 +112,7 @@ class Machine:
         self._freed = []
         self._pools = {}
         self._kept = []
+        self._dropped = []
         self._running = False
 
     # Streams and what they do.
@@ -233,6 +234,8 @@ class Machine:
                 op.done, op.act, op.after = True, None, ()
         finally:
             self._running = False
+        while self._dropped:
+            self.unmap(*self._dropped.pop())
 
     # Who has used what.
 
@@ -287,6 +290,15 @@ class Machine:
     def register(self, start, nbytes, device):
         """So that other devices cannot reach it; of the host for ``None``."""
         insort(self._allocations, Allocation(start, start + nbytes, device), key=lambda a: a.start)
+
+    def unmap(self, start, device):
+        """Waits for a device, then unregisters; in the midst of an operation, which may drop what
+        Python collects, once it has ended."""
+        if self._running:
+            self._dropped.append((start, device))
+            return
+        self.settle(device)
+        self.unregister(start)
 
     def unregister(self, start):
         """It is gone.  Raises ``RuntimeError`` if queued work uses it."""

@@ -185,9 +185,10 @@ class _Shareable:
 
     def __del__(self):
         """``cudaFree`` waits for the device."""
-        self.runtime.machine.settle(self.device_id)
-        self.runtime.machine.unregister(self.ptr)
+        machine = self.runtime.machine
+        machine._kept.append(self.array)  # queued work with a fault in it may still use it
         os.close(self.runtime.allocated.pop(self.ptr)[0])
+        machine.unmap(self.ptr, self.device_id)
 
 
 def _mapping(file, size):

@@ -27,8 +27,8 @@ def exchange(comm: MPI.Intracomm, memory: DeviceMemory, nbytes: int) -> list[Byt
     with memory.working():
         try:
             own = memory.shareable(length)
-            words = own.view(np.int64)
-            words[:1] = words[-1:] = comm.rank
+            marked = own.view(np.int64)
+            marked[:1] = marked[-1:] = comm.rank
             memory.synchronize()
             handle = memory.handle(own)
         except (RuntimeError, MemoryError) as error:
@@ -39,9 +39,11 @@ def exchange(comm: MPI.Intracomm, memory: DeviceMemory, nbytes: int) -> list[Byt
                 for rank, (other, length) in enumerate(told):
                     mine = rank == comm.rank
                     segments.append(own if mine else memory.mapped(other, length))
-                seen = [[int(s.view(np.int64)[at]) for at in (0, -1)] for s in segments]
-                if seen != [[rank, rank] for rank in range(comm.size)]:
-                    problem = f"instead of the ranks' numbers it reads {seen}"
+                words = [s.view(np.int64) for s in segments]
+                others = [rank for rank in range(comm.size) if rank != comm.rank]
+                seen = {rank: [int(words[rank][at]) for at in (0, -1)] for rank in others}
+                if seen != {rank: [rank, rank] for rank in others}:
+                    problem = f"instead of the other ranks' numbers it reads {seen}"
             except (RuntimeError, MemoryError) as error:
                 problem = str(error)
     problems = [f"rank {rank}: {p}" for rank, p in enumerate(comm.allgather(problem)) if p]

@@ -3,6 +3,8 @@
 Each rank has two GPUs, of which the second one is used.
 """
 
+import ctypes
+
 import numpy as np
 from mpi4py import MPI
 
@@ -17,7 +19,10 @@ COUNT = 100
 
 
 def _cupy(patch, seed):
-    cupy = queued_cupy.install(patch, Machine(devices=2, seed=seed))
+    machine = Machine(devices=2, seed=seed)
+    # Of a scenario that a fault has ended, MPI may still receive messages into the memory.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(machine))
+    cupy = queued_cupy.install(patch, machine)
     cupy.cuda.Device(1).use()
     return cupy
 
