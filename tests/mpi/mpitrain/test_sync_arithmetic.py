@@ -353,7 +353,7 @@ def test_nobody_waits_for_what_is_not_due(comm, kind, late):
         strategy = Delayed(own, period=2, delay=late)
     else:
         strategy = Local(own, period=7, outer=outer("nesterov"), delay=late, fragments=2)
-    plain = workers(comm)
+    plain = workers(comm, summation=lambda: Dense("ring"))
     other = (
         Delayed(plain, period=2, delay=late)
         if kind == "delayed"
