@@ -74,4 +74,6 @@ def _pair(text: str, function: Any) -> tuple[Any, Any]:
             f"own.data = {text!r} must give (data to train on, data to test on): "
             f"{type(error).__name__}: {error}"
         ) from error
+    if train is None:
+        raise ConfigError(f"own.data = {text!r} gives no data to train on")
     return train, test

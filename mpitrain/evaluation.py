@@ -7,6 +7,7 @@ import numpy as np
 
 from mpitrain.arrays import Array, Scalar
 from mpitrain.batches import MicroBatches
+from mpitrain.data import DataError
 from mpitrain.metrics import Epoch
 from mpitrain.trainer import Trainer
 
@@ -20,9 +21,11 @@ def evaluate(trainer: Trainer, epoch: int) -> Epoch:
     Collective.
 
     Raises:
-        DataError: on all ranks; one of them cannot read a sample.
+        DataError: on all ranks; there are no samples to test on, or a rank cannot read one.
     """
     test, size = trainer.data.test, trainer.config.train.batch_size
+    if test is None:
+        raise DataError("there is nothing to test on: the job was given no test_data")
     layout, place = trainer.grid.layout, trainer.grid.place
     # Every replica has equally many micro-batches; the last ones may be empty.
     replicas = lcm(*layout.replicas)

@@ -45,7 +45,9 @@ class Feed:
         self._comm = comm
         self._may_fail = workers > 0 or isinstance(data.train, Own)
         self._first = data.train[:1]
-        parts = {"train": data.train, "test": data.test}
+        parts = {"train": data.train}
+        if data.test is not None:
+            parts["test"] = data.test
         own = workers if reads else 0
         self._loader = together(comm, lambda: Loader(parts, own, most), DataError)
         self.read_seconds = self.met_seconds = 0.0

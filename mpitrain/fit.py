@@ -82,6 +82,7 @@ class Trainer(trainer.Trainer):
             cuts: of any other module, the names of modules in it behind which it may be cut
                 between stages, in the order in which they are called.
             train_data, test_data: ``len(data)`` samples ``data[i]``, pairs of an input and a label;
+                without ``test_data`` nothing is tested, and settings that go by tests are refused;
                 each rank reads its own alone, and what is random in it follows from seed, epoch and
                 ``i`` (:class:`mpitrain.data.own.Own`).  Or iterables with a length, which are read
                 in their own order (:class:`mpitrain.data.stream.Streamed`).
@@ -189,7 +190,7 @@ class Trainer(trainer.Trainer):
             resume: go on from the newest checkpoint in ``run.dir``, if there is one.
 
         Returns:
-            The tests, in order, on all ranks.
+            The tests, in order, on all ranks; none without ``test_data``.
 
         Raises:
             Exception: as :func:`mpitrain.train`.
@@ -315,28 +316,35 @@ def _data(
     layers: Mapping[str, nn.Layer] | None,
     classes: int,
 ) -> Dataset | None:
-    if train_data is None and test_data is None:
+    if train_data is None:
+        if test_data is not None:
+            raise TypeError("test_data without train_data: the job's own are not mixed; give both")
         return None
-    if train_data is None or test_data is None:
-        raise TypeError("train_data and test_data belong together; give both")
 
     def made() -> Dataset:
         train = _samples("train_data", train_data, job)
-        test = _samples("test_data", test_data, job)
-        both = train, test
+        test = None if test_data is None else _samples("test_data", test_data, job)
+        if test is not None:
+            _expect_alike(train, test)
         found = Dataset(train, test, 0)
-        for name, one, other in zip(("inputs", "labels"), *(vars(s[:1]).values() for s in both)):
-            if (one.shape, _kind(one)) != (other.shape, _kind(other)):
-                raise DataError(
-                    f"train_data has {name} of {one.dtype}, shape {one.shape[1:]}, and test_data "
-                    f"of {other.dtype}, {other.shape[1:]}; they must be alike"
-                )
         if found.label_dtype.kind in "fV":  # numbers, or several arrays
             return found
         kinds = classes or _scores(layers, found)
-        return Dataset(replace(train, classes=kinds), replace(test, classes=kinds), kinds)
+        if test is not None:
+            test = replace(test, classes=kinds)
+        return Dataset(replace(train, classes=kinds), test, kinds)
 
     return together(comm, made, DataError)
+
+
+def _expect_alike(train: Own, test: Own) -> None:
+    both = (vars(samples[:1]).values() for samples in (train, test))
+    for name, one, other in zip(("inputs", "labels"), *both):
+        if (one.shape, _kind(one)) != (other.shape, _kind(other)):
+            raise DataError(
+                f"train_data has {name} of {one.dtype}, shape {one.shape[1:]}, and test_data of "
+                f"{other.dtype}, {other.shape[1:]}; they must be alike"
+            )
 
 
 def _samples(what: str, data: Any, job: Config) -> Own:

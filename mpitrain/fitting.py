@@ -1,12 +1,12 @@
 """Whether data, model and loss of a job fit together, and with what the model begins."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from mpitrain.arena import Arena
 from mpitrain.arrays import Array, Shape
-from mpitrain.config import Config, ConfigError, Run
+from mpitrain.config import Config, ConfigError, Evaluate, Run
 from mpitrain.data import Dataset
 from mpitrain.fields import Fields
 from mpitrain.metric_names import refusal, usual
@@ -34,10 +34,34 @@ def expect_fitting(model: Model, data: Dataset) -> Shape:
     return outputs
 
 
+def expect_untested(job: Config, metrics: Mapping[str, Metric] | None) -> None:
+    """Nothing in a job without samples to test on goes by tests.
+
+    Raises:
+        ConfigError: something does.
+    """
+    usual = Evaluate()
+    asked = {
+        "metrics": metrics,
+        "checkpoint.best": job.checkpoint.best,
+        "evaluate.patience": job.evaluate.patience,
+        "evaluate.metrics": job.evaluate.metrics,
+        "evaluate.every": job.evaluate.every != usual.every,
+        "evaluate.watch": job.evaluate.watch != usual.watch,
+    }
+    if found := [name for name, value in asked.items() if value]:
+        raise ConfigError(
+            f"{', '.join(found)}: this goes by tests, and the job has nothing to test on; give "
+            "test_data, or leave it out"
+        )
+
+
 def named_metrics(
     job: Config, data: Dataset, model: Model, outputs: Shape, *, own_loss: bool
 ) -> dict[str, Metric]:
     """Those that a job asks for, or the usual ones of its loss.
+
+    There are none without samples to test on.
 
     Args:
         job: the job.
@@ -49,6 +73,8 @@ def named_metrics(
     Raises:
         ConfigError: one of them is of other outputs or labels.
     """
+    if data.test is None:
+        return {}
     name, asked = job.loss.name, job.evaluate.metrics
     if isinstance(outputs, Fields) or data.label_dtype.kind == "V":
         if asked:

@@ -20,7 +20,7 @@ from mpitrain.data.own import Own
 from mpitrain.data.stream import Streamed
 from mpitrain.device import HOST, Device, choose
 from mpitrain.feed import Feed
-from mpitrain.fitting import expect_fitting, initial, named_metrics
+from mpitrain.fitting import expect_fitting, expect_untested, initial, named_metrics
 from mpitrain.group import TensorGroup
 from mpitrain.groups import Grouping
 from mpitrain.ledger import Ledger
@@ -156,6 +156,8 @@ class Placed(ClosedTogether):
         self.data, self.data_digest = load_on_all(
             comm, lambda: data or load(config.data, config.run.dtype), config.data.path
         )
+        if self.data.test is None:
+            expect_untested(config, metrics)
         samples = len(self.data.train)
         if config.train.batch_size > samples:
             raise ConfigError(

@@ -136,7 +136,8 @@ def _to_the_end(
         ):
             _tell(write, save(trainer, writer))
         _tell(write, writer.finish())
-        result = result or evaluate(trainer, (trainer.steps_done - 1) // per_epoch)
+        if result is None and trainer.data.test is not None:
+            result = evaluate(trainer, (trainer.steps_done - 1) // per_epoch)
         trainer.drain()
         write(trainer.times())
         summary = totals.summary(trainer, result)
@@ -146,6 +147,8 @@ def _to_the_end(
 
 def _is_due(trainer: Trainer) -> bool:
     """Whether a test follows the last step."""
+    if trainer.data.test is None:
+        return False
     every = trainer.sampler.steps_per_epoch * trainer.config.evaluate.every
     return trainer.steps_done == trainer.total_steps or trainer.steps_done % every == 0
 
@@ -234,10 +237,10 @@ class _Totals:
         self.waiting += step.seconds * step.wait_share
         self.reading += step.seconds * step.read_share
 
-    def summary(self, trainer: Trainer, result: Epoch) -> Summary:
+    def summary(self, trainer: Trainer, result: Epoch | None) -> Summary:
         return Summary(
-            test_loss=result.test_loss,
-            metrics=result.metrics,
+            test_loss=result.test_loss if result else None,
+            metrics=result.metrics if result else {},
             ranks=trainer.comm.size,
             algorithm=trainer.store.algorithm,
             reason=trainer.store.reason,

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mpitrain.metrics import Log, Start, Step, measured, read_records
+from mpitrain.metrics import Log, Start, Step, Summary, measured, read_records
 
 #: No column is shortened: runs of several jobs differ in many settings.
 _WIDTH = 10_000
@@ -42,7 +42,7 @@ def compare(folder: Path) -> str:
             *(Text(str(settings.get(key, "-"))) for key in differing),
             str(last.step if last else 0),
             f"{last.loss:.4f}" if last else "-",
-            f"{summary.test_loss:.4f}" if summary else "unfinished",
+            _tested(summary) if summary else "unfinished",
             (measured(summary.metrics) if summary else "") or "-",
             f"{summary.samples_per_s:.0f}" if summary else "-",
         )
@@ -61,7 +61,12 @@ def _settings(start: Start) -> dict[str, Any]:
     return told
 
 
+def _tested(summary: Summary) -> str:
+    return "-" if summary.test_loss is None else f"{summary.test_loss:.4f}"
+
+
 def _order(log: Log) -> float:
     """The test loss; runs that have none, or one that is not finite, come last."""
     summary = log.summary()
-    return summary.test_loss if summary and math.isfinite(summary.test_loss) else math.inf
+    loss = summary.test_loss if summary else None
+    return loss if loss is not None and math.isfinite(loss) else math.inf

@@ -317,7 +317,7 @@ class Own(Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         model: function that makes a torch module or layers, or the module.
         data: function that gives two data sets, to train and to test on: ``len(data)`` pairs
-            ``data[i]`` of an input and a label.
+            ``data[i]`` of an input and a label; the second may be None: nothing is tested.
         loss: function of torch tensors, outputs and labels: the mean over the samples.
         metrics: such a function, or a dictionary of several.
         optimizer: function that makes an optimiser of torch of a list of parameters.

@@ -1,4 +1,4 @@
-"""What a data set is: labelled samples to train on, others to test on."""
+"""What a data set is: labelled samples to train on, and perhaps others to test on."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -55,12 +55,13 @@ class Dataset:
     """Samples to train on and others to test on.
 
     Attributes:
-        train, test: the samples.
+        train: the samples to train on.
+        test: those to test on; None: nothing is tested.
         classes: kinds of labels, ``0 <= label < classes``; 0 if labels are numbers.
     """
 
     train: Indexed
-    test: Indexed
+    test: Indexed | None
     classes: int
 
     @cached_property

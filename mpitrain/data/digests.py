@@ -29,7 +29,8 @@ def digest(data: Dataset) -> str:
     of a stream, so that a change between these is not seen.
     """
     found = hashlib.blake2b(str(data.classes).encode(), digest_size=16)
-    for samples in (data.train, data.test):
+    parts = (data.train,) if data.test is None else (data.train, data.test)
+    for samples in parts:
         first = samples[:1]
         shape = first.inputs.shape[1:], first.labels.shape[1:]
         kinds = first.inputs.dtype.names or first.inputs.dtype.kind

@@ -25,7 +25,8 @@ def load_on_all(
         DataError: on all ranks: one of them cannot read a file, or reads other samples.
     """
     found, own = together(comm, lambda: _with_digest(load()), DataError)
-    sizes = f"{len(found.train)} samples to train and {len(found.test)} to test on"
+    tests = len(found.test) if found.test is not None else "none"
+    sizes = f"{len(found.train)} samples to train and {tests} to test on"
     every = comm.allgather((own, f"on {socket.gethostname()}, {sizes}, {found.classes} classes"))
     usual, _ = Counter(digest for digest, _ in every).most_common(1)[0]
     outliers = [rank for rank, (digest, _) in enumerate(every) if digest != usual]

@@ -301,13 +301,14 @@ class Summary(Struct, frozen=True, tag="summary", tag_field="event"):
     """The end of a run; rates and shares, which are as in :class:`Step`, are over all its steps.
 
     Attributes:
+        test_loss: of the last test; None: there was nothing to test on.
         ended: why training ended; empty in older files.
         sent_bytes, shared_bytes: in a step, on average.
         dense_bytes: that a sum of the gradients as they are sends, 2 (p-1)/p times their bytes on p
             replicas.
     """
 
-    test_loss: float
+    test_loss: float | None
     ranks: int
     algorithm: str
     reason: str
@@ -322,10 +323,12 @@ class Summary(Struct, frozen=True, tag="summary", tag_field="event"):
     dense_bytes: float = 0.0
 
     def __str__(self) -> str:
-        told = measured(self.metrics) or f"loss {self.test_loss:.6f}"
+        loss = "" if self.test_loss is None else f"loss {self.test_loss:.6f}"
+        told = measured(self.metrics) or loss
+        tested = f"test {told}" if told else "no test"
         reading = f"reading {self.read_share:.1%}, " if self.read_share >= 0.01 else ""
         return (
-            f"test {told}, {ranks_in_words(self.ranks)}, "
+            f"{tested}, {ranks_in_words(self.ranks)}, "
             f"gradients by {self.algorithm} ({self.reason}), {self.samples_per_s:.0f} samples/s, "
             f"{reading}reduction {self.comm_share:.1%} and waiting {self.wait_share:.1%} of "
             f"step time{self._exchanged()}{self.ended and f'; {self.ended}'}"

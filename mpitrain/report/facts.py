@@ -107,9 +107,11 @@ def answer(log: Log, found: Sequence[Rank]) -> str:
 
 
 def _quality(log: Log, steps: Sequence[Step]) -> str:
-    tested = log.summary() or log.last(Epoch)
-    if tested is None:
-        return f"Training loss {number(steps[-1].loss)}, not tested yet,"
+    summary = log.summary()
+    tested = summary or log.last(Epoch)
+    if tested is None or tested.test_loss is None:
+        when = "without a test" if summary else "not tested yet"
+        return f"Training loss {number(steps[-1].loss)}, {when},"
     loss = f"test loss {number(tested.test_loss)}"
     told = measured(tested.metrics)
     return f"{told[0].upper()}{told[1:]} in tests ({loss})" if told else loss.capitalize()

@@ -60,7 +60,7 @@ def losses(steps: Sequence[Step], tests: Sequence[tuple[int, Epoch]]) -> str:
             title(second, f"{name} in tests: {shown(name, points[-1][1] / percent)}")
         else:
             title(second, "tests")
-            second.text(0.5, 0.5, "no test yet", transform=second.transAxes, ha="center")
+            second.text(0.5, 0.5, "no test", transform=second.transAxes, ha="center")
 
     return both(draw, 430, 280)
 

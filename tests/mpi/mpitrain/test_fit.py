@@ -558,7 +558,7 @@ class Odd(Waves):
         ({"batchsize": 4}, TypeError, "batchsize is no setting of a job; did you mean batch_size?"),
         ({"name": "adam"}, TypeError, "key of several tables"),
         ({"batch_size": 0}, ConfigError, "train.batch_size"),
-        ({"test_data": None}, TypeError, "belong together"),
+        ({"train_data": None}, TypeError, "test_data without train_data"),
         ({"test_data": Quadrants(30, 2)}, DataError, "train_data has labels of float64, shape"),
         (
             {

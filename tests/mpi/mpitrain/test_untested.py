@@ -1,0 +1,105 @@
+"""Jobs without samples to test on: trained as with them, and what goes by tests is refused."""
+
+import json
+
+import pytest
+
+from mpitrain.commands.ranks import run
+from mpitrain.config import ConfigError
+from mpitrain.data import DataError
+from mpitrain.evaluation import evaluate
+from mpitrain.metrics import Epoch, Summary, read_records
+from mpitrain.report import write_report
+from tests.mpi.mpitrain.test_fit import RANKS, Quadrants, layouts, made, net
+
+torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
+torch.set_num_threads(1)
+pytestmark = pytest.mark.mpi
+
+
+def without(folder, **changed):
+    return made(folder, **({"test_data": None, "metrics": None} | changed))
+
+
+def values(module):
+    return [p.detach().clone() for p in module.parameters()]
+
+
+@pytest.mark.parametrize("parallel", layouts())
+def test_it_trains_as_with_a_test(comm, folder, parallel, capfd):
+    with made(folder, parallel=parallel, dir=str(folder / "tested")) as trainer:
+        trainer.fit()
+        expected = values(trainer.module)
+    with without(folder, parallel=parallel, steps=3, workers=1) as trainer:
+        assert trainer.fit() == []
+    with without(folder, parallel=parallel) as trainer:
+        assert trainer.fit(resume=True) == []
+        assert all(map(torch.equal, values(trainer.module), expected))
+        with pytest.raises(DataError, match="nothing to test on"):
+            evaluate(trainer, 0)
+    told = capfd.readouterr().out
+    if comm.rank:
+        return
+    assert f"no test, {RANKS} rank" in told and "test loss" not in told.rpartition("resumed")[2]
+    log = read_records(folder / "run" / "metrics.jsonl")
+    assert log.of(Epoch) == [] and log.summary().test_loss is None
+    last = json.loads((folder / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["test_loss"] is None and last["metrics"] == {}
+    assert isinstance(log.records[-1], Summary)
+    assert "without a test, after" in write_report(folder / "run").read_text()
+
+
+def test_classes_are_those_of_the_model(comm, folder):
+    given = dict(train_data=Quadrants(60, 1), loss="cross_entropy", model=lambda: net(4))
+    with without(folder, **given, epochs=1) as trainer:
+        assert trainer.data.classes == 4
+        assert trainer.fit() == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"metrics": {"mae": torch.nn.functional.l1_loss}}, "metrics"),
+        ({"metrics": ["accuracy"]}, "evaluate.metrics"),
+        ({"checkpoint": {"best": "loss"}}, "checkpoint.best"),
+        ({"evaluate": {"patience": 2, "watch": "mae"}}, "evaluate.patience, evaluate.watch"),
+        ({"evaluate": {"every": 2}}, "evaluate.every"),
+    ],
+    ids=str,
+)
+def test_what_goes_by_tests_is_refused_on_all_ranks(comm, folder, changed, named):
+    with pytest.raises(ConfigError, match=f"^{named}: this goes by tests, and the job has nothing"):
+        without(folder, **changed)
+
+
+JOB = """
+[own]
+model = "alone.py:model"
+data = "alone.py:data"
+loss = "alone.py:loss"
+[run]
+dir = "{folder}/run"
+[train]
+batch_size = 8
+epochs = 1
+"""
+PROGRAM = """
+import torch
+loss = torch.nn.functional.mse_loss
+
+def model():
+    return torch.nn.Sequential(torch.nn.Linear(2, 1))
+
+def data():
+    return torch.utils.data.TensorDataset(torch.ones(16, 2), torch.ones(16, 1)), None
+"""
+
+
+def test_a_job_file_has_none_either(comm, folder, capfd):
+    if comm.rank == 0:
+        (folder / "alone.py").write_text(PROGRAM)
+        (folder / "job.toml").write_text(JOB.format(folder=folder))
+    comm.Barrier()
+    assert run(["train", str(folder / "job.toml")]) == 0
+    assert run(["eval", str(folder / "job.toml")]) == 2
+    assert comm.rank or "there is nothing to test on" in capfd.readouterr().err
