@@ -160,6 +160,46 @@ def test_a_preempted_job_comes_back(cluster, submit, tmp_path, job, undisturbed)
     same(parameters(tmp_path / "run"), undisturbed)
 
 
+NOISY = """
+import numpy as np
+
+class Noisy:
+    """Read slowly, and another in each epoch."""
+
+    def __init__(self, samples):
+        self.samples = samples
+
+    def __len__(self):
+        return self.samples
+
+    def __getitem__(self, index):
+        place = np.random.default_rng(index).normal(size=8)
+        return place + 0.1 * np.random.normal(size=8), int(place[0] > 0) + 2 * int(place[1] > 0)
+
+def data():
+    return Noisy(480), None
+"""
+
+
+def test_a_job_that_reads_ahead_comes_back(cluster, submit, tmp_path):
+    """At the exact sample, with the noise of the epoch; no process that reads is left behind."""
+    (tmp_path / "noisy.py").write_text(NOISY)
+    text = JOB.format(steps=150).replace('name = "digits"', "workers = 2")
+    text += f'[own]\ndata = "{tmp_path}/noisy.py:data"\nclasses = 4\n'
+    (tmp_path / "job.toml").write_text(text)
+    job = str(tmp_path / "job.toml")
+    alone = submit("train.sbatch", job, *options(tmp_path, "alone"), "--set", "data.workers=0")
+    assert cluster.wait(alone, 120) == "COMPLETED", told(tmp_path)
+    number = submit("train.sbatch", job, *options(tmp_path))
+    reach(tmp_path / "run", 20)
+    assert len(list(ranks(tmp_path / "run"))) == 4 * 3  # the ranks and those that read for them
+    cluster.run(["scancel", "--batch", "--signal=USR1", number])
+    assert cluster.wait(number, 120) == "COMPLETED", told(tmp_path)
+    assert "stopped after step" in told(tmp_path) and "resumed after step" in told(tmp_path)
+    same(parameters(tmp_path / "run", 150), parameters(tmp_path / "alone", 150))
+    assert list(ranks(tmp_path / "run")) == []
+
+
 @pytest.mark.slow
 def test_a_job_that_reaches_its_limit_comes_back(cluster, submit, tmp_path, job, undisturbed):
     # The signal comes 50 s before the limit of a minute, in a pause that makes the job last until
@@ -179,16 +219,18 @@ def test_a_job_that_reaches_its_limit_comes_back(cluster, submit, tmp_path, job,
 def test_a_job_with_a_killed_rank_comes_back(cluster, submit, tmp_path, job, undisturbed):
     number = submit("train.sbatch", job, *options(tmp_path))
     reach(tmp_path / "run", 20)
-    ranks = [
-        int(entry.name)
-        for entry in Path("/proc").iterdir()
-        if entry.name.isdigit() and _is_rank(entry, str(tmp_path))
-    ]
-    os.kill(ranks[-1], 9)
+    os.kill(list(ranks(tmp_path))[-1], 9)
     assert cluster.wait(number, 120) == "COMPLETED", told(tmp_path)
     assert "the ranks died with status" in told(tmp_path)
     assert "resumed after step" in told(tmp_path)
     same(parameters(tmp_path / "run"), undisturbed)
+
+
+def ranks(folder):
+    """Numbers of the processes of a job."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and _is_rank(entry, str(folder)):
+            yield int(entry.name)
 
 
 def _is_rank(entry, folder):

@@ -1,5 +1,7 @@
 """What a program's own communication hook sees, and how what it starts comes to an end."""
 
+import os
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -82,11 +84,20 @@ class _Started(NamedTuple):
 
 
 class UnderWay:
-    """Sums that hooks have started, which end while the loop goes on."""
+    """Sums that hooks have started, which end while the loop goes on.
 
-    def __init__(self, comm: Communicator) -> None:
+    Their futures get values in the order of their starts, and only while a rank waits for one: at
+    places of the program that all ranks have in common, so that sums which a value leads to start
+    in the same order on all of them.
+    """
+
+    def __init__(self, comm: Communicator, waits: Callable[[], None] = lambda: None) -> None:
+        """``waits``: called again and again while a sum is waited for; what it raises ends that."""
         self._comm = comm
-        self._sums: list[_Started] = []
+        self._waits = waits
+        self._sums: deque[_Started] = deque()
+        #: What one of ``then()`` has raised: other ranks have started sums since.
+        self.failure: Exception | None = None
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.futures.Future[list[torch.Tensor]]:
         """Start to sum a tensor over the ranks, in place; collective.
@@ -108,27 +119,59 @@ class UnderWay:
             tensor: the future's value.
             ended: called before the future gets its value.
         """
-        own: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+        own = _Driven(self)
         self._sums.append(_Started(request, own, tensor, ended))
         return own
 
     def test(self) -> None:
-        """Move them along; futures of those that have ended get their value, a list as torch's."""
-        ended: list[_Started] = []
-        left: list[_Started] = []
+        """Move them along."""
         for one in self._sums:
-            (ended if one.request.Test() else left).append(one)
-        self._sums = left
-        for one in ended:
-            if one.ended:
-                one.ended()
-            one.future.set_result([one.tensor])
+            one.request.Test()
+
+    def drive(self, future: torch.futures.Future[Any]) -> None:
+        """Until a future has its value, which may depend on them."""
+        while not future.done():
+            if self.failure:
+                raise self.failure
+            if self._sums and self._sums[0].request.Test():
+                one = self._sums.popleft()
+                if one.ended:
+                    one.ended()
+                one.future.set_result([one.tensor])  # a list as torch's
+                continue
+            self.test()
+            self._waits()
+            os.sched_yield()  # it may be another thread that gives the value
 
     def wait(self, future: torch.futures.Future[Any]) -> Any:
         """The value of a future that may depend on them."""
-        while not future.done() and self._sums:
-            self.test()
+        self.drive(future)
         return future.wait()
+
+
+class _Driven(torch.futures.Future[Any]):
+    """A future whose sum goes on while somebody waits for it, as a hook itself may."""
+
+    def __init__(self, under_way: UnderWay) -> None:
+        super().__init__()
+        self._under_way = under_way
+
+    def wait(self) -> Any:
+        self._under_way.drive(self)
+        return super().wait()
+
+    def then(self, callback: Callable[[Any], Any]) -> torch.futures.Future[Any]:
+        following = _Driven(self._under_way)
+
+        def act(_: Any) -> None:
+            try:
+                following.set_result(callback(self))
+            except Exception as error:
+                self._under_way.failure = error
+                following.set_exception(error)
+
+        self.add_done_callback(act)
+        return following
 
 
 def mean_of(value: Any, buffer: torch.Tensor) -> torch.Tensor:

@@ -34,12 +34,21 @@ class Parted(RuntimeError):
     """The ranks are in different places of the program; they cannot go on."""
 
 
-class Refused(RuntimeError):
-    """A rank has found a fault in what the ranks were about to do."""
+class Final(str):
+    """A fault after which sums that were started do not end."""
 
-    def __init__(self, message: str, doing: str = "") -> None:
+
+class Refused(RuntimeError):
+    """A rank has found a fault in what the ranks were about to do.
+
+    Attributes:
+        doing: that.
+        final: sums that were started do not end.
+    """
+
+    def __init__(self, message: str, doing: str = "", *, final: bool = False) -> None:
         super().__init__(message)
-        self.doing = doing
+        self.doing, self.final = doing, final
 
 
 class Agreed(NamedTuple):
@@ -102,7 +111,7 @@ def meet(
     if together and (ended or not most[2]):
         return Agreed(act, -int(most[6]), joined, most[7:])
     told = comm.allgather((doing, where, fault))
-    faults = "; ".join(f"rank {rank}: {why}" for rank, (_, _, why) in enumerate(told) if why)
+    faults = in_words([why for _, _, why in told])
     if not together:
         places = ", ".join(
             f"rank {rank} {what}{f' in DataParallel {number}' if apart else ''}"
@@ -113,7 +122,13 @@ def meet(
             "forward and backward equally often and in one order (after a backward pass that "
             "reached none of the module's parameters on a rank, call reduce() on all of them)"
         )
-    raise Refused(f"DataParallel: {faults}", act)
+    final = any(isinstance(why, Final) for _, _, why in told)
+    raise Refused(f"DataParallel: {faults}", act, final=final)
+
+
+def in_words(faults: Sequence[str]) -> str:
+    """Those that ranks have."""
+    return "; ".join(f"rank {rank}: {why}" for rank, why in enumerate(faults) if why)
 
 
 def largest(comm: MPI.Intracomm, numbers: Sequence[int], idle: Callable[[], None]) -> Array:

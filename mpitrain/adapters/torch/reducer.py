@@ -1,14 +1,14 @@
 """Gradients of replicas become means at the end of each backward pass."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from numbers import Real
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
 from collectives import Communicator
+from mpitrain.adapters.torch.failing import HookErrors, HookFailed
 from mpitrain.adapters.torch.gradients import Bucket, cut, refusal
 from mpitrain.adapters.torch.hooks import Function, Hook, UnderWay
 from mpitrain.adapters.torch.inventory import Inventory, share
@@ -66,6 +66,8 @@ class Reducer:
         self._module = module
         self._options = options
         self._words = channel(comm)
+        self._errors = HookErrors(self._words)
+        self._comm_hook: Hook | None = None
         self._buckets: list[Bucket] = []
         self._hooks: list[Any] = []
         self._pass: Reference | None = None
@@ -87,8 +89,7 @@ class Reducer:
         self._number = _agree_on_number(lambda n: int(self._meet(BEGIN, n).numbers[0]))
         # Gradients and words go apart, so that ranks which wait for other gradients meet in words.
         self._comm = comm.Dup()
-        self._under_way = UnderWay(self._comm)
-        self._comm_hook: Hook | None = None
+        self._under_way = UnderWay(self._comm, self._errors.expect_none)
         try:
             self._bind()
         except ValueError:
@@ -151,16 +152,6 @@ class Reducer:
     def under_way(self) -> tuple[Communicator, UnderWay]:
         """The ranks, and what hooks have started on them."""
         return self._comm, self._under_way
-
-    @contextmanager
-    def _hooked(self) -> Iterator[None]:
-        """What a hook raises is the end: what it has started, other ranks may wait for."""
-        try:
-            yield
-        except Exception as error:
-            if self._comm_hook:
-                self._ended = f"its communication hook has failed: {error}"
-            raise
 
     def close(self) -> None:
         """Free what is bound; collective."""
@@ -245,8 +236,12 @@ class Reducer:
                 self._start_one(bucket)
 
     def _start_one(self, bucket: Bucket) -> None:
-        with self._hooked():
-            bucket.start(0.0 if self._absent else self._part_of_mean)
+        part = 0.0 if self._absent else self._part_of_mean
+        if not self._comm_hook:
+            bucket.start(part)
+        elif not self._errors.own:
+            with self._errors.kept():  # until the ranks meet
+                bucket.start(part)
 
     def _test(self) -> None:
         for bucket in self._buckets:
@@ -343,10 +338,11 @@ class Reducer:
         if agreed.numbers[1]:
             all_of = largest(self._words, [*late, *known], self._test).tolist()
             late, known = all_of[: len(late)], all_of[len(late) :]
-        for bucket, again in zip(self._buckets, late):
-            if again:
-                self._start_one(bucket)
-                bucket.finish()
+        again = [bucket for bucket, is_late in zip(self._buckets, late) if is_late]
+        for bucket in again:
+            self._start_one(bucket)
+        if again:
+            self._finish_all(again)
         by_ranks = agreed.joined and self._part_of_mean is None
         self._part_of_mean, self._onto_mean = None, False
         if not by_ranks or self._divides_by_all:
@@ -379,6 +375,7 @@ class Reducer:
 
     def _meet(self, doing: str, a: int = 0, b: int = 0, c: int = 0, fault: str = "") -> Agreed:
         """:func:`meet`, and the end of all sums that were started."""
+        fault = self._errors.fault or fault
         try:
             with self._comm.waiting("the replicas of a module"):
                 agreed = meet(self._words, doing, self._number, (a, b, c), fault, self._test)
@@ -386,6 +383,8 @@ class Reducer:
             self._ended = str(error)
             raise
         except Refused as error:
+            if error.final:
+                self._give_up()
             self._complete(error.doing)
             self._part_of_mean = None
             raise
@@ -395,10 +394,32 @@ class Reducer:
     def _complete(self, doing: str) -> None:
         if self._absent and doing in (AVERAGE, GIVE_UP):
             self._start(complete=False)  # as all others have done before
-        for bucket in self._buckets:
-            with self._hooked():
-                bucket.finish()
+        self._finish_all(self._buckets)
         self._again.clear()
+
+    def _finish_all(self, buckets: Sequence[Bucket]) -> None:
+        """Their sums end."""
+
+        def finish() -> None:
+            for bucket in buckets:
+                bucket.finish()
+
+        # Sums have been started on all ranks or on none.
+        if not self._comm_hook or not any(bucket.started for bucket in buckets):
+            finish()
+            return
+        with self._comm.waiting("what communication hooks have started"):
+            if not self._errors.own:
+                with self._errors.kept():
+                    finish()
+            failed = self._errors.agree(self._test)
+        if failed:
+            self._give_up()
+
+    def _give_up(self) -> NoReturn:
+        """Hooks of some ranks have failed; raise on all ranks."""
+        self._ended = self._errors.told()
+        raise self._errors.own or HookFailed(self._ended)
 
 
 def _agree_on_number(most: Callable[[int], int]) -> int:

@@ -138,7 +138,9 @@ class DataParallel(ClosedTogether, torch.nn.Module):
 
         Args:
             state: the hook's first argument.
-            hook: the same on all ranks.  What it raises ends the use of this object.
+            hook: the same on all ranks.  What it raises on one, ``backward()`` raises on all, and
+                this object has come to its end; it must not be in a collective then that others
+                wait in, but for :meth:`all_reduce`.
 
         Raises:
             RuntimeError: on all ranks: it is no function, or there is a hook already.
@@ -155,8 +157,10 @@ class DataParallel(ClosedTogether, torch.nn.Module):
         """Start to sum a tensor over the ranks, in place, from within a hook; collective.
 
         Returns:
-            A future of ``[tensor]``, as ``torch.distributed.all_reduce(...).get_future()`` is; it
-            gets its value while ``backward()`` goes on, at the latest at its end.
+            A future of ``[tensor]``, as ``torch.distributed.all_reduce(...).get_future()`` is.  The
+            sum goes on while ``backward()`` does; at its end, or when the hook waits for a future,
+            futures get their values and what ``then()`` was given is called, in the order in which
+            the sums were started, so that all ranks start in one order what follows.
 
         Raises:
             TypeError: it is no contiguous tensor on the CPU of a type that can be summed.

@@ -1,5 +1,7 @@
 """Communication hooks of one's own, in the manner of torch's."""
 
+import threading
+
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -51,6 +53,24 @@ def plain(net, bucket):
     return future.then(lambda done: done.value()[0])
 
 
+def waiting(net, bucket):
+    """Waits in the hook itself, also for what comes after."""
+    first = net.all_reduce(bucket.buffer().div_(RANKS))
+    zeros = net.all_reduce(torch.zeros(2)).then(lambda done: first.wait()[0] + done.wait()[0].sum())
+    future = torch.futures.Future()
+    future.set_result(zeros.wait())
+    return future
+
+
+def chained(net, bucket):
+    """What follows a sum is another one, in one order on all ranks."""
+
+    def again(done):
+        return net.all_reduce(done.value()[0].div_(RANKS)).wait()[0]
+
+    return net.all_reduce(bucket.buffer().div_(RANKS)).then(again)
+
+
 def bf16_compress_hook(net, bucket):
     """torch's, but for the name of the all-reduce."""
     compressed = bucket.buffer().to(torch.bfloat16).div_(RANKS)
@@ -65,9 +85,10 @@ def bf16_compress_hook(net, bucket):
 
 
 @pytest.mark.parametrize("overlap", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_a_sum_of_ones_own_is_the_sum(comm, overlap):
+@pytest.mark.parametrize("hook", [plain, waiting, chained])
+def test_a_sum_of_ones_own_is_the_sum(comm, hook, overlap):
     expected, _ = trained()
-    found, parameters = trained(plain, overlap=overlap)
+    found, parameters = trained(hook, overlap=overlap)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
     for other in comm.allgather(parameters):
@@ -170,8 +191,66 @@ def test_hooks_that_cannot_be(hook, error, why):
     loss = torch.nn.functional.mse_loss(replica(x), y)
     with pytest.raises(error, match=why):
         loss.backward()
-    with pytest.raises(RuntimeError, match="cannot be used any more: its communication hook"):
+    with pytest.raises(
+        RuntimeError, match=r"cannot be used any more: .*its communication hook has"
+    ):
         replica(x)
+
+
+def unlike(where):
+    """A hook that fails on the last rank, at the second bucket."""
+
+    def hook(net, bucket):
+        fails = RANK == RANKS - 1 and bucket.index() == 1
+        if fails and where == "hook":
+            raise OSError("no way")
+        future = net.all_reduce(bucket.buffer().div_(RANKS))
+
+        def end(done):
+            if fails:
+                raise OSError("no way")
+            if where == "then":
+                return done.value()[0]
+            again.append(net.all_reduce(done.value()[0]))  # of which this bucket takes no part
+            return again[0].wait()
+
+        again = []
+        return future.then(end)
+
+    return hook
+
+
+@pytest.mark.skipif(RANKS == 1, reason="needs a rank that differs")
+@pytest.mark.parametrize("overlap", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("where", ["hook", "then", "chained"])
+def test_a_hook_that_fails_on_one_rank_is_an_error_of_all(comm, where, overlap):
+    replica = net(overlap=overlap)
+    replica.register_comm_hook(replica, unlike(where))
+    x, y = batch(0)
+    loss = torch.nn.functional.mse_loss(replica(x), y)
+    last = RANK == RANKS - 1
+    why = f"rank {RANKS - 1}: its communication hook has failed: OSError: no way"
+    with pytest.raises(OSError if last else RuntimeError, match="no way" if last else why):
+        loss.backward()
+    with pytest.raises(RuntimeError, match=r"cannot be used any more: .*OSError: no way|no way"):
+        replica(x)
+    # Others go on.
+    other = net()
+    torch.nn.functional.mse_loss(other(x), y).backward()
+    other.close()
+
+
+def test_a_future_may_get_its_value_in_another_thread(comm):
+    def hook(state, bucket):
+        future = torch.futures.Future()
+        threading.Timer(0.02, future.set_result, [bucket.buffer()]).start()
+        return future
+
+    replica = net()
+    replica.register_comm_hook(None, hook)
+    x, y = batch(0)
+    torch.nn.functional.mse_loss(replica(x), y).backward()
+    replica.close()
 
 
 def test_what_is_registered_is_the_same_on_all_ranks():
