@@ -180,7 +180,7 @@ class Trainer(trainer.Trainer):
             span=span,
             stop=stop,
             before_step=before_step,
-            metrics=metrics and {name: _metric(m, is_torch) for name, m in metrics.items()},
+            metrics=metrics and {name: _metric(m, name, is_torch) for name, m in metrics.items()},
         )
 
     def fit(self, *, resume: bool = False) -> list[Epoch]:
@@ -392,11 +392,11 @@ def _loss(loss: Any) -> Loss | None:
     return TorchLoss(loss)
 
 
-def _metric(metric: Any, is_torch: bool) -> Metric:
+def _metric(metric: Any, name: str, is_torch: bool) -> Metric:
     if hasattr(metric, "add"):
         return metric
     if not is_torch:
         return Averaged(metric)
     from mpitrain.adapters.torch.objective import TorchMetric
 
-    return TorchMetric(metric)
+    return TorchMetric(metric, name)

@@ -410,13 +410,17 @@ class Placed(ClosedTogether):
 
     def _faults(self) -> list[ValueError]:
         verdicts = (self.model.layers[name].verdict() for name in self.layers)
-        return [verdict.fault for verdict in verdicts if verdict and verdict.fault]
+        found = [verdict.fault for verdict in verdicts if verdict]
+        # Functions of the user's, which tell what the first samples have shown.
+        found += [getattr(own, "fault", None) for own in (self.model.loss, *self.metrics.values())]
+        return [fault for fault in found if fault]
 
     def expect_pure(self) -> None:
         """Collective.
 
         Raises:
-            ConfigError: on all ranks, what a layer of one of them has shown in a forward pass.
+            ConfigError: on all ranks, what a layer of one of them, or a loss or a metric of the
+                user's, has shown in a forward pass.
         """
 
         def act() -> None:

@@ -99,7 +99,8 @@ class Own:
         if classes.size and not 0 <= classes.min() <= classes.max() < self.classes:
             raise DataError(
                 f"sample {index} of {type(self.data).__name__} has the label {classes}; labels of "
-                f"{self.classes} classes lie from 0 to {self.classes - 1}"
+                f"{self.classes} classes lie from 0 to {self.classes - 1}; give classes=, or "
+                "floating-point numbers where they are no classes"
             )
         return inputs, labels
 

@@ -115,13 +115,17 @@ class TorchLayer(Layer):
         return {name: as_array(tensor) for name, tensor in named}
 
     def output_shape(self, shape: Shape) -> Shape:
-        """By trying it on a sample of zeros: numbers as the parameters are, then integers."""
+        """By trying it on a sample of zeros: numbers as the parameters are, then integers.
+
+        And of ones, which may be lengths of sequences.
+        """
         kind = next((p.dtype for p in self.module.parameters()), torch.get_default_dtype())
         refused: Exception | None = None
-        for dtype in (kind, torch.int64):
+        for value, dtype in ((0, kind), (0, torch.int64), (1, kind), (1, torch.int64)):
             wide = as_array(torch.ones(0, dtype=dtype)).dtype
+            sample = _tensors(zeros(1, shape, wide), kind)
             try:
-                return self._tried(_tensors(zeros(1, shape, wide), kind))
+                return self._tried({name: part.fill_(value) for name, part in sample.items()})
             except (RuntimeError, ValueError, TypeError, IndexError) as error:
                 refused = refused or error
         text = " ".join(str(refused).split())
@@ -133,8 +137,12 @@ class TorchLayer(Layer):
         buffers = {name: b.clone() for name, b in self.module.named_buffers()}
         with torch.random.fork_rng(devices=[]):
             found = named(torch.func.functional_call(self.module, buffers, *self._arguments(x)))
-        if not all(isinstance(part, torch.Tensor) for part in found.values()):
-            return ()  # which its first forward pass refuses
+        for name, part in found.items():
+            of = f"its output {name!r}" if name else "its output"
+            if not isinstance(part, torch.Tensor):
+                raise ValueError(f"{of} is a {type(part).__name__}; all outputs are tensors")
+            if not part.dim():
+                raise ValueError(f"{of} is a single number; outputs have one for each sample")
         if "" in found:
             return tuple(found[""].shape[1:])
         return Fields(joined({name: as_array(part) for name, part in found.items()}).dtype)

@@ -23,8 +23,9 @@ class TorchLoss:
 
     Its mean over a micro-batch counts with that one's part of the global batch, so that the sum
     over micro-batches and ranks is the mean over the batch.  That needs equal weights: a function
-    that leaves labels out (``ignore_index``) or weighs them is a mean over other things.  Outputs
-    in 16 bits are cast to float32 before, as under ``torch.autocast``.
+    that leaves labels out (``ignore_index``) or weighs them is a mean over other things, which is
+    an error as soon as the first samples show it.  Outputs in 16 bits are cast to float32 before,
+    as under ``torch.autocast``.
     """
 
     def __init__(self, function: Function) -> None:
@@ -37,13 +38,16 @@ class TorchLoss:
             )
         self.function = function
         self._unused: frozenset[str] = frozenset()
+        self._halves = Halves(function, "loss")
 
     def __call__(self, outputs: Array, labels: Array, divisor: float) -> tuple[float, Array]:
         """As :class:`mpitrain.objective.Loss` says."""
         if not labels.size:
             return 0.0, partial(np.zeros_like(outputs), self._unused)
         parts = _needing_gradients(_tensors(outputs))
-        mean = self.function(as_given(_wide(parts)), as_given(_tensors(labels)))
+        truth = _tensors(labels)
+        mean = self.function(as_given(_wide(parts)), as_given(truth))
+        self._halves.compare(_wide(parts), truth, mean)
         weight = labels.size / divisor
         by = {name: part for name, part in parts.items() if part.requires_grad}
         found = torch.autograd.grad(mean, list(by.values()), allow_unused=True)
@@ -52,6 +56,11 @@ class TorchLoss:
         whole = joined({name: as_array(gradient) for name, gradient in gradients.items()})
         self._unused = frozenset(gradients.keys() - used.keys())
         return mean.item() * weight, partial(whole, self._unused)
+
+    @property
+    def fault(self) -> ValueError | None:
+        """What its first samples have shown."""
+        return self._halves.fault
 
     def expect(self, outputs: Shape, labels: Shape, kind: Any) -> None:
         """Tries it on two drawn samples, together and one by one."""
@@ -96,20 +105,63 @@ class TorchLoss:
         )
 
 
+class Halves:
+    """Whether a function of samples is a mean over them, seen at the first ones that are there.
+
+    Attributes:
+        fault: why it is none.
+    """
+
+    def __init__(self, function: Function, what: str) -> None:
+        self._function, self._what = function, what
+        self._compared = False
+        self.fault: ValueError | None = None
+
+    @torch.no_grad()
+    def compare(
+        self, outputs: dict[str, torch.Tensor], labels: dict[str, torch.Tensor], whole: Any
+    ) -> None:
+        """``whole``: of these samples, of which there are two or more, or it waits for others."""
+        count = len(next(iter(labels.values())))
+        if self._compared or count < 2:
+            return
+        self._compared = True
+        middle = count // 2
+        total = 0.0
+        for rows in (slice(middle), slice(middle, count)):
+            some = ({n: part[rows] for n, part in parts.items()} for parts in (outputs, labels))
+            total += float(self._function(*map(as_given, some))) * (rows.stop - (rows.start or 0))
+        found, mean = float(whole), total / count
+        if not isclose(found, mean, rel_tol=1e-3, abs_tol=1e-5) and isfinite(found - mean):
+            self.fault = ConfigError(
+                f"{self._what}: {name_of(self._function)} of {count} samples is {found:.6g}, and "
+                f"the mean over them {mean:.6g}; it must be a mean over samples with equal weights "
+                "(labels that it leaves out count, too), or else it is another one in every layout"
+            )
+
+
 class TorchMetric:
     """A function that gives the mean over the samples that it is given, or ``(sum, count)``."""
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: Function, name: str = "one of them") -> None:
         self.function = function
+        self._halves = Halves(function, f"metrics: {name}")
+
+    @property
+    def fault(self) -> ValueError | None:
+        """What its first samples have shown."""
+        return self._halves.fault
 
     def add(self, outputs: Array, labels: Array) -> Array:
         if not len(labels):
             return np.zeros(2)
+        scores, truth = _wide(_tensors(outputs)), _tensors(labels)
         with torch.no_grad():
-            found = self.function(as_given(_wide(_tensors(outputs))), as_given(_tensors(labels)))
+            found = self.function(as_given(scores), as_given(truth))
         if isinstance(found, tuple):
             total, count = map(float, found)
             return np.array([total, count])
+        self._halves.compare(scores, truth, found)
         return np.array([float(found) * len(labels), len(labels)])
 
     def value(self, totals: Array) -> float:
