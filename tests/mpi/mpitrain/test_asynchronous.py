@@ -35,8 +35,20 @@ def asynchronous(weights, micro_batches=1, **parallel):
     )
 
 
-def found(comm, config):
-    with Trainer(comm, config) as trainer:
+def of_torch():
+    """A module of torch in the place of the job's layers, as it begins."""
+    torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
+    from mpitrain.adapters.torch import layers
+
+    torch.set_num_threads(1)
+    torch.manual_seed(3)
+    linear = torch.nn.Linear
+    parts = linear(64, 16), torch.nn.Tanh(), linear(16, 16), torch.nn.LayerNorm(16), linear(16, 10)
+    return layers(torch.nn.Sequential(torch.nn.Flatten(), *parts).double())
+
+
+def found(comm, config, layers=None):
+    with Trainer(comm, config, layers=layers) as trainer:
         records = [record for _, record in zip(range(STEPS), trainer.run_epoch(0))]
         # The window under way is run to its end.
         return [record.loss for record in records], whole(comm, trainer), trainer.steps_done
@@ -45,13 +57,13 @@ def found(comm, config):
 class Simulation:
     """All stages in one process; every version of the weights is kept."""
 
-    def __init__(self, config, stages, policy, accumulate, parts):
+    def __init__(self, config, stages, policy, accumulate, parts, layers=None):
         self.stages, self.policy = stages, policy
         self.accumulate, self.parts = accumulate, parts
         self.config = config
         with Communicator(MPI.COMM_SELF) as one:
             plain = replace(config, parallel=replace(config.parallel, pipe=1, schedule="1f1b"))
-            with Trainer(one, plain) as trainer:
+            with Trainer(one, plain, layers=layers) as trainer:
                 self.model, self.sampler = trainer.model, trainer.sampler
                 self.data = trainer.data
         names = list(self.model.layers)
@@ -147,9 +159,9 @@ class Simulation:
         self.history[stage].append(speed)
 
 
-def simulated(config, stages, policy, steps):
+def simulated(config, stages, policy, steps, layers=None):
     parts = config.train.micro_batches
-    simulation = Simulation(config, stages, policy, parts, parts)
+    simulation = Simulation(config, stages, policy, parts, parts, layers)
     lr = config.optim.lr * config.train.batch_size / config.optim.reference_batch
     batches = list(simulation.sampler.batches(0))[:steps]
     losses = []
@@ -175,6 +187,19 @@ def test_every_stage_sees_the_weights_it_should(comm, policy):
     assert losses == expected[:STEPS]
     for name, values in expected_weights.items():
         np.testing.assert_array_equal(weights[name], values)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["stash", "spectrain", "latest"])
+def test_modules_of_torch_see_them_too(comm, policy):
+    if RANKS > 5:
+        pytest.skip("the model has 6 layers, as of 5 stages")
+    config = asynchronous(policy, pipe=RANKS)
+    losses, weights, steps = found(comm, config, of_torch())
+    expected, expected_weights = simulated(config, RANKS, policy, steps, of_torch())
+    np.testing.assert_allclose(losses, expected[:STEPS], rtol=1e-12)
+    for name, values in expected_weights.items():
+        np.testing.assert_allclose(weights[name], values, rtol=1e-10, atol=1e-13)
 
 
 @pytest.mark.quick_on(3)
