@@ -39,7 +39,8 @@ class Server(Struct, frozen=True, forbid_unknown_fields=True):
         replay: folder of a run whose servers' logs say in which order pulls and pushes are served.
         hogwild: instead of servers, all ranks update one copy of the recommender in their node's
             memory, without locks and without waiting for one another (Niu et al. 2011): updates of
-            the same number at the same time may be lost.  ``ranks`` is 0.
+            the same number at the same time may be lost.  ``ranks`` is 0.  ``"tables"``: only the
+            embedding tables; the gradients of the rest are summed in each step.
     """
 
     ranks: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
@@ -51,7 +52,7 @@ class Server(Struct, frozen=True, forbid_unknown_fields=True):
     compensation: Annotated[float, Meta(ge=0)] = 0.04
     window: _Count = 64
     replay: str = ""
-    hogwild: bool = False
+    hogwild: bool | Literal["tables"] = False
 
     @property
     def limit(self) -> int | None:
