@@ -59,6 +59,8 @@ def compress_conflicts(job: "Config") -> Iterator[tuple[str, str]]:
     if p.schedule == "asynchronous":
         yield "compress.codec", "asynchronous pipelines send gradients as they are; leave it out"
     if c.codec == "auto":
+        if job.server.ranks:
+            yield "compress.codec", "auto times sums, and servers take pushes; name a codec"
         if p.zero > 1 or p.node_shared:
             where = "node_shared does" if p.node_shared else "zero = 2 and 3 do"
             yield "compress.codec", f"auto tries codes that {where} not take; name one"
@@ -71,6 +73,8 @@ def compress_conflicts(job: "Config") -> Iterator[tuple[str, str]]:
         yield "compress.codec", str(error)
         return
     yield from code_conflicts(c, code)
+    if job.server.ranks:
+        yield from _pushed_conflicts(c, code)
     if p.zero > 1:
         yield from _scattered_conflicts(c, code, "zero = 2 and 3 keep", "zero = 1")
     if p.node_shared:
@@ -97,6 +101,25 @@ def compress_conflicts(job: "Config") -> Iterator[tuple[str, str]]:
                 f"{code} has no size, and would move each weight by 1 in an exchange; set another "
                 "codec, or sync.kind = 'local' with sync.outer = 'momentum:lr=0.001,momentum=0'",
             )
+
+
+def _pushed_conflicts(c: Compress, code: Compressor) -> Iterator[tuple[str, str]]:
+    """What does not go with gradients that are pushed to servers, each by itself."""
+    if isinstance(code, Linear | Sparse | Remembering):
+        yield (
+            "compress.codec",
+            f"a server has a part of the gradient, and {code} is of whole matrices or remembers "
+            "what it sent; take a code of single numbers, as bf16 or int8:rounding=stochastic",
+        )
+    elif c.feedback == "on" or (c.feedback == "auto" and feedback_of(code) == "on"):
+        yield (
+            "compress.feedback",
+            f"what {code} leaves out of a push is not kept; take an unbiased code, as "
+            "int8:rounding=stochastic, or set feedback = 'off'",
+        )
+    for key in ("start", "least", "exchange"):
+        if getattr(c, key) != getattr(Compress(), key):
+            yield f"compress.{key}", "a push is coded whole and goes to a server; leave it out"
 
 
 def _scattered_conflicts(

@@ -120,6 +120,8 @@ def server_conflicts(job: "Config") -> Iterator[tuple[str, str]]:
 def _hogwild_conflicts(job: "Config") -> Iterator[tuple[str, str]]:
     """What does not go with one copy that all update."""
     own, optim = job.server, job.optim
+    if job.compress.codec != "none":
+        yield "compress.codec", "one copy that all update needs no messages; set codec = 'none'"
     if own.ranks:
         yield "server.hogwild", "all ranks update one copy, and none is a server; set ranks = 0"
     for name in ("bound", "groups", "fetch", "push", "correct", "replay"):
@@ -163,8 +165,6 @@ def _layout_conflicts(job: "Config") -> Iterator[tuple[str, str]]:
         yield "parallel.data", "the ranks that are no servers are the workers; leave it out"
     if p.schedule == "asynchronous":
         yield "parallel.schedule", "is that of a pipeline, and workers have none"
-    if job.compress.codec != "none":
-        yield "compress.codec", "workers push gradients as they are; set codec = 'none'"
     if job.run.check_every:
         yield "run.check_every", "workers are no replicas, which are compared; leave it out"
     if job.run.compute == "float16":

@@ -400,7 +400,17 @@ def test_a_message_is_its_header_and_its_numbers():
         (["optim.name=lamb"], "optim.name: lamb needs norms of whole tensors"),
         (["optim.clip_norm=1"], "optim.clip_norm: no server has the gradient of the whole model"),
         (["run.compute=float16"], "run.compute: workers never skip a step"),
-        (["compress.codec=bf16"], "compress.codec: workers push gradients as they are"),
+        (["compress.codec=topk"], "compress.codec: a server has a part of the gradient, and"),
+        (["compress.codec=powersgd"], "compress.codec: a server has a part of the gradient"),
+        (["compress.codec=signum"], "compress.codec: a server has a part of the gradient"),
+        (["compress.codec=int8"], "compress.feedback: what int8 leaves out of a push"),
+        (["compress.codec=auto"], "compress.codec: auto times sums, and servers take pushes"),
+        (["compress.codec=bf16", "compress.start=3"], "compress.start: a push is coded whole"),
+        (["compress.codec=bf16", "compress.least=3"], "compress.least: a push is coded whole"),
+        (
+            ["compress.codec=bf16", "compress.exchange=gathered"],
+            "compress.exchange: a push is coded whole",
+        ),
         (["run.check_every=5"], "run.check_every: workers are no replicas"),
         (["run.on_nonfinite=skip"], "run.on_nonfinite: of workers, what is not finite ends"),
         (["own.optimizer=a:b"], "own.optimizer: servers have the job's own sgd"),
@@ -437,6 +447,7 @@ def test_what_does_not_go_with_servers(tmp_path, overrides, message):
         (["parallel.node_shared=true"], "model.kind: the recommender's tables are spread over"),
         (["parallel.data=2"], "parallel.data: the ranks that are no servers are the workers"),
         (["run.compute=float16"], "run.compute: workers never skip a step"),
+        (["compress.codec=bf16"], "compress.codec: one copy that all update needs no messages"),
     ],
 )
 def test_what_does_not_go_with_hogwild(overrides, message):
