@@ -39,6 +39,9 @@ class Compress(Struct, frozen=True, forbid_unknown_fields=True):
             ``auto`` is ``gathered`` on two ranks, where it sends no more, else ``two_phase``.
         flush_every: of codes that add up: steps after which the replicas average what they left
             out, at the price of one dense all-reduce; 0: never.
+        units: what codes leave out is kept as a ``gradient``, and later has the learning rate of
+            the step that sends it; or as an ``update``, the rate of its own step times the
+            gradient, so that a rate that falls meanwhile does not change it.
     """
 
     codec: str = "none"
@@ -47,6 +50,7 @@ class Compress(Struct, frozen=True, forbid_unknown_fields=True):
     least: _Whole = 1024
     exchange: Literal["auto", "two_phase", "gathered"] = "auto"
     flush_every: _Whole = 0
+    units: Literal["gradient", "update"] = "gradient"
 
 
 def compress_conflicts(job: "Config") -> Iterator[tuple[str, str]]:
@@ -73,6 +77,8 @@ def compress_conflicts(job: "Config") -> Iterator[tuple[str, str]]:
         yield "compress.codec", str(error)
         return
     yield from code_conflicts(c, code)
+    if c.units == "update" and job.sync.drifts:
+        yield "compress.units", "workers exchange ways, which are updates; leave units out"
     if job.server.ranks:
         yield from _pushed_conflicts(c, code)
     if p.zero > 1:
@@ -117,7 +123,7 @@ def _pushed_conflicts(c: Compress, code: Compressor) -> Iterator[tuple[str, str]
             f"what {code} leaves out of a push is not kept; take an unbiased code, as "
             "int8:rounding=stochastic, or set feedback = 'off'",
         )
-    for key in ("start", "least", "exchange"):
+    for key in ("start", "least", "exchange", "units"):
         if getattr(c, key) != getattr(Compress(), key):
             yield f"compress.{key}", "a push is coded whole and goes to a server; leave it out"
 
@@ -148,6 +154,9 @@ def code_conflicts(c: Compress, code: Compressor) -> Iterator[tuple[str, str]]:
         yield "compress.exchange", f"{code} adds up and goes by all-reduces; leave exchange out"
     if c.flush_every and (not is_linear or c.feedback == "off" or feedback_of(code) == "never"):
         yield "compress.flush_every", f"{code} keeps nothing that drifts apart; leave it out"
+    has_residual = (feedback_of(code) if c.feedback == "auto" else c.feedback) == "on"
+    if c.units == "update" and (not has_residual or isinstance(code, Remembering)):
+        yield "compress.units", f"{code} keeps no residual here; leave units out"
     if c.feedback == "on" and feedback_of(code) == "never":
         yield "compress.feedback", f"what {code} leaves out would grow; set feedback = 'off'"
     if c.feedback == "off" and isinstance(code, Remembering) and feedback_of(code) == "on":

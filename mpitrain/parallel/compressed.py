@@ -21,6 +21,7 @@ from collectives.communicator import Communicator
 from mpitrain.arena import DATA, Arena
 from mpitrain.arrays import Array, Shape
 from mpitrain.compress import Compressor, Linear, Momentum, Remembering, Sketch, Sparse
+from mpitrain.compress.memory import UpdateResidual
 from mpitrain.config import ConfigError
 from mpitrain.parallel.linear_sum import LinearSum
 from mpitrain.parallel.packing import Packed, Run, Together
@@ -42,6 +43,7 @@ class Compression:
         flush_every: steps after which the ranks average what a ``Linear`` code left out, so that it
             does not drift apart; 0: never.
         every: steps from one sum to the next.
+        updates: what codes leave out is kept as what the weights lack, times the learning rate.
     """
 
     code: Compressor
@@ -51,6 +53,7 @@ class Compression:
     exchange: str = "auto"
     flush_every: int = 0
     every: int = 1
+    updates: bool = False
 
     def flushes(self, step: int) -> bool:
         """Whether the ranks average in the sum of this step, counted from 0: in the first one after
@@ -87,6 +90,7 @@ class Compressed:
             without, who calls must see to it (:attr:`is_finite`).
         anew: sums are bound in each backward pass, and run once: they keep nothing.
         scale: that the gradients of this step were multiplied by.
+        rate: learning rate of this step.
         share: what this rank's are multiplied by before they are coded, see :meth:`prepare`.
     """
 
@@ -97,6 +101,7 @@ class Compressed:
     tells: bool = False
     anew: bool = False
     scale: float = field(default=1.0, init=False)
+    rate: float = field(default=1.0, init=False)
     share: float = field(default=1.0, init=False)
     acts_alone: ClassVar[bool] = True
 
@@ -139,9 +144,10 @@ class Compressed:
         self._were_finite = self.is_finite
         self.exchanges.remove(exchange)
 
-    def begin(self, step: int, scale: float) -> None:
-        """The gradients of ``step``, counted from 0, come multiplied by ``scale``."""
-        self.dice.step, self.scale, self.share = step, scale, 1.0
+    def begin(self, step: int, scale: float, rate: float = 1.0) -> None:
+        """The gradients of ``step``, counted from 0, come multiplied by ``scale``, and go into an
+        update of this learning rate."""
+        self.dice.step, self.scale, self.rate, self.share = step, scale, rate, 1.0
         self._has_begun = self._were_finite = True
         self._bound.clear()
         for exchange in self.exchanges:
@@ -213,7 +219,7 @@ class Exchange(Phased):
             if isinstance(how.code, Momentum):
                 self.rest_memory = how.code.of_sum(np.zeros_like(packed.rest_sum))
         elif how.feedback:
-            self.memory = Residual(np.zeros_like(packed.coded))
+            self.memory = self._residual(np.zeros_like(packed.coded))
         self.owner_residual: Residual | None = None
         self._coded = self._sum(how, comm) if packed.coded.size else None
         self.algorithm = self._coded.algorithm if self._coded else str(how.code)
@@ -236,9 +242,8 @@ class Exchange(Phased):
                 comm, code, packed.coded, total, residual=memory, dice=dice, place=place
             )
         if how.feedback and packed.coded_counts is None:
-            self.owner_residual = Residual(
-                np.zeros(packed.part.stop - packed.part.start, total.dtype)
-            )
+            own = packed.part.stop - packed.part.start
+            self.owner_residual = self._residual(np.zeros(own, total.dtype))
         return TwoPhase(
             comm,
             code,
@@ -251,6 +256,13 @@ class Exchange(Phased):
             place=place,
             lasts=not self._made_by.anew,
         )
+
+    def _residual(self, value: Array) -> Residual:
+        """What codes leave out; ``value``: memory of it."""
+        made_by = self._made_by
+        if made_by.compression.updates:
+            return UpdateResidual(value, lambda: made_by.rate)
+        return Residual(value)
 
     @property
     def encoded(self) -> int:

@@ -82,7 +82,7 @@ def left_out(comm, trainer):
 
 
 def segment(group, config, given, until, *, goes_on):
-    """Steps on these ranks; returns the sum of the gradients, and how many steps were skipped."""
+    """Steps on these ranks; returns the sum of rate times gradient, and how many were skipped."""
     skipped = 0
     with (
         Communicator(group) as comm,
@@ -108,10 +108,11 @@ def segment(group, config, given, until, *, goes_on):
             if isinstance(record, Skipped):
                 skipped += 1
             else:
-                given = given + gradient(batch)
+                given = given + record.lr * gradient(batch)
         (weights,) = whole(comm, trainer).values()
         left = left_out(comm, trainer)
-        np.testing.assert_array_equal(-weights / RATE + left, given)
+        unit = 1.0 if config.compress.units == "update" else RATE
+        np.testing.assert_array_equal(unit * left - weights, given)
         assert np.abs(left).max() > 0
         save(trainer, Writer(comm, checkpoints(config), keep=2, background=False))
     return given, skipped
@@ -119,23 +120,39 @@ def segment(group, config, given, until, *, goes_on):
 
 @pytest.mark.parametrize("exchange", ["two_phase", "gathered"])
 @pytest.mark.parametrize(
-    ("steps", "codec"),
-    [pytest.param(500, codec, marks=pytest.mark.slow) for codec in CODECS]
-    + [pytest.param(24, "int8:block=16,power=true", marks=pytest.mark.quick_on(3))],
+    ("steps", "codec", "units"),
+    [pytest.param(500, codec, "gradient", marks=pytest.mark.slow) for codec in CODECS]
+    + [
+        pytest.param(500, CODECS[0], "update", marks=pytest.mark.slow),
+        pytest.param(500, CODECS[-1], "update", marks=pytest.mark.slow),
+        pytest.param(24, CODECS[5], "update", marks=pytest.mark.quick_on(3)),
+    ],
 )
-def test_through_skipped_steps_checkpoints_and_other_ranks(comm, folder, steps, codec, exchange):
-    """All ranks, one of them, all but the last, and all again; every eighth step is skipped."""
+def test_through_skipped_steps_checkpoints_and_other_ranks(
+    comm, folder, steps, codec, units, exchange
+):
+    """All ranks, one of them, all but the last, and all again; every eighth step is skipped.
+
+    In units of updates the learning rate is halved twice on the way.
+    """
     if exchange == "gathered":
         if steps < 100 or not codec.startswith(("threshold", "int", "sign")):
             pytest.skip("this code is not gathered, or was")
     elif codec.startswith(("topk", "randomk", "blocks", "strom")):
         exchange = "auto"
+    epochs = -(-steps // (COUNT // BATCH))
+    optim = Optim(lr=RATE, momentum=0.0, reference_batch=0)
+    if units == "update":
+        halved = (epochs // 3, epochs // 2)
+        optim = replace(optim, schedule="step", milestones=halved, decay=0.5)
     config = Config(
         run=Run(dtype="float64", dir=str(folder), on_nonfinite="skip"),
-        optim=Optim(lr=RATE, momentum=0.0, reference_batch=0),
-        train=Train(epochs=-(-steps // (COUNT // BATCH)), batch_size=BATCH),
+        optim=Optim(
+            lr=RATE, momentum=0.0, reference_batch=0, **(falling if units == "update" else {})
+        ),
+        train=Train(epochs=epochs, batch_size=BATCH),
         checkpoint=Checkpoint(),
-        compress=Compress(codec, "on", least=1, exchange=exchange),
+        compress=Compress(codec, "on", least=1, exchange=exchange, units=units),
     )
     given, skipped = np.zeros((IN, OUT)), 0
     groups = [
