@@ -8,6 +8,7 @@ have moved by and what codes have left out must *be* the sum of the gradients.
 import numpy as np
 import pytest
 from mpi4py import MPI
+from msgspec.structs import replace
 
 from collectives import Communicator
 from mpitrain import nn
@@ -147,9 +148,7 @@ def test_through_skipped_steps_checkpoints_and_other_ranks(
         optim = replace(optim, schedule="step", milestones=halved, decay=0.5)
     config = Config(
         run=Run(dtype="float64", dir=str(folder), on_nonfinite="skip"),
-        optim=Optim(
-            lr=RATE, momentum=0.0, reference_batch=0, **(falling if units == "update" else {})
-        ),
+        optim=optim,
         train=Train(epochs=epochs, batch_size=BATCH),
         checkpoint=Checkpoint(),
         compress=Compress(codec, "on", least=1, exchange=exchange, units=units),
