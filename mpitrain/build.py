@@ -239,6 +239,7 @@ def compression(table: Compress, every: int = 1) -> Compression:
         table.flush_every,
         every,
         table.units == "update",
+        table.level == "nodes",
     )
 
 

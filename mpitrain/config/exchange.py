@@ -39,6 +39,8 @@ class Compress(Struct, frozen=True, forbid_unknown_fields=True):
             ``auto`` is ``gathered`` on two ranks, where it sends no more, else ``two_phase``.
         flush_every: of codes that add up: steps after which the replicas average what they left
             out, at the price of one dense all-reduce; 0: never.
+        level: who codes: each rank (``ranks``); or one rank of each node (``nodes``), the sum of
+            its node's gradients, which travel as they are inside of it.
         units: what codes leave out is kept as a ``gradient``, and later has the learning rate of
             the step that sends it; or as an ``update``, the rate of its own step times the
             gradient, so that a rate that falls meanwhile does not change it.
@@ -51,6 +53,7 @@ class Compress(Struct, frozen=True, forbid_unknown_fields=True):
     exchange: Literal["auto", "two_phase", "gathered"] = "auto"
     flush_every: _Whole = 0
     units: Literal["gradient", "update"] = "gradient"
+    level: Literal["ranks", "nodes"] = "ranks"
 
 
 def compress_conflicts(job: "Config") -> Iterator[tuple[str, str]]:
@@ -77,6 +80,8 @@ def compress_conflicts(job: "Config") -> Iterator[tuple[str, str]]:
         yield "compress.codec", str(error)
         return
     yield from code_conflicts(c, code)
+    if c.level == "nodes":
+        yield from _node_conflicts(job, code)
     if c.units == "update" and job.sync.drifts:
         yield "compress.units", "workers exchange ways, which are updates; leave units out"
     if job.server.ranks:
@@ -109,6 +114,17 @@ def compress_conflicts(job: "Config") -> Iterator[tuple[str, str]]:
             )
 
 
+def _node_conflicts(job: "Config", code: Compressor) -> Iterator[tuple[str, str]]:
+    """What does not go with codes of nodes' sums."""
+    p = job.parallel
+    if isinstance(code, Remembering):
+        yield "compress.level", f"{code} is of each rank's own gradients; set level = 'ranks'"
+    if p.zero:
+        yield "compress.level", "a node's sum is whole on one rank; set zero = 0 or level = 'ranks'"
+    if p.node_shared:
+        yield "compress.level", "node_shared codes between nodes by itself; leave level out"
+
+
 def _pushed_conflicts(c: Compress, code: Compressor) -> Iterator[tuple[str, str]]:
     """What does not go with gradients that are pushed to servers, each by itself."""
     if isinstance(code, Linear | Sparse | Remembering):
@@ -123,7 +139,7 @@ def _pushed_conflicts(c: Compress, code: Compressor) -> Iterator[tuple[str, str]
             f"what {code} leaves out of a push is not kept; take an unbiased code, as "
             "int8:rounding=stochastic, or set feedback = 'off'",
         )
-    for key in ("start", "least", "exchange", "units"):
+    for key in ("start", "least", "exchange", "units", "level"):
         if getattr(c, key) != getattr(Compress(), key):
             yield f"compress.{key}", "a push is coded whole and goes to a server; leave it out"
 
