@@ -57,9 +57,8 @@ LAYOUTS = {
     "quorum of all": ["sync.kind=quorum", "sync.quorum=1.0"],
     "servers": ["server.ranks=1", "server.bound=0"],
     "clients": [
-        "data.name=digits",
-        "model.kind=mlp",
-        "model.hidden=[8]",
+        "model.layers=1",
+        "model.width=8",
         "train.steps=0",
         "train.epochs=1",
         "federated.clients=40",

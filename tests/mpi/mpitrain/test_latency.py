@@ -21,7 +21,7 @@ from mpitrain.trainer import Trainer
 from tests.mpi.mpitrain.layouts import mlp
 from tests.mpi.mpitrain.test_sync_arithmetic import RATE, gradient, workers
 
-pytestmark = pytest.mark.mpi(min_size=2)
+pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.at_most(5)]
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from tests.mpi.mpitrain.layouts import whole
 from tests.mpi.mpitrain.test_quorum import sums
 from tests.mpi.mpitrain.test_sync_arithmetic import workers
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 RANKS = MPI.COMM_WORLD.size
 #: Inputs, outputs, samples, and samples of a batch.
 IN, OUT, COUNT, BATCH = 12, 8, 128, 16
