@@ -231,7 +231,15 @@ def compression(table: Compress, every: int = 1) -> Compression:
     code = parse(table.codec)
     feedback = (feedback_of(code) if table.feedback == "auto" else table.feedback) == "on"
     return Compression(
-        code, feedback, table.start, table.least, table.exchange, table.flush_every, every
+        code,
+        feedback,
+        table.start,
+        table.least,
+        table.exchange,
+        table.flush_every,
+        every,
+        table.units == "update",
+        table.level == "nodes",
     )
 
 

@@ -153,7 +153,8 @@ class Trainer(Placed):
         if not self.strategy.computes(self.steps_done):
             return self._update(epoch, len(batch), 0.0, 0.0)
         self.store.reset()
-        self.summation.begin(self.steps_done, self.scale.value)
+        rate = self._common_rate(self.steps_done)
+        self.summation.begin(self.steps_done, self.scale.value, rate)
         source = self._source(epoch, [batch], held)
         (record,) = self.runner().run(
             source,

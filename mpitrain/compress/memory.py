@@ -1,5 +1,9 @@
 """What a rank keeps from step to step of its own gradients, beside what a code left out."""
 
+from collections.abc import Callable
+
+import numpy as np
+
 from collectives.codec import Residual
 from mpitrain.arrays import Array
 
@@ -14,6 +18,37 @@ class DecayingResidual(Residual):
 
     def add_to(self, x: Array) -> None:
         x += self._decay * self.value
+
+
+class UpdateResidual(Residual):
+    """What a code left out, times the learning rate of its step: what the weights still lack.
+
+    In a later step it is added as a gradient of that step's rate.  So a rate that falls does not
+    take back what was given at a higher one: of plain gradient descent, what the weights have moved
+    by and what is left add up to the sum of rate times gradient, for any schedule (dist-EF-SGD,
+    Zheng et al. 2019).
+    """
+
+    def __init__(self, value: Array, rate: Callable[[], float]) -> None:
+        """``value``: memory of it, zeros at first; ``rate``: the learning rate of this step."""
+        super().__init__(value)
+        self._rate = rate
+        self._is_added = False
+
+    def add_to(self, x: Array) -> None:
+        """``x`` becomes what there is to send; at a rate of 0 nothing would come of it."""
+        rate = self._rate()
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            due = self.value / x.dtype.type(rate)
+        self._is_added = bool(np.isfinite(due).all())
+        if self._is_added:
+            x += due
+
+    def keep(self, x: Array, sent: Array, part: slice = slice(None)) -> None:
+        super().keep(x, sent, part)
+        self.pending[part] *= self._rate()
+        if not self._is_added:
+            self.pending[part] += self.value[part]
 
 
 class LocalMomentum:

@@ -39,6 +39,11 @@ class Compress(Struct, frozen=True, forbid_unknown_fields=True):
             ``auto`` is ``gathered`` on two ranks, where it sends no more, else ``two_phase``.
         flush_every: of codes that add up: steps after which the replicas average what they left
             out, at the price of one dense all-reduce; 0: never.
+        level: who codes: each rank (``ranks``); or one rank of each node (``nodes``), the sum of
+            its node's gradients, which travel as they are inside of it.
+        units: what codes leave out is kept as a ``gradient``, and later has the learning rate of
+            the step that sends it; or as an ``update``, the rate of its own step times the
+            gradient, so that a rate that falls meanwhile does not change it.
     """
 
     codec: str = "none"
@@ -47,6 +52,8 @@ class Compress(Struct, frozen=True, forbid_unknown_fields=True):
     least: _Whole = 1024
     exchange: Literal["auto", "two_phase", "gathered"] = "auto"
     flush_every: _Whole = 0
+    units: Literal["gradient", "update"] = "gradient"
+    level: Literal["ranks", "nodes"] = "ranks"
 
 
 def compress_conflicts(job: "Config") -> Iterator[tuple[str, str]]:
@@ -59,6 +66,8 @@ def compress_conflicts(job: "Config") -> Iterator[tuple[str, str]]:
     if p.schedule == "asynchronous":
         yield "compress.codec", "asynchronous pipelines send gradients as they are; leave it out"
     if c.codec == "auto":
+        if job.server.ranks:
+            yield "compress.codec", "auto times sums, and servers take pushes; name a codec"
         if p.zero > 1 or p.node_shared:
             where = "node_shared does" if p.node_shared else "zero = 2 and 3 do"
             yield "compress.codec", f"auto tries codes that {where} not take; name one"
@@ -71,6 +80,12 @@ def compress_conflicts(job: "Config") -> Iterator[tuple[str, str]]:
         yield "compress.codec", str(error)
         return
     yield from code_conflicts(c, code)
+    if c.level == "nodes":
+        yield from _node_conflicts(job, code)
+    if c.units == "update" and job.sync.drifts:
+        yield "compress.units", "workers exchange ways, which are updates; leave units out"
+    if job.server.ranks:
+        yield from _pushed_conflicts(c, code)
     if p.zero > 1:
         yield from _scattered_conflicts(c, code, "zero = 2 and 3 keep", "zero = 1")
     if p.node_shared:
@@ -99,6 +114,36 @@ def compress_conflicts(job: "Config") -> Iterator[tuple[str, str]]:
             )
 
 
+def _node_conflicts(job: "Config", code: Compressor) -> Iterator[tuple[str, str]]:
+    """What does not go with codes of nodes' sums."""
+    p = job.parallel
+    if isinstance(code, Remembering):
+        yield "compress.level", f"{code} is of each rank's own gradients; set level = 'ranks'"
+    if p.zero:
+        yield "compress.level", "a node's sum is whole on one rank; set zero = 0 or level = 'ranks'"
+    if p.node_shared:
+        yield "compress.level", "node_shared codes between nodes by itself; leave level out"
+
+
+def _pushed_conflicts(c: Compress, code: Compressor) -> Iterator[tuple[str, str]]:
+    """What does not go with gradients that are pushed to servers, each by itself."""
+    if isinstance(code, Linear | Sparse | Remembering):
+        yield (
+            "compress.codec",
+            f"a server has a part of the gradient, and {code} is of whole matrices or remembers "
+            "what it sent; take a code of single numbers, as bf16 or int8:rounding=stochastic",
+        )
+    elif c.feedback == "on" or (c.feedback == "auto" and feedback_of(code) == "on"):
+        yield (
+            "compress.feedback",
+            f"what {code} leaves out of a push is not kept; take an unbiased code, as "
+            "int8:rounding=stochastic, or set feedback = 'off'",
+        )
+    for key in ("start", "least", "exchange", "units", "level"):
+        if getattr(c, key) != getattr(Compress(), key):
+            yield f"compress.{key}", "a push is coded whole and goes to a server; leave it out"
+
+
 def _scattered_conflicts(
     c: Compress, code: Compressor, who: str, instead: str
 ) -> Iterator[tuple[str, str]]:
@@ -125,6 +170,9 @@ def code_conflicts(c: Compress, code: Compressor) -> Iterator[tuple[str, str]]:
         yield "compress.exchange", f"{code} adds up and goes by all-reduces; leave exchange out"
     if c.flush_every and (not is_linear or c.feedback == "off" or feedback_of(code) == "never"):
         yield "compress.flush_every", f"{code} keeps nothing that drifts apart; leave it out"
+    has_residual = (feedback_of(code) if c.feedback == "auto" else c.feedback) == "on"
+    if c.units == "update" and (not has_residual or isinstance(code, Remembering)):
+        yield "compress.units", f"{code} keeps no residual here; leave units out"
     if c.feedback == "on" and feedback_of(code) == "never":
         yield "compress.feedback", f"what {code} leaves out would grow; set feedback = 'off'"
     if c.feedback == "off" and isinstance(code, Remembering) and feedback_of(code) == "on":

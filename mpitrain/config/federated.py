@@ -33,7 +33,7 @@ class Federated(Struct, frozen=True, forbid_unknown_fields=True):
         split: which samples are whose: ``iid``, drawn alike; ``dirichlet``, each class in parts
             that a Dirichlet distribution of ``alpha`` draws (Yurochkin et al. 2019); ``labels``,
             each client samples of ``labels`` classes alone.
-        alpha: the less, the more the clients differ.
+        alpha: the less, the more the clients differ; at most 1e9, where they hardly do.
         labels: classes.
         sample: clients asked in a round; 0: all.
         take: the first of them to be done, whose changes count; 0: all.  Who is first says a clock
@@ -46,7 +46,7 @@ class Federated(Struct, frozen=True, forbid_unknown_fields=True):
         prox: mu of FedProx: mu times what the weights have moved by is added to each gradient (Li
             et al. 2020).
         spread: of the clients' speeds, as standard deviation of their logarithms; a client of
-            median speed takes a step a second.
+            median speed takes a step a second.  At most 100: beyond, speeds are no numbers.
         deadline: seconds on that clock; who is not done then sends what its steps so far have
             changed.  0: there is none.
         dropout: part of the asked clients that are never heard of again, drawn in each round.
@@ -71,14 +71,14 @@ class Federated(Struct, frozen=True, forbid_unknown_fields=True):
     clients: _CountOrNone = 0
     rounds: _Count = 10
     split: Literal["iid", "dirichlet", "labels"] = "iid"
-    alpha: _Positive = 0.5
+    alpha: Annotated[float, Meta(gt=0, le=1e9)] = 0.5
     labels: _Count = 2
     sample: _CountOrNone = 0
     take: _CountOrNone = 0
     scheme: Literal["weighted", "sampled"] = "weighted"
     weigh: Literal["samples", "work"] = "samples"
     prox: _NonNegative = 0.0
-    spread: _NonNegative = 0.0
+    spread: Annotated[float, Meta(ge=0, le=100)] = 0.0
     deadline: _NonNegative = 0.0
     dropout: _Part = 0.0
     server: Literal["sgd", "adam", "lamb"] = "sgd"

@@ -39,7 +39,8 @@ class Server(Struct, frozen=True, forbid_unknown_fields=True):
         replay: folder of a run whose servers' logs say in which order pulls and pushes are served.
         hogwild: instead of servers, all ranks update one copy of the recommender in their node's
             memory, without locks and without waiting for one another (Niu et al. 2011): updates of
-            the same number at the same time may be lost.  ``ranks`` is 0.
+            the same number at the same time may be lost.  ``ranks`` is 0.  ``"tables"``: only the
+            embedding tables; the gradients of the rest are summed in each step.
     """
 
     ranks: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
@@ -51,7 +52,7 @@ class Server(Struct, frozen=True, forbid_unknown_fields=True):
     compensation: Annotated[float, Meta(ge=0)] = 0.04
     window: _Count = 64
     replay: str = ""
-    hogwild: bool = False
+    hogwild: bool | Literal["tables"] = False
 
     @property
     def limit(self) -> int | None:
@@ -119,6 +120,8 @@ def server_conflicts(job: "Config") -> Iterator[tuple[str, str]]:
 def _hogwild_conflicts(job: "Config") -> Iterator[tuple[str, str]]:
     """What does not go with one copy that all update."""
     own, optim = job.server, job.optim
+    if job.compress.codec != "none":
+        yield "compress.codec", "one copy that all update needs no messages; set codec = 'none'"
     if own.ranks:
         yield "server.hogwild", "all ranks update one copy, and none is a server; set ranks = 0"
     for name in ("bound", "groups", "fetch", "push", "correct", "replay"):
@@ -162,8 +165,6 @@ def _layout_conflicts(job: "Config") -> Iterator[tuple[str, str]]:
         yield "parallel.data", "the ranks that are no servers are the workers; leave it out"
     if p.schedule == "asynchronous":
         yield "parallel.schedule", "is that of a pipeline, and workers have none"
-    if job.compress.codec != "none":
-        yield "compress.codec", "workers push gradients as they are; set codec = 'none'"
     if job.run.check_every:
         yield "run.check_every", "workers are no replicas, which are compared; leave it out"
     if job.run.compute == "float16":

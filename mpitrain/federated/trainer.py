@@ -116,7 +116,8 @@ class Trainer(fit.Trainer):
 
         Raises:
             RoundError: on all ranks; it has no result.
-            NonFinite, DataError: on all ranks; a client cannot train.
+            NonFinite, DataError: on all ranks; a client cannot train, or the server's step ends in
+                weights that are not finite.
             ReplicaMismatch: on all ranks; they have different weights.
             CorruptMessage: on one rank, where messages carry checksums.
         """
@@ -146,7 +147,14 @@ class Trainer(fit.Trainer):
         summing = self._wire.seconds - before
         sent = self._wire.sent - sent + mean.key_bytes
         with self.span("update", "update"):
-            self.server.move(mean.change)
+            # What is not finite is found in the result.
+            with np.errstate(over="ignore", invalid="ignore"):
+                self.server.move(mean.change)
+            if not np.isfinite(store.parameters).all():  # of all ranks, or of none
+                raise NonFinite(
+                    f"round {cohort.number + 1}: the server's weights are not finite after its "
+                    "step; a smaller federated.server_lr may help"
+                )
             self.refresh()
         self.steps_done += 1
         self.stopping = self.comm.allreduce(self._stop.raised(), op=MPI.LOR)

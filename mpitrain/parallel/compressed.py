@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -21,9 +21,11 @@ from collectives.communicator import Communicator
 from mpitrain.arena import DATA, Arena
 from mpitrain.arrays import Array, Shape
 from mpitrain.compress import Compressor, Linear, Momentum, Remembering, Sketch, Sparse
+from mpitrain.compress.memory import UpdateResidual
 from mpitrain.config import ConfigError
 from mpitrain.parallel.linear_sum import LinearSum
-from mpitrain.parallel.packing import Packed, Run, Together
+from mpitrain.parallel.node_sum import NodeSum
+from mpitrain.parallel.packing import Packed, Together
 from mpitrain.parallel.sparse_sum import SparseSum
 from mpitrain.parallel.summation import Dense, Kept, Sum, Summand
 
@@ -42,6 +44,8 @@ class Compression:
         flush_every: steps after which the ranks average what a ``Linear`` code left out, so that it
             does not drift apart; 0: never.
         every: steps from one sum to the next.
+        updates: what codes leave out is kept as what the weights lack, times the learning rate.
+        nodes: one rank of each node codes its node's sum.
     """
 
     code: Compressor
@@ -51,6 +55,8 @@ class Compression:
     exchange: str = "auto"
     flush_every: int = 0
     every: int = 1
+    updates: bool = False
+    nodes: bool = False
 
     def flushes(self, step: int) -> bool:
         """Whether the ranks average in the sum of this step, counted from 0: in the first one after
@@ -82,21 +88,23 @@ class Compressed:
 
     Attributes:
         dice: whose step is that of the run.
-        exchanges: the sums that were bound and not freed, those that are coded.
+        exchanges: the sums that were bound and not freed, those that are coded or keep something.
         tells: all ranks hear where the gradients of one are not finite, and the sum is not, either;
             without, who calls must see to it (:attr:`is_finite`).
         anew: sums are bound in each backward pass, and run once: they keep nothing.
         scale: that the gradients of this step were multiplied by.
+        rate: learning rate of this step.
         share: what this rank's are multiplied by before they are coded, see :meth:`prepare`.
     """
 
     compression: Compression
     dice: Dice
     dense: Dense
-    exchanges: "list[Exchange]" = field(default_factory=list)
+    exchanges: "list[Exchange | NodeSum]" = field(default_factory=list)
     tells: bool = False
     anew: bool = False
     scale: float = field(default=1.0, init=False)
+    rate: float = field(default=1.0, init=False)
     share: float = field(default=1.0, init=False)
     acts_alone: ClassVar[bool] = True
 
@@ -128,20 +136,35 @@ class Compressed:
         packed = Packed(summand, lambda shape: is_data and how.codes(shape), tells=self.tells)
         if not packed.coded.size and not isinstance(how.code, Momentum):
             return self.dense.bind(summand)
+        if how.nodes:
+            return NodeSum(summand, packed, self)
+        return self.exchange(summand, packed)
+
+    def exchange(self, summand: Summand, packed: Packed) -> "Exchange":
+        """By codes of each rank of ``summand.comm``; collective."""
         turn = self._bound[summand.bucket.start]
         self._bound[summand.bucket.start] += 1
         exchange = Exchange(summand, packed, self, turn)
         self.exchanges.append(exchange)
         return exchange
 
-    def forget(self, exchange: "Exchange") -> None:
+    def residual(self, value: Array) -> Residual:
+        """What codes leave out; ``value``: memory of it."""
+        return (
+            UpdateResidual(value, lambda: self.rate)
+            if self.compression.updates
+            else Residual(value)
+        )
+
+    def forget(self, exchange: "Exchange | NodeSum") -> None:
         """It was freed."""
         self._were_finite = self.is_finite
         self.exchanges.remove(exchange)
 
-    def begin(self, step: int, scale: float) -> None:
-        """The gradients of ``step``, counted from 0, come multiplied by ``scale``."""
-        self.dice.step, self.scale, self.share = step, scale, 1.0
+    def begin(self, step: int, scale: float, rate: float = 1.0) -> None:
+        """The gradients of ``step``, counted from 0, come multiplied by ``scale``, and go into an
+        update of this learning rate."""
+        self.dice.step, self.scale, self.rate, self.share = step, scale, rate, 1.0
         self._has_begun = self._were_finite = True
         self._bound.clear()
         for exchange in self.exchanges:
@@ -213,7 +236,7 @@ class Exchange(Phased):
             if isinstance(how.code, Momentum):
                 self.rest_memory = how.code.of_sum(np.zeros_like(packed.rest_sum))
         elif how.feedback:
-            self.memory = Residual(np.zeros_like(packed.coded))
+            self.memory = self._made_by.residual(np.zeros_like(packed.coded))
         self.owner_residual: Residual | None = None
         self._coded = self._sum(how, comm) if packed.coded.size else None
         self.algorithm = self._coded.algorithm if self._coded else str(how.code)
@@ -236,9 +259,8 @@ class Exchange(Phased):
                 comm, code, packed.coded, total, residual=memory, dice=dice, place=place
             )
         if how.feedback and packed.coded_counts is None:
-            self.owner_residual = Residual(
-                np.zeros(packed.part.stop - packed.part.start, total.dtype)
-            )
+            own = packed.part.stop - packed.part.start
+            self.owner_residual = self._made_by.residual(np.zeros(own, total.dtype))
         return TwoPhase(
             comm,
             code,
@@ -295,22 +317,19 @@ class Exchange(Phased):
 
     def kept(self) -> Iterator[Kept]:
         """What is kept of the elements, as elements of the arena."""
-        alone = "" if self.owner_residual else "owner"
+        packed, alone = self.packed, "" if self.owner_residual else "owner"
         for name, values in self.memory.arrays.items() if self.memory else ():
-            runs = self.packed.runs_of(slice(0, values.size), coded=True)
-            yield from self._kept(name, values, runs, is_per_replica=True, when_alone=alone)
+            part = slice(0, values.size)
+            yield from packed.kept(
+                name, values, part, coded=True, is_per_replica=True, when_alone=alone
+            )
         for name, values in self.rest_memory.arrays.items() if self.rest_memory else ():
-            runs = self.packed.runs_of(self.packed.rest_shard, coded=False)
-            yield from self._kept(name, values, runs, is_per_replica=False, is_shared=True)
+            yield from packed.kept(
+                name, values, packed.rest_shard, coded=False, is_per_replica=False, is_shared=True
+            )
         if self.owner_residual:
-            runs = self.packed.runs_of(self.packed.part, coded=True)
-            yield from self._kept("owner", self.owner_residual.value, runs, is_per_replica=False)
-
-    def _kept(self, name: str, values: Array, runs: Iterator[Run], **more: Any) -> Iterator[Kept]:
-        start = self._summand.bucket.start
-        for run in runs:
-            own = values[run.at : run.at + run.stop - run.start]
-            yield Kept(name, start + run.start, own, **more)
+            value = self.owner_residual.value
+            yield from packed.kept("owner", value, packed.part, coded=True, is_per_replica=False)
 
     def state(self) -> Mapping[str, Array]:
         """What the code keeps, if it is ``Linear``."""

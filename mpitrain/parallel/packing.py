@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -11,7 +12,7 @@ from collectives.codec import shards
 from collectives.coded import Part
 from collectives.communicator import AnyPlan, Communicator
 from mpitrain.arrays import Array, Shape
-from mpitrain.parallel.summation import Summand
+from mpitrain.parallel.summation import Kept, Summand
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Packed:
             tells: one more element goes with the rest, by which all ranks know whether the
                 gradients of all of them are finite.
         """
-        self._tells = tells
+        self._is_coded, self._tells = coded, tells
         own = summand.own
         self._summand = summand
         named = summand.tensors or {"": own}
@@ -75,6 +76,10 @@ class Packed:
         self.rest_counts = self._counts(coded=False)
         self.coded_total = self._total(self.coded, self.coded_counts)
         self.rest_total = self._total(self.rest, self.rest_counts)
+
+    def of(self, summand: Summand) -> "Packed":
+        """The same of another summand of these tensors."""
+        return Packed(summand, self._is_coded, tells=self._tells)
 
     @property
     def share(self) -> float:
@@ -117,6 +122,22 @@ class Packed:
                 if first < last:
                     start = run.start + first - run.at
                     yield Run(start, start + last - first, first - part.start, coded)
+
+    def kept(
+        self, name: str, values: Array, part: slice, *, coded: bool, **more: Any
+    ) -> Iterator[Kept]:
+        """What is kept of the elements of ``part`` of an array, as elements of the arena.
+
+        Args:
+            name, more: as of :class:`~mpitrain.parallel.summation.Kept`.
+            values: shape (elements of ``part``,).
+            part: of what is coded, or is not.
+            coded: which of the two.
+        """
+        start = self._summand.bucket.start
+        for run in self.runs_of(part, coded=coded):
+            own = values[run.at : run.at + run.stop - run.start]
+            yield Kept(name, start + run.start, own, **more)
 
     def pack(self, scale: float, share: float = 1.0) -> bool:
         """Sort the gradients into the arrays; false, and zeros, if one of them is not finite.

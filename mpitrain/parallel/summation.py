@@ -121,8 +121,9 @@ class Summation(Keeper, Protocol):
     def bind(self, summand: Summand) -> Sum:
         """The sum of these arrays, not started yet; collective over ``summand.comm``."""
 
-    def begin(self, step: int, scale: float) -> None:
-        """The gradients of ``step``, counted from 0, come multiplied by ``scale``."""
+    def begin(self, step: int, scale: float, rate: float = 1.0) -> None:
+        """The gradients of ``step``, counted from 0, come multiplied by ``scale``, and go into an
+        update of this learning rate."""
 
     @property
     def needs_all(self) -> bool:
@@ -150,7 +151,7 @@ class KeepsNothing:
     is_finite: ClassVar[bool] = True
     needs_all: ClassVar[bool] = False
 
-    def begin(self, step: int, scale: float) -> None:
+    def begin(self, step: int, scale: float, rate: float = 1.0) -> None:
         """Nothing is kept."""
 
     def prepare(self, gradients: Array, ranks: int) -> None:

@@ -1,6 +1,7 @@
 """Bytes that a sum of gradients sends, by formula: what plans say, and what counts must be."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 from collectives.codec import shards
@@ -34,6 +35,7 @@ def coded_bytes(
     itemsize: int = 4,
     pairs: int = 0,
     shard: int | None = None,
+    nodes: int | None = None,
 ) -> int:
     """Of all ranks together, for the sum of a bucket.
 
@@ -45,7 +47,14 @@ def coded_bytes(
         pairs: elements that each rank chooses, the same ones, by a ``Sparse`` code.
         shard: where each rank gets its shard of the sum alone, and of what ``Codec`` codes: the
             most coded elements of one.
+        nodes: on which the ranks are, where one of each codes its node's sum.
     """
+    if how.nodes and nodes is not None:
+        n = itemsize * sum(map(prod, shapes))
+        if nodes == 1 or not any(map(how.codes, shapes)):
+            return dense_bytes(n, ranks)
+        inside = 2 * (ranks - nodes) * n
+        return inside + coded_bytes(replace(how, nodes=False), shapes, nodes, itemsize, pairs)
     coded = [shape for shape in shapes if how.codes(shape)]
     rest = itemsize * sum(prod(shape) for shape in shapes if not how.codes(shape))
     sent, n, code = dense_bytes(rest, ranks), sum(map(prod, coded)), how.code

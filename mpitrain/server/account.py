@@ -25,7 +25,8 @@ class Told:
         sent: bytes that it sent, by clock.
         pushes: that a server applied.
         moved: bytes that it has sent in all messages and collectives, and moved in shared memory.
-        squares: squared norm of the sum of all gradients of a clock, in a server's part.
+        squares: squared norm of the sum of all gradients of a clock, in a server's part, or in what
+            a worker updates itself.
     """
 
     seconds: float = 0.0
@@ -49,7 +50,8 @@ def steps(
 ) -> list[Step]:
     """A record for each step.
 
-    The gradient's norm is that of the whole batch's gradient with ``bound = 0``; else the mean of
+    The gradient's norm is that of the whole batch's gradient with ``bound = 0``, and where all but
+    tables is summed, whose rows are taken for those of one worker each; else the mean of
     the norms of the workers' gradients, each a mean over the worker's own samples.
 
     Args:
@@ -69,7 +71,7 @@ def steps(
     found = []
     for clock, samples in enumerate(batches, first):
         norms = [work.norms[clock] for work in leaders]
-        if squares := [one.squares[clock] for one in servers if clock in one.squares]:
+        if squares := [one.squares[clock] for one in told if clock in one.squares]:
             norm = sqrt(sum(squares))
         else:
             own = shares(samples)

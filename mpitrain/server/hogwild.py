@@ -5,10 +5,13 @@ Niu, Recht, Re & Wright, Hogwild!: a lock-free approach to parallelizing stochas
 gradient, number by number: a load, a subtraction, a store.  Aligned numbers of 4 and 8 bytes are
 loaded and stored whole, so that no number is ever a mixture of two; but of two ranks that change
 the same number at the same time, one may store over the other, whose change is lost.  Where
-gradients are sparse, as an embedding table's, this is rare.
+gradients are sparse, as an embedding table's, this is rare.  The layers behind the tables have
+dense gradients; with ``hogwild = "tables"`` these are summed over the ranks in each step, and only
+the tables are without locks.
 """
 
 from collections import Counter
+from collections.abc import Callable
 from time import perf_counter
 from typing import cast
 
@@ -23,11 +26,13 @@ from mpitrain.group import TensorGroup, share
 from mpitrain.parallel.store import Piece, Reduction, Store
 from mpitrain.parallel.summation import Dense
 from mpitrain.parallel.whole import WholeGradients
+from mpitrain.server.account import Told
 from mpitrain.server.order import Order
 from mpitrain.server.roles import Roles
 from mpitrain.server.trainer import ServedTrainer
 from mpitrain.server.wire import Kind
 from mpitrain.server.work import Exchange
+from mpitrain.update import square_sum
 
 
 class NodeCopy(WholeGradients):
@@ -38,15 +43,24 @@ class NodeCopy(WholeGradients):
         pieces: the part of the copy that this rank saves.
     """
 
-    def __init__(self, comm: Communicator, arena: Arena, initial: Array) -> None:
+    def __init__(
+        self, comm: Communicator, arena: Arena, initial: Array, algorithm: str | None = None
+    ) -> None:
         """Allocate the window; collective.
+
+        Args:
+            comm: the ranks.
+            arena: the layout.
+            initial: parameters, flat.
+            algorithm: of all-reduces of all gradients but the tables'; None: nothing is summed.
 
         Raises:
             ConfigError: on all ranks; they cannot address one memory.
         """
         self._node = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank)
         self._alone = comm.Split(comm.rank)
-        reduction = Reduction({DATA: self._alone, OWN: self._alone}, Dense())
+        rest = self._alone if algorithm is None else comm
+        reduction = Reduction({DATA: rest, OWN: self._alone}, Dense(algorithm or "auto"))
         super().__init__(arena, reduction, np.zeros(arena.size, initial.dtype))
         if comm.allreduce(self._node.size, op=MPI.MIN) < comm.size:
             raise ConfigError(
@@ -69,6 +83,8 @@ class NodeCopy(WholeGradients):
             own = share(bucket.stop - bucket.start, comm.rank, comm.size)
             start, part = bucket.start + own.start, self.flat[bucket.start : bucket.stop][own]
             self.pieces.append(Piece(start, part, np.zeros_like(part), bucket.group))
+        if algorithm is not None:
+            self.bind_sums()
 
     def take(self, layer: int) -> Parameters:
         return self._views[layer]
@@ -76,10 +92,15 @@ class NodeCopy(WholeGradients):
     def publish(self) -> float:
         """What each rank has stored, all of them see; collective."""
         start = perf_counter()
-        self._window.Sync()
-        self._node.Barrier()
-        self._window.Sync()
+        self.meet(False)
         return perf_counter() - start
+
+    def meet(self, failed: bool) -> bool:
+        """The same, and whether any of them has ``failed``; collective."""
+        self._window.Sync()
+        found: bool = self._node.allreduce(failed, op=MPI.LOR)
+        self._window.Sync()
+        return found
 
     def close(self) -> None:
         super().close()
@@ -105,13 +126,63 @@ class Unlocked:
 
     def push(self, clock: int, clocks: int, gradient: Array, rate: float) -> None:
         """A step along the gradient, in the numbers where it is not 0, without a lock."""
+        self.push_part(0, gradient, rate)
+
+    def push_part(self, start: int, gradient: Array, rate: float) -> None:
+        """The same of the numbers from ``start`` on."""
         index = np.flatnonzero(gradient)
         step = gradient[index]
         step *= rate
-        self._flat[index] -= step
+        self._flat[start + index] -= step
 
     def end(self, kind: Kind, clock: int) -> None:
         """Nothing is on its way."""
+
+    def free(self) -> None:
+        """It has nothing of its own."""
+
+
+class Tables:
+    """The same where only tables are without locks: all meet before each batch.
+
+    A dense gradient is there on all ranks as soon as nobody computes on the parameters any more;
+    then each rank updates its pieces of them, and the next batch begins when all have.
+    """
+
+    def __init__(self, store: NodeCopy, begins: Callable[[int], None]) -> None:
+        """``begins``: what there is to do before a batch, which may fail."""
+        self.sent: Counter[int] = Counter()
+        #: Squared norm of a batch's gradient in the own tables' rows and pieces, by clock.
+        self.squares: dict[int, float] = {}
+        self._store, self._begins = store, begins
+        self._tables = [t for t in store.arena.tensors if t.group == OWN]
+        self._pieces = [piece for piece in store.pieces if piece.group != OWN]
+        self._unlocked = Unlocked(store.flat)
+        self._has_ended = False
+
+    def pull(self, clock: int) -> bool:
+        """All have updated what they update; False: one has failed."""
+        self._begins(clock)
+        self._has_ended = self._store.meet(False)
+        return not self._has_ended
+
+    def push(self, clock: int, clocks: int, gradient: Array, rate: float) -> None:
+        """A step along the gradient: of tables without a lock, of the rest in the own pieces."""
+        squares = 0.0
+        for table in self._tables:
+            own = gradient[table.start : table.stop]
+            self._unlocked.push_part(table.start, own, rate)
+            squares += square_sum(own)
+        for piece in self._pieces:
+            own = gradient[piece.start : piece.stop]
+            piece.parameters[...] -= rate * own
+            squares += square_sum(own)
+        self.squares[clock] = squares
+
+    def end(self, kind: Kind, clock: int) -> None:
+        """The others hear of it where they meet next."""
+        if not self._has_ended:
+            self._store.meet(kind is Kind.FAILED)
 
     def free(self) -> None:
         """It has nothing of its own."""
@@ -130,16 +201,34 @@ class HogwildTrainer(ServedTrainer):
         return TensorGroup()  # each rank sees all tables
 
     def _hold(self, flat: Array) -> Store:
-        store = NodeCopy(self.comm, self.arena, flat)
+        algorithm = self.config.parallel.algorithm if self._sums_rest else None
+        store = NodeCopy(self.comm, self.arena, flat, algorithm)
         self.summation = store.reduction.summation
-        store.algorithm, store.reason = "Hogwild", "one copy, without locks"
+        summed = f", the rest summed by {store.algorithm}" if self._sums_rest else ""
+        store.algorithm, store.reason = "Hogwild", f"one copy, without locks{summed}"
         return store
+
+    @property
+    def _sums_rest(self) -> bool:
+        return self.config.server.hogwild == "tables"
 
     def _ordered(self) -> Order | None:
         return None  # nobody knows it
 
     def _link(self) -> Exchange:
-        return Unlocked(cast(NodeCopy, self.store).flat)
+        store = cast(NodeCopy, self.store)
+        return Tables(store, super()._begins) if self._sums_rest else Unlocked(store.flat)
+
+    def _begins(self, step: int) -> None:
+        # With sums, a rank that fails must do so before the others wait for its gradients.
+        if not self._sums_rest:
+            super()._begins(step)
+
+    def _work(self, epoch: int, batches: list[Array], first: int) -> Told:
+        told = super()._work(epoch, batches, first)
+        if isinstance(self._to_servers, Tables):
+            told.squares, self._to_servers.squares = self._to_servers.squares, {}
+        return told
 
     def _count_updates(self, steps: int) -> None:
         self.updater.steps += steps

@@ -123,7 +123,7 @@ class Serving:
             clients.answer(worker, Kind.PARAMETERS, message.clock)
         else:
             pulled = clients.sending(worker)
-            done = shard.push(worker, message.clock, message.clocks, message.values, pulled)
+            done = shard.push(worker, message.clock, message.clocks, clients.pushed(worker), pulled)
         clients.listen(worker)
         if step < shard.step < self._stop_at:
             self._on_step(shard.step)

@@ -11,12 +11,15 @@ from typing import cast
 
 import numpy as np
 from mpi4py import MPI
+from msgspec import structs
 
+from collectives.codec import Codec, Dice
 from mpitrain import build
 from mpitrain.arena import DATA
 from mpitrain.arrays import Array
 from mpitrain.batches import MicroBatches
-from mpitrain.config import ConfigError
+from mpitrain.compress import parse
+from mpitrain.config import Compress, ConfigError
 from mpitrain.data import DataError
 from mpitrain.feed import Held
 from mpitrain.group import TensorGroup, share
@@ -82,7 +85,9 @@ class ServedTrainer(Trainer):
     def _hold(self, flat: Array) -> Store:
         check_size(flat.size, self.roles.servers, flat.dtype)
         spread = Spread(self.comm, self.roles, flat)
-        reduction = build.reduction(self.config, {DATA: self._group}, 0)
+        # Inside of a group gradients are summed as they are; codes are of its pushes.
+        summed = structs.replace(self.config, compress=Compress())
+        reduction = build.reduction(summed, {DATA: self._group}, 0)
         self.summation = reduction.summation
         store: Store
         if self._is_server:
@@ -151,7 +156,8 @@ class ServedTrainer(Trainer):
             correction(own, len(leaders)),
         )
         size, dtype = piece.parameters.size, piece.parameters.dtype
-        self._clients = Clients(self._wire, leaders, size, dtype, self._traffic)
+        codec = self._push_codec()
+        self._clients = Clients(self._wire, leaders, size, dtype, self._traffic, codec)
         self._serving = Serving(self.comm, self._clients, shard, leaders, self._begins)
         self._shard = shard
 
@@ -175,7 +181,21 @@ class ServedTrainer(Trainer):
             return None
         ranks = [self.roles.server(number) for number in range(self.roles.servers)]
         spread = cast(Pulled, self.store).spread
-        return Servers(self.comm, self._wire, ranks, spread.parts, spread.flat, self._traffic)
+        return Servers(
+            self.comm,
+            self._wire,
+            ranks,
+            spread.parts,
+            spread.flat,
+            self._traffic,
+            self._push_codec(),
+            Dice(self.config.run.seed, self.roles.group(self.comm.rank)),
+        )
+
+    def _push_codec(self) -> Codec | None:
+        """By which gradients are pushed; None: as they are."""
+        text = self.config.compress.codec
+        return None if text == "none" else cast(Codec, parse(text))
 
     @property
     def layout(self) -> str:

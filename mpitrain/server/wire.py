@@ -13,10 +13,12 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator, Traffic
+from collectives.codec import Codec, Dice
 from mpitrain.arrays import Array
 from mpitrain.config import ConfigError
 
 _TAG = 1
+_BYTE = np.dtype(np.uint8)
 #: Kind, clock, clocks; the numbers after it are aligned.
 _HEADER = np.dtype([("kind", "<i8"), ("clock", "<i8"), ("clocks", "<i8"), ("unused", "<i8", (5,))])
 #: MPI counts the bytes of a message in 32 bits.
@@ -44,10 +46,11 @@ class Message:
     """A buffer.
 
     Attributes:
-        values: the numbers, of shape (elements,).
+        values: the numbers, of shape (elements,), or the bytes of their code.
     """
 
     def __init__(self, size: int, dtype: Any) -> None:
+        """Memory for ``size`` elements of this type."""
         self._bytes = np.zeros(_HEADER.itemsize + size * np.dtype(dtype).itemsize, np.uint8)
         self._header = self._bytes[: _HEADER.itemsize].view(_HEADER)
         self.values: Array = self._bytes[_HEADER.itemsize :].view(dtype)
@@ -82,6 +85,11 @@ class Message:
         return int(self._header["clocks"][0])
 
 
+def _pushed(size: int, dtype: Any, codec: Codec | None) -> Message:
+    """A push of so many numbers, by a code if there is one."""
+    return Message(codec.nbytes(size), _BYTE) if codec else Message(size, dtype)
+
+
 def check_size(elements: int, servers: int, dtype: Any) -> None:
     """Refuse parts of the parameters that do not fit into a message.
 
@@ -101,7 +109,7 @@ class Clients:
     """A server's side: what each worker sends, and what it is sent.
 
     Attributes:
-        inbox: the message of each worker that came last.
+        inbox: the message of each worker that came last; :meth:`pushed` has its numbers.
         outbox: what each worker was sent last.
         sent: bytes of the parameters sent, by clock.
     """
@@ -113,6 +121,7 @@ class Clients:
         size: int,
         dtype: Any,
         traffic: Traffic,
+        codec: Codec | None = None,
     ) -> None:
         """Bind the messages.
 
@@ -122,9 +131,12 @@ class Clients:
             size: elements of this server's part.
             dtype: type of the parameters.
             traffic: counts what is sent, besides.
+            codec: by which gradients are pushed; None: as they are.
         """
         self._traffic = traffic
-        self.inbox = [Message(size, dtype) for _ in workers]
+        self._codec = codec
+        self._decoded: Array = np.empty(size if codec else 0, dtype)
+        self.inbox = [_pushed(size, dtype, codec) for _ in workers]
         self.outbox = [Message(size, dtype) for _ in workers]
         self.sent: Counter[int] = Counter()
         self._receives = [
@@ -147,6 +159,14 @@ class Clients:
         """
         some = MPI.Request.Waitsome if wait else MPI.Request.Testsome
         return some(self._receives) or ()
+
+    def pushed(self, worker: int) -> Array:
+        """The gradient in a worker's inbox, of shape (elements,), until the next is asked for."""
+        values = self.inbox[worker].values
+        if self._codec is None:
+            return values
+        self._codec.decode(values, self._decoded)
+        return self._decoded
 
     def answer(self, worker: int, kind: Kind, clock: int) -> None:
         """Send a worker its outbox."""
@@ -184,6 +204,8 @@ class Servers:
         parts: Sequence[slice],
         parameters: Array,
         traffic: Traffic,
+        codec: Codec | None = None,
+        dice: Dice | None = None,
     ) -> None:
         """Bind the messages.
 
@@ -194,14 +216,17 @@ class Servers:
             parts: of the parameters, by server.
             parameters: flat; pulls replace them.
             traffic: counts what is sent, besides.
+            codec: by which gradients are pushed; None: as they are.
+            dice: that a code draws with, of this worker and the last clock of a push.
         """
+        self._codec, self._dice = codec, dice or Dice()
         self._comm = comm
         self._traffic = traffic
         self._parts = parts
         self._parameters = parameters
         self.sent: Counter[int] = Counter()
         sizes = [part.stop - part.start for part in parts]
-        self._pushed = [Message(size, parameters.dtype) for size in sizes]
+        self._pushed = [_pushed(size, parameters.dtype, codec) for size in sizes]
         self._pulled = [Message(size, parameters.dtype) for size in sizes]
         self._asked = [Message(0, parameters.dtype) for _ in sizes]
         to = list(zip(servers, self._pushed, self._pulled, self._asked, strict=True))
@@ -228,11 +253,18 @@ class Servers:
         """
         MPI.Request.Waitall(self._pushes)
         for part, message in zip(self._parts, self._pushed, strict=True):
-            message.values[...] = gradient[part]
+            self._write(gradient[part], part.start, message, clock + clocks - 1)
             message.write(Kind.PUSH, clock, clocks)
             self.sent[clock + clocks - 1] += message.nbytes
             self._traffic.send(1, message.nbytes)
         MPI.Prequest.Startall(self._pushes)
+
+    def _write(self, gradient: Array, start: int, message: Message, clock: int) -> None:
+        if self._codec is None:
+            message.values[...] = gradient
+            return
+        self._dice.step = clock
+        self._codec.encode(gradient, message.values, lambda: self._dice.draw(start, 0))
 
     def end(self, kind: Kind, clock: int) -> None:
         """Send nothing more before the meeting."""

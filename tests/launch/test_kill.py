@@ -51,6 +51,24 @@ LAYOUTS = {
     "tensor, zero 2": ["parallel.tensor=2", "parallel.zero=2"],
     "data x pipe, zero 3": ["parallel.pipe=2", "parallel.zero=3"],
     "data, reading ahead": ["data.workers=2"],
+    "codes": ["compress.codec=topk:keep=0.1"],
+    "local": ["sync.kind=local", "sync.period=4", "sync.outer=nesterov", "sync.fragments=2"],
+    "delayed": ["sync.kind=delayed", "sync.period=2", "sync.delay=3"],
+    "quorum of all": ["sync.kind=quorum", "sync.quorum=1.0"],
+    "servers": ["server.ranks=1", "server.bound=0"],
+    "clients": [
+        "model.layers=1",
+        "model.width=8",
+        "train.steps=0",
+        "train.epochs=1",
+        "federated.clients=40",
+        "federated.rounds=60",
+        "federated.sample=4",
+        "federated.dropout=0.1",
+        "federated.server=adam",
+        "federated.server_lr=0.02",
+        "federated.bits=8",
+    ],
 }
 
 
@@ -124,7 +142,7 @@ def parameters(folder):
     checkpoint = Checkpoint(newest)
     checkpoint.verify()
     assert checkpoint.manifest.progress.step == 60
-    return {name: checkpoint.tensor("parameters", name) for name in checkpoint.manifest.shapes}
+    return {name: checkpoint.tensor("parameters", name) for name in checkpoint.names}
 
 
 def kill_somewhere(folder, layout, rng):

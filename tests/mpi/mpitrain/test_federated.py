@@ -300,6 +300,20 @@ def test_a_client_that_diverges_is_named_on_all_ranks(comm):
         list(trainer.run_epoch(0))
 
 
+@pytest.mark.quick_on(3)
+@pytest.mark.parametrize("server", ["sgd", "adam", "lamb"])
+def test_a_servers_step_that_overflows_is_named_on_all_ranks(comm, server):
+    """Also in the last round, whose weights no client would meet."""
+    config = job(server=server, server_lr=1e39, server_epsilon=1e-30, rounds=1)
+    config = replace(config, optim=Optim(lr=30.0, reference_batch=0))
+    with (
+        federated.Trainer(comm, config) as trainer,
+        np.errstate(all="raise", under="ignore"),
+        pytest.raises(NonFinite, match="round 1: the server's weights are not finite"),
+    ):
+        list(trainer.run_epoch(0))
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_weights_that_are_not_finite_are_refused_on_all_ranks(comm, value):
     with federated.Trainer(comm, job(rotate=True, bits=4)) as trainer:

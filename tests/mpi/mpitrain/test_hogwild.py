@@ -10,12 +10,13 @@ from msgspec.structs import replace
 
 from collectives import Communicator
 from mpitrain.config import Config, Data, Model, Optim, Run, Server, Train
-from mpitrain.data import DataError
+from mpitrain.data import DataError, Dataset, Samples
 from mpitrain.run import resume, train
 from mpitrain.server import HogwildTrainer
 from mpitrain.server.hogwild import Unlocked
 from mpitrain.threads import limit_blas_threads
 from mpitrain.trainer import Trainer
+from mpitrain.update import NonFinite
 from tests.mpi.mpitrain.layouts import whole
 
 RANKS = MPI.COMM_WORLD.size
@@ -29,14 +30,14 @@ def comm():
         yield world
 
 
-def job(folder, dtype="float32", steps=12, micro_batches=2):
+def job(folder, dtype="float32", steps=12, micro_batches=2, hogwild=True):
     return Config(
         run=Run(seed=3, dtype=dtype, dir=str(folder)),
         data=Data(name="clicks", samples=600, tables=5, rows=200),
         model=Model(kind="recommender", width=4, hidden=(8,)),
         optim=Optim(lr=0.3, reference_batch=0, momentum=0.0),
         train=Train(epochs=9, steps=steps, batch_size=48, micro_batches=micro_batches),
-        server=Server(hogwild=True, window=5),
+        server=Server(hogwild=hogwild, window=5),
     )
 
 
@@ -59,9 +60,10 @@ def equal(found, expected):
 
 
 @slow
+@pytest.mark.parametrize("hogwild", [True, "tables"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_one_worker_is_one_process_bit_by_bit(comm, folder, dtype):
-    config = job(folder / str(comm.rank), dtype)
+def test_one_worker_is_one_process_bit_by_bit(comm, folder, dtype, hogwild):
+    config = job(folder / str(comm.rank), dtype, hogwild=hogwild)
     with Communicator(MPI.COMM_SELF) as one:
         found, records = trained(one, config)
         expected, theirs = trained(one, without(config), Trainer)
@@ -105,11 +107,44 @@ def shared(comm, size, dtype):
     return window, flat
 
 
+@quick
+def test_tables_without_locks_and_a_synchronous_rest_are_one_process(comm, folder):
+    """Where no two samples have a row in common, whoever comes first."""
+    samples, tables = 600, 5
+    rng = np.random.default_rng(1)
+    inputs = np.stack([rng.permutation(samples) for _ in range(tables)], axis=1)
+    labels = rng.integers(0, 2, samples)
+    data = Dataset(Samples(inputs, labels), Samples(inputs[:50], labels[:50]), 2)
+    config = job(folder, "float64", hogwild="tables")
+    config = replace(config, data=replace(config.data, rows=samples))
+    late = random.Random(comm.rank)
+    found, records = trained(
+        comm,
+        config,
+        data=data,
+        before_step=lambda trainer: time.sleep(late.choice([0.0, 0.003])),
+    )
+    with Communicator(MPI.COMM_SELF) as one:
+        expected, theirs = trained(one, without(config), Trainer, data=data)
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=0, atol=1e-13, err_msg=name)
+    np.testing.assert_allclose(
+        [(r.loss, r.grad_norm) for r in records],
+        [(r.loss, r.grad_norm) for r in theirs],
+        rtol=1e-10,
+    )
+    if RANKS > 1:  # of the tables nothing is sent
+        rest = sum(v.size for name, v in expected.items() if not name.endswith("table"))
+        assert 0 < records[0].sent_bytes + records[0].shared_bytes < 3 * 8 * rest + 1000
+
+
 @slow
-def test_all_ranks_train_one_copy(comm, folder):
+@pytest.mark.parametrize("hogwild", [True, "tables"])
+def test_all_ranks_train_one_copy(comm, folder, hogwild):
     """To about where one process gets; no two runs are alike, bit by bit."""
     rng = random.Random(comm.rank)
-    config = job(folder, steps=60)
+    config = job(folder, steps=60, hogwild=hogwild)
     found, records = trained(
         comm, config, before_step=lambda trainer: time.sleep(rng.choice([0.0, 0.003]))
     )
@@ -124,8 +159,9 @@ def test_all_ranks_train_one_copy(comm, folder):
 
 
 @quick
-def test_its_checkpoints_are_everybodys(comm, folder):
-    config = job(folder, steps=10)
+@pytest.mark.parametrize("hogwild", [pytest.param(True, marks=slow), "tables"])
+def test_its_checkpoints_are_everybodys(comm, folder, hogwild):
+    config = job(folder, steps=10, hogwild=hogwild)
     with HogwildTrainer(comm, config) as trainer:
         train(trainer)
         expected = whole(comm, trainer)
@@ -140,13 +176,36 @@ def test_its_checkpoints_are_everybodys(comm, folder):
         assert trainer.steps_done == 15
 
 
-@slow
-def test_an_error_of_one_worker_is_one_of_all_ranks(comm, folder):
+@quick
+@pytest.mark.parametrize("hogwild", [pytest.param(True, marks=slow), "tables"])
+@pytest.mark.parametrize("at", [0, pytest.param(3, marks=slow), pytest.param(4, marks=slow)])
+def test_an_error_of_one_worker_is_one_of_all_ranks(comm, folder, hogwild, at):
+    """At a window's first batch, within it and at its last."""
+
     def fail(trainer):
-        if comm.rank == RANKS - 1 and trainer.steps_done == 3:
+        if comm.rank == RANKS - 1 and trainer.steps_done == at:
             raise DataError("bad sector")
 
-    trainer = HogwildTrainer(comm, job(folder), before_step=fail)
+    trainer = HogwildTrainer(comm, job(folder, hogwild=hogwild), before_step=fail)
     with pytest.raises(DataError, match="bad sector"):
         list(trainer.run_epoch(0))
     trainer.close()
+
+
+@quick
+@pytest.mark.parametrize("at", [1, pytest.param(4, marks=slow)])
+def test_what_is_not_finite_on_one_rank_ends_the_run_on_all(comm, folder, at):
+    """Of the own samples' rows, which nobody else sees; in a window, and at its end."""
+    config = job(folder, hogwild="tables")
+    with HogwildTrainer(comm, config) as trainer:
+        compute = trainer._worker._compute
+
+        def broken(clock, batch, held):
+            loss, unused = compute(clock, batch, held)
+            if clock == at and comm.rank == RANKS - 1:
+                loss = float("nan")
+            return loss, unused
+
+        trainer._worker._compute = broken
+        with pytest.raises(NonFinite, match="is not finite at step"):
+            list(trainer.run_epoch(0))

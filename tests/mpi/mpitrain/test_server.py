@@ -12,8 +12,21 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 from collectives import Communicator
+from collectives.codec import Dice
 from mpitrain import fit
-from mpitrain.config import Config, ConfigError, Data, Model, Optim, Parallel, Run, Server, Train
+from mpitrain.compress import parse
+from mpitrain.config import (
+    Compress,
+    Config,
+    ConfigError,
+    Data,
+    Model,
+    Optim,
+    Parallel,
+    Run,
+    Server,
+    Train,
+)
 from mpitrain.data import DataError
 from mpitrain.data.sampler import Sampler
 from mpitrain.evaluation import evaluate
@@ -258,6 +271,18 @@ def simulated(folder, config, workers, servers):
             stage.backward(Fixed, saved, dy, emit)
         return total
 
+    def pushed(worker, clock, part, shard):
+        """As the server sees it."""
+        if codec is None:
+            return part
+        code, decoded = np.empty(codec.nbytes(part.size), np.uint8), np.empty_like(part)
+        dice = Dice(config.run.seed, worker, clock)
+        codec.encode(part, code, lambda: dice.draw(shard.start, 0))
+        codec.decode(code, decoded)
+        return decoded
+
+    codec = None if config.compress.codec == "none" else parse(config.compress.codec)
+
     def events(server):
         lines = (folder / f"server-{server}.jsonl").read_text().splitlines()
         return [event for event in map(json.loads, lines) if "worker" in event]
@@ -278,7 +303,8 @@ def simulated(folder, config, workers, servers):
                 pulled = [sent.get((other, *key)) for other in range(servers)]
                 if any(part is None for part in pulled):
                     continue
-                g = gradient(*key, np.concatenate(pulled))[shard] + decay * weights[shard]
+                g = gradient(*key, np.concatenate(pulled))[shard]
+                g = pushed(*key, g, shard) + decay * weights[shard]
                 velocity[shard] = np.float32(config.optim.momentum) * velocity[shard] + g
                 weights[shard] -= np.float32(0.05 * 96 / 64) * velocity[shard]
             at[server] += 1
@@ -296,16 +322,47 @@ def test_one_process_that_reads_the_log_has_the_same_bits(comm, folder, servers)
 
 
 @quick
-def test_bytes_are_those_of_the_messages(comm, folder):
+@pytest.mark.parametrize("codec", ["bf16", pytest.param("qsgd", marks=slow)])
+def test_pushes_by_codes_are_those_of_the_log_decoded(comm, folder, codec):
+    """With the dice of the worker and its clock; and a replay has the same bits."""
+    servers = SERVERS[-1]
+    config = job(folder / "first", ranks=servers, bound="none", window=5)
+    config = replace(config, compress=Compress(codec))
+    found, _ = trained(comm, config, before_step=delays(comm, 5))
+    comm.Barrier()
+    if comm.rank == 0:
+        equal(found, simulated(folder / "first", config, RANKS - servers, servers))
+    again = replace(config.server, replay=str(folder / "first"))
+    run = replace(config.run, dir=str(folder / "again"))
+    replayed, _ = trained(comm, replace(config, server=again, run=run))
+    equal(replayed, found)
+
+
+@pytest.mark.parametrize(
+    "codec",
+    [
+        pytest.param("none", marks=quick),
+        pytest.param("bf16", marks=slow),
+        pytest.param("int8", marks=slow),
+        pytest.param("terngrad", marks=slow),
+    ],
+)
+def test_bytes_are_those_of_the_messages(comm, folder, codec):
     """64 bytes of header each: a push and a request a server, and parameters; one end a window."""
     config = job(folder, ranks=SERVERS[-1], bound=1, window=3)
+    if codec != "none":
+        config = replace(config, compress=Compress(codec, "off"))
     found, records = trained(comm, config)
-    bytes_ = sum(values.nbytes for values in found.values())
+    size = sum(values.size for values in found.values())
+    bytes_, pushed = 4 * size, 4 * size
+    if codec != "none":
+        parts = [share(size, number, SERVERS[-1]) for number in range(SERVERS[-1])]
+        pushed = sum(parse(codec).nbytes(part.stop - part.start) for part in parts)
     workers, servers = RANKS - SERVERS[-1], SERVERS[-1]
     for record in records:
         ends = workers * servers * 64 * (record.step % 3 == 0)
         assert record.served.pulled_bytes == workers * (bytes_ + 64 * servers)
-        assert record.served.pushed_bytes == workers * (bytes_ + 128 * servers) + ends
+        assert record.served.pushed_bytes == workers * (pushed + 128 * servers) + ends
 
 
 @slow

@@ -54,6 +54,19 @@ def job(codec, sync=None, optim=None, parallel=None, **how):
         ("demo", {"parallel": {"zero": 3}}, "demo is of whole ones"),
         ("auto", {"parallel": {"zero": 2}}, "auto tries codes that zero = 2 and 3 do not take"),
         ("int8", {"parallel": {"pipe": 2, "schedule": "asynchronous"}}, "asynchronous"),
+        ("none", {"units": "update"}, "name a codec"),
+        ("auto", {"level": "nodes"}, "auto chooses the code"),
+        ("signum", {"level": "nodes"}, "signum is of each rank's own gradients"),
+        ("dgc", {"level": "nodes", "optim": SGD}, "dgc is of each rank's own gradients"),
+        ("int8", {"level": "nodes", "parallel": {"zero": 1}}, "whole on one rank; set zero = 0"),
+        ("bf16", {"level": "nodes", "parallel": {"node_shared": True}}, "between nodes by itself"),
+        ("auto", {"units": "update"}, "auto chooses the code"),
+        ("terngrad", {"units": "update"}, "terngrad keeps no residual here"),
+        ("bf16", {"units": "update"}, "bf16 keeps no residual here"),
+        ("int8", {"units": "update", "feedback": "off"}, "int8 keeps no residual here"),
+        ("signum", {"units": "update"}, "signum keeps no residual here"),
+        ("demo", {"units": "update"}, "demo keeps no residual here"),
+        ("int8", {"units": "update", "sync": LOCAL}, "workers exchange ways, which are updates"),
     ],
 )
 def test_what_cannot_be(codec, more, why):
@@ -69,6 +82,9 @@ def test_what_can():
     assert job("int8", parallel={"zero": 3}, feedback="off")
     assert job("bf16", parallel={"node_shared": True})
     assert job("powersgd", flush_every=3, start=5, parallel={"zero": 1})
+    assert job("bf16", units="update", feedback="on")
+    assert job("powersgd", level="nodes", parallel={"pipe": 2, "tensor": 2})
+    assert job("int8", level="nodes", sync=LOCAL)
 
 
 @pytest.mark.parametrize(

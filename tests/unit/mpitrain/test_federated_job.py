@@ -52,6 +52,8 @@ def test_schedules_count_rounds(job):
         ("federated.clip=1.0", "federated.clip: cuts numbers on a grid; set bits"),
         ("federated.kept=0.0", "federated.kept: Expected `float` > 0.0"),
         ("federated.bits=25", "federated.bits: Expected `int` <= 24"),
+        ("federated.alpha=1e10", "federated.alpha: Expected `float` <= 1000000000.0"),
+        ("federated.spread=101.0", "federated.spread: Expected `float` <= 100.0"),
         ("federated.server=sdg", "federated.server = 'sdg': unknown value; did you mean 'sgd'?"),
         ("federated.cleints=3", "federated.cleints: unknown key; did you mean 'clients'?"),
         ("parallel.pipe=2", "parallel: a client has the whole model"),

@@ -10,7 +10,7 @@ pytest.importorskip("mpi4py")
 from collectives import Link
 from mpitrain.bench import cells
 from mpitrain.config import ConfigError, expect_on_link, load
-from mpitrain.report.matrix import verdict, write_page
+from mpitrain.report.matrix import gain, verdict, write_page
 from mpitrain.report.results import (
     DENSE,
     SHARED,
@@ -182,3 +182,27 @@ def test_the_page(tmp_path):
 def test_a_page_of_nothing(tmp_path):
     write_page(matrix({}), tmp_path / "page.html")
     assert "Nothing was trained yet." in (tmp_path / "page.html").read_text()
+
+
+def test_the_headline_is_what_pays_most(tmp_path):
+    """Not what pays first; a dense run that never comes there has taken all of its time."""
+    pytest.importorskip("matplotlib")
+    found = {}
+    for link, seconds in (("1 Gb/s", 3.0), ("100 Mb/s", 1.0), ("far", 2.0)):
+        found[cell(link=link)] = result([2.0, 1.0], [3.0, 6.0])
+        found[cell("int8", link=link)] = result([2.0, 1.0], [seconds, 1.5 * seconds])
+    head = 'class="answer">On {}, '
+
+    def page():
+        write_page(matrix(found, 2), tmp_path / "page.html")
+        return (tmp_path / "page.html").read_text()
+
+    assert head.format("100 Mb/s") + "int8" in page()
+    found[cell(link="slow")] = result([2.0], [30.0])
+    found[cell("int8", link="slow")] = result([2.0, 1.0], [2.0, 4.0])
+    found[cell(job="gpt")] = result([2.0, 1.0], [30.0, 60.0])  # alone: nothing to compare with
+    assert head.format("slow") + "int8" in page()
+    for one in [one for one in found if one.method != DENSE]:
+        del found[one]
+    assert head.format("1 Gb/s") + "nothing pays" in page()
+    assert gain([(cell("int8"), result([1.0], [1.0]))], 1.0) == 1.0

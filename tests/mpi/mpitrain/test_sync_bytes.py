@@ -1,0 +1,80 @@
+"""Bytes that strategies send, counted where messages start, against their formulas."""
+
+import pytest
+from mpi4py import MPI
+
+from collectives import Communicator
+from collectives.codec import Dice
+from mpitrain import build
+from mpitrain.config import Compress
+from mpitrain.parallel.compressed import Compressed
+from mpitrain.parallel.summation import Dense
+from mpitrain.parallel.wire import coded_bytes, dense_bytes
+from mpitrain.sync import Delayed, Local, Quorum
+from mpitrain.sync.outer import outer
+from tests.mpi.mpitrain import test_sync_arithmetic as arithmetic
+from tests.mpi.mpitrain.test_quorum import sums
+
+pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(3)]
+P = MPI.COMM_WORLD.size
+STEPS = 12
+STRATEGIES = {
+    "local": lambda own: Local(own, period=3, outer=outer("plain")),
+    "diloco": lambda own: Local(own, period=4, outer=outer("nesterov")),
+    "fragments": lambda own: Local(own, period=6, outer=outer("plain"), fragments=3, delay=1),
+    "delayed": lambda own: Delayed(own, period=2, delay=3),
+    "each step": lambda own: Delayed(own, period=1, delay=0),
+}
+#: Times that each element is exchanged in as many steps.
+TIMES = {"local": 4, "diloco": 3, "fragments": 2, "delayed": 6, "each step": 12}
+
+
+@pytest.mark.parametrize("codec", ["none", "bf16"])
+@pytest.mark.parametrize("widths", [(5, 9, 3), (1,)], ids=["odd", "fewer than ranks"])
+@pytest.mark.parametrize("kind", STRATEGIES)
+def test_workers_send_an_all_reduce_a_period(monkeypatch, kind, widths, codec):
+    """Delayed ones of the last steps are under way: they were sent, too."""
+    if kind == "fragments" and len(widths) == 1:
+        pytest.skip("a fragment has a layer")
+    monkeypatch.setattr(arithmetic, "WIDTHS", widths)
+    how = None if codec == "none" else build.compression(Compress(codec, least=1))
+
+    def summation():
+        dense = Dense("ring")
+        return Compressed(how, Dice(1, comm.rank), dense) if how else dense
+
+    with Communicator(MPI.COMM_WORLD) as comm:
+        traffic = comm.count_traffic()
+        own = arithmetic.workers(comm, summation=summation)
+        strategy = STRATEGIES[kind](own)
+        before = traffic.sent + traffic.shared
+        for step in range(STEPS):
+            own.parameters[...] -= arithmetic.RATE * arithmetic.gradient(comm, comm.rank, step)
+            strategy.after_step(step)
+        strategy.quiesce()
+        sent = comm.allreduce(traffic.sent + traffic.shared - before)
+        assert traffic.native == 0
+        strategy.close()
+    shapes = [(width, 1) for width in widths]
+    once = dense_bytes(8 * sum(widths), P)
+    if how and kind == "fragments":
+        once = sum(coded_bytes(how, [shape], P, 8) for shape in shapes)
+    elif how:
+        once = coded_bytes(how, shapes, P, 8)
+    assert sent == TIMES[kind] * once
+
+
+@pytest.mark.parametrize("widths", [(5, 9, 3), (1,)], ids=["odd", "fewer than ranks"])
+def test_a_quorum_sends_gradients_to_the_first_and_means_to_all(monkeypatch, widths):
+    """Each with 11 numbers of the step, and of each worker the 8 steps it may have in the mean."""
+    monkeypatch.setattr(arithmetic, "WIDTHS", widths)
+    with Communicator(MPI.COMM_WORLD) as comm:
+        traffic = comm.count_traffic()
+        quorum = Quorum(arithmetic.workers(comm), needed=P)
+        before = traffic.sent
+        sums(comm, quorum, STEPS, lambda worker, step: arithmetic.gradient(comm, worker, step))
+        quorum.quiesce()
+        sent = comm.allreduce(traffic.sent - before)
+        quorum.close()
+    message = 8 * (11 + 8 * P + sum(widths))
+    assert sent == STEPS * 2 * (P - 1) * message
