@@ -60,7 +60,7 @@ class Window:
         self._store = store
         self._updater = updater
         self._rate = rate
-        self._unused: list[str] = []
+        self._unused: list[frozenset[str]] = []
         self.weights = VersionedWeights(
             policy,
             store.arena,
@@ -78,12 +78,11 @@ class Window:
         self.weights.before_update()
         squares = self._updater.own_squares()
         own = loss if self._grid.place.tensor == 0 else 0.0
-        tensors = self._store.arena.tensors
-        self._unused += [t.name for t in tensors if t.name not in self._store.used]
-        unused = len(tensors) - len(self._store.used)
+        names = frozenset(tensor.name for tensor in self._store.arena.tensors)
+        self._unused.append(names - self._store.used)
         self._updater.step(self._rate(self._updater.steps))
         self._store.reset()
-        return Updated(own, squares, comm_seconds, unused)
+        return Updated(own, squares, comm_seconds, len(self._unused[-1]))
 
     def agree(self, own: Sequence[Updated], steps_done: int) -> list[Updated]:
         """Sums over the ranks of what each knows of the updates; collective.
@@ -102,12 +101,7 @@ class Window:
         self._grid.comm.Allreduce(MPI.IN_PLACE, totals, algorithm="native")
         found = [Updated(*total) for total in totals.tolist()]
         if any(total.unused for total in found):
-            names = sorted({n for own in self._grid.comm.allgather(self._unused) for n in own})
-            raise ConfigError(
-                f"parallel.schedule: asynchronous moves every parameter in every step, and the "
-                f"loss does not follow from {', '.join(names[:3])}; freeze what is not used "
-                "(requires_grad_(False)), or set schedule = '1f1b'"
-            )
+            self._expect_used()
         for index, total in enumerate(found):
             if not (isfinite(total.loss) and isfinite(total.squares)):
                 raise NonFinite(
@@ -115,6 +109,19 @@ class Window:
                     "smaller optim.lr or a longer optim.warmup_epochs may help"
                 )
         return found
+
+    def _expect_used(self) -> None:
+        """Raises where no replica of a stage has used a tensor in a step; one without samples uses
+        none.  Collective."""
+        told = self._grid.comm.allgather((self._grid.place.stage, self._unused))
+        stages = [[steps for s, steps in told if s == stage] for stage in {s for s, _ in told}]
+        by_none = [frozenset.intersection(*step) for own in stages for step in zip(*own)]
+        if names := sorted(frozenset[str]().union(*by_none)):
+            raise ConfigError(
+                f"parallel.schedule: asynchronous moves every parameter in every step, and the "
+                f"loss does not follow from {', '.join(names[:3])}; freeze what is not used "
+                "(requires_grad_(False)), or set schedule = '1f1b'"
+            )
 
     def _along_velocity(self) -> Array:
         like = self._store.parameters
