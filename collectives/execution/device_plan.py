@@ -7,6 +7,7 @@ memory before the stream has come that far, and MPI is called by the host: a :cl
 is a round of its own, tells when it has.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -46,7 +47,8 @@ class Gate:
         return self.event.done
 
     def Wait(self) -> None:
-        self.event.synchronize()
+        while not self.Test():
+            os.sched_yield()
 
     def Free(self) -> None:
         """Nothing to release."""
@@ -86,9 +88,8 @@ class Queued(Protocol):
 
 def behind(gate: Gate, bound: BoundRound) -> list[BoundRound]:
     """``bound``, and the gate behind it: the next round finds all done that was queued before."""
-    bound.finish.append(gate.Start)
     bound.reductions.append(gate.Start)
-    return [bound, BoundRound(requests=[gate], finish=[gate.Wait])]
+    return [bound, BoundRound(requests=[gate])]
 
 
 def _all_done(testall: Callable[[Sequence[Any]], bool], requests: Sequence[Any]) -> bool:
@@ -133,6 +134,12 @@ class DevicePlan(Plan):
             lane,
         )
 
+    @property
+    def is_only_queued(self) -> bool:
+        """Whether its messages are over, and only the streams have not come to its end yet: ``Wait``
+        does not make the host wait."""
+        return self._next >= len(self._rounds) - 1
+
     def __call__(self) -> None:
         self.Start()
         self.Wait()
@@ -154,10 +161,10 @@ class DevicePlan(Plan):
         self._underway.adopt(self)
         try:
             with self._memory.working():
-                # Not for the end: the caller's streams wait for that, and the host does not.
-                while len(self._underway.here) > 1 and self._next < len(self._rounds) - 1:
-                    if not super().Test():
-                        self._underway.progress()
+                # Gates are asked, never waited for: meanwhile the rank moves along what it has
+                # under way.  Not the end, which the caller's streams wait for.
+                while not self.is_only_queued and not super().Test():
+                    self._underway.progress()
                 self._finish()
         except BaseException as error:
             self._leave(error, self._next)

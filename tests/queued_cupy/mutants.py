@@ -122,8 +122,8 @@ ALONE = [
 _IPC = "collectives/execution/transport/cuda_ipc.py"
 ON_RANKS = [
     Mutant(
-        "a blocking gate does not wait", "direct", _PLAN,
-        "        self.event.synchronize()\n\n    def Free", "        pass\n\n    def Free",
+        "a blocking call passes its gates unasked", "direct", _PLAN,
+        "while not self.is_only_queued and not super().Test():", "while False:",
     ),
     Mutant(
         "a rank tells its peers too early", "ipc", "collectives/execution/shared.py",
