@@ -56,7 +56,11 @@ ALONE = [
     ),
     Mutant(
         "the plan does not follow the caller", "direct", _PLAN,
-        "        self._memory.follow(self._memory.callers(), self._begun)\n", "",
+        "        self._memory.follow(self.events)\n", "        pass\n",
+    ),
+    Mutant(
+        "the callers are marked too late", "late", _PLAN,
+        "        self._memory.mark(callers, self.events)\n\n", "\n",
     ),
     Mutant(
         "the caller does not follow the plan", "staged", _PLAN,
