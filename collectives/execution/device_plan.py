@@ -173,8 +173,8 @@ class DevicePlan(Plan):
 
     @property
     def is_only_queued(self) -> bool:
-        """Whether its messages are over, and only the streams have not come to its end yet: ``Wait``
-        does not make the host wait."""
+        """Whether its messages are over, and only the streams have not come to its end yet:
+        ``Wait`` does not make the host wait."""
         return self._next >= len(self._rounds) - 1
 
     def __call__(self) -> None:
@@ -184,7 +184,16 @@ class DevicePlan(Plan):
     def Start(self) -> None:
         self._underway.expect_whole()
         super().Start()
-        self.Test()
+        if not self._is_alone():
+            return
+        try:
+            with self._memory.working():
+                self._begin.pass_through()
+                self._next = 1
+                self._start_round()
+        except BaseException as error:
+            self._leave(error, 1)
+            raise
 
     def _is_alone(self) -> bool:
         """Whether no other plan has more to queue on the stream, or this one must not wait."""

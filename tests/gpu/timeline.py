@@ -1,8 +1,9 @@
 """Time that nobody waits for: when streams, copies, messages and the host of one GPU do what.
 
 The host queues work and goes on; a stream does one thing after the other, and so does each way of
-the bus and of the network.  What starts when follows from the order in which the host calls, so that
-times are known as soon as something is queued.  Kernels of two streams do not slow one another.
+the bus and of the network.  What starts when follows from the order in which the host calls, so
+that times are known as soon as something is queued.  Kernels of two streams do not slow one
+another.
 """
 
 from collections import defaultdict
@@ -55,7 +56,7 @@ class Timeline:
         spans: what was done, in the order of calls.
     """
 
-    def __init__(self, rates: Rates = Rates()) -> None:
+    def __init__(self, rates: Rates) -> None:
         self.rates = rates
         self.now = 0.0
         self.spans: list[Span] = []

@@ -21,7 +21,7 @@ class Counts:
         polls: how often an event is asked before it is done.
         leaving: copies to the host that are not there, (where to, what) in their order: an event
             that is recorded takes them along.
-        timeline: has everything done in virtual time and computes no numbers (tests/gpu/virtual.py).
+        timeline: does everything in virtual time and computes no numbers (tests/gpu/virtual.py).
     """
 
     def __init__(self):

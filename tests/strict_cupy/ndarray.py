@@ -291,7 +291,9 @@ def elementwise(ufunc, *inputs, out=None, dtype=None, casting="same_kind"):
         if out is not None:
             return out
         few = [np.empty(0, a.dtype) if isinstance(a, np.ndarray) else a for a in arrays]
-        return np.empty(np.broadcast_shapes(*(a.shape for a in given)), ufunc(*few, **options).dtype)
+        return np.empty(
+            np.broadcast_shapes(*(a.shape for a in given)), ufunc(*few, **options).dtype
+        )
 
     # Integers are indices, and must be right.
     exact = all(one.dtype.kind in "biu" for one in given)
@@ -384,7 +386,7 @@ for _name, _ufunc in {"neg": np.negative, "invert": np.invert, "abs": np.absolut
 def _thin(array, axis=None, *given, **named):
     """One of the numbers along each axis that is summed over: what it gives has the right shape."""
     axes = {one % array.ndim for one in np.atleast_1d(range(array.ndim) if axis is None else axis)}
-    return array[tuple(slice(axis not in axes and None or 1) for axis in range(array.ndim))]
+    return array[tuple(slice((axis not in axes and None) or 1) for axis in range(array.ndim))]
 
 
 def _shaped(array, name, arguments, keywords):
@@ -398,7 +400,9 @@ def _shaped(array, name, arguments, keywords):
     try:
         view.shape = shape
     except AttributeError:
-        return wrapped(launch("copy", None, reads=[before], like=lambda: np.empty(shape, before.dtype)))
+        return wrapped(
+            launch("copy", None, reads=[before], like=lambda: np.empty(shape, before.dtype))
+        )
     return ndarray.of(view, array._memory)
 
 

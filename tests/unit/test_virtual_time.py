@@ -1,11 +1,13 @@
-"""Virtual time of a GPU: queues whose times are known by hand, and a step of a small transformer."""
+"""Virtual time of a GPU: queues whose times are known by hand, and steps of a transformer."""
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from collectives.algorithms import build
 from collectives.execution.messages import bind
 from collectives.execution.transport.device import DirectTransport, StagedTransport
+from mpitrain.config import Parallel
 from tests.gpu import virtual, virtual_card
 from tests.gpu.timeline import Rates, Span, Timeline
 
@@ -92,3 +94,14 @@ def test_sums_are_hidden_where_they_can_be(tmp_path):
         behind, today = virtual.steps(config, rates._replace(link=link, latency=0.0), 4, "direct")
         assert least * alone <= behind <= most * alone
         assert alone <= today <= behind * 1.001
+
+
+def test_most_of_the_sums_is_hidden(tmp_path):
+    """Of buckets that all start long before the GPU comes to them."""
+    config = virtual.job(tmp_path, 8, 64, 32, 4)
+    config = replace(config, parallel=Parallel(bucket_bytes=1 << 18))
+    rates = Rates(launch=1e-7, call=1e-7, flops=2e10, wide_flops=2e10, link=2e9)
+    alone, _ = virtual.steps(config, rates, 1, "direct")
+    behind, today = virtual.steps(config, rates, 4, "direct")
+    assert behind - alone > 0.05 * alone
+    assert today - alone < 0.4 * (behind - alone)
