@@ -7,6 +7,7 @@ memory before the stream has come that far, and MPI is called by the host: a :cl
 is a round of its own, tells when it has.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -33,6 +34,25 @@ class Event(Protocol):
         """The host waits for it."""
 
 
+class Queued(Protocol):
+    """What a plan needs of the memory that it works on."""
+
+    def event(self) -> Event:
+        """A new event of this device."""
+
+    def callers(self) -> Sequence[Any]:
+        """The streams whose work comes before and after that of a call."""
+
+    def mark(self, streams: Sequence[Any], events: Sequence[Event]) -> None:
+        """Each event is behind all that its stream has queued."""
+
+    def follow(self, events: Sequence[Event]) -> None:
+        """What is queued on the own stream from here on comes after these."""
+
+    def working(self) -> AbstractContextManager[object]:
+        """In it, the own stream is the current one."""
+
+
 class Gate:
     """A request that is complete once all has been done that was queued before its start."""
 
@@ -46,7 +66,8 @@ class Gate:
         return self.event.done
 
     def Wait(self) -> None:
-        self.event.synchronize()
+        while not self.Test():
+            os.sched_yield()
 
     def Free(self) -> None:
         """Nothing to release."""
@@ -68,27 +89,41 @@ class End(Gate):
             stream.wait_event(self.event)
 
 
-class Queued(Protocol):
-    """What a plan needs of the memory that it works on."""
+class Opening(Gate):
+    """The gate at the beginning of a plan, which follows what its callers had queued.
 
-    def event(self) -> Event:
-        """A new event of this device."""
+    The own stream waits for them at once where nobody else has more to queue there.  Another plan
+    that is under way has: its next rounds would be behind that wait.  Then the host asks until the
+    callers have come that far, and only then this plan queues anything.
 
-    def callers(self) -> Sequence[Any]:
-        """The streams whose work comes before and after that of a call."""
+    Attributes:
+        events: behind what each of the caller's streams had queued.
+    """
 
-    def follow(self, streams: Sequence[Any], event: Event) -> None:
-        """What is queued on the own stream from here on comes after what these have queued."""
+    def __init__(self, memory: Queued, is_alone: Callable[[], bool]) -> None:
+        self.events: list[Event] = []
+        self._memory = memory
+        self._is_alone = is_alone
 
-    def working(self) -> AbstractContextManager[object]:
-        """In it, the own stream is the current one."""
+    def Start(self) -> None:
+        callers = self._memory.callers()
+        while len(self.events) < len(callers):
+            self.events.append(self._memory.event())
+        del self.events[len(callers) :]
+        self._memory.mark(callers, self.events)
+
+    def Test(self) -> bool:
+        return self._is_alone() or all(event.done for event in self.events)
+
+    def pass_through(self) -> None:
+        """What the plan queues next comes after the callers."""
+        self._memory.follow(self.events)
 
 
 def behind(gate: Gate, bound: BoundRound) -> list[BoundRound]:
     """``bound``, and the gate behind it: the next round finds all done that was queued before."""
-    bound.finish.append(gate.Start)
     bound.reductions.append(gate.Start)
-    return [bound, BoundRound(requests=[gate], finish=[gate.Wait])]
+    return [bound, BoundRound(requests=[gate])]
 
 
 def _all_done(testall: Callable[[Sequence[Any]], bool], requests: Sequence[Any]) -> bool:
@@ -122,16 +157,25 @@ class DevicePlan(Plan):
         memory: Queued,
     ) -> None:
         self._memory = memory
-        self._begun = memory.event()
+        self._begin = Opening(memory, self._is_alone)
         self._end = End(memory.event())
+        begin = BoundRound([self._begin.Start], [self._begin], [], [self._begin.pass_through])
         end = BoundRound(starts=[self._end.Start], requests=[self._end], finish=[self._end.Wait])
+        #: What is all queued at once holds nobody up, and must be in the order of the starts.
+        self._has_gates = any(isinstance(r, Gate) for bound in rounds for r in bound.requests)
         super().__init__(
             *(collective, algorithm, reason, nbytes),
-            [*rounds, end],
+            [begin, *rounds, end],
             partial(_all_done, testall),
             underway,
             lane,
         )
+
+    @property
+    def is_only_queued(self) -> bool:
+        """Whether its messages are over, and only the streams have not come to its end yet:
+        ``Wait`` does not make the host wait."""
+        return self._next >= len(self._rounds) - 1
 
     def __call__(self) -> None:
         self.Start()
@@ -139,9 +183,24 @@ class DevicePlan(Plan):
 
     def Start(self) -> None:
         self._underway.expect_whole()
-        self._memory.follow(self._memory.callers(), self._begun)
-        with self._memory.working():
-            super().Start()
+        super().Start()
+        if not self._is_alone():
+            return
+        try:
+            with self._memory.working():
+                self._begin.pass_through()
+                self._next = 1
+                self._start_round()
+        except BaseException as error:
+            self._leave(error, 1)
+            raise
+
+    def _is_alone(self) -> bool:
+        """Whether no other plan has more to queue on the stream, or this one must not wait."""
+        others = (plan for plan in self._underway.plans if plan is not self)
+        return not self._has_gates or not any(
+            isinstance(plan, DevicePlan) and not plan.is_only_queued for plan in others
+        )
 
     def Test(self) -> bool:
         with self._memory.working():
@@ -154,10 +213,10 @@ class DevicePlan(Plan):
         self._underway.adopt(self)
         try:
             with self._memory.working():
-                # Not for the end: the caller's streams wait for that, and the host does not.
-                while len(self._underway.here) > 1 and self._next < len(self._rounds) - 1:
-                    if not super().Test():
-                        self._underway.progress()
+                # Gates are asked, never waited for: meanwhile the rank moves along what it has
+                # under way.  Not the end, which the caller's streams wait for.
+                while not self.is_only_queued and not super().Test():
+                    self._underway.progress()
                 self._finish()
         except BaseException as error:
             self._leave(error, self._next)

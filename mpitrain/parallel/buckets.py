@@ -1,13 +1,13 @@
 """Buckets of gradients on their way: started as soon as they are written, in the same order."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import sched_yield
 from time import perf_counter
 
 from collectives import CorruptMessage
 from mpitrain.arena import Bucket
-from mpitrain.parallel.summation import Sum
+from mpitrain.parallel.summation import Sum, arrived
 
 
 class BucketsInFlight:
@@ -46,7 +46,7 @@ class BucketsInFlight:
         """Move every bucket in flight along, without waiting for any."""
         if self._in_flight:
             with self._timed():
-                self._test()
+                self._move(lambda its_sum: its_sum.Test())
 
     def wait(self) -> float:
         """Finish the step: all buckets are reduced now.
@@ -63,7 +63,7 @@ class BucketsInFlight:
         with self._timed():
             # In turns: buckets may be on different communicators, whose ranks wait for one another.
             while self._in_flight:
-                self._test()
+                self._move(arrived)
                 if self._in_flight:
                     sched_yield()
         seconds = self._seconds
@@ -72,11 +72,11 @@ class BucketsInFlight:
         self._seconds = 0.0
         return seconds
 
-    def _test(self) -> None:
+    def _move(self, is_done: Callable[[Sum], bool]) -> None:
         left = []
         for bucket, its_sum in self._in_flight:
             try:
-                if not its_sum.Test():
+                if not is_done(its_sum):
                     left.append((bucket, its_sum))
             except CorruptMessage as error:
                 number = self._buckets.index(bucket)

@@ -1,5 +1,6 @@
 """Stores that keep a shard of the gradients, into which each backward pass is summed at once."""
 
+from collections.abc import Callable
 from os import sched_yield
 from time import perf_counter
 from typing import NamedTuple
@@ -7,7 +8,7 @@ from typing import NamedTuple
 from mpitrain.arena import Arena, Bucket
 from mpitrain.arrays import Array, Gradients, array_namespace
 from mpitrain.parallel.store import Reduction, Store
-from mpitrain.parallel.summation import Sum
+from mpitrain.parallel.summation import Sum, arrived
 
 
 class _Arriving(NamedTuple):
@@ -66,14 +67,19 @@ class ScatteredGradients(Store):
         self.progress()
 
     def progress(self) -> None:
+        self._move(lambda its_sum: its_sum.Test())
+
+    def _move(self, is_done: Callable[[Sum], bool]) -> None:
         start = perf_counter()
         left: list[_Arriving] = []
         # The sums of one bucket are added in the order of the backward passes, on every run.
         late: set[Bucket] = set()
         for arriving in self._arriving:
-            if arriving.bucket in late or not self._arrived(arriving):
+            if arriving.bucket in late or not is_done(arriving.its_sum):
                 late.add(arriving.bucket)
                 left.append(arriving)
+            else:
+                self._add(arriving)
         self._arriving = left
         self.seconds += perf_counter() - start
 
@@ -81,7 +87,7 @@ class ScatteredGradients(Store):
         for bucket in [b for b in self.buckets if b in self._partial]:
             self._begin(bucket)
         while self._arriving:
-            self.progress()
+            self._move(arrived)
             sched_yield()
         seconds, self.seconds = self.seconds, 0.0
         return seconds
@@ -102,10 +108,7 @@ class ScatteredGradients(Store):
         self._arriving.append(_Arriving(bucket, its_sum, shard))
         self.seconds += perf_counter() - start
 
-    def _arrived(self, arriving: _Arriving) -> bool:
-        if not arriving.its_sum.Test():
-            return False
+    def _add(self, arriving: _Arriving) -> None:
         arriving.its_sum.Free()
         total = self.pieces[self.buckets.index(arriving.bucket)].gradients
         total += arriving.shard
-        return True

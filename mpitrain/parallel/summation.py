@@ -15,6 +15,7 @@ from typing import ClassVar, Protocol
 from mpi4py import MPI
 
 from collectives import Communicator
+from collectives.execution.device_plan import DevicePlan
 from mpitrain.arena import Arena, Bucket
 from mpitrain.arrays import Array
 
@@ -64,6 +65,20 @@ class Sum(Protocol):
 
     def Free(self) -> None:
         """Free what is bound to the communicator."""
+
+
+def arrived(its_sum: Sum) -> bool:
+    """Move it along; true once it is in ``total`` for all that the current stream does next.
+
+    Unlike ``Test``, it does not wait for a device to come to the end of the sum.  While there is
+    work to be queued that does not need the sum, ask ``Test``: this makes the stream wait for it.
+    """
+    if its_sum.Test():
+        return True
+    if isinstance(its_sum, DevicePlan) and its_sum.is_only_queued:
+        its_sum.Wait()
+        return True
+    return False
 
 
 @dataclass(frozen=True)

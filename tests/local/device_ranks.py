@@ -8,6 +8,7 @@ from collectives.execution.messages import bind
 from collectives.execution.transport.cuda_memory import CudaMemory
 from collectives.execution.transport.device import DirectTransport, StagedTransport
 from collectives.execution.transport.local import connect
+from collectives.execution.underway import Underway
 from tests import queued_cupy
 from tests.queued_cupy import Machine, RecordedLocal
 
@@ -24,6 +25,7 @@ class Ranks:
         self.cupy = queued_cupy.install(patch, Machine(devices=size, seed=seed))
         self.machine = self.cupy.machine
         self.memories = [CudaMemory(gpu) for gpu in range(size)]
+        self.underways = [Underway() for _ in range(size)]
         self.transports = []
         for local, memory in zip(connect(size), self.memories):
             recorded = RecordedLocal(local, self.machine)
@@ -60,7 +62,10 @@ class Ranks:
             given = send if schedule.contract.send_blocks(member) else None
             with memory.working():
                 end = self.transports[rank]
-                plan = bind(schedule, end, given, out, combine, memory=memory, lane=lane)
+                plan = bind(
+                    schedule, end, given, out, combine, memory=memory, lane=lane,
+                    underway=self.underways[rank],
+                )  # fmt: skip
             plans.append(plan)
         return plans
 

@@ -38,6 +38,20 @@ def direct(patch, seed, road="direct"):
     return _fits(ranks, total)
 
 
+def late(patch, seed):
+    """The caller queues more after the start, which is not to be waited for."""
+    ranks = _ranks(patch, "direct", seed)
+    plans, total = _plans(ranks)
+    ranks.start(plans)
+    first = ranks.outputs
+    more, _ = _plans(ranks, lane=Lane(1))
+    ranks.start(more)  # behind its input, while the first one is under way
+    ranks.move(plans, more)
+    for plan in (*plans, *more):
+        plan.synchronize()
+    return not ranks.machine.races and all(np.array_equal(a._a, total) for a in first)
+
+
 def staged(patch, seed):
     """The same by way of the host."""
     return direct(patch, seed, "staged")

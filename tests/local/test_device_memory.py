@@ -4,6 +4,8 @@ The ranks are in this process, each with a GPU of ``tests/queued_cupy``.
 tests/mpi/collectives/test_device.py is on a real one, where there is one.
 """
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -100,6 +102,28 @@ def test_buffers_that_are_freed_at_once(monkeypatch, seed):
         for rank, got in enumerate(outputs):
             assert np.array_equal(got, total)
             ranks.put(rank, np.full(60 + turn, 9))
+    ranks.machine.expect_no_races()
+
+
+@pytest.mark.parametrize("road", ROADS)
+def test_a_plan_is_not_held_up_by_one_that_starts_later(monkeypatch, road):
+    """As the sums of buckets, whose backward pass is queued long before it is done."""
+    ranks = Ranks(monkeypatch, 3, road)
+    first, total = all_reduce(ranks, 3, lane=Lane(0))
+    ranks.start(first)
+    outputs, reached = ranks.outputs, []
+    for rank in range(3):
+        with ranks.at(rank):
+            later = partial(reached.append, rank)
+            ranks.machine.launch(ranks.streams[rank].queue(), "a long pass", later)
+    second, more = all_reduce(ranks, 3, 30, lane=Lane(1))
+    ranks.start(second)
+    while not all([plan.Test() for plan in first]):
+        pass
+    assert not reached
+    assert all(np.array_equal(out._a, total) for out in outputs)
+    ranks.wait(second)
+    assert all(np.array_equal(got, more) for got in ranks.results())
     ranks.machine.expect_no_races()
 
 

@@ -56,7 +56,11 @@ ALONE = [
     ),
     Mutant(
         "the plan does not follow the caller", "direct", _PLAN,
-        "        self._memory.follow(self._memory.callers(), self._begun)\n", "",
+        "        self._memory.follow(self.events)\n", "        pass\n",
+    ),
+    Mutant(
+        "the callers are marked too late", "late", _PLAN,
+        "        self._memory.mark(callers, self.events)\n\n", "\n",
     ),
     Mutant(
         "the caller does not follow the plan", "staged", _PLAN,
@@ -122,8 +126,8 @@ ALONE = [
 _IPC = "collectives/execution/transport/cuda_ipc.py"
 ON_RANKS = [
     Mutant(
-        "a blocking gate does not wait", "direct", _PLAN,
-        "        self.event.synchronize()\n\n    def Free", "        pass\n\n    def Free",
+        "a blocking call passes its gates unasked", "direct", _PLAN,
+        "while not self.is_only_queued and not super().Test():", "while False:",
     ),
     Mutant(
         "a rank tells its peers too early", "ipc", "collectives/execution/shared.py",

@@ -21,12 +21,14 @@ class Counts:
         polls: how often an event is asked before it is done.
         leaving: copies to the host that are not there, (where to, what) in their order: an event
             that is recorded takes them along.
+        timeline: does everything in virtual time and computes no numbers (tests/gpu/virtual.py).
     """
 
     def __init__(self):
         self.allowed = True
         self.polls = 0
         self.leaving = []
+        self.timeline = None
         self.reset()
 
     def reset(self):
@@ -57,6 +59,8 @@ class Counts:
         if not self.allowed:
             raise RuntimeError(f"DeviceSynchronized: {why} at {caller()}")
         self.syncs[why, caller()] += 1
+        if self.timeline is not None:
+            self.timeline.synchronize()
 
 
 def caller():

@@ -25,11 +25,14 @@ def function(name):
             raise TypeError(f"cupy.{name}() needs a cupy.ndarray, not {type(given[0])}")
 
         def run():
+            if name == "zeros_like" and counts.timeline is not None:  # memory that nobody touches
+                return np.zeros(arguments[0].shape, arguments[0].dtype)
             return getattr(np, name)(*arguments, **keywords)
 
         if name in _VIEWS:
             return wrapped(run())
-        found = launch(name, run)
+        given = [one for one in arguments if isinstance(one, np.ndarray)]
+        found = launch(name, run, reads=given)
         return out if out is not None else wrapped(found)
 
     call.__name__ = name
@@ -51,7 +54,15 @@ def empty_like(prototype, dtype=None, order="K", subok=None, shape=None):
 
 def array(obj, dtype=None, copy=True, order="K", subok=False, ndmin=0, *, blocking=False):
     if isinstance(obj, ndarray):
-        return wrapped(launch("copy", lambda: np.array(obj._a, dtype, order=order)))
+        kind = obj.dtype if dtype is None else dtype
+        return wrapped(
+            launch(
+                "copy",
+                lambda: np.array(obj._a, dtype, order=order),
+                reads=[obj._a],
+                like=lambda: np.empty(obj.shape, kind),
+            )
+        )
     if isinstance(obj, (list, tuple)) and any(isinstance(one, ndarray) for one in obj):
         return stacked(obj, dtype)
     counts.uploads += 1
@@ -86,7 +97,12 @@ def copyto(dst, src, casting="same_kind", where=None):
     _expect(dst, "copyto")
     if not isinstance(src, ndarray):
         raise TypeError(f"Unsupported type {type(src)}")
-    launch("copy", lambda: np.copyto(dst._a, src._a, casting=casting))
+    launch(
+        "copy",
+        lambda: np.copyto(dst._a, src._a, casting=casting),
+        reads=[dst._a, src._a],
+        like=lambda: None,
+    )
 
 
 def nonzero(a):

@@ -34,15 +34,20 @@ def wrapped(value):
     return value
 
 
-def launch(name, run, *, kernels=1):
+def launch(name, run, *, kernels=1, reads=(), like=None, flops=0):
     """Where every kernel goes through: counted, and done at once.
 
     Args:
         name: of the operation.
         run: does it on arrays of the host, and returns its result.
         kernels: that CuPy would launch.
+        reads: arrays of the host that it reads or writes, but for the result.
+        like: makes an array as the result is, but for the numbers.
+        flops: of its products.
     """
     counts.kernel(name, kernels)
+    if counts.timeline is not None:
+        return counts.timeline.launch(name, run, like, reads, kernels, flops)
     with np.errstate(all="ignore"):  # a GPU raises no flags
         return run()
 
@@ -83,7 +88,8 @@ class ndarray:
         self._memory = memptr
         nbytes = int(np.prod(shape)) * kind.itemsize
         if memptr is None:
-            poisoned = np.full(nbytes, POISON, np.uint8)
+            timed = counts.timeline is not None
+            poisoned = np.empty(nbytes, np.uint8) if timed else np.full(nbytes, POISON, np.uint8)
             self._a = np.ndarray(shape, kind, poisoned, order=order)
             return
         if not nbytes:
@@ -163,7 +169,8 @@ class ndarray:
         if selects:
             if masks := sum(_is_mask(one) for one in _keys(key)):
                 counts.sync("boolean mask read")
-            return wrapped(launch("take", lambda: self._a[keys], kernels=1 + 2 * masks))
+            kernels = 1 + 2 * masks
+            return wrapped(launch("take", lambda: self._a[keys], kernels=kernels))
         return ndarray.of(np.asarray(self._a[keys]), self._memory)
 
     def __setitem__(self, key, value):
@@ -175,7 +182,13 @@ class ndarray:
         if masks := sum(_is_mask(one) for one in _keys(key)):
             counts.sync("boolean mask write")
         source = value._a if isinstance(value, ndarray) else value
-        launch("fill", lambda: self._a.__setitem__(keys, source), kernels=1 + 2 * masks)
+        launch(
+            "fill",
+            lambda: self._a.__setitem__(keys, source),
+            kernels=1 + 2 * masks,
+            reads=[one for one in (self._a[keys], source) if isinstance(one, np.ndarray)],
+            like=lambda: None,
+        )
 
     def get(self, stream=None, order="C", out=None, blocking=True):
         if out is None:
@@ -184,7 +197,7 @@ class ndarray:
             raise TypeError(f"Only numpy.ndarray of {self.dtype}, {self.shape} can be obtained")
         if blocking:
             counts.sync("get()")
-            out[...] = self._a
+            out[...] = self._a if counts.timeline is None else 0
         else:
             out.reshape(-1).view(np.uint8)[...] = POISON
             counts.leaving.append((out, self._a.copy()))
@@ -196,6 +209,8 @@ class ndarray:
         if arr.dtype != self.dtype or arr.shape != self.shape:
             raise TypeError(f"{arr.dtype} array of {arr.shape} cannot be set to {self.dtype}")
         counts.uploads += 1
+        if counts.timeline is not None:
+            counts.timeline.upload(self.nbytes)
         self._a[...] = arr
 
     def item(self):
@@ -270,7 +285,19 @@ def elementwise(ufunc, *inputs, out=None, dtype=None, casting="same_kind"):
         ufunc(*arrays, out=out._a, casting=casting, **options)
         return out
 
-    return wrapped(launch(name, run))
+    given = [one for one in arrays if isinstance(one, np.ndarray)]
+
+    def like():
+        if out is not None:
+            return out
+        few = [np.empty(0, a.dtype) if isinstance(a, np.ndarray) else a for a in arrays]
+        return np.empty(
+            np.broadcast_shapes(*(a.shape for a in given)), ufunc(*few, **options).dtype
+        )
+
+    # Integers are indices, and must be right.
+    exact = all(one.dtype.kind in "biu" for one in given)
+    return wrapped(launch(name, run, reads=given, like=None if exact else like))
 
 
 def matmul(a, b, out=None):
@@ -292,7 +319,17 @@ def matmul(a, b, out=None):
         out._a[...] = found
         return out
 
-    return wrapped(launch("matmul", run, kernels=kernels))
+    def like():
+        shape = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+        return np.empty((*shape, left.shape[-2], right.shape[-1]), left.dtype)
+
+    products = like().size * left.shape[-1] if counts.timeline is not None else 0
+    return wrapped(
+        launch(
+            "matmul", run, kernels=kernels, reads=[left, right], like=like if out is None else None,
+            flops=2 * products,
+        )
+    )  # fmt: skip
 
 
 def _operator(name, ufunc, *, swapped=False):
@@ -346,6 +383,29 @@ for _name, _ufunc in {"neg": np.negative, "invert": np.invert, "abs": np.absolut
     setattr(ndarray, f"__{_name}__", lambda self, ufunc=_ufunc: elementwise(ufunc, self))
 
 
+def _thin(array, axis=None, *given, **named):
+    """One of the numbers along each axis that is summed over: what it gives has the right shape."""
+    axes = {one % array.ndim for one in np.atleast_1d(range(array.ndim) if axis is None else axis)}
+    return array[tuple(slice((axis not in axes and None) or 1) for axis in range(array.ndim))]
+
+
+def _shaped(array, name, arguments, keywords):
+    """A view, or memory of its shape where CuPy would copy: without the copy."""
+    before = array._a
+    if name not in ("reshape", "ravel"):
+        return ndarray.of(getattr(before, name)(*arguments, **keywords), array._memory)
+    like = np.broadcast_to(np.empty((), before.dtype), before.shape)  # of which all are views
+    shape = getattr(like, name)(*arguments, **keywords).shape
+    view = before.view()
+    try:
+        view.shape = shape
+    except AttributeError:
+        return wrapped(
+            launch("copy", None, reads=[before], like=lambda: np.empty(shape, before.dtype))
+        )
+    return ndarray.of(view, array._memory)
+
+
 def _method(name, text):
     def call(self, *given, **named):
         check(f"ndarray.{name}", text, given, named)
@@ -359,8 +419,14 @@ def _method(name, text):
         if name not in _VIEWS:
             if name == "astype" and not named.get("copy", True) and before.dtype == given[0]:
                 return self
-            found = launch(name, run)
+            copied = {"copy": before.dtype, "astype": given[0] if given else None}.get(name)
+            like = (lambda: np.empty(before.shape, copied)) if copied is not None else None
+            if name in ("sum", "mean", "max", "min") and counts.timeline is not None:
+                before = _thin(before, *arguments, **keywords)
+            found = launch(name, run, reads=[self._a], like=like)
             return named["out"] if named.get("out") is not None else wrapped(found)
+        if counts.timeline is not None:
+            return _shaped(self, name, arguments, keywords)
         found = run()
         if found.size and not np.shares_memory(found, before):
             counts.kernel("copy")  # CuPy's contiguous copy

@@ -41,7 +41,8 @@ class RawKernel:
             ):
                 raise TypeError(f"Unsupported type {type(one)} as an argument of {self.name}")
         given = [one._a if isinstance(one, ndarray) else one for one in args]
-        launch(self.name, lambda: _TWINS[self.name](*given))
+        arrays = [one for one in given if isinstance(one, np.ndarray)]
+        launch(self.name, lambda: _TWINS[self.name](*given), reads=arrays, like=lambda: None)
 
 
 class RawModule:

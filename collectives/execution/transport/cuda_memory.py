@@ -60,10 +60,14 @@ class CudaMemory:
                 streams.append(cuda.Stream.from_external(foreign))
         return streams
 
-    def follow(self, streams: Sequence[Any], event: Any) -> None:
+    def mark(self, streams: Sequence[Any], events: Sequence[Any]) -> None:
         with self.cupy.cuda.Device(self.gpu):
-            for stream in streams:
+            for stream, event in zip(streams, events, strict=True):
                 event.record(stream)
+
+    def follow(self, events: Sequence[Any]) -> None:
+        with self.cupy.cuda.Device(self.gpu):
+            for event in events:
                 self.stream.wait_event(event)
 
     def wait_for_callers(self) -> None:
