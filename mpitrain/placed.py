@@ -38,6 +38,7 @@ from mpitrain.pipeline.actions import Pipeline
 from mpitrain.pipeline.messages import Spec
 from mpitrain.pipeline.replay import Report
 from mpitrain.pipeline.runtime import Runner, Span, no_span
+from mpitrain.pipeline.weights import OTHER_IN_BACKWARD
 from mpitrain.precision import CastWeights, LossScale, compute_type
 from mpitrain.stage import LayerStage, Stage
 from mpitrain.stop import StopFlag
@@ -248,8 +249,21 @@ class Placed(ClosedTogether):
                 "run.device: modules of torch are layers on the CPU, and the arrays are on "
                 f"{self.device.name}; set run.device = 'cpu'"
             )
+        self._expect_own_weights()
         brought = nn.Chain(self.model.layers).brought()
         check_replicas(self.comm, [(self.comm, brought)], "in the layers that they were given")
+
+    def _expect_own_weights(self) -> None:
+        """Raises where a backward pass would be given weights that some layers do not take."""
+        parallel = self.config.parallel
+        if parallel.schedule != "asynchronous" or parallel.weights not in OTHER_IN_BACKWARD:
+            return
+        if held := [name for name, layer in self.model.layers.items() if layer.holds]:
+            raise ConfigError(
+                f"parallel.weights = {parallel.weights!r}: the backward pass goes by the latest "
+                f"weights, and torch's, as of {held[0]}, by those of its forward pass; set weights "
+                "= 'stash', 'vertical' or 'two_buffers'"
+            )
 
     def _spread(self) -> TensorGroup:
         """The ranks over which embedding tables are spread."""

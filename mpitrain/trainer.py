@@ -177,7 +177,8 @@ class Trainer(Placed):
         # The configuration has refused other stores.
         store = cast(Replicated, self.store)
         policy = self.config.parallel.weights
-        window = Window(self.grid, store, self.updater, runner, policy, self._rate)
+        holds = any(self.model.layers[name].holds for name in self.layers)
+        window = Window(self.grid, store, self.updater, runner, policy, self._rate, are_held=holds)
         self.store.reset()
         source = self._source(epoch, batches, held)
 

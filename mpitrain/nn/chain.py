@@ -21,6 +21,7 @@ class Chain(Layer):
         for attribute in Layer.__annotations__:
             setattr(self, attribute, self._named(attribute))
         self.sees = any(layer.sees for layer in self.layers.values())
+        self.holds = any(layer.holds for layer in self.layers.values())
 
     def _named(self, attribute: str) -> Any:
         """What the layers say of their parameters, under the names that these have here."""
@@ -101,7 +102,7 @@ class Wrapper(Layer):
         self.layer = layer
         for attribute in Layer.__annotations__:
             setattr(self, attribute, getattr(layer, attribute))
-        self.sees = layer.sees
+        self.sees, self.holds = layer.sees, layer.holds
 
     def parameters(
         self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike

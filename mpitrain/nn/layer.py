@@ -68,6 +68,8 @@ class Layer(ABC):
         tied: for each parameter that is another layer's too, its name in the model.
         sees: whether :meth:`forward` takes a :class:`~mpitrain.nn.Context` as its third argument,
             which is for what is random in training, or knows more than its own samples.
+        holds: whether what the forward pass saved has the parameters in it: they must not change
+            before the backward pass, which goes by them whatever it is given.
     """
 
     split: Mapping[str, int] = {}
@@ -75,6 +77,7 @@ class Layer(ABC):
     spread: frozenset[str] = frozenset()
     tied: Mapping[str, str] = {}
     sees = False
+    holds = False
 
     def parameters(
         self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike

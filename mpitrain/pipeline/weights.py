@@ -22,6 +22,8 @@ from mpitrain.pipeline.actions import Pipeline
 from mpitrain.pipeline.replay import Report
 
 Policy = Literal["stash", "vertical", "two_buffers", "spectrain", "linear", "latest"]
+#: Of these, the backward pass goes by other weights than the forward pass.
+OTHER_IN_BACKWARD: tuple[Policy, ...] = ("spectrain", "linear", "latest")
 
 
 class FixedWeights:
@@ -41,7 +43,8 @@ class VersionedWeights:
     """Keeps the versions that micro-batches on their way still need.
 
     The store's flat parameters are the latest; a version is copied when an update is about to
-    change it and somebody needs it still.
+    change it and somebody needs it still, or before anybody sees it where layers hold what they
+    were given (:attr:`mpitrain.nn.Layer.holds`).
     """
 
     def __init__(
@@ -53,8 +56,11 @@ class VersionedWeights:
         report: Report,
         stage: int,
         along_velocity: Callable[[], Array],
+        *,
+        are_held: bool = False,
     ) -> None:
-        """``along_velocity()``: what the velocity moves the flat weights by in one update."""
+        """``along_velocity()``: what the velocity moves the flat weights by in one update;
+        ``are_held``: whether layers hold the weights of their forward passes."""
         self._policy = policy
         self._arena = arena
         self._latest = latest
@@ -62,6 +68,7 @@ class VersionedWeights:
         self._report = report
         self._stage = stage
         self._along_velocity = along_velocity
+        self._are_held = are_held
         self._before: Array | None = None
         self._version = 0
         self._kept: dict[int, Array] = {}
@@ -80,7 +87,7 @@ class VersionedWeights:
 
     def backward(self, micro_batch: int) -> FixedWeights:
         """For the backward pass."""
-        if self._policy in ("spectrain", "linear", "latest"):
+        if self._policy in OTHER_IN_BACKWARD:
             return FixedWeights(self._arena, self._latest)
         return FixedWeights(self._arena, self._at(self._under_way[micro_batch]))
 
@@ -96,7 +103,7 @@ class VersionedWeights:
         if self._policy == "linear":
             self._before = self._latest.copy()
         if self._version in self._due.values():
-            self._kept[self._version] = self._latest.copy()
+            self._keep()
         self._version += 1
 
     @property
@@ -125,5 +132,14 @@ class VersionedWeights:
             case _:
                 return self._report.versions[self._stage, micro_batch]
 
+    def _keep(self) -> None:
+        """A copy of the latest version, once."""
+        if self._version not in self._kept:
+            self._kept[self._version] = self._latest.copy()
+
     def _at(self, version: int) -> Array:
-        return self._latest if version == self._version else self._kept[version]
+        if version == self._version:
+            if not self._are_held:
+                return self._latest
+            self._keep()
+        return self._kept[version]

@@ -54,8 +54,11 @@ class Window:
         runner: Runner,
         policy: Policy,
         rate: Callable[[int], float],
+        *,
+        are_held: bool,
     ) -> None:
-        """``rate(steps)``: the learning rate after this many steps."""
+        """``rate(steps)``: the learning rate after this many steps; ``are_held``: whether layers
+        hold the weights of their forward passes."""
         self._grid = grid
         self._store = store
         self._updater = updater
@@ -69,6 +72,7 @@ class Window:
             runner.report,
             grid.place.stage,
             self._along_velocity,
+            are_held=are_held,
         )
 
     def update(self, number: int, loss: Scalar) -> Updated:

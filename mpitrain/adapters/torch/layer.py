@@ -62,6 +62,8 @@ class TorchLayer(Layer):
         prefix: of the names that its parameters have in the whole module.
     """
 
+    holds = True  # autograd's saved tensors are the parameters' memory
+
     def __init__(
         self,
         module: torch.nn.Module,

@@ -189,9 +189,10 @@ def test_every_stage_sees_the_weights_it_should(comm, policy):
         np.testing.assert_array_equal(weights[name], values)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", ["stash", "spectrain", "latest"])
+@pytest.mark.quick_on(3)
+@pytest.mark.parametrize("policy", [pytest.param("vertical", marks=pytest.mark.slow), "stash"])
 def test_modules_of_torch_see_them_too(comm, policy):
+    """Autograd holds the weights of the forward pass, which an update may not write over."""
     if RANKS > 5:
         pytest.skip("the model has 6 layers, as of 5 stages")
     config = asynchronous(policy, pipe=RANKS)
@@ -200,6 +201,13 @@ def test_modules_of_torch_see_them_too(comm, policy):
     np.testing.assert_allclose(losses, expected[:STEPS], rtol=1e-12)
     for name, values in expected_weights.items():
         np.testing.assert_allclose(weights[name], values, rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["spectrain", "linear", "latest"])
+def test_modules_of_torch_go_backward_by_their_own_weights(comm, policy):
+    with pytest.raises(ConfigError, match="torch's, as of part0, by those of its forward pass"):
+        Trainer(comm, asynchronous(policy, pipe=min(RANKS, 5)), layers=of_torch())
 
 
 @pytest.mark.quick_on(3)
