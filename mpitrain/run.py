@@ -4,7 +4,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from math import isfinite
+from math import isfinite, nan
 from pathlib import Path
 
 import msgspec
@@ -239,7 +239,8 @@ class _Totals:
 
     def summary(self, trainer: Trainer, result: Epoch | None) -> Summary:
         return Summary(
-            test_loss=result.test_loss if result else None,
+            test_loss=result.test_loss if result else nan,
+            tested=result is not None,
             metrics=result.metrics if result else {},
             ranks=trainer.comm.size,
             algorithm=trainer.store.algorithm,

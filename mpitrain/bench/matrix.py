@@ -270,7 +270,7 @@ def _measured(
         losses=[step.loss for step in steps],
         seconds=seconds,
         algorithm=algorithm,
-        test_loss=test if test is not None and isfinite(test) else None,
+        test_loss=test if isfinite(test) else None,
         encoded_bytes=means[0],
         sent_bytes=sum(step.sent_bytes for step in steps) / len(steps),
         shared_bytes=sum(step.shared_bytes for step in steps) / len(steps),

@@ -62,11 +62,11 @@ def _settings(start: Start) -> dict[str, Any]:
 
 
 def _tested(summary: Summary) -> str:
-    return "-" if summary.test_loss is None else f"{summary.test_loss:.4f}"
+    return f"{summary.test_loss:.4f}" if summary.tested else "-"
 
 
 def _order(log: Log) -> float:
     """The test loss; runs that have none, or one that is not finite, come last."""
     summary = log.summary()
-    loss = summary.test_loss if summary else None
-    return loss if loss is not None and math.isfinite(loss) else math.inf
+    loss = summary.test_loss if summary else math.inf
+    return loss if math.isfinite(loss) else math.inf

@@ -301,14 +301,15 @@ class Summary(Struct, frozen=True, tag="summary", tag_field="event"):
     """The end of a run; rates and shares, which are as in :class:`Step`, are over all its steps.
 
     Attributes:
-        test_loss: of the last test; None: there was nothing to test on.
+        test_loss: of the last test; not a number where nothing was tested.
         ended: why training ended; empty in older files.
+        tested: whether there were samples to test on.
         sent_bytes, shared_bytes: in a step, on average.
         dense_bytes: that a sum of the gradients as they are sends, 2 (p-1)/p times their bytes on p
             replicas.
     """
 
-    test_loss: float | None
+    test_loss: float
     ranks: int
     algorithm: str
     reason: str
@@ -321,11 +322,11 @@ class Summary(Struct, frozen=True, tag="summary", tag_field="event"):
     sent_bytes: float = 0.0
     shared_bytes: float = 0.0
     dense_bytes: float = 0.0
+    tested: bool = True
 
     def __str__(self) -> str:
-        loss = "" if self.test_loss is None else f"loss {self.test_loss:.6f}"
-        told = measured(self.metrics) or loss
-        tested = f"test {told}" if told else "no test"
+        told = measured(self.metrics) or f"loss {self.test_loss:.6f}"
+        tested = f"test {told}" if self.tested else "no test"
         reading = f"reading {self.read_share:.1%}, " if self.read_share >= 0.01 else ""
         return (
             f"{tested}, {ranks_in_words(self.ranks)}, "

@@ -15,7 +15,6 @@ from typing import ClassVar, Protocol
 from mpi4py import MPI
 
 from collectives import Communicator
-from collectives.execution.device_plan import DevicePlan
 from mpitrain.arena import Arena, Bucket
 from mpitrain.arrays import Array
 
@@ -75,7 +74,7 @@ def arrived(its_sum: Sum) -> bool:
     """
     if its_sum.Test():
         return True
-    if isinstance(its_sum, DevicePlan) and its_sum.is_only_queued:
+    if getattr(its_sum, "is_only_queued", False):  # of a plan on a device
         its_sum.Wait()
         return True
     return False

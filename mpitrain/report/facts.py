@@ -108,8 +108,8 @@ def answer(log: Log, found: Sequence[Rank]) -> str:
 
 def _quality(log: Log, steps: Sequence[Step]) -> str:
     summary = log.summary()
-    tested = summary or log.last(Epoch)
-    if tested is None or tested.test_loss is None:
+    tested = log.last(Epoch) if summary is None else summary if summary.tested else None
+    if tested is None:
         when = "without a test" if summary else "not tested yet"
         return f"Training loss {number(steps[-1].loss)}, {when},"
     loss = f"test loss {number(tested.test_loss)}"

@@ -42,9 +42,9 @@ def test_it_trains_as_with_a_test(comm, folder, parallel, capfd):
         return
     assert f"no test, {RANKS} rank" in told and "test loss" not in told.rpartition("resumed")[2]
     log = read_records(folder / "run" / "metrics.jsonl")
-    assert log.of(Epoch) == [] and log.summary().test_loss is None
+    assert log.of(Epoch) == [] and not log.summary().tested
     last = json.loads((folder / "run" / "metrics.jsonl").read_text().splitlines()[-1])
-    assert last["test_loss"] is None and last["metrics"] == {}
+    assert last["test_loss"] is None and not last["tested"] and last["metrics"] == {}
     assert isinstance(log.records[-1], Summary)
     assert "without a test, after" in write_report(folder / "run").read_text()
 

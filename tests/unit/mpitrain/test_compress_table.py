@@ -83,7 +83,7 @@ def test_what_can():
     assert job("bf16", parallel={"node_shared": True})
     assert job("powersgd", flush_every=3, start=5, parallel={"zero": 1})
     assert job("bf16", units="update", feedback="on")
-    assert job("powersgd", level="nodes", parallel={"pipe": 2, "tensor": 2})
+    assert job("powersgd", level="nodes", parallel={"pipe": 2})
     assert job("int8", level="nodes", sync=LOCAL)
 
 
