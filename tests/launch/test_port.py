@@ -25,10 +25,10 @@ from torch import nn
 class Blobs(torch.utils.data.Dataset):
     def __init__(self, count, train, seed):
         rng = np.random.default_rng(seed)
-        self.centre = rng.uniform(1, 7, (count, 2)).astype(np.float32)
+        self.centre = rng.uniform(1, 7, (count, 2)).astype(np.float64)
         y, x = np.mgrid[:8, :8]
         d = (x[None] - self.centre[:, :1, None]) ** 2 + (y[None] - self.centre[:, 1:, None]) ** 2
-        self.x = (np.exp(-d / 6) + 0.2 * rng.normal(size=d.shape)).astype(np.float32)[:, None]
+        self.x = (np.exp(-d / 6) + 0.2 * rng.normal(size=d.shape)).astype(np.float64)[:, None]
         self.train = train
 
     def __len__(self):
@@ -60,7 +60,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from task import *
 dist.init_process_group("gloo"); rank, size = dist.get_rank(), dist.get_world_size()
 torch.set_num_threads(1); torch.manual_seed(0)
-m = model(); torch.manual_seed(rank)
+m = model().double(); torch.manual_seed(rank)
 net = DDP(m)
 opt = torch.optim.AdamW(groups(m), lr=2e-3)
 sched = torch.optim.lr_scheduler.OneCycleLR(opt, [2e-3, 1e-3], total_steps=8)
@@ -77,7 +77,7 @@ for epoch in range(2):
         if last:
             nn.utils.clip_grad_norm_(m.parameters(), 1.0)
             opt.step(); sched.step(); opt.zero_grad()
-    net.eval(); t = torch.zeros(2)
+    net.eval(); t = torch.zeros(2).double()
     with torch.no_grad():
         for x, y in vload: t += torch.tensor([(net(x) - y).abs().sum(), y.numel()])
     dist.all_reduce(t)
@@ -141,7 +141,7 @@ def test_it_trains_as_under_torch(tmp_path, ranks):
         under_torch(folder, ranks) if name == "torch" else run(folder, ranks, "script.py")
         found.append([torch.load(folder / f"{rank}.pt") for rank in range(ranks)])
     for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
     first, last = found[1][0]["m"], found[1][-1]["m"]
     trained = [name for name in first if "running" not in name]  # of the last batch
     assert all(torch.equal(first[name], last[name]) for name in trained)

@@ -264,6 +264,9 @@ class Reducer:
             pass  # those have older parameters, and take over the others' at the end
         elif most != -least or self._forwards & (self._forwards - 1) == 0:
             self._inventory.compare(self._words, f"at forward pass {self._forwards}")
+        self._share_buffers(agreed)
+
+    def _share_buffers(self, agreed: Agreed) -> None:
         if self._options.broadcast_buffers:
             share(self._words, list(self._module.buffers()), agreed.first)
 
@@ -327,7 +330,7 @@ class Reducer:
         late: list[bool] | None = None,
         known: list[bool] | None = None,
     ) -> tuple[list[bool], float]:
-        """Sum what autograd came by again.
+        """Sum what autograd came by again; what the forward pass did to buffers is rank 0's.
 
         Returns:
             Whether a rank has a gradient, for each parameter, and what the sums are to be
@@ -343,6 +346,7 @@ class Reducer:
             self._start_one(bucket)
         if again:
             self._finish_all(again)
+        self._share_buffers(agreed)  # tests between steps go by them
         by_ranks = agreed.joined and self._part_of_mean is None
         self._part_of_mean, self._onto_mean = None, False
         if not by_ranks or self._divides_by_all:

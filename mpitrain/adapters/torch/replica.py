@@ -52,7 +52,7 @@ class DataParallel(ClosedTogether, torch.nn.Module):
                 ``"auto"`` times the first twelve steps both ways, and keeps the way that is faster
                 on the slowest rank (:attr:`overlaps` says which).  The numbers are the same.
             broadcast_buffers: give all ranks rank 0's buffers before each forward pass in training,
-                as running statistics need it.
+                as running statistics need it, and after each mean, so that all test alike.
 
         Raises:
             TypeError: ``comm`` is no :class:`collectives.Communicator`.

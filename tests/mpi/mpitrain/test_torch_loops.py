@@ -230,6 +230,12 @@ def test_join_of_ranks_with_unequally_many_batches(comm, divisor, first, passes)
     optimizer, schedule = tools(net)
     replicas = [make() for _ in range(RANKS)]  # one process: each replica, by hand
     each = [tools(replica) for replica in replicas]
+
+    def share(active):
+        for r in active[1:]:
+            for buffer, value in zip(replicas[r].buffers(), replicas[active[0]].buffers()):
+                buffer.copy_(value)
+
     for _ in range(2):
         with net.join(optimizer, schedule, divide_by_initial_world_size=divisor == "all"):
             for step in range(counts[comm.rank]):
@@ -248,13 +254,11 @@ def test_join_of_ranks_with_unequally_many_batches(comm, divisor, first, passes)
             whole = RANKS if divisor == "all" else sum(parts)
             for number in range(passes):
                 if number == passes - 1:  # the others' go forward without a word
-                    for r in active[1:]:
-                        state = zip(replicas[r].buffers(), replicas[active[0]].buffers())
-                        for buffer, value in state:
-                            buffer.copy_(value)
+                    share(active)
                 for r in active:
                     rows = slice(sizes[r])
                     mse(replicas[r](draw(step, number)[rows]), truth[rows]).backward()
+            share(active)
             means = [
                 sum(g * part for g, part in zip(of, parts)) / whole
                 for of in zip(*(gradients(replicas[r]) for r in active))
