@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from collectives import Communicator
 from mpitrain.config import Config, ConfigError
-from mpitrain.lr import Factor
 from mpitrain.metrics import Step
+from mpitrain.own_schedule import Factor
 from mpitrain.trainer import Trainer
 from mpitrain.update import NonFinite
 

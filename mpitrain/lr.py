@@ -1,47 +1,9 @@
 """The learning rate at each step: linear scaling, gradual warm-up, then a schedule."""
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, assert_never
+from typing import assert_never
 
-import numpy as np
-
-from mpitrain.arrays import Array
-from mpitrain.config import ConfigError, Optim, Train
-
-#: ``factor(step)``: what the scaled rate is multiplied by in a step, counted from 0.
-Factor = Callable[[int], float]
-
-
-@dataclass(frozen=True)
-class Table:
-    """A schedule of the program's own, worked out before the first step.
-
-    Attributes:
-        factors: what the scaled rate is multiplied by, of shape (rows, groups of parameters), or
-            (rows, 1) for all groups alike, each times its own factor.
-        steps: that a row is for: 1, or those of an epoch.
-        options: what else each group is updated with in each row, by name; None: nothing.
-    """
-
-    factors: Array
-    steps: int = 1
-    options: Sequence[Mapping[str, Sequence[Any]]] | None = None
-
-    def factor(self, step: int, group: int = 0) -> float:
-        """Of a step, counted from 0."""
-        return float(self.factors[step // self.steps, group])
-
-
-class Schedule(ABC):
-    """A schedule that says itself what it is in each step."""
-
-    @abstractmethod
-    def table(self, rows: int) -> Table:
-        """Of so many steps or epochs; ``ConfigError`` if it cannot be worked out."""
-
+from mpitrain.config import Optim, Train
 
 #: Where one_cycle begins and ends, in parts of its peak: torch's defaults.
 _BEGINNING = 1 / 25
@@ -84,30 +46,6 @@ def learning_rate(optim: Optim, train: Train, step: float, steps_per_epoch: int)
 def scaled_rate(optim: Optim, train: Train) -> float:
     """The rate that a batch of ``train.batch_size`` samples has by the linear scaling rule."""
     return optim.lr * train.batch_size / (optim.reference_batch or train.batch_size)
-
-
-def tabulated(factor: Factor, steps: int) -> Array:
-    """A program's own factors of all steps, of shape (steps,), float64.
-
-    Raises:
-        ConfigError: one of them is no number, negative or not finite, or cannot be computed.
-    """
-    found = np.empty(steps)
-    for step in range(steps):
-        try:
-            found[step] = value = factor(step)
-        except Exception as error:  # whatever a program's own function raises
-            raise ConfigError(
-                f"schedule: the function fails at step {step}: {type(error).__name__}: {error}; it "
-                "takes the step's number, or with optimizer= of torch that optimiser, of which it "
-                "makes one of torch.optim.lr_scheduler"
-            ) from error
-        if not 0.0 <= found[step] < math.inf:
-            raise ConfigError(
-                f"schedule: the function gives {value} at step {step}; a factor is a finite "
-                "number from 0 on"
-            )
-    return found
 
 
 def _between(first: float, last: float, part: float) -> float:

@@ -1,7 +1,7 @@
 """The parts of a job on these ranks: data, layout, model, parameters, pipeline."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from math import lcm
 from pathlib import Path
 from time import perf_counter
@@ -10,25 +10,32 @@ from typing import Any, ClassVar
 from mpi4py import MPI
 
 from collectives import CheckedTransport, Communicator
-from mpitrain import build, groups, models, nn
+from mpitrain import build, groups, models, nn, own_schedule
 from mpitrain.arena import Arena
 from mpitrain.arrays import Array
 from mpitrain.config import Config, ConfigError, expect_on_link
-from mpitrain.data import DataError, Dataset, Sampler, load
+from mpitrain.data import Dataset, Sampler, load
 from mpitrain.data.everywhere import load_on_all
 from mpitrain.data.own import Own
 from mpitrain.data.stream import Streamed
 from mpitrain.device import HOST, Device, choose
 from mpitrain.feed import Feed
-from mpitrain.fitting import expect_fitting, expect_untested, initial, named_metrics
+from mpitrain.fitting import (
+    expect_fitting,
+    expect_untested,
+    expect_weights_of_forward,
+    initial,
+    named_metrics,
+    whole_state,
+)
 from mpitrain.group import TensorGroup
 from mpitrain.groups import Grouping
 from mpitrain.ledger import Ledger
-from mpitrain.lr import Factor, Schedule, Table, tabulated
 from mpitrain.metrics import Overlap
 from mpitrain.objective import Loss
 from mpitrain.objective.metrics import Metric
 from mpitrain.optim import Optimizer
+from mpitrain.own_schedule import Factor, Schedule
 from mpitrain.parallel.grid import Place, ProcessGrid, shared_name
 from mpitrain.parallel.replicas import check_replicas
 from mpitrain.parallel.replicated import Replicated
@@ -38,8 +45,8 @@ from mpitrain.pipeline.actions import Pipeline
 from mpitrain.pipeline.messages import Spec
 from mpitrain.pipeline.replay import Report
 from mpitrain.pipeline.runtime import Runner, Span, no_span
-from mpitrain.pipeline.weights import OTHER_IN_BACKWARD
 from mpitrain.precision import CastWeights, LossScale, compute_type
+from mpitrain.purity import Forward, Purity
 from mpitrain.stage import LayerStage, Stage
 from mpitrain.stop import StopFlag
 from mpitrain.stragglers import Busy
@@ -68,6 +75,7 @@ class Placed(ClosedTogether):
         summation: how gradients are summed over replicas.
         strategy: when replicas talk.
         state: what they keep besides, by name.
+        purity: whether what the program brings behaves as pure functions do.
         updater: how parameters follow gradients.
         partition: which layers each stage has.
         watch: what tests have shown so far.
@@ -171,7 +179,9 @@ class Placed(ClosedTogether):
             config.run.seed,
             shuffles=not isinstance(self.data.train, Streamed),
         )
-        self._table = self._tabulate(schedule)
+        self._table = own_schedule.agreed(
+            comm, config.optim, schedule, self.sampler.steps_per_epoch, self.total_steps
+        )
         self._open_grid()
         self.metrics = (
             metrics
@@ -200,35 +210,6 @@ class Placed(ClosedTogether):
         if config.sync.agree > 1:
             self._ledger = Ledger(self.comm, self._workers, config.sync.agree)
 
-    def _tabulate(self, schedule: Factor | Schedule | None) -> Table | None:
-        """A schedule of one's own, rank 0's on all ranks."""
-        optim = self.config.optim
-        if schedule is None:
-            if optim.schedule_by != "step":
-                raise ConfigError(
-                    f"optim.schedule_by = {optim.schedule_by!r} is of a schedule of one's own, and "
-                    "there is none; leave it out"
-                )
-            return None
-        if optim.schedule != "constant" or optim.warmup_epochs:
-            raise ConfigError(
-                f"optim.schedule = {optim.schedule!r} with optim.warmup_epochs = "
-                f"{optim.warmup_epochs:g}: a schedule of one's own takes the place of both; leave "
-                "them out"
-            )
-        steps = self.sampler.steps_per_epoch if optim.schedule_by == "epoch" else 1
-        rows = -(-self.total_steps // steps)
-
-        def made() -> Table | None:
-            if self.comm.rank > 0:
-                return None
-            if isinstance(schedule, Schedule):
-                return replace(schedule.table(rows), steps=steps)
-            return Table(tabulated(schedule, rows)[:, None], steps)
-
-        table: Table = self.comm.bcast(together(self.comm, made, ConfigError))
-        return table
-
     def _open_grid(self) -> None:
         layout = build.layout(self.config, self.comm.size)
         outline = models.build(self.config, self.data, layers=self._layers, loss=self._loss)
@@ -249,21 +230,9 @@ class Placed(ClosedTogether):
                 "run.device: modules of torch are layers on the CPU, and the arrays are on "
                 f"{self.device.name}; set run.device = 'cpu'"
             )
-        self._expect_own_weights()
+        expect_weights_of_forward(self.config.parallel, self.model)
         brought = nn.Chain(self.model.layers).brought()
         check_replicas(self.comm, [(self.comm, brought)], "in the layers that they were given")
-
-    def _expect_own_weights(self) -> None:
-        """Raises where a backward pass would be given weights that some layers do not take."""
-        parallel = self.config.parallel
-        if parallel.schedule != "asynchronous" or parallel.weights not in OTHER_IN_BACKWARD:
-            return
-        if held := [name for name, layer in self.model.layers.items() if layer.holds]:
-            raise ConfigError(
-                f"parallel.weights = {parallel.weights!r}: the backward pass goes by the latest "
-                f"weights, and torch's, as of {held[0]}, by those of its forward pass; set weights "
-                "= 'stash', 'vertical' or 'two_buffers'"
-            )
 
     def _spread(self) -> TensorGroup:
         """The ranks over which embedding tables are spread."""
@@ -363,7 +332,9 @@ class Placed(ClosedTogether):
 
     def _bind_pipeline(self) -> None:
         config, grid = self.config, self.grid
-        self.state = self._state()
+        whole = whole_state(config, self.model, grid.layout)
+        mine = tuple(f"{name}." for name in self.layers)
+        self.state = {n: self.device.put(v) for n, v in whole.items() if n.startswith(mine)}
         self._replicas = TensorGroup(grid.data)
         self.parts = config.train.micro_batches * lcm(*grid.layout.replicas)
         self.compute_type = compute_type(config.run.compute, config.run.dtype)
@@ -378,7 +349,10 @@ class Placed(ClosedTogether):
             first += len(chunk)
         kind = self.data.input_dtype
         self._inputs = Spec(self.data.input_shape, self.compute_type if kind.kind == "f" else kind)
-        self._examine()
+        self.purity = Purity(
+            self.comm, self.model.layers, self.layers, self.model.loss, self.metrics
+        )
+        self.purity.examine(self._passes())
         self._schedules: dict[int, tuple[Pipeline, Report]] = {}
         self._runners: dict[int, Runner] = {}
         self.runner()
@@ -391,78 +365,21 @@ class Placed(ClosedTogether):
             reads=stage in (0, last),
         )
 
-    def _examine(self) -> None:
-        """Take two samples through layers that must show whether they are pure functions.
+    def _passes(self) -> Iterator[tuple[int, Forward | None]]:
+        """Who takes samples forward through each virtual stage, and how, if it is this rank."""
+        layout, mine = self.grid.layout, self.grid.place.stage
 
-        Raises:
-            ConfigError: on all ranks, what a layer of one of them has shown.
-        """
-        if not any(layer.verdict() for layer in self.model.layers.values()):
-            return
-        layout, place = self.grid.layout, self.grid.place
-        x: Array | None = None
-
-        def passed(stage: Stage, given: Array | None) -> Array:
-            if given is None:
-                given = self.data.train[:2].inputs
-                if given.dtype.kind == "f":
-                    given = given.astype(self.compute_type)
-            found, _ = stage.forward(self.weights, given)
-            return found
+        def forward(stage: Stage, x: Array | None) -> Array:
+            if x is None:
+                x = self.data.train[:2].inputs
+                if x.dtype.kind == "f":
+                    x = x.astype(self.compute_type)
+            return stage.forward(self.weights, x)[0]
 
         for virtual in range(len(self.partition.layers)):
-            chunk, own = divmod(virtual, layout.stages)
-
-            def act(chunk: int = chunk, own: int = own, given: Array | None = x) -> Array | None:
-                return passed(self._stages[chunk], given) if place.stage == own else None
-
-            y = together(self.comm, act, ConfigError, DataError, RuntimeError, TypeError)
-            x = self.comm.bcast(y, layout.rank(Place(own, 0, 0)))
-        for name in self.layers:
-            if verdict := self.model.layers[name].verdict():
-                verdict.deferred = True
-
-    def _faults(self) -> list[ValueError]:
-        verdicts = (self.model.layers[name].verdict() for name in self.layers)
-        found = [verdict.fault for verdict in verdicts if verdict]
-        # Functions of the user's, which tell what the first samples have shown.
-        found += [getattr(own, "fault", None) for own in (self.model.loss, *self.metrics.values())]
-        return [fault for fault in found if fault]
-
-    def expect_pure(self) -> None:
-        """Collective.
-
-        Raises:
-            ConfigError: on all ranks, what a layer of one of them, or a loss or a metric of the
-                user's, has shown in a forward pass.
-        """
-
-        def act() -> None:
-            for fault in self._faults():
-                raise fault
-
-        together(self.comm, act, ConfigError)
-
-    def _state(self) -> dict[str, Array]:
-        """What the own layers keep besides their parameters.
-
-        Raises:
-            ConfigError: it would depend on the layout.
-        """
-        whole = nn.Chain(self.model.layers).state(self.config.run.dtype)
-        kind = self.config.sync.kind
-        if whole and kind != "every_step" and self.grid.layout.replicas[0] > 1:
-            raise ConfigError(
-                f"sync.kind: batch norm takes all workers forward together, and those of {kind} "
-                "are at different samples; take group or layer norm, or set kind = 'every_step'"
-            )
-        if whole and len(set(self.grid.layout.replicas)) > 1:  # on all ranks, whoever has it
-            raise ConfigError(
-                "parallel.replicas: batch norm takes the replicas of all stages forward together; "
-                "give each stage as many"
-            )
-        own = tuple(f"{name}." for name in self.layers)
-        return {n: self.device.put(values) for n, values in whole.items() if n.startswith(own)}
+            chunk, stage = divmod(virtual, layout.stages)
+            rank = layout.rank(Place(stage, 0, 0))
+            yield rank, partial(forward, self._stages[chunk]) if stage == mine else None
 
     def context(self, indices: Array | None = None) -> nn.Context:
         """What layers see of a micro-batch of these training samples; of tests without them."""

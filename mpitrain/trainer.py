@@ -187,7 +187,7 @@ class Trainer(Placed):
             return replace(self.context(source.indices(micro_batch)), step=step)
 
         own = runner.run(source, window.weights, self.store, window.update, context)
-        self.expect_pure()
+        self.purity.expect()
         lasted = perf_counter() - start
         self._busy.add(lasted, sum(updated.comm_seconds for updated in own), runner.waited)
         waiting = self.comm.allreduce(sum(runner.waited.values()))
@@ -241,7 +241,7 @@ class Trainer(Placed):
         found: list[Step | Skipped] = []
         found_all = ledger.agree()
         if any(agreed.faulty for _, agreed in found_all):
-            self.expect_pure()
+            self.purity.expect()
         for one, agreed in found_all:
             self.stopping = self.stopping or agreed.stopping
             found.append(self._record(one, agreed, agreed.grad_norm, agreed.comm_seconds))
@@ -267,12 +267,12 @@ class Trainer(Placed):
             self.feed.read_seconds,
             self._stop.raised(),
             *self._moved(),
-            bool(self._faults()),
+            bool(self.purity.faults()),
             self.strategy.strayed,
         )
         agreed = self.strategy.agree(self.steps_done, self.updater, told)
         if agreed.faulty and self._ledger is None:
-            self.expect_pure()
+            self.purity.expect()
         self._busy.met = perf_counter() - now
         self._lap = now
         if self._ledger is None:  # else it is of our worker alone

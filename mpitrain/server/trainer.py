@@ -259,7 +259,7 @@ class ServedTrainer(Trainer):
             self._count_updates(len(batches))
             self.stopping = self.comm.allreduce(self._stop.raised(), op=MPI.LOR)
         self.steps_done = first
-        self.expect_pure()
+        self.purity.expect()
         sizes = [len(batch) for batch in batches]
         return steps(told, sizes, first, epoch, self._rate, self._shares)
 

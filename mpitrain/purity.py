@@ -1,0 +1,76 @@
+"""Whether what a program brings behaves as pure functions do: tried once, watched ever after."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from mpi4py import MPI
+
+from mpitrain.arrays import Array
+from mpitrain.config import ConfigError
+from mpitrain.data import DataError
+from mpitrain.nn import Layer
+from mpitrain.objective import Loss
+from mpitrain.objective.metrics import Metric
+from mpitrain.together import together
+
+#: ``forward(x)``: a virtual stage's outputs for samples, ``None`` standing for two of the data's.
+Forward = Callable[[Array | None], Array]
+
+
+class Purity:
+    """The layers, the loss and the metrics of a job on this rank, as far as they are not ours."""
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        layers: Mapping[str, Layer],
+        own: Sequence[str],
+        loss: Loss,
+        metrics: Mapping[str, Metric],
+    ) -> None:
+        """All the model's ``layers``, of which this rank has its ``own``."""
+        self._comm = comm
+        self._is_tried = any(layer.verdict() for layer in layers.values())  # alike on all ranks
+        self._verdicts = [found for name in own if (found := layers[name].verdict())]
+        self._functions = [loss, *metrics.values()]
+
+    def examine(self, stages: Iterable[tuple[int, Forward | None]]) -> None:
+        """Take two samples through the layers, if some of them must be tried; collective.
+
+        Args:
+            stages: of each virtual stage, the rank that goes forward, and how it does, on it.
+
+        Raises:
+            ConfigError: on all ranks, what a layer of one of them has shown.
+        """
+        if not self._is_tried:
+            return
+        x: Array | None = None
+        for rank, forward in stages:
+
+            def act(forward: Forward | None = forward, x: Array | None = x) -> Array | None:
+                return forward(x) if forward else None
+
+            y = together(self._comm, act, ConfigError, DataError, RuntimeError, TypeError)
+            x = self._comm.bcast(y, rank)
+        for verdict in self._verdicts:
+            verdict.deferred = True
+
+    def faults(self) -> list[ValueError]:
+        """What this rank's layers and functions have shown, each its first fault."""
+        found = [verdict.fault for verdict in self._verdicts]
+        found += [getattr(own, "fault", None) for own in self._functions]
+        return [fault for fault in found if fault]
+
+    def expect(self) -> None:
+        """No rank has seen a fault; collective.
+
+        Raises:
+            ConfigError: on all ranks, what a layer of one of them, or a loss or a metric of the
+                program's own, has shown in a forward pass.
+        """
+
+        def act() -> None:
+            for fault in self.faults():
+                raise fault
+
+        together(self._comm, act, ConfigError)
