@@ -7,11 +7,11 @@ from math import inf
 from msgspec.structs import replace
 
 from collectives import Communicator
+from mpitrain.agreement import NonFinite
 from mpitrain.config import Config, ConfigError
 from mpitrain.metrics import Step
 from mpitrain.own_schedule import Factor
 from mpitrain.trainer import Trainer
-from mpitrain.update import NonFinite
 
 #: What the smoothed loss keeps of itself in a step.
 _KEPT = 0.9

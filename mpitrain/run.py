@@ -12,6 +12,7 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 from collectives import Communicator, provenance
+from mpitrain.agreement import NonFinite
 from mpitrain.checkpoint import CheckpointError, Writer, newest
 from mpitrain.checkpoint.state import collect, restore
 from mpitrain.config import Compress, Config, ConfigError
@@ -34,7 +35,6 @@ from mpitrain.stop import Stopped
 from mpitrain.together import together
 from mpitrain.trace import remove_trace
 from mpitrain.trainer import Trainer
-from mpitrain.update import NonFinite
 
 
 def train(trainer: Trainer, *, go_on: bool = False, tell: Write | None = None) -> Summary:

@@ -14,6 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from collectives import CorruptMessage
 from mpitrain import nn
+from mpitrain.agreement import Agreed, NonFinite, Told
 from mpitrain.arrays import Array, Scalar
 from mpitrain.batches import MicroBatches
 from mpitrain.data import DataError
@@ -27,7 +28,7 @@ from mpitrain.pipeline.runtime import Latest, reads
 from mpitrain.pipeline.window import Window
 from mpitrain.placed import Placed
 from mpitrain.sync import Progressing
-from mpitrain.update import AVERAGE, Agreed, NonFinite, Told
+from mpitrain.update import AVERAGE
 
 
 class Trainer(Placed):

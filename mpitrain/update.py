@@ -1,7 +1,7 @@
 """The update of the parameters: norms over all ranks, clipping, and each rank's pieces."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import isfinite, sqrt
 from typing import Any, NamedTuple
 
@@ -9,6 +9,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator
+from mpitrain.agreement import Agreed, Told
 from mpitrain.arena import Tensor
 from mpitrain.arrays import Array, Scalar, array_namespace
 from mpitrain.config import ConfigError
@@ -21,106 +22,6 @@ from mpitrain.parallel.store import Allocate, Piece, Store
 
 #: The slot of the moving average of parameters, beside those of the optimiser.
 AVERAGE = "average"
-
-
-class NonFinite(ArithmeticError):
-    """A loss or gradient is infinite or not a number; the message says whose."""
-
-
-@dataclass(frozen=True)
-class Told:
-    """What a rank tells the others of a step.
-
-    Attributes:
-        loss: its part of the mean over the global batch.
-        seconds: that the step took it.
-        comm_seconds: those of them in the sum of gradients.
-        wait_seconds: those of them in waiting for other ranks.
-        read_seconds: those of them in reading samples, or waiting for who reads them ahead.
-        stopping: whether it was asked to stop.
-        sent_bytes, shared_bytes: that it has sent in messages, and moved in shared memory.
-        faulty: whether one of its layers has turned out to be none.
-        strayed: squared distance of its worker's weights from the anchor at the last exchange, and
-            the anchor's squared norm: the rank's part of both.
-    """
-
-    loss: Scalar
-    seconds: float = 0.0
-    comm_seconds: float = 0.0
-    wait_seconds: float = 0.0
-    read_seconds: float = 0.0
-    stopping: bool = False
-    sent_bytes: int = 0
-    shared_bytes: int = 0
-    faulty: bool = False
-    strayed: tuple[float, float] = (0.0, 0.0)
-
-    @property
-    def numbers(self) -> list[float]:
-        """Those that are added up, in their order."""
-        spent = [self.seconds, self.comm_seconds, self.wait_seconds, self.read_seconds]
-        return [
-            self.loss,
-            *spent,
-            float(self.stopping),
-            self.sent_bytes,
-            self.shared_bytes,
-            float(self.faulty),
-        ]
-
-
-@dataclass(frozen=True)
-class Agreed:
-    """What all ranks know of a step.
-
-    Attributes:
-        loss: mean over the global batch.
-        grad_norm: Euclidean norm of the global gradient, before clipping; of workers that have
-            gradients of their own, the root of the mean square.
-        own_norm: that of the own worker; ``grad_norm`` where all have the same.
-        seconds, comm_seconds, wait_seconds, read_seconds: sums over the ranks of what each told.
-        stopping: whether one of them was asked to stop.
-        sent_bytes, shared_bytes: sums over the ranks.
-        unused: names of the tensors that had no part in the loss on any rank.
-        faulty: whether a layer of one of them has turned out to be none.
-        drift: distance of the workers' weights from the anchor at the last exchange, by its norm;
-            None: there was none in the step before.
-    """
-
-    loss: float
-    grad_norm: float
-    own_norm: float
-    seconds: float
-    comm_seconds: float
-    wait_seconds: float
-    read_seconds: float
-    stopping: bool
-    sent_bytes: float
-    shared_bytes: float
-    faulty: bool = False
-    unused: frozenset[str] = frozenset()
-    drift: float | None = None
-
-    @classmethod
-    def of(
-        cls,
-        told: Sequence[float],
-        grad_norm: float,
-        own_norm: float,
-        drift: float | None = None,
-        unused: frozenset[str] = frozenset(),
-    ) -> "Agreed":
-        """From the sums of what the ranks told: numbers of :class:`Told`, in its order."""
-        loss, seconds, reducing, waiting, reading, stopping, sent, shared, faulty = told
-        return cls(
-            loss, grad_norm, own_norm, seconds, reducing, waiting, reading, stopping > 0,
-            sent, shared, faulty > 0, unused, drift,
-        )  # fmt: skip
-
-    @property
-    def finite(self) -> bool:
-        """Whether the loss and all gradients are."""
-        return isfinite(self.loss) and isfinite(self.grad_norm)
 
 
 class _Run(NamedTuple):

@@ -17,6 +17,7 @@ from math import isfinite
 from pathlib import Path
 
 from collectives import CollectiveError, Communicator, UnknownAlgorithm, provenance
+from mpitrain.agreement import NonFinite
 from mpitrain.bench import cells
 from mpitrain.checkpoint import CheckpointError
 from mpitrain.config import Config, ConfigError, load
@@ -39,7 +40,6 @@ from mpitrain.run import train
 from mpitrain.stop import StopFlag, Stopped
 from mpitrain.together import together
 from mpitrain.trainer import Trainer
-from mpitrain.update import NonFinite
 
 #: After so many attempts in which the ranks ended, a cell is left alone.
 _ATTEMPTS = 2

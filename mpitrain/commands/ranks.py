@@ -21,6 +21,7 @@ from collectives import (
 )
 from collectives.commands.program import show_log
 from mpitrain import data, evaluation, federated, shrink
+from mpitrain.agreement import NonFinite
 from mpitrain.bring import brought
 from mpitrain.checkpoint import CheckpointError
 from mpitrain.commands.arguments import parse
@@ -48,7 +49,6 @@ from mpitrain.stop import Stopped, stop_flag
 from mpitrain.threads import limit_blas_threads
 from mpitrain.together import together
 from mpitrain.trace import TRACE_FILE, Trace
-from mpitrain.update import NonFinite
 
 #: EX_TEMPFAIL: run it again, and it goes on.
 _GO_ON = 75

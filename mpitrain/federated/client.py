@@ -9,6 +9,7 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 from collectives import Communicator
+from mpitrain.agreement import NonFinite
 from mpitrain.arrays import Array, Scalar
 from mpitrain.config import Checkpoint, Config, Evaluate, Parallel
 from mpitrain.config.federated import Federated
@@ -17,7 +18,6 @@ from mpitrain.lr import learning_rate
 from mpitrain.metrics import Skipped, Step
 from mpitrain.parallel.replicated import Replicated
 from mpitrain.trainer import Trainer
-from mpitrain.update import NonFinite
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from msgspec import structs
 
 from collectives.codec import Codec, Dice
 from mpitrain import build
+from mpitrain.agreement import NonFinite
 from mpitrain.arena import DATA
 from mpitrain.arrays import Array
 from mpitrain.batches import MicroBatches
@@ -44,7 +45,6 @@ from mpitrain.server.wire import Clients, Servers, check_size
 from mpitrain.server.work import Exchange, Worker
 from mpitrain.together import together
 from mpitrain.trainer import Trainer
-from mpitrain.update import NonFinite
 
 
 class ServedTrainer(Trainer):

@@ -10,13 +10,14 @@ from typing import Protocol
 import numpy as np
 
 from collectives import Communicator
+from mpitrain.agreement import NonFinite
 from mpitrain.arrays import Array
 from mpitrain.config import ConfigError, Server
 from mpitrain.data import DataError
 from mpitrain.feed import Held
 from mpitrain.parallel.whole import WholeGradients
 from mpitrain.server.wire import Kind
-from mpitrain.update import NonFinite, square_sum
+from mpitrain.update import square_sum
 
 
 class Exchange(Protocol):

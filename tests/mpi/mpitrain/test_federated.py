@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from collectives import Communicator
 from mpitrain import Stream, federated
+from mpitrain.agreement import NonFinite
 from mpitrain.checkpoint import CheckpointError
 from mpitrain.config import (
     Checkpoint,
@@ -28,7 +29,6 @@ from mpitrain.report import write_report
 from mpitrain.run import checkpoints, resume, train
 from mpitrain.stop import StopFlag, Stopped
 from mpitrain.trainer import Trainer
-from mpitrain.update import NonFinite
 
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 RANKS = MPI.COMM_WORLD.size

@@ -9,6 +9,7 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 from collectives import Communicator
+from mpitrain.agreement import NonFinite
 from mpitrain.config import Config, Data, Model, Optim, Run, Server, Train
 from mpitrain.data import DataError, Dataset, Samples
 from mpitrain.run import resume, train
@@ -16,7 +17,6 @@ from mpitrain.server import HogwildTrainer
 from mpitrain.server.hogwild import Unlocked
 from mpitrain.threads import limit_blas_threads
 from mpitrain.trainer import Trainer
-from mpitrain.update import NonFinite
 from tests.mpi.mpitrain.layouts import whole
 
 RANKS = MPI.COMM_WORLD.size

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from collectives import Communicator
 from collectives.codec import Dice
 from mpitrain import fit
+from mpitrain.agreement import NonFinite
 from mpitrain.compress import parse
 from mpitrain.config import (
     Compress,
@@ -37,7 +38,6 @@ from mpitrain.server import ServedTrainer
 from mpitrain.stage import LayerStage
 from mpitrain.threads import limit_blas_threads
 from mpitrain.trainer import Trainer
-from mpitrain.update import NonFinite
 from tests.mpi.mpitrain.layouts import whole
 
 RANKS = MPI.COMM_WORLD.size

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from collectives import Communicator
 from mpitrain import nn
+from mpitrain.agreement import NonFinite
 from mpitrain.checkpoint import Checkpoint, Writer
 from mpitrain.config import Checkpoint as CheckpointTable
 from mpitrain.config import Compress, ConfigError, Optim, Sync, load
@@ -23,7 +24,6 @@ from mpitrain.run import checkpoints, resume, save, train
 from mpitrain.stop import StopFlag, Stopped
 from mpitrain.threads import limit_blas_threads
 from mpitrain.trainer import Trainer
-from mpitrain.update import NonFinite
 from tests.mpi.mpitrain.layouts import job, mlp, whole
 
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]

@@ -12,6 +12,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from collectives import Communicator
 from collectives.algorithms import names
 from mpitrain import nn
+from mpitrain.agreement import NonFinite
 from mpitrain.config import ConfigError
 from mpitrain.data import DataError
 from mpitrain.metrics import Skipped
@@ -21,7 +22,6 @@ from mpitrain.profiles import measure
 from mpitrain.run import train
 from mpitrain.threads import limit_blas_threads
 from mpitrain.trainer import Trainer
-from mpitrain.update import NonFinite
 from tests.mpi.mpitrain.layouts import mlp, text_job
 
 pytestmark = pytest.mark.mpi

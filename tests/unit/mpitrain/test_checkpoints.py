@@ -12,6 +12,7 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 from collectives import Communicator
+from mpitrain.agreement import NonFinite
 from mpitrain.checkpoint import Checkpoint, CheckpointError, Manifest, Progress, Writer, newest
 from mpitrain.checkpoint.export import export
 from mpitrain.checkpoint.folders import step_of
@@ -20,7 +21,7 @@ from mpitrain.config import Checkpoint as CheckpointTable
 from mpitrain.config import Config, Data, Model, Optim, Run, Train
 from mpitrain.run import checkpoints, resume, save, train
 from mpitrain.trainer import Trainer
-from mpitrain.update import NonFinite, Updater
+from mpitrain.update import Updater
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ FLOORS = (
         "shrink",
         "trace",
     },
-    {"doctor", "nn", "stragglers", "watch"},
+    {"agreement", "doctor", "nn", "stragglers", "watch"},
     {"arena", "groups", "objective"},
     {"parallel"},
     {"batches", "models", "precision", "stage", "update"},
