@@ -1,7 +1,6 @@
 """A job of one's own in one call: model, data, loss and metrics; the rest as in a job file."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,9 @@ import msgspec
 from mpi4py import MPI
 
 from collectives import Communicator
-from mpitrain import nn, trainer
-from mpitrain.arrays import Array
+from mpitrain import nn, own_data, trainer
 from mpitrain.config import Config, ConfigError
-from mpitrain.data import DataError, Dataset
-from mpitrain.data.own import MapStyle, Own
-from mpitrain.data.stream import Streamed, is_stream
-from mpitrain.fields import Fields
+from mpitrain.data import Dataset
 from mpitrain.metrics import Epoch, Record
 from mpitrain.objective import Loss
 from mpitrain.objective.metrics import Averaged, Metric
@@ -27,8 +22,6 @@ from mpitrain.stop import StopFlag, stop_flag
 from mpitrain.threads import limit_blas_threads
 from mpitrain.together import together
 
-#: Samples by number or in turn.
-Data = MapStyle | Iterable[Any]
 #: Keys of [optim] that an optimiser of torch leaves to the job.
 _BESIDE_AN_OPTIMIZER = {
     "lr", "reference_batch", "warmup_epochs", "schedule", "schedule_by", "milestones", "decay",
@@ -57,8 +50,8 @@ class Trainer(trainer.Trainer):
         config: Config | None = None,
         *,
         model: Any = None,
-        train_data: Data | None = None,
-        test_data: Data | None = None,
+        train_data: own_data.Data | None = None,
+        test_data: own_data.Data | None = None,
         loss: Any = None,
         metrics: Mapping[str, Any] | Sequence[str] | None = None,
         optimizer: Any = None,
@@ -163,7 +156,7 @@ class Trainer(trainer.Trainer):
         if self.module is not None and "dtype" not in {**settings.get("run", {}), **settings}:
             job = configured(job, {"dtype": _dtype(self.module, job.run.dtype)})
         is_torch = self.module is not None
-        data = _data(whole, job, train_data, test_data, layers, classes)
+        data = own_data.given(whole, job, train_data, test_data, layers, classes)
         if self.module is not None and cuts and data:
             together(whole, lambda: _expect_same_parts(self.module, cuts, data), ConfigError)
         own_names = {"model": self.module, "loss": loss, "optimizer": optimizer}
@@ -306,82 +299,6 @@ def _dtype(module: Any, otherwise: str) -> str:
     """Of a module's first parameter."""
     found = next((str(p.dtype).removeprefix("torch.") for p in module.parameters()), otherwise)
     return found if found in ("float32", "float64") else otherwise
-
-
-def _data(
-    comm: MPI.Intracomm,
-    job: Config,
-    train_data: Data | None,
-    test_data: Data | None,
-    layers: Mapping[str, nn.Layer] | None,
-    classes: int,
-) -> Dataset | None:
-    if train_data is None:
-        if test_data is not None:
-            raise TypeError("test_data without train_data: the job's own are not mixed; give both")
-        return None
-
-    def made() -> Dataset:
-        train = _samples("train_data", train_data, job)
-        test = None if test_data is None else _samples("test_data", test_data, job)
-        if test is not None:
-            _expect_alike(train, test)
-        found = Dataset(train, test, 0)
-        if found.label_dtype.kind in "fV":  # numbers, or several arrays
-            return found
-        kinds = classes or _scores(layers, found)
-        if test is not None:
-            test = replace(test, classes=kinds)
-        return Dataset(replace(train, classes=kinds), test, kinds)
-
-    return together(comm, made, DataError)
-
-
-def _expect_alike(train: Own, test: Own) -> None:
-    both = (vars(samples[:1]).values() for samples in (train, test))
-    for name, one, other in zip(("inputs", "labels"), *both):
-        if (one.shape, _kind(one)) != (other.shape, _kind(other)):
-            raise DataError(
-                f"train_data has {name} of {one.dtype}, shape {one.shape[1:]}, and test_data of "
-                f"{other.dtype}, {other.shape[1:]}; they must be alike"
-            )
-
-
-def _samples(what: str, data: Any, job: Config) -> Own:
-    try:
-        count = len(data)
-    except Exception as error:  # whatever a program's own function raises
-        raise DataError(
-            f"{what} has no length, from which epochs, rates and resumed runs follow "
-            f"({type(error).__name__}: {error}); give it __len__, or mpitrain.Stream(data, samples)"
-        ) from error
-    if not count:
-        raise DataError(f"{what} has no samples")
-    if not is_stream(data):
-        return Own(data, job.run.dtype, job.run.seed)
-    if job.data.workers > 1 and not hasattr(data, "starting_at"):
-        raise DataError(
-            f"data.workers = {job.data.workers}: each process would read all of {what}, which is "
-            "read in turn; take 1, or give it starting_at(number), which begins at a sample"
-        )
-    return Streamed(data, job.run.dtype, job.run.seed)
-
-
-def _scores(layers: Mapping[str, nn.Layer] | None, data: Dataset) -> int:
-    """How many the last layer has."""
-    if layers is None:
-        raise DataError("labels are integers, and nothing says of how many classes: give classes=")
-    try:
-        shape = nn.Chain(layers).output_shape(data.input_shape)
-    except ValueError as error:
-        raise DataError(f"model: {error}") from error
-    if isinstance(shape, Fields):
-        raise DataError(f"labels are integers, and the model gives {shape!r}: give classes=")
-    return shape[-1] if shape else 1
-
-
-def _kind(array: Array) -> object:
-    return array.dtype if array.dtype.names else array.dtype.kind
 
 
 def _loss(loss: Any) -> Loss | None:

@@ -31,7 +31,7 @@ FLOORS = (
     {"batches", "models", "precision", "stage", "update"},
     {"ledger", "profiles", "sync"},
     {"pipeline"},
-    {"build", "feed", "fitting", "purity", "report"},
+    {"build", "feed", "fitting", "own_data", "purity", "report"},
     {"placed"},
     {"trainer"},
     {"adapters", "checkpoint", "evaluation", "server"},

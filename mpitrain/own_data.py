@@ -1,0 +1,111 @@
+"""Data that a program gives, as the data set of a job."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from mpi4py import MPI
+
+from mpitrain import nn
+from mpitrain.arrays import Array
+from mpitrain.config import Config
+from mpitrain.data import DataError, Dataset
+from mpitrain.data.own import MapStyle, Own
+from mpitrain.data.stream import Streamed, is_stream
+from mpitrain.fields import Fields
+from mpitrain.together import together
+
+#: Samples by number or in turn.
+Data = MapStyle | Iterable[Any]
+
+
+def given(
+    comm: MPI.Intracomm,
+    job: Config,
+    train_data: Data | None,
+    test_data: Data | None,
+    layers: Mapping[str, nn.Layer] | None,
+    classes: int,
+) -> Dataset | None:
+    """The data set of what a program gives; collective.
+
+    Args:
+        comm: the ranks.
+        job: its type of numbers, its seed and its processes that read ahead.
+        train_data, test_data: samples by number or in turn; ``test_data`` may be left out.
+        layers: of the model, whose outputs say how many classes there are.
+        classes: of labels that are integers; 0: as many as the last layer has scores.
+
+    Returns:
+        The data set; None if nothing is given: the job names its own.
+
+    Raises:
+        TypeError: ``test_data`` alone.
+        DataError: on all ranks: one of them has no samples, or training's and test's differ.
+    """
+    if train_data is None:
+        if test_data is not None:
+            raise TypeError("test_data without train_data: the job's own are not mixed; give both")
+        return None
+
+    def made() -> Dataset:
+        train = _samples("train_data", train_data, job)
+        test = None if test_data is None else _samples("test_data", test_data, job)
+        if test is not None:
+            _expect_alike(train, test)
+        found = Dataset(train, test, 0)
+        if found.label_dtype.kind in "fV":  # numbers, or several arrays
+            return found
+        kinds = classes or _scores(layers, found)
+        if test is not None:
+            test = replace(test, classes=kinds)
+        return Dataset(replace(train, classes=kinds), test, kinds)
+
+    return together(comm, made, DataError)
+
+
+def _expect_alike(train: Own, test: Own) -> None:
+    both = (vars(samples[:1]).values() for samples in (train, test))
+    for name, one, other in zip(("inputs", "labels"), *both):
+        if (one.shape, _kind(one)) != (other.shape, _kind(other)):
+            raise DataError(
+                f"train_data has {name} of {one.dtype}, shape {one.shape[1:]}, and test_data of "
+                f"{other.dtype}, {other.shape[1:]}; they must be alike"
+            )
+
+
+def _samples(what: str, data: Any, job: Config) -> Own:
+    try:
+        count = len(data)
+    except Exception as error:  # whatever a program's own function raises
+        raise DataError(
+            f"{what} has no length, from which epochs, rates and resumed runs follow "
+            f"({type(error).__name__}: {error}); give it __len__, or mpitrain.Stream(data, samples)"
+        ) from error
+    if not count:
+        raise DataError(f"{what} has no samples")
+    if not is_stream(data):
+        return Own(data, job.run.dtype, job.run.seed)
+    if job.data.workers > 1 and not hasattr(data, "starting_at"):
+        raise DataError(
+            f"data.workers = {job.data.workers}: each process would read all of {what}, which is "
+            "read in turn; take 1, or give it starting_at(number), which begins at a sample"
+        )
+    return Streamed(data, job.run.dtype, job.run.seed)
+
+
+def _scores(layers: Mapping[str, nn.Layer] | None, data: Dataset) -> int:
+    """How many the last layer has."""
+    if layers is None:
+        raise DataError("labels are integers, and nothing says of how many classes: give classes=")
+    try:
+        shape = nn.Chain(layers).output_shape(data.input_shape)
+    except ValueError as error:
+        raise DataError(f"model: {error}") from error
+    if isinstance(shape, Fields):
+        raise DataError(f"labels are integers, and the model gives {shape!r}: give classes=")
+    return shape[-1] if shape else 1
+
+
+def _kind(array: Array) -> object:
+    return array.dtype if array.dtype.names else array.dtype.kind
