@@ -3,12 +3,15 @@
 import os
 from contextlib import contextmanager
 from itertools import islice
+from tempfile import TemporaryDirectory
 
 from mpi4py import MPI
 from msgspec.structs import replace
 
 from collectives import Communicator
+from mpitrain.checkpoint import Writer
 from mpitrain.evaluation import evaluate
+from mpitrain.run import checkpoints, resume, save
 from mpitrain.trainer import Trainer
 from tests.mpi.mpitrain.layouts import job
 
@@ -31,6 +34,28 @@ def trained(device, config, steps=3):
         tested = evaluate(trainer, 0)
         trainer.check_replicas("at the end")
         return [(r.loss, r.grad_norm) for r in records], (tested.test_loss, tested.metrics)
+
+
+def moved(config):
+    """Losses of six steps on the CPU, and of two each on the CPU, a device and the CPU again.
+
+    The latter go by checkpoints from one to the next.
+    """
+    with TemporaryDirectory() as own:
+        config = replace(config, run=replace(config.run, dir=MPI.COMM_WORLD.bcast(own)))
+        with trainer_on("cpu", config) as trainer:
+            right = [record.loss for record in islice(trainer.run_epoch(0), 6)]
+        found = []
+        for device in ("cpu", "cuda", "cpu"):
+            with trainer_on(device, config) as trainer:
+                resume(trainer)
+                found += [record.loss for record in islice(trainer.run_epoch(0), 2)]
+                place = checkpoints(trainer.config)
+                writer = Writer(trainer.comm, place, keep=2, device=trainer.device)
+                save(trainer, writer)
+                writer.finish()
+        MPI.COMM_WORLD.Barrier()  # rank 0's folder goes
+    return right, found
 
 
 def small(**parallel):

@@ -5,7 +5,6 @@ import json
 import sys
 from itertools import islice
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -14,14 +13,12 @@ from msgspec.structs import replace
 
 from collectives import Communicator
 from collectives.execution.device_plan import DevicePlan, Gate
-from mpitrain.checkpoint import Writer
 from mpitrain.config import ConfigError, Loss, Optim, Train
 from mpitrain.device import choice
 from mpitrain.evaluation import evaluate
-from mpitrain.run import checkpoints, resume, save
 from mpitrain.trainer import Trainer
 from tests import strict_cupy
-from tests.gpu.jobs import small, trained, trainer_on
+from tests.gpu.jobs import moved, small, trained, trainer_on
 from tests.mpi.mpitrain.layouts import MODELS, job, layouts
 from tests.strict_cupy import counts
 
@@ -106,23 +103,10 @@ def test_jobs_have_the_cpus_losses(change):
 @pytest.mark.quick_on(1, 2)
 def test_a_run_goes_on_elsewhere():
     """From the CPU to a device and back, bit by bit."""
-    with TemporaryDirectory() as own:
-        folder = MPI.COMM_WORLD.bcast(own)
-        config = small(zero=1)
-        config = replace(config, run=replace(config.run, dir=folder))
-        with trainer_on("cpu", config) as trainer:
-            right = [r.loss for r in islice(trainer.run_epoch(0), 6)]
-        found = []
-        for device in ("cpu", "cuda", "cpu"):
-            with trainer_on(device, config) as trainer:
-                resume(trainer)
-                found += [r.loss for r in islice(trainer.run_epoch(0), 2)]
-                place = checkpoints(trainer.config)
-                save(trainer, writer := Writer(trainer.comm, place, keep=2, device=trainer.device))
-                writer.finish()
-        if SAME_ORDER:
-            assert found == right
-        np.testing.assert_allclose(found, right, rtol=1e-5)
+    right, found = moved(small(zero=1))
+    if SAME_ORDER:
+        assert found == right
+    np.testing.assert_allclose(found, right, rtol=1e-5)
 
 
 @pytest.mark.quick_on(1, 2)
