@@ -20,6 +20,7 @@ class Check(NamedTuple):
         run: returns a detail for people, or raises; collective over the ranks.
         ranks: on how many, each in a job of its own.
         seconds: after which it has failed.
+        is_killed: one of its ranks is; it works if the job ends then, with an error.
     """
 
     stage: int
@@ -27,10 +28,11 @@ class Check(NamedTuple):
     run: Callable[[], str]
     ranks: tuple[int, ...] = (1,)
     seconds: float = 60.0
+    is_killed: bool = False
 
 
 #: Modules of this package with checks, in the order of their stages.
-STAGES = ("facts", "kernels", "roads", "layers", "trainer")
+STAGES = ("facts", "kernels", "roads", "controls", "layers", "trainer", "overlap", "leaving")
 
 
 def checks() -> list[Check]:

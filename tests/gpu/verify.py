@@ -58,14 +58,17 @@ def run(check: Check, ranks: int, *, dry_run: bool) -> Outcome:
         last = " ".join((printed.strip().splitlines() or ["nothing printed"])[-1].split())
         works, detail = False, f"exit code {process.returncode}: {last[:200]}"
     seconds = perf_counter() - start
-    works = bool(works) and not process.returncode
+    if check.is_killed:
+        works, detail = bool(process.returncode and not lines), f"exit code {process.returncode}"
+    else:
+        works = bool(works) and not process.returncode
     return Outcome(check.name, check.stage, ranks, works, seconds, detail)
 
 
 def line(one: Outcome) -> str:
     """For people."""
     word = "ok" if one.works else "FAIL"
-    return f"{one.check:<34} | {one.ranks:>5} | {word:<4} | {one.seconds:6.1f} | {one.detail}"
+    return f"{one.check:<50} | {one.ranks:>5} | {word:<4} | {one.seconds:6.1f} | {one.detail}"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -78,7 +81,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, default=Path("gpu.json"), help="the same as a file")
     options = parser.parse_args(argv)
     stages = {int(text) for text in options.stages.split(",")} if options.stages else None
-    print(f"{'check':<34} | ranks | ok   |      s | detail")
+    print(f"{'check':<50} | ranks | ok   |      s | detail")
     outcomes = []
     for check in checks():
         if stages is not None and check.stage not in stages:

@@ -287,6 +287,12 @@ class Machine:
             self._launch(stream, "memory that was freed", poison, (), (Range(start, start + size),))
             self._pools[stream.ptr, size].append(start)
 
+    @property
+    def in_use(self):
+        """Allocations that somebody has: pools keep what was freed."""
+        self._take_back()
+        return len(self._allocations) - sum(len(pool) for pool in self._pools.values())
+
     def register(self, start, nbytes, device):
         """So that other devices cannot reach it; of the host for ``None``."""
         insort(self._allocations, Allocation(start, start + nbytes, device), key=lambda a: a.start)

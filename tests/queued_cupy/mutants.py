@@ -208,7 +208,10 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 _PARTS = ("queued_cupy", "local")
-_ANEW = ("collectives", "tests.mpi.collectives.device_scenarios", *(f"tests.{p}" for p in _PARTS))
+_ANEW = (
+    "collectives", "tests.gpu.roads", "tests.mpi.collectives.device_scenarios",
+    *(f"tests.{p}" for p in _PARTS),
+)  # fmt: skip
 
 
 @contextmanager

@@ -1,0 +1,87 @@
+"""Stage 7: time of a step, and how much of the sums of gradients is hidden behind its computation.
+
+Ranks that share a GPU take turns on it, and what they send one another crosses no link: the numbers
+are of a cluster's only where each rank has a GPU.
+"""
+
+from functools import partial
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from time import perf_counter
+
+from mpi4py import MPI
+from msgspec.structs import replace
+
+from collectives import Communicator
+from mpitrain.trainer import Trainer
+from tests.gpu.check import Check
+from tests.gpu.roads import device
+from tests.gpu.virtual import job
+
+WARM_UP = 3
+
+
+def seconds_of(comm, config, overlap, steps):
+    """Median seconds of a step, and of its wait for the GPU: the longest of all ranks'."""
+    lasted, waited = [], [0.0]
+    with Trainer(comm, config) as trainer:
+        read = trainer.device.read
+
+        def timed(scalars):
+            begin = perf_counter()
+            found = read(scalars)
+            waited[-1] += perf_counter() - begin
+            return found
+
+        trainer.device.read = timed
+        trainer.store.set_overlap(overlap)
+        running = trainer.run_epoch(0)
+        for _ in range(WARM_UP + steps):
+            begin = perf_counter()
+            next(running)
+            lasted.append(perf_counter() - begin)
+            waited.append(0.0)
+        running.close()
+    own = median(lasted[WARM_UP:]), median(waited[WARM_UP:-1])
+    return [MPI.COMM_WORLD.allreduce(one, MPI.MAX) for one in own]
+
+
+def hidden(road):
+    """A GPT's step with sums behind the backward pass, with overlap, and without sums."""
+    import cupy
+
+    from tests import strict_cupy
+
+    is_dry = cupy.ndarray is strict_cupy.ndarray
+    shape = (2, 64, 16, 2) if is_dry else (12, 768, 1024, 4)
+    layers, width, context, batch = shape
+    steps = 2 if is_dry else 20
+    world = MPI.COMM_WORLD
+    with TemporaryDirectory() as folder:
+        config = job(Path(folder), layers, width, context, batch)
+        train = replace(config.train, batch_size=batch * world.size)
+        together = replace(config, train=train)
+        with Communicator(MPI.COMM_SELF, device="staged") as comm:
+            alone, waited = seconds_of(comm, config, False, steps)
+        with Communicator(world, device=device(road)) as comm:
+            behind, _ = seconds_of(comm, together, False, steps)
+            today, _ = seconds_of(comm, together, True, steps)
+    if is_dry:
+        return "steps alone, with sums behind and with overlap"
+    told = f"alone {1e3 * alone:.1f} ms, the host's part {1e3 * (alone - waited):.1f} ms"
+    if world.size == 1:
+        return told
+    told += f"; sums behind {1e3 * behind:.1f} ms, with overlap {1e3 * today:.1f} ms"
+    if behind <= alone:
+        return f"{told}: sums take no time that shows"
+    return f"{told}: {100 * (1 - (today - alone) / (behind - alone)):.0f} % hidden"
+
+
+CHECKS = [
+    Check(7, "overlap.host", partial(hidden, "staged"), (1,), 120.0),
+    *(
+        Check(7, f"overlap.gpt, {road}", partial(hidden, road), (2,), 200.0)
+        for road in ("staged", "direct")
+    ),
+]
