@@ -89,9 +89,8 @@ def _bound(
                 f"{call.collective}: NCCL's messages carry no checksums and arrive when they like; "
                 "leave the algorithm out, or use a communicator without these"
             )
-        device = cast(CudaMemory, memory)
-        nccl = resources.devices.nccl(device.gpu)
-        return bind_nccl(call, nccl, device, reason, underway, borrow=not planned)
+        nccl = resources.devices.nccl(cast(CudaMemory, memory).gpu)
+        return bind_nccl(call, nccl, reason, underway, borrow=not planned)
     items = None if call.counts else call.count * call.contract.blocks(size)
     schedule = build(call.collective, algorithm, size, call.root, items, call.proved)
     buffer = call.buffer

@@ -1,7 +1,9 @@
 """NCCL's collectives, for device memory: what they take, and plans that queue them.
 
-One kernel does all of it, without the host: a plan queues it on its communicator's stream, between
-the events that every plan on device memory has.  As with the MPI library's own, sums of 16-bit
+One kernel does all of it, without the host: a plan queues it between the events that every plan on
+device memory has, on a stream that is NCCL's alone.  Such a kernel does not end before all ranks
+have started theirs; rounds of another plan that were queued behind it would have to wait for ranks
+that may, for their part, wait for these rounds.  As with the MPI library's own, sums of 16-bit
 numbers are rounded as the library likes.
 """
 
@@ -53,6 +55,9 @@ class Nccl:
     Args:
         gpu: that of this rank.
 
+    Attributes:
+        memory: of that GPU, with a stream for these plans.
+
     Raises:
         CollectiveError: on all ranks, where two of them share a GPU or CuPy has no NCCL.
     """
@@ -82,6 +87,7 @@ class Nccl:
             made = self._tried(partial(self.library.NcclCommunicator, comm.size, told, comm.rank))
         all_or_none(comm, made if isinstance(made, str) else "")
         self.channel = made
+        self.memory = CudaMemory(gpu)
 
     def _tried(self, function: Action) -> Any:
         """What it returns, or in words what it raises."""
@@ -104,22 +110,22 @@ class Nccl:
         return value
 
 
-def bind_nccl(
-    call: Call, nccl: Nccl, memory: CudaMemory, reason: str, underway: Underway, borrow: bool
-) -> DevicePlan:
+def bind_nccl(call: Call, nccl: Nccl, reason: str, underway: Underway, borrow: bool) -> DevicePlan:
     """A plan for a call that :func:`fault_of_nccl` finds no fault in; ``borrow`` names the caller's
     memory by address, so that the plan does not keep it.
 
     Raises:
         CollectiveError: its arrays lie on another GPU than those of the calls before.
     """
-    if memory.gpu != nccl.gpu:
+    if call.buffer.gpu != nccl.gpu:
         raise CollectiveError(
-            f"NCCL works on GPU {nccl.gpu} here, and these arrays lie on GPU {memory.gpu}; use a "
-            "communicator of its own for them"
+            f"NCCL works on GPU {nccl.gpu} here, and these arrays lie on GPU {call.buffer.gpu}; "
+            "use a communicator of its own for them"
         )
-    before, send, recv = _operands(call, memory, borrow)
-    bound = BoundRound(starts=[*before, Queuing(call, nccl, memory, send, recv)])
+    memory = nccl.memory
+    with memory.working():  # what is allocated is that stream's
+        before, send, recv = _operands(call, memory, borrow)
+    bound = BoundRound(starts=[*before, Queuing(call, nccl, send, recv)])
     return DevicePlan(
         call.collective, "nccl", reason, call.nbytes, [bound], all, underway, memory=memory
     )
@@ -142,12 +148,11 @@ def _operands(call: Call, memory: CudaMemory, borrow: bool) -> tuple[list[Action
 
 
 class Queuing:
-    """The action that queues a call on the plans' stream; it keeps the arrays."""
+    """The action that queues a call on NCCL's stream; it keeps the arrays."""
 
-    def __init__(
-        self, call: Call, nccl: Nccl, memory: CudaMemory, send: Items, recv: Items
-    ) -> None:
+    def __init__(self, call: Call, nccl: Nccl, send: Items, recv: Items) -> None:
         self._arrays = send, recv
+        memory = nccl.memory
         channel, stream = nccl.channel, memory.stream.ptr
         kind = nccl.constant(send.dtype.name.upper())
         given = memory.address(send), memory.address(recv), _count(call, send), kind

@@ -225,6 +225,9 @@ class DevicePlan(Plan):
             self._end.callers = ()
 
     def synchronize(self) -> None:
-        """Completes it, and the host waits for the results."""
+        """Completes it, and the host waits for the results, while other plans go on."""
         self.Wait()
+        # What NCCL ends only with other ranks, who may wait for a message of ours.
+        while self._underway.here and not self._end.event.done:
+            self._underway.progress()
         self._end.event.synchronize()

@@ -10,6 +10,7 @@ must be ordered by streams, events or a host that has waited (a vector clock for
 Lamport, CACM 21, 1978; Mattern, 1989).  What is not is a :class:`Race`, kept in ``races``.
 """
 
+import os
 import random
 from bisect import bisect_right, insort
 from collections import deque
@@ -41,15 +42,19 @@ class Race(NamedTuple):
 
 
 class Op:
-    """Something that a stream does."""
+    """Something that a stream does; it may have to wait for other ranks until it ``is_ready``."""
 
-    __slots__ = ("act", "after", "clock", "done", "name", "number", "reads", "stream", "writes")
+    __slots__ = (
+        *("act", "after", "clock", "done", "is_ready", "name", "number", "reads", "stream"),
+        "writes",
+    )
 
     def __init__(self, stream, name, act, after, clock, reads, writes):
         self.stream, self.name, self.act, self.after = stream, name, act, after
         self.clock, self.reads, self.writes = clock, reads, writes
         self.number = clock[stream.ptr]
         self.done = False
+        self.is_ready = None
 
     def comes_after(self, clock):
         """Whether who has this clock has waited for it."""
@@ -184,7 +189,8 @@ class Machine:
             return True
         if not op.done and self.random.random() < 0.5:
             return False
-        self._run(op)
+        if not self._run(op, waits=False):
+            return False
         _merge(self.host, op.clock)
         self._forget()
         return True
@@ -214,7 +220,8 @@ class Machine:
 
     # The executor.
 
-    def _run(self, target):
+    def _run(self, target, waits=True):
+        """Until ``target`` is done, or waits for other ranks; whether it is done."""
         if self._running:
             raise RuntimeError("an operation waits for another one")
         self._running = True
@@ -226,16 +233,23 @@ class Machine:
                     heads = [op for op in heads if op.comes_after(target.clock)]
                 if not heads:
                     raise RuntimeError(f"{target.name}: the streams wait for one another for ever")
-                op = self.random.choice(heads)
+                ready = [op for op in heads if op.is_ready is None or op.is_ready()]
+                if not ready:
+                    if not waits:
+                        return False
+                    os.sched_yield()
+                    continue
+                op = self.random.choice(ready)
                 op.stream.queue.popleft()
                 if op.act is not None:
                     with np.errstate(all="ignore"):
                         op.act()
-                op.done, op.act, op.after = True, None, ()
+                op.done, op.act, op.after, op.is_ready = True, None, (), None
         finally:
             self._running = False
         while self._dropped:
             self.unmap(*self._dropped.pop())
+        return True
 
     # Who has used what.
 

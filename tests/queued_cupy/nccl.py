@@ -1,4 +1,4 @@
-"""The calls of NCCL that a rank makes, by MPI: the result is stored in the order of the stream."""
+"""The calls of NCCL that a rank makes, by MPI, in the order of the stream."""
 
 from types import ModuleType
 
@@ -38,29 +38,29 @@ class Communicator:
         self.runtime, self.comm = runtime, comm.Dup()
 
     def allReduce(self, sendbuf, recvbuf, count, datatype, op, stream):
-        move = lambda s, r: self.comm.Allreduce(s, r, _MPI[op])  # noqa: E731
+        move = lambda s, r: self.comm.Iallreduce(s, r, _MPI[op])  # noqa: E731
         self._queue(move, sendbuf, recvbuf, count, count, datatype, stream)
 
     def reduceScatter(self, sendbuf, recvbuf, recvcount, datatype, op, stream):
-        move = lambda s, r: self.comm.Reduce_scatter_block(s, r, _MPI[op])  # noqa: E731
+        move = lambda s, r: self.comm.Ireduce_scatter_block(s, r, _MPI[op])  # noqa: E731
         sent = recvcount * self.comm.size
         self._queue(move, sendbuf, recvbuf, sent, recvcount, datatype, stream)
 
     def allGather(self, sendbuf, recvbuf, count, datatype, stream):
         received = count * self.comm.size
-        self._queue(self.comm.Allgather, sendbuf, recvbuf, count, received, datatype, stream)
+        self._queue(self.comm.Iallgather, sendbuf, recvbuf, count, received, datatype, stream)
 
     def broadcast(self, sendbuff, recvbuff, count, datatype, root, stream):
         def move(sent, received):
             received[:] = sent
-            self.comm.Bcast(received, root)
+            return self.comm.Ibcast(received, root)
 
         self._queue(move, sendbuff, recvbuff, count, count, datatype, stream)
 
     def reduce(self, sendbuf, recvbuf, count, datatype, op, root, stream):
         def move(sent, received):
             mine = received if self.comm.rank == root else None
-            self.comm.Reduce(sent, mine, _MPI[op], root)
+            return self.comm.Ireduce(sent, mine, _MPI[op], root)
 
         self._queue(move, sendbuf, recvbuf, count, count, datatype, stream)
 
@@ -71,16 +71,24 @@ class Communicator:
         self.comm.Free()
 
     def _queue(self, move, sendbuf, recvbuf, sent, received, datatype, stream):
-        """What the stream has come to is sent at once; the result is queued."""
+        """As a kernel: it begins when the stream has come to it, and what the stream has behind it
+        waits until all ranks have come that far."""
         machine, kind = self.runtime.machine, _KINDS[datatype]
         queue = machine.streams[stream] if stream else machine.null[self.runtime.thread.device]
         self.runtime.expect_current(queue)
         source = Range(sendbuf, sendbuf + sent * kind.itemsize)
         target = Range(recvbuf, recvbuf + received * kind.itemsize)
         wide = np.dtype(np.float32) if kind == np.float16 else kind
-        machine._run(machine.launch(queue, "NCCL reads", None, [source], []))
-        mine = view_at(source.start, sent * kind.itemsize).view(kind).astype(wide)
-        result = np.empty(received, wide)
-        move(mine, result)
-        out = view_at(target.start, received * kind.itemsize).view(kind)
-        machine.launch(queue, "NCCL writes", lambda: np.copyto(out, result, "unsafe"), [], [target])
+        result, requests = np.empty(received, wide), []
+
+        def begin():
+            mine = view_at(source.start, sent * kind.itemsize).view(kind).astype(wide)
+            requests.append((move(mine, result), mine))
+
+        def end():
+            out = view_at(target.start, received * kind.itemsize).view(kind)
+            np.copyto(out, result, "unsafe")
+
+        machine.launch(queue, "NCCL reads", begin, [source], [])
+        ends = machine.launch(queue, "NCCL writes", end, [], [target])
+        ends.is_ready = lambda: requests[0][0].Test()

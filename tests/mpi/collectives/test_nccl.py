@@ -85,6 +85,29 @@ def test_a_plan_keeps_its_arrays_and_its_order(comm, cupy):
     plan.Free()
 
 
+@pytest.mark.parametrize("form", ["asks", "waits for the kernel"])
+def test_a_rank_waits_for_an_earlier_plan_before_it_starts(comm, cupy, form):
+    """All start them in one order; the first rank's kernel must not hold up its messages."""
+    first, second = (cupy.arange(50) + comm.rank for _ in range(2))
+    plan = comm.Allreduce_init(MPI.IN_PLACE, first, algorithm="ring")
+    kernel = comm.Allreduce_init(MPI.IN_PLACE, second, algorithm="nccl")
+    plan.Start()
+    if comm.rank == 0:
+        kernel.Start()
+    if form == "asks":
+        arrives = any(plan.Test() for _ in range(20_000))  # for ever, if it were held up
+    elif comm.rank == 0:
+        kernel.synchronize()
+    else:
+        plan.Wait()
+    if comm.rank > 0:
+        kernel.Start()
+    for one, items in ((plan, first), (kernel, second)):
+        one.Wait()
+        assert np.array_equal(items.get(), total(comm.size, 50))
+    assert form != "asks" or arrives
+
+
 def test_what_it_refuses(comm, cupy):
     host = np.zeros(3)
     with pytest.raises(UnknownAlgorithm, match="are for arrays on a GPU"):
