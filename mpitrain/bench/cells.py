@@ -92,7 +92,7 @@ def chosen(
     layouts: Sequence[str],
     links: Sequence[str],
 ) -> list[Cell]:
-    """All combinations; of what is left out, the first one.
+    """All combinations, each once; of what is left out, the first one.
 
     Raises:
         ValueError: there is no such job, layout or link.
@@ -104,16 +104,14 @@ def chosen(
     for link in links:
         if link not in LINKS:
             Link.read(link)
-    return [
-        Cell(*one)
-        for one in product(
-            jobs or ["digits"],
-            methods or [DENSE],
-            algorithms or ["ring"],
-            layouts or ["data"],
-            links or [SHARED],
-        )
-    ]
+    every = product(
+        jobs or ["digits"],
+        methods or [DENSE],
+        algorithms or ["ring"],
+        layouts or ["data"],
+        links or [SHARED],
+    )
+    return [Cell(*one) for one in dict.fromkeys(every)]
 
 
 def every() -> list[Cell]:

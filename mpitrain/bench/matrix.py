@@ -188,9 +188,9 @@ def _processor() -> str:
 
 def _train(comm: Communicator, cell: Cell, extent: Extent, folder: Path, attempt: int) -> Result:
     """One cell.  Its run's folder is removed."""
-    runs = folder / "runs"
+    own = folder / "cell.unfinished"  # not a name that somebody's runs have, as it is removed
     try:
-        job = together(comm, lambda: _job(cell, extent, runs), *_REFUSED)
+        job = together(comm, lambda: _job(cell, extent, own), *_REFUSED)
         transport = together(comm, lambda: cells.transport(cell), ValueError)
         with Communicator(comm, transport=transport) as linked:
             linked.count_traffic()
@@ -201,14 +201,14 @@ def _train(comm: Communicator, cell: Cell, extent: Extent, folder: Path, attempt
         return Result("failed", str(error), attempt)
     finally:
         if comm.rank == 0:
-            shutil.rmtree(runs, ignore_errors=True)
+            shutil.rmtree(own, ignore_errors=True)
     return result
 
 
-def _job(cell: Cell, extent: Extent, runs: Path) -> Config:
+def _job(cell: Cell, extent: Extent, folder: Path) -> Config:
     """The job of a cell, which is tested at its end alone."""
     own = (
-        f"run.dir={str(runs)!r}",
+        f"run.dir={str(folder)!r}",
         f"train.steps={extent.steps}",
         f"train.epochs={max(extent.steps, 1)}",
         f"evaluate.every={max(extent.steps, 1)}",

@@ -130,7 +130,7 @@ def test_what_would_arrive_at_once_is_refused_on_a_link(override):
 
 
 def test_what_is_chosen_is_all_combinations():
-    found = cells.chosen([], ["none", "int8"], [], [], [SHARED, "far"])
+    found = cells.chosen([], ["none", "int8", "none"], [], [], [SHARED, "far", "far"])
     assert found == [
         cell(method, link=link) for method in ("none", "int8") for link in (SHARED, "far")
     ]
