@@ -124,6 +124,8 @@ def _hogwild_conflicts(job: "Config") -> Iterator[tuple[str, str]]:
         yield "compress.codec", "one copy that all update needs no messages; set codec = 'none'"
     if own.ranks:
         yield "server.hogwild", "all ranks update one copy, and none is a server; set ranks = 0"
+    if own.hogwild is True and job.parallel.algorithm != "auto":
+        yield "parallel.algorithm", "hogwild = true sums nothing; leave it out, or take 'tables'"
     for name in ("bound", "groups", "fetch", "push", "correct", "replay"):
         if getattr(own, name) != getattr(Server(), name):
             yield f"server.{name}", "is of servers, and hogwild has none; leave it out"

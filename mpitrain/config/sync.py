@@ -272,3 +272,5 @@ def _quorum_conflicts(job: "Config") -> Iterator[tuple[str, str]]:
         )
     if p.checksums:
         yield "parallel.checksums", "messages of quorum carry none; leave it out"
+    if p.algorithm not in ("auto", "parameter_server"):
+        yield "parallel.algorithm", "quorum sums as parameter_server does; leave it out"

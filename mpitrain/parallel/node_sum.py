@@ -4,7 +4,7 @@ Memory of a node costs nothing to send, and a sum of k gradients loses less by a
 them would (BytePS, Jiang et al. 2020).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,10 +13,12 @@ from mpi4py import MPI
 
 from collectives.codec import Residual
 from collectives.coded import Part, Phased
-from collectives.communicator import AnyPlan
+from collectives.communicator import AnyPlan, Communicator
 from mpitrain.arrays import Array
+from mpitrain.config import ConfigError
 from mpitrain.parallel.packing import Packed, ordered
 from mpitrain.parallel.summation import Kept, Summand
+from mpitrain.together import together
 
 if TYPE_CHECKING:
     from mpitrain.parallel.compressed import Compressed
@@ -46,13 +48,16 @@ class NodeSum(Phased):
             summand: of which all ranks get the whole sum.
             packed: which of its elements are coded.
             made_by: says how.
+
+        Raises:
+            ConfigError: on all ranks; MPI has no communicators left.
         """
         assert summand.counts is None, "the job was refused"
         comm, own, how = summand.comm, summand.own, made_by.compression
         self._summand, self._packed, self._made_by = summand, packed, made_by
-        self._node = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank)
+        self._node = _made(comm, lambda: comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank))
         is_first = self._node.rank == 0
-        self._alike = comm.Split(is_first, comm.rank)
+        self._alike = _made(comm, lambda: comm.Split(is_first, comm.rank))
         self.nodes: int = comm.allreduce(int(is_first))
         self.algorithm = f"{how.code} between {self.nodes} nodes"
         self.reason = f"{packed.share:.0%} of elements"
@@ -133,3 +138,18 @@ class NodeSum(Phased):
             self._made_by.forget(self)
         self._alike.Free()
         self._node.Free()
+
+
+def _made(comm: Communicator, make: Callable[[], Communicator]) -> Communicator:
+    """A communicator of its own for a bucket, as buckets are complete in any order."""
+
+    def tried() -> Communicator:
+        try:
+            return make()
+        except MPI.Exception as error:
+            raise ConfigError(
+                "compress.level: nodes takes two communicators for each bucket of gradients, and "
+                "MPI has no more of them; raise parallel.bucket_bytes, or set level = 'ranks'"
+            ) from error
+
+    return together(comm, tried, ConfigError)

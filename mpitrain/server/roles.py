@@ -62,8 +62,8 @@ def roles(server: Server, ranks: int) -> Roles:
         )
     if server.groups > workers:
         raise ConfigError(
-            f"server.groups = {server.groups}: there are {_counted(workers, 'worker')}, and a "
-            "group has one at least; make fewer groups"
+            f"server.groups = {server.groups} of {_counted(workers, 'worker')}: a group has one at "
+            "least; make fewer groups"
         )
     groups = server.groups or workers
     if groups > MOST_GROUPS and not server.synchronous:

@@ -9,7 +9,7 @@ from collectives import Communicator
 from collectives.codec import Dice
 from mpitrain import build
 from mpitrain.arena import DATA, Bucket
-from mpitrain.config import Compress
+from mpitrain.config import Compress, ConfigError
 from mpitrain.parallel.compressed import Compressed
 from mpitrain.parallel.summation import Dense, Summand
 from mpitrain.parallel.wire import coded_bytes
@@ -138,3 +138,18 @@ def test_what_another_rank_kept_is_handed_over_and_not_lost(comm, nodes):
     if comm.rank % 2:
         assert not any(kept.values.any() for kept in made_by.kept())
     found.Free()
+
+
+@pytest.mark.parametrize("last", ["Split_type", "Split"])
+def test_mpi_has_no_more_communicators(comm, monkeypatch, last):
+    """Some have room for 2048, two for each bucket: a sentence on all ranks."""
+
+    def full(*_):
+        raise MPI.Exception(MPI.ERR_OTHER)
+
+    if comm.rank == comm.size - 1 or last == "Split":
+        monkeypatch.setattr(Communicator, last, full)
+    else:  # it would be on its way for ever
+        monkeypatch.setattr(Communicator, last, lambda *_: comm)
+    with pytest.raises(ConfigError, match=r"^compress.level: .*; raise parallel.bucket_bytes, or"):
+        bound(comm, Compress("int8", least=20, level="nodes"), comm.rank)

@@ -441,6 +441,7 @@ def test_what_does_not_go_with_servers(tmp_path, overrides, message):
         (["server.replay=runs/x"], "server.replay: is of servers, and hogwild has none"),
         (["model.kind=mlp", "data.name=digits"], "server.hogwild: a mlp changes all numbers"),
         (["server.hogwild=rest"], "server.hogwild"),
+        (["parallel.algorithm=ring"], "parallel.algorithm: hogwild = true sums nothing"),
         (["optim.momentum=0.9"], "server.hogwild: has plain gradient descent"),
         (["optim.name=adam"], "server.hogwild: has plain gradient descent"),
         (["optim.weight_decay=0.1"], "server.hogwild: has plain gradient descent"),

@@ -56,6 +56,7 @@ def test_outer_optimisers_that_cannot_be(text, why):
         ({**LOCAL, "delay": 1, "state": "averaged"}, {}, "set delay = 0, or state = 'own'"),
         ({**LOCAL, "fragments": 2, "state": "averaged"}, {}, "set fragments = 1"),
         (LOCAL, {"parallel": {"zero": 1}}, "local has whole workers"),
+        (QUORUM, {"parallel": {"algorithm": "ring"}}, "parallel.algorithm: quorum sums as"),
         ({**DELAYED, "combine": "adasum"}, {}, "sync.combine: delayed does not read it"),
         ({"combine": "adasum"}, {"compress": {"codec": "int8"}}, "codes are of sums"),
         ({"combine": "adasum"}, {"parallel": {"zero": 2}}, "set zero = 0 or 1"),
