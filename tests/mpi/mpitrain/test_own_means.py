@@ -72,6 +72,22 @@ def test_labels_that_are_left_out(comm, folder):
     torch.testing.assert_close(*found, rtol=1e-10, atol=1e-12)
 
 
+def test_samples_without_any_label(comm, folder):
+    """Alone they have no mean at all."""
+
+    class Bare(Tokens):
+        def __getitem__(self, index):
+            ids, labels = super().__getitem__(index)
+            labels["labels"][:] = -100 if index % 2 else labels["labels"].abs()
+            return ids, labels
+
+    with (
+        pytest.raises(ConfigError, match=r"loss: ignoring of .* and the mean over them nan"),
+        language(folder, loss=ignoring, train_data=Bare(48, 1)) as trainer,
+    ):
+        trainer.fit()
+
+
 @pytest.mark.parametrize("name", ["rmse", pytest.param("maximum", marks=pytest.mark.slow)])
 def test_metrics_that_are_no_means(comm, folder, name):
     of = {
