@@ -131,9 +131,13 @@ def abort_when_uncaught(environment: Mapping[str, str] = os.environ) -> None:
     Its traceback comes first, as Python writes it.  Does nothing if ``COLLECTIVES_ABORT`` is off,
     or a second time.
     """
-    wanted = "COLLECTIVES_ABORT" not in environment or switch("COLLECTIVES_ABORT", environment)
-    if wanted and not isinstance(sys.excepthook, _AbortingHook):
+    if aborts(environment) and not isinstance(sys.excepthook, _AbortingHook):
         sys.excepthook = _AbortingHook(sys.excepthook)
+
+
+def aborts(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether an error of one rank is to end the job."""
+    return "COLLECTIVES_ABORT" not in environment or switch("COLLECTIVES_ABORT", environment)
 
 
 def _say_where(comm: MPI.Comm) -> None:

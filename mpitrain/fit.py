@@ -20,7 +20,7 @@ from mpitrain.run import train
 from mpitrain.server import HogwildTrainer, ServedTrainer
 from mpitrain.stop import StopFlag, stop_flag
 from mpitrain.threads import limit_blas_threads
-from mpitrain.together import together
+from mpitrain.together import all_or_nobody, together
 
 #: Keys of [optim] that an optimiser of torch leaves to the job.
 _BESIDE_AN_OPTIMIZER = {
@@ -186,7 +186,8 @@ class Trainer(trainer.Trainer):
             The tests, in order, on all ranks; none without ``test_data``.
 
         Raises:
-            Exception: as :func:`mpitrain.train`.
+            Exception: on all ranks, as :func:`mpitrain.train`.  What a model or a loss raises on
+                one rank alone ends the job, whoever would catch it.
         """
         tests: list[Epoch] = []
 
@@ -194,12 +195,13 @@ class Trainer(trainer.Trainer):
             if isinstance(record, Epoch):
                 tests.append(record)
 
-        with stop_flag(60.0, self.comm) as self._stop, limit_blas_threads(self.comm):
-            train(self, go_on=resume, tell=tell)
-        if self.module is not None:
-            from mpitrain.adapters.torch import load_into
+        with all_or_nobody(self.comm):
+            with stop_flag(60.0, self.comm) as self._stop, limit_blas_threads(self.comm):
+                train(self, go_on=resume, tell=tell)
+            if self.module is not None:
+                from mpitrain.adapters.torch import load_into
 
-            load_into(self.module, self)
+                load_into(self.module, self)
         return tests
 
 

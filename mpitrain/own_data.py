@@ -86,6 +86,13 @@ def _samples(what: str, data: Any, job: Config) -> Own:
         raise DataError(f"{what} has no samples")
     if not is_stream(data):
         return Own(data, job.run.dtype, job.run.seed)
+    if getattr(data, "batch_sampler", None) is not None:
+        raise DataError(
+            f"{what} is a DataLoader that gives batches, each of which would be one sample here; "
+            "give its dataset, with batch_size= and workers= of the trainer, whose batches are the "
+            "same on any number of ranks, or DataLoader(dataset, sampler=..., batch_size=None) for "
+            "an order of your own"
+        )
     if job.data.workers > 1 and not hasattr(data, "starting_at"):
         raise DataError(
             f"data.workers = {job.data.workers}: each process would read all of {what}, which is "

@@ -1,12 +1,16 @@
 """An error of one rank becomes an error of all, so that nobody waits for those who left."""
 
 import socket
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self, TypeVar
 
 from mpi4py import MPI
+
+from collectives.launch import abort_on_exception, aborts
 
 T = TypeVar("T")
 
@@ -34,6 +38,39 @@ def together(comm: MPI.Intracomm, act: Callable[[], T], *kinds: type[Exception])
     rank, kind, text, host = failed[0]
     where = "" if len(failed) == comm.size else f" (rank {rank} of {comm.size}, on {host})"
     raise kind(f"{text}{where}") from own
+
+
+@contextmanager
+def all_or_nobody(comm: MPI.Intracomm, wait_s: float = 5.0) -> Iterator[None]:
+    """An error in it is one of all ranks, or the end of the job, its traceback first; collective.
+
+    Whoever catches an error that one rank alone has goes on, and the others wait for it for ever.
+    Where ``COLLECTIVES_ABORT`` is off, it is raised all the same.
+
+    Args:
+        comm: the ranks.
+        wait_s: seconds that a rank which has failed waits for the others to fail, too.
+    """
+    if comm.size == 1 or not aborts():
+        yield
+        return
+    words = MPI.Intracomm(comm).Dup()
+    try:
+        yield
+    except BaseException as error:
+        others, end = words.Ibarrier(), time.monotonic() + wait_s
+        while not others.Test():
+            if time.monotonic() > end:
+                error.add_note(
+                    f"The other ranks have not failed within {wait_s:g} s and wait for this "
+                    "one, so that the job ends here."
+                )
+                with abort_on_exception(comm):
+                    raise
+            time.sleep(0.01)
+        words.Free()
+        raise
+    words.Free()
 
 
 class ClosedTogether(ABC):

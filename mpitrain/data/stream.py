@@ -33,7 +33,7 @@ class Stream:
         """
         self._source = source
         self._samples = samples
-        for name in ("set_epoch", "starting_at"):
+        for name in ("set_epoch", "starting_at", "batch_sampler", "generator", "sampler"):
             if hasattr(source, name):
                 setattr(self, name, getattr(source, name))
 
@@ -82,7 +82,8 @@ class Streamed(Own):
     dropped; a stream with ``starting_at(number)``, which gives an iterable from that sample on,
     is asked for it instead.  A number that lies behind begins a new pass.  While a sample is read,
     dropped ones included, generators are seeded by its number, as of :class:`Own`; while the pass
-    is begun, by the epoch.  ``set_epoch(epoch)`` is called before, where the stream has it.
+    is begun, by the epoch, and so are the generators that a DataLoader or its sampler has of its
+    own.  ``set_epoch(epoch)`` is called before, where the stream has it.
     """
 
     cursor: _Cursor = field(default_factory=_Cursor, compare=False)
@@ -134,6 +135,7 @@ class Streamed(Own):
         at, data = self.cursor, self.data
         try:
             with seeded(self.seed, 2, self.epoch + 1):
+                _seed_own_generators(data)
                 if hasattr(data, "set_epoch"):
                     data.set_epoch(max(0, self.epoch))
                 given: Any = data.starting_at(index) if index else data  # type: ignore[attr-defined]
@@ -162,3 +164,11 @@ class Streamed(Own):
                 f"{type(self.data).__name__} has more samples than its length says, {len(self)}; "
                 "they must agree"
             )
+
+
+def _seed_own_generators(data: Any) -> None:
+    """Those of a DataLoader and of its sampler: else they would go on from pass to pass, and a run
+    that is resumed, or a rank that has begun more passes, would read in another order."""
+    for owner in (data, getattr(data, "sampler", None)):
+        if seed := getattr(getattr(owner, "generator", None), "manual_seed", None):
+            seed(sys.modules["torch"].initial_seed())

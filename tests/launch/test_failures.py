@@ -71,6 +71,30 @@ def test_an_exception_on_one_rank_ends_the_job(tmp_path):
     assert "rank 0 of" not in ended.stderr
 
 
+def test_an_error_of_one_rank_that_it_catches_ends_the_job(tmp_path):
+    """Not one that all ranks have."""
+    ended = job(
+        tmp_path,
+        """
+        from mpitrain.together import all_or_nobody
+
+        for ranks in (range(3), [1]):
+            try:
+                with all_or_nobody(comm, 10 if len(ranks) == 3 else 0.5):
+                    if comm.rank in ranks:
+                        raise ValueError(f"of {len(ranks)} ranks")
+                    comm.Barrier()
+            except ValueError as error:
+                print("caught:", error, flush=True)
+        """,
+    )
+    assert ended.returncode not in (0, None)
+    assert ended.stdout.count("caught: of 3 ranks") == 3
+    assert "caught: of 1" not in ended.stdout
+    assert "[rank 1 of 3 on " in ended.stderr and "ValueError: of 1 ranks" in ended.stderr
+    assert "The other ranks have not failed within 0.5 s" in ended.stderr
+
+
 CUT = """
 import os, sys
 from mpitrain.__main__ import main

@@ -11,6 +11,9 @@ from torch.nn.parameter import is_lazy
 from mpitrain.adapters.torch.arrays import as_array, as_bytes
 from mpitrain.parallel.replicas import check_replicas
 
+#: What a module may have changed in: nothing, buffers alone, parameters.
+SAME, OTHER_BUFFERS, OTHER_PARAMETERS = range(3)
+
 
 class Inventory:
     """The parameters of a module, and the types and shapes of its buffers, at one moment.
@@ -18,31 +21,43 @@ class Inventory:
     Attributes:
         parameters: by name; one that has several names is there once.
         trained: those that need a gradient.
+        differs: they were compared, and differ between ranks.
     """
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    def __init__(self, module: torch.nn.Module, *, has_buffers: bool = True) -> None:
+        """``has_buffers``: those of all ranks are alike; otherwise each rank's are its own."""
         self._module = module
+        self._has_buffers = has_buffers
         self.parameters = dict(module.named_parameters())
         self.trained = [p for p in self.parameters.values() if p.requires_grad]
+        self.differs = False
         self._seen = self._look()
+        self._seen_buffers = self._look_at_buffers()
         self._changes = self._count()
 
-    def holds(self) -> bool:
-        """Whether the module still consists of the same; values may be others."""
-        return self._look() == self._seen
+    def change(self) -> int:
+        """In what the module does not consist of the same any more; values may be others."""
+        if self._look() != self._seen:
+            return OTHER_PARAMETERS
+        return self.change_of_buffers()
+
+    def change_of_buffers(self) -> int:
+        """The same of buffers alone, which a forward pass may make or replace."""
+        return SAME if self._look_at_buffers() == self._seen_buffers else OTHER_BUFFERS
 
     def changes(self) -> int:
         """How often values were changed, as far as torch counts it."""
         return self._count() - self._changes
 
-    def check(self, comm: MPI.Intracomm, options: object) -> None:
+    def check(self, comm: MPI.Intracomm, options: object, fault: str = "") -> None:
         """Raise ``ValueError`` on all ranks if one has a module that cannot be a replica, or other
-        ``options``."""
+        ``options``, or a ``fault`` that its caller has found."""
+        buffers = self._module.named_buffers() if self._has_buffers else ()
         layout = [
             (name, str(t.dtype), () if is_lazy(t) else tuple(t.shape), t.requires_grad)
-            for name, t in [*self.parameters.items(), *self._module.named_buffers()]
+            for name, t in [*self.parameters.items(), *buffers]
         ]
-        told = comm.allgather((layout, self._fault(), options))
+        told = comm.allgather((layout, fault or self._fault(), options))
         faults = [f"rank {rank}: {fault}" for rank, (_, fault, _) in enumerate(told) if fault]
         if faults:
             raise ValueError(f"DataParallel: {'; '.join(faults)}")
@@ -70,22 +85,27 @@ class Inventory:
             ReplicaMismatch: on all ranks.
         """
         values = {name: as_bytes(p) for name, p in self.parameters.items()}
+        self.differs = True
         check_replicas(comm, [(comm, values)], when)
+        self.differs = False
         self._changes = self._count()
 
     def _look(self) -> object:
         return [
             (id(p), p.requires_grad, p.dtype, p.device, None if is_lazy(p) else p.shape)
             for p in self._module.parameters()
-        ], [(b.dtype, b.device, b.shape) for b in self._module.buffers()]
+        ]
+
+    def _look_at_buffers(self) -> object:
+        if not self._has_buffers:
+            return None
+        return [(name, b.dtype, b.device, b.shape) for name, b in self._module.named_buffers()]
 
     def _count(self) -> int:
         counted = (p for p in self.parameters.values() if not is_lazy(p) and not p.is_inference())
         return sum(p._version for p in counted)
 
     def _fault(self) -> str:
-        if not self.trained:
-            return "no parameter needs a gradient"
         for name, part in self._module.named_modules():
             if isinstance(part, torch.nn.SyncBatchNorm):
                 return (

@@ -11,7 +11,7 @@ from collectives import Communicator
 from mpitrain.adapters.torch.failing import HookErrors, HookFailed
 from mpitrain.adapters.torch.gradients import Bucket, cut, refusal
 from mpitrain.adapters.torch.hooks import Function, Hook, UnderWay
-from mpitrain.adapters.torch.inventory import Inventory, share
+from mpitrain.adapters.torch.inventory import OTHER_PARAMETERS, SAME, Inventory, share
 from mpitrain.adapters.torch.meeting import (
     AVERAGE,
     BEGIN,
@@ -90,12 +90,15 @@ class Reducer:
         # Gradients and words go apart, so that ranks which wait for other gradients meet in words.
         self._comm = comm.Dup()
         self._under_way = UnderWay(self._comm, self._errors.expect_none)
+        inventory = Inventory(module)
+        fault = "" if inventory.trained else "no parameter needs a gradient"
         try:
-            self._bind()
+            self._bind(inventory, fault)
         except ValueError:
             self._release()
             raise
-        self._share_all()
+        self._share([*module.parameters(), *module.buffers()])
+        self._inventory = self._look()
 
     def begin_forward(self) -> None:
         """Before a forward pass in training."""
@@ -154,17 +157,27 @@ class Reducer:
         return self._comm, self._under_way
 
     def close(self) -> None:
-        """Free what is bound; collective."""
+        """Free what is bound; collective.
+
+        Raises:
+            ReplicaMismatch: on all ranks, which have changed their parameters equally often, and
+                do not end with the same.
+        """
         if self._ended:
             return
         self._settle()
-        self._meet(CLOSE)
+        inventory, changes = self._inventory, self._inventory.changes()
+        told, most, least = self._meet(CLOSE, inventory.differs, changes, -changes).numbers
         self._release()
+        if not told and most == -least > 0:
+            inventory.compare(self._words, "at the end")
 
-    def _bind(self) -> None:
+    def _look(self) -> Inventory:
+        return Inventory(self._module, has_buffers=self._options.broadcast_buffers)
+
+    def _bind(self, inventory: Inventory, fault: str = "") -> None:
         """Buckets for the parameters that there are; collective."""
-        inventory = Inventory(self._module)
-        inventory.check(self._words, self._options)
+        inventory.check(self._words, self._options, fault)
         self._inventory = inventory
         self._unbind()
         self._forwards = 0
@@ -249,7 +262,7 @@ class Reducer:
 
     def _begin_step(self) -> None:
         self._begun = perf_counter()
-        changed, changes = not self._inventory.holds(), self._inventory.changes()
+        changed, changes = self._inventory.change(), self._inventory.changes()
         self._go_forward(self._meet(FORWARD, changed, changes, -changes))
         self._verified = True
 
@@ -257,8 +270,8 @@ class Reducer:
         changed, most, least = agreed.numbers
         self._forwards += 1
         if changed:
-            self._check_unchanged(agreed)
-            self._bind()
+            self._take_over(agreed)
+        if changed == OTHER_PARAMETERS:
             self._share_all()
         elif agreed.joined:
             pass  # those have older parameters, and take over the others' at the end
@@ -270,6 +283,21 @@ class Reducer:
         if self._options.broadcast_buffers:
             share(self._words, list(self._module.buffers()), agreed.first)
 
+    def _take_over(self, agreed: Agreed) -> None:
+        """What the module consists of now, if it is the same on all ranks; collective."""
+        self._check_unchanged(agreed)
+        inventory = self._look()
+        if agreed.numbers[0] == OTHER_PARAMETERS:
+            self._bind(inventory)
+            return
+        try:
+            inventory.check(self._words, self._options)
+        except ValueError as error:
+            raise ValueError(
+                f"{error}, or leave buffers to each rank by broadcast_buffers=False"
+            ) from None
+        self._inventory = inventory
+
     def _check_unchanged(self, agreed: Agreed) -> None:
         if agreed.joined:
             raise Refused(
@@ -278,7 +306,12 @@ class Reducer:
             )
 
     def _share_all(self, root: int = 0) -> None:
-        for tensor in [*self._module.parameters(), *self._module.buffers()]:
+        """Parameters, and buffers where they are not each rank's own."""
+        buffers = self._module.buffers() if self._options.broadcast_buffers else ()
+        self._share([*self._module.parameters(), *buffers], root)
+
+    def _share(self, tensors: Sequence[torch.Tensor], root: int = 0) -> None:
+        for tensor in tensors:
             share(self._words, [tensor], root)
 
     def _finish(self) -> None:
@@ -290,14 +323,16 @@ class Reducer:
         self._start(complete=False)
         late = [number in self._again for number in range(len(self._buckets))]
         known = [p.grad is not None for bucket in self._buckets for p in bucket.parameters]
-        # Where the ranks met before the forward pass, they know it already.
-        changed = not self._verified and not self._inventory.holds()
+        # Where the ranks met before the forward pass, they know the parameters already.
+        look = self._inventory.change_of_buffers if self._verified else self._inventory.change
+        changed = look()
         incomplete = any(late) or not all(known)
         onto = self._onto_mean
         agreed = self._meet(AVERAGE, changed, incomplete, onto, fault=self._fault())
         self._check_average(agreed)
-        if agreed.numbers[0]:  # the buckets are those of other parameters
-            self._bind()
+        if agreed.numbers[0] != SAME:
+            self._take_over(agreed)
+        if agreed.numbers[0] == OTHER_PARAMETERS:  # the buckets are those of others
             self._inventory.compare(self._words, "at the end of backward()")
             return self._average()
         known, factor = self._complete_means(agreed, late, known)

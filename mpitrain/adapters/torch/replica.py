@@ -52,7 +52,8 @@ class DataParallel(ClosedTogether, torch.nn.Module):
                 ``"auto"`` times the first twelve steps both ways, and keeps the way that is faster
                 on the slowest rank (:attr:`overlaps` says which).  The numbers are the same.
             broadcast_buffers: give all ranks rank 0's buffers before each forward pass in training,
-                as running statistics need it, and after each mean, so that all test alike.
+                as running statistics need it, and after each mean, so that all test alike; without
+                it, each rank's are its own after the beginning, and may have other shapes.
 
         Raises:
             TypeError: ``comm`` is no :class:`collectives.Communicator`.
@@ -182,8 +183,8 @@ class DataParallel(ClosedTogether, torch.nn.Module):
                     ...
 
         A rank that leaves the block takes part, with gradients of 0, in what the others do, until
-        all have left it.  Then all have the parameters, buffers and gradients of the rank that left
-        last.
+        all have left it.  Then all have the parameters, gradients and (``broadcast_buffers``)
+        buffers of the rank that left last.
 
         Args:
             following: optimisers, schedulers, whatever has ``state_dict``: they take over the state
@@ -221,7 +222,12 @@ class DataParallel(ClosedTogether, torch.nn.Module):
             reducer.follow(one, root)
 
     def close(self) -> None:
-        """Free what is bound to the communicator; collective.  The module is one's own again."""
+        """Free what is bound to the communicator; collective.  The module is one's own again.
+
+        Raises:
+            ReplicaMismatch: on all ranks: they have changed their parameters equally often, and
+                have others now.
+        """
         self._reducer.close()
 
     def __getstate__(self) -> Any:

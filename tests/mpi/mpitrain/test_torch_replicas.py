@@ -173,6 +173,92 @@ def test_buffers_are_rank_0s_before_each_forward_pass_in_training(comm, given):
         assert net.module.num_batches_tracked == 4
 
 
+class Masked(nn.Linear):
+    """Keeps a mask of as many rows as it has seen last."""
+
+    def __init__(self):
+        super().__init__(8, 2)
+        self.register_buffer("mask", torch.ones(1), persistent=False)
+
+    def forward(self, x):
+        if len(self.mask) != len(x):
+            self.mask = torch.full((len(x),), 0.5)
+        return super().forward(x.float()) * self.mask[:, None]
+
+
+@ONE_RANK_DIFFERS
+@pytest.mark.parametrize("less", [0, -1])
+def test_a_buffer_that_a_forward_pass_makes_of_another_shape(comm, less):
+    """Found before anybody sends it."""
+    with data_parallel(comm, Masked()) as net:
+        net(torch.ones(4, 8)).sum().backward()
+        assert net.module.mask.shape == (4,)
+        rows = 5 + (less if comm.rank else -1 - less)
+        with pytest.raises(ValueError, match=r"\('mask'.*, \(4,\).*by broadcast_buffers=False"):
+            net(torch.ones(rows, 8)).sum().backward()
+    with data_parallel(comm, Masked(), broadcast_buffers=False) as net:
+        for _ in range(3):
+            net(torch.ones(rows, 8)).sum().backward()
+        net.module.bias.requires_grad_(False)  # the buckets are others
+        net(torch.ones(rows, 8)).sum().backward()
+        assert net.module.mask.shape == (rows,)
+        expected = torch.tensor([2.0 * sum(comm.allgather(rows)) / RANKS])
+        torch.testing.assert_close(net.module.weight.grad[:1, 0], expected)
+
+
+def adversaries(wrap, part):
+    """The parameters of a generator and of a discriminator, which is frozen in every other pass."""
+    torch.manual_seed(0)
+    makes, judges = (nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)) for _ in range(2))
+    maker, judge = wrap(makes.double()), wrap(judges.double())
+    optimizers = [torch.optim.Adam(m.parameters(), 0.01) for m in (makes, judges)]
+    for step in range(4):
+        noise, real = (
+            part(torch.randn(12 * RANKS, 8, generator=torch.Generator().manual_seed(2 * step + n)))
+            for n in range(2)
+        )
+        noise, real = noise.double(), real.double().requires_grad_()
+        judges.requires_grad_(True)
+        optimizers[1].zero_grad()
+        scores = judge(real)
+        (slope,) = torch.autograd.grad(scores.sum(), real, create_graph=True)
+        fake = judge(maker(noise).detach())
+        (fake.sigmoid().mean() - scores.mean() + slope.pow(2).sum(1).mean()).backward()
+        optimizers[1].step()
+        judges.requires_grad_(False)
+        optimizers[0].zero_grad()
+        (-judge(maker(noise))).sigmoid().mean().backward()
+        optimizers[0].step()
+    return nn.ModuleList([makes, judges])
+
+
+def test_two_that_train_against_each_other(comm):
+    nets = []
+
+    def wrap(module):
+        nets.append(data_parallel(comm, module))
+        return nets[-1]
+
+    found = adversaries(wrap, lambda x: x[12 * comm.rank : 12 * comm.rank + 12])
+    assert_equal(comm, found, adversaries(lambda module: module, lambda x: x))
+    for net in nets:
+        net.close()
+
+
+@ONE_RANK_DIFFERS
+def test_a_rank_whose_steps_are_others_is_found_at_the_end(comm):
+    net = data_parallel(comm, nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(7):
+        if step == 5 and comm.rank == 1:
+            optimizer.param_groups[0]["lr"] = 0.2
+        optimizer.zero_grad()
+        net(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+    with pytest.raises(ReplicaMismatch, match="at the end"):
+        net.close()
+
+
 class Branches(nn.Module):
     """Uses the layers that it is told to, in the order that it is told."""
 

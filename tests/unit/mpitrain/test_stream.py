@@ -104,6 +104,22 @@ def test_a_generator_is_begun_anew_in_each_epoch():
         np.testing.assert_array_equal(own.in_epoch(epoch)[:].labels, range(5))
 
 
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_loader_with_a_generator_of_its_own_has_one_order_an_epoch(wrapped):
+    """However many passes a process has begun before, as one that is resumed has not."""
+    torch = pytest.importorskip("torch")
+
+    def order(*epochs):
+        own = torch.Generator().manual_seed(5)
+        data = [(torch.tensor([float(n)]), n) for n in range(30)]
+        loader = torch.utils.data.DataLoader(data, None, shuffle=True, generator=own)
+        stream = Streamed(Stream(loader, 30) if wrapped else loader, np.float64, seed=3)
+        return [stream.in_epoch(epoch)[:].labels.tolist() for epoch in epochs][-1]
+
+    assert order(0, 1, 2) == order(2) != order(1)
+    assert sorted(order(2)) == list(range(30))
+
+
 def test_what_a_stream_is():
     torch = pytest.importorskip("torch")
 

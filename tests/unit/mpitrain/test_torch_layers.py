@@ -138,6 +138,27 @@ def test_what_begins_later_is_refused_then():
         layer.forward({}, np.ones((4, 6)))
 
 
+class Clamped(nn.Linear):
+    """Changes its weight behind torch's back as soon as a number in it is above the limit."""
+
+    limit = 0.0
+
+    def forward(self, x):
+        self.weight.data.clamp_(max=self.limit)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_parameters_that_are_changed_behind_torchs_back(late):
+    module = Clamped(6, 6)
+    module.limit = 10.0 if late else 0.0
+    layer, *_ = forward(module) if late else (layers(nn.Sequential(module))["part0"],)
+    values = layer.parameters(np.random.default_rng(0), np, np.float64)
+    module.limit = 0.0
+    with pytest.raises(ValueError, match="changes its parameters in its forward pass"):
+        layer.forward(values, np.ones((4, 6)))
+
+
 @pytest.mark.parametrize(
     "module",
     [
