@@ -1,5 +1,6 @@
 """Guards for a wrong launcher, a rank that dies alone, and a launcher that dies first."""
 
+import io
 import os
 import socket
 import subprocess
@@ -221,6 +222,9 @@ def _launchers() -> Iterator[tuple[int, _Stat]]:
 
 
 def _abort(comm: MPI.Comm, status: int) -> NoReturn:
+    if isinstance(sys.stderr, io.StringIO) and sys.__stderr__ is not None:
+        # As the hook of torch.distributed, which would write it once we are back.
+        print(sys.stderr.getvalue(), file=sys.__stderr__, end="", flush=True)
     sys.stdout.flush()
     sys.stderr.flush()
     time.sleep(_FORWARDING_S)

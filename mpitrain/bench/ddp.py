@@ -34,6 +34,7 @@ from mpitrain.arrays import Gradients
 from mpitrain.group import TensorGroup
 from mpitrain.models import gpt
 from mpitrain.models.model import Model
+from mpitrain.objective.cross_entropy import CrossEntropy
 from mpitrain.optim import Adam
 from mpitrain.parallel.replicated import Replicated
 from mpitrain.parallel.store import Reduction
@@ -160,7 +161,7 @@ def _measure(comm: Communicator, options: argparse.Namespace) -> dict[str, list[
     )
     native = Ours(
         comm,
-        Model(layers, options.vocabulary, TensorGroup()),
+        Model(layers, CrossEntropy(TensorGroup(), options.vocabulary), TensorGroup()),
         Reduction({DATA: comm}, Dense(options.algorithm), options.bucket_bytes),
     )
     optimizers = [torch.optim.AdamW(m.parameters(), 1e-3, fused=True) for m in (gloo, ours, late)]

@@ -71,6 +71,31 @@ def test_an_exception_on_one_rank_ends_the_job(tmp_path):
     assert "rank 0 of" not in ended.stderr
 
 
+def test_a_traceback_that_another_hook_keeps_back_is_written(tmp_path):
+    """As that of torch.distributed, which writes what it has after the hook before it."""
+    ended = job(
+        tmp_path,
+        """
+        import io
+
+        before = sys.excepthook
+
+        def keeping(*given):
+            written, sys.stderr = sys.stderr, io.StringIO()
+            before(*given)
+            written.write(sys.stderr.getvalue())
+
+        sys.excepthook = keeping
+        if comm.rank == 1:
+            raise KeyError("the reason")
+        comm.Barrier()
+        """,
+    )
+    assert ended.returncode != 0
+    assert "[rank 1 of 3 on " in ended.stderr
+    assert "KeyError: 'the reason'" in ended.stderr
+
+
 def test_an_error_of_one_rank_that_it_catches_ends_the_job(tmp_path):
     """Not one that all ranks have."""
     ended = job(
