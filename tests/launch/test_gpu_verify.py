@@ -13,7 +13,7 @@ from tests.gpu.verify import line, run
 def verify(tmp_path, *options):
     told = tmp_path / "gpu.json"
     command = [sys.executable, "-m", "tests.gpu.verify", "--dry-run", f"--json={told}", *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
     return done, json.loads(told.read_text())
 
 
