@@ -132,7 +132,8 @@ class Trainer(trainer.Trainer):
                 "optimizer: parallel.schedule = 'asynchronous' and optim.groups have the job's own "
                 "sgd and adam; leave them out, or the optimizer"
             )
-        self.module, layers = _model(model, job.run.seed, cuts)
+        with all_or_nobody(whole):  # a program's function, which may fail on one rank
+            self.module, layers = _model(model, job.run.seed, cuts)
         grouping = None
         if optimizer is not None and not hasattr(optimizer, "prepare"):
             from mpitrain.adapters.torch.layer import trained

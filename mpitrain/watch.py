@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 from mpitrain.config import Config, ConfigError
 from mpitrain.metric_names import is_better_higher
 from mpitrain.metrics import Epoch
+from mpitrain.metrics.words import counted
 
 Counted = Annotated[int, Meta(ge=0, le=2**53)]
 
@@ -75,7 +76,7 @@ class Watch:
         seen = self.seen.get(self._watched)
         if seen is None or not self._patience or seen.since < self._patience:
             return ""
-        tests = f"{seen.since} test{'s' if seen.since > 1 else ''}"
+        tests = counted(seen.since, "test")
         if seen.value is None:
             return f"no finite {self._watched} in {tests}"
         return f"no better {self._watched} in {tests} than {seen.value:.6g} after step {seen.step}"

@@ -23,6 +23,8 @@ def matrix(comm: Communicator, options: argparse.Namespace) -> int:
     extent = Extent(options.steps, options.seconds)
     if options.quick:
         wanted, extent = cells.quick(), Extent(min(options.steps, 12), options.seconds)
+    if comm.size == 1:
+        raise ConfigError("one rank sends nothing; start it on several, as mpirun -n 2")
     command = f"mpirun -n {comm.size} python -m mpitrain matrix"
     command = shlex.join([*command.split(), *_said(options, extent)])
     found = run(comm, options.out, wanted, extent, command)

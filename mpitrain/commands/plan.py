@@ -11,7 +11,7 @@ from mpitrain import build, data, models
 from mpitrain.arrays import Shape
 from mpitrain.build import compression
 from mpitrain.config import Compress, Config, refuse_clients, refuse_own, refuse_servers
-from mpitrain.metrics.words import in_words
+from mpitrain.metrics.words import counted, in_words
 from mpitrain.parallel.grid import Layout, Place
 from mpitrain.parallel.wire import adasum_bytes, coded_bytes, dense_bytes
 from mpitrain.pipeline.schedules import SCHEDULES
@@ -37,9 +37,11 @@ def explain(config: Config, ranks: int) -> str:
         profile = {layer.name: layer for layer in measure(config)}
     shapes = model.shapes(list(model.layers))
     times = []
+    samples, parts = config.train.batch_size, pipeline.micro_batches
+    empty = f", {parts - samples} of them empty" if samples < parts else ""
     lines = [
-        f"{ranks} ranks: {layout}; {config.parallel.schedule}, {pipeline.micro_batches} "
-        f"micro-batches of {config.train.batch_size / pipeline.micro_batches:g} samples"
+        f"{ranks} ranks: {layout}; {config.parallel.schedule}, {parts} micro-batches of "
+        f"{'up to ' if samples % parts else ''}{counted(-(-samples // parts), 'sample')}{empty}"
     ]
     for stage in range(layout.stages):
         names = [name for chunk in cut.of_stage(stage) for name in chunk]
@@ -159,7 +161,7 @@ def predicted(seconds: float, bubble: float, samples: int, ranks: int, cores: in
         work = (1 - bubble) * ranks * seconds / cores
         here = max(seconds, work)
         lines.append(
-            f"this machine has {cores} core{'s' if cores > 1 else ''} for {ranks} ranks: "
+            f"this machine has {counted(cores, 'core')} for {ranks} ranks: "
             f"{1e3 * here:.1f} ms a step at best, {samples / here:.0f} samples/s"
         )
     return lines
@@ -199,7 +201,10 @@ def _ranks(layout: Layout, stage: int) -> str:
         [layout.rank(Place(stage, replica, tensor)) for tensor in range(layout.tensor)]
         for replica in range(layout.replicas[stage])
     ]
-    return " ".join("+".join(map(str, group)) for group in groups)
+    told = ["+".join(map(str, group)) for group in groups]
+    if len(told) > 16:
+        told = [*told[:4], "...", told[-1]]
+    return " ".join(told)
 
 
 def _megabytes(count: float) -> str:

@@ -20,7 +20,7 @@ from mpitrain.metrics.records import (
     Straggler,
     Summary,
     Write,
-    ranks_in_words,
+    counted,
 )
 
 
@@ -42,7 +42,7 @@ def console(steps: int, log_every: int) -> Iterator[Write]:
             match record:
                 case Start():
                     terminal.print(
-                        f"{ranks_in_words(record.ranks)} ({record.layout}), {record.parameters} "
+                        f"{counted(record.ranks, 'rank')} ({record.layout}), {record.parameters} "
                         f"parameters, gradients by {record.algorithm} ({record.reason})"
                     )
                     terminal.print(_HEADER)

@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
-from mpitrain.metrics.words import in_words, measured, ranks_in_words
+from mpitrain.metrics.words import counted, in_words, measured
 
 
 class Start(Struct, frozen=True, tag="start", tag_field="event"):
@@ -329,7 +329,7 @@ class Summary(Struct, frozen=True, tag="summary", tag_field="event"):
         tested = f"test {told}" if self.tested else "no test"
         reading = f"reading {self.read_share:.1%}, " if self.read_share >= 0.01 else ""
         return (
-            f"{tested}, {ranks_in_words(self.ranks)}, "
+            f"{tested}, {counted(self.ranks, 'rank')}, "
             f"gradients by {self.algorithm} ({self.reason}), {self.samples_per_s:.0f} samples/s, "
             f"{reading}reduction {self.comm_share:.1%} and waiting {self.wait_share:.1%} of "
             f"step time{self._exchanged()}{self.ended and f'; {self.ended}'}"

@@ -11,9 +11,9 @@ def in_words(nbytes: float) -> str:
     return f"{nbytes:.0f} B"
 
 
-def ranks_in_words(count: int) -> str:
+def counted(count: int, noun: str) -> str:
     """``1 rank``, ``4 ranks``."""
-    return f"{count} rank{'s' if count > 1 else ''}"
+    return f"{count} {noun}{'s' if count != 1 else ''}"
 
 
 def measured(metrics: Mapping[str, float]) -> str:

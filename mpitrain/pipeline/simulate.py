@@ -1,6 +1,6 @@
 """A schedule in time, on stages whose passes take given times."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mpitrain.pipeline.actions import (
@@ -98,10 +98,8 @@ def simulate(
         free[place] = ended[place, action] = stop
         blocks.append(Block(place, action, start, stop))
     seconds = max(free.values())
-    busy: Mapping[StageReplica, float] = {
-        place: sum(b.stop - b.start for b in blocks if b.place == place) for place in free
-    }
-    bubble = 1 - sum(busy.values()) / (len(busy) * seconds) if seconds else 0.0
+    busy = sum(block.stop - block.start for block in blocks)
+    bubble = 1 - busy / (len(free) * seconds) if seconds else 0.0
     return Simulation(blocks, seconds, bubble)
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from mpitrain.config import Config
 from mpitrain.metrics import Epoch, Log, RankTime, Start, Step, Times, measured
-from mpitrain.metrics.words import in_words, ranks_in_words
+from mpitrain.metrics.words import counted, in_words
 from mpitrain.trace import Span
 
 #: A rank is named if it is waited for in at least this part of all communication.
@@ -96,7 +96,7 @@ def answer(log: Log, found: Sequence[Rank]) -> str:
     seconds = sum(step.seconds for step in steps)
     parts = [
         f"{_quality(log, steps)} after {counted(steps[-1].step, 'step')} in {duration(seconds)} "
-        f"on {ranks_in_words(start.ranks)} of {where(start)}"
+        f"on {counted(start.ranks, 'rank')} of {where(start)}"
     ]
     if start.ranks > 1:
         reducing = _share(steps, "comm_share")
@@ -194,7 +194,7 @@ def devices(start: Start) -> list[tuple[str, str]]:
     kinds = Counter(start.devices)
     if not kinds.keys() - {"cpu"}:
         return []
-    told = (f"{name} ({ranks_in_words(count)})" for name, count in kinds.items())
+    told = (f"{name} ({counted(count, 'rank')})" for name, count in kinds.items())
     return [("devices", ", ".join(told))]
 
 
@@ -244,11 +244,6 @@ def _flat(config: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 def _share(steps: Sequence[Step], name: str) -> float:
     seconds = sum(step.seconds for step in steps)
     return sum(step.seconds * getattr(step, name) for step in steps) / seconds if seconds else 0.0
-
-
-def counted(count: int, word: str) -> str:
-    """``1 step``, ``4 steps``."""
-    return f"{count} {word}{'' if count == 1 else 's'}"
 
 
 def number(value: float) -> str:

@@ -21,6 +21,7 @@ from mpitrain.metrics import (
     measured,
     read_records,
 )
+from mpitrain.metrics.words import counted
 from mpitrain.report import facts, figures
 from mpitrain.report.style import STYLE
 from mpitrain.trace import TRACE_FILE, Span, read_trace
@@ -235,7 +236,7 @@ def _events(log: Log) -> str:
         for record in log.of(Saved)
     ]
     body = _table(rows) if rows else "<p>Nothing unusual.</p>"
-    return body + (_folded(facts.counted(len(saved), "checkpoint"), _table(saved)) if saved else "")
+    return body + (_folded(counted(len(saved), "checkpoint"), _table(saved)) if saved else "")
 
 
 def _passes(spans: Sequence[Span], why: str) -> list[str]:
@@ -256,6 +257,4 @@ def _tests(log: Log) -> str:
         (test.epoch, step, measured(test.metrics), facts.number(test.test_loss))
         for step, test in facts.curve(log)
     ]
-    return _folded(
-        facts.counted(len(rows), "test"), _table(rows, ("epoch", "step", "measured", "loss"))
-    )
+    return _folded(counted(len(rows), "test"), _table(rows, ("epoch", "step", "measured", "loss")))

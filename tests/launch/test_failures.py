@@ -55,6 +55,13 @@ def job(folder, body, ranks=3, **variables):
     )
 
 
+def expect_the_reason(ended):
+    """The end of a job whose rank 1 raised ``KeyError("the reason")``."""
+    assert ended.returncode != 0
+    assert "[rank 1 of 3 on " in ended.stderr
+    assert "KeyError: 'the reason'" in ended.stderr
+
+
 def test_an_exception_on_one_rank_ends_the_job(tmp_path):
     ended = job(
         tmp_path,
@@ -65,9 +72,7 @@ def test_an_exception_on_one_rank_ends_the_job(tmp_path):
             comm.Barrier()
         """,
     )
-    assert ended.returncode != 0
-    assert "[rank 1 of 3 on " in ended.stderr
-    assert "KeyError: 'the reason'" in ended.stderr
+    expect_the_reason(ended)
     assert "rank 0 of" not in ended.stderr
 
 
@@ -91,9 +96,7 @@ def test_a_traceback_that_another_hook_keeps_back_is_written(tmp_path):
         comm.Barrier()
         """,
     )
-    assert ended.returncode != 0
-    assert "[rank 1 of 3 on " in ended.stderr
-    assert "KeyError: 'the reason'" in ended.stderr
+    expect_the_reason(ended)
 
 
 def test_an_error_of_one_rank_that_it_catches_ends_the_job(tmp_path):

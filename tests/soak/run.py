@@ -426,7 +426,8 @@ class Soak:
             )
             if role == "receive":
                 received = (use, first, last, copy)
-        if drawn.name == "Reduce_scatter" and given[0] is MPI.IN_PLACE and received is not None:
+        in_place = drawn.name == "Reduce_scatter" and given[0] is MPI.IN_PLACE
+        if in_place and received is not None and MPI.get_vendor()[0] != "Open MPI":
             copy = received[3]  # MPICH's own, in place, copies a block onto itself
             plain = MPI._typedict[drawn.dtype.char]
             given = [[copy.copy(), plain], [copy[: drawn.counts[self.rank]], plain]]

@@ -40,6 +40,20 @@ def test_help_names_the_program_as_it_was_started(package, typed, shown, capsys,
     assert capsys.readouterr().out.startswith(f"usage: {shown.format(package)} [-h]")
 
 
+def test_a_test_starts_each_module_that_can_be_started():
+    """What nothing runs is broken one day, without a word."""
+    modules = {
+        str(path.relative_to(ROOT).with_suffix("")).replace("/", ".").removesuffix(".__main__")
+        for package in MAINS
+        for path in (ROOT / package).rglob("*.py")
+        if re.search(r"^if __name__ == .__main__.:", path.read_text(), re.M)
+    }
+    starts = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
+    assert modules > {"collectives", "mpitrain", "collectives.bench.gloo"}
+    for module in modules - {"collectives.execution.transport.cuda_probe"}:  # by ``probe``
+        assert re.search(rf'"-m",\s*"{re.escape(module)}"', starts), module
+
+
 @EACH
 def test_version_starts_no_mpi(package):
     code = (

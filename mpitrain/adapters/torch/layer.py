@@ -17,6 +17,7 @@ from mpitrain.adapters.torch.purity import (
     Watched,
     examine,
     expect_given_values,
+    is_due,
     refuse,
 )
 from mpitrain.adapters.torch.seeing import expect_one_mode, parts, seeing, show
@@ -189,7 +190,7 @@ class TorchLayer(Layer):
         values = {f"module.{name}": value for name, value in (own | buffers).items()}
         self._forwards += 1
         # torch counts no change by way of .data or NumPy, which these comparisons are for.
-        compares = self._forwards & (self._forwards - 1) == 0
+        compares = is_due(self._forwards)
         before = [part.detach().clone() for part in own.values()] if compares else []
 
         def run(*tensors: torch.Tensor) -> dict[str, torch.Tensor]:

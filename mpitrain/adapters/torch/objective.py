@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from mpitrain.adapters.torch.arrays import as_array, as_tensor
+from mpitrain.adapters.torch.purity import is_due
 from mpitrain.arrays import Array, Shape
 from mpitrain.config import ConfigError
 from mpitrain.fields import as_given, fields, joined, partial, zeros
@@ -128,7 +129,7 @@ class Means:
         if count < 2:
             return
         self._calls += 1
-        if self.fault or self._calls & (self._calls - 1):
+        if self.fault or not is_due(self._calls):
             return
 
         def of(rows: slice) -> float:

@@ -22,6 +22,11 @@ _RANDOM: tuple[tuple[type[nn.Module] | tuple[type[nn.Module], ...], str], ...] =
 _ALWAYS_RANDOM = (nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 
 
+def is_due(calls: int) -> bool:
+    """Whether the latest of ``calls`` is to be looked at: the first, second, fourth, eighth one."""
+    return calls & (calls - 1) == 0
+
+
 class ImpureModule(ConfigError):
     """A module that the trainer cannot have as a layer."""
 

@@ -29,6 +29,7 @@ from mpitrain.adapters.torch.meeting import (
     total,
 )
 from mpitrain.adapters.torch.passes import Reference, is_alive, join
+from mpitrain.adapters.torch.purity import is_due
 from mpitrain.parallel.trial import Trial
 
 #: For the next one; those that share ranks have different ones, the same on all of their ranks.
@@ -275,7 +276,7 @@ class Reducer:
             self._share_all()
         elif agreed.joined:
             pass  # those have older parameters, and take over the others' at the end
-        elif most != -least or self._forwards & (self._forwards - 1) == 0:
+        elif most != -least or is_due(self._forwards):
             self._inventory.compare(self._words, f"at forward pass {self._forwards}")
         self._share_buffers(agreed)
 

@@ -128,6 +128,12 @@ def test_a_plan_says_who_does_what():
     assert "predicted with a core for each rank: " in text
 
 
+def test_a_plan_of_more_ranks_than_samples_is_short():
+    text = explain(Config(data=Data("digits"), model=MLP.model, train=MLP.train), 1000)
+    assert "; 1f1b, 4000 micro-batches of up to 1 sample, 3968 of them empty\n" in text
+    assert "stage 0: ranks 0 1 2 3 ... 999; " in text
+
+
 def test_a_plan_divides_by_the_cores_that_there_are():
     """8 ranks that compute 75% of a second share the cores, whose work is the bound."""
     assert predicted(1.0, 0.25, 60, 8, cores=8) == [

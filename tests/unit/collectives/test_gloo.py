@@ -1,0 +1,33 @@
+"""``python -m collectives.bench.gloo``: another library's row, in a file of our benchmark's form."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from collectives.bench.compare import table
+
+pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
+ROOT = Path(__file__).parents[3]
+EACH = ("allreduce", "allgather", "alltoall", "broadcast", "reduce_scatter")
+
+
+def measured(collective, ranks, path):
+    subprocess.run(
+        [sys.executable, "-m", "collectives.bench.gloo", collective, "-n", str(ranks)]
+        + ["-b", "8", "-e", "64", "--repeats", "1", "-J", str(path)],
+        cwd=ROOT, check=True, timeout=120,
+    )  # fmt: skip
+    return table([path]).splitlines()
+
+
+@pytest.mark.parametrize(
+    "collective",
+    [name if name == "allreduce" else pytest.param(name, marks=pytest.mark.slow) for name in EACH],
+)
+def test_gloo_is_a_column_of_the_table(collective, tmp_path):
+    heads, _, *rows = measured(collective, 2, tmp_path / "gloo.json")
+    assert "Gloo (PyTorch" in heads and heads.count("|") == 3
+    assert [row.split("|")[1].strip() for row in rows] == ["8 B", "64 B"]
+    assert all(float(row.split("|")[2]) > 0 for row in rows)
