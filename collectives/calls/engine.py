@@ -195,6 +195,8 @@ class Engine:
                     self._complete(entry.plan, arguments, "as before")
                     return
         if algorithm is None:
+            # Ranks with plain arrays have asked for it before they came here; others do so now.
+            self._native_below[arguments.collective]
             algorithm = self._understanding.default(arguments.collective)
         if algorithm == "native" and not read:
             self._complete(None, arguments, "asked for")

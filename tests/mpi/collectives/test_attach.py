@@ -114,6 +114,26 @@ def test_memory_of_all_kinds_in_one_call(comm):
         assert (total == SIZE * (SIZE - 1) / 2 + SIZE * turn).all()
 
 
+@pytest.mark.parametrize("name", ["Allgather", "Allreduce", "Alltoall", "Bcast"])
+@pytest.mark.parametrize("before", [None, "native", "direct"])
+def test_forms_of_buffers_that_differ_in_the_first_call(monkeypatch, name, before):
+    """Ranks with plain arrays look first whether they are small, which is collective then."""
+    for module in (meeting, small):
+        monkeypatch.setattr(module, "ATTACHED_BYTES", 0)
+    with Communicator(MPI.COMM_WORLD, attach=True) as comm:
+        if before is not None:
+            comm.Allreduce(np.ones(MANY), np.empty(MANY), algorithm=before)
+        mine = np.full(100 if name == "Allgather" else 100 * SIZE, float(RANK))
+        found = mine if name == "Bcast" else np.empty(100 * SIZE)
+        given = [found, MPI.DOUBLE] if RANK == LAST else found
+        if name == "Bcast":
+            comm.Bcast(given)
+        else:
+            getattr(comm, name)(mine, given)
+    wanted = {"Bcast": np.zeros(100 * SIZE), "Allreduce": np.full(100 * SIZE, sum(range(SIZE)))}
+    np.testing.assert_array_equal(found, wanted.get(name, np.repeat(np.arange(SIZE), 100)))
+
+
 def test_arrays_that_are_made_anew_at_the_same_or_another_place(comm):
     live = []
     for turn in range(40):
