@@ -59,6 +59,24 @@ def expect_untested(job: Config, metrics: Mapping[str, Metric] | None) -> None:
         )
 
 
+def expect_single_arrays(model: Model, data: Dataset) -> None:
+    """What a GPU's memory cannot hold in one array.
+
+    Raises:
+        ConfigError: samples, labels or what a layer gives have several parts.
+    """
+    shapes = {"samples": data.input_shape, "labels": data.label_shape}
+    shape = data.input_shape
+    for name, layer in model.layers.items():
+        shape = shapes[f"outputs of {name}"] = layer.output_shape(shape)
+    for what, found in shapes.items():
+        if isinstance(found, Fields):
+            raise ConfigError(
+                f"run.device: {what} have several parts ({found!r}), which the trainer takes on "
+                "the CPU alone; set run.device = 'cpu'"
+            )
+
+
 def expect_weights_of_forward(parallel: Parallel, model: Model) -> None:
     """No backward pass is given other weights than its forward pass where a layer minds.
 

@@ -22,6 +22,7 @@ from mpitrain.device import HOST, Device, choose
 from mpitrain.feed import Feed
 from mpitrain.fitting import (
     expect_fitting,
+    expect_single_arrays,
     expect_untested,
     expect_weights_of_forward,
     initial,
@@ -225,11 +226,8 @@ class Placed(ClosedTogether):
             self._layers,
             self._loss,
         )
-        if self.device is not HOST and any(one.verdict() for one in self.model.layers.values()):
-            raise ConfigError(
-                "run.device: modules of torch are layers on the CPU, and the arrays are on "
-                f"{self.device.name}; set run.device = 'cpu'"
-            )
+        if self.device is not HOST:
+            expect_single_arrays(self.model, self.data)
         expect_weights_of_forward(self.config.parallel, self.model)
         brought = nn.Chain(self.model.layers).brought()
         check_replicas(self.comm, [(self.comm, brought)], "in the layers that they were given")

@@ -17,10 +17,6 @@ def cpu_alone(job: "Config") -> str:
         ("sync.combine", job.sync.combine != "mean", "adasum is made on the host"),
         ("server", job.server.ranks or job.server.hogwild, "servers keep parameters on the host"),
         ("federated.clients", job.federated.clients, "clients sum on the host"),
-        ("own.model", job.own.model, "modules of torch are layers on the CPU"),
-        ("own.loss", job.own.loss, "losses of torch are on the CPU"),
-        ("own.metrics", job.own.metrics, "functions of torch are on the CPU"),
-        ("own.optimizer", job.own.optimizer, "optimisers of torch are on the CPU"),
     ):
         if is_set:
             return f"{place}: {why}"

@@ -5,6 +5,7 @@ import json
 import sys
 import traceback
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import NamedTuple
 
 #: What a process that runs a check prints before its result.
@@ -33,6 +34,8 @@ class Check(NamedTuple):
 
 #: Modules of this package with checks, in the order of their stages.
 STAGES = ("facts", "kernels", "roads", "controls", "layers", "trainer", "overlap", "leaving")
+if find_spec("torch"):
+    STAGES += ("modules",)
 
 
 def checks() -> list[Check]:

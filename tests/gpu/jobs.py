@@ -16,12 +16,16 @@ from mpitrain.trainer import Trainer
 from tests.mpi.mpitrain.layouts import job
 
 
+def everybody():
+    """All ranks; device memory is staged unless ``COLLECTIVES_DEVICE`` says otherwise."""
+    return Communicator(MPI.COMM_WORLD, device=os.environ.get("COLLECTIVES_DEVICE", "staged"))
+
+
 @contextmanager
 def trainer_on(device, config, **given):
-    """A trainer; device memory is staged unless ``COLLECTIVES_DEVICE`` says otherwise."""
-    how = os.environ.get("COLLECTIVES_DEVICE", "staged")
+    """A trainer on all ranks."""
     with (
-        Communicator(MPI.COMM_WORLD, device=how) as comm,
+        everybody() as comm,
         Trainer(comm, replace(config, run=replace(config.run, device=device)), **given) as trainer,
     ):
         yield trainer

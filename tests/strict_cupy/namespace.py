@@ -105,6 +105,13 @@ def copyto(dst, src, casting="same_kind", where=None):
     )
 
 
+def from_dlpack(array):
+    """torch's tensors on the CPU stand for those on a GPU."""
+    from mpitrain.adapters.torch.arrays import as_array
+
+    return ndarray.of(as_array(array))
+
+
 def nonzero(a):
     _expect(a, "nonzero")
     return a.nonzero()
@@ -155,6 +162,7 @@ BY_HAND = {
     "copyto": copyto,
     "empty": empty,
     "empty_like": empty_like,
+    "from_dlpack": from_dlpack,
     "nonzero": nonzero,
     "pad": pad,
 }

@@ -131,6 +131,16 @@ class ndarray:
             "stream": 1,
         }
 
+    def __dlpack_device__(self):
+        return 1, 0  # for torch on the CPU, which stands for torch on a GPU
+
+    def __dlpack__(self, **_):
+        from torch.utils.dlpack import to_dlpack
+
+        from mpitrain.adapters.torch.arrays import as_tensor
+
+        return to_dlpack(as_tensor(self._a))
+
     def __len__(self):
         return len(self._a)
 

@@ -26,6 +26,7 @@ FUNCTIONS = {
     "copyto": "dst src casting where",
     "empty": "shape dtype order",
     "empty_like": "prototype dtype order subok shape",
+    "from_dlpack": "array",
     "full": "shape fill_value dtype order",
     "full_like": "a fill_value dtype order subok shape",
     "moveaxis": "a source destination",

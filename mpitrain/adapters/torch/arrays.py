@@ -1,19 +1,33 @@
-"""The same memory for torch and for NumPy."""
+"""The same memory for torch and for NumPy, or for torch and CuPy."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from types import ModuleType
 
 import numpy as np
 import torch
 
-from mpitrain.arrays import Array
+from mpitrain.arrays import Array, array_namespace
+from mpitrain.config import ConfigError
 
 
-def as_array(tensor: torch.Tensor) -> Array:
-    """A tensor on the CPU as an array of the same shape.
+def namespace_of(tensor: torch.Tensor) -> ModuleType:
+    """``numpy`` for a tensor on the CPU, ``cupy`` for one on a GPU."""
+    return import_module("cupy") if tensor.is_cuda else np
+
+
+def as_array(tensor: torch.Tensor, xp: ModuleType = np) -> Array:
+    """A tensor as an array of the same shape: on the CPU NumPy's, on a GPU CuPy's.
 
     Raises:
         ImportError: bfloat16 without ml_dtypes.
-        TypeError: a type that NumPy does not have.
+        TypeError: a type that NumPy does not have, or a tensor that is not where ``xp`` computes.
     """
     values = tensor.detach()
+    if xp is not np:
+        on_device: Array = xp.from_dlpack(values)
+        return on_device
     if values.dtype != torch.bfloat16:
         found: Array = values.numpy()
         return found
@@ -25,14 +39,52 @@ def as_array(tensor: torch.Tensor) -> Array:
 
 
 def as_tensor(array: Array) -> torch.Tensor:
-    """An array as a tensor of the same shape."""
+    """An array as a tensor of the same shape, on the device of the array.
+
+    Raises:
+        ConfigError: it lies on a GPU, for which this torch was not made.
+    """
+    if array_namespace(array) is not np:
+        try:
+            return torch.from_dlpack(array)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"run.device: torch {torch.__version__} cannot compute in this GPU's memory "
+                f"({error}); install one with CUDA, or set run.device = 'cpu'"
+            ) from error
     if array.dtype.name != "bfloat16":
         return torch.from_numpy(array)
     return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
 
 
+def as_tensors(arrays: Mapping[str, Array]) -> dict[str, torch.Tensor]:
+    """The same by name; those that lie scattered are copied."""
+    return {
+        name: as_tensor(array_namespace(array).ascontiguousarray(array))
+        for name, array in arrays.items()
+    }
+
+
 def as_bytes(tensor: torch.Tensor) -> Array:
-    """The values of a tensor of any type and layout, of shape (bytes,); a copy if need be."""
+    """The values of a tensor of any type, layout and device, of shape (bytes,); a copy if need be.
+
+    Waits for a GPU.
+    """
     values = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    found: Array = values.view(torch.uint8).numpy()
+    found: Array = values.view(torch.uint8).cpu().numpy()
     return found
+
+
+@contextmanager
+def on_stream_of(array: Array) -> Iterator[None]:
+    """torch queues its work where CuPy does, so that neither has to wait for the other."""
+    xp = array_namespace(array)
+    if xp is np or not torch.cuda.is_available():
+        yield
+        return
+    queue = xp.cuda.get_current_stream().ptr
+    if queue == torch.cuda.current_stream().cuda_stream:
+        yield
+        return
+    with torch.cuda.stream(torch.cuda.ExternalStream(queue)):
+        yield

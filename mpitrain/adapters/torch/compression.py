@@ -113,6 +113,11 @@ class Compression:
 
     def _bind(self, bucket: GradBucket) -> tuple[int, Sum]:
         buffer = bucket.buffer()
+        if buffer.is_cuda:
+            raise TypeError(
+                f"the gradients lie on {buffer.device}, and codes are made on the host; leave the "
+                "hook out, or keep the module on the CPU"
+            )
         own, start = as_array(buffer), self._start
         self._start += own.size
         tensors = {

@@ -1,7 +1,7 @@
 """Gradients that travel together: copied in, summed over the ranks, copied back."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from mpi4py import MPI
@@ -27,11 +27,17 @@ def refusal(parameter: torch.nn.Parameter, gradient: torch.Tensor) -> str:
     return ""
 
 
+def memory_of(parameter: torch.nn.Parameter) -> Literal["numpy", "cupy"]:
+    """Where gradients are summed, as ``Communicator.empty`` takes it."""
+    return "cupy" if parameter.is_cuda else "numpy"
+
+
 class Bucket:
-    """The gradients of some parameters of one type, and the all-reduce of them.
+    """The gradients of some parameters of one type and device, and the all-reduce of them.
 
     They lie in memory of their own: autograd, the optimiser and the caller may do with ``.grad``
-    what they like, and nothing that a message carries changes under it.
+    what they like, and nothing that a message carries changes under it.  On a GPU, copies and sums
+    are queued behind what torch's current stream has, and it goes on behind them.
 
     Attributes:
         parameters: in the order of memory.
@@ -59,7 +65,8 @@ class Bucket:
         """
         self.parameters = tuple(parameters)
         sizes = [p.numel() for p in self.parameters]
-        memory = comm.empty(sum(sizes), as_array(self.parameters[0].new_empty(0)).dtype)
+        kind = as_array(torch.empty(0, dtype=self.parameters[0].dtype)).dtype
+        memory = comm.empty(sum(sizes), kind, memory=memory_of(self.parameters[0]))
         self._buffer = as_tensor(memory)
         parts = self._buffer.split(sizes)
         self._parts = [part.view(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
@@ -146,17 +153,19 @@ class Bucket:
 
 
 def cut(parameters: Sequence[torch.nn.Parameter], least: int) -> list[list[torch.nn.Parameter]]:
-    """Parameters in buckets of one type and at least ``least`` bytes, but for each type's last.
+    """Parameters in buckets of one type, on one device, of at least ``least`` bytes but for the
+    last of each.
 
     In the order in which autograd usually comes by them: last ones first.
     """
     found: list[list[torch.nn.Parameter]] = []
-    filling: dict[torch.dtype, list[torch.nn.Parameter]] = {}
+    filling: dict[tuple[torch.dtype, torch.device], list[torch.nn.Parameter]] = {}
     for parameter in reversed(parameters):
-        bucket = filling.setdefault(parameter.dtype, [])
+        kind = parameter.dtype, parameter.device
+        bucket = filling.setdefault(kind, [])
         if not bucket:
             found.append(bucket)
         bucket.append(parameter)
         if sum(p.numel() * p.element_size() for p in bucket) >= least:
-            del filling[parameter.dtype]
+            del filling[kind]
     return found

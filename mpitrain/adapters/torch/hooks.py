@@ -9,7 +9,7 @@ import torch
 from mpi4py import MPI
 
 from collectives import Communicator
-from mpitrain.adapters.torch.arrays import as_array
+from mpitrain.adapters.torch.arrays import as_array, namespace_of
 
 #: ``hook(state, bucket)`` returns a future of the bucket's mean, as torch's.
 Function = Callable[[Any, "GradBucket"], torch.futures.Future[Any]]
@@ -103,11 +103,12 @@ class UnderWay:
         """Start to sum a tensor over the ranks, in place; collective.
 
         Raises:
-            TypeError: it is no dense tensor on the CPU of a type that can be summed.
+            TypeError: it is no dense tensor of a type that can be summed.
         """
         if not isinstance(tensor, torch.Tensor) or not tensor.is_contiguous():
             raise TypeError("all_reduce() takes a contiguous tensor, as bucket.buffer() is")
-        return self.add(self._comm.Iallreduce(MPI.IN_PLACE, as_array(tensor)), tensor)
+        memory = as_array(tensor, namespace_of(tensor))
+        return self.add(self._comm.Iallreduce(MPI.IN_PLACE, memory), tensor)
 
     def add(
         self, request: Any, tensor: torch.Tensor, ended: Callable[[], None] | None = None

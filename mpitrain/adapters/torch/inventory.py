@@ -1,6 +1,7 @@
 """What a module consists of, the same on all ranks."""
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from itertools import permutations
 
 import numpy as np
@@ -116,17 +117,36 @@ class Inventory:
         for name, tensor in [*self.parameters.items(), *self._module.named_buffers()]:
             if is_lazy(tensor):
                 return f"{name} has no shape yet: run the module once before"
-            if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+            if tensor.device.type not in ("cpu", "cuda") or tensor.layout != torch.strided:
                 return (
                     f"{name} is a {str(tensor.layout).removeprefix('torch.')} tensor on "
-                    f"{tensor.device}; dense ones on the CPU are needed: module.cpu()"
+                    f"{tensor.device}; dense ones on the CPU or a GPU are needed: module.cpu()"
                 )
+            if tensor.is_cuda and (why := _fault_of_gpu(tensor)):
+                return f"{name} lies on {tensor.device}: {why}"
             if tensor.requires_grad and tensor.is_leaf:
                 try:
-                    as_array(tensor.new_empty(0))
+                    as_array(torch.empty(0, dtype=tensor.dtype))
                 except (ImportError, TypeError) as error:
                     return f"{name} is of {tensor.dtype}, which cannot be averaged ({error})"
         return ""
+
+
+def _fault_of_gpu(tensor: torch.Tensor) -> str:
+    """Why gradients there cannot be summed, if they cannot."""
+    if find_spec("cupy") is None:
+        return "sums on a GPU need CuPy: pip install 'mpitrain[cuda13]' (or cuda12)"
+    if tensor.device.index != torch.cuda.current_device():
+        return (
+            f"this rank's GPU is cuda:{torch.cuda.current_device()}; call "
+            f"torch.cuda.set_device({tensor.device.index}) before anything else"
+        )
+    if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
+        return (
+            "autograd sums from a thread of its own, and MPI was initialised for one thread; set "
+            "mpi4py.rc.thread_level = 'multiple'"
+        )
+    return ""
 
 
 @torch.no_grad()
@@ -134,13 +154,14 @@ def share(comm: MPI.Intracomm, tensors: Sequence[torch.Tensor], root: int = 0) -
     """Give all ranks the values of rank ``root``; collective.  What is equal is not touched."""
     if not tensors:
         return
-    packed = np.concatenate([as_bytes(tensor) for tensor in tensors])
+    own = np.concatenate([as_bytes(tensor) for tensor in tensors])
+    packed = own.copy()
     comm.Bcast(packed, root)
     start = 0
     for tensor in tensors:
         stop = start + tensor.numel() * tensor.element_size()
-        values = torch.from_numpy(packed[start:stop].copy())
-        if not np.array_equal(values.numpy(), as_bytes(tensor)):
+        if not np.array_equal(packed[start:stop], own[start:stop]):
+            values = torch.from_numpy(packed[start:stop].copy())
             # As torch does it: what autograd has saved of a forward pass before stays valid.
             with torch.autograd._unsafe_preserve_version_counter(tensor):
                 tensor.detach().copy_(values.view(tensor.dtype).view(tensor.shape))

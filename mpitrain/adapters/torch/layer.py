@@ -1,6 +1,7 @@
 """Torch modules as layers of the trainer."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from mpi4py import MPI
 from numpy.typing import DTypeLike
 
-from mpitrain.adapters.torch.arrays import as_array, as_bytes, as_tensor
+from mpitrain.adapters.torch.arrays import as_array, as_bytes, as_tensor, as_tensors, on_stream_of
 from mpitrain.adapters.torch.cutting import cut
 from mpitrain.adapters.torch.purity import (
     ImpureModule,
@@ -21,7 +22,7 @@ from mpitrain.adapters.torch.purity import (
     refuse,
 )
 from mpitrain.adapters.torch.seeing import expect_one_mode, parts, seeing, show
-from mpitrain.arrays import Array, Gradients, Parameters, Shape
+from mpitrain.arrays import Array, Gradients, Parameters, Shape, array_namespace
 from mpitrain.fields import Fields, as_given, fields, joined, named, partial, unused, zeros
 from mpitrain.nn import Layer
 from mpitrain.nn.chain import Wrapper
@@ -34,7 +35,7 @@ def _tensors(
     arrays: Mapping[str, Array], kind: torch.dtype | None = None
 ) -> dict[str, torch.Tensor]:
     """Tensors of arrays by name; numbers in records as wide as ``kind``."""
-    found = {name: as_tensor(np.ascontiguousarray(array)) for name, array in arrays.items()}
+    found = as_tensors(arrays)
     if kind is None or not kind.is_floating_point:
         return found
     return {
@@ -44,12 +45,15 @@ def _tensors(
 
 
 _IN_TURN = torch.nn.Sequential.forward
+#: Of devices, as torch.autocast has them.
+_KINDS = ("cpu", "cuda")
 
 
 class TorchLayer(Layer):
     """A module as a layer: pipelines, ZeRO, checkpoints and the rest work on it as on ours.
 
-    The parameters that it is given become the module's for a call; on the CPU nothing is copied.
+    The parameters that it is given become the module's for a call, on the CPU or a GPU; nothing is
+    copied.
     In the place of torch's dropout and batch norm it has ours: masks follow from seed, step, layer
     and sample, moments are over the batch of all replicas.  Otherwise, a module must be a function
     of its parameters and its input: what is random, changes buffers, mixes the samples of a batch
@@ -94,12 +98,14 @@ class TorchLayer(Layer):
         self._in_turn = in_turn
         self._watched = Watched(name, module)
         self._forwards = 0
+        self._moved: dict[str, tuple[tuple[int, int], torch.Tensor]] = {}
 
     def parameters(
         self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike
     ) -> dict[str, Array]:
         """The values that the module has; ``rng`` is not asked."""
-        return {name: as_array(p.double()).astype(dtype) for name, p in self._trained()}
+        values = {name: as_array(p.double()).astype(dtype) for name, p in self._trained()}
+        return {name: xp.asarray(array) for name, array in values.items()}
 
     def shapes(self) -> dict[str, Shape]:
         return {name: tuple(p.shape) for name, p in self._trained()}
@@ -171,8 +177,9 @@ class TorchLayer(Layer):
     def forward(
         self, parameters: Parameters, x: Array, context: Context = RESTING
     ) -> tuple[Array, Any]:
-        if not torch.is_autocast_enabled("cpu"):
-            return self._forward(parameters, x, context)
+        if not any(map(torch.is_autocast_enabled, _KINDS)):
+            with on_stream_of(x):
+                return self._forward(parameters, x, context)
         self._watched.verdict.say(
             ImpureModule(
                 f"{self._watched.name}: torch.autocast is on around the trainer, which would not "
@@ -180,11 +187,15 @@ class TorchLayer(Layer):
                 "or take run.compute = 'bfloat16'"
             )
         )
-        with torch.autocast("cpu", enabled=False):
+        with ExitStack() as stack:
+            stack.enter_context(on_stream_of(x))
+            for kind in _KINDS:
+                stack.enter_context(torch.autocast(kind, enabled=False))
             return self._forward(parameters, x, context)
 
     def _forward(self, parameters: Parameters, x: Array, context: Context) -> tuple[Array, Any]:
         own = {name: as_tensor(v).requires_grad_() for name, v in parameters.items()}
+        xp = array_namespace(x)
         given = _tensors(fields(x), next((p.dtype for p in own.values()), None))
         buffers = self._buffers(own, next(iter(given.values())))
         values = {f"module.{name}": value for name, value in (own | buffers).items()}
@@ -201,7 +212,7 @@ class TorchLayer(Layer):
             return found
 
         if len(x) and not self._watched.verdict.examined:
-            show(self.module, replace(context, training=False))
+            show(self.module, replace(context, training=False), xp)
             examine(self._watched, run, buffers, list(given.values()))
             modules = (self._given, self.module)
             expect_given_values(
@@ -210,7 +221,7 @@ class TorchLayer(Layer):
             self._watched.verdict.examined = True
         for part in given.values():
             part.requires_grad_(part.is_floating_point())
-        show(self.module, context)
+        show(self.module, context, xp)
         versions = [part._version for part in own.values()]
         y = run(*given.values())
         if versions != [part._version for part in own.values()] or not all(
@@ -222,10 +233,15 @@ class TorchLayer(Layer):
                     "does; the replicas of a sharded one would differ"
                 )
             )
-        return joined({name: as_array(part) for name, part in y.items()}), (given, y, own)
+        return joined({name: as_array(part, xp) for name, part in y.items()}), (given, y, own)
 
     def backward(self, parameters: Parameters, saved: Any, dy: Array) -> tuple[Array, Any]:
+        with on_stream_of(dy):
+            return self._backward(saved, dy)
+
+    def _backward(self, saved: Any, dy: Array) -> tuple[Array, Any]:
         given, y, own = saved
+        xp = array_namespace(dy)
         inputs = {name: part for name, part in given.items() if part.requires_grad}
         left_out = unused(dy)
         outputs = {n: part for n, part in y.items() if part.requires_grad and n not in left_out}
@@ -236,28 +252,56 @@ class TorchLayer(Layer):
             found = torch.autograd.grad(
                 list(outputs.values()), wanted, list(gradients.values()), allow_unused=True
             )
-        used = {n: as_array(g) for n, g in zip(inputs, found, strict=False) if g is not None}
+        used = {n: as_array(g, xp) for n, g in zip(inputs, found, strict=False) if g is not None}
         dx = {
-            name: used.get(name, np.zeros(part.shape, as_array(part).dtype))
+            name: used[name] if name in used else xp.zeros(part.shape, as_array(part, xp).dtype)
             for name, part in given.items()
         }
         kept = dict(zip(own, found[len(inputs) :], strict=True))
         if not len(dy):  # what other ranks do not use is not used because of no sample
             kept = dict.fromkeys(own)
-        return partial(joined(dx), dx.keys() - used.keys()), kept
+        left = dx.keys() - used.keys()
+        if xp is not np and outputs:
+            self._expect_used(left & inputs.keys())
+        return partial(joined(dx), left if xp is np else ()), kept
+
+    def _expect_used(self, left: Collection[str]) -> None:
+        """Arrays of a GPU cannot be marked as ones that the loss does not follow from."""
+        if left:
+            self._watched.verdict.say(
+                ImpureModule(
+                    f"{self._watched.name}: the loss does not follow from its input, so that the "
+                    "layers before it stay as they are, which the trainer can do on the CPU alone; "
+                    "leave them out, or set run.device = 'cpu'"
+                )
+            )
 
     def gradients(self, parameters: Parameters, kept: Any) -> Gradients:
-        return {name: None if g is None else as_array(g) for name, g in kept.items()}
+        return {
+            name: None if g is None else as_array(g, array_namespace(parameters[name]))
+            for name, g in kept.items()
+        }
 
     def _buffers(
         self, own: dict[str, torch.Tensor], given: torch.Tensor
     ) -> dict[str, torch.Tensor]:
         """Copies, of the type of the parameters, or of the input if there are none."""
-        kind = next(iter(own.values()), given).dtype
+        like = next(iter(own.values()), given)
         return {
-            name: (b.to(kind) if b.is_floating_point() and kind.is_floating_point else b).clone()
+            name: self._there(name, b, like.device)
+            .to(like.dtype if b.is_floating_point() and like.is_floating_point() else b.dtype)
+            .clone()
             for name, b in self._constants()
         }
+
+    def _there(self, name: str, constant: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """A constant on a device, to which it goes once, and again when it has changed."""
+        if constant.device == device:
+            return constant
+        is_now = constant.data_ptr(), constant._version
+        if name not in self._moved or self._moved[name][0] != is_now:
+            self._moved[name] = is_now, constant.to(device)
+        return self._moved[name][1]
 
 
 def layers(module: torch.nn.Module, cuts: Sequence[str] = ()) -> dict[str, Layer]:
@@ -338,9 +382,11 @@ def _load_into(module: torch.nn.Module, trainer: Trainer) -> None:
         values = None
         if name in trainer.layers:
             index = trainer.layers.index(name)
-            values = {own: v.copy() for own, v in trainer.store.take(index).items()}
+            device = trainer.device
+            values = {own: device.get(v).copy() for own, v in trainer.store.take(index).items()}
             trainer.store.release(index)
-            values |= trainer.context().inside(name).state
+            kept = trainer.context().inside(name).state
+            values |= {own: device.get(v) for own, v in kept.items()}
         has = trainer.comm.rank if values is not None else trainer.comm.size
         values = trainer.comm.bcast(values, trainer.comm.allreduce(has, MPI.MIN))
         of_torch: Any = layer.layer if isinstance(layer, Wrapper) else layer

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpitrain.adapters.torch.arrays import as_array, as_tensor
+from mpitrain.adapters.torch.arrays import as_array, as_tensors, on_stream_of
 from mpitrain.adapters.torch.purity import is_due
-from mpitrain.arrays import Array, Shape
+from mpitrain.arrays import Array, Scalar, Shape, array_namespace
 from mpitrain.config import ConfigError
 from mpitrain.fields import as_given, fields, joined, partial, zeros
 
@@ -41,10 +41,15 @@ class TorchLoss:
         self._unused: frozenset[str] = frozenset()
         self._means = Means(function, "loss")
 
-    def __call__(self, outputs: Array, labels: Array, divisor: float) -> tuple[float, Array]:
+    def __call__(self, outputs: Array, labels: Array, divisor: float) -> tuple[Scalar, Array]:
         """As :class:`mpitrain.objective.Loss` says."""
         if not labels.size:
-            return 0.0, partial(np.zeros_like(outputs), self._unused)
+            return 0.0, partial(array_namespace(outputs).zeros_like(outputs), self._unused)
+        with on_stream_of(outputs):
+            return self._of(outputs, labels, divisor)
+
+    def _of(self, outputs: Array, labels: Array, divisor: float) -> tuple[Scalar, Array]:
+        xp = array_namespace(outputs)
         parts = _needing_gradients(_tensors(outputs))
         truth = _tensors(labels)
         mean = self.function(as_given(_wide(parts)), as_given(truth))
@@ -54,9 +59,10 @@ class TorchLoss:
         found = torch.autograd.grad(mean, list(by.values()), allow_unused=True)
         used = {name: one * weight for name, one in zip(by, found, strict=True) if one is not None}
         gradients = {name: used.get(name, torch.zeros_like(part)) for name, part in parts.items()}
-        whole = joined({name: as_array(gradient) for name, gradient in gradients.items()})
+        whole = joined({name: as_array(gradient, xp) for name, gradient in gradients.items()})
         self._unused = frozenset(gradients.keys() - used.keys())
-        return mean.item() * weight, partial(whole, self._unused)
+        of_all = mean.detach().double() * weight
+        return of_all.item() if xp is np else as_array(of_all, xp), partial(whole, self._unused)
 
     @property
     def fault(self) -> ValueError | None:
@@ -164,7 +170,7 @@ class TorchMetric:
         if not len(labels):
             return np.zeros(2)
         scores, truth = _wide(_tensors(outputs)), _tensors(labels)
-        with torch.no_grad():
+        with torch.no_grad(), on_stream_of(outputs):
             found = self.function(as_given(scores), as_given(truth))
         if isinstance(found, tuple):
             total, count = map(float, found)
@@ -177,7 +183,7 @@ class TorchMetric:
 
 
 def _tensors(array: Array) -> dict[str, torch.Tensor]:
-    return _by_name(fields(array))
+    return as_tensors(fields(array))
 
 
 def _wide(parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -190,7 +196,7 @@ def _drawn(arrays: Mapping[str, Array], wide: torch.dtype, seed: int) -> dict[st
     """Two samples: numbers between 0 and 1, or whole ones, 0 and 1, as of two classes."""
     draw = torch.Generator().manual_seed(seed)
     found = {}
-    for name, part in _by_name(arrays).items():
+    for name, part in as_tensors(arrays).items():
         if part.is_floating_point():
             found[name] = torch.rand(part.shape, generator=draw, dtype=wide)
         else:
@@ -200,10 +206,6 @@ def _drawn(arrays: Mapping[str, Array], wide: torch.dtype, seed: int) -> dict[st
 
 def _needing_gradients(parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: part.requires_grad_(part.is_floating_point()) for name, part in parts.items()}
-
-
-def _by_name(arrays: Mapping[str, Array]) -> dict[str, torch.Tensor]:
-    return {name: as_tensor(np.ascontiguousarray(array)) for name, array in arrays.items()}
 
 
 def name_of(function: Any) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from mpitrain.adapters.torch.arrays import as_tensor, on_stream_of
 from mpitrain.arrays import Array
 from mpitrain.config import ConfigError
 from mpitrain.groups import Group, Grouping
@@ -92,12 +93,15 @@ class TorchOptimizer:
 
     def apply(self, p: Array, direction: Array, state: State, rate: Any) -> None:
         """torch's step on a piece, at this rate."""
-        if not p.size:
-            return
-        parameter = torch.nn.Parameter(torch.from_numpy(p))
-        parameter.grad = torch.from_numpy(direction)
+        if p.size:
+            with on_stream_of(p):
+                self._apply(p, direction, state, rate)
+
+    def _apply(self, p: Array, direction: Array, state: State, rate: Any) -> None:
+        parameter = torch.nn.Parameter(as_tensor(p))
+        parameter.grad = as_tensor(direction)
         made = self._made(parameter, rate)
-        own = {name: torch.from_numpy(state[name]) for name in self.slots}
+        own = {name: as_tensor(state[name]) for name in self.slots}
         if self._step > 1:  # in its first step it makes what it keeps, which is not always 0
             made.state[parameter].update(own, step=torch.tensor(float(self._step - 1)))
         made.step()

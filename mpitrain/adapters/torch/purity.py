@@ -93,11 +93,13 @@ class Watched(nn.Module):
         Raises:
             ImpureModule: as the class says; the generator is as it was before.
         """
-        state = torch.get_rng_state()
+        states = [(generator, generator.get_state()) for generator in _generators()]
         before = [(b, b._version) for b in self.module.buffers()]
         y = self.module(*args, **kwargs)
-        if not torch.equal(state, torch.get_rng_state()):
-            torch.set_rng_state(state)
+        drawn_from = [one for one in states if not torch.equal(one[1], one[0].get_state())]
+        for generator, state in drawn_from:
+            generator.set_state(state)
+        if drawn_from:
             self.verdict.say(
                 ImpureModule(
                     f"{self.name} draws random numbers in its forward pass, which would differ "
@@ -118,6 +120,13 @@ class Watched(nn.Module):
                     "tuple or dictionary of tensors"
                 )
         return outputs
+
+
+def _generators() -> list[torch.Generator]:
+    """What torch draws from: the CPU's, and that of the GPU in use."""
+    if not torch.cuda.is_initialized():
+        return [torch.default_generator]
+    return [torch.default_generator, torch.cuda.default_generators[torch.cuda.current_device()]]
 
 
 def expect_given_values(

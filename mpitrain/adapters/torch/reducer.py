@@ -235,11 +235,17 @@ class Reducer:
         """A step has ended; once enough have, the ranks agree on the better way; collective."""
         if not self._trial or self._joining or self._begun is None:
             return
-        lasted, self._begun = perf_counter() - self._begun, None
+        lasted, self._begun = self._clock() - self._begun, None
         if self._trial.tell(lasted):
             told = [int(1e9 * seconds) for seconds in self._trial.seconds]
             slowest = largest(self._words, told, self._test)
             self._trial.decide(*(slowest / 1e9).tolist())
+
+    def _clock(self) -> float:
+        """Seconds, when GPUs have done what was queued; for the first steps alone."""
+        if any(parameter.is_cuda for parameter in self._inventory.trained):
+            torch.cuda.synchronize()
+        return perf_counter()
 
     def _start(self, *, complete: bool) -> None:
         """In the same order on all ranks, whatever the order in which autograd comes by them."""
@@ -262,7 +268,7 @@ class Reducer:
             bucket.test()
 
     def _begin_step(self) -> None:
-        self._begun = perf_counter()
+        self._begun = self._clock() if self._trial else None
         changed, changes = self._inventory.change(), self._inventory.changes()
         self._go_forward(self._meet(FORWARD, changed, changes, -changes))
         self._verified = True

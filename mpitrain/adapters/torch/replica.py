@@ -45,7 +45,7 @@ class DataParallel(ClosedTogether, torch.nn.Module):
 
         Args:
             comm: the replicas; it is duplicated.
-            module: on the CPU.
+            module: on the CPU, or with CuPy on this rank's GPU (``torch.cuda.set_device``).
             bucket_bytes: least size of a bucket.
             algorithm: as ``comm.Allreduce_init`` takes it.
             overlap: start buckets while autograd goes on rather than all of them at the end;
@@ -57,7 +57,7 @@ class DataParallel(ClosedTogether, torch.nn.Module):
 
         Raises:
             TypeError: ``comm`` is no :class:`collectives.Communicator`.
-            ValueError: on all ranks: no parameter needs a gradient, one is not on the CPU, or the
+            ValueError: on all ranks: no parameter needs a gradient, one lies elsewhere, or the
                 ranks have different modules or options.
         """
         super().__init__()
@@ -164,7 +164,7 @@ class DataParallel(ClosedTogether, torch.nn.Module):
             the sums were started, so that all ranks start in one order what follows.
 
         Raises:
-            TypeError: it is no contiguous tensor on the CPU of a type that can be summed.
+            TypeError: it is no contiguous tensor of a type that can be summed.
         """
         return self._reducer.all_reduce(tensor)
 

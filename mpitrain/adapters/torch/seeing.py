@@ -6,6 +6,7 @@ these in their places, under the same names.
 
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -25,9 +26,10 @@ _CHANNELS: Mapping[type[nn.Module], int] = {nn.Dropout1d: 3, nn.Dropout2d: 4, nn
 
 
 class Seeing(nn.Module):
-    """A part that is told the :class:`Context` before each forward pass."""
+    """A part that is told before each forward pass where it is, and what computes there."""
 
     context: Context = RESTING
+    xp: ModuleType = np
 
     def state(self, dtype: DTypeLike) -> dict[str, Array]:
         """What it keeps, as it begins."""
@@ -64,7 +66,7 @@ class Dropout(Seeing):
             )
         self.turn += 1
         factors = mask(context.inside(str(self.turn)), self.p, shape)
-        return x if factors is None else x * torch.from_numpy(factors).to(x.dtype)
+        return x if factors is None else x * torch.from_numpy(factors).to(x)
 
 
 class BatchNorm(Seeing):
@@ -86,14 +88,16 @@ class BatchNorm(Seeing):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Of an input of the shape (samples, channels, ...)."""
         context = self.context
-        state = dict(context.state) or self.state(np.float64)
+        state = dict(context.state) or {
+            name: self.xp.asarray(value) for name, value in self.state(np.float64).items()
+        }
         rows = x.transpose(1, -1)
         normal: torch.Tensor
         if context.training or not state:
-            normal = _Normalised.apply(rows, self.epsilon, context, state, self.momentum)
+            normal = _Normalised.apply(rows, self.epsilon, context, state, self.momentum, self.xp)
         else:
             mean, variance = (
-                as_tensor(np.asarray(state[name])).to(x.dtype)
+                as_tensor(self.xp.asarray(state[name])).to(x.dtype)
                 for name in ("running_mean", "running_var")
             )
             normal = (rows - mean) / torch.sqrt(variance + self.epsilon)
@@ -107,27 +111,34 @@ class _Normalised(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, epsilon: float, context: Context, state: Any, momentum: Any
+        ctx: Any,
+        x: torch.Tensor,
+        epsilon: float,
+        context: Context,
+        state: Any,
+        momentum: Any,
+        xp: ModuleType,
     ) -> torch.Tensor:
-        rows = as_array(x.detach().reshape(-1, x.shape[-1]))
+        rows = as_array(x.detach().reshape(-1, x.shape[-1]), xp)
         replicas = context.replicas
         count, mean, squares = moments(rows, replicas)
-        if context.training and not context.again and count.any() and state:
-            state["num_batches_tracked"] += 1
-            part = 1 / float(state["num_batches_tracked"]) if momentum is None else momentum
+        if context.training and not context.again and state:
+            tracked = state["num_batches_tracked"]
+            tracked += (count > 0).any()
+            part = 1 / xp.maximum(tracked, 1).astype(float) if momentum is None else momentum
             follow(state, mean, squares, count, part)
-        scale = 1 / np.sqrt(squares / np.maximum(count, 1) + epsilon)
+        scale = 1 / xp.sqrt(squares / xp.maximum(count, 1) + epsilon)
         normal = ((rows - mean) * scale).astype(rows.dtype, copy=False)
-        ctx.kept = normal, scale, count, replicas
+        ctx.kept = normal, scale, count, replicas, xp
         return as_tensor(normal).reshape(x.shape)
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        normal, scale, count, replicas = ctx.kept
-        rows = as_array(dy.reshape(-1, dy.shape[-1]))
-        sums = np.stack([rows.sum(axis=0), (rows * normal).sum(axis=0)])
+        normal, scale, count, replicas, xp = ctx.kept
+        rows = as_array(dy.reshape(-1, dy.shape[-1]), xp)
+        sums = xp.stack([rows.sum(axis=0), (rows * normal).sum(axis=0)])
         dx = input_gradient(rows, normal, scale, sums, count, replicas)
-        return as_tensor(np.ascontiguousarray(dx)).reshape(dy.shape), None, None, None, None
+        return as_tensor(xp.ascontiguousarray(dx)).reshape(dy.shape), *[None] * 5
 
 
 def seeing(module: nn.Module) -> nn.Module:
@@ -165,10 +176,10 @@ def parts(module: nn.Module) -> Iterator[tuple[str, Seeing]]:
             yield name, part
 
 
-def show(module: nn.Module, context: Context) -> None:
-    """Tell the parts where they are; their state is the context's own arrays."""
+def show(module: nn.Module, context: Context, xp: ModuleType) -> None:
+    """Tell the parts where they are; their state is the context's own arrays, which are xp's."""
     for name, part in parts(module):
-        part.context = context.inside(name) if name else context
+        part.context, part.xp = context.inside(name) if name else context, xp
         if isinstance(part, Dropout):
             part.turn = 0
 

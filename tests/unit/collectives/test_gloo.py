@@ -1,4 +1,4 @@
-"""``python -m collectives.bench.gloo``: another library's row, in a file of our benchmark's form."""
+"""``python -m collectives.bench.gloo``: another library's row in a file like our benchmark's."""
 
 import subprocess
 import sys
@@ -14,11 +14,9 @@ EACH = ("allreduce", "allgather", "alltoall", "broadcast", "reduce_scatter")
 
 
 def measured(collective, ranks, path):
-    subprocess.run(
-        [sys.executable, "-m", "collectives.bench.gloo", collective, "-n", str(ranks)]
-        + ["-b", "8", "-e", "64", "--repeats", "1", "-J", str(path)],
-        cwd=ROOT, check=True, timeout=120,
-    )  # fmt: skip
+    how = [collective, f"--ranks={ranks}", "-b8", "-e64", "--repeats=1", f"-J{path}"]
+    command = [sys.executable, "-m", "collectives.bench.gloo", *how]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=120)
     return table([path]).splitlines()
 
 

@@ -5,7 +5,6 @@ import logging
 import numpy as np
 import pytest
 from mpi4py import MPI
-from msgspec.structs import replace
 
 from collectives import Communicator
 from mpitrain.config import Config, ConfigError, Parallel, Run, cpu_alone, load
@@ -42,9 +41,6 @@ def asked(device, **parallel):
         ("sync.kind", '"local"'),
         ("server.ranks", "1"),
         ("federated.clients", "2"),
-        ("own.model", '"a:b"'),
-        ("own.loss", '"a:b"'),
-        ("own.optimizer", '"a:b"'),
     ],
 )
 def test_what_the_cpu_does_alone_is_refused(tmp_path, key, value):
@@ -145,16 +141,3 @@ def test_a_device_reads_at_once(cupy):
     ]
     assert device.read([1, 2.0]) == [1.0, 2.0]
     assert counts.waited == 1
-
-
-def test_modules_of_torch_are_refused(cupy, alone):
-    torch = pytest.importorskip("torch")
-    from mpitrain.adapters.torch import layers
-    from mpitrain.trainer import Trainer
-    from tests.mpi.mpitrain.layouts import job
-
-    config = job("mlp", "float32")
-    config = replace(config, run=replace(config.run, device="cuda"))
-    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
-    with pytest.raises(ConfigError, match="modules of torch are layers on the CPU"):
-        Trainer(alone, config, layers=layers(module))

@@ -1,0 +1,153 @@
+"""Stage 9: modules, losses and optimisers of torch in the GPU's memory, beside the CPU's."""
+
+from itertools import islice
+from unittest.mock import patch
+
+import numpy as np
+import torch
+
+import mpitrain
+from mpitrain.adapters.torch import DataParallel, gradients, load_into
+from mpitrain.adapters.torch.arrays import as_array, as_tensor
+from mpitrain.evaluation import evaluate
+from tests.gpu.check import Check
+from tests.gpu.jobs import everybody
+
+
+class Samples:
+    """Points and what is to be found of them."""
+
+    def __init__(self, classes=0, count=48):
+        draw = np.random.default_rng(5)
+        self.x = draw.normal(size=(count, 12)).astype(np.float32)
+        self.y = (self.x[:, :3] ** 2).astype(np.float32)
+        if classes:
+            self.y = np.argmax(self.x[:, :classes], axis=1)
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        return self.x[index], self.y[index]
+
+
+class Gated(torch.nn.Module):
+    """A buffer and a frozen parameter, both of which stay on the host."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.register_buffer("shift", torch.linspace(-1, 1, width))
+        self.gate = torch.nn.Parameter(torch.full((width,), 0.5), requires_grad=False)
+        self.inner = torch.nn.Linear(width, width)
+
+    def forward(self, x):
+        return x + self.gate * torch.tanh(self.inner(x + self.shift))
+
+
+def module(outputs=3):
+    torch.manual_seed(3)
+    return torch.nn.Sequential(
+        torch.nn.Linear(12, 16, bias=False),  # one's gradient would be rounding, behind a norm
+        torch.nn.BatchNorm1d(16),
+        Gated(16),
+        torch.nn.Dropout(0.2),
+        torch.nn.GELU(),
+        torch.nn.Linear(16, outputs),
+    )
+
+
+def run(device, **given):
+    """Losses and norms of steps, the test's numbers, and the module's values at the end."""
+    classes = given.pop("classes", 0)
+    steps = given.pop("steps", 4)
+    data = Samples(classes)
+    settings = {
+        "model": lambda: module(classes or 3), "train_data": data, "test_data": data,
+        "loss": torch.nn.functional.mse_loss, "metrics": {"mae": torch.nn.functional.l1_loss},
+        "batch_size": 16, "epochs": 3, "seed": 4, "optim": {"name": "adam", "lr": 0.01},
+    } | given  # fmt: skip
+    with (
+        everybody() as comm,
+        mpitrain.Trainer(comm, device=device, **settings) as trainer,
+    ):
+        assert trainer.device.name.startswith(device)
+        found = [(r.loss, r.grad_norm) for r in islice(trainer.run_epoch(0), steps)]
+        tested = evaluate(trainer, 0) if given.get("test_data", data) else None
+        trainer.check_replicas("at the end")
+        load_into(trainer.module, trainer)
+        values = {k: v.clone() for k, v in trainer.module.state_dict().items()}
+    return found, tested and (tested.test_loss, tested.metrics), values
+
+
+def trainer(**given):
+    def check():
+        right, found = (run(device, **given) for device in ("cpu", "cuda"))
+        np.testing.assert_allclose(found[0], right[0], rtol=1e-3)
+        np.testing.assert_allclose(found[1][0], right[1][0], rtol=1e-3)
+        for name, value in right[2].items():
+            torch.testing.assert_close(found[2][name], value, rtol=1e-2, atol=1e-3)
+        return f"4 steps; loss {found[0][-1][0]:.5f}, the CPU's {right[0][-1][0]:.5f}"
+
+    return check
+
+
+def loop(comm, where, steps=3, **options):
+    """The parameters after some steps of a loop of one's own."""
+    net = module().to(where)
+    data, optimizer = Samples(), torch.optim.SGD(net.parameters(), lr=0.1)
+    net[3].p = 0.0  # torch's own masks are another on each device
+    mine = slice(comm.rank, None, comm.size)
+    x, y = (torch.from_numpy(part[mine]).to(where) for part in (data.x, data.y))
+    with DataParallel(comm, net, bucket_bytes=500, **options) as replica:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(replica(x), y).backward()
+            optimizer.step()
+    return {name: value.detach().cpu() for name, value in net.state_dict().items()}
+
+
+def replicas(**options):
+    """Where there is no GPU, torch's tensors on the CPU stand for those on one."""
+
+    def check():
+        has_gpu = torch.cuda.is_available()
+        with everybody() as comm:
+            right = loop(comm, "cpu")
+            with patch.object(gradients, "memory_of", lambda parameter: "cupy"):
+                found = loop(comm, "cuda" if has_gpu else "cpu", **options)
+        for name, value in right.items():
+            torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-5)
+        return f"3 steps in buckets on {'the GPU' if has_gpu else 'the stand-in'}"
+
+    return check
+
+
+def one_memory():
+    """Neither direction copies, and both say the same of it."""
+    import cupy
+
+    for kind in (np.float32, np.float64, np.int64, np.uint8):
+        array = cupy.arange(12, dtype=kind).reshape(3, 4)
+        tensor = as_tensor(array)
+        tensor += 1
+        back = as_array(tensor, cupy)
+        assert tensor.data_ptr() == array.data.ptr == back.data.ptr
+        assert (cupy.asnumpy(back) == np.arange(1, 13).reshape(3, 4)).all()
+    return "four types, no copy"
+
+
+CHECKS = [
+    Check(9, "torch.one memory", one_memory),
+    Check(9, "torch.data", trainer(micro_batches=2), (1, 2), 120.0),
+    Check(9, "torch.zero 2", trainer(parallel={"zero": 2}, micro_batches=2), (2,), 120.0),
+    Check(9, "torch.pipe", trainer(parallel={"pipe": 2}, micro_batches=2), (2,), 120.0),
+    Check(
+        9,
+        "torch.optimizer",
+        trainer(optimizer=lambda p: torch.optim.AdamW(p, lr=0.01), optim={}),
+        (1, 2),
+        120.0,
+    ),
+    Check(9, "torch.replicas", replicas(), (1, 2), 120.0),
+    Check(9, "torch.replicas at the end", replicas(overlap=False), (2,), 120.0),
+]

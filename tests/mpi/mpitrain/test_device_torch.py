@@ -1,0 +1,161 @@
+"""Torch modules on a device, by the strict stand-in for CuPy, beside the CPU's."""
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import mpitrain
+from collectives import Communicator
+from mpitrain.config import ConfigError
+from tests import strict_cupy
+from tests.strict_cupy import counts
+
+torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
+from tests.gpu.modules import Samples, module, run  # noqa: E402
+
+pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
+
+RANKS = MPI.COMM_WORLD.size
+SAME_ORDER = RANKS < 3
+
+
+@pytest.fixture(autouse=True)
+def cupy(monkeypatch):
+    monkeypatch.setattr(counts, "polls", 2)
+    return strict_cupy.install(monkeypatch)
+
+
+def expect_the_cpus(**given):
+    if not SAME_ORDER:  # in so many digits that the order of sums is no matter
+        given = {"dtype": "float64"} | given
+    right, found = (run(device, **given) for device in ("cpu", "cuda"))
+    if SAME_ORDER:
+        assert found[:2] == right[:2]
+        assert all(torch.equal(found[2][name], value) for name, value in right[2].items())
+    else:
+        np.testing.assert_allclose(found[0], right[0], rtol=1e-5)
+        np.testing.assert_allclose(found[1][0], right[1][0], rtol=1e-5)
+
+
+LAYOUTS = {
+    "data": {},
+    "zero 2": {"zero": 2},
+    "zero 3": {"zero": 3},
+    "pipe": {"pipe": 2},
+    "recompute": {"recompute": True},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_have_the_cpus_numbers(layout):
+    parallel = LAYOUTS[layout]
+    if RANKS % parallel.get("pipe", 1):
+        pytest.skip("no such layout")
+    expect_the_cpus(parallel=parallel, micro_batches=2)
+
+
+@pytest.mark.quick_on(1, 2)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"optimizer": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1), "optim": {}},
+        {"optimizer": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9), "optim": {}},
+        {"run": {"compute": "bfloat16"}},
+        {"loss": "mean_squared_error", "metrics": ["mae"]},
+        {"classes": 4, "loss": torch.nn.CrossEntropyLoss(), "metrics": ["accuracy"]},
+        {"optim": {"name": "lamb", "lr": 0.01, "clip_norm": 0.5}},
+    ],
+    ids=["adamw", "momentum", "bfloat16", "our loss", "labels", "lamb"],
+)
+def test_jobs_have_the_cpus_numbers(change):
+    expect_the_cpus(**change)
+
+
+@pytest.mark.quick_on(1, 2)
+def test_batch_norm_that_averages_over_all_batches():
+    def averaging():
+        made = module()
+        made[1].momentum = None
+        return made
+
+    expect_the_cpus(model=averaging)
+
+
+@pytest.mark.quick_on(1, 2)
+def test_a_run_goes_on_elsewhere(tmp_path):
+    folder = MPI.COMM_WORLD.bcast(str(tmp_path))
+    given = {
+        "loss": torch.nn.functional.mse_loss, "batch_size": 16, "seed": 4,
+        "optimizer": lambda p: torch.optim.Adam(p, lr=0.01), "model": lambda: module().double(),
+    }  # fmt: skip
+    ends = []
+    for part in ("right", "moved"):
+        for epochs in (2, 4, 6):
+            where = "cuda" if part == "moved" and epochs == 4 else "cpu"
+            with (
+                Communicator(MPI.COMM_WORLD, device="staged") as comm,
+                mpitrain.Trainer(
+                    comm, device=where, train_data=Samples(), epochs=epochs,
+                    dir=f"{folder}/{part}", **given,
+                ) as trainer,
+            ):  # fmt: skip
+                trainer.fit(resume=epochs > 2)
+                assert trainer.device.name.startswith(where)
+                ends.append({k: v.clone() for k, v in trainer.module.state_dict().items()})
+    for name, value in ends[2].items():
+        if SAME_ORDER:
+            assert torch.equal(ends[5][name], value), name
+        torch.testing.assert_close(ends[5][name], value, rtol=1e-4, atol=1e-6)
+
+
+class Pairs(Samples):
+    """Of two inputs."""
+
+    def __getitem__(self, index):
+        return (self.x[index], self.x[index] + 1), self.y[index]
+
+
+class Both(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = torch.nn.Linear(12, 3)
+
+    def forward(self, a, b):
+        return self.up(a) + self.up(b)
+
+
+class Deaf(torch.nn.Module):
+    """Its outputs do not follow from its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.bias = torch.nn.Parameter(torch.zeros(3))
+
+    def forward(self, x):
+        return self.bias + torch.zeros(len(x), 3)
+
+
+@pytest.mark.quick_on(1, 2)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": Both, "train_data": Pairs()}, "run.device: samples have several parts"),
+        (
+            {"model": lambda: torch.nn.Sequential(torch.nn.Linear(12, 3), Deaf())},
+            "the loss does not follow from its input, so that the layers before it stay",
+        ),
+        ({"compress": {"codec": "int8"}}, "codes are made on the host"),
+    ],
+)
+def test_what_the_cpu_alone_does_is_refused(change, message):
+    with pytest.raises(ConfigError, match=message):
+        run("cuda", **{"test_data": None, "metrics": None} | change)
+
+
+def test_a_torch_without_cuda_says_so(monkeypatch):
+    def refuses(array):
+        raise RuntimeError("PyTorch was compiled without CUDA support")
+
+    monkeypatch.setattr(torch, "from_dlpack", refuses)
+    with pytest.raises(ConfigError, match=r"run\.device: torch .* cannot compute in this GPU's"):
+        run("cuda")
