@@ -27,10 +27,10 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export OMPI_MCA_rmaps_base_oversubscribe=1 OMP_NUM_THREADS=1
 cd /root
 """
-#: What is typed in the image, and a part of what it says.
+#: What is typed in the image, and a pattern of what it says.
 COMMANDS = {
     "mpitrain doctor": "0 failed",
-    "mpirun -n 2 mpitrain train digits": "test accuracy 97.50%, 2 ranks",
+    "mpirun -n 2 mpitrain train digits": r"test accuracy 9[78]\.\d\d%, 2 ranks",
 }
 #: How the machine reaches the network, which the image's %post needs as well.
 HANDED_ON = re.compile(r"(?i)(PIP_.*|https?_proxy|no_proxy)")
@@ -123,7 +123,7 @@ def main(arguments: Sequence[str]) -> int:
             for command, expected in COMMANDS.items():
                 said = inside(image, parts["environment"] + SETTINGS + command)
                 print(f"$ {command}\n{said.strip().splitlines()[-1]}", flush=True)
-                if expected not in said:
+                if not re.search(expected, said):
                     raise SystemExit(f"{command} does not say {expected!r}:\n{said}")
     return 0
 

@@ -29,14 +29,15 @@ SOURCE = (
     "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "Makefile", "README.md",
     "pyproject.toml", "setup.py", ".ci/run",
 )  # fmt: skip
-#: What is typed where only the wheel is installed, and a part of what it says.
+#: What is typed where only the wheel is installed, and a pattern of what it says: the last digits
+#: of the accuracy are those of the processor's matrix products.
 COMMANDS = {
-    "mpirun -n 4 mpitrain train digits": "test accuracy 97.50%, 4 ranks",
+    "mpirun -n 4 mpitrain train digits": r"test accuracy 9[78]\.\d\d%, 4 ranks",
     "mpirun -n 2 mpitrain train gpt_data --set train.steps=8": ", 2 ranks",
     "mpitrain submit digits --nodes 4 --dry-run": "/mpitrain/jobs/launch.sh",
     "mpitrain doctor": "launcher",
     "mpirun -n 2 collectives bench allreduce -e 4K -n 20": "Out of bounds values : 0 OK",
-    "mpitrain --version": "Open MPI 5",
+    "mpitrain --version": r"Open MPI 5\.",
     "collectives list": "double_binary_tree",
     "mpitrain init work": "work/jobs",
     "mpitrain plan work/jobs/examples/digits_mlp.toml -n 2": "2 ranks",
@@ -147,9 +148,9 @@ def use(work: Path, wheel: Path) -> None:
     print(run([programs / "python", "-c", IMPORTS, *PACKAGES], folder), end="")
     for line, said in COMMANDS.items():
         told = run(shlex.split(line), folder, programs)
-        if said not in told:
+        if not (found := re.search(f".*{said}.*", told)):
             raise Broken(f"{line} does not say {said!r}:\n{told}")
-        print(f"{line}: {next(own for own in told.splitlines() if said in own)}", flush=True)
+        print(f"{line}: {found[0]}", flush=True)
     run([programs / "pip", "uninstall", "--quiet", "--yes", "mpitrain"], work)
     left = [
         str(path) for path in set((work / "user").rglob("*")) - before

@@ -52,7 +52,7 @@ class Native(NamedTuple):
 
 #: Types of NumPy whose items are MPI's, too; a string's are its letters.
 _PLAIN = frozenset(MPI._typedict) - {"S", "U"}
-_LEFT_TO_NATIVE = Native("small: fastest, as measured")
+_LEFT_TO_NATIVE = Native("small: nothing was measured to be faster")
 
 
 def _by(call: Call, choice: Choice) -> Call:

@@ -32,6 +32,8 @@ Count = Annotated[int, msgspec.Meta(ge=1, le=(1 << 31) - 1)]
 _LOADED = ("shared", "adopted", "attached")
 #: Below so many bytes, no rank looks into another's memory: the waits take longer than a message.
 ATTACHED_BYTES = 256 << 10
+#: A measurement says nothing about so many times more, or fewer, ranks than it was made on.
+_FAR = 4
 #: What the setting ``attach`` is for, where the table says nothing of it, and from how many bytes:
 #: what only moves data is as fast, or faster, in the libraries' own messages.
 _ATTACHED = ("allreduce", "reduce_scatter")
@@ -114,15 +116,17 @@ class Table(msgspec.Struct, forbid_unknown_fields=True):
     def entry(
         self, mpi: str, collective: str, memory: str, size: int, per_node: int
     ) -> Entry | None:
-        """The nearest in factors of ranks.
+        """The nearest in factors of ranks, if it is near enough.
 
         What one node is like says nothing about several, and one library's messages nothing about
         another's; shared memory does not depend on the library, but native's time there does.
         """
 
+        def apart(entry: Entry) -> tuple[float, float]:
+            return abs(log2(size / entry.ranks)), abs(log2(per_node / entry.ranks_per_node))
+
         def distance(entry: Entry) -> float:
-            ranks = abs(log2(size / entry.ranks)) + abs(log2(per_node / entry.ranks_per_node))
-            return ranks + 100 * (entry.mpi != mpi)
+            return sum(apart(entry)) + 100 * (entry.mpi != mpi)
 
         fitting = (
             entry
@@ -130,6 +134,7 @@ class Table(msgspec.Struct, forbid_unknown_fields=True):
             if (entry.collective, entry.memory) == (collective, memory)
             and (entry.ranks == entry.ranks_per_node) == (size == per_node)
             and (entry.mpi == mpi or memory in _LOADED)
+            and max(apart(entry)) <= log2(_FAR)
         )
         return min(fitting, key=distance, default=None)
 
@@ -138,14 +143,17 @@ class Table(msgspec.Struct, forbid_unknown_fields=True):
         return self.entry(call.mpi, call.collective, call.memory, call.size, call.per_node)
 
     def native_below(self, mpi: str, collective: str, size: int, per_node: int) -> int:
-        """Bytes up to which every kind of memory is served best by the MPI library."""
-        limits = [0]
+        """Bytes up to which every kind of memory is served best by the MPI library.
+
+        Where nothing was measured, ranks may still look into one another's memory from some size.
+        """
+        limits = []
         for memory in ("numpy", "shared", "adopted"):
             entry = self.entry(mpi, collective, memory, size, per_node)
             if entry is not None:
                 ours = [rule.from_bytes for rule in entry.rules if rule.algorithm != "native"]
                 limits.append(min(ours, default=1 << 62))
-        return min(limits[1:], default=0)
+        return min(limits, default=ATTACHED_BYTES)
 
 
 class Situation(NamedTuple):
@@ -258,7 +266,10 @@ def _why_not(call: Situation, entry: Entry | None) -> str:
     if entry is None:
         nodes = "one node" if call.size == call.per_node else "several nodes"
         where = _KINDS.get(call.memory, "")
-        return f"the table has no {call.collective}{where} with {call.mpi} on {nodes}"
+        return (
+            f"the table has no {call.collective}{where} with {call.mpi} on {nodes} of about as "
+            "many ranks; python -m collectives tune makes one that has"
+        )
     rules = [rule for rule in entry.rules if rule.from_bytes <= call.nbytes]
     if not rules:
         return f"not measured on {entry.ranks} ranks for so few bytes"

@@ -84,6 +84,9 @@ batch_size = 48
 every = 10
 """
 STEPS = 250
+#: Makes a job last on any machine until something has happened to it, and no longer than
+#: GraceTime; what is resumed is past that step, or pauses once more.
+LASTING = ("--fault", "pause rank=0 step=200 seconds=6")
 
 
 @pytest.fixture
@@ -147,7 +150,7 @@ def test_ranks_are_on_both_nodes(cluster, submit, tmp_path, job, kind):
 
 
 def test_a_preempted_job_comes_back(cluster, submit, tmp_path, job, undisturbed):
-    number = submit("train.sbatch", job, *options(tmp_path), options=["--partition=low"])
+    number = submit("train.sbatch", job, *options(tmp_path), *LASTING, options=["--partition=low"])
     reach(tmp_path / "run", 20)
     other = cluster.sbatch(
         "--partition=high", "--nodes=2", "--ntasks-per-node=4", "--output=/dev/null",
@@ -191,7 +194,8 @@ def test_a_job_that_reads_ahead_comes_back(cluster, submit, tmp_path):
     job = str(tmp_path / "job.toml")
     alone = submit("train.sbatch", job, *options(tmp_path, "alone"), "--set", "data.workers=0")
     assert cluster.wait(alone, 240) == "COMPLETED", told(tmp_path)
-    number = submit("train.sbatch", job, *options(tmp_path))
+    pause = ["--fault", "pause rank=0 step=40 seconds=6"]
+    number = submit("train.sbatch", job, *options(tmp_path), *pause)
     reach(tmp_path / "run", 12, 120)
     assert len(list(ranks(tmp_path / "run"))) == 4 * 3  # the ranks and those that read for them
     cluster.run(["scancel", "--batch", "--signal=USR1", number])
@@ -218,7 +222,7 @@ def test_a_job_that_reaches_its_limit_comes_back(cluster, submit, tmp_path, job,
 
 @pytest.mark.slow
 def test_a_job_with_a_killed_rank_comes_back(cluster, submit, tmp_path, job, undisturbed):
-    number = submit("train.sbatch", job, *options(tmp_path))
+    number = submit("train.sbatch", job, *options(tmp_path), *LASTING)
     reach(tmp_path / "run", 20)
     os.kill(list(ranks(tmp_path))[-1], 9)
     assert cluster.wait(number, 120) == "COMPLETED", told(tmp_path)
@@ -244,7 +248,7 @@ def _is_rank(entry, folder):
 
 @pytest.mark.slow
 def test_a_job_whose_node_fails_comes_back(cluster, submit, tmp_path, job, undisturbed):
-    number = submit("train.sbatch", job, *options(tmp_path))
+    number = submit("train.sbatch", job, *options(tmp_path), *LASTING)
     reach(tmp_path / "run", 20)
     cluster.kill_node("n1")
     cluster.wait(number, 60, until={"PENDING", "REQUEUED", "COMPLETING"})
@@ -257,7 +261,7 @@ def test_a_job_whose_node_fails_comes_back(cluster, submit, tmp_path, job, undis
 @pytest.mark.slow
 def test_a_job_comes_back_only_so_often(cluster, submit, tmp_path, job):
     limit = {"MPITRAIN_MAX_RESTARTS": "0"}
-    number = submit("train.sbatch", job, *options(tmp_path), **limit)
+    number = submit("train.sbatch", job, *options(tmp_path), *LASTING, **limit)
     reach(tmp_path / "run", 20)
     cluster.run(["scancel", "--batch", "--signal=USR1", number])
     assert cluster.wait(number, 60) == "FAILED"
@@ -266,8 +270,9 @@ def test_a_job_comes_back_only_so_often(cluster, submit, tmp_path, job):
 
 @pytest.mark.slow
 def test_a_task_of_an_array_comes_back_alone(cluster, submit, tmp_path, job):
+    steps = 3000  # which take seconds on any machine
     settings = tmp_path / "settings.txt"
-    settings.write_text("optim.lr=0.1\noptim.lr=0.1\n")
+    settings.write_text(2 * f"optim.lr=0.1 train.steps={steps} checkpoint.every=100\n")
     number = submit("sweep.sbatch", str(settings), job, options=["--array=1-2"])
     runs = ROOT / "runs" / f"sweep-{number}"
     try:
@@ -278,7 +283,7 @@ def test_a_task_of_an_array_comes_back_alone(cluster, submit, tmp_path, job):
             assert time.monotonic() < deadline, told(tmp_path)
             time.sleep(0.3)
         assert "resumed after step" in (tmp_path / f"mpitrain-sweep-{number}.out").read_text()
-        same(parameters(runs / "2"), parameters(runs / "1"))
+        same(parameters(runs / "2", steps), parameters(runs / "1", steps))
     finally:
         shutil.rmtree(runs, ignore_errors=True)
 

@@ -8,7 +8,16 @@ import pytest
 from collectives.__main__ import main
 from collectives.algorithms import names
 from collectives.bench.openmpi_rules import rules_file
-from collectives.calls.tuner import DEFAULT, Entry, Rule, Situation, Table, choose, load
+from collectives.calls.tuner import (
+    ATTACHED_BYTES,
+    DEFAULT,
+    Entry,
+    Rule,
+    Situation,
+    Table,
+    choose,
+    load,
+)
 from collectives.contracts import CONTRACTS, contract
 from collectives.errors import CollectiveError
 
@@ -150,7 +159,16 @@ def test_one_library_says_nothing_about_another():
 def test_native_below():
     assert TABLE.native_below("Open MPI", "allreduce", 2, 2) == 4096
     assert TABLE.native_below("Open MPI", "allreduce", 8, 8) == 4096
-    assert TABLE.native_below("Open MPI", "alltoall", 2, 2) == 0
+    assert TABLE.native_below("Open MPI", "alltoall", 2, 2) == ATTACHED_BYTES
+    assert TABLE.native_below("Open MPI", "allreduce", 64, 64) == ATTACHED_BYTES
+
+
+def test_a_measurement_holds_for_ranks_that_are_about_as_many():
+    only_two = Table(1, {}, 1.0, 10.0, TABLE.entries[-1:])
+    shared = Situation("Open MPI", "allreduce", 4096, 8, 8, memory="shared")
+    assert choose(only_two, shared).algorithm == "direct"
+    far = choose(only_two, shared._replace(size=16, per_node=16))
+    assert far.algorithm == "native" and "collectives tune makes one that has" in far.reason
 
 
 def test_the_built_in_table_is_whole():
