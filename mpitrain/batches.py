@@ -1,6 +1,7 @@
 """The micro-batches of one or several steps, as the stages at both ends need them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from mpitrain.arrays import Array, Scalar
@@ -21,6 +22,29 @@ def part(batches: Sequence[Array], parts: int, micro_batch: int) -> Array:
     return whole[share(len(whole), own, parts)]
 
 
+class _Ahead:
+    """Arrays of micro-batches on the device, each brought while the one before it is computed."""
+
+    def __init__(
+        self, device: Device, micro_batches: Sequence[int], read: Callable[[int], Array]
+    ) -> None:
+        """``micro_batches``: in the order in which they will be asked for."""
+        self._device = device
+        self._read = read
+        self._next = dict(pairwise(micro_batches))
+        self._coming: dict[int, Callable[[], Array]] = {}
+
+    def __call__(self, micro_batch: int) -> Array:
+        here = self._coming.pop(micro_batch, None) or self._begin(micro_batch)
+        found = here()
+        if (following := self._next.get(micro_batch)) is not None:
+            self._coming[following] = self._begin(following)
+        return found
+
+    def _begin(self, micro_batch: int) -> Callable[[], Array]:
+        return self._device.ahead(self._read(micro_batch))
+
+
 class MicroBatches:
     """Inputs, labels and the loss of micro-batches that were read."""
 
@@ -39,7 +63,8 @@ class MicroBatches:
         """Describe them.
 
         Args:
-            held: the samples of those micro-batches that the first or the last stage needs.
+            held: the samples of those micro-batches that the first or the last stage needs, in the
+                order in which it does.
             batches: sample indices of each batch.
             parts: micro-batches of each batch.
             loss: the loss, for the last stage.
@@ -56,21 +81,13 @@ class MicroBatches:
         self._dtype = dtype
         self._scale = scale
         self._device = device
+        #: What the first stage reads, and what the last stage compares with.
+        self.inputs = _Ahead(device, list(held), self._host_inputs)
+        self.labels = _Ahead(device, list(held), lambda micro_batch: held[micro_batch].labels)
 
     def samples(self, micro_batch: int) -> int:
         """How many it has."""
         return len(self.indices(micro_batch))
-
-    def inputs(self, micro_batch: int) -> Array:
-        """What the first stage reads."""
-        inputs = self._held[micro_batch].inputs
-        if self._dtype is not None and inputs.dtype.kind == "f":
-            inputs = inputs.astype(self._dtype, copy=False)
-        return self._device.put(inputs)
-
-    def labels(self, micro_batch: int) -> Array:
-        """What the last stage compares with."""
-        return self._device.put(self._held[micro_batch].labels)
 
     def loss(self, micro_batch: int, outputs: Array) -> tuple[Scalar, Array]:
         """Its part of the batch's mean loss, and the gradient of ``scale`` times that."""
@@ -82,3 +99,9 @@ class MicroBatches:
     def indices(self, micro_batch: int) -> Array:
         """Numbers of its samples."""
         return part(self._batches, self._parts, micro_batch)
+
+    def _host_inputs(self, micro_batch: int) -> Array:
+        inputs = self._held[micro_batch].inputs
+        if self._dtype is not None and inputs.dtype.kind == "f":
+            inputs = inputs.astype(self._dtype, copy=False)
+        return inputs

@@ -53,21 +53,35 @@ class Cuda:
         label = cupy.cuda.runtime.getDeviceProperties(number)["name"].decode()
         self.shared = shared
         self.name = f"cuda:{number} {label}"
-        #: Host memory that copies may still read, oldest first.
-        self._reading: deque[tuple[Any, Array]] = deque()
+        #: Copies to the GPU have a stream of their own, and go beside the kernels.
+        self._copies = cupy.cuda.Stream(non_blocking=True)
+        #: What copies may still read and write, oldest first.
+        self._copying: deque[tuple[Any, Array, Array]] = deque()
 
     def put(self, host: Array) -> Array:
-        """Copied to pinned memory at once, and from there behind what is queued."""
-        while self._reading and self._reading[0][0].done:
-            self._reading.popleft()
+        """Copied to pinned memory at once, and from there in its own time; nothing waits here."""
+        return self.ahead(host)()
+
+    def ahead(self, host: Array) -> Callable[[], Array]:
+        while self._copying and self._copying[0][0].done:
+            self._copying.popleft()
+        array = self.xp.empty(host.shape, host.dtype)
         if not host.size:
-            return self.xp.empty(host.shape, host.dtype)
+            return lambda: array
         pinned = self._pinned(host)
         pinned[...] = host
-        array = self.xp.empty(host.shape, host.dtype)
-        array.set(pinned)
-        self._reading.append((self._mark(), pinned))
-        return array
+        # What was queued before may still use this memory of the pool.
+        self._copies.wait_event(self._mark())
+        array.set(pinned, self._copies)
+        copied = self._mark(self._copies)
+        # Neither is another's before that, also if nobody ever asks for the array.
+        self._copying.append((copied, pinned, array))
+
+        def here() -> Array:
+            self.xp.cuda.get_current_stream().wait_event(copied)
+            return array
+
+        return here
 
     def get(self, array: Array) -> Array:
         if isinstance(array, np.ndarray):
@@ -109,7 +123,7 @@ class Cuda:
         found: Array = np.frombuffer(memory, like.dtype, like.size).reshape(like.shape)
         return found
 
-    def _mark(self) -> Any:
+    def _mark(self, stream: Any = None) -> Any:
         event = self.xp.cuda.Event(disable_timing=True)
-        event.record()
+        event.record(stream)
         return event

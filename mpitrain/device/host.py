@@ -37,6 +37,12 @@ class Device(Protocol):
     def put(self, host: Array) -> Array:
         """An array of the host, here; the CPU's is the same one."""
 
+    def ahead(self, host: Array) -> Callable[[], Array]:
+        """Begins to bring an array of the host, beside the work that is queued.
+
+        The result gives the array: what is queued after that call comes after the copy.
+        """
+
     def get(self, array: Array) -> Array:
         """An array from here, on the host; waits."""
 
@@ -82,6 +88,9 @@ class Host:
 
     def put(self, host: Array) -> Array:
         return host
+
+    def ahead(self, host: Array) -> Callable[[], Array]:
+        return lambda: host
 
     def get(self, array: Array) -> Array:
         return array

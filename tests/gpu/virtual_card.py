@@ -29,8 +29,9 @@ class Timed:
             self.timeline.kernel(self.current[-1], name, sum(moved), flops / kernels, wide)
         return found
 
-    def upload(self, nbytes):
-        self.timeline.copy(self.current[-1], nbytes, "to device")
+    def upload(self, nbytes, stream=None):
+        ptr = self.current[-1] if stream is None else stream.ptr
+        self.timeline.copy(ptr, nbytes, "to device")
 
     def synchronize(self):
         self.timeline.synchronize(self.current[-1])

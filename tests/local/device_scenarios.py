@@ -8,6 +8,8 @@ import numpy as np
 
 from collectives.algorithms import build
 from collectives.execution.lanes import Lane
+from mpitrain.device.cuda import Cuda
+from tests import queued_cupy
 from tests.local.device_ranks import Ranks
 
 SIZE = 3
@@ -163,3 +165,20 @@ def dropped(patch, seed):
     ranks.transports.clear()
     gc.collect()
     return _fits(ranks, total)
+
+
+def ahead(patch, seed):
+    """Micro-batches that are brought while others are computed, one of which nobody asks for."""
+    cupy = queued_cupy.install(patch, queued_cupy.Machine(seed=seed))
+    device = Cuda(0)
+    held = [np.arange(60) + 100 * m for m in range(6)]
+    coming = device.ahead(held[0])
+    for m, wanted in enumerate(held):
+        found = coming()
+        coming = device.ahead(held[m + 1 - len(held)])
+        twice = cupy.add(found, found)  # in memory that the last one's result has had
+        del found
+        device.ahead(wanted)
+        if not np.array_equal(device.get(cupy.add(twice, twice)), 4 * wanted):
+            return False
+    return not cupy.machine.races

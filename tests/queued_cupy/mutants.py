@@ -32,6 +32,7 @@ _MEMORY = "collectives/execution/transport/cuda_memory.py"
 _BOUNCE = "collectives/execution/transport/bounce.py"
 _DEVICE = "collectives/execution/transport/device.py"
 _MESSAGES = "collectives/execution/messages.py"
+_TRAINER = "mpitrain/device/cuda.py"
 
 ALONE = [
     Mutant(
@@ -121,6 +122,22 @@ ALONE = [
         "        bounce = self._bounce\n        self.give()\n"
         "        self.memory.upload(self.data, bounce.host[: self.data.nbytes])\n",
     ),
+    Mutant(
+        "a copy ahead takes memory that is still in use", "ahead", _TRAINER,
+        "        self._copies.wait_event(self._mark())\n", "",
+    ),
+    Mutant(
+        "kernels begin before a copy ahead has ended", "ahead", _TRAINER,
+        "            self.xp.cuda.get_current_stream().wait_event(copied)\n", "",
+    ),
+    Mutant(
+        "the end of a copy ahead is marked on another stream", "ahead", _TRAINER,
+        "copied = self._mark(self._copies)", "copied = self._mark()",
+    ),
+    Mutant(
+        "nobody keeps what is copied ahead", "ahead", _TRAINER,
+        "        self._copying.append((copied, pinned, array))\n", "",
+    ),
 ]  # fmt: skip
 
 _IPC = "collectives/execution/transport/cuda_ipc.py"
@@ -209,7 +226,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 _PARTS = ("queued_cupy", "local")
 _ANEW = (
-    "collectives", "tests.gpu.roads", "tests.mpi.collectives.device_scenarios",
+    "collectives", "mpitrain.device", "tests.gpu.roads", "tests.mpi.collectives.device_scenarios",
     *(f"tests.{p}" for p in _PARTS),
 )  # fmt: skip
 
@@ -231,6 +248,10 @@ def mutated(mutant):
         for name in [name for name in sys.modules if name.startswith(_ANEW)]:
             del sys.modules[name]
         sys.modules.update(before)
+        for name, module in before.items():
+            package, _, own = name.rpartition(".")
+            if package in sys.modules:
+                setattr(sys.modules[package], own, module)
         for name in _PARTS:
             vars(parent).pop(name, None)
         vars(parent).update(attributes)

@@ -1,5 +1,8 @@
 """Arrays in queued memory: no subclass of NumPy's, and never NumPy's without being asked."""
 
+import ctypes
+from functools import partial
+
 import numpy as np
 
 from tests.queued_cupy.machine import Range, view_at
@@ -111,11 +114,18 @@ class ndarray:
         runtime.machine.finish(op)
         return found
 
-    def set(self, arr):
+    def set(self, arr, stream=None):
+        """On a stream, from pinned memory: read when the copy is done, and kept by nobody."""
         if type(arr) is not np.ndarray or arr.dtype != self.dtype:
             raise TypeError(f"{type(arr).__name__} of {arr.dtype} into {self.dtype}")
-        values, target = arr.copy().reshape(self.shape), self._a
-        self.runtime.launch("set", lambda: np.copyto(target, values), [], [self])
+        target = self._a
+        if stream is None:
+            values = arr.copy().reshape(self.shape)
+            self.runtime.launch("set", lambda: np.copyto(target, values), [], [self])
+            return
+        where, machine = bounds(arr), self.runtime.machine
+        copy = partial(ctypes.memmove, bounds(target).start, where.start, arr.nbytes)
+        machine.launch(stream.queue(), "set", copy, [where], [bounds(target)])
 
     def item(self):
         return self.get().item()

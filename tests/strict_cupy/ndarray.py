@@ -220,7 +220,7 @@ class ndarray:
             raise TypeError(f"{arr.dtype} array of {arr.shape} cannot be set to {self.dtype}")
         counts.uploads += 1
         if counts.timeline is not None:
-            counts.timeline.upload(self.nbytes)
+            counts.timeline.upload(self.nbytes, stream)
         self._a[...] = arr
 
     def item(self):

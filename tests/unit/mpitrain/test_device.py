@@ -7,12 +7,16 @@ import pytest
 from mpi4py import MPI
 
 from collectives import Communicator
+from mpitrain.batches import MicroBatches
 from mpitrain.config import Config, ConfigError, Parallel, Run, cpu_alone, load
+from mpitrain.data import Samples
 from mpitrain.device import HOST, choose
 from mpitrain.device.choice import Found, lacking, look, number_for
 from mpitrain.device.cuda import Cuda
+from mpitrain.device.host import Host
 from mpitrain.doctor.devices import judge_devices
 from mpitrain.doctor.finding import Status
+from mpitrain.objective import MeanSquaredError
 from tests import strict_cupy
 from tests.strict_cupy import counts
 
@@ -141,3 +145,20 @@ def test_a_device_reads_at_once(cupy):
     ]
     assert device.read([1, 2.0]) == [1.0, 2.0]
     assert counts.waited == 1
+
+
+def test_a_micro_batch_comes_while_the_one_before_it_is_computed():
+    begun = []
+
+    class Noting(Host):
+        def ahead(self, host):
+            begun.append(int(host[0, 0]))
+            return super().ahead(host)
+
+    held = {m: Samples(np.full((2, 3), m, np.float64), np.full((2, 1), 10 * m)) for m in (3, 5, 4)}
+    source = MicroBatches(held, [], 1, MeanSquaredError(), dtype=np.float32, device=Noting())
+    assert (source.inputs(3) == 3).all() and source.inputs(3).dtype == np.float32
+    assert begun == [3, 5, 3, 5]
+    del begun[:]
+    assert [int(source.labels(m)[0, 0]) for m in (3, 5, 4)] == [30, 50, 40]
+    assert begun == [30, 50, 40]
