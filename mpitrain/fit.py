@@ -9,18 +9,20 @@ import msgspec
 from mpi4py import MPI
 
 from collectives import Communicator
-from mpitrain import nn, own_data, trainer
+from mpitrain import nn
 from mpitrain.config import Config, ConfigError
 from mpitrain.data import Dataset
+from mpitrain.data import program as own_data
 from mpitrain.metrics import Epoch, Record
 from mpitrain.objective import Loss
 from mpitrain.objective.metrics import Averaged, Metric
 from mpitrain.pipeline.runtime import Span, no_span
+from mpitrain.ranks.stop import StopFlag, stop_flag
+from mpitrain.ranks.threads import limit_blas_threads
+from mpitrain.ranks.together import all_or_nobody, together
 from mpitrain.run import train
 from mpitrain.server import HogwildTrainer, ServedTrainer
-from mpitrain.stop import StopFlag, stop_flag
-from mpitrain.threads import limit_blas_threads
-from mpitrain.together import all_or_nobody, together
+from mpitrain.training import trainer
 
 #: Keys of [optim] that an optimiser of torch leaves to the job.
 _BESIDE_AN_OPTIMIZER = {
@@ -30,7 +32,7 @@ _BESIDE_AN_OPTIMIZER = {
 
 
 class Trainer(trainer.Trainer):
-    """:class:`mpitrain.trainer.Trainer` of what a program brings.
+    """:class:`mpitrain.training.trainer.Trainer` of what a program brings.
 
         trainer = mpitrain.Trainer(
             model=lambda: torch.nn.Sequential(...), train_data=mine, test_data=others,
@@ -86,23 +88,24 @@ class Trainer(trainer.Trainer):
                 ``evaluate.metrics``.
             optimizer: a function that makes an optimiser of torch of some parameters, as
                 ``lambda p: torch.optim.AdamW(p, lr=3e-3)``, of one or several groups, an
-                :class:`mpitrain.optim.Optimizer`, or a name as in ``optim.name``.  Of a function,
-                ``lr`` is the rate that schedules begin from, and batches of any size have.
+                :class:`mpitrain.optim.optimizers.Optimizer`, or a name as in ``optim.name``.  Of a
+                function, ``lr`` is the rate that schedules begin from, and batches of any size
+                have.
             schedule: a function of the step, counted from 0, whose value the rate is multiplied by,
-                as torch's LambdaLR has it (:class:`mpitrain.trainer.Trainer`); or, with an
+                as torch's LambdaLR has it (:class:`mpitrain.training.trainer.Trainer`); or, with an
                 optimiser of torch, one that makes a scheduler of it, as ``lambda optimizer:
                 CosineAnnealingLR(optimizer, 100)``, which takes a step after each of training, or
                 with ``schedule_by="epoch"`` after each epoch.
             classes: kinds of labels, if these are integers; by default as many as the model's last
                 layer has scores.
-            span, stop, before_step: as :class:`mpitrain.trainer.Trainer`.
+            span, stop, before_step: as :class:`mpitrain.training.trainer.Trainer`.
             settings: keys of the job file's tables that only one table has (``batch_size=48``,
                 ``epochs=3``, ``seed=7``), and whole tables (``parallel={"pipe": 2}``).  Of a torch
                 module, ``dtype`` is that of its parameters.
 
         Raises:
             TypeError: a keyword that is no setting.
-            ConfigError, DataError: as :class:`mpitrain.trainer.Trainer`.
+            ConfigError, DataError: as :class:`mpitrain.training.trainer.Trainer`.
         """
         whole = comm if isinstance(comm, Communicator) else Communicator(comm or MPI.COMM_WORLD)
         if isinstance(loss, str | Mapping):

@@ -12,12 +12,9 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 from collectives import Communicator, provenance
-from mpitrain.agreement import NonFinite
 from mpitrain.checkpoint import CheckpointError, Writer, newest
 from mpitrain.checkpoint.state import collect, restore
 from mpitrain.config import Compress, Config, ConfigError
-from mpitrain.evaluation import evaluate
-from mpitrain.lock import locked
 from mpitrain.metrics import (
     Epoch,
     Record,
@@ -31,10 +28,13 @@ from mpitrain.metrics import (
     recorder,
     tensorboard,
 )
-from mpitrain.stop import Stopped
-from mpitrain.together import together
-from mpitrain.trace import remove_trace
-from mpitrain.trainer import Trainer
+from mpitrain.metrics.trace import remove_trace
+from mpitrain.ranks.lock import locked
+from mpitrain.ranks.stop import Stopped
+from mpitrain.ranks.together import together
+from mpitrain.step.agreement import NonFinite
+from mpitrain.training.evaluation import evaluate
+from mpitrain.training.trainer import Trainer
 
 
 def train(trainer: Trainer, *, go_on: bool = False, tell: Write | None = None) -> Summary:

@@ -28,7 +28,7 @@ from mpitrain.data.errors import DataError
 from mpitrain.data.idx import parse_idx
 from mpitrain.data.text import characters, load_text
 from mpitrain.data.tokens import load_tokens
-from mpitrain.profiles import ProfileError, parse_profile
+from mpitrain.pipeline.profiles import ProfileError, parse_profile
 
 Reader = Callable[[bytes], object]
 

@@ -29,17 +29,17 @@ from collectives.calls.library import release
 from mpitrain.adapters.torch import DataParallel
 from mpitrain.adapters.torch.gradients import Bucket
 from mpitrain.adapters.torch.hooks import UnderWay
-from mpitrain.arena import DATA, Arena
 from mpitrain.arrays import Gradients
 from mpitrain.group import TensorGroup
 from mpitrain.models import gpt
 from mpitrain.models.model import Model
 from mpitrain.objective.cross_entropy import CrossEntropy
-from mpitrain.optim import Adam
+from mpitrain.optim.optimizers import Adam
+from mpitrain.parallel.arena import DATA, Arena
 from mpitrain.parallel.replicated import Replicated
 from mpitrain.parallel.store import Reduction
 from mpitrain.parallel.summation import Dense
-from mpitrain.stage import LayerStage
+from mpitrain.pipeline.stage import LayerStage
 
 
 class Block(nn.Module):

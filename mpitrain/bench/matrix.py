@@ -17,15 +17,15 @@ from math import isfinite
 from pathlib import Path
 
 from collectives import CollectiveError, Communicator, UnknownAlgorithm, provenance
-from mpitrain.agreement import NonFinite
 from mpitrain.bench import cells
 from mpitrain.checkpoint import CheckpointError
 from mpitrain.config import Config, ConfigError, load
 from mpitrain.data import DataError
-from mpitrain.evaluation import evaluate
 from mpitrain.metrics import Record, Step
 from mpitrain.parallel.compressed import Compressed
 from mpitrain.parallel.replicas import ReplicaMismatch
+from mpitrain.ranks.stop import StopFlag, Stopped
+from mpitrain.ranks.together import together
 from mpitrain.report.facts import duration, number
 from mpitrain.report.matrix import write_page
 from mpitrain.report.results import (
@@ -37,9 +37,9 @@ from mpitrain.report.results import (
     write_matrix,
 )
 from mpitrain.run import train
-from mpitrain.stop import StopFlag, Stopped
-from mpitrain.together import together
-from mpitrain.trainer import Trainer
+from mpitrain.step.agreement import NonFinite
+from mpitrain.training.evaluation import evaluate
+from mpitrain.training.trainer import Trainer
 
 #: After so many attempts in which the ranks ended, a cell is left alone.
 _ATTEMPTS = 2

@@ -20,7 +20,7 @@ from mpitrain.chaos.faults import KINDS, Fault
 from mpitrain.chaos.outside import Outside
 from mpitrain.checkpoint import Checkpoint, CheckpointError, newest
 from mpitrain.metrics import Start, Straggler, Summary, count_steps, read_records
-from mpitrain.processes import running
+from mpitrain.ranks.processes import running
 
 #: A job without a fault takes no longer.
 _PATIENCE_S = 600.0

@@ -14,7 +14,7 @@ from collectives.execution.transport import Bytes
 from collectives.execution.transport.checked import SealedSend
 from mpitrain.chaos.faults import KINDS, Fault
 from mpitrain.config import ConfigError
-from mpitrain.trainer import Trainer
+from mpitrain.training.trainer import Trainer
 
 
 class Injector:

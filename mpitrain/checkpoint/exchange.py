@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from mpitrain.arena import Tensor
 from mpitrain.arrays import Array
 from mpitrain.checkpoint.manifest import EXCHANGE, EXCHANGE_STATE
 from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.checkpoint.workers import among
+from mpitrain.parallel.arena import Tensor
 from mpitrain.parallel.store import Piece
 from mpitrain.parallel.summation import Keeper, Kept
-from mpitrain.update import overlaps
+from mpitrain.step.update import overlaps
 
 if TYPE_CHECKING:
-    from mpitrain.trainer import Trainer
+    from mpitrain.training.trainer import Trainer
 
 
 @dataclass(frozen=True)

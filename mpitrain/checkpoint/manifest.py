@@ -19,7 +19,7 @@ from msgspec import Meta, Struct
 from mpitrain.config import Config
 from mpitrain.config.tables import Positive
 from mpitrain.files import check_regular
-from mpitrain.watch import Seen
+from mpitrain.training.watch import Seen
 
 MANIFEST = "manifest.json"
 #: Sections of what exchanges keep begin with it.

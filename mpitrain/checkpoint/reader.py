@@ -19,7 +19,7 @@ from mpitrain.checkpoint.manifest import (
     read,
 )
 from mpitrain.config import Config
-from mpitrain.update import AVERAGE
+from mpitrain.step.update import AVERAGE
 
 #: As safetensors calls them.
 _TYPES = {"float32": "F32", "float64": "F64"}

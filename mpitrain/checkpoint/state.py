@@ -7,7 +7,6 @@ import msgspec
 import numpy as np
 from msgspec.structs import asdict, replace
 
-from mpitrain.arena import Tensor
 from mpitrain.arrays import Array
 from mpitrain.checkpoint import exchange, workers
 from mpitrain.checkpoint.manifest import (
@@ -20,10 +19,11 @@ from mpitrain.checkpoint.manifest import (
 )
 from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.config import Config, Own
-from mpitrain.update import AVERAGE, overlaps
+from mpitrain.parallel.arena import Tensor
+from mpitrain.step.update import AVERAGE, overlaps
 
 if TYPE_CHECKING:
-    from mpitrain.trainer import Trainer
+    from mpitrain.training.trainer import Trainer
 
 
 def collect(trainer: "Trainer") -> tuple[dict[str, Array], list[SavedPiece], Manifest]:

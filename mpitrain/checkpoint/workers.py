@@ -14,10 +14,10 @@ from mpitrain.arrays import Array
 from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.group import share
 from mpitrain.parallel.grid import ProcessGrid
-from mpitrain.update import AVERAGE
+from mpitrain.step.update import AVERAGE
 
 if TYPE_CHECKING:
-    from mpitrain.trainer import Trainer
+    from mpitrain.training.trainer import Trainer
 
 
 def section(name: str, worker: int) -> str:

@@ -5,8 +5,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from mpitrain.find_lr import Found
 from mpitrain.pictures import figure
+from mpitrain.training.find_lr import Found
 
 _ROWS = 20
 

@@ -76,7 +76,7 @@ def plan(options: argparse.Namespace) -> int:
 def cut(options: argparse.Namespace) -> int:
     """Partition a profile."""
     from mpitrain.pipeline.partition import ClusterLinks, Costs, describe, partition
-    from mpitrain.profiles import read_profile
+    from mpitrain.pipeline.profiles import read_profile
 
     costs = Costs(read_profile(options.profile), ClusterLinks(options.bandwidth), options.memory)
     print(describe(costs, partition(costs, options.workers)))
@@ -104,7 +104,7 @@ def export(options: argparse.Namespace) -> int:
 
 def submit(options: argparse.Namespace) -> int:
     """Submit a job, or print its script."""
-    from mpitrain import submit as slurm
+    from mpitrain.commands import submit as slurm
     from mpitrain.config import load
 
     load(options.config, options.set)  # what cannot be need not wait in a queue
@@ -126,7 +126,7 @@ def submit(options: argparse.Namespace) -> int:
 
 def examples(options: argparse.Namespace) -> int:
     """List the example jobs."""
-    from mpitrain import examples as packaged
+    from mpitrain.config import examples as packaged
     from mpitrain.config import load
 
     found = packaged.examples()
@@ -139,7 +139,7 @@ def examples(options: argparse.Namespace) -> int:
 
 def init(options: argparse.Namespace) -> int:
     """Copy the examples and scripts."""
-    from mpitrain import examples as packaged
+    from mpitrain.config import examples as packaged
 
     print(f"{packaged.copy(options.folder)} has the job scripts, and examples/ in it the jobs")
     return 0

@@ -7,16 +7,17 @@ from math import lcm, prod
 import numpy as np
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from mpitrain import build, data, models
+from mpitrain import data, models
 from mpitrain.arrays import Shape
-from mpitrain.build import compression
 from mpitrain.config import Compress, Config, refuse_clients, refuse_own, refuse_servers
 from mpitrain.metrics.words import counted, in_words
 from mpitrain.parallel.grid import Layout, Place
 from mpitrain.parallel.wire import adasum_bytes, coded_bytes, dense_bytes
+from mpitrain.pipeline.profiles import LayerProfile, measure
 from mpitrain.pipeline.schedules import SCHEDULES
 from mpitrain.pipeline.simulate import Times, simulate
-from mpitrain.profiles import LayerProfile, measure
+from mpitrain.training import build
+from mpitrain.training.build import compression
 
 
 def explain(config: Config, ranks: int) -> str:

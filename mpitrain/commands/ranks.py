@@ -20,9 +20,7 @@ from collectives import (
     check_launch,
 )
 from collectives.commands.program import show_log
-from mpitrain import data, evaluation, federated, shrink
-from mpitrain.agreement import NonFinite
-from mpitrain.bring import brought
+from mpitrain import data, federated
 from mpitrain.checkpoint import CheckpointError
 from mpitrain.commands.arguments import parse
 from mpitrain.config import (
@@ -34,21 +32,25 @@ from mpitrain.config import (
     refuse_clients,
     refuse_servers,
 )
+from mpitrain.config.own import brought
 from mpitrain.data import DataError
 from mpitrain.device import choose
 from mpitrain.federated import RoundError
 from mpitrain.federated.keys import check as check_keys
 from mpitrain.fit import Trainer, trainer_of
 from mpitrain.metrics import ReportError, measured, tensorboard
+from mpitrain.metrics.trace import TRACE_FILE, Trace
 from mpitrain.parallel.replicas import ReplicaMismatch
-from mpitrain.precision import compute_type
+from mpitrain.ranks import shrink
+from mpitrain.ranks.stop import Stopped, stop_flag
+from mpitrain.ranks.threads import limit_blas_threads
+from mpitrain.ranks.together import together
 from mpitrain.run import checkpoints, resume, settled
 from mpitrain.run import train as run_training
 from mpitrain.server import LogError
-from mpitrain.stop import Stopped, stop_flag
-from mpitrain.threads import limit_blas_threads
-from mpitrain.together import together
-from mpitrain.trace import TRACE_FILE, Trace
+from mpitrain.step.agreement import NonFinite
+from mpitrain.step.precision import compute_type
+from mpitrain.training import evaluation
 
 #: EX_TEMPFAIL: run it again, and it goes on.
 _GO_ON = 75
@@ -176,7 +178,7 @@ def evaluate(comm: Communicator, options: argparse.Namespace) -> int:
 def find_lr(comm: Communicator, options: argparse.Namespace) -> int:
     """Try learning rates."""
     from mpitrain.commands.find_lr import picture, table
-    from mpitrain.find_lr import find
+    from mpitrain.training.find_lr import find
 
     config = load_once(comm, options)
     refuse_servers(config, "find-lr")
@@ -206,7 +208,7 @@ def find_lr(comm: Communicator, options: argparse.Namespace) -> int:
 
 def profile(comm: Communicator, options: argparse.Namespace) -> int:
     """Measure a job's layers, on rank 0."""
-    from mpitrain.profiles import measure, table, write_profile
+    from mpitrain.pipeline.profiles import measure, table, write_profile
 
     config = load_once(comm, options)
     device = choose(config, comm)

@@ -9,8 +9,8 @@ import msgspec
 from mpitrain.config.device import cpu_alone
 from mpitrain.config.exchange import compress_conflicts
 from mpitrain.config.federated import federated_conflicts
+from mpitrain.config.metric_names import refusal
 from mpitrain.config.sync import sync_conflicts
-from mpitrain.metric_names import refusal
 
 if TYPE_CHECKING:
     from mpitrain.config.tables import Config, Optim

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from collectives import ScheduleError, UnknownAlgorithm, algorithms
 from collectives.analysis.own import named
-from mpitrain import examples
+from mpitrain.config import examples
 from mpitrain.config.errors import ConfigError
 from mpitrain.config.tables import Config
 
@@ -25,7 +25,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     """Read a job from a TOML file.
 
     Args:
-        path: the file, or the name of an example (:mod:`mpitrain.examples`).
+        path: the file, or the name of an example (:mod:`mpitrain.config.examples`).
         overrides: ``table.key=value`` each, applied in turn on top of the file.  Values are
             written as in TOML; what is not TOML is a string, so that ``=ring`` needs no quotes.
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from mpi4py import MPI
 
 from mpitrain.data import DataError, Dataset, digest
-from mpitrain.together import together
+from mpitrain.ranks.together import together
 
 
 def load_on_all(

@@ -9,15 +9,15 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 from collectives import Communicator
-from mpitrain.agreement import NonFinite
 from mpitrain.arrays import Array, Scalar
 from mpitrain.config import Checkpoint, Config, Evaluate, Parallel
 from mpitrain.config.federated import Federated
 from mpitrain.data import DataError, Dataset, Sampler
-from mpitrain.lr import learning_rate
 from mpitrain.metrics import Skipped, Step
+from mpitrain.optim.lr import learning_rate
 from mpitrain.parallel.replicated import Replicated
-from mpitrain.trainer import Trainer
+from mpitrain.step.agreement import NonFinite
+from mpitrain.training.trainer import Trainer
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Trained:
 
 
 class LocalTrainer(Trainer):
-    """Trains one client after the other, each as :class:`~mpitrain.trainer.Trainer` trains a job
-    in one process: the steps are the same to the last bit."""
+    """Trains one client after the other, each as a :class:`~mpitrain.training.trainer.Trainer`
+    trains a job in one process: the steps are the same to the last bit."""
 
     def __init__(self, job: Config, data: Dataset, **own: Any) -> None:
         """Make it for a federated job.

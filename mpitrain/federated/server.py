@@ -5,14 +5,14 @@ from typing import Any, cast
 
 import numpy as np
 
-from mpitrain import groups
 from mpitrain.arrays import Array
 from mpitrain.config.federated import Federated
 from mpitrain.federated.exact import subtract
-from mpitrain.optim import LAMB, SGD, Adam, Optimizer
+from mpitrain.optim import groups
+from mpitrain.optim.optimizers import LAMB, SGD, Adam, Optimizer
 from mpitrain.parallel.grid import ProcessGrid
 from mpitrain.parallel.replicated import Replicated
-from mpitrain.update import AVERAGE, Updater, overlaps
+from mpitrain.step.update import AVERAGE, Updater, overlaps
 
 
 def optimizer(own: Federated) -> Optimizer:

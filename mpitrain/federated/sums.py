@@ -27,7 +27,7 @@ from mpitrain.federated.secure import (
     expect_enough,
 )
 from mpitrain.federated.shamir import SHARE_BYTES
-from mpitrain.together import together
+from mpitrain.ranks.together import together
 
 
 @dataclass(frozen=True)

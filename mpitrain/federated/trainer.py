@@ -10,7 +10,6 @@ from mpi4py import MPI
 
 from collectives import CorruptMessage
 from mpitrain import fit
-from mpitrain.agreement import NonFinite
 from mpitrain.arrays import Array
 from mpitrain.config import Config, ConfigError
 from mpitrain.data import DataError, Sampler
@@ -24,7 +23,8 @@ from mpitrain.federated.split import split
 from mpitrain.federated.sums import Wire, sums
 from mpitrain.metrics import Round, Skipped, Step
 from mpitrain.parallel.replicated import Replicated
-from mpitrain.together import together
+from mpitrain.ranks.together import together
+from mpitrain.step.agreement import NonFinite
 
 #: Samples whose labels are read at a time.
 _AT_A_TIME = 4096

@@ -14,7 +14,7 @@ GELU_CUBIC = 0.044715
 
 
 class Momentum(NamedTuple):
-    """Of stochastic gradient descent, as :class:`mpitrain.optim.SGD` has them."""
+    """Of stochastic gradient descent, as :class:`mpitrain.optim.optimizers.SGD` has them."""
 
     momentum: float
     weight_decay: float
@@ -22,7 +22,7 @@ class Momentum(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """Of Adam, as :class:`mpitrain.optim.Adam` has them."""
+    """Of Adam, as :class:`mpitrain.optim.optimizers.Adam` has them."""
 
     beta1: float
     beta2: float

@@ -10,9 +10,9 @@ from mpi4py import MPI
 from collectives.codec import shards
 from collectives.coded import Part, Phased
 from collectives.communicator import AnyPlan
-from mpitrain.arena import DATA, Arena
 from mpitrain.compress.adasum import levels
 from mpitrain.config import ConfigError
+from mpitrain.parallel.arena import DATA, Arena
 from mpitrain.parallel.packing import ordered
 from mpitrain.parallel.summation import KeepsNothing, Sum, Summand
 

@@ -6,7 +6,7 @@ from os import sched_yield
 from time import perf_counter
 
 from collectives import CorruptMessage
-from mpitrain.arena import Bucket
+from mpitrain.parallel.arena import Bucket
 from mpitrain.parallel.summation import Sum, arrived
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator
-from mpitrain.arena import DATA, Arena
+from mpitrain.parallel.arena import DATA, Arena
 from mpitrain.parallel.store import Allocate
 from mpitrain.parallel.summation import Sum, Summand, Summation
 

@@ -18,11 +18,11 @@ import numpy as np
 from collectives.codec import Dice, Memory, Residual
 from collectives.coded import Gathered, Part, Phased, TwoPhase
 from collectives.communicator import Communicator
-from mpitrain.arena import DATA, Arena
 from mpitrain.arrays import Array, Shape
 from mpitrain.compress import Compressor, Linear, Momentum, Remembering, Sketch, Sparse
 from mpitrain.compress.memory import UpdateResidual
 from mpitrain.config import ConfigError
+from mpitrain.parallel.arena import DATA, Arena
 from mpitrain.parallel.linear_sum import LinearSum
 from mpitrain.parallel.node_sum import NodeSum
 from mpitrain.parallel.packing import Packed, Together

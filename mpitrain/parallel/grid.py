@@ -9,9 +9,9 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator
-from mpitrain.arena import COPIES, DATA, OWN, SUMMED
 from mpitrain.group import TensorGroup
-from mpitrain.together import ClosedTogether
+from mpitrain.parallel.arena import COPIES, DATA, OWN, SUMMED
+from mpitrain.ranks.together import ClosedTogether
 
 
 class Place(NamedTuple):
@@ -75,8 +75,8 @@ class ProcessGrid(ClosedTogether):
         comm: the communicator of all ranks, as given.
         place: the own coordinates.
         tensor: the ranks that share our layers.
-        groups: for each group of an arena (see :mod:`mpitrain.arena`), those whose gradients are
-            summed with ours.
+        groups: for each group of an arena (see :mod:`mpitrain.parallel.arena`), those whose
+            gradients are summed with ours.
     """
 
     def __init__(

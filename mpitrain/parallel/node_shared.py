@@ -12,10 +12,10 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator
-from mpitrain.arena import Arena, Bucket, Tensor
 from mpitrain.arrays import Array, Parameters
 from mpitrain.config import ConfigError
 from mpitrain.group import share
+from mpitrain.parallel.arena import Arena, Bucket, Tensor
 from mpitrain.parallel.compressed import Compressed
 from mpitrain.parallel.store import Allocate, Piece, Reduction
 from mpitrain.parallel.summation import Sum, Summand

@@ -18,7 +18,7 @@ from mpitrain.arrays import Array
 from mpitrain.config import ConfigError
 from mpitrain.parallel.packing import Packed, ordered
 from mpitrain.parallel.summation import Kept, Summand
-from mpitrain.together import together
+from mpitrain.ranks.together import together
 
 if TYPE_CHECKING:
     from mpitrain.parallel.compressed import Compressed

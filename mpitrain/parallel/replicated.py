@@ -1,8 +1,8 @@
 """Data parallelism: everything on every replica, and the sum of gradients over all of them."""
 
-from mpitrain.arena import Arena
 from mpitrain.arrays import Array, Parameters
 from mpitrain.group import share
+from mpitrain.parallel.arena import Arena
 from mpitrain.parallel.store import Allocate, Piece, Reduction
 from mpitrain.parallel.whole import WholeGradients
 

@@ -5,8 +5,8 @@ from os import sched_yield
 from time import perf_counter
 from typing import NamedTuple
 
-from mpitrain.arena import Arena, Bucket
 from mpitrain.arrays import Array, Gradients, array_namespace
+from mpitrain.parallel.arena import Arena, Bucket
 from mpitrain.parallel.store import Reduction, Store
 from mpitrain.parallel.summation import Sum, arrived
 

@@ -13,8 +13,8 @@ from time import perf_counter
 from mpi4py import MPI
 
 from collectives.communicator import AnyPlan
-from mpitrain.arena import COPIES, DATA, SUMMED, Arena, Bucket
 from mpitrain.arrays import Array, Parameters, array_namespace
+from mpitrain.parallel.arena import COPIES, DATA, SUMMED, Arena, Bucket
 from mpitrain.parallel.scattered import ScatteredGradients
 from mpitrain.parallel.store import Allocate, Piece, Reduction, Store
 from mpitrain.parallel.whole import WholeGradients

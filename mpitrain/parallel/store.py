@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from collectives import Communicator
-from mpitrain.arena import Arena, Bucket
 from mpitrain.arrays import Array, Gradients, Parameters
 from mpitrain.group import share
+from mpitrain.parallel.arena import Arena, Bucket
 from mpitrain.parallel.summation import Sum, Summand, Summation
 
 #: Makes an array: ``allocate(size, dtype)``.

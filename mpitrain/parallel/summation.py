@@ -15,8 +15,8 @@ from typing import ClassVar, Protocol
 from mpi4py import MPI
 
 from collectives import Communicator
-from mpitrain.arena import Arena, Bucket
 from mpitrain.arrays import Array
+from mpitrain.parallel.arena import Arena, Bucket
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from mpitrain.arena import DATA, Arena, Bucket
 from mpitrain.arrays import Array, Gradients
+from mpitrain.parallel.arena import DATA, Arena, Bucket
 from mpitrain.parallel.buckets import BucketsInFlight
 from mpitrain.parallel.store import Reduction, Store
 from mpitrain.parallel.summation import Sum

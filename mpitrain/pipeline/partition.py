@@ -16,7 +16,7 @@ from functools import cached_property
 
 import numpy as np
 
-from mpitrain.profiles import LayerProfile
+from mpitrain.pipeline.profiles import LayerProfile
 
 
 class NoPartition(ValueError):

@@ -16,7 +16,7 @@ from mpitrain.pipeline.replay import replay
 from mpitrain.pipeline.runtime import Latest, Runner
 from mpitrain.pipeline.schedules import SCHEDULES
 from mpitrain.pipeline.simulate import Times, simulate
-from mpitrain.stage import Emit
+from mpitrain.pipeline.stage import Emit
 
 
 class SleepingStage:

@@ -24,7 +24,7 @@ from mpitrain.pipeline.actions import (
 )
 from mpitrain.pipeline.messages import Expected, Mailbox, Spec
 from mpitrain.pipeline.replay import Report
-from mpitrain.stage import Stage
+from mpitrain.pipeline.stage import Stage
 
 
 class Source(Protocol):
@@ -76,7 +76,7 @@ class Latest:
 
 #: What an update returns.
 Updated = TypeVar("Updated")
-#: ``span(name, category, **arguments)``, as ``mpitrain.trace.Trace.span``.
+#: ``span(name, category, **arguments)``, as ``mpitrain.metrics.trace.Trace.span``.
 Span = Callable[..., AbstractContextManager[Any]]
 
 

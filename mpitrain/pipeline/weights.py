@@ -16,8 +16,8 @@ runs: see ``Report.versions`` and ``Report.staleness`` of :mod:`mpitrain.pipelin
 from collections.abc import Callable
 from typing import Literal
 
-from mpitrain.arena import Arena
 from mpitrain.arrays import Array, Parameters
+from mpitrain.parallel.arena import Arena
 from mpitrain.pipeline.actions import Pipeline
 from mpitrain.pipeline.replay import Report
 

@@ -7,14 +7,14 @@ from typing import NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from mpitrain.agreement import NonFinite
 from mpitrain.arrays import Array, Scalar, array_namespace
 from mpitrain.config import ConfigError
 from mpitrain.parallel.grid import ProcessGrid
 from mpitrain.parallel.replicated import Replicated
 from mpitrain.pipeline.runtime import Runner
 from mpitrain.pipeline.weights import Policy, VersionedWeights
-from mpitrain.update import Updater
+from mpitrain.step.agreement import NonFinite
+from mpitrain.step.update import Updater
 
 
 class Updated(NamedTuple):

@@ -10,8 +10,8 @@ import msgspec
 
 from mpitrain.config import Config
 from mpitrain.metrics import Epoch, Log, RankTime, Start, Step, Times, measured
+from mpitrain.metrics.trace import Span
 from mpitrain.metrics.words import counted, in_words
-from mpitrain.trace import Span
 
 #: A rank is named if it is waited for in at least this part of all communication.
 _MOSTLY = 0.5

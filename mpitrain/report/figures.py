@@ -10,7 +10,7 @@ from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 from mpitrain.metrics import Epoch, Step, is_share, shown
-from mpitrain.trace import Span
+from mpitrain.metrics.trace import Span
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

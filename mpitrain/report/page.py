@@ -21,10 +21,10 @@ from mpitrain.metrics import (
     measured,
     read_records,
 )
+from mpitrain.metrics.trace import TRACE_FILE, Span, read_trace
 from mpitrain.metrics.words import counted
 from mpitrain.report import facts, figures
 from mpitrain.report.style import STYLE
-from mpitrain.trace import TRACE_FILE, Span, read_trace
 
 #: Ranks whose time is shown without a click.
 _RANKS = 16

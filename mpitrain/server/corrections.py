@@ -10,7 +10,7 @@ from typing import Protocol
 
 from mpitrain.arrays import Array
 from mpitrain.config import Server
-from mpitrain.optim import State
+from mpitrain.optim.optimizers import State
 
 
 class Correction(Protocol):

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from mpitrain.groups import Group, Grouping
-from mpitrain.optim import Adam
+from mpitrain.optim.groups import Group, Grouping
+from mpitrain.optim.optimizers import Adam
 
 
 def in_parts(usual: Grouping, part: float) -> Grouping:

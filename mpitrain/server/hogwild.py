@@ -19,10 +19,10 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator
-from mpitrain.arena import DATA, OWN, Arena
 from mpitrain.arrays import Array, Parameters
 from mpitrain.config import ConfigError
 from mpitrain.group import TensorGroup, share
+from mpitrain.parallel.arena import DATA, OWN, Arena
 from mpitrain.parallel.store import Piece, Reduction, Store
 from mpitrain.parallel.summation import Dense
 from mpitrain.parallel.whole import WholeGradients
@@ -32,7 +32,7 @@ from mpitrain.server.roles import Roles
 from mpitrain.server.trainer import ServedTrainer
 from mpitrain.server.wire import Kind
 from mpitrain.server.work import Exchange
-from mpitrain.update import square_sum
+from mpitrain.step.update import square_sum
 
 
 class NodeCopy(WholeGradients):

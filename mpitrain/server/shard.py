@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from mpitrain.arrays import Array
-from mpitrain.optim import State
+from mpitrain.optim.optimizers import State
 from mpitrain.parallel.store import Piece
 from mpitrain.server.corrections import Correction
 from mpitrain.server.log import Pull, Push

@@ -6,9 +6,9 @@ from time import perf_counter
 import numpy as np
 
 from collectives import Communicator
-from mpitrain.arena import DATA, Arena
 from mpitrain.arrays import Array, Gradients, Parameters
 from mpitrain.group import share
+from mpitrain.parallel.arena import DATA, Arena
 from mpitrain.parallel.store import Piece, Reduction, Store
 from mpitrain.parallel.whole import WholeGradients
 from mpitrain.server.roles import Roles

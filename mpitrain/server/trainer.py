@@ -14,22 +14,19 @@ from mpi4py import MPI
 from msgspec import structs
 
 from collectives.codec import Codec, Dice
-from mpitrain import build
-from mpitrain.agreement import NonFinite
-from mpitrain.arena import DATA
 from mpitrain.arrays import Array
-from mpitrain.batches import MicroBatches
 from mpitrain.compress import parse
 from mpitrain.config import Compress, ConfigError
 from mpitrain.data import DataError
-from mpitrain.feed import Held
 from mpitrain.group import TensorGroup, share
-from mpitrain.groups import Grouping
 from mpitrain.metrics import Skipped, Step, Straggler
+from mpitrain.optim.groups import Grouping
+from mpitrain.parallel.arena import DATA
 from mpitrain.parallel.grid import Layout, use_once
 from mpitrain.parallel.store import Store
 from mpitrain.parallel.whole import WholeGradients
 from mpitrain.pipeline.runtime import Latest, Runner, reads
+from mpitrain.ranks.together import together
 from mpitrain.server.account import Told, steps
 from mpitrain.server.corrections import correction
 from mpitrain.server.decay import in_parts
@@ -43,8 +40,11 @@ from mpitrain.server.store import Kept, Pulled, Spread
 from mpitrain.server.turns import Turns
 from mpitrain.server.wire import Clients, Servers, check_size
 from mpitrain.server.work import Exchange, Worker
-from mpitrain.together import together
-from mpitrain.trainer import Trainer
+from mpitrain.step.agreement import NonFinite
+from mpitrain.training import build
+from mpitrain.training.batches import MicroBatches
+from mpitrain.training.feed import Held
+from mpitrain.training.trainer import Trainer
 
 
 class ServedTrainer(Trainer):

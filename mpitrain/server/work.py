@@ -10,14 +10,14 @@ from typing import Protocol
 import numpy as np
 
 from collectives import Communicator
-from mpitrain.agreement import NonFinite
 from mpitrain.arrays import Array
 from mpitrain.config import ConfigError, Server
 from mpitrain.data import DataError
-from mpitrain.feed import Held
 from mpitrain.parallel.whole import WholeGradients
 from mpitrain.server.wire import Kind
-from mpitrain.update import square_sum
+from mpitrain.step.agreement import NonFinite
+from mpitrain.step.update import square_sum
+from mpitrain.training.feed import Held
 
 
 class Exchange(Protocol):

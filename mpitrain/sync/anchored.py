@@ -10,13 +10,13 @@ from time import perf_counter
 
 import numpy as np
 
-from mpitrain.agreement import Agreed, Told
 from mpitrain.arrays import Array
 from mpitrain.parallel.summation import Keeper
+from mpitrain.step.agreement import Agreed, Told
+from mpitrain.step.update import Updater
 from mpitrain.sync.exchange import Exchange, Selection
 from mpitrain.sync.strategy import Taken
 from mpitrain.sync.workers import Workers
-from mpitrain.update import Updater
 
 
 class Anchored(ABC):

@@ -8,8 +8,8 @@ from os import sched_yield
 import numpy as np
 
 from collectives import Communicator
-from mpitrain.arena import Bucket, Tensor
 from mpitrain.arrays import Array
+from mpitrain.parallel.arena import Bucket, Tensor
 from mpitrain.parallel.summation import Sum, Summand, Summation
 
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpitrain.arrays import Array
+from mpitrain.step.update import AVERAGE
 from mpitrain.sync.anchored import Anchored
 from mpitrain.sync.exchange import Exchange, Selection
 from mpitrain.sync.outer import Outer, Plain, velocity
 from mpitrain.sync.workers import Workers
-from mpitrain.update import AVERAGE
 
 
 @dataclass

@@ -6,7 +6,7 @@ import numpy as np
 
 from mpitrain.arrays import Array
 from mpitrain.config.sync import parse_outer
-from mpitrain.optim import SGD
+from mpitrain.optim.optimizers import SGD
 
 
 @dataclass(frozen=True)

@@ -25,14 +25,14 @@ from typing import Any, ClassVar
 import numpy as np
 from mpi4py import MPI
 
-from mpitrain.agreement import Agreed, Told
 from mpitrain.arrays import Array
 from mpitrain.config import ConfigError
 from mpitrain.metrics import Skipped, Step, read_records
 from mpitrain.parallel.summation import Keeper, Kept
+from mpitrain.step.agreement import Agreed, Told
+from mpitrain.step.update import Updater
 from mpitrain.sync.strategy import InStep, Taken
 from mpitrain.sync.workers import Workers
-from mpitrain.update import Updater
 
 _TO_ROOT, _TO_ALL = 1, 2
 #: Numbers before the gradients: the step, the gradients in a mean, and what is told of a step.

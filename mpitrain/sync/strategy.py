@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Protocol
 
-from mpitrain.agreement import Agreed, Told
 from mpitrain.arrays import Array, Gradients
 from mpitrain.parallel.summation import Keeper
-from mpitrain.update import Updater
+from mpitrain.step.agreement import Agreed, Told
+from mpitrain.step.update import Updater
 
 #: For each worker the steps, counted from 1, whose gradients are in a mean.
 Taken = tuple[tuple[int, ...], ...]
@@ -45,7 +45,7 @@ class Strategy(Protocol):
         algorithm, reason: how the workers' numbers are summed, and why so; empty: the store says.
         exchanges: that took effect since the beginning.
         since: steps since the last one.
-        strayed: see :class:`~mpitrain.agreement.Told`.
+        strayed: see :class:`~mpitrain.step.agreement.Told`.
     """
 
     exchanges: int

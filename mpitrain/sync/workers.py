@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from collectives import Communicator
-from mpitrain.arena import Arena, Tensor
 from mpitrain.arrays import Array
 from mpitrain.models import Model
+from mpitrain.parallel.arena import Arena, Tensor
 from mpitrain.parallel.store import Piece
 from mpitrain.parallel.summation import Dense, Summation
 

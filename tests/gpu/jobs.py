@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from collectives import Communicator
 from mpitrain.checkpoint import Writer
-from mpitrain.evaluation import evaluate
 from mpitrain.run import checkpoints, resume, save
-from mpitrain.trainer import Trainer
+from mpitrain.training.evaluation import evaluate
+from mpitrain.training.trainer import Trainer
 from tests.mpi.mpitrain.layouts import job
 
 

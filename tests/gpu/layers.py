@@ -7,7 +7,7 @@ from mpitrain.group import TensorGroup
 from mpitrain.models.recommender import SpreadTables
 from mpitrain.nn.embedding import PositionEmbedding, TokenEmbedding, Unembedding
 from mpitrain.objective import BinaryCrossEntropy, CrossEntropy, MeanSquaredError
-from mpitrain.optim import LAMB, LARS, SGD, Adam
+from mpitrain.optim.optimizers import LAMB, LARS, SGD, Adam
 from tests.gpu.check import Check
 from tests.gpu.kernels import close, drawn
 

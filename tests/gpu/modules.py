@@ -9,7 +9,7 @@ import torch
 import mpitrain
 from mpitrain.adapters.torch import DataParallel, gradients, load_into
 from mpitrain.adapters.torch.arrays import as_array, as_tensor
-from mpitrain.evaluation import evaluate
+from mpitrain.training.evaluation import evaluate
 from tests.gpu.check import Check
 from tests.gpu.jobs import everybody
 

@@ -14,7 +14,7 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 from collectives import Communicator
-from mpitrain.trainer import Trainer
+from mpitrain.training.trainer import Trainer
 from tests.gpu.check import Check
 from tests.gpu.roads import device
 from tests.gpu.virtual import job

@@ -27,11 +27,11 @@ from collectives.algorithms import build as schedule_of
 from collectives.execution.lanes import Lane
 from collectives.execution.messages import bind
 from collectives.execution.transport.device import DirectTransport, StagedTransport
-from mpitrain import build, placed
 from mpitrain.config import Config, Data, Model, Optim, Run, Train
 from mpitrain.parallel import buckets
 from mpitrain.parallel.summation import KeepsNothing
-from mpitrain.trainer import Trainer
+from mpitrain.training import build, placed
+from mpitrain.training.trainer import Trainer
 from tests.gpu import virtual_card
 from tests.gpu.timeline import Rates, Timeline
 

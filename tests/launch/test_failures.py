@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from mpitrain.processes import running
+from mpitrain.ranks.processes import running
 
 ROOT = Path(__file__).parents[2]
 LAUNCHER = os.environ.get("MPIEXEC", "mpirun")
@@ -104,7 +104,7 @@ def test_an_error_of_one_rank_that_it_catches_ends_the_job(tmp_path):
     ended = job(
         tmp_path,
         """
-        from mpitrain.together import all_or_nobody
+        from mpitrain.ranks.together import all_or_nobody
 
         for ranks in (range(3), [1]):
             try:
@@ -126,7 +126,7 @@ def test_an_error_of_one_rank_that_it_catches_ends_the_job(tmp_path):
 CUT = """
 import os, sys
 from mpitrain.__main__ import main
-from mpitrain.trainer import Trainer
+from mpitrain.training.trainer import Trainer
 
 step = Trainer.step
 

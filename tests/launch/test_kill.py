@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mpitrain.checkpoint import Checkpoint
-from mpitrain.processes import running
+from mpitrain.ranks.processes import running
 
 ROOT = Path(__file__).parents[2]
 MPIEXEC = os.environ.get("MPIEXEC") or str(Path(sys.executable).with_name("mpiexec"))

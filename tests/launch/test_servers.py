@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from mpitrain.checkpoint.export import find
-from mpitrain.processes import running
+from mpitrain.ranks.processes import running
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "jobs" / "examples" / "server.toml"

@@ -177,14 +177,14 @@ FAULTS = [
     Fault(
         "clip: the norm of this rank alone",
         "tests/mpi/mpitrain/test_layouts.py",
-        "mpitrain/update.py",
+        "mpitrain/step/update.py",
         "if self._grid.counts(piece.group)\n        ]",
         "if self._grid.counts(piece.group) and self._grid.comm.rank == 0\n        ]",
     ),
     Fault(
         "loss: a mean over the micro-batch and not the batch",
         "tests/mpi/mpitrain/test_layouts.py",
-        "mpitrain/batches.py",
+        "mpitrain/training/batches.py",
         "divisor = len(batch) * self._labels_per_sample / self._scale",
         "divisor = len(batch) // self._parts * self._labels_per_sample / self._scale",
     ),

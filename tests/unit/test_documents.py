@@ -12,9 +12,8 @@ from xml.etree import ElementTree
 import pytest
 
 from collectives.__main__ import main as collectives
-from mpitrain import examples
 from mpitrain.__main__ import main as mpitrain
-from mpitrain.config import load
+from mpitrain.config import examples, load
 from tests.documents import (
     DOCUMENTS,
     ROOT,

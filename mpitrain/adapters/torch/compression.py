@@ -10,13 +10,13 @@ from collectives.communicator import Communicator
 from mpitrain.adapters.torch.arrays import as_array, as_tensor
 from mpitrain.adapters.torch.hooks import GradBucket
 from mpitrain.adapters.torch.replica import DataParallel
-from mpitrain.arena import DATA, Bucket
-from mpitrain.build import compression
 from mpitrain.compress import CodecError, Momentum, parse
 from mpitrain.config import Compress
 from mpitrain.config.exchange import code_conflicts
+from mpitrain.parallel.arena import DATA, Bucket
 from mpitrain.parallel.compressed import Compressed, Exchange
 from mpitrain.parallel.summation import Dense, Sum, Summand
+from mpitrain.training.build import compression
 
 _CODED = (torch.float32, torch.float64)
 

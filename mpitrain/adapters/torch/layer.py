@@ -28,7 +28,7 @@ from mpitrain.nn import Layer
 from mpitrain.nn.chain import Wrapper
 from mpitrain.nn.context import RESTING, Context
 from mpitrain.nn.layer import Verdict
-from mpitrain.trainer import Trainer
+from mpitrain.training.trainer import Trainer
 
 
 def _tensors(

@@ -9,8 +9,8 @@ import torch
 from mpitrain.adapters.torch.arrays import as_tensor, on_stream_of
 from mpitrain.arrays import Array
 from mpitrain.config import ConfigError
-from mpitrain.groups import Group, Grouping
-from mpitrain.optim import State
+from mpitrain.optim.groups import Group, Grouping
+from mpitrain.optim.optimizers import State
 
 #: Makes an optimiser of some parameters, as ``lambda p: torch.optim.AdamW(p, lr=3e-3)``.
 Factory = Callable[[Sequence[torch.nn.Parameter]], torch.optim.Optimizer]
@@ -23,7 +23,7 @@ _ELEMENTWISE = (
 
 
 class TorchOptimizer:
-    """An :class:`mpitrain.optim.Optimizer` that torch's makes the step of.
+    """An :class:`mpitrain.optim.optimizers.Optimizer` that torch's makes the step of.
 
     It is made anew for each step, with a flat piece of the parameters; the arrays of its state are
     the trainer's, which shards and saves them as those of ours.

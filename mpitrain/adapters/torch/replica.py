@@ -11,7 +11,7 @@ from collectives.analysis.own import named
 from mpitrain.adapters.torch.hooks import Function, UnderWay
 from mpitrain.adapters.torch.joining import Join, JoiningReducer
 from mpitrain.adapters.torch.reducer import Options
-from mpitrain.together import ClosedTogether
+from mpitrain.ranks.together import ClosedTogether
 
 
 class DataParallel(ClosedTogether, torch.nn.Module):

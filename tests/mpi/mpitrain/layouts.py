@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from collectives import Communicator
 from mpitrain.config import Config, Data, Model, Optim, Parallel, Run, Train
 from mpitrain.metrics import Step
-from mpitrain.trainer import Trainer
+from mpitrain.training.trainer import Trainer
 
 TEXT = Path(__file__).parents[3] / "README.md"
 

@@ -8,14 +8,14 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 from collectives import Communicator
-from mpitrain.arena import DATA, Bucket
 from mpitrain.compress.adasum import adasum
 from mpitrain.config import ConfigError, Optim, Sync
 from mpitrain.parallel.adasum_sum import Adasum
+from mpitrain.parallel.arena import DATA, Bucket
 from mpitrain.parallel.summation import Summand
 from mpitrain.parallel.wire import adasum_bytes
-from mpitrain.threads import limit_blas_threads
-from mpitrain.trainer import Trainer
+from mpitrain.ranks.threads import limit_blas_threads
+from mpitrain.training.trainer import Trainer
 from tests.mpi.mpitrain.layouts import curve, job, whole
 from tests.mpi.mpitrain.test_sync import Alone, own_part
 

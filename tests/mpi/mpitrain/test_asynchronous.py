@@ -8,10 +8,10 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 from collectives import Communicator
-from mpitrain.batches import MicroBatches, part
 from mpitrain.config import ConfigError, Train
-from mpitrain.threads import limit_blas_threads
-from mpitrain.trainer import Trainer
+from mpitrain.ranks.threads import limit_blas_threads
+from mpitrain.training.batches import MicroBatches, part
+from mpitrain.training.trainer import Trainer
 from tests.mpi.mpitrain.layouts import job, whole
 
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]

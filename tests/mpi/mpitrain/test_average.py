@@ -12,11 +12,11 @@ from mpitrain.checkpoint import CheckpointError, Writer
 from mpitrain.checkpoint.export import find
 from mpitrain.config import Config, ConfigError
 from mpitrain.data import DataError
-from mpitrain.evaluation import evaluate
-from mpitrain.optim import SGD
+from mpitrain.optim.optimizers import SGD
+from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.run import checkpoints, resume, save
-from mpitrain.threads import limit_blas_threads
-from mpitrain.trainer import Trainer
+from mpitrain.training.evaluation import evaluate
+from mpitrain.training.trainer import Trainer
 from tests.mpi.mpitrain.layouts import few, job, layouts, mlp, whole
 
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]

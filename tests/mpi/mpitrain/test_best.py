@@ -12,10 +12,10 @@ from mpitrain.checkpoint import Checkpoint, Writer
 from mpitrain.config import Checkpoint as CheckpointTable
 from mpitrain.config import ConfigError, Evaluate
 from mpitrain.metrics import Epoch, Resumed, Summary
+from mpitrain.ranks.stop import StopFlag, Stopped
+from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.run import checkpoints, train
-from mpitrain.stop import StopFlag, Stopped
-from mpitrain.threads import limit_blas_threads
-from mpitrain.trainer import Trainer
+from mpitrain.training.trainer import Trainer
 from tests.mpi.mpitrain.layouts import job, layouts, whole
 
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]

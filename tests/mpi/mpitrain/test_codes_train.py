@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from collectives import Communicator
 from mpitrain.compress.table import CODECS
 from mpitrain.config import Compress
-from mpitrain.threads import limit_blas_threads
-from mpitrain.trainer import Trainer
+from mpitrain.ranks.threads import limit_blas_threads
+from mpitrain.training.trainer import Trainer
 from tests.mpi.mpitrain.layouts import mlp
 
 pytestmark = [pytest.mark.mpi, pytest.mark.slow, pytest.mark.at_most(5)]

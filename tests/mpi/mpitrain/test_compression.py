@@ -12,9 +12,9 @@ from mpitrain.checkpoint import Writer
 from mpitrain.config import Compress, ConfigError, Optim
 from mpitrain.metrics import Skipped
 from mpitrain.parallel.choosing import CANDIDATES
+from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.run import checkpoints, resume, save, settled
-from mpitrain.threads import limit_blas_threads
-from mpitrain.trainer import Trainer
+from mpitrain.training.trainer import Trainer
 from tests.mpi.mpitrain.layouts import alone, curve, job, layouts, mlp, whole
 
 pytestmark = pytest.mark.mpi

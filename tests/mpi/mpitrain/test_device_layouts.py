@@ -15,8 +15,8 @@ from collectives import Communicator
 from collectives.execution.device_plan import DevicePlan, Gate
 from mpitrain.config import ConfigError, Loss, Optim, Train
 from mpitrain.device import choice
-from mpitrain.evaluation import evaluate
-from mpitrain.trainer import Trainer
+from mpitrain.training.evaluation import evaluate
+from mpitrain.training.trainer import Trainer
 from tests import strict_cupy
 from tests.gpu.jobs import moved, small, trained, trainer_on
 from tests.mpi.mpitrain.layouts import MODELS, job, layouts

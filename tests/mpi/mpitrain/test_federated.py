@@ -7,7 +7,6 @@ from msgspec.structs import replace
 
 from collectives import Communicator
 from mpitrain import Stream, federated
-from mpitrain.agreement import NonFinite
 from mpitrain.checkpoint import CheckpointError
 from mpitrain.config import (
     Checkpoint,
@@ -24,11 +23,12 @@ from mpitrain.data import Dataset, Samples
 from mpitrain.federated import RoundError
 from mpitrain.federated.choice import Choice
 from mpitrain.metrics import Epoch, Round, Step, read_records
-from mpitrain.optim import LAMB, SGD, Adam
+from mpitrain.optim.optimizers import LAMB, SGD, Adam
+from mpitrain.ranks.stop import StopFlag, Stopped
 from mpitrain.report import write_report
 from mpitrain.run import checkpoints, resume, train
-from mpitrain.stop import StopFlag, Stopped
-from mpitrain.trainer import Trainer
+from mpitrain.step.agreement import NonFinite
+from mpitrain.training.trainer import Trainer
 
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 RANKS = MPI.COMM_WORLD.size
@@ -187,7 +187,7 @@ def test_fedprox_ends_at_the_closed_form(comm, mu):
     data = Dataset(both, both, 0)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mpitrain.placed.load", lambda *_: data)
+        patch.setattr("mpitrain.training.placed.load", lambda *_: data)
         with federated.Trainer(comm, config) as trainer:
             names = [tensor.name for tensor in trainer.arena.tensors]
             assert [name.rpartition(".")[2] for name in names] == ["weight", "bias"]

@@ -8,10 +8,10 @@ from msgspec.structs import replace
 from collectives import Communicator
 from mpitrain.commands.ranks import run
 from mpitrain.config import Config, ConfigError
-from mpitrain.find_lr import find
-from mpitrain.threads import limit_blas_threads
-from mpitrain.trainer import Trainer
-from mpitrain.update import Updater
+from mpitrain.ranks.threads import limit_blas_threads
+from mpitrain.step.update import Updater
+from mpitrain.training.find_lr import find
+from mpitrain.training.trainer import Trainer
 from tests.mpi.mpitrain.layouts import few, job, layouts, mlp
 
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]

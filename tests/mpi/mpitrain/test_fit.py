@@ -12,9 +12,9 @@ from mpitrain.config import ConfigError
 from mpitrain.data import DataError
 from mpitrain.fields import fields
 from mpitrain.metrics import Overlap
-from mpitrain.optim import Adam
+from mpitrain.optim.optimizers import Adam
 from mpitrain.run import train
-from mpitrain.trainer import Trainer
+from mpitrain.training.trainer import Trainer
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 torch.set_num_threads(1)

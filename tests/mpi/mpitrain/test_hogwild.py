@@ -9,14 +9,14 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 from collectives import Communicator
-from mpitrain.agreement import NonFinite
 from mpitrain.config import Config, Data, Model, Optim, Run, Server, Train
 from mpitrain.data import DataError, Dataset, Samples
+from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.run import resume, train
 from mpitrain.server import HogwildTrainer
 from mpitrain.server.hogwild import Unlocked
-from mpitrain.threads import limit_blas_threads
-from mpitrain.trainer import Trainer
+from mpitrain.step.agreement import NonFinite
+from mpitrain.training.trainer import Trainer
 from tests.mpi.mpitrain.layouts import whole
 
 RANKS = MPI.COMM_WORLD.size

@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from collectives import Communicator, delayed
 from mpitrain.config import Sync
 from mpitrain.parallel.summation import Dense, KeepsNothing
+from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.sync import Delayed
-from mpitrain.threads import limit_blas_threads
-from mpitrain.trainer import Trainer
+from mpitrain.training.trainer import Trainer
 from tests.mpi.mpitrain.layouts import mlp
 from tests.mpi.mpitrain.test_sync_arithmetic import RATE, gradient, workers
 

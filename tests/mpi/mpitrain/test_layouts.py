@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from collectives import Communicator
 from mpitrain.config import ConfigError, Evaluate, Loss
-from mpitrain.evaluation import evaluate
-from mpitrain.threads import limit_blas_threads
-from mpitrain.trainer import Trainer
+from mpitrain.ranks.threads import limit_blas_threads
+from mpitrain.training.evaluation import evaluate
+from mpitrain.training.trainer import Trainer
 from tests.mpi.mpitrain.layouts import MODELS, alone, curve, few, job, layouts
 
 pytestmark = pytest.mark.mpi

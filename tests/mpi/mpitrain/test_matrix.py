@@ -10,7 +10,7 @@ from collectives import Communicator, delayed
 from mpitrain.bench.matrix import Extent, run
 from mpitrain.config import ConfigError, load
 from mpitrain.report.results import DENSE, SHARED, Cell, Result, read_matrix, write_matrix
-from mpitrain.trainer import Trainer
+from mpitrain.training.trainer import Trainer
 
 pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(3), pytest.mark.at_most(5)]
 

@@ -7,14 +7,14 @@ from msgspec.structs import replace
 
 from collectives import Communicator
 from collectives.codec import Dice
-from mpitrain import build
-from mpitrain.arena import DATA, Bucket
 from mpitrain.config import Compress, ConfigError
+from mpitrain.parallel.arena import DATA, Bucket
 from mpitrain.parallel.compressed import Compressed
 from mpitrain.parallel.summation import Dense, Summand
 from mpitrain.parallel.wire import coded_bytes
-from mpitrain.threads import limit_blas_threads
-from mpitrain.trainer import Trainer
+from mpitrain.ranks.threads import limit_blas_threads
+from mpitrain.training import build
+from mpitrain.training.trainer import Trainer
 from tests.mpi.mpitrain.layouts import curve, mlp
 
 pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(3)]

@@ -6,8 +6,8 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 from collectives import Communicator
-from mpitrain.build import mapped
-from mpitrain.threads import limit_blas_threads
+from mpitrain.ranks.threads import limit_blas_threads
+from mpitrain.training.build import mapped
 from tests.mpi.mpitrain.layouts import curve, job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]

@@ -6,9 +6,9 @@ import pytest
 from mpi4py import MPI
 
 import mpitrain
-from mpitrain.bring import brought
 from mpitrain.commands.ranks import run
 from mpitrain.config import ConfigError, Own, load
+from mpitrain.config.own import brought
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 torch.set_num_threads(1)

@@ -11,11 +11,11 @@ from collectives import Communicator
 from mpitrain import nn
 from mpitrain.config import Config, ConfigError, Evaluate, Loss, Optim, Parallel, Run, Train
 from mpitrain.data import DataError, Dataset, Samples
-from mpitrain.evaluation import evaluate
 from mpitrain.objective import MeanSquaredError
 from mpitrain.objective.metrics import Averaged
-from mpitrain.threads import limit_blas_threads
-from mpitrain.trainer import Trainer
+from mpitrain.ranks.threads import limit_blas_threads
+from mpitrain.training.evaluation import evaluate
+from mpitrain.training.trainer import Trainer
 from tests.mpi.mpitrain.layouts import few
 
 pytestmark = pytest.mark.mpi

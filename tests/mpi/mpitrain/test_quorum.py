@@ -10,14 +10,14 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 from collectives import Communicator
-from mpitrain.agreement import Told
 from mpitrain.checkpoint import Writer
 from mpitrain.config import ConfigError, Sync
 from mpitrain.metrics import Step, read_records
+from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.run import checkpoints, resume, save, train
+from mpitrain.step.agreement import Told
 from mpitrain.sync import Quorum
-from mpitrain.threads import limit_blas_threads
-from mpitrain.trainer import Trainer
+from mpitrain.training.trainer import Trainer
 from tests.mpi.mpitrain.layouts import curve, mlp, whole
 from tests.mpi.mpitrain.test_sync_arithmetic import gradient, workers
 

@@ -12,10 +12,10 @@ from mpitrain.checkpoint import Checkpoint, CheckpointError, Writer
 from mpitrain.config import Checkpoint as CheckpointTable
 from mpitrain.config import ConfigError
 from mpitrain.metrics import Step, read_records
+from mpitrain.ranks.stop import StopFlag, Stopped
+from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.run import checkpoints, resume, save, train
-from mpitrain.stop import StopFlag, Stopped
-from mpitrain.threads import limit_blas_threads
-from mpitrain.trainer import Trainer
+from mpitrain.training.trainer import Trainer
 from tests.mpi.mpitrain.layouts import curve, few, job, layouts, mlp, text_job, whole
 
 pytestmark = pytest.mark.mpi
@@ -225,7 +225,7 @@ def test_a_checkpoint_of_other_numbers_is_refused(comm, folder, key):
 
 def test_a_folder_of_another_job_is_left_alone_by_all_ranks(comm, folder, monkeypatch):
     config = saved(comm, folder)
-    monkeypatch.setattr("mpitrain.lock._PATIENCE_S", 0.1)
+    monkeypatch.setattr("mpitrain.ranks.lock._PATIENCE_S", 0.1)
     owner = b'{"host":"elsewhere","process":1,"began":"1","job":"","since":"then"}'
     if comm.rank == 0:
         (folder / "lock.json").write_bytes(owner)

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from collectives import Communicator
 from collectives.codec import Dice
 from mpitrain import fit
-from mpitrain.agreement import NonFinite
 from mpitrain.compress import parse
 from mpitrain.config import (
     Compress,
@@ -30,14 +29,15 @@ from mpitrain.config import (
 )
 from mpitrain.data import DataError
 from mpitrain.data.sampler import Sampler
-from mpitrain.evaluation import evaluate
 from mpitrain.group import share
 from mpitrain.nn import BatchNorm, Chain, Flatten, Linear
+from mpitrain.pipeline.stage import LayerStage
+from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.run import resume, train
 from mpitrain.server import ServedTrainer
-from mpitrain.stage import LayerStage
-from mpitrain.threads import limit_blas_threads
-from mpitrain.trainer import Trainer
+from mpitrain.step.agreement import NonFinite
+from mpitrain.training.evaluation import evaluate
+from mpitrain.training.trainer import Trainer
 from tests.mpi.mpitrain.layouts import whole
 
 RANKS = MPI.COMM_WORLD.size

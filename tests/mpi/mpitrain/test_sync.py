@@ -11,19 +11,19 @@ from msgspec.structs import replace
 
 from collectives import Communicator
 from mpitrain import nn
-from mpitrain.agreement import NonFinite
 from mpitrain.checkpoint import Checkpoint, Writer
 from mpitrain.config import Checkpoint as CheckpointTable
 from mpitrain.config import Compress, ConfigError, Optim, Sync, load
-from mpitrain.evaluation import evaluate
 from mpitrain.group import share
-from mpitrain.ledger import Ledger
 from mpitrain.metrics import Skipped, Step, read_records
 from mpitrain.pipeline.runtime import Latest
+from mpitrain.ranks.stop import StopFlag, Stopped
+from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.run import checkpoints, resume, save, train
-from mpitrain.stop import StopFlag, Stopped
-from mpitrain.threads import limit_blas_threads
-from mpitrain.trainer import Trainer
+from mpitrain.step.agreement import NonFinite
+from mpitrain.step.ledger import Ledger
+from mpitrain.training.evaluation import evaluate
+from mpitrain.training.trainer import Trainer
 from tests.mpi.mpitrain.layouts import job, mlp, whole
 
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]

@@ -9,8 +9,8 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from mpitrain import nn
-from mpitrain.arena import Arena
-from mpitrain.optim import SGD
+from mpitrain.optim.optimizers import SGD
+from mpitrain.parallel.arena import Arena
 from mpitrain.parallel.replicas import check_replicas
 from mpitrain.parallel.store import Piece
 from mpitrain.parallel.summation import Dense

@@ -5,13 +5,13 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from collectives.codec import Dice
-from mpitrain import build
 from mpitrain.config import Compress
 from mpitrain.parallel.compressed import Compressed
 from mpitrain.parallel.summation import Dense
 from mpitrain.parallel.wire import coded_bytes, dense_bytes
 from mpitrain.sync import Delayed, Local, Quorum
 from mpitrain.sync.outer import outer
+from mpitrain.training import build
 from tests.mpi.mpitrain import test_sync_arithmetic as arithmetic
 from tests.mpi.mpitrain.test_quorum import sums
 

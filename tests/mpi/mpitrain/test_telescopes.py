@@ -17,10 +17,10 @@ from mpitrain.config import Checkpoint, Compress, Config, Optim, Run, Train
 from mpitrain.data import Dataset, Samples
 from mpitrain.metrics import Skipped
 from mpitrain.objective.elementwise import Elementwise
+from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.run import checkpoints, resume, save
 from mpitrain.sync import Quorum
-from mpitrain.threads import limit_blas_threads
-from mpitrain.trainer import Trainer
+from mpitrain.training.trainer import Trainer
 from tests.mpi.mpitrain.layouts import whole
 from tests.mpi.mpitrain.test_quorum import sums
 from tests.mpi.mpitrain.test_sync_arithmetic import workers

@@ -8,9 +8,9 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from mpitrain.metrics import Step
+from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.report.facts import ranks, waited_for
-from mpitrain.threads import limit_blas_threads
-from mpitrain.trainer import Trainer
+from mpitrain.training.trainer import Trainer
 from tests.mpi.mpitrain.layouts import job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]

@@ -7,7 +7,7 @@ from mpi4py import MPI
 from collectives import Communicator
 from mpitrain.config import Config, Data, Optim, Parallel, Run, Train
 from mpitrain.parallel.replicas import ReplicaMismatch
-from mpitrain.trainer import Trainer
+from mpitrain.training.trainer import Trainer
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 torch.set_num_threads(1)

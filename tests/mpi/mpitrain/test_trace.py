@@ -8,10 +8,10 @@ import pytest
 from mpi4py import MPI
 
 from collectives import Communicator
-from mpitrain import trace as trace_module
-from mpitrain.threads import limit_blas_threads
-from mpitrain.trace import Trace, read_trace
-from mpitrain.trainer import Trainer
+from mpitrain.metrics import trace as trace_module
+from mpitrain.metrics.trace import Trace, read_trace
+from mpitrain.ranks.threads import limit_blas_threads
+from mpitrain.training.trainer import Trainer
 from tests.mpi.mpitrain.layouts import job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]

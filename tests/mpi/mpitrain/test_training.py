@@ -12,16 +12,16 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from collectives import Communicator
 from collectives.algorithms import names
 from mpitrain import nn
-from mpitrain.agreement import NonFinite
 from mpitrain.config import ConfigError
 from mpitrain.data import DataError
 from mpitrain.metrics import Skipped
 from mpitrain.models import Model
 from mpitrain.parallel.replicas import ReplicaMismatch
-from mpitrain.profiles import measure
+from mpitrain.pipeline.profiles import measure
+from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.run import train
-from mpitrain.threads import limit_blas_threads
-from mpitrain.trainer import Trainer
+from mpitrain.step.agreement import NonFinite
+from mpitrain.training.trainer import Trainer
 from tests.mpi.mpitrain.layouts import mlp, text_job
 
 pytestmark = pytest.mark.mpi

@@ -7,9 +7,9 @@ import pytest
 from mpitrain.commands.ranks import run
 from mpitrain.config import ConfigError
 from mpitrain.data import DataError
-from mpitrain.evaluation import evaluate
 from mpitrain.metrics import Epoch, Summary, read_records
 from mpitrain.report import write_report
+from mpitrain.training.evaluation import evaluate
 from tests.mpi.mpitrain.test_fit import RANKS, Quadrants, layouts, made, net
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")

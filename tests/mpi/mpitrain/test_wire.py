@@ -6,13 +6,13 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from collectives.codec import Dice
-from mpitrain import build
-from mpitrain.arena import DATA, Bucket
 from mpitrain.compress import CODECS, Sparse, parse
 from mpitrain.config import Compress
+from mpitrain.parallel.arena import DATA, Bucket
 from mpitrain.parallel.compressed import Compressed
 from mpitrain.parallel.summation import Dense, Summand
 from mpitrain.parallel.wire import coded_bytes, dense_bytes
+from mpitrain.training import build
 
 pytestmark = pytest.mark.mpi
 P = MPI.COMM_WORLD.size

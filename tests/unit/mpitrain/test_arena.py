@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from mpitrain import nn
-from mpitrain.arena import COPIES, DATA, SUMMED, Arena, Bucket
 from mpitrain.group import TensorGroup
+from mpitrain.parallel.arena import COPIES, DATA, SUMMED, Arena, Bucket
 
 LAYERS = {
     "a": nn.Linear(3, 2),

@@ -12,7 +12,6 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 from collectives import Communicator
-from mpitrain.agreement import NonFinite
 from mpitrain.checkpoint import Checkpoint, CheckpointError, Manifest, Progress, Writer, newest
 from mpitrain.checkpoint.export import export
 from mpitrain.checkpoint.folders import step_of
@@ -20,8 +19,9 @@ from mpitrain.checkpoint.manifest import MANIFEST, encode
 from mpitrain.config import Checkpoint as CheckpointTable
 from mpitrain.config import Config, Data, Model, Optim, Run, Train
 from mpitrain.run import checkpoints, resume, save, train
-from mpitrain.trainer import Trainer
-from mpitrain.update import Updater
+from mpitrain.step.agreement import NonFinite
+from mpitrain.step.update import Updater
+from mpitrain.training.trainer import Trainer
 
 
 @pytest.fixture

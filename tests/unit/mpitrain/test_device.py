@@ -7,7 +7,6 @@ import pytest
 from mpi4py import MPI
 
 from collectives import Communicator
-from mpitrain.batches import MicroBatches
 from mpitrain.config import Config, ConfigError, Parallel, Run, cpu_alone, load
 from mpitrain.data import Samples
 from mpitrain.device import HOST, choose
@@ -17,6 +16,7 @@ from mpitrain.device.host import Host
 from mpitrain.doctor.devices import judge_devices
 from mpitrain.doctor.finding import Status
 from mpitrain.objective import MeanSquaredError
+from mpitrain.training.batches import MicroBatches
 from tests import strict_cupy
 from tests.strict_cupy import counts
 

@@ -3,7 +3,7 @@
 import pytest
 
 from mpitrain.commands.find_lr import picture, suggestion, table
-from mpitrain.find_lr import Found, Tried
+from mpitrain.training.find_lr import Found, Tried
 
 
 def found(losses):

@@ -15,18 +15,18 @@ import pytest
 from mpi4py import MPI
 from msgspec.structs import replace
 
-from mpitrain import lock
 from mpitrain.config import ConfigError
-from mpitrain.lock import NAME, Owner, locked, myself
-from mpitrain.processes import began
+from mpitrain.ranks import lock
+from mpitrain.ranks.lock import NAME, Owner, locked, myself
+from mpitrain.ranks.processes import began
 
 ROOT = Path(__file__).parents[3]
 HOLDER = """
 import signal, sys, time
 from pathlib import Path
 from mpi4py import MPI
-from mpitrain import lock
-from mpitrain.lock import locked
+from mpitrain.ranks import lock
+from mpitrain.ranks.lock import locked
 if sys.argv[2:]:
     lock._PATIENCE_S = float(sys.argv[2])
 signal.signal(signal.SIGINT, signal.default_int_handler)  # in a shell's background it is ignored

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from mpitrain.config import Config, ConfigError, Optim, Train
-from mpitrain.lr import learning_rate
-from mpitrain.own_schedule import tabulated
+from mpitrain.optim.lr import learning_rate
+from mpitrain.optim.own_schedule import tabulated
 
 TRAIN = Train(epochs=10, batch_size=256)
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from mpitrain.config.metric_names import NAMES, refusal, usual
 from mpitrain.group import TensorGroup
-from mpitrain.metric_names import NAMES, refusal, usual
 from mpitrain.objective.metrics import Averaged, TopK, build
 
 sklearn = pytest.importorskip("sklearn.metrics", reason="scikit-learn is not installed")

@@ -5,7 +5,7 @@ from math import sqrt
 import numpy as np
 import pytest
 
-from mpitrain.optim import LAMB, LARS, SGD, Adam
+from mpitrain.optim.optimizers import LAMB, LARS, SGD, Adam
 
 
 def run(optimizer, steps=4, ratio=1.0):

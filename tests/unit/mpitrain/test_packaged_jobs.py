@@ -7,7 +7,7 @@ import pytest
 from mpitrain.__main__ import main
 from mpitrain.commands.arguments import needs_ranks
 from mpitrain.config import ConfigError, load
-from mpitrain.examples import examples, folder
+from mpitrain.config.examples import examples, folder
 
 ROOT = Path(__file__).parents[3]
 

@@ -5,7 +5,6 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 
-from mpitrain import build
 from mpitrain.commands.plan import exchanged, explain, predicted
 from mpitrain.config import Config, ConfigError, Data, Model, Parallel, Sync, Train
 from mpitrain.parallel.grid import Layout, Place
@@ -16,7 +15,8 @@ from mpitrain.pipeline.partition import (
     balanced_partition,
     partition,
 )
-from mpitrain.profiles import LayerProfile, write_profile
+from mpitrain.pipeline.profiles import LayerProfile, write_profile
+from mpitrain.training import build
 
 
 def drawn(rng, layers):

@@ -13,7 +13,7 @@ from mpitrain.data.arrays import load_arrays
 from mpitrain.data.idx import load_idx, parse_idx, read_idx
 from mpitrain.data.text import Tokens, load_text
 from mpitrain.data.tokens import load_tokens
-from mpitrain.profiles import ProfileError, parse_profile, read_profile, write_profile
+from mpitrain.pipeline.profiles import ProfileError, parse_profile, read_profile, write_profile
 from tests.fuzz import fuzz, seeds
 
 

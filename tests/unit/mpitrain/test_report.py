@@ -28,8 +28,8 @@ from mpitrain.metrics import (
     read_records,
     recorder,
 )
+from mpitrain.metrics.trace import Span, chrome, read_trace
 from mpitrain.report import facts, figures, page, write_report
-from mpitrain.trace import Span, chrome, read_trace
 
 
 def written(tmp_path):

@@ -7,9 +7,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from mpitrain.arena import DATA
 from mpitrain.config import Config, ConfigError, Server, load
-from mpitrain.optim import SGD
+from mpitrain.optim.optimizers import SGD
+from mpitrain.parallel.arena import DATA
 from mpitrain.parallel.store import Piece
 from mpitrain.server.corrections import correction
 from mpitrain.server.log import (

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from mpitrain.config import ConfigError
-from mpitrain.stop import stop_flag
+from mpitrain.ranks.stop import stop_flag
 
 
 @pytest.mark.parametrize(("left_s", "near"), [(1000, False), (50, True), (-5, True)])

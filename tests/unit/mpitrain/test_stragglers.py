@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpitrain.stragglers import slowest
+from mpitrain.training.stragglers import slowest
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import pytest
 
 from mpitrain.commands.arguments import parse
 from mpitrain.commands.offline import run
+from mpitrain.commands.submit import directives, read_script, render
 from mpitrain.config import ConfigError
-from mpitrain.examples import copy
-from mpitrain.submit import directives, read_script, render
+from mpitrain.config.examples import copy
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = """#!/bin/bash
@@ -141,7 +141,9 @@ def test_the_scripts_pass_shellcheck():
     subprocess.run(["shellcheck", "-x", "-P", str(jobs), *map(str, scripts)], check=True)
 
 
-@pytest.mark.parametrize("module", ["mpitrain", "mpitrain.commands.offline", "mpitrain.submit"])
+@pytest.mark.parametrize(
+    "module", ["mpitrain", "mpitrain.commands.offline", "mpitrain.commands.submit"]
+)
 def test_what_needs_no_ranks_starts_no_mpi(module):
     code = f"import {module}, sys; print('mpi4py.MPI' in sys.modules)"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)

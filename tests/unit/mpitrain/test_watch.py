@@ -7,7 +7,7 @@ import pytest
 
 from mpitrain.config import Checkpoint, Config, ConfigError, Evaluate
 from mpitrain.metrics import Epoch
-from mpitrain.watch import Seen, Watch
+from mpitrain.training.watch import Seen, Watch
 
 
 def watching(best="", patience=0, watch="loss", metrics=("accuracy", "mae", "score")):

@@ -10,7 +10,7 @@ from mpitrain.data import DataError
 from mpitrain.nn import Layer
 from mpitrain.objective import Loss
 from mpitrain.objective.metrics import Metric
-from mpitrain.together import together
+from mpitrain.ranks.together import together
 
 #: ``forward(x)``: a virtual stage's outputs for samples, ``None`` standing for two of the data's.
 Forward = Callable[[Array | None], Array]

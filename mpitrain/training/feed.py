@@ -9,11 +9,11 @@ from time import perf_counter
 from mpi4py import MPI
 
 from mpitrain.arrays import Array
-from mpitrain.batches import part
 from mpitrain.data import DataError, Dataset, Samples
 from mpitrain.data.loader import Loader, Request
 from mpitrain.data.own import Own
-from mpitrain.together import together
+from mpitrain.ranks.together import together
+from mpitrain.training.batches import part
 
 #: The samples of micro-batches, by number.
 Held = Mapping[int, Samples]

@@ -10,7 +10,7 @@ from types import FrameType
 from mpi4py import MPI
 
 from mpitrain.config import ConfigError
-from mpitrain.together import together
+from mpitrain.ranks.together import together
 
 
 class Stopped(RuntimeError):

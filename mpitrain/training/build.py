@@ -12,14 +12,14 @@ from msgspec.structs import replace
 
 from collectives import Communicator
 from collectives.codec import Dice
-from mpitrain.arena import Arena
 from mpitrain.arrays import Array
 from mpitrain.compress import feedback_of, parse
 from mpitrain.config import Compress, Config, ConfigError, Optim
 from mpitrain.group import share
 from mpitrain.models import Model
-from mpitrain.optim import LAMB, LARS, SGD, Adam, Optimizer
+from mpitrain.optim.optimizers import LAMB, LARS, SGD, Adam, Optimizer
 from mpitrain.parallel.adasum_sum import Adasum
+from mpitrain.parallel.arena import Arena
 from mpitrain.parallel.choosing import choose
 from mpitrain.parallel.compressed import Compressed, Compression
 from mpitrain.parallel.grid import Layout
@@ -31,10 +31,10 @@ from mpitrain.parallel.summation import Dense, Summation
 from mpitrain.pipeline.actions import Pipeline
 from mpitrain.pipeline.replay import PipelineError, Report, replay
 from mpitrain.pipeline.schedules import SCHEDULES
+from mpitrain.ranks.together import together
 from mpitrain.sync import Delayed, EveryStep, Local, Quorum, Strategy, Workers
 from mpitrain.sync.outer import outer
 from mpitrain.sync.quorum import choices
-from mpitrain.together import together
 
 
 def layout(config: Config, ranks: int) -> Layout:
@@ -300,7 +300,7 @@ def mapped(folder: Path, rank: int) -> Allocate:
 
 def _profiled(config: Config, names: list[str], parts: int) -> list[int]:
     from mpitrain.pipeline.partition import balanced_partition
-    from mpitrain.profiles import ProfileError, read_profile
+    from mpitrain.pipeline.profiles import ProfileError, read_profile
 
     try:
         profile = read_profile(Path(config.parallel.profile))

@@ -6,8 +6,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mpitrain import examples
-from mpitrain.config import ConfigError
+from mpitrain.config import ConfigError, examples
 
 _TIME = re.compile(r"(\d+-)?\d{1,3}(:\d{2}){0,2}")
 #: How the scripts find ``launch.sh`` when sbatch is given them as they are.

@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from mpitrain.arrays import Array
 from mpitrain.config import ConfigError, Optim
-from mpitrain.together import together
+from mpitrain.ranks.together import together
 
 #: ``factor(step)``: what the scaled rate is multiplied by in a step, counted from 0.
 Factor = Callable[[int], float]

@@ -6,10 +6,10 @@ from math import lcm
 import numpy as np
 
 from mpitrain.arrays import Array, Scalar
-from mpitrain.batches import MicroBatches
 from mpitrain.data import DataError
 from mpitrain.metrics import Epoch
-from mpitrain.trainer import Trainer
+from mpitrain.training.batches import MicroBatches
+from mpitrain.training.trainer import Trainer
 
 #: Micro-batches of each replica that are read at a time.
 _AT_A_TIME = 8

@@ -9,16 +9,16 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator
-from mpitrain.agreement import Agreed, Told
-from mpitrain.arena import Tensor
 from mpitrain.arrays import Array, Scalar, array_namespace
 from mpitrain.config import ConfigError
 from mpitrain.device import HOST, Device
-from mpitrain.groups import Group, Grouping
 from mpitrain.kernels import kernels_of
-from mpitrain.optim import Optimizer, step_by
+from mpitrain.optim.groups import Group, Grouping
+from mpitrain.optim.optimizers import Optimizer, step_by
+from mpitrain.parallel.arena import Tensor
 from mpitrain.parallel.grid import ProcessGrid
 from mpitrain.parallel.store import Allocate, Piece, Store
+from mpitrain.step.agreement import Agreed, Told
 
 #: The slot of the moving average of parameters, beside those of the optimiser.
 AVERAGE = "average"

@@ -4,15 +4,15 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from mpitrain.arena import Arena
 from mpitrain.arrays import Array, Shape
 from mpitrain.config import Config, ConfigError, Evaluate, Parallel, Run
+from mpitrain.config.metric_names import refusal, usual
 from mpitrain.data import Dataset
 from mpitrain.fields import Fields
-from mpitrain.metric_names import refusal, usual
 from mpitrain.models import Model
 from mpitrain.nn import Chain
 from mpitrain.objective.metrics import Metric, build
+from mpitrain.parallel.arena import Arena
 from mpitrain.parallel.grid import Layout
 from mpitrain.pipeline.weights import OTHER_IN_BACKWARD
 

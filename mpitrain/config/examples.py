@@ -7,8 +7,8 @@ from pathlib import Path
 
 def folder() -> Path:
     """The folder of the job scripts, in which ``examples/`` has the jobs."""
-    installed = Path(__file__).parent / "jobs"
-    return installed if installed.is_dir() else Path(__file__).parents[1] / "jobs"
+    installed = Path(__file__).parents[1] / "jobs"
+    return installed if installed.is_dir() else Path(__file__).parents[2] / "jobs"
 
 
 def examples() -> dict[str, Path]:

@@ -13,7 +13,7 @@ from mpitrain.data import DataError, Dataset
 from mpitrain.data.own import MapStyle, Own
 from mpitrain.data.stream import Streamed, is_stream
 from mpitrain.fields import Fields
-from mpitrain.together import together
+from mpitrain.ranks.together import together
 
 #: Samples by number or in turn.
 Data = MapStyle | Iterable[Any]

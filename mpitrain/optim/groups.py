@@ -6,8 +6,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from mpitrain.config import ConfigError, Optim
-from mpitrain.optim import Optimizer
-from mpitrain.own_schedule import Table
+from mpitrain.optim.optimizers import Optimizer
+from mpitrain.optim.own_schedule import Table
 
 
 @dataclass(frozen=True)

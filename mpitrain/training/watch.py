@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from mpitrain.config import Config, ConfigError
-from mpitrain.metric_names import is_better_higher
+from mpitrain.config.metric_names import is_better_higher
 from mpitrain.metrics import Epoch
 from mpitrain.metrics.words import counted
 

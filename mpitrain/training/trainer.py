@@ -14,21 +14,21 @@ from msgspec import UNSET, UnsetType
 
 from collectives import CorruptMessage
 from mpitrain import nn
-from mpitrain.agreement import Agreed, NonFinite, Told
 from mpitrain.arrays import Array, Scalar
-from mpitrain.batches import MicroBatches
 from mpitrain.data import DataError
-from mpitrain.feed import Held
-from mpitrain.ledger import Noted, nonfinite
-from mpitrain.lr import learning_rate, scaled_rate
 from mpitrain.metrics import Overlap, Round, Skipped, Step, Straggler, Synced, Times
+from mpitrain.optim.lr import learning_rate, scaled_rate
 from mpitrain.parallel.replicas import check_replicas
 from mpitrain.parallel.replicated import Replicated
 from mpitrain.pipeline.runtime import Latest, reads
 from mpitrain.pipeline.window import Window
-from mpitrain.placed import Placed
+from mpitrain.step.agreement import Agreed, NonFinite, Told
+from mpitrain.step.ledger import Noted, nonfinite
+from mpitrain.step.update import AVERAGE
 from mpitrain.sync import Progressing
-from mpitrain.update import AVERAGE
+from mpitrain.training.batches import MicroBatches
+from mpitrain.training.feed import Held
+from mpitrain.training.placed import Placed
 
 
 class Trainer(Placed):

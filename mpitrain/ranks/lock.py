@@ -19,8 +19,8 @@ from msgspec import Struct
 
 from mpitrain.config import ConfigError
 from mpitrain.files import check_regular
-from mpitrain.processes import began
-from mpitrain.together import together
+from mpitrain.ranks.processes import began
+from mpitrain.ranks.together import together
 
 NAME = "lock.json"
 #: So long may ranks of a job that was killed, and their last writes, take to be gone.

@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 from mpi4py import MPI
 
 from collectives import CheckedTransport, Communicator
-from mpitrain import build, groups, models, nn, own_schedule
-from mpitrain.arena import Arena
+from mpitrain import models, nn
 from mpitrain.arrays import Array
 from mpitrain.config import Config, ConfigError, expect_on_link
 from mpitrain.data import Dataset, Sampler, load
@@ -19,24 +18,15 @@ from mpitrain.data.everywhere import load_on_all
 from mpitrain.data.own import Own
 from mpitrain.data.stream import Streamed
 from mpitrain.device import HOST, Device, choose
-from mpitrain.feed import Feed
-from mpitrain.fitting import (
-    expect_fitting,
-    expect_single_arrays,
-    expect_untested,
-    expect_weights_of_forward,
-    initial,
-    named_metrics,
-    whole_state,
-)
 from mpitrain.group import TensorGroup
-from mpitrain.groups import Grouping
-from mpitrain.ledger import Ledger
 from mpitrain.metrics import Overlap
 from mpitrain.objective import Loss
 from mpitrain.objective.metrics import Metric
-from mpitrain.optim import Optimizer
-from mpitrain.own_schedule import Factor, Schedule
+from mpitrain.optim import groups, own_schedule
+from mpitrain.optim.groups import Grouping
+from mpitrain.optim.optimizers import Optimizer
+from mpitrain.optim.own_schedule import Factor, Schedule
+from mpitrain.parallel.arena import Arena
 from mpitrain.parallel.grid import Place, ProcessGrid, shared_name
 from mpitrain.parallel.replicas import check_replicas
 from mpitrain.parallel.replicated import Replicated
@@ -46,16 +36,28 @@ from mpitrain.pipeline.actions import Pipeline
 from mpitrain.pipeline.messages import Spec
 from mpitrain.pipeline.replay import Report
 from mpitrain.pipeline.runtime import Runner, Span, no_span
-from mpitrain.precision import CastWeights, LossScale, compute_type
-from mpitrain.purity import Forward, Purity
-from mpitrain.stage import LayerStage, Stage
-from mpitrain.stop import StopFlag
-from mpitrain.stragglers import Busy
+from mpitrain.pipeline.stage import LayerStage, Stage
+from mpitrain.ranks.stop import StopFlag
+from mpitrain.ranks.together import ClosedTogether, together
+from mpitrain.step.ledger import Ledger
+from mpitrain.step.precision import CastWeights, LossScale, compute_type
+from mpitrain.step.update import Updater
 from mpitrain.sync import EveryStep, Strategy, Workers
 from mpitrain.sync.workers import layer_numbers
-from mpitrain.together import ClosedTogether, together
-from mpitrain.update import Updater
-from mpitrain.watch import Watch
+from mpitrain.training import build
+from mpitrain.training.feed import Feed
+from mpitrain.training.fitting import (
+    expect_fitting,
+    expect_single_arrays,
+    expect_untested,
+    expect_weights_of_forward,
+    initial,
+    named_metrics,
+    whole_state,
+)
+from mpitrain.training.purity import Forward, Purity
+from mpitrain.training.stragglers import Busy
+from mpitrain.training.watch import Watch
 
 
 class Placed(ClosedTogether):

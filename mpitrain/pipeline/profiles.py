@@ -52,7 +52,7 @@ def measure(config: "Config", repeats: int = 5, device: Device = HOST) -> list[L
     """
     from mpitrain import data, models
     from mpitrain.config import ConfigError, refuse_own
-    from mpitrain.precision import compute_type
+    from mpitrain.step.precision import compute_type
 
     refuse_own(config, "profile")
     found = data.load(config.data, config.run.dtype)

@@ -6,7 +6,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator
-from mpitrain.agreement import Agreed, NonFinite, Told
+from mpitrain.step.agreement import Agreed, NonFinite, Told
 
 
 @dataclass(frozen=True)

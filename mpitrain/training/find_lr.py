@@ -7,11 +7,11 @@ from math import inf
 from msgspec.structs import replace
 
 from collectives import Communicator
-from mpitrain.agreement import NonFinite
 from mpitrain.config import Config, ConfigError
 from mpitrain.metrics import Step
-from mpitrain.own_schedule import Factor
-from mpitrain.trainer import Trainer
+from mpitrain.optim.own_schedule import Factor
+from mpitrain.step.agreement import NonFinite
+from mpitrain.training.trainer import Trainer
 
 #: What the smoothed loss keeps of itself in a step.
 _KEPT = 0.9
@@ -94,7 +94,8 @@ def find(
         steps: how many.
 
     Raises:
-        ConfigError: as :class:`mpitrain.trainer.Trainer`, or ``most`` is no more than ``least``.
+        ConfigError: as :class:`~mpitrain.training.trainer.Trainer`, or ``most`` is no more than
+            ``least``.
     """
     if not 0 < least < most < inf or steps < 2:
         raise ConfigError(

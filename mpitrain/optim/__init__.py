@@ -1,0 +1,1 @@
+"""Optimisers, groups of parameters, and learning rates over time."""

@@ -1,0 +1,1 @@
+"""A rank among the others and on its machine: errors, threads, requests to stop, locks."""

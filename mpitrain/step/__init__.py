@@ -1,0 +1,1 @@
+"""How a step ends: what the ranks tell one another of it, and the update."""
