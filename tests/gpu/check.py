@@ -4,7 +4,7 @@ import importlib
 import json
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import NamedTuple
 
@@ -40,8 +40,13 @@ if find_spec("torch"):
 
 def checks() -> list[Check]:
     """All of them, stage after stage."""
-    modules = (importlib.import_module(f"tests.gpu.{name}") for name in STAGES)
-    return sorted((one for module in modules for one in module.CHECKS), key=lambda one: one.stage)
+    return sorted(_each(), key=lambda one: one.stage)
+
+
+def _each() -> Iterator[Check]:
+    """One module after the other, so that only who looks for a check of torch loads it."""
+    for name in STAGES:
+        yield from importlib.import_module(f"tests.gpu.{name}").CHECKS
 
 
 def main(name: str, *, dry_run: bool) -> int:
@@ -53,7 +58,7 @@ def main(name: str, *, dry_run: bool) -> int:
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD
-    (found,) = [one for one in checks() if one.name == name]
+    found = next(one for one in _each() if one.name == name)
     try:
         told = True, found.run()
     except Exception as error:
