@@ -32,6 +32,9 @@ Count = Annotated[int, msgspec.Meta(ge=1, le=(1 << 31) - 1)]
 _LOADED = ("shared", "adopted", "attached")
 #: Below so many bytes, no rank looks into another's memory: the waits take longer than a message.
 ATTACHED_BYTES = 256 << 10
+#: The first and last pages of an adopted array take longer to copy than it gains, up to so many
+#: times the bytes from which shared memory pays.
+_EDGES = 4
 #: A measurement says nothing about so many times more, or fewer, ranks than it was made on.
 _FAR = 4
 #: What the setting ``attach`` is for, where the table says nothing of it, and from how many bytes:
@@ -94,6 +97,12 @@ class Entry(msgspec.Struct, forbid_unknown_fields=True):
                     "registered by this program"
                 )
 
+    @property
+    def ours_from(self) -> int:
+        """Bytes from which an algorithm of ours is the fastest."""
+        ours = (rule.from_bytes for rule in self.rules if rule.algorithm != "native")
+        return min(ours, default=1 << 62)
+
 
 class Table(msgspec.Struct, forbid_unknown_fields=True):
     """A tuning table, as the file holds it.
@@ -102,8 +111,8 @@ class Table(msgspec.Struct, forbid_unknown_fields=True):
         environment: what it was measured on.
         alpha_us, bandwidth_GBs: of one message between two ranks, for the number of segments.
         edges_from_bytes: where nothing was measured of adopted arrays, they are taken for shared
-            memory from so many bytes on, and for ordinary memory below: to copy the bytes on
-            their first and last pages takes longer there than it gains.
+            memory from so many bytes on, but at least four times those from which that pays, and
+            for ordinary memory below.
     """
 
     version: int
@@ -142,6 +151,16 @@ class Table(msgspec.Struct, forbid_unknown_fields=True):
         """The entry that is nearest to a call."""
         return self.entry(call.mpi, call.collective, call.memory, call.size, call.per_node)
 
+    def edged(self, call: "Situation") -> "Situation":
+        """A call on adopted arrays as one on the memory that they are taken for."""
+        if call.memory != "adopted" or self.of(call) is not None:
+            return call
+        shared = call._replace(memory="shared")
+        entry = self.of(shared)
+        pays = _EDGES * entry.ours_from if entry is not None else 0
+        is_long = call.nbytes >= max(self.edges_from_bytes, pays)
+        return shared if is_long else call._replace(memory="numpy")
+
     def native_below(self, mpi: str, collective: str, size: int, per_node: int) -> int:
         """Bytes up to which every kind of memory is served best by the MPI library.
 
@@ -151,8 +170,7 @@ class Table(msgspec.Struct, forbid_unknown_fields=True):
         for memory in ("numpy", "shared", "adopted"):
             entry = self.entry(mpi, collective, memory, size, per_node)
             if entry is not None:
-                ours = [rule.from_bytes for rule in entry.rules if rule.algorithm != "native"]
-                limits.append(min(ours, default=1 << 62))
+                limits.append(entry.ours_from)
         return min(limits, default=ATTACHED_BYTES)
 
 
@@ -225,9 +243,7 @@ _WITHOUT_TABLE = {
 
 def choose(table: Table, call: Situation) -> Choice:
     """The algorithm for a call; a function of what all ranks agree on, so all choose the same."""
-    if call.memory == "adopted" and table.of(call) is None:
-        shared = call.nbytes >= table.edges_from_bytes
-        call = call._replace(memory="shared" if shared else "numpy")
+    call = table.edged(call)
     kind = _KINDS.get(call.memory, "")
     where = f"{call.nbytes} bytes{kind}, {call.size} ranks"
     entry = table.of(call)

@@ -260,6 +260,12 @@ def test_adopted_arrays_are_shared_memory_from_some_size_on():
     assert at(64 << 10, "adopted").algorithm == "butterfly"  # of ordinary memory
     assert at(128 << 10, "adopted").algorithm == "direct"
     assert at(64 << 10, "adopted", edges_from_bytes=1 << 16).algorithm == "direct"
+    late = Entry("Open MPI", "alltoall", "shared", 2, 2, [Rule(128 << 10, "pairwise", 1.3)])
+    table = Table(1, {}, 1.0, 1.0, [late])
+    call = Situation("Open MPI", "alltoall", 256 << 10, 2, 2, memory="adopted")
+    assert choose(table, call).algorithm == "native"
+    assert choose(table, call._replace(memory="shared")).algorithm == "pairwise"
+    assert choose(table, call._replace(nbytes=512 << 10)).algorithm == "pairwise"
     measured = Entry("Open MPI", "allreduce", "adopted", 2, 2, [Rule(0, "ring", 1.5)])
     assert at(8, "adopted", [measured]).algorithm == "ring"
     assert "in adopted memory" in at(8, "adopted", [measured]).reason
