@@ -86,5 +86,7 @@ def on_stream_of(array: Array) -> Iterator[None]:
     if queue == torch.cuda.current_stream().cuda_stream:
         yield
         return
-    with torch.cuda.stream(torch.cuda.ExternalStream(queue)):
+    # torch takes the null stream's 0 for no stream at all, and would make one.
+    stream = torch.cuda.ExternalStream(queue) if queue else torch.cuda.default_stream()
+    with torch.cuda.stream(stream):
         yield

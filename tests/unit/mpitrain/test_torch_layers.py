@@ -1,6 +1,8 @@
 """Which torch modules can be layers of the trainer, and what the others are told."""
 
 import random
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 nn = torch.nn
 
-from mpitrain.adapters.torch import layers  # noqa: E402
+from mpitrain.adapters.torch import arrays, layers  # noqa: E402
 from mpitrain.adapters.torch.cutting import cut  # noqa: E402
 from mpitrain.adapters.torch.layer import trained  # noqa: E402
 
@@ -300,3 +302,21 @@ def test_exported_values_have_torchs_axes():
     (name,) = layers(nn.Sequential(nn.Linear(2, 3)))
     values = np.ones((3, 2))
     assert as_torch(f"{name}.weight", values, Config()) is values
+
+
+@pytest.mark.parametrize(("queue", "wanted"), [(0, "default"), (5, "external 5"), (7, None)])
+def test_torch_queues_its_work_where_cupy_does(monkeypatch, queue, wanted):
+    taken = []
+    cupy = SimpleNamespace(cuda=SimpleNamespace())
+    cupy.cuda.get_current_stream = lambda: SimpleNamespace(ptr=queue)
+    monkeypatch.setattr(arrays, "array_namespace", lambda array: cupy)
+    for name, value in {
+        "is_available": lambda: True,
+        "current_stream": lambda: SimpleNamespace(cuda_stream=7),
+        "default_stream": lambda: "default",
+        "ExternalStream": lambda ptr: f"external {ptr}",
+        "stream": lambda stream: nullcontext(taken.append(stream)),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    with arrays.on_stream_of(None):
+        assert taken == ([] if wanted is None else [wanted])
