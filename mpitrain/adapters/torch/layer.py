@@ -12,7 +12,7 @@ from mpi4py import MPI
 from numpy.typing import DTypeLike
 
 from mpitrain.adapters.torch.arrays import as_array, as_bytes, as_tensor, as_tensors, on_stream_of
-from mpitrain.adapters.torch.cutting import cut
+from mpitrain.adapters.torch.cutting import cut, has_hooks
 from mpitrain.adapters.torch.purity import (
     ImpureModule,
     Watched,
@@ -318,7 +318,7 @@ def layers(module: torch.nn.Module, cuts: Sequence[str] = ()) -> dict[str, Layer
 
     Raises:
         TypeError: it is no module.
-        ImpureModule: a part cannot be a layer.
+        ImpureModule: a part cannot be a layer, or the module has hooks that belong to none.
         ValueError: it cannot be cut there.
     """
     if not isinstance(module, torch.nn.Module):
@@ -328,6 +328,11 @@ def layers(module: torch.nn.Module, cuts: Sequence[str] = ()) -> dict[str, Layer
     if cuts:
         pieces = {f"part{n}": ("", part) for n, part in enumerate(cut(module, cuts))}
     elif isinstance(module, torch.nn.Sequential) and type(module).forward is _IN_TURN:
+        if has_hooks(module):
+            raise ImpureModule(
+                f"a {type(module).__name__} cannot be taken apart, as its own hooks belong to no "
+                "part of it; register them on the parts, or put it into another Sequential"
+            )
         names = zip(module._modules, module, strict=True)
         pieces = {f"part{n}": (f"{name}.", part) for n, (name, part) in enumerate(names)}
     else:

@@ -230,6 +230,15 @@ def test_no_samples():
     assert y.shape == (0, 2) and dx.shape == (0, 6)
 
 
+@pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward", "full_backward_pre"])
+def test_hooks_of_a_sequential_that_is_taken_apart(kind):
+    module = nn.Sequential(nn.Linear(6, 6), nn.Tanh())
+    getattr(module, f"register_{kind}_hook")(lambda *given: None)
+    with pytest.raises(ValueError, match="its own hooks belong to no part of it; register them on"):
+        layers(module)
+    assert layers(nn.Sequential(module))
+
+
 def test_what_is_no_module_is_refused():
     with pytest.raises(TypeError, match=r"layers.. takes a torch.nn.Module, not a list"):
         layers([nn.Linear(2, 2)])
