@@ -60,6 +60,8 @@ def attention(**options):
         (nn.LSTM(6, 6, 2, dropout=0.5), "LSTM"),
         (nn.AlphaDropout(0.5).eval(), "Dropout"),
         (nn.LazyLinear(6), "has no shape yet"),
+        (nn.Embedding(3, 6, scale_grad_by_freq=True), r"set scale_grad_by_freq=False, or train it"),
+        (nn.EmbeddingBag(3, 6, sparse=True), r"EmbeddingBag.*are sparse.*; set sparse=False"),
         (nn.Linear(6, 6, device="meta"), "lies on meta"),
     ],
     ids=lambda value: getattr(value, "__class__", type(value)).__name__,
