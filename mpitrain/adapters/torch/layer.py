@@ -153,6 +153,11 @@ class TorchLayer(Layer):
                 raise ValueError(f"{of} is a {type(part).__name__}; all outputs are tensors")
             if not part.dim():
                 raise ValueError(f"{of} is a single number; outputs have one for each sample")
+            if part.is_complex():
+                raise ValueError(
+                    f"{of} is of {part.dtype}, and layers pass real numbers alone; put what gives "
+                    "complex numbers and what takes them into one module, or give view_as_real()"
+                )
         if "" in found:
             return tuple(found[""].shape[1:])
         return Fields(joined({name: as_array(part) for name, part in found.items()}).dtype)

@@ -232,6 +232,13 @@ def test_no_samples():
     assert y.shape == (0, 2) and dx.shape == (0, 6)
 
 
+def test_complex_outputs_are_refused():
+    """Nothing would go backward through them."""
+    layer = layers(functional(lambda m, x: torch.fft.fft(x)))["part0"]
+    with pytest.raises(ValueError, match=r"is of torch\.complex64, and layers pass real"):
+        layer.output_shape((6,))
+
+
 @pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward", "full_backward_pre"])
 def test_hooks_of_a_sequential_that_is_taken_apart(kind):
     module = nn.Sequential(nn.Linear(6, 6), nn.Tanh())
