@@ -248,6 +248,20 @@ def test_hooks_of_a_sequential_that_is_taken_apart(kind):
     assert layers(nn.Sequential(module))
 
 
+def test_parameters_that_are_frozen_or_unfrozen_later():
+    """Also of one that was copied because of what is in it."""
+    module = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Dropout())
+    module[0].bias.requires_grad_(False)
+    layer, *_ = forward(module)
+    values = layer.parameters(np.random.default_rng(0), np, np.float64)
+    module.requires_grad_(True)
+    with pytest.raises(ValueError, match=r"part3: 0\.bias was frozen or unfrozen after"):
+        layer.forward(values, np.ones((4, 6)))
+    module.requires_grad_(False)
+    with pytest.raises(ValueError, match=r"part3: 0\.weight was frozen or unfrozen after"):
+        layer.forward(values, np.ones((4, 6)))
+
+
 def test_what_is_no_module_is_refused():
     with pytest.raises(TypeError, match=r"layers.. takes a torch.nn.Module, not a list"):
         layers([nn.Linear(2, 2)])
