@@ -21,6 +21,9 @@ _ELEMENTWISE = (
     torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.Rprop,
 )  # fmt: skip
 
+#: What an optimiser looks at when it is made, whatever its groups say later.
+_BEGINNINGS = ("initial_accumulator_value",)
+
 
 class TorchOptimizer:
     """An :class:`mpitrain.optim.optimizers.Optimizer` that torch's makes the step of.
@@ -68,7 +71,8 @@ class TorchOptimizer:
         self.slots = tuple(sorted(kept))
 
     def _made(self, parameter: torch.nn.Parameter, rate: float) -> torch.optim.Optimizer:
-        made = self._kind([parameter], lr=rate)  # type: ignore[call-arg]
+        begins = {name: self.options[name] for name in _BEGINNINGS if name in self.options}
+        made = self._kind([parameter], lr=rate, **begins)  # type: ignore[call-arg]
         made.param_groups[0].update(self.options, lr=rate)
         return made
 
@@ -141,7 +145,9 @@ def grouped(
     found: dict[str, Group] = {}
     groups: list[TorchOptimizer] = []
     for asked in made.param_groups:
-        own = TorchOptimizer(type(made), {k: v for k, v in asked.items() if k != "params"})
+        options = {k: v for k, v in asked.items() if k != "params"}
+        options |= {k: v for k, v in made.defaults.items() if k in _BEGINNINGS}
+        own = TorchOptimizer(type(made), options)
         groups.append(own)
         usual = groups[0]
         if not usual.lr or own.slots != usual.slots:

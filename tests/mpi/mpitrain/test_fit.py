@@ -211,8 +211,9 @@ OPTIMIZERS = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, dampening=0.5),
     "RMSprop": lambda p: torch.optim.RMSprop(p, lr=1e-3, centered=True),
     "Rprop": lambda p: torch.optim.Rprop(p, lr=1e-3),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01, initial_accumulator_value=0.3),
 }
-QUICK = (("AdamW", 1),)
+QUICK = (("AdamW", 1), ("Adagrad", 2))
 
 
 @pytest.mark.parametrize("parallel", layouts())
