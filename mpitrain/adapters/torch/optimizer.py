@@ -141,6 +141,17 @@ def grouped(
             f"optimizer: a {type(made).__name__} is not known to update each number by itself, "
             f"which ZeRO and flat buckets need; there are {known}"
         )
+    if made._optimizer_step_pre_hooks or made._optimizer_step_post_hooks:
+        raise ConfigError(
+            "optimizer: it has hooks on its steps, and nobody would call them, as it is made anew "
+            "for each piece of the parameters; do without them"
+        )
+    # Of one that has taken no step, some keep where they begin.
+    if any(state and float(state.get("step", 1)) > 0 for state in made.state.values()):
+        raise ConfigError(
+            "optimizer: it has taken steps already, and the trainer would begin without what it "
+            "keeps of them; make a new one, and go on by fit(resume=True)"
+        )
     names = {id(parameter): name for name, parameter in given.items()}
     found: dict[str, Group] = {}
     groups: list[TorchOptimizer] = []
