@@ -11,7 +11,15 @@ import torch
 from mpi4py import MPI
 from numpy.typing import DTypeLike
 
-from mpitrain.adapters.torch.arrays import as_array, as_bytes, as_tensor, as_tensors, on_stream_of
+from mpitrain.adapters.torch.arrays import (
+    Moved,
+    as_array,
+    as_bytes,
+    as_tensor,
+    as_tensors,
+    moved,
+    on_stream_of,
+)
 from mpitrain.adapters.torch.cutting import cut, has_hooks
 from mpitrain.adapters.torch.purity import (
     ImpureModule,
@@ -98,7 +106,7 @@ class TorchLayer(Layer):
         self._in_turn = in_turn
         self._watched = Watched(name, module)
         self._forwards = 0
-        self._moved: dict[str, tuple[tuple[int, int], torch.Tensor]] = {}
+        self._moved: Moved = {}
 
     def parameters(
         self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike
@@ -306,20 +314,11 @@ class TorchLayer(Layer):
         """Copies, of the type of the parameters, or of the input if there are none."""
         like = next(iter(own.values()), given)
         return {
-            name: self._there(name, b, like.device)
+            name: moved(self._moved, name, b, like.device)
             .to(like.dtype if b.is_floating_point() and like.is_floating_point() else b.dtype)
             .clone()
             for name, b in self._constants()
         }
-
-    def _there(self, name: str, constant: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """A constant on a device, to which it goes once, and again when it has changed."""
-        if constant.device == device:
-            return constant
-        is_now = constant.data_ptr(), constant._version
-        if name not in self._moved or self._moved[name][0] != is_now:
-            self._moved[name] = is_now, constant.to(device)
-        return self._moved[name][1]
 
 
 def layers(module: torch.nn.Module, cuts: Sequence[str] = ()) -> dict[str, Layer]:
