@@ -107,12 +107,19 @@ class TorchOptimizer:
         made = self._made(parameter, rate)
         own = {name: as_tensor(state[name]) for name in self.slots}
         if self._step > 1:  # in its first step it makes what it keeps, which is not always 0
-            made.state[parameter].update(own, step=torch.tensor(float(self._step - 1)))
+            made.state[parameter].update(own, step=self._taken(parameter))
         made.step()
         for name, values in own.items():
             found = made.state[parameter][name]
             if found.data_ptr() != values.data_ptr():
                 values.copy_(found)
+
+    def _taken(self, parameter: torch.Tensor) -> torch.Tensor:
+        """How many steps were taken; the fused ones read it where they compute, in float32."""
+        kind, where = None, torch.device("cpu")
+        if self.options.get("fused"):
+            kind, where = torch.float32, parameter.device
+        return torch.tensor(float(self._step - 1), dtype=kind, device=where)
 
 
 def grouped(

@@ -6,6 +6,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 
 from mpitrain.adapters.torch.objective import Following  # noqa: E402
+from mpitrain.adapters.torch.optimizer import TorchOptimizer  # noqa: E402
 
 
 class Weighted(torch.nn.Module):
@@ -49,3 +50,12 @@ def test_what_a_loss_keeps_goes_there_again_when_it_has_changed():
         if len(found) == 2:
             loss.weights.mul_(2.0)
     assert found[0] is found[1] and found[1] is not found[2]
+
+
+@pytest.mark.parametrize("fused", [None, True])
+def test_steps_are_counted_where_the_optimiser_reads_them(fused):
+    (group,) = torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))], fused=fused).param_groups
+    made = TorchOptimizer(torch.optim.AdamW, {k: v for k, v in group.items() if k != "params"})
+    made._step = 4
+    taken = made._taken(torch.ones(2, dtype=torch.float64, device="meta"))
+    assert taken.device.type == ("meta" if fused else "cpu") and taken.dtype == torch.float32
