@@ -78,7 +78,8 @@ class Registry:
     def schedule(
         self, collective: str, name: str, size: int, root: int = 0, **options: Option
     ) -> Schedule:
-        """The schedule of an entry; a program's own is :func:`~collectives.algorithms.guarded`.
+        """The schedule of an entry; a program's own is
+        :func:`~collectives.algorithms.guard.guarded`.
 
         Raises:
             UnknownAlgorithm: there is no such algorithm, or not with these options or so many

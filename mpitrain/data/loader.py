@@ -212,7 +212,7 @@ def _work(
     while True:
         try:
             number, request = pipe.recv()
-        except EOFError:
+        except (EOFError, OSError):  # also where it was closed before it had read all answers
             return
         told: Any
         try:
@@ -231,7 +231,10 @@ def _work(
             told = str(error)
         except Exception as error:
             told = f"samples {request.indices}: {type(error).__name__}: {error}"
-        pipe.send((number, told))
+        try:
+            pipe.send((number, told))
+        except OSError:
+            return
 
 
 def _end(processes: list[Any], pipes: list[Connection]) -> None:

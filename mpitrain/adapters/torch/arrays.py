@@ -75,6 +75,20 @@ def as_bytes(tensor: torch.Tensor) -> Array:
     return found
 
 
+#: Tensors that were copied to a device, by name, and which memory and version of it they are of.
+Moved = dict[str, tuple[tuple[int, int], torch.Tensor]]
+
+
+def moved(before: Moved, name: str, constant: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A constant on a device, to which it goes once, and again when it has changed."""
+    if constant.device == device:
+        return constant
+    is_now = constant.data_ptr(), constant._version
+    if name not in before or before[name][0] != is_now:
+        before[name] = is_now, constant.detach().to(device)
+    return before[name][1]
+
+
 @contextmanager
 def on_stream_of(array: Array) -> Iterator[None]:
     """torch queues its work where CuPy does, so that neither has to wait for the other."""

@@ -25,7 +25,7 @@ def cut(module: torch.nn.Module, after: Sequence[str]) -> list[torch.nn.Module]:
     Raises:
         ValueError: it cannot be traced, or has no such module.
     """
-    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+    if has_hooks(module):
         raise ValueError(
             f"a {type(module).__name__} cannot be cut, as its own hooks belong to no part of it"
         )
@@ -52,6 +52,12 @@ def cut(module: torch.nn.Module, after: Sequence[str]) -> list[torch.nn.Module]:
         if not _crossing(whose, number):
             raise ValueError(f"cuts: nothing that is computed before {name!r} is used behind it")
     return [_part(module, graph, whose, number, after) for number in range(len(after) + 1)]
+
+
+def has_hooks(module: torch.nn.Module) -> bool:
+    """Whether something is to be called when all of the module goes forward or backward."""
+    kinds = "forward_pre", "forward", "backward_pre", "backward"
+    return any(getattr(module, f"_{kind}_hooks") for kind in kinds)
 
 
 def expect_the_same(module: torch.nn.Module, after: Sequence[str], inputs: Array) -> None:

@@ -11,8 +11,16 @@ import torch
 from mpi4py import MPI
 from numpy.typing import DTypeLike
 
-from mpitrain.adapters.torch.arrays import as_array, as_bytes, as_tensor, as_tensors, on_stream_of
-from mpitrain.adapters.torch.cutting import cut
+from mpitrain.adapters.torch.arrays import (
+    Moved,
+    as_array,
+    as_bytes,
+    as_tensor,
+    as_tensors,
+    moved,
+    on_stream_of,
+)
+from mpitrain.adapters.torch.cutting import cut, has_hooks
 from mpitrain.adapters.torch.purity import (
     ImpureModule,
     Watched,
@@ -98,7 +106,7 @@ class TorchLayer(Layer):
         self._in_turn = in_turn
         self._watched = Watched(name, module)
         self._forwards = 0
-        self._moved: dict[str, tuple[tuple[int, int], torch.Tensor]] = {}
+        self._moved: Moved = {}
 
     def parameters(
         self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike
@@ -112,6 +120,18 @@ class TorchLayer(Layer):
 
     def _trained(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         return ((name, p) for name, p in self.module.named_parameters() if p.requires_grad)
+
+    def _expect_the_same_trained(self, names: Collection[str]) -> None:
+        """Those that the trainer has, whatever the program has done to its module since."""
+        now = {name for name, p in self._given.named_parameters() if p.requires_grad}
+        if changed := sorted(now ^ set(names)):
+            self._watched.verdict.say(
+                ImpureModule(
+                    f"{self._watched.name}: {', '.join(changed[:3])} was frozen or unfrozen after "
+                    "the trainer was made, which has had the module's parameters since then; "
+                    "freeze before, and for another choice make another trainer"
+                )
+            )
 
     def _constants(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Buffers, and parameters that are frozen."""
@@ -153,6 +173,11 @@ class TorchLayer(Layer):
                 raise ValueError(f"{of} is a {type(part).__name__}; all outputs are tensors")
             if not part.dim():
                 raise ValueError(f"{of} is a single number; outputs have one for each sample")
+            if part.is_complex():
+                raise ValueError(
+                    f"{of} is of {part.dtype}, and layers pass real numbers alone; put what gives "
+                    "complex numbers and what takes them into one module, or give view_as_real()"
+                )
         if "" in found:
             return tuple(found[""].shape[1:])
         return Fields(joined({name: as_array(part) for name, part in found.items()}).dtype)
@@ -195,6 +220,7 @@ class TorchLayer(Layer):
 
     def _forward(self, parameters: Parameters, x: Array, context: Context) -> tuple[Array, Any]:
         own = {name: as_tensor(v).requires_grad_() for name, v in parameters.items()}
+        self._expect_the_same_trained(own.keys())
         xp = array_namespace(x)
         given = _tensors(fields(x), next((p.dtype for p in own.values()), None))
         buffers = self._buffers(own, next(iter(given.values())))
@@ -288,20 +314,11 @@ class TorchLayer(Layer):
         """Copies, of the type of the parameters, or of the input if there are none."""
         like = next(iter(own.values()), given)
         return {
-            name: self._there(name, b, like.device)
+            name: moved(self._moved, name, b, like.device)
             .to(like.dtype if b.is_floating_point() and like.is_floating_point() else b.dtype)
             .clone()
             for name, b in self._constants()
         }
-
-    def _there(self, name: str, constant: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """A constant on a device, to which it goes once, and again when it has changed."""
-        if constant.device == device:
-            return constant
-        is_now = constant.data_ptr(), constant._version
-        if name not in self._moved or self._moved[name][0] != is_now:
-            self._moved[name] = is_now, constant.to(device)
-        return self._moved[name][1]
 
 
 def layers(module: torch.nn.Module, cuts: Sequence[str] = ()) -> dict[str, Layer]:
@@ -318,7 +335,7 @@ def layers(module: torch.nn.Module, cuts: Sequence[str] = ()) -> dict[str, Layer
 
     Raises:
         TypeError: it is no module.
-        ImpureModule: a part cannot be a layer.
+        ImpureModule: a part cannot be a layer, or the module has hooks that belong to none.
         ValueError: it cannot be cut there.
     """
     if not isinstance(module, torch.nn.Module):
@@ -328,6 +345,11 @@ def layers(module: torch.nn.Module, cuts: Sequence[str] = ()) -> dict[str, Layer
     if cuts:
         pieces = {f"part{n}": ("", part) for n, part in enumerate(cut(module, cuts))}
     elif isinstance(module, torch.nn.Sequential) and type(module).forward is _IN_TURN:
+        if has_hooks(module):
+            raise ImpureModule(
+                f"a {type(module).__name__} cannot be taken apart, as its own hooks belong to no "
+                "part of it; register them on the parts, or put it into another Sequential"
+            )
         names = zip(module._modules, module, strict=True)
         pieces = {f"part{n}": (f"{name}.", part) for n, (name, part) in enumerate(names)}
     else:

@@ -8,15 +8,38 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpitrain.adapters.torch.arrays import as_array, as_tensors, on_stream_of
+from mpitrain.adapters.torch.arrays import Moved, as_array, as_tensors, moved, on_stream_of
 from mpitrain.adapters.torch.purity import is_due
 from mpitrain.arrays import Array, Scalar, Shape, array_namespace
 from mpitrain.config import ConfigError
-from mpitrain.fields import as_given, fields, joined, partial, zeros
+from mpitrain.fields import as_given, fields, joined, named, partial, zeros
 
 #: ``f(outputs, labels)``, as torch's functional losses: tensors, or tuples or dictionaries of them,
 #: as the module and the data set give them.
 Function = Callable[[Any, Any], Any]
+
+
+class Following:
+    """A function of outputs and labels, called where these lie.
+
+    What a module keeps, as the weights of classes, goes to a GPU once, and again when it has
+    changed; other functions see to it themselves, as by ``weights.to(outputs.device)``.
+    """
+
+    def __init__(self, function: Function) -> None:
+        self.__name__ = name_of(function)
+        self._function = function
+        self._moved: Moved = {}
+
+    def __call__(self, outputs: Any, labels: Any) -> Any:
+        if not isinstance(self._function, torch.nn.Module):
+            return self._function(outputs, labels)
+        device = next(iter(named(outputs).values())).device
+        kept = [*self._function.named_buffers(), *self._function.named_parameters()]
+        if all(tensor.device == device for _, tensor in kept):
+            return self._function(outputs, labels)
+        there = {name: moved(self._moved, name, tensor, device) for name, tensor in kept}
+        return torch.func.functional_call(self._function, there, (outputs, labels))
 
 
 class TorchLoss:
@@ -38,8 +61,9 @@ class TorchLoss:
                 "put them into the model"
             )
         self.function = function
+        self._there = Following(function)
         self._unused: frozenset[str] = frozenset()
-        self._means = Means(function, "loss")
+        self._means = Means(self._there, "loss")
 
     def __call__(self, outputs: Array, labels: Array, divisor: float) -> tuple[Scalar, Array]:
         """As :class:`mpitrain.objective.Loss` says."""
@@ -52,7 +76,7 @@ class TorchLoss:
         xp = array_namespace(outputs)
         parts = _needing_gradients(_tensors(outputs))
         truth = _tensors(labels)
-        mean = self.function(as_given(_wide(parts)), as_given(truth))
+        mean = self._there(as_given(_wide(parts)), as_given(truth))
         self._means.compare(_wide(parts), truth)
         weight = labels.size / divisor
         by = {name: part for name, part in parts.items() if part.requires_grad}
@@ -159,7 +183,8 @@ class TorchMetric:
 
     def __init__(self, function: Function, name: str = "one of them") -> None:
         self.function = function
-        self._means = Means(function, f"metrics: {name}")
+        self._there = Following(function)
+        self._means = Means(self._there, f"metrics: {name}")
 
     @property
     def fault(self) -> ValueError | None:
@@ -171,7 +196,7 @@ class TorchMetric:
             return np.zeros(2)
         scores, truth = _wide(_tensors(outputs)), _tensors(labels)
         with torch.no_grad(), on_stream_of(outputs):
-            found = self.function(as_given(scores), as_given(truth))
+            found = self._there(as_given(scores), as_given(truth))
         if isinstance(found, tuple):
             total, count = map(float, found)
             return np.array([total, count])

@@ -21,6 +21,9 @@ _ELEMENTWISE = (
     torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.Rprop,
 )  # fmt: skip
 
+#: What an optimiser looks at when it is made, whatever its groups say later.
+_BEGINNINGS = ("initial_accumulator_value",)
+
 
 class TorchOptimizer:
     """An :class:`mpitrain.optim.optimizers.Optimizer` that torch's makes the step of.
@@ -68,7 +71,8 @@ class TorchOptimizer:
         self.slots = tuple(sorted(kept))
 
     def _made(self, parameter: torch.nn.Parameter, rate: float) -> torch.optim.Optimizer:
-        made = self._kind([parameter], lr=rate)  # type: ignore[call-arg]
+        begins = {name: self.options[name] for name in _BEGINNINGS if name in self.options}
+        made = self._kind([parameter], lr=rate, **begins)  # type: ignore[call-arg]
         made.param_groups[0].update(self.options, lr=rate)
         return made
 
@@ -103,12 +107,19 @@ class TorchOptimizer:
         made = self._made(parameter, rate)
         own = {name: as_tensor(state[name]) for name in self.slots}
         if self._step > 1:  # in its first step it makes what it keeps, which is not always 0
-            made.state[parameter].update(own, step=torch.tensor(float(self._step - 1)))
+            made.state[parameter].update(own, step=self._taken(parameter))
         made.step()
         for name, values in own.items():
             found = made.state[parameter][name]
             if found.data_ptr() != values.data_ptr():
                 values.copy_(found)
+
+    def _taken(self, parameter: torch.Tensor) -> torch.Tensor:
+        """How many steps were taken; the fused ones read it where they compute, in float32."""
+        kind, where = None, torch.device("cpu")
+        if self.options.get("fused"):
+            kind, where = torch.float32, parameter.device
+        return torch.tensor(float(self._step - 1), dtype=kind, device=where)
 
 
 def grouped(
@@ -137,11 +148,24 @@ def grouped(
             f"optimizer: a {type(made).__name__} is not known to update each number by itself, "
             f"which ZeRO and flat buckets need; there are {known}"
         )
+    if made._optimizer_step_pre_hooks or made._optimizer_step_post_hooks:
+        raise ConfigError(
+            "optimizer: it has hooks on its steps, and nobody would call them, as it is made anew "
+            "for each piece of the parameters; do without them"
+        )
+    # Of one that has taken no step, some keep where they begin.
+    if any(state and float(state.get("step", 1)) > 0 for state in made.state.values()):
+        raise ConfigError(
+            "optimizer: it has taken steps already, and the trainer would begin without what it "
+            "keeps of them; make a new one, and go on by fit(resume=True)"
+        )
     names = {id(parameter): name for name, parameter in given.items()}
     found: dict[str, Group] = {}
     groups: list[TorchOptimizer] = []
     for asked in made.param_groups:
-        own = TorchOptimizer(type(made), {k: v for k, v in asked.items() if k != "params"})
+        options = {k: v for k, v in asked.items() if k != "params"}
+        options |= {k: v for k, v in made.defaults.items() if k in _BEGINNINGS}
+        own = TorchOptimizer(type(made), options)
         groups.append(own)
         usual = groups[0]
         if not usual.lr or own.slots != usual.slots:

@@ -55,6 +55,16 @@ def refuse(name: str, module: nn.Module) -> None:
                     f"{what}: it draws random numbers in training, which would differ from layout "
                     f"to layout; set {number}=0, {_ELSEWHERE}"
                 )
+        if getattr(part, "scale_grad_by_freq", False):
+            raise ImpureModule(
+                f"{what}: it divides gradients by how often a row is in a micro-batch, which "
+                f"depends on the layout of the ranks; set scale_grad_by_freq=False, {_ELSEWHERE}"
+            )
+        if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and part.sparse:
+            raise ImpureModule(
+                f"{what}: its gradients are sparse, and the trainer has dense ones alone; set "
+                "sparse=False"
+            )
         if isinstance(part, _ALWAYS_RANDOM):
             raise ImpureModule(
                 f"{what}: it draws random numbers, which would differ from layout to layout; use "

@@ -211,8 +211,9 @@ OPTIMIZERS = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, dampening=0.5),
     "RMSprop": lambda p: torch.optim.RMSprop(p, lr=1e-3, centered=True),
     "Rprop": lambda p: torch.optim.Rprop(p, lr=1e-3),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01, initial_accumulator_value=0.3),
 }
-QUICK = (("AdamW", 1),)
+QUICK = (("AdamW", 1), ("Adagrad", 2))
 
 
 @pytest.mark.parametrize("parallel", layouts())
@@ -419,9 +420,23 @@ def test_optimisers_of_torch(comm, folder, alone, name, zero):
     assert_alike(trainer.module, torchs_own(trainer, OPTIMIZERS[name]))
 
 
+def hooked(parameters):
+    made = torch.optim.SGD(parameters, lr=0.1)
+    made.register_step_post_hook(lambda *given: None)
+    return made
+
+
+def stepped(parameters):
+    made = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+    made.state[parameters[0]]["momentum_buffer"] = torch.ones_like(parameters[0])
+    return made
+
+
 @pytest.mark.parametrize(
     ("optimizer", "message"),
     [
+        (hooked, "it has hooks on its steps, and nobody would call them"),
+        (stepped, "it has taken steps already, and the trainer would begin without what it keeps"),
         (lambda p: torch.optim.LBFGS(p), "a LBFGS is not known to update each number by itself"),
         (lambda p: torch.optim.SGD(p[1:]), r"leaves out part0.weight; give it all parameters"),
         (lambda p: torch.optim.SGD([*p, torch.nn.Parameter(torch.ones(3))]), "shape .3,. that is"),

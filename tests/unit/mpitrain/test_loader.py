@@ -138,6 +138,15 @@ def test_closing_ends_the_processes():
     assert all(map(gone, processes))
 
 
+def test_processes_say_nothing_when_their_answers_are_not_read(capfd):
+    with loader(2) as reader:
+        reading = reader.read(requests())
+        next(reading)
+        while not all(pipe.poll() for pipe in reader._pipes):
+            time.sleep(0.01)
+    assert not capfd.readouterr().err
+
+
 #: A process whose loader's processes read for ever, if they are asked to, and that ends somehow.
 OWNER = """
 import os, signal, threading, time

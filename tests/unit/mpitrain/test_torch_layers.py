@@ -62,6 +62,8 @@ def attention(**options):
         (nn.LSTM(6, 6, 2, dropout=0.5), "LSTM"),
         (nn.AlphaDropout(0.5).eval(), "Dropout"),
         (nn.LazyLinear(6), "has no shape yet"),
+        (nn.Embedding(3, 6, scale_grad_by_freq=True), r"set scale_grad_by_freq=False, or train it"),
+        (nn.EmbeddingBag(3, 6, sparse=True), r"EmbeddingBag.*are sparse.*; set sparse=False"),
         (nn.Linear(6, 6, device="meta"), "lies on meta"),
     ],
     ids=lambda value: getattr(value, "__class__", type(value)).__name__,
@@ -230,6 +232,36 @@ def test_whole_numbers_without_parameters_have_no_gradient():
 def test_no_samples():
     _, y, dx, _ = forward(nn.Linear(6, 2), np.empty((0, 6)))
     assert y.shape == (0, 2) and dx.shape == (0, 6)
+
+
+def test_complex_outputs_are_refused():
+    """Nothing would go backward through them."""
+    layer = layers(functional(lambda m, x: torch.fft.fft(x)))["part0"]
+    with pytest.raises(ValueError, match=r"is of torch\.complex64, and layers pass real"):
+        layer.output_shape((6,))
+
+
+@pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward", "full_backward_pre"])
+def test_hooks_of_a_sequential_that_is_taken_apart(kind):
+    module = nn.Sequential(nn.Linear(6, 6), nn.Tanh())
+    getattr(module, f"register_{kind}_hook")(lambda *given: None)
+    with pytest.raises(ValueError, match="its own hooks belong to no part of it; register them on"):
+        layers(module)
+    assert layers(nn.Sequential(module))
+
+
+def test_parameters_that_are_frozen_or_unfrozen_later():
+    """Also of one that was copied because of what is in it."""
+    module = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Dropout())
+    module[0].bias.requires_grad_(False)
+    layer, *_ = forward(module)
+    values = layer.parameters(np.random.default_rng(0), np, np.float64)
+    module.requires_grad_(True)
+    with pytest.raises(ValueError, match=r"part3: 0\.bias was frozen or unfrozen after"):
+        layer.forward(values, np.ones((4, 6)))
+    module.requires_grad_(False)
+    with pytest.raises(ValueError, match=r"part3: 0\.weight was frozen or unfrozen after"):
+        layer.forward(values, np.ones((4, 6)))
 
 
 def test_what_is_no_module_is_refused():

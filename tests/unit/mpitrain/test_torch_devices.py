@@ -1,0 +1,61 @@
+"""What torch computes with on a device besides arrays of the trainer, shown on its device without
+memory."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
+
+from mpitrain.adapters.torch.objective import Following  # noqa: E402
+from mpitrain.adapters.torch.optimizer import TorchOptimizer  # noqa: E402
+
+
+class Weighted(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("weights", torch.ones(3))
+
+    def forward(self, outputs, labels):
+        return (self.weights * (outputs - labels) ** 2).mean()
+
+
+@pytest.mark.parametrize(
+    "function", [Weighted(), torch.nn.BCEWithLogitsLoss(pos_weight=torch.ones(3))]
+)
+@pytest.mark.parametrize("several", [False, True])
+def test_a_loss_finds_what_it_keeps_where_the_outputs_are(function, several):
+    here = Following(function if not several else Second(function))
+    for device in ("cpu", "meta", "cpu"):
+        outputs, labels = torch.ones(2, 3, device=device), torch.zeros(2, 3, device=device)
+        assert here((outputs, outputs) if several else outputs, labels).device.type == device
+    assert all(tensor.device.type == "cpu" for tensor in function.buffers())
+
+
+class Second(torch.nn.Module):
+    def __init__(self, loss):
+        super().__init__()
+        self.loss = loss
+
+    def forward(self, outputs, labels):
+        return self.loss(outputs[1], labels)
+
+
+def test_what_a_loss_keeps_goes_there_again_when_it_has_changed():
+    loss = Weighted()
+    here = Following(loss)
+    outputs = torch.ones(2, 3, device="meta")
+    found = []
+    for _ in range(3):
+        here(outputs, outputs)
+        found.append(here._moved["weights"][1])
+        if len(found) == 2:
+            loss.weights.mul_(2.0)
+    assert found[0] is found[1] and found[1] is not found[2]
+
+
+@pytest.mark.parametrize("fused", [None, True])
+def test_steps_are_counted_where_the_optimiser_reads_them(fused):
+    (group,) = torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))], fused=fused).param_groups
+    made = TorchOptimizer(torch.optim.AdamW, {k: v for k, v in group.items() if k != "params"})
+    made._step = 4
+    taken = made._taken(torch.ones(2, dtype=torch.float64, device="meta"))
+    assert taken.device.type == ("meta" if fused else "cpu") and taken.dtype == torch.float32
