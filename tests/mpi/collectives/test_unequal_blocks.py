@@ -34,6 +34,16 @@ def both(call, send, recv, algorithm):
     return results
 
 
+def test_counts_of_a_reduce_scatter_may_be_an_array(comm):
+    """As mpi4py takes them."""
+    counts = np.arange(1, comm.size + 1)
+    mine, found = np.repeat(counts.astype(float), counts), np.zeros(counts[comm.rank])
+    for algorithm in ("native", "auto", "direct"):
+        found[...] = 0
+        comm.Reduce_scatter(mine, found, counts, algorithm=algorithm)
+        assert (found == comm.size * (comm.rank + 1)).all()
+
+
 @pytest.mark.parametrize("gap", [0, 2])
 @pytest.mark.parametrize("algorithm", able("allgather"))
 def test_allgatherv(comm, algorithm, gap):
