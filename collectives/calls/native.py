@@ -138,6 +138,8 @@ class NativePlan:
         self._before = before
         name = _method(arguments)
         types: dict[int, MPI.Datatype] = {}
+        if arguments.recvcounts is not None:
+            arguments = arguments._replace(recvcounts=tuple(arguments.recvcounts))
         given = [_as_it_is_now(one, types) for one in _as_mpi_takes_them(arguments)]
         if types:
             weakref.finalize(self, free_types, types.values()).atexit = False
@@ -227,13 +229,24 @@ def _as_it_is_now(spec: Any, types: dict[int, MPI.Datatype]) -> Any:
 
     Duplicates of the caller's own types, which may be freed, are added to ``types``, by handle.
     """
-    if type(spec) in (list, tuple):
-        return type(spec)(_as_it_is_now(part, types) for part in spec)
-    if isinstance(spec, MPI.Datatype) and not (spec == MPI.DATATYPE_NULL or spec.is_predefined):
-        if spec.handle not in types:
-            types[spec.handle] = spec.Dup()
-        return types[spec.handle]
-    return spec
+    if type(spec) not in (list, tuple) or not spec:
+        return spec
+    memory, *words = spec
+    return type(spec)([memory, *(_word(word, types) for word in words)])
+
+
+def _word(word: Any, types: dict[int, MPI.Datatype]) -> Any:
+    """Of a specification, a type, a count, or the counts and displacements of blocks, which may be
+    arrays as well; only a tuple stays one, as one of two means something else."""
+    if isinstance(word, MPI.Datatype):
+        if word == MPI.DATATYPE_NULL or word.is_predefined:
+            return word
+        if word.handle not in types:
+            types[word.handle] = word.Dup()
+        return types[word.handle]
+    if isinstance(word, str) or not np.iterable(word):
+        return word
+    return (tuple if type(word) is tuple else list)(_word(each, types) for each in word)
 
 
 def _as_mpi_takes_them(arguments: Arguments) -> tuple[Any, ...]:

@@ -204,7 +204,7 @@ def _expect(role: str, buffer: Buffer | None, items: int) -> None:
 
 def _recvcounts(arguments: Arguments, member: Member) -> tuple[int, ...]:
     try:
-        counts = tuple(index(count) for count in arguments.recvcounts or ())
+        counts = tuple(map(index, () if arguments.recvcounts is None else arguments.recvcounts))
     except TypeError:
         counts = (-1,)
     if len(counts) != member.size or min(counts) < 0:

@@ -118,11 +118,15 @@ class Windows:
         if number < 0 or number in self._unused or number not in self._kept:
             return False
         if not self._kept[number].is_there:
+            # Its owner has freed the memory, and may live on: another one's must not lie on pages
+            # that are shared.
+            self._ends[number]()
             self._unused.add(number)
         return number not in self._unused
 
     def forget(self, comm: MPI.Intracomm) -> None:
         """Lets go of those that no rank uses.  Collective."""
+        self.in_use()  # looks whether they are there
         for number in set.intersection(*comm.allgather(set(self._unused))):
             self.drop(number)
 

@@ -8,6 +8,7 @@ import pytest
 from mpi4py import MPI
 
 from collectives import Communicator, InvalidBuffer
+from collectives.execution.transport.pages import regions
 from tests.mpi.collectives.test_share import is_adopted
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: make install TORCH=1")
@@ -84,6 +85,21 @@ def test_a_storage_that_pytorch_moves_is_no_window(comm):
     del tensor, one
     gc.collect()
     assert all((other == RANK + 3).all() for other in others)
+
+
+def test_memory_that_pytorch_gives_up_is_no_more_shared(comm):
+    """What another tensor has there later would be a forked child's, too."""
+    if comm.ranks_per_node < SIZE:
+        pytest.skip("one node")
+    tensor = comm.share(torch.zeros(50_000))
+    start, stop = tensor.data_ptr(), tensor.data_ptr() + 4 * 50_000
+    files = {region.file for region in regions(start, stop)} - {0}
+    assert files
+    tensor.share_memory_()
+    comm.empty(1)
+    comm.empty(1)  # now all ranks have let go of it
+    assert not files & {region.file for region in regions(start, stop)}
+    assert (tensor == 0).all()
 
 
 @pytest.mark.parametrize("kind", ["strided", "sparse", "meta"])

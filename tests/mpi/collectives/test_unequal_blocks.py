@@ -34,6 +34,35 @@ def both(call, send, recv, algorithm):
     return results
 
 
+def test_counts_of_a_reduce_scatter_may_be_an_array(comm):
+    """As mpi4py takes them."""
+    counts = np.arange(1, comm.size + 1)
+    mine, found = np.repeat(counts.astype(float), counts), np.zeros(counts[comm.rank])
+    for algorithm in ("native", "auto", "direct"):
+        found[...] = 0
+        comm.Reduce_scatter(mine, found, counts, algorithm=algorithm)
+        assert (found == comm.size * (comm.rank + 1)).all()
+
+
+@pytest.mark.parametrize("algorithm", ["native", "auto", "direct"])
+def test_counts_are_read_once_of_arrays_too(comm, algorithm):
+    """A plan keeps to the counts that it was made with, whatever their arrays hold later."""
+    counts = np.arange(1, comm.size + 1)
+    starts = np.cumsum([0, *counts[:-1]])
+    expected = np.repeat(counts.astype(float), counts)
+    room, mine = np.zeros(expected.size), np.full(counts[comm.rank], comm.rank + 1.0)
+    gather = comm.Allgatherv_init(mine, [room, (counts, starts), MPI.DOUBLE], algorithm=algorithm)
+    found = np.zeros(counts[comm.rank])
+    sums = comm.Reduce_scatter_init(expected, found, counts, algorithm=algorithm)
+    for _ in range(2):
+        counts[...] = starts[...] = 0
+        room[...] = found[...] = 0
+        gather()
+        sums()
+        assert np.array_equal(room, expected)
+        assert (found == comm.size * (comm.rank + 1)).all()
+
+
 @pytest.mark.parametrize("gap", [0, 2])
 @pytest.mark.parametrize("algorithm", able("allgather"))
 def test_allgatherv(comm, algorithm, gap):
