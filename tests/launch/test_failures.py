@@ -113,7 +113,7 @@ def test_an_error_of_one_rank_that_it_catches_ends_the_job(tmp_path):
                         raise ValueError(f"of {len(ranks)} ranks")
                     comm.Barrier()
             except ValueError as error:
-                print("caught:", error, flush=True)
+                print(f"caught: {error}", flush=True)
         """,
     )
     assert ended.returncode not in (0, None)
