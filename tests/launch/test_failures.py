@@ -161,7 +161,7 @@ LONELY = """
         raise ValueError("a bad sample")
     if os.environ.get("COLLECTIVES_ABORT") == "0":
         time.sleep(1)
-        print("rank", comm.rank, "goes on", flush=True)
+        print(f"rank {comm.rank} goes on", flush=True)
     else:
         comm.Allreduce(np.ones(1000), np.zeros(1000), algorithm="ring")
 """
