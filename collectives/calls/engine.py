@@ -21,7 +21,7 @@ from collectives.calls.native import NativePlan, call_native, waits_for_device
 from collectives.calls.recent import Entry, Recent
 from collectives.calls.resources import Resources
 from collectives.calls.settings import Settings
-from collectives.calls.small import Limits
+from collectives.calls.small import MPI_CHARS, Limits, plain_array
 from collectives.calls.tuner import Choice
 from collectives.calls.turns import Trial, Turns
 from collectives.calls.understanding import Understanding
@@ -50,9 +50,7 @@ class Native(NamedTuple):
     algorithm: str = "native"
 
 
-#: Types of NumPy whose items are MPI's, too; a string's are its letters.
-_PLAIN = frozenset(MPI._typedict) - {"S", "U"}
-_LEFT_TO_NATIVE = Native("small: nothing was measured to be faster")
+_LEFT_TO_NATIVE = Native("nothing was measured to be faster")
 
 
 def _by(call: Call, choice: Choice) -> Call:
@@ -85,9 +83,10 @@ class Engine:
         )
         self._recent = Recent()
         self._native_below = Limits(self.resources)
+        self._unequal_native_below = Limits(self.resources, unequal=True)
         self._turns = Turns(self.resources, self.complete)
         self._meetings = Meetings(
-            self.resources, self.underway, self._native_below.of_auto, self._recent.clear
+            self.resources, self.underway, self._native_below.of_auto, self._forget
         )
         self._cache: OrderedDict[object, Plan] = OrderedDict()
 
@@ -121,7 +120,7 @@ class Engine:
                 self.underway.drain()
                 self._understanding.agree(what)
                 # From now on, the ranks meet, and memory may lie where other memory lay before.
-                self._recent.clear()
+                self._forget()
                 yield
             except (CollectiveError, MemoryError):  # on all ranks
                 raise
@@ -139,7 +138,7 @@ class Engine:
         for plan in self._cache.values():
             plan.Free()
         self._cache.clear()
-        self._recent.clear()
+        self._forget()
         self.resources.close()
 
     def revoke(self) -> None:
@@ -148,7 +147,7 @@ class Engine:
             self.watchdog.close()
             self.watchdog = None
         self._cache.clear()
-        self._recent.clear()
+        self._forget()
         self.underway.forget()
         self.resources.revoke()
 
@@ -326,20 +325,48 @@ class Engine:
         assert isinstance(native, NativePlan) and isinstance(ours, Plan), "as they were asked for"
         return AlternatingPlan(native, ours, own, self.channel, self._turns.keep)
 
-    def leaves_to_native(self, collective: str, items: Any) -> bool:
-        """Whether ``auto`` is native for an array of this size, before anything else is looked at.
+    def leaves_to_native(
+        self,
+        collective: str,
+        own: Any,
+        other: Any = None,
+        *,
+        blocks: int = 1,
+        unequal: bool = False,
+    ) -> bool:
+        """Whether ``auto`` is native for a call, before it is read: reading it costs more than a
+        small native collective takes.
 
-        Anything else costs more than a small native collective takes.
+        Args:
+            own: the buffer that the call's size is told by.
+            other: its other buffer, if it has one.
+            blocks: as many times ``own`` is the largest buffer of any rank, or less.
+            unequal: it is a v-variant's.
         """
-        if type(items) is not np.ndarray or items.nbytes >= self._native_below[collective]:
+        items = own
+        if type(own) is not np.ndarray:
+            items = plain_array(own)
+            if items is None:
+                return False
+        limits = self._unequal_native_below if unequal else self._native_below
+        if items.nbytes * blocks >= limits[collective]:
+            return False
+        dtype = items.dtype
+        if self.underway.plans or not dtype.isnative or dtype.char not in MPI_CHARS:
             return False
         if self.underway.traffic is not None:
             return False
-        dtype = items.dtype
-        if self.underway.plans or not dtype.isnative or dtype.char not in _PLAIN:
+        simple = type(other) is np.ndarray or other is MPI.IN_PLACE or other is None
+        if not (simple or plain_array(other) is not None):
             return False
         self.last_plan = _LEFT_TO_NATIVE
         return True
+
+    def _forget(self) -> None:
+        """Calls are looked at anew: the ranks' memory is not what it was."""
+        self._recent.clear()
+        self._native_below.clear()
+        self._unequal_native_below.clear()
 
     def lane(self) -> Lane:
         """Tags that no other plan has; collective.

@@ -1,11 +1,22 @@
 """Below how many bytes whatever we did first would take longer than the MPI library's own
 collective."""
 
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from mpi4py import MPI
+
 from collectives.calls.library import library
 from collectives.calls.resources import Resources
-from collectives.calls.tuner import ATTACHED_BYTES
+from collectives.calls.tuner import ATTACHED_BYTES, NEVER, ORDINARY, SHARED
 from collectives.calls.turns import TURNS_BYTES
 from collectives.contracts import contract
+
+#: Any MPI library can count the items of smaller buffers.
+_COUNTABLE = (1 << 31) - 1
+#: Types of NumPy whose items are MPI's, too; a string's are its letters.
+MPI_CHARS = frozenset(MPI._typedict) - {"S", "U"}
 
 
 class Limits(dict[str, int]):
@@ -13,24 +24,54 @@ class Limits(dict[str, int]):
     something is to be done with each call.
 
     A dictionary, as an all-reduce of 8 bytes takes less than ten Python calls.
+
+    Args:
+        unequal: of the v-variants: as few ranks know how long the others' blocks are, they are
+            native whatever their length, or something is to be done with each call.
     """
 
-    def __init__(self, resources: Resources) -> None:
+    def __init__(self, resources: Resources, unequal: bool = False) -> None:
         self.resources = resources
+        self.unequal = unequal
 
     def __missing__(self, collective: str) -> int:
         settings = self.resources.settings
         auto = settings.algorithm == "auto" and not settings.check and not settings.timeout
         auto = auto and not settings.needs_messages
         auto = auto and not (settings.reproducible and contract(collective).reduces)
-        self[collective] = self.of_auto(collective) if auto else 0
+        below = self.of_auto(collective) if auto else 0
+        if self.unequal and below < NEVER:
+            below = 0
+        self[collective] = min(below, _COUNTABLE)
         return self[collective]
 
     def of_auto(self, collective: str) -> int:
-        """The bytes below which ``auto`` is native.  Collective at its first use."""
+        """The bytes below which ``auto`` is native.  Collective at its first use.
+
+        No array lies in memory that the ranks share before one was asked for.
+        """
         resources, settings = self.resources, self.resources.settings
         per_node, table = resources.facts
-        below = table.native_below(library(), collective, resources.comm.size, per_node)
-        if settings.attach:
+        memories = ORDINARY if resources.node is None or self.unequal else SHARED
+        below = table.native_below(library(), collective, resources.comm.size, per_node, memories)
+        if settings.attach and not self.unequal:
             below = min(below, ATTACHED_BYTES)
         return min(below, TURNS_BYTES) if settings.turns else below
+
+
+def plain_array(spec: Any) -> npt.NDArray[Any] | None:
+    """The array in ``array``, ``[array, type]``, ``[array, count, type]`` and the like, if it is
+    NumPy's and all types are MPI's own; ``None`` for what takes longer to read."""
+    items = spec
+    if type(spec) in (list, tuple) and spec:
+        items = spec[0]
+        last = spec[-1]
+        if isinstance(last, MPI.Datatype):
+            if last == MPI.DATATYPE_NULL or not last.is_predefined:
+                return None
+        elif isinstance(last, str):
+            return None
+    if type(items) is not np.ndarray:
+        return None
+    dtype = items.dtype
+    return items if dtype.isnative and dtype.char in MPI_CHARS else None

@@ -28,6 +28,11 @@ Positive = Annotated[float, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=(1 << 31) - 1)]
 
 
+#: Memory that a program's own arrays lie in, and all where they may lie on a host.
+ORDINARY: tuple[Kind, ...] = ("numpy",)
+SHARED: tuple[Kind, ...] = ("numpy", "shared", "adopted")
+#: More bytes than there are: nothing of ours is faster.
+NEVER = 1 << 62
 #: Kinds of memory whose traffic does not depend on the MPI library.
 _LOADED = ("shared", "adopted", "attached")
 #: Below so many bytes, no rank looks into another's memory: the waits take longer than a message.
@@ -101,7 +106,7 @@ class Entry(msgspec.Struct, forbid_unknown_fields=True):
     def ours_from(self) -> int:
         """Bytes from which an algorithm of ours is the fastest."""
         ours = (rule.from_bytes for rule in self.rules if rule.algorithm != "native")
-        return min(ours, default=1 << 62)
+        return min(ours, default=NEVER)
 
 
 class Table(msgspec.Struct, forbid_unknown_fields=True):
@@ -161,17 +166,12 @@ class Table(msgspec.Struct, forbid_unknown_fields=True):
         is_long = call.nbytes >= max(self.edges_from_bytes, pays)
         return shared if is_long else call._replace(memory="numpy")
 
-    def native_below(self, mpi: str, collective: str, size: int, per_node: int) -> int:
-        """Bytes up to which every kind of memory is served best by the MPI library.
-
-        Where nothing was measured, ranks may still look into one another's memory from some size.
-        """
-        limits = []
-        for memory in ("numpy", "shared", "adopted"):
-            entry = self.entry(mpi, collective, memory, size, per_node)
-            if entry is not None:
-                limits.append(entry.ours_from)
-        return min(limits, default=ATTACHED_BYTES)
+    def native_below(
+        self, mpi: str, collective: str, size: int, per_node: int, memories: tuple[Kind, ...]
+    ) -> int:
+        """Bytes below which each of these kinds of memory is served best by the MPI library."""
+        entries = (self.entry(mpi, collective, memory, size, per_node) for memory in memories)
+        return min((entry.ours_from for entry in entries if entry is not None), default=NEVER)
 
 
 class Situation(NamedTuple):

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from collectives.algorithms.segments import segmented
+from collectives.algorithms.segments import passes_on, segmented
 from collectives.analysis.dataflow import Cell, Dataflow, Endpoint, entered, moved
 from collectives.errors import ScheduleError
 from collectives.execution.device_plan import DevicePlan, Gate, behind
@@ -34,6 +34,8 @@ from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule,
 #: Chunks are cut into segments of about this size: what is reduced, or sent, is stored to the
 #: others while it is in a level-2 cache of 1 MiB, together with where it came from.
 SEGMENT_BYTES = 1 << 19
+#: And where nothing is used again: C libraries store long copies past the cache, if at all.
+COPIED_BYTES = 1 << 22
 
 
 #: For each rank, where its send and its receive buffer lie; ``None``: in place, or it has none.
@@ -89,7 +91,9 @@ def bind_shared(
     blocks = schedule.contract.blocks(schedule.size)
     if not is_queued(memory):  # a GPU is better off with few kernels
         largest = -(-count // schedule.chunks) * dtype.itemsize
-        schedule = segmented(schedule, max(1, -(-largest // SEGMENT_BYTES)))
+        if largest > SEGMENT_BYTES:
+            most = SEGMENT_BYTES if passes_on(schedule) else COPIED_BYTES
+            schedule = segmented(schedule, -(-largest // most))
     layout = Layout.even(count, blocks, schedule.chunks)
     buffers = []
     for rank in range(schedule.size):

@@ -14,6 +14,7 @@ class Blocking:
     """Each returns when this rank's buffers are the caller's again."""
 
     _engine: Engine
+    size: int
 
     def Allreduce(
         self,
@@ -24,7 +25,7 @@ class Blocking:
         algorithm: Algorithm | str | None = None,
     ) -> None:
         """Reduces ``sendbuf`` over all ranks into every rank's ``recvbuf``."""
-        if algorithm is None and self._engine.leaves_to_native("allreduce", recvbuf):
+        if algorithm is None and self._engine.leaves_to_native("allreduce", recvbuf, sendbuf):
             return super().Allreduce(sendbuf, recvbuf, op)  # type: ignore[misc]
         self._engine.run(arguments.allreduce(sendbuf, recvbuf, op), algorithm)
 
@@ -37,6 +38,10 @@ class Blocking:
         algorithm: Algorithm | str | None = None,
     ) -> None:
         """Reduces block j of every rank's ``sendbuf`` into rank j's ``recvbuf``."""
+        if algorithm is None and self._engine.leaves_to_native(
+            "reduce_scatter", recvbuf, sendbuf, blocks=self.size
+        ):
+            return super().Reduce_scatter_block(sendbuf, recvbuf, op)  # type: ignore[misc]
         self._engine.run(arguments.reduce_scatter_block(sendbuf, recvbuf, op), algorithm)
 
     def Reduce_scatter(
@@ -49,6 +54,15 @@ class Blocking:
         algorithm: Algorithm | str | None = None,
     ) -> None:
         """The same with blocks of ``recvcounts`` items; ``None``: as each rank's buffer holds."""
+        out_of_place = (
+            recvcounts is not None and sendbuf is not MPI.IN_PLACE and sendbuf is not None
+        )
+        if (
+            algorithm is None
+            and out_of_place
+            and self._engine.leaves_to_native("reduce_scatter", sendbuf, recvbuf, unequal=True)
+        ):
+            return super().Reduce_scatter(sendbuf, recvbuf, recvcounts, op)  # type: ignore[misc]
         self._engine.run(arguments.reduce_scatter(sendbuf, recvbuf, recvcounts, op), algorithm)
 
     def Allgather(
@@ -59,7 +73,7 @@ class Blocking:
         algorithm: Algorithm | str | None = None,
     ) -> None:
         """Gathers every rank's ``sendbuf`` into every rank's ``recvbuf``, in rank order."""
-        if algorithm is None and self._engine.leaves_to_native("allgather", recvbuf):
+        if algorithm is None and self._engine.leaves_to_native("allgather", recvbuf, sendbuf):
             return super().Allgather(sendbuf, recvbuf)  # type: ignore[misc]
         self._engine.run(arguments.allgather(sendbuf, recvbuf), algorithm)
 
@@ -71,6 +85,10 @@ class Blocking:
         algorithm: Algorithm | str | None = None,
     ) -> None:
         """The same with blocks of unequal length."""
+        if algorithm is None and self._engine.leaves_to_native(
+            "allgather", recvbuf, sendbuf, unequal=True
+        ):
+            return super().Allgatherv(sendbuf, recvbuf)  # type: ignore[misc]
         self._engine.run(arguments.allgatherv(sendbuf, recvbuf), algorithm)
 
     def Alltoall(
@@ -81,7 +99,7 @@ class Blocking:
         algorithm: Algorithm | str | None = None,
     ) -> None:
         """Sends block j of ``sendbuf`` to rank j, and receives its block into place j."""
-        if algorithm is None and self._engine.leaves_to_native("alltoall", recvbuf):
+        if algorithm is None and self._engine.leaves_to_native("alltoall", recvbuf, sendbuf):
             return super().Alltoall(sendbuf, recvbuf)  # type: ignore[misc]
         self._engine.run(arguments.alltoall(sendbuf, recvbuf), algorithm)
 
@@ -93,6 +111,10 @@ class Blocking:
         algorithm: Algorithm | str | None = None,
     ) -> None:
         """The same with blocks of unequal length."""
+        if algorithm is None and self._engine.leaves_to_native(
+            "alltoall", recvbuf, sendbuf, unequal=True
+        ):
+            return super().Alltoallv(sendbuf, recvbuf)  # type: ignore[misc]
         self._engine.run(arguments.alltoallv(sendbuf, recvbuf), algorithm)
 
     def Bcast(
@@ -117,6 +139,9 @@ class Blocking:
         algorithm: Algorithm | str | None = None,
     ) -> None:
         """Reduces ``sendbuf`` over all ranks into ``recvbuf`` of rank ``root``."""
+        own, other = (recvbuf, None) if sendbuf is MPI.IN_PLACE else (sendbuf, recvbuf)
+        if algorithm is None and self._engine.leaves_to_native("reduce", own, other):
+            return super().Reduce(sendbuf, recvbuf, op, root)  # type: ignore[misc]
         self._engine.run(arguments.reduce(sendbuf, recvbuf, op, root), algorithm)
 
     def Gather(
@@ -128,6 +153,10 @@ class Blocking:
         algorithm: Algorithm | str | None = None,
     ) -> None:
         """Gathers every rank's ``sendbuf`` into ``recvbuf`` of rank ``root``."""
+        if algorithm is None and self._engine.leaves_to_native(
+            "gather", sendbuf, recvbuf, blocks=self.size
+        ):
+            return super().Gather(sendbuf, recvbuf, root)  # type: ignore[misc]
         self._engine.run(arguments.gather(sendbuf, recvbuf, root), algorithm)
 
     def Gatherv(
@@ -139,6 +168,10 @@ class Blocking:
         algorithm: Algorithm | str | None = None,
     ) -> None:
         """The same with blocks of unequal length."""
+        if algorithm is None and self._engine.leaves_to_native(
+            "gather", sendbuf, recvbuf, unequal=True
+        ):
+            return super().Gatherv(sendbuf, recvbuf, root)  # type: ignore[misc]
         self._engine.run(arguments.gatherv(sendbuf, recvbuf, root), algorithm)
 
     def Scatter(
@@ -150,6 +183,10 @@ class Blocking:
         algorithm: Algorithm | str | None = None,
     ) -> None:
         """Sends block j of ``sendbuf`` of rank ``root`` to rank j's ``recvbuf``."""
+        if algorithm is None and self._engine.leaves_to_native(
+            "scatter", recvbuf, sendbuf, blocks=self.size
+        ):
+            return super().Scatter(sendbuf, recvbuf, root)  # type: ignore[misc]
         self._engine.run(arguments.scatter(sendbuf, recvbuf, root), algorithm)
 
     def Scatterv(
@@ -161,6 +198,10 @@ class Blocking:
         algorithm: Algorithm | str | None = None,
     ) -> None:
         """The same with blocks of unequal length."""
+        if algorithm is None and self._engine.leaves_to_native(
+            "scatter", recvbuf, sendbuf, unequal=True
+        ):
+            return super().Scatterv(sendbuf, recvbuf, root)  # type: ignore[misc]
         self._engine.run(arguments.scatterv(sendbuf, recvbuf, root), algorithm)
 
     def Scan(
@@ -172,6 +213,8 @@ class Blocking:
         algorithm: Algorithm | str | None = None,
     ) -> None:
         """Reduces ``sendbuf`` over the ranks up to this one into ``recvbuf``."""
+        if algorithm is None and self._engine.leaves_to_native("scan", recvbuf, sendbuf):
+            return super().Scan(sendbuf, recvbuf, op)  # type: ignore[misc]
         self._engine.run(arguments.scan(sendbuf, recvbuf, op), algorithm)
 
     def Exscan(
@@ -183,6 +226,8 @@ class Blocking:
         algorithm: Algorithm | str | None = None,
     ) -> None:
         """Reduces ``sendbuf`` over the ranks before this one; rank 0's ``recvbuf`` stays."""
+        if algorithm is None and self._engine.leaves_to_native("exscan", recvbuf, sendbuf):
+            return super().Exscan(sendbuf, recvbuf, op)  # type: ignore[misc]
         self._engine.run(arguments.exscan(sendbuf, recvbuf, op), algorithm)
 
     def Barrier(

@@ -8,7 +8,7 @@ import pytest
 from collectives.algorithms import ALGORITHMS, build, check_default, find, names, parse
 from collectives.algorithms.circulant import skips
 from collectives.algorithms.double_binary_tree import node, trees
-from collectives.algorithms.segments import MOST_SEGMENTS, segmented
+from collectives.algorithms.segments import MOST_SEGMENTS, passes_on, segmented
 from collectives.analysis.claims import is_aligned
 from collectives.analysis.cost import count
 from collectives.analysis.formulas import Model, best_segments
@@ -285,3 +285,30 @@ def test_segments_have_the_workspace_that_they_use():
 
     schedule = Schedule("broadcast", "through", 2, 2, 1, False, lambda rank: through(rank, 2))
     assert verify(schedule) and verify(segmented(schedule, 3))
+
+
+@pytest.mark.parametrize(
+    ("collective", "algorithm", "size", "answer"),
+    [
+        ("allgather", "direct", 5, False),
+        ("allgather", "ring", 2, False),
+        ("allgather", "ring", 3, True),
+        ("alltoall", "pairwise", 4, False),
+        ("broadcast", "binomial_tree", 2, False),
+        ("broadcast", "chain", 3, True),
+        ("allreduce", "direct", 2, True),
+        ("reduce_scatter", "direct", 3, True),
+        ("scatter", "binomial_tree", 4, True),
+    ],
+)
+def test_what_passes_on(collective, algorithm, size, answer):
+    assert passes_on(build(collective, algorithm, size)) is answer
+
+
+def test_copying_what_was_received_passes_it_on():
+    def twice(rank, size):
+        yield (Send(1, sendbuf[0]),) if rank == 0 else (Recv(0, recvbuf[0]),)
+        if rank:
+            yield (Copy(recvbuf[1], recvbuf[0]),)
+
+    assert passes_on(Schedule("broadcast", "twice", 2, 2, 0, False, lambda rank: twice(rank, 2)))

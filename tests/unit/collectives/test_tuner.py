@@ -9,8 +9,10 @@ from collectives.__main__ import main
 from collectives.algorithms import names
 from collectives.bench.openmpi_rules import rules_file
 from collectives.calls.tuner import (
-    ATTACHED_BYTES,
     DEFAULT,
+    NEVER,
+    ORDINARY,
+    SHARED,
     Entry,
     Rule,
     Situation,
@@ -156,11 +158,20 @@ def test_one_library_says_nothing_about_another():
     assert choose(TABLE, other._replace(memory="shared")).algorithm == "direct"
 
 
-def test_native_below():
-    assert TABLE.native_below("Open MPI", "allreduce", 2, 2) == 4096
-    assert TABLE.native_below("Open MPI", "allreduce", 8, 8) == 4096
-    assert TABLE.native_below("Open MPI", "alltoall", 2, 2) == ATTACHED_BYTES
-    assert TABLE.native_below("Open MPI", "allreduce", 64, 64) == ATTACHED_BYTES
+@pytest.mark.parametrize(
+    ("mpi", "ranks", "ordinary", "shared"),
+    [
+        ("Open MPI", 2, 8192, 4096),
+        ("Open MPI", 8, 1 << 20, 4096),
+        ("Open MPI", 64, NEVER, NEVER),
+        ("MPICH", 2, NEVER, 4096),
+    ],
+)
+def test_native_below(mpi, ranks, ordinary, shared):
+    def below(memories):
+        return TABLE.native_below(mpi, "allreduce", ranks, ranks, memories)
+
+    assert (below(ORDINARY), below(SHARED)) == (ordinary, shared)
 
 
 def test_a_measurement_holds_for_ranks_that_are_about_as_many():

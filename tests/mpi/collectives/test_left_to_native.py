@@ -1,0 +1,173 @@
+"""Calls that ``auto`` leaves to the MPI library unread: in any form, the ranks in different ones,
+before and after there is memory that they share."""
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from collectives import Communicator
+from collectives.calls import engine
+
+pytestmark = pytest.mark.mpi
+
+#: Ways to name an array; the last ones are read, the others need not be.
+FORMS = (
+    lambda items: items,
+    lambda items: [items, MPI.DOUBLE],
+    lambda items: (items, None, MPI.DOUBLE),
+    lambda items: [items, "d"],
+    lambda items: [items.view(np.uint8), MPI.DOUBLE],
+    memoryview,
+)
+ITEMS = (0, 1, 1 << 17)
+
+
+@pytest.fixture
+def comm():
+    made = Communicator(MPI.COMM_WORLD)
+    yield made
+    made.close()
+
+
+def inputs(comm, items):
+    """A rank's own numbers, a block for each rank."""
+    return np.arange(items * comm.size, dtype=float) % 1000 + comm.rank
+
+
+def calls(comm, items, form):
+    """Every blocking collective by name: what it does on a communicator, and what it gives."""
+    size, rank, root = comm.size, comm.rank, comm.size - 1
+    counts = [items + (j % 2) for j in range(size)]
+
+    def made(method, send, recv, *rest):
+        def call(on):
+            given = send.copy(), recv.copy()
+            getattr(on, method)(*map(form, given), *rest)
+            return given[1]
+
+        return call
+
+    def unequal(method, send, send_counts, recv, recv_counts, *rest):
+        def call(on):
+            given = send.copy(), recv.copy()
+            specs = [
+                array if n is None else [array, n, MPI.DOUBLE]
+                for array, n in zip(given, (send_counts, recv_counts))
+            ]
+            getattr(on, method)(*specs, *rest)
+            return given[1]
+
+        return call
+
+    whole, own = inputs(comm, items), inputs(comm, items)[:items]
+    mine = np.arange(counts[rank], dtype=float) + rank
+    many = np.zeros(sum(counts))
+    alike = [counts[rank]] * size
+    columns = np.zeros(sum(alike))
+
+    def broadcast(on):
+        buffer = whole.copy()
+        on.Bcast(form(buffer), root)
+        return buffer
+
+    return {
+        "Allreduce": made("Allreduce", whole, np.zeros_like(whole), MPI.MAX),
+        "Reduce_scatter_block": made("Reduce_scatter_block", whole, np.zeros(items), MPI.MAX),
+        "Reduce_scatter": unequal(
+            "Reduce_scatter",
+            np.arange(sum(counts)) + rank * 1.0,
+            None,
+            np.zeros(counts[rank]),
+            None,
+            counts,
+            MPI.MAX,
+        ),
+        "Allgather": made("Allgather", own, np.zeros(items * size)),
+        "Allgatherv": unequal("Allgatherv", mine, None, many, counts),
+        "Alltoall": made("Alltoall", whole, np.zeros_like(whole)),
+        "Alltoallv": unequal(
+            "Alltoallv", np.arange(sum(counts)) + rank * 1.0, counts, columns, alike
+        ),
+        "Bcast": broadcast,
+        "Reduce": made("Reduce", whole, np.zeros_like(whole), MPI.MAX, root),
+        "Gather": made("Gather", own, np.zeros(items * size), root),
+        "Gatherv": unequal("Gatherv", mine, None, many, counts, root),
+        "Scatter": made("Scatter", whole, np.zeros(items), root),
+        "Scatterv": unequal(
+            "Scatterv", np.arange(sum(counts)) * 1.0, counts, np.zeros(counts[rank]), None, root
+        ),
+        "Scan": made("Scan", whole, np.zeros_like(whole), MPI.MAX),
+        "Exscan": made("Exscan", whole, np.zeros_like(whole), MPI.MAX),
+    }
+
+
+def expect_same(comm, items, number):
+    """All collectives, as plain mpi4py has them; rank r has form ``number + r``."""
+    form = FORMS[(number + comm.rank) % len(FORMS)]
+    for name, call in calls(comm, items, form).items():
+        expected = call(MPI.COMM_WORLD)
+        np.testing.assert_array_equal(call(comm), expected, err_msg=name)
+        assert comm.last_plan.algorithm == "native"
+
+
+@pytest.mark.parametrize("number", range(len(FORMS)))
+@pytest.mark.parametrize("items", ITEMS)
+def test_any_forms_agree(comm, items, number):
+    expect_same(comm, items, number)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_from_the_first_shared_array_on_calls_are_read(comm):
+    ordinary, nbytes = np.ones(1 << 17), 1 << 20
+    comm.Allreduce(MPI.IN_PLACE, ordinary)
+    assert comm.last_plan is engine._LEFT_TO_NATIVE
+    shared = comm.empty(ordinary.size)
+    shared[:] = comm.rank + 1
+    comm.Allreduce(MPI.IN_PLACE, shared)
+    assert shared.nbytes == nbytes and np.all(shared == comm.size * (comm.size + 1) // 2)
+    on_one_node = comm.ranks_per_node == comm.size
+    assert not on_one_node or comm.last_plan.algorithm != "native"
+    comm.Allreduce(MPI.IN_PLACE, ordinary)
+    assert comm.last_plan.algorithm == "native" and np.all(ordinary == comm.size**2)
+    for number in range(len(FORMS)):
+        expect_same(comm, 3, number)
+    comm.close()
+    comm.Allreduce(MPI.IN_PLACE, ordinary)
+    assert comm.last_plan is engine._LEFT_TO_NATIVE
+
+
+@pytest.mark.parametrize("method", ["Allreduce", "Allgatherv", "Bcast", "Alltoallv"])
+def test_a_plan_under_way_is_read_around(comm, method):
+    """MPI's blocking collectives match no plan of ours, whose ranks end it first."""
+    sums = np.ones(5)
+    request = comm.Iallreduce(MPI.IN_PLACE, sums, algorithm="ring")
+    np.testing.assert_array_equal(
+        *(calls(comm, 2, FORMS[0])[method](on) for on in (comm, MPI.COMM_WORLD))
+    )
+    request.Wait()
+    assert np.all(sums == comm.size)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("settings", [{"check": True}, {"timeout": 60}, {"reproducible": True}])
+def test_settings_that_concern_each_call_read_it(settings):
+    with Communicator(MPI.COMM_WORLD, **settings) as comm:
+        comm.Allreduce(np.ones(3), np.zeros(3))
+        assert comm.last_plan is not engine._LEFT_TO_NATIVE
+
+
+def test_what_is_no_array_of_mpi_types_is_read(comm):
+    records = np.full(3, comm.rank, [("a", "i4"), ("b", "f8")])
+    comm.Bcast(records)
+    assert comm.last_plan is not engine._LEFT_TO_NATIVE and not records["b"].any()
+    swapped = np.full(3, comm.rank, ">f8")
+    comm.Bcast(swapped)
+    assert comm.last_plan is not engine._LEFT_TO_NATIVE and not swapped.any()
+    vector = MPI.DOUBLE.Create_vector(2, 1, 2).Commit()
+    try:
+        spread = np.full(4, float(comm.rank))
+        comm.Bcast([spread, 1, vector])
+        assert comm.last_plan is not engine._LEFT_TO_NATIVE
+        assert list(spread) == [0.0, comm.rank, 0.0, comm.rank]
+    finally:
+        vector.Free()
