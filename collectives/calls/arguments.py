@@ -9,6 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
+#: The buffer of a barrier.
+NOTHING = np.empty(0, np.uint8)
+
 
 class Arguments(NamedTuple):
     """A call as the caller made it, with mpi4py's buffer specifications.

@@ -21,7 +21,7 @@ from collectives.calls.native import NativePlan, call_native, waits_for_device
 from collectives.calls.recent import Entry, Recent
 from collectives.calls.resources import Resources
 from collectives.calls.settings import Settings
-from collectives.calls.small import MPI_CHARS, Limits, plain_array
+from collectives.calls.small import Limits, nbytes_of
 from collectives.calls.tuner import Choice
 from collectives.calls.turns import Trial, Turns
 from collectives.calls.understanding import Understanding
@@ -330,7 +330,6 @@ class Engine:
         collective: str,
         own: Any,
         other: Any = None,
-        *,
         blocks: int = 1,
         unequal: bool = False,
     ) -> bool:
@@ -343,21 +342,14 @@ class Engine:
             blocks: as many times ``own`` is the largest buffer of any rank, or less.
             unequal: it is a v-variant's.
         """
-        items = own
-        if type(own) is not np.ndarray:
-            items = plain_array(own)
-            if items is None:
-                return False
+        nbytes = nbytes_of(own)
         limits = self._unequal_native_below if unequal else self._native_below
-        if items.nbytes * blocks >= limits[collective]:
+        if nbytes is None or nbytes * blocks >= limits[collective]:
             return False
-        dtype = items.dtype
-        if self.underway.plans or not dtype.isnative or dtype.char not in MPI_CHARS:
-            return False
-        if self.underway.traffic is not None:
+        if self.underway.plans or self.underway.traffic is not None:
             return False
         simple = type(other) is np.ndarray or other is MPI.IN_PLACE or other is None
-        if not (simple or plain_array(other) is not None):
+        if not (simple or nbytes_of(other) is not None):
             return False
         self.last_plan = _LEFT_TO_NATIVE
         return True

@@ -1,10 +1,10 @@
 """Below how many bytes whatever we did first would take longer than the MPI library's own
 collective."""
 
+from array import array
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from mpi4py import MPI
 
 from collectives.calls.library import library
@@ -16,7 +16,9 @@ from collectives.contracts import contract
 #: Any MPI library can count the items of smaller buffers.
 _COUNTABLE = (1 << 31) - 1
 #: Types of NumPy whose items are MPI's, too; a string's are its letters.
-MPI_CHARS = frozenset(MPI._typedict) - {"S", "U"}
+_CHARS = frozenset(MPI._typedict) - {"S", "U"}
+#: Memory of Python's own.
+_PYTHONS = (bytearray, bytes, memoryview, array)
 
 
 class Limits(dict[str, int]):
@@ -59,19 +61,23 @@ class Limits(dict[str, int]):
         return min(below, TURNS_BYTES) if settings.turns else below
 
 
-def plain_array(spec: Any) -> npt.NDArray[Any] | None:
-    """The array in ``array``, ``[array, type]``, ``[array, count, type]`` and the like, if it is
-    NumPy's and all types are MPI's own; ``None`` for what takes longer to read."""
-    items = spec
-    if type(spec) in (list, tuple) and spec:
-        items = spec[0]
-        last = spec[-1]
-        if isinstance(last, MPI.Datatype):
-            if last == MPI.DATATYPE_NULL or not last.is_predefined:
-                return None
-        elif isinstance(last, str):
-            return None
-    if type(items) is not np.ndarray:
+def nbytes_of(spec: Any) -> int | None:
+    """Bytes of the memory in ``array``, ``[array, type]``, ``[array, count, type]`` and the like,
+    if it is NumPy's or Python's own and all types are MPI's; ``None`` for what takes longer to
+    read."""
+    kind = type(spec)
+    if kind is np.ndarray:
+        dtype = spec.dtype
+        return spec.nbytes if dtype.char in _CHARS and dtype.isnative else None
+    if kind in _PYTHONS:
+        view = memoryview(spec)
+        return view.nbytes if view.format in _CHARS else None
+    if kind not in (list, tuple) or not spec:
         return None
-    dtype = items.dtype
-    return items if dtype.isnative and dtype.char in MPI_CHARS else None
+    items, last = spec[0], spec[-1]
+    if isinstance(last, MPI.Datatype):
+        if last == MPI.DATATYPE_NULL or not last.is_predefined:
+            return None
+    elif isinstance(last, str):
+        return None
+    return None if type(items) in (list, tuple) else nbytes_of(items)

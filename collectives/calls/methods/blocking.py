@@ -26,7 +26,7 @@ class Blocking:
     ) -> None:
         """Reduces ``sendbuf`` over all ranks into every rank's ``recvbuf``."""
         if algorithm is None and self._engine.leaves_to_native("allreduce", recvbuf, sendbuf):
-            return super().Allreduce(sendbuf, recvbuf, op)  # type: ignore[misc]
+            return MPI.Intracomm.Allreduce(self, sendbuf, recvbuf, op)  # type: ignore[arg-type]
         self._engine.run(arguments.allreduce(sendbuf, recvbuf, op), algorithm)
 
     def Reduce_scatter_block(
@@ -41,7 +41,7 @@ class Blocking:
         if algorithm is None and self._engine.leaves_to_native(
             "reduce_scatter", recvbuf, sendbuf, blocks=self.size
         ):
-            return super().Reduce_scatter_block(sendbuf, recvbuf, op)  # type: ignore[misc]
+            return MPI.Intracomm.Reduce_scatter_block(self, sendbuf, recvbuf, op)  # type: ignore[arg-type]
         self._engine.run(arguments.reduce_scatter_block(sendbuf, recvbuf, op), algorithm)
 
     def Reduce_scatter(
@@ -62,7 +62,7 @@ class Blocking:
             and out_of_place
             and self._engine.leaves_to_native("reduce_scatter", sendbuf, recvbuf, unequal=True)
         ):
-            return super().Reduce_scatter(sendbuf, recvbuf, recvcounts, op)  # type: ignore[misc]
+            return MPI.Intracomm.Reduce_scatter(self, sendbuf, recvbuf, recvcounts, op)  # type: ignore[arg-type]
         self._engine.run(arguments.reduce_scatter(sendbuf, recvbuf, recvcounts, op), algorithm)
 
     def Allgather(
@@ -74,7 +74,7 @@ class Blocking:
     ) -> None:
         """Gathers every rank's ``sendbuf`` into every rank's ``recvbuf``, in rank order."""
         if algorithm is None and self._engine.leaves_to_native("allgather", recvbuf, sendbuf):
-            return super().Allgather(sendbuf, recvbuf)  # type: ignore[misc]
+            return MPI.Intracomm.Allgather(self, sendbuf, recvbuf)  # type: ignore[arg-type]
         self._engine.run(arguments.allgather(sendbuf, recvbuf), algorithm)
 
     def Allgatherv(
@@ -88,7 +88,7 @@ class Blocking:
         if algorithm is None and self._engine.leaves_to_native(
             "allgather", recvbuf, sendbuf, unequal=True
         ):
-            return super().Allgatherv(sendbuf, recvbuf)  # type: ignore[misc]
+            return MPI.Intracomm.Allgatherv(self, sendbuf, recvbuf)  # type: ignore[arg-type]
         self._engine.run(arguments.allgatherv(sendbuf, recvbuf), algorithm)
 
     def Alltoall(
@@ -100,7 +100,7 @@ class Blocking:
     ) -> None:
         """Sends block j of ``sendbuf`` to rank j, and receives its block into place j."""
         if algorithm is None and self._engine.leaves_to_native("alltoall", recvbuf, sendbuf):
-            return super().Alltoall(sendbuf, recvbuf)  # type: ignore[misc]
+            return MPI.Intracomm.Alltoall(self, sendbuf, recvbuf)  # type: ignore[arg-type]
         self._engine.run(arguments.alltoall(sendbuf, recvbuf), algorithm)
 
     def Alltoallv(
@@ -114,7 +114,7 @@ class Blocking:
         if algorithm is None and self._engine.leaves_to_native(
             "alltoall", recvbuf, sendbuf, unequal=True
         ):
-            return super().Alltoallv(sendbuf, recvbuf)  # type: ignore[misc]
+            return MPI.Intracomm.Alltoallv(self, sendbuf, recvbuf)  # type: ignore[arg-type]
         self._engine.run(arguments.alltoallv(sendbuf, recvbuf), algorithm)
 
     def Bcast(
@@ -126,7 +126,7 @@ class Blocking:
     ) -> None:
         """Copies ``buf`` of rank ``root`` to every rank's."""
         if algorithm is None and self._engine.leaves_to_native("broadcast", buf):
-            return super().Bcast(buf, root)  # type: ignore[misc]
+            return MPI.Intracomm.Bcast(self, buf, root)  # type: ignore[arg-type]
         self._engine.run(arguments.bcast(buf, root), algorithm)
 
     def Reduce(
@@ -141,7 +141,7 @@ class Blocking:
         """Reduces ``sendbuf`` over all ranks into ``recvbuf`` of rank ``root``."""
         own, other = (recvbuf, None) if sendbuf is MPI.IN_PLACE else (sendbuf, recvbuf)
         if algorithm is None and self._engine.leaves_to_native("reduce", own, other):
-            return super().Reduce(sendbuf, recvbuf, op, root)  # type: ignore[misc]
+            return MPI.Intracomm.Reduce(self, sendbuf, recvbuf, op, root)  # type: ignore[arg-type]
         self._engine.run(arguments.reduce(sendbuf, recvbuf, op, root), algorithm)
 
     def Gather(
@@ -156,7 +156,7 @@ class Blocking:
         if algorithm is None and self._engine.leaves_to_native(
             "gather", sendbuf, recvbuf, blocks=self.size
         ):
-            return super().Gather(sendbuf, recvbuf, root)  # type: ignore[misc]
+            return MPI.Intracomm.Gather(self, sendbuf, recvbuf, root)  # type: ignore[arg-type]
         self._engine.run(arguments.gather(sendbuf, recvbuf, root), algorithm)
 
     def Gatherv(
@@ -171,7 +171,7 @@ class Blocking:
         if algorithm is None and self._engine.leaves_to_native(
             "gather", sendbuf, recvbuf, unequal=True
         ):
-            return super().Gatherv(sendbuf, recvbuf, root)  # type: ignore[misc]
+            return MPI.Intracomm.Gatherv(self, sendbuf, recvbuf, root)  # type: ignore[arg-type]
         self._engine.run(arguments.gatherv(sendbuf, recvbuf, root), algorithm)
 
     def Scatter(
@@ -186,7 +186,7 @@ class Blocking:
         if algorithm is None and self._engine.leaves_to_native(
             "scatter", recvbuf, sendbuf, blocks=self.size
         ):
-            return super().Scatter(sendbuf, recvbuf, root)  # type: ignore[misc]
+            return MPI.Intracomm.Scatter(self, sendbuf, recvbuf, root)  # type: ignore[arg-type]
         self._engine.run(arguments.scatter(sendbuf, recvbuf, root), algorithm)
 
     def Scatterv(
@@ -201,7 +201,7 @@ class Blocking:
         if algorithm is None and self._engine.leaves_to_native(
             "scatter", recvbuf, sendbuf, unequal=True
         ):
-            return super().Scatterv(sendbuf, recvbuf, root)  # type: ignore[misc]
+            return MPI.Intracomm.Scatterv(self, sendbuf, recvbuf, root)  # type: ignore[arg-type]
         self._engine.run(arguments.scatterv(sendbuf, recvbuf, root), algorithm)
 
     def Scan(
@@ -214,7 +214,7 @@ class Blocking:
     ) -> None:
         """Reduces ``sendbuf`` over the ranks up to this one into ``recvbuf``."""
         if algorithm is None and self._engine.leaves_to_native("scan", recvbuf, sendbuf):
-            return super().Scan(sendbuf, recvbuf, op)  # type: ignore[misc]
+            return MPI.Intracomm.Scan(self, sendbuf, recvbuf, op)  # type: ignore[arg-type]
         self._engine.run(arguments.scan(sendbuf, recvbuf, op), algorithm)
 
     def Exscan(
@@ -227,7 +227,7 @@ class Blocking:
     ) -> None:
         """Reduces ``sendbuf`` over the ranks before this one; rank 0's ``recvbuf`` stays."""
         if algorithm is None and self._engine.leaves_to_native("exscan", recvbuf, sendbuf):
-            return super().Exscan(sendbuf, recvbuf, op)  # type: ignore[misc]
+            return MPI.Intracomm.Exscan(self, sendbuf, recvbuf, op)  # type: ignore[arg-type]
         self._engine.run(arguments.exscan(sendbuf, recvbuf, op), algorithm)
 
     def Barrier(
@@ -236,4 +236,6 @@ class Blocking:
         algorithm: Algorithm | str | None = None,
     ) -> None:
         """Returns when every rank has called it."""
+        if algorithm is None and self._engine.leaves_to_native("barrier", arguments.NOTHING):
+            return MPI.Intracomm.Barrier(self)  # type: ignore[arg-type]
         self._engine.run(arguments.barrier(), algorithm)

@@ -1,6 +1,8 @@
 """Calls that ``auto`` leaves to the MPI library unread: in any form, the ranks in different ones,
 before and after there is memory that they share."""
 
+import array
+
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -146,6 +148,19 @@ def test_a_plan_under_way_is_read_around(comm, method):
     )
     request.Wait()
     assert np.all(sums == comm.size)
+
+
+def test_pythons_own_memory_and_barriers_are_not_read(comm):
+    letters = bytearray(b"abc" if comm.rank == 0 else 3)
+    comm.Bcast(letters)
+    assert comm.last_plan is engine._LEFT_TO_NATIVE and letters == b"abc"
+    numbers = array.array("d", [comm.rank] * 2)
+    comm.Allreduce(MPI.IN_PLACE, numbers)
+    assert comm.last_plan is engine._LEFT_TO_NATIVE
+    assert list(numbers) == [comm.size * (comm.size - 1) / 2] * 2
+    comm.Bcast(np.zeros(1), algorithm="binomial_tree")
+    comm.Barrier()
+    assert comm.last_plan is engine._LEFT_TO_NATIVE
 
 
 @pytest.mark.mpi(min_size=2)
