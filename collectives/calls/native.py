@@ -21,8 +21,8 @@ from collectives.execution.plan import Action
 from collectives.execution.traffic import Traffic
 from collectives.execution.transport.cuda_memory import CudaMemory
 
-#: Of one block; above it they cannot count the items.
-_MOST_ITEMS = (1 << 31) - 1
+#: Items of one block; not every MPI library can count more.
+_COUNTABLE = (1 << 31) - 1
 #: The names of MPI's methods; nonblocking ones begin with an I.
 _METHODS = {
     "allreduce": "Allreduce",
@@ -58,9 +58,19 @@ def _is_without_type(buffer: Buffer) -> bool:
 
 
 def can_be_native(call: Call) -> bool:
-    """Whether this MPI has the datatype, can count the items and reach them."""
-    countable = call.count <= _MOST_ITEMS and not call.is_on_device
-    return call.buffer.datatype is not None and countable
+    """Whether this MPI has the datatype, can count the items and reach them; the same on all
+    ranks, whichever of several types they name for the same bytes."""
+    return call.buffer.datatype is not None and not call.is_on_device and _most(call) <= _COUNTABLE
+
+
+def _most(call: Call) -> int:
+    """Of the items that MPI has to count, as many as all ranks know of; moved ones are bytes."""
+    size = 1 if call.contract.reduces else call.buffer.items.itemsize
+    if call.counts is None:
+        return call.count * size
+    if call.collective in ("reduce_scatter", "allgather"):
+        return max(map(sum, call.counts)) * size  # no displacement is longer
+    return 0  # of the others, a rank knows its own counts: here as in MPI, both ends of a message
 
 
 def fault_of_native(call: Call, planned: bool) -> str:
