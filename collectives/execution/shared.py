@@ -106,6 +106,9 @@ def bind_shared(
     bound = binder(flow, node, slot, memory, buffers, layout, combine)
     edges = _edges(node, places[node.rank], buffers[node.rank], borrow=lane is None)
     before: list[Action] = [partial(HOST.copy, copy, own) for own, copy in chain(*edges)]
+    if lane is not None:  # a blocking call has just looked where its memory is
+        own_places = [place for place in places[node.rank] if place is not None]
+        before[:0] = [partial(node.expect_there, p) for p in own_places if node.has_edges([p])]
     if underway.traffic is not None:
         moved = _moved_bytes(flow, node.rank, layout, dtype, binder.pulls)
         before.append(partial(underway.traffic.share, moved))

@@ -214,6 +214,14 @@ class NodeMemory:
         """Of this rank's memory there, what is to be copied before and after others use it."""
         return [] if place is None else self.windows[place.window].edges(place.offset, nbytes)
 
+    def expect_there(self, place: Place) -> None:
+        """Raises :class:`InvalidBuffer` if this rank's memory at ``place`` was moved since."""
+        if not self.windows.uses(place.window):
+            raise InvalidBuffer(
+                f"rank {self.rank}: the array of a plan was moved or freed after comm.share, as "
+                "PyTorch's share_memory_() does; make the plan anew"
+            )
+
     def has_edges(self, places: Iterable[Place | None]) -> bool:
         """Whether any rank may have some there; the same on all ranks."""
         return any(self.windows[p.window].has_edges for p in places if p is not None)

@@ -87,6 +87,24 @@ def test_a_storage_that_pytorch_moves_is_no_window(comm):
     assert all((other == RANK + 3).all() for other in others)
 
 
+def test_a_plan_whose_tensor_pytorch_has_moved_says_so(comm):
+    """On all ranks here; its memory may be another's by now."""
+    if comm.ranks_per_node < SIZE or SIZE == 1:
+        pytest.skip("several ranks on one node")
+    tensor = comm.share(torch.ones(50_000))
+    plan = comm.Allreduce_init(MPI.IN_PLACE, tensor, algorithm="direct")
+    plan()
+    assert (tensor == SIZE).all()
+    tensor.share_memory_()
+    others = [torch.full((50_000,), 3.0) for _ in range(8)]
+    for use in (plan, plan.Start):
+        with pytest.raises((InvalidBuffer, RuntimeError), match=r"make the plan anew|was freed"):
+            use()
+    assert (tensor == SIZE).all() and all((other == 3).all() for other in others)
+    comm.Allreduce(MPI.IN_PLACE, tensor)
+    assert (tensor == SIZE**2).all()
+
+
 def test_memory_that_pytorch_gives_up_is_no_more_shared(comm):
     """What another tensor has there later would be a forked child's, too."""
     if comm.ranks_per_node < SIZE:
