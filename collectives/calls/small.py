@@ -1,6 +1,7 @@
 """Below how many bytes whatever we did first would take longer than the MPI library's own
 collective."""
 
+import sys
 from array import array
 from typing import Any
 
@@ -19,6 +20,11 @@ _COUNTABLE = (1 << 31) - 1
 _CHARS = frozenset(MPI._typedict) - {"S", "U"}
 #: Memory of Python's own.
 _PYTHONS = (bytearray, bytes, memoryview, array)
+#: Types of PyTorch's whose items are MPI's.
+_TORCHS = frozenset(
+    f"torch.{name}"
+    for name in ["float32", "float64", "complex64", "complex128", "uint8", "bool", "int8", "int16", "int32", "int64"]
+)
 
 
 class Limits(dict[str, int]):
@@ -73,7 +79,7 @@ def nbytes_of(spec: Any) -> int | None:
         view = memoryview(spec)
         return view.nbytes if view.format in _CHARS else None
     if kind not in (list, tuple) or not spec:
-        return None
+        return _nbytes_of_tensor(spec)
     items, last = spec[0], spec[-1]
     if isinstance(last, MPI.Datatype):
         if last == MPI.DATATYPE_NULL or not last.is_predefined:
@@ -81,3 +87,12 @@ def nbytes_of(spec: Any) -> int | None:
     elif isinstance(last, str):
         return None
     return None if type(items) in (list, tuple) else nbytes_of(items)
+
+
+def _nbytes_of_tensor(tensor: Any) -> int | None:
+    """Of a tensor of PyTorch's that mpi4py reads, too."""
+    torch = sys.modules.get("torch")
+    if torch is None or type(tensor) is not torch.Tensor or str(tensor.dtype) not in _TORCHS:
+        return None
+    plain = tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.requires_grad
+    return int(tensor.nbytes) if plain else None

@@ -8,6 +8,7 @@ import pytest
 from mpi4py import MPI
 
 from collectives import Communicator, InvalidBuffer
+from collectives.calls import engine
 from collectives.execution.transport.pages import regions
 from tests.mpi.collectives.test_share import is_adopted
 
@@ -143,3 +144,27 @@ def test_a_tensor_on_numpys_memory(comm):
     comm.share(torch.from_numpy(array))
     comm.Allreduce(MPI.IN_PLACE, array, algorithm="direct")
     assert (array == ALONE).all()
+
+
+@pytest.mark.parametrize("name", ["float32", "int64", "bool", "complex128"])
+def test_ordinary_tensors_are_reduced(name):
+    """Unread, as no memory is shared yet."""
+    with Communicator(MPI.COMM_WORLD) as comm:
+        tensor = torch.ones(3, dtype=getattr(torch, name))
+        total = torch.empty_like(tensor)
+        comm.Allreduce(tensor, total, MPI.LOR if name == "bool" else MPI.SUM)
+        assert (total == (1 if name == "bool" else SIZE)).all()
+        assert comm.last_plan is engine._LEFT_TO_NATIVE
+
+
+@pytest.mark.parametrize("what", ["with gradients", "not contiguous"])
+def test_tensors_that_mpi4py_does_not_take_are_read(what):
+    with Communicator(MPI.COMM_WORLD) as comm:
+        tensor = torch.ones(2, 2)
+        if what == "with gradients":
+            tensor.requires_grad_()
+            comm.Allreduce(MPI.IN_PLACE, tensor)
+            assert (tensor == SIZE).all()
+        else:
+            with pytest.raises(InvalidBuffer, match="not contiguous"):
+                comm.Allreduce(MPI.IN_PLACE, tensor[:, :1])
