@@ -22,8 +22,11 @@ _CHARS = frozenset(MPI._typedict) - {"S", "U"}
 _PYTHONS = (bytearray, bytes, memoryview, array)
 #: Types of PyTorch's whose items are MPI's.
 _TORCHS = frozenset(
-    f"torch.{name}"
-    for name in ["float32", "float64", "complex64", "complex128", "uint8", "bool", "int8", "int16", "int32", "int64"]
+    f"torch.{kind}"
+    for kind in [
+        *("float32", "float64", "complex64", "complex128", "bool"),
+        *("uint8", "int8", "int16", "int32", "int64"),
+    ]
 )
 
 

@@ -157,14 +157,9 @@ def test_ordinary_tensors_are_reduced(name):
         assert comm.last_plan is engine._LEFT_TO_NATIVE
 
 
-@pytest.mark.parametrize("what", ["with gradients", "not contiguous"])
-def test_tensors_that_mpi4py_does_not_take_are_read(what):
+@pytest.mark.parametrize("gradients", [True, False])
+def test_tensors_that_mpi4py_does_not_take_are_refused(gradients):
+    tensor = torch.ones(2, 2, requires_grad=gradients)
     with Communicator(MPI.COMM_WORLD) as comm:
-        tensor = torch.ones(2, 2)
-        if what == "with gradients":
-            tensor.requires_grad_()
-            comm.Allreduce(MPI.IN_PLACE, tensor)
-            assert (tensor == SIZE).all()
-        else:
-            with pytest.raises(InvalidBuffer, match="not contiguous"):
-                comm.Allreduce(MPI.IN_PLACE, tensor[:, :1])
+        with pytest.raises(InvalidBuffer, match="grad" if gradients else "not contiguous"):
+            comm.Allreduce(MPI.IN_PLACE, tensor if gradients else tensor[:, :1])
