@@ -1,7 +1,7 @@
 """A drop-in for mpi4py's communicator whose collectives are ours."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -12,9 +12,15 @@ from collectives.algorithms import Algorithm, check_default
 from collectives.analysis.own import named
 from collectives.calls.arguments import Arguments
 from collectives.calls.engine import AnyPlan, Engine, Native
-from collectives.calls.methods import Blocking, Nonblocking, Persistent, PointToPoint
+from collectives.calls.methods import (
+    Blocking,
+    Constructors,
+    Nonblocking,
+    Objects,
+    Persistent,
+    PointToPoint,
+)
 from collectives.calls.settings import Settings
-from collectives.errors import CollectiveError
 from collectives.execution.traffic import Traffic
 from collectives.execution.transport import Bytes, Envelope
 from collectives.execution.transport.mpi import MPITransport
@@ -23,7 +29,9 @@ from collectives.launch import abort_when_uncaught
 from collectives.watchdog import report_calls
 
 
-class Communicator(Blocking, Nonblocking, Persistent, PointToPoint, MPI.Intracomm):  # type: ignore[misc]
+class Communicator(  # type: ignore[misc]
+    Blocking, Nonblocking, Persistent, Objects, PointToPoint, Constructors, MPI.Intracomm
+):
     """``MPI.Intracomm`` with ``algorithm=`` on its collectives; the rest is mpi4py's.
 
     >>> comm = Communicator(MPI.COMM_WORLD)
@@ -169,58 +177,7 @@ class Communicator(Blocking, Nonblocking, Persistent, PointToPoint, MPI.Intracom
             what: how the report names it.
             by_all: whether all ranks do it, in the same order among their collectives.
         """
-        watchdog = self._engine.watchdog
-        return watchdog.waiting(what, numbered=by_all) if watchdog else nullcontext()
-
-    def allgather(self, sendobj: Any) -> list[Any]:
-        with self._blocking("allgather of objects"):
-            return super().allgather(sendobj)
-
-    def allreduce(self, sendobj: Any, op: Any = MPI.SUM) -> Any:
-        with self._blocking("allreduce of objects"):
-            return super().allreduce(sendobj, op)
-
-    def alltoall(self, sendobj: Any) -> list[Any]:
-        with self._blocking("alltoall of objects"):
-            return super().alltoall(sendobj)
-
-    def barrier(self) -> None:
-        with self._blocking("barrier"):
-            return super().barrier()
-
-    def bcast(self, obj: Any, root: int = 0) -> Any:
-        with self._blocking("bcast of an object"):
-            return super().bcast(obj, root)
-
-    def exscan(self, sendobj: Any, op: Any = MPI.SUM) -> Any:
-        with self._blocking("exscan of objects"):
-            return super().exscan(sendobj, op)
-
-    def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
-        with self._blocking("gather of objects"):
-            return super().gather(sendobj, root)
-
-    def reduce(self, sendobj: Any, op: Any = MPI.SUM, root: int = 0) -> Any:
-        with self._blocking("reduce of objects"):
-            return super().reduce(sendobj, op, root)
-
-    def scan(self, sendobj: Any, op: Any = MPI.SUM) -> Any:
-        with self._blocking("scan of objects"):
-            return super().scan(sendobj, op)
-
-    def scatter(self, sendobj: Any, root: int = 0) -> Any:
-        with self._blocking("scatter of objects"):
-            return super().scatter(sendobj, root)
-
-    def _blocking(self, what: str) -> AbstractContextManager[None]:
-        """mpi4py's own collective follows, which moves no plan along: those of this communicator
-        are ended first, as all ranks have started them."""
-        self._engine.underway.drain()
-        return self.waiting(what)
-
-    def Alltoallw(self, sendbuf: Any, recvbuf: Any) -> None:
-        with self._blocking("alltoallw"):
-            return super().Alltoallw(sendbuf, recvbuf)
+        return self._engine.waiting(what, by_all)
 
     @property
     def checks_messages(self) -> bool:
@@ -310,52 +267,10 @@ class Communicator(Blocking, Nonblocking, Persistent, PointToPoint, MPI.Intracom
         self._engine.share(array)
         return array
 
-    def Clone(self) -> Self:
-        self._engine.underway.drain()
-        return self._like(super().Clone())
-
-    def Dup(self, info: MPI.Info | None = None) -> Self:
-        self._engine.underway.drain()
-        return self._like(super().Dup(info))
-
-    def Dup_with_info(self, info: MPI.Info) -> Self:
-        self._engine.underway.drain()
-        return self._like(super().Dup_with_info(info))
-
-    def Idup(self, info: MPI.Info | None = None) -> tuple[Self, MPI.Request]:
-        """Usable once its request is complete.
-
-        Raises:
-            CollectiveError: this one has a timeout; use :meth:`Dup`.
-        """
-        return self._duplicate(super().Idup, info)
-
-    def Idup_with_info(self, info: MPI.Info) -> tuple[Self, MPI.Request]:
-        """As :meth:`Idup`."""
-        return self._duplicate(super().Idup_with_info, info)
-
-    def Create(self, group: MPI.Group) -> Self:
-        self._engine.underway.drain()
-        return self._like(super().Create(group))
-
-    def Split(self, color: int = 0, key: int = 0) -> Self:
-        self._engine.underway.drain()
-        return self._like(super().Split(color, key))
-
-    def Split_type(self, split_type: int, key: int = 0, info: MPI.Info = MPI.INFO_NULL) -> Self:
-        self._engine.underway.drain()
-        return self._like(super().Split_type(split_type, key, info))
-
-    def Create_group(self, group: MPI.Group, tag: int = 0) -> Self:
-        return self._like(super().Create_group(group, tag))
-
     def Revoke(self) -> None:
         """After a rank has died (ULFM): nobody waits in this communicator any more."""
         self._engine.revoke()
         super().Revoke()
-
-    def Shrink(self) -> Self:
-        return self._like(super().Shrink())
 
     def Free(self) -> None:
         """Frees this handle's communicator, with everything that :meth:`close` releases."""
@@ -402,25 +317,3 @@ class Communicator(Blocking, Nonblocking, Persistent, PointToPoint, MPI.Intracom
     def __exit__(self, *exception: object) -> None:
         if exception[0] is None:  # with one rank in trouble, a collective Free would hang
             self.close()
-
-    def _like(self, comm: MPI.Comm) -> Self:
-        """``comm`` with this communicator's settings."""
-        if comm == MPI.COMM_NULL:
-            return comm  # type: ignore[return-value]  # as mpi4py: the rank is in no group
-        ours = type(self)(comm, *self._engine.resources.handed_on)  # type: ignore[arg-type]
-        ours._engine.count(self.traffic)
-        return ours
-
-    def _duplicate(
-        self, duplicate: Callable[..., tuple[Self, MPI.Request]], *info: MPI.Info | None
-    ) -> tuple[Self, MPI.Request]:
-        """One that comes to life later, when its request is complete."""
-        if self._engine.settings.timeout:
-            raise CollectiveError(
-                "a communicator with a timeout has a watchdog, which all ranks start together; use "
-                "Dup in the place of Idup"
-            )
-        comm, request = duplicate(*info)
-        comm._engine = Engine(comm, self._engine.resources.handed_on)
-        comm._engine.count(self.traffic)
-        return comm, request

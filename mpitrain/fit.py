@@ -139,7 +139,7 @@ class Trainer(trainer.Trainer):
             self.module, layers = _model(model, job.run.seed, cuts)
         grouping = None
         if optimizer is not None and not hasattr(optimizer, "prepare"):
-            from mpitrain.adapters.torch.layer import trained
+            from mpitrain.adapters.torch.modules import trained
             from mpitrain.adapters.torch.optimizer import grouped
             from mpitrain.adapters.torch.schedule import TorchSchedule
 

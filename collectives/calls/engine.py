@@ -3,7 +3,7 @@
 import logging
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -150,6 +150,11 @@ class Engine:
         self._forget()
         self.underway.forget()
         self.resources.revoke()
+
+    def waiting(self, what: str, by_all: bool = True) -> AbstractContextManager[None]:
+        """A block that waits for other ranks; ``by_all`` if all of them do it, in one order."""
+        watchdog = self.watchdog
+        return watchdog.waiting(what, numbered=by_all) if watchdog else nullcontext()
 
     @contextmanager
     def _watched(self, arguments: Arguments, algorithm: Algorithm | str | None) -> Iterator[None]:

@@ -1,8 +1,11 @@
-"""MPI's collective methods in their three forms, and those that wait for a single message."""
+"""MPI's collective methods in their three forms, those for objects, those that wait for a single
+message, and those that make other communicators."""
 
 from collectives.calls.methods.blocking import Blocking
+from collectives.calls.methods.constructors import Constructors
 from collectives.calls.methods.nonblocking import Nonblocking
+from collectives.calls.methods.objects import Objects
 from collectives.calls.methods.persistent import Persistent
 from collectives.calls.methods.point_to_point import PointToPoint
 
-__all__ = ["Blocking", "Nonblocking", "Persistent", "PointToPoint"]
+__all__ = ["Blocking", "Constructors", "Nonblocking", "Objects", "Persistent", "PointToPoint"]

@@ -23,7 +23,8 @@ except ImportError as error:
 
 from mpitrain.adapters.torch.compression import Compression, compression_hook
 from mpitrain.adapters.torch.drop_in import DistributedDataParallel
-from mpitrain.adapters.torch.layer import TorchLayer, layers, load_into
+from mpitrain.adapters.torch.layer import TorchLayer
+from mpitrain.adapters.torch.modules import layers, load_into
 from mpitrain.adapters.torch.replica import DataParallel
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Torch modules as layers of the trainer."""
+"""A torch module as a layer of the trainer."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from mpi4py import MPI
 from numpy.typing import DTypeLike
 
 from mpitrain.adapters.torch.arrays import (
@@ -20,7 +19,6 @@ from mpitrain.adapters.torch.arrays import (
     moved,
     on_stream_of,
 )
-from mpitrain.adapters.torch.cutting import cut, has_hooks
 from mpitrain.adapters.torch.purity import (
     ImpureModule,
     Watched,
@@ -29,14 +27,12 @@ from mpitrain.adapters.torch.purity import (
     is_due,
     refuse,
 )
-from mpitrain.adapters.torch.seeing import expect_one_mode, parts, seeing, show
+from mpitrain.adapters.torch.seeing import parts, seeing, show
 from mpitrain.arrays import Array, Gradients, Parameters, Shape, array_namespace
 from mpitrain.fields import Fields, as_given, fields, joined, named, partial, unused, zeros
 from mpitrain.nn import Layer
-from mpitrain.nn.chain import Wrapper
 from mpitrain.nn.context import RESTING, Context
 from mpitrain.nn.layer import Verdict
-from mpitrain.training.trainer import Trainer
 
 
 def _tensors(
@@ -52,7 +48,6 @@ def _tensors(
     }
 
 
-_IN_TURN = torch.nn.Sequential.forward
 #: Of devices, as torch.autocast has them.
 _KINDS = ("cpu", "cuda")
 
@@ -319,99 +314,3 @@ class TorchLayer(Layer):
             .clone()
             for name, b in self._constants()
         }
-
-
-def layers(module: torch.nn.Module, cuts: Sequence[str] = ()) -> dict[str, Layer]:
-    """A module as layers, to be put into pipeline stages.
-
-    Each part of a ``torch.nn.Sequential`` is one, or each part between the ``cuts``; otherwise the
-    module is one layer.  Training leaves the module as it is: :func:`load_into` gives it the
-    trained values.
-
-    Args:
-        module: computes outputs from inputs.
-        cuts: names of modules in it, in the order in which they are called, behind which it is cut
-            (:func:`mpitrain.adapters.torch.cutting.cut`).
-
-    Raises:
-        TypeError: it is no module.
-        ImpureModule: a part cannot be a layer, or the module has hooks that belong to none.
-        ValueError: it cannot be cut there.
-    """
-    if not isinstance(module, torch.nn.Module):
-        raise TypeError(f"layers() takes a torch.nn.Module, not a {type(module).__name__}")
-    expect_one_mode(module)
-    pieces: dict[str, tuple[str, torch.nn.Module]]
-    if cuts:
-        pieces = {f"part{n}": ("", part) for n, part in enumerate(cut(module, cuts))}
-    elif isinstance(module, torch.nn.Sequential) and type(module).forward is _IN_TURN:
-        if has_hooks(module):
-            raise ImpureModule(
-                f"a {type(module).__name__} cannot be taken apart, as its own hooks belong to no "
-                "part of it; register them on the parts, or put it into another Sequential"
-            )
-        names = zip(module._modules, module, strict=True)
-        pieces = {f"part{n}": (f"{name}.", part) for n, (name, part) in enumerate(names)}
-    else:
-        pieces = {"part0": ("", module)}
-    found: dict[str, Layer] = {}
-    owners: dict[int, str] = {}
-    norms: dict[int, str] = {}
-    for name, (prefix, part) in pieces.items():
-        for own, inner in part.named_modules():
-            is_norm = isinstance(inner, torch.nn.modules.batchnorm._BatchNorm)
-            if is_norm and norms.setdefault(id(inner), name) != name:
-                raise ImpureModule(
-                    f"{name}.{own} ({type(inner).__name__}) is in {norms[id(inner)]}, too, and has "
-                    "one running mean and variance; make two of it, or one part of both"
-                )
-        layer = TorchLayer(part, name, prefix, in_turn=bool(prefix))
-        tied = {}
-        for own, parameter in part.named_parameters():
-            owner = owners.setdefault(id(parameter), f"{name}.{own}")
-            if parameter.requires_grad and not owner.startswith(f"{name}."):
-                tied[own] = owner
-        layer.tied = tied
-        found[name] = layer
-    return found
-
-
-def trained(module: torch.nn.Module, layers: Mapping[str, Layer]) -> dict[str, torch.nn.Parameter]:
-    """The trained parameters of a module by the names that they have in these layers of it."""
-    every = dict(module.named_parameters(remove_duplicate=False))
-    return {
-        f"{name}.{own}": every[layer.prefix + own]
-        for name, layer in layers.items()
-        if isinstance(layer, TorchLayer)
-        for own in layer.shapes()
-        if own not in layer.tied
-    }
-
-
-def load_into(module: torch.nn.Module, trainer: Trainer) -> None:
-    """Give the module that :func:`layers` was called with the trained values, on all ranks.
-
-    With ``optim.average``, these are the averages.  Collective.
-    """
-    with trainer.averaged():
-        _load_into(module, trainer)
-
-
-def _load_into(module: torch.nn.Module, trainer: Trainer) -> None:
-    every: dict[str, torch.Tensor] = dict(module.named_parameters(remove_duplicate=False))
-    every |= dict(module.named_buffers(remove_duplicate=False))
-    for name, layer in trainer.model.layers.items():
-        values = None
-        if name in trainer.layers:
-            index = trainer.layers.index(name)
-            device = trainer.device
-            values = {own: device.get(v).copy() for own, v in trainer.store.take(index).items()}
-            trainer.store.release(index)
-            kept = trainer.context().inside(name).state
-            values |= {own: device.get(v) for own, v in kept.items()}
-        has = trainer.comm.rank if values is not None else trainer.comm.size
-        values = trainer.comm.bcast(values, trainer.comm.allreduce(has, MPI.MIN))
-        of_torch: Any = layer.layer if isinstance(layer, Wrapper) else layer
-        with torch.no_grad():
-            for own, value in values.items():
-                every[of_torch.prefix + own].copy_(as_tensor(np.asarray(value)))

@@ -12,7 +12,7 @@ nn = torch.nn
 
 from mpitrain.adapters.torch import arrays, layers  # noqa: E402
 from mpitrain.adapters.torch.cutting import cut  # noqa: E402
-from mpitrain.adapters.torch.layer import trained  # noqa: E402
+from mpitrain.adapters.torch.modules import trained  # noqa: E402
 
 
 def functional(f, *buffers):

@@ -1,0 +1,79 @@
+"""The methods that make communicators of one; those have its settings."""
+
+from collections.abc import Callable
+from typing import Self
+
+from mpi4py import MPI
+
+from collectives.calls.engine import Engine
+from collectives.errors import CollectiveError
+
+
+class Constructors(MPI.Intracomm):
+    """MPI's; plans of the communicator that are under way are ended first."""
+
+    _engine: Engine
+
+    def Clone(self) -> Self:
+        self._engine.underway.drain()
+        return self._like(super().Clone())
+
+    def Dup(self, info: MPI.Info | None = None) -> Self:
+        self._engine.underway.drain()
+        return self._like(super().Dup(info))
+
+    def Dup_with_info(self, info: MPI.Info) -> Self:
+        self._engine.underway.drain()
+        return self._like(super().Dup_with_info(info))
+
+    def Idup(self, info: MPI.Info | None = None) -> tuple[Self, MPI.Request]:
+        """Usable once its request is complete.
+
+        Raises:
+            CollectiveError: this one has a timeout; use :meth:`Dup`.
+        """
+        return self._duplicate(super().Idup, info)
+
+    def Idup_with_info(self, info: MPI.Info) -> tuple[Self, MPI.Request]:
+        """As :meth:`Idup`."""
+        return self._duplicate(super().Idup_with_info, info)
+
+    def Create(self, group: MPI.Group) -> Self:
+        self._engine.underway.drain()
+        return self._like(super().Create(group))
+
+    def Split(self, color: int = 0, key: int = 0) -> Self:
+        self._engine.underway.drain()
+        return self._like(super().Split(color, key))
+
+    def Split_type(self, split_type: int, key: int = 0, info: MPI.Info = MPI.INFO_NULL) -> Self:
+        self._engine.underway.drain()
+        return self._like(super().Split_type(split_type, key, info))
+
+    def Create_group(self, group: MPI.Group, tag: int = 0) -> Self:
+        return self._like(super().Create_group(group, tag))
+
+    def Shrink(self) -> Self:
+        return self._like(super().Shrink())
+
+    def _like(self, comm: MPI.Comm) -> Self:
+        """``comm`` with this communicator's settings."""
+        if comm == MPI.COMM_NULL:
+            return comm  # type: ignore[return-value]  # as mpi4py: the rank is in no group
+        ours = type(self)(comm, *self._engine.resources.handed_on)  # type: ignore[call-arg]
+        ours._engine.count(self._engine.underway.traffic)
+        return ours
+
+    def _duplicate(
+        self, duplicate: Callable[..., tuple[Self, MPI.Request]], *info: MPI.Info | None
+    ) -> tuple[Self, MPI.Request]:
+        """One that comes to life later, when its request is complete."""
+        if self._engine.settings.timeout:
+            raise CollectiveError(
+                "a communicator with a timeout has a watchdog, which all ranks start together; use "
+                "Dup in the place of Idup"
+            )
+        comm, request = duplicate(*info)
+        comm._engine = Engine(comm, self._engine.resources.handed_on)
+        comm._engine.count(self._engine.underway.traffic)
+        return comm, request
