@@ -39,13 +39,16 @@ def report_round(comm: Communicator) -> int:
 
 
 def _calls(comm: Communicator) -> dict[str, Callable[[], object]]:
-    """A butterfly all-reduce of two numbers, in every form in which a call can be made."""
+    """An all-reduce of two numbers, in every form in which a call can be made; ours is the
+    butterfly."""
     send, recv = np.ones((2, 2), np.float32)
     shared = comm.empty(2, np.float32)
     shared[:] = 0
     call = partial(comm.Allreduce, algorithm="butterfly")
     return {
         "mpi4py's own": partial(MPI.Intracomm(comm).Allreduce, send, recv),
+        "a call that auto leaves to it": partial(comm.Allreduce, send, recv),
+        "the same with [array, type]": lambda: comm.Allreduce([send, MPI.FLOAT], [recv, MPI.FLOAT]),
         "a call with algorithm='native'": partial(call, send, recv, algorithm="native"),
         "a plan": comm.Allreduce_init(send, recv, algorithm="butterfly"),
         "a call with the same arrays": partial(call, send, recv),
