@@ -24,6 +24,7 @@ from mpitrain.adapters.torch.purity import (
     Watched,
     examine,
     expect_given_values,
+    expect_the_same_trained,
     is_due,
     refuse,
 )
@@ -116,18 +117,6 @@ class TorchLayer(Layer):
     def _trained(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         return ((name, p) for name, p in self.module.named_parameters() if p.requires_grad)
 
-    def _expect_the_same_trained(self, names: Collection[str]) -> None:
-        """Those that the trainer has, whatever the program has done to its module since."""
-        now = {name for name, p in self._given.named_parameters() if p.requires_grad}
-        if changed := sorted(now ^ set(names)):
-            self._watched.verdict.say(
-                ImpureModule(
-                    f"{self._watched.name}: {', '.join(changed[:3])} was frozen or unfrozen after "
-                    "the trainer was made, which has had the module's parameters since then; "
-                    "freeze before, and for another choice make another trainer"
-                )
-            )
-
     def _constants(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Buffers, and parameters that are frozen."""
         yield from self.module.named_buffers()
@@ -215,7 +204,7 @@ class TorchLayer(Layer):
 
     def _forward(self, parameters: Parameters, x: Array, context: Context) -> tuple[Array, Any]:
         own = {name: as_tensor(v).requires_grad_() for name, v in parameters.items()}
-        self._expect_the_same_trained(own.keys())
+        expect_the_same_trained(self._watched, self._given, own.keys())
         xp = array_namespace(x)
         given = _tensors(fields(x), next((p.dtype for p in own.values()), None))
         buffers = self._buffers(own, next(iter(given.values())))

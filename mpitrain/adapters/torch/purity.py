@@ -1,6 +1,6 @@
 """Whether a module is a function of its parameters and its input, and of nothing else."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -137,6 +137,19 @@ def _generators() -> list[torch.Generator]:
     if not torch.cuda.is_initialized():
         return [torch.default_generator]
     return [torch.default_generator, torch.cuda.default_generators[torch.cuda.current_device()]]
+
+
+def expect_the_same_trained(watched: Watched, module: nn.Module, names: Collection[str]) -> None:
+    """``names`` are what the trainer trains, whatever the program has done to its module since."""
+    now = {name for name, p in module.named_parameters() if p.requires_grad}
+    if changed := sorted(now ^ set(names)):
+        watched.verdict.say(
+            ImpureModule(
+                f"{watched.name}: {', '.join(changed[:3])} was frozen or unfrozen after the "
+                "trainer was made, which has had the module's parameters since then; freeze "
+                "before, and for another choice make another trainer"
+            )
+        )
 
 
 def expect_given_values(
