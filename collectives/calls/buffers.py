@@ -288,8 +288,8 @@ def _times(numbers: tuple[int, ...] | None, factor: int) -> tuple[int, ...] | No
 
 def _inferred(dtype: "np.dtype[Any]") -> MPI.Datatype | None:
     """The MPI type of a NumPy type, if there is one."""
-    if not dtype.isnative or (dtype.kind in "SU" and dtype.str[2:] != "1"):
-        return None  # of longer strings, MPI knows a letter's
+    if not dtype.isnative or dtype.kind in "mM" or (dtype.kind in "SU" and dtype.str[2:] != "1"):
+        return None  # mpi4py takes no times, and of longer strings, MPI knows a letter's type
     return MPI._typedict.get(dtype.char) or None
 
 

@@ -353,8 +353,7 @@ class Engine:
             return False
         if self.underway.plans or self.underway.traffic is not None:
             return False
-        simple = type(other) is np.ndarray or other is MPI.IN_PLACE or other is None
-        if not (simple or nbytes_of(other) is not None):
+        if other is not None and other is not MPI.IN_PLACE and nbytes_of(other) is None:
             return False
         self.last_plan = _LEFT_TO_NATIVE
         return True

@@ -16,8 +16,9 @@ from collectives.contracts import contract
 
 #: Any MPI library can count the items of smaller buffers.
 _COUNTABLE = (1 << 31) - 1
-#: Types of NumPy whose items are MPI's, too; a string's are its letters.
-_CHARS = frozenset(MPI._typedict) - {"S", "U"}
+#: Types of NumPy whose items are MPI's, too; a string's are its letters, and of times mpi4py
+#: names a type and takes no buffer.
+_CHARS = frozenset(MPI._typedict) - {"S", "U", "M", "m"}
 #: Memory of Python's own.
 _PYTHONS = (bytearray, bytes, memoryview, array)
 #: Types of PyTorch's whose items are MPI's.
