@@ -26,7 +26,7 @@ for algorithm in algorithms:
         items[...] = comm.rank
         comm.Allreduce(MPI.IN_PLACE, items, algorithm=algorithm)
         assert (items == total).all(), algorithm
-comm.Allreduce(MPI.IN_PLACE, np.zeros(1 << 20))
+comm.Allreduce(MPI.IN_PLACE, np.zeros(1 << 20), algorithm="auto")
 assert "the table has no allreduce" in comm.last_plan.reason, comm.last_plan.reason
 node = comm.Split_type(MPI.COMM_TYPE_SHARED)
 items = node.empty(1000, np.float64)
