@@ -1,11 +1,9 @@
 """What a communicator does with a call: understand it, agree on it, bind it or find it, run it."""
 
-import logging
-from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +15,8 @@ from collectives.calls.arguments import Arguments
 from collectives.calls.binding import best_of_ours, bind_call, memory_of, tags_of
 from collectives.calls.call import Call
 from collectives.calls.meeting import Meetings, shared_places, still_there
-from collectives.calls.native import NativePlan, call_native, waits_for_device
-from collectives.calls.recent import Entry, Recent
+from collectives.calls.native import Native, NativePlan, call_native, waits_for_device
+from collectives.calls.recent import Entry, Plans, Recent
 from collectives.calls.resources import Resources
 from collectives.calls.settings import Settings
 from collectives.calls.small import Limits, nbytes_of
@@ -33,21 +31,7 @@ from collectives.execution.traffic import Traffic
 from collectives.execution.underway import Underway
 from collectives.watchdog import Watchdog, Watched
 
-log = logging.getLogger("collectives")
-
-#: Plans of blocking calls are kept for the next call with the same memory: as many, up to this
-#: size each.
-CACHED_PLANS = 32
-CACHED_BYTES = 4 << 20
-
 AnyPlan = Plan | NativePlan | AlternatingPlan | Watched
-
-
-class Native(NamedTuple):
-    """In the place of a plan, for calls of the MPI library's own: it keeps no buffer alive."""
-
-    reason: str
-    algorithm: str = "native"
 
 
 _LEFT_TO_NATIVE = Native(
@@ -84,13 +68,13 @@ class Engine:
             comm, settings, self.resources, self.underway, self.complete
         )
         self._recent = Recent()
+        self._plans = Plans()
         self._native_below = Limits(self.resources)
         self._unequal_native_below = Limits(self.resources, unequal=True)
         self._turns = Turns(self.resources, self.complete)
         self._meetings = Meetings(
             self.resources, self.underway, self._native_below.of_auto, self._forget
         )
-        self._cache: OrderedDict[object, Plan] = OrderedDict()
 
     def empty(self, shape: Any, dtype: npt.DTypeLike, memory: str) -> npt.NDArray[Any]:
         """Zeros in the node's memory, or in ordinary memory where that cannot be."""
@@ -105,8 +89,7 @@ class Engine:
         """Adds what is sent from now on to ``traffic``, but for plans that are made already."""
         self.underway.traffic = traffic
         self._recent.clear()
-        while self._cache:
-            self._cache.popitem()[1].Free()
+        self._plans.free()
 
     def share(self, array: Any) -> None:
         """Moves an array into the node's memory, where that can be."""
@@ -137,9 +120,7 @@ class Engine:
             self.watchdog = None
         self.underway.drain()
         self.underway.forget()
-        for plan in self._cache.values():
-            plan.Free()
-        self._cache.clear()
+        self._plans.free()
         self._forget()
         self.resources.close()
 
@@ -148,7 +129,7 @@ class Engine:
         if self.watchdog is not None:
             self.watchdog.close()
             self.watchdog = None
-        self._cache.clear()
+        self._plans.forget()
         self._forget()
         self.underway.forget()
         self.resources.revoke()
@@ -215,15 +196,15 @@ class Engine:
                 meeting = self._meetings.meet(own)
             places = shared_places(meeting, node)
         call, trial = self._in_turn(call, places)
-        plan = self._cache.pop((call.key, places), None)
+        plan = self._plans.take(call, places)
         reason = call.why if trial else "as before"
         if plan is not None and trial:
             plan.reason = reason
-        if plan is None or plan.is_freed:
+        if plan is None:
             # Blocking calls follow one another, so all can use the same tags and counters.
             made = bind_call(call, self.resources, places, self.underway, None)
             plan, reason = (None if isinstance(made, NativePlan) else made), made.reason
-        kept = self._keep(call, places, plan)
+        kept = plan is None or self._plans.keep(call, places, plan)
         # What is found again is not read again, and native takes the caller's own words.
         found_again = plan is not None or call.has_buffers_of(arguments)
         tries = trial is not None and trial.kept is None
@@ -246,18 +227,6 @@ class Engine:
         if trial is None:
             return call, None
         return _by(call, trial.turn), trial
-
-    def _keep(self, call: Call, places: Places | None, plan: Plan | None) -> bool:
-        """Keeps the plan of a blocking call for the next one; whether it did, or need not."""
-        if plan is None or call.key is None:
-            return plan is None
-        # Above some size, binding is cheap beside the transfer.
-        if not places and plan.nbytes > CACHED_BYTES:
-            return False
-        self._cache[call.key, places] = plan
-        if len(self._cache) > CACHED_PLANS:
-            self._cache.popitem(last=False)[1].Free()
-        return True
 
     def _complete(self, plan: Plan | None, arguments: Arguments, reason: str) -> None:
         """Runs a plan, or the MPI library's own collective in its place."""

@@ -4,7 +4,7 @@ import weakref
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from mpi4py import MPI
@@ -125,6 +125,13 @@ def _data(spec: Any) -> Any:
 def call_native(comm: MPI.Intracomm, arguments: Arguments) -> None:
     """The MPI library's own collective, once."""
     getattr(MPI.Intracomm, _method(arguments))(comm, *_as_mpi_takes_them(arguments))
+
+
+class Native(NamedTuple):
+    """In the place of a plan, for calls of the MPI library's own: it keeps no buffer alive."""
+
+    reason: str
+    algorithm: str = "native"
 
 
 class NativePlan:

@@ -10,6 +10,7 @@ the memory that the caller holds.
 """
 
 import sys
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +19,15 @@ from mpi4py import MPI
 
 from collectives.algorithms import Algorithm
 from collectives.calls.arguments import Arguments
+from collectives.calls.call import Call
 from collectives.execution.plan import Plan
+from collectives.execution.shared import Places
 from collectives.execution.transport.shared_memory import Meeting
 
+#: Calls that are remembered, and plans that are kept, up to this size each.
 _MOST = 256
+_MOST_PLANS = 32
+_MOST_BYTES = 4 << 20
 _address = MPI.Get_address
 
 Key = tuple[object, ...]
@@ -82,6 +88,36 @@ class Recent:
     def clear(self) -> None:
         """Forgets all."""
         self._entries.clear()
+
+
+class Plans:
+    """Plans of blocking calls, for the next one that reads the same."""
+
+    def __init__(self) -> None:
+        self._plans: OrderedDict[object, Plan] = OrderedDict()
+
+    def take(self, call: Call, places: Places | None) -> Plan | None:
+        """The plan of such a call, which is not kept any more."""
+        plan = self._plans.pop((call.key, places), None)
+        return None if plan is None or plan.is_freed else plan
+
+    def keep(self, call: Call, places: Places | None, plan: Plan) -> bool:
+        """Keeps a plan, if that pays: above some size, binding is cheap beside the transfer."""
+        if call.key is None or (not places and plan.nbytes > _MOST_BYTES):
+            return False
+        self._plans[call.key, places] = plan
+        if len(self._plans) > _MOST_PLANS:
+            self._plans.popitem(last=False)[1].Free()
+        return True
+
+    def free(self) -> None:
+        """Frees all."""
+        while self._plans:
+            self._plans.popitem()[1].Free()
+
+    def forget(self) -> None:
+        """Lets go of all as they are."""
+        self._plans.clear()
 
 
 def _memory(buffer: Any, writable: bool) -> tuple[object, ...] | None:

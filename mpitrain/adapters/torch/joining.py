@@ -68,13 +68,16 @@ class JoiningReducer(Reducer):
             if agreed.doing == FORWARD:
                 self._go_forward(agreed)
             elif agreed.doing == WEIGH:
-                total(self._words, 0, self._test)
+                total(self._words, 0, self._buckets.test)
                 self._part_of_mean = 0.0
             elif agreed.doing == AVERAGE:
                 self._check_average(agreed)
-                self._complete_means(agreed)
+                nothing = [False] * len(self._buckets.known())
+                self._complete_means(agreed, self._buckets.late(), nothing)
         self.leave_join()
-        told = largest(self._words, [missed, -1 if missed else self._words.rank], self._test)
+        told = largest(
+            self._words, [missed, -1 if missed else self._words.rank], self._buckets.test
+        )
         if not told[0]:
             return -1
         self._share_all(int(told[1]))

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 
 from collectives import Communicator
+from mpitrain.adapters.torch.buckets import Buckets
 from mpitrain.adapters.torch.failing import HookErrors, HookFailed
-from mpitrain.adapters.torch.gradients import Bucket, cut, refusal
+from mpitrain.adapters.torch.gradients import refusal
 from mpitrain.adapters.torch.hooks import Function, Hook, UnderWay
 from mpitrain.adapters.torch.inventory import OTHER_PARAMETERS, SAME, Inventory, share
 from mpitrain.adapters.torch.meeting import (
@@ -63,16 +64,12 @@ class Reducer:
         Raises:
             ValueError: on all ranks, if these cannot be replicas.
         """
-        self._comm = comm
         self._module = module
         self._options = options
         self._words = channel(comm)
         self._errors = HookErrors(self._words)
-        self._comm_hook: Hook | None = None
-        self._buckets: list[Bucket] = []
-        self._hooks: list[Any] = []
+        self._buckets = Buckets(comm, self._errors)
         self._pass: Reference | None = None
-        self._again: set[int] = set()
         self._part_of_mean: float | None = None
         self._joining = False  # ranks may run out of batches
         self._absent = False  # this one has
@@ -89,8 +86,7 @@ class Reducer:
         self._number = -1
         self._number = _agree_on_number(lambda n: int(self._meet(BEGIN, n).numbers[0]))
         # Gradients and words go apart, so that ranks which wait for other gradients meet in words.
-        self._comm = comm.Dup()
-        self._under_way = UnderWay(self._comm, self._errors.expect_none)
+        self._buckets = Buckets(comm.Dup(), self._errors)
         inventory = Inventory(module)
         fault = "" if inventory.trained else "no parameter needs a gradient"
         try:
@@ -122,7 +118,7 @@ class Reducer:
         self._settle()
         known = isinstance(samples, Real) and 0 <= samples < float("inf")
         self._meet(WEIGH, fault="" if known else f"{samples!r} is no number of samples")
-        of = total(self._words, samples, self._test)
+        of = total(self._words, samples, self._buckets.test)
         if not of:
             raise Refused("DataParallel: no rank has a sample in this batch")
         self._part_of_mean = samples / of
@@ -136,7 +132,7 @@ class Reducer:
         """
         self._settle()
         fault = "" if callable(function) else f"a communication hook is a function, not {function}"
-        if self._comm_hook:
+        if self._buckets.hook:
             fault = "it has a communication hook already, and there can be one"
         self._meet(HOOK, fault=fault)
         name = getattr(function, "__qualname__", type(function).__qualname__)
@@ -144,18 +140,16 @@ class Reducer:
             raise ValueError(
                 f"DataParallel: the ranks have different communication hooks: {', '.join(names)}"
             )
-        self._comm_hook = Hook(function, state)
-        for bucket in self._buckets:
-            bucket.hook = self._comm_hook
+        self._buckets.register(Hook(function, state))
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.futures.Future[list[torch.Tensor]]:
         """Start to sum a tensor over the ranks; collective."""
-        return self._under_way.all_reduce(tensor)
+        return self._buckets.under_way.all_reduce(tensor)
 
     @property
     def under_way(self) -> tuple[Communicator, UnderWay]:
         """The ranks, and what hooks have started on them."""
-        return self._comm, self._under_way
+        return self._buckets.comm, self._buckets.under_way
 
     def close(self) -> None:
         """Free what is bound; collective.
@@ -180,52 +174,36 @@ class Reducer:
         """Buckets for the parameters that there are; collective."""
         inventory.check(self._words, self._options, fault)
         self._inventory = inventory
-        self._unbind()
         self._forwards = 0
-        parts = cut(self._inventory.trained, self._options.bucket_bytes)
-        for bucket, members in enumerate(parts):
-            number = bucket, len(parts)
-            algorithm = self._options.algorithm
-            self._buckets.append(Bucket(self._comm, members, algorithm, self._under_way, number))
-            self._buckets[-1].hook = self._comm_hook
-            self._hooks += [
-                parameter.register_post_accumulate_grad_hook(self._hook(bucket, index))
-                for index, parameter in enumerate(members)
-            ]
-
-    def _unbind(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        for bucket in self._buckets:
-            bucket.free()
-        self._hooks, self._buckets = [], []
+        options, trained = self._options, inventory.trained
+        self._buckets.bind(trained, options.bucket_bytes, options.algorithm, self._arrived)
 
     def _release(self) -> None:
         self._ended = "it was closed"
-        self._unbind()
-        self._comm.Free()
+        self._buckets.unbind()
+        self._buckets.comm.Free()
 
-    def _hook(self, bucket: int, index: int) -> Callable[[torch.Tensor], None]:
-        def ready(parameter: torch.Tensor) -> None:
-            self.pending = True
-            if self._joining and parameter.grad is not None:
-                before = parameter.grad._version - 1
-                self._onto_mean |= getattr(parameter.grad, _MEAN_AT, None) == before
-            if not self.synchronises:
-                self._unsummed = True
-                return
-            if not is_alive(self._pass):
-                self._settle()
-                self._pass = join(self._number, self._finish)
-            own = self._buckets[bucket]
-            own.missing.discard(index)
-            if own.started:
-                self._again.add(bucket)  # autograd came by it again after it had been copied
-            elif self.overlaps():
-                self._start(complete=True)
-            self._test()
+    def _arrived(self, bucket: int, index: int, parameter: torch.Tensor) -> None:
+        """Autograd has come by a parameter."""
+        self.pending = True
+        if self._joining and parameter.grad is not None:
+            before = parameter.grad._version - 1
+            self._onto_mean |= getattr(parameter.grad, _MEAN_AT, None) == before
+        if not self.synchronises:
+            self._unsummed = True
+            return
+        if not is_alive(self._pass):
+            self._settle()
+            self._pass = join(self._number, self._finish)
+        self._buckets.note(bucket, index)
+        if self.overlaps():
+            self._buckets.start(self._part, complete=True)
+        self._buckets.test()
 
-        return ready
+    @property
+    def _part(self) -> float | None:
+        """Of the mean: this rank's."""
+        return 0.0 if self._absent else self._part_of_mean
 
     def overlaps(self) -> bool:
         """Whether sums start while autograd goes on, in the present step."""
@@ -238,7 +216,7 @@ class Reducer:
         lasted, self._begun = self._clock() - self._begun, None
         if self._trial.tell(lasted):
             told = [int(1e9 * seconds) for seconds in self._trial.seconds]
-            slowest = largest(self._words, told, self._test)
+            slowest = largest(self._words, told, self._buckets.test)
             self._trial.decide(*(slowest / 1e9).tolist())
 
     def _clock(self) -> float:
@@ -246,26 +224,6 @@ class Reducer:
         if any(parameter.is_cuda for parameter in self._inventory.trained):
             torch.cuda.synchronize()
         return perf_counter()
-
-    def _start(self, *, complete: bool) -> None:
-        """In the same order on all ranks, whatever the order in which autograd comes by them."""
-        for bucket in self._buckets:
-            if complete and bucket.missing:
-                return
-            if not bucket.started:
-                self._start_one(bucket)
-
-    def _start_one(self, bucket: Bucket) -> None:
-        part = 0.0 if self._absent else self._part_of_mean
-        if not self._comm_hook:
-            bucket.start(part)
-        elif not self._errors.own:
-            with self._errors.kept():  # until the ranks meet
-                bucket.start(part)
-
-    def _test(self) -> None:
-        for bucket in self._buckets:
-            bucket.test()
 
     def _begin_step(self) -> None:
         self._begun = self._clock() if self._trial else None
@@ -327,9 +285,8 @@ class Reducer:
         self._average()
 
     def _average(self) -> None:
-        self._start(complete=False)
-        late = [number in self._again for number in range(len(self._buckets))]
-        known = [p.grad is not None for bucket in self._buckets for p in bucket.parameters]
+        self._buckets.start(self._part, complete=False)
+        late, known = self._buckets.late(), self._buckets.known()
         # Where the ranks met before the forward pass, they know the parameters already.
         look = self._inventory.change_of_buffers if self._verified else self._inventory.change
         changed = look()
@@ -342,10 +299,7 @@ class Reducer:
         if agreed.numbers[0] == OTHER_PARAMETERS:  # the buckets are those of others
             self._inventory.compare(self._words, "at the end of backward()")
             return self._average()
-        known, factor = self._complete_means(agreed, late, known)
-        wanted = iter(known)
-        for bucket in self._buckets:
-            bucket.give_back(wanted, factor)
+        self._buckets.give_back(*self._complete_means(agreed, late, known))
         self.pending = self._verified = self._unsummed = False
         self._try_overlap()
         if self._joining:
@@ -367,10 +321,7 @@ class Reducer:
             )
 
     def _complete_means(
-        self,
-        agreed: Agreed,
-        late: list[bool] | None = None,
-        known: list[bool] | None = None,
+        self, agreed: Agreed, late: list[bool], known: list[bool]
     ) -> tuple[list[bool], float]:
         """Sum what autograd came by again; what the forward pass did to buffers is rank 0's.
 
@@ -378,36 +329,24 @@ class Reducer:
             Whether a rank has a gradient, for each parameter, and what the sums are to be
             multiplied by.
         """
-        late = late or [False] * len(self._buckets)
-        known = known or [False] * sum(len(bucket.parameters) for bucket in self._buckets)
         if agreed.numbers[1]:
-            all_of = largest(self._words, [*late, *known], self._test).tolist()
+            all_of = largest(self._words, [*late, *known], self._buckets.test).tolist()
             late, known = all_of[: len(late)], all_of[len(late) :]
-        again = [bucket for bucket, is_late in zip(self._buckets, late) if is_late]
-        for bucket in again:
-            self._start_one(bucket)
-        if again:
-            self._finish_all(again)
+        if self._buckets.sum_again(late, self._part):
+            self._give_up()
         self._share_buffers(agreed)  # tests between steps go by them
         by_ranks = agreed.joined and self._part_of_mean is None
         self._part_of_mean, self._onto_mean = None, False
         if not by_ranks or self._divides_by_all:
             return known, 1.0
-        return known, self._words.size / total(self._words, not self._absent, self._test)
+        return known, self._words.size / total(self._words, not self._absent, self._buckets.test)
 
     def _fault(self) -> str:
         for name, parameter in self._inventory.parameters.items():
             gradient = parameter.grad if parameter.requires_grad else None
             if gradient is not None and (why := refusal(parameter, gradient)):
                 return f"{name}: {why}"
-        for bucket in self._buckets:
-            for index, parameter in enumerate(bucket.parameters):
-                if parameter.grad is None and index not in bucket.missing:
-                    return (
-                        "a gradient was taken away before backward() had ended and averaged it, "
-                        "as optimisers in hooks do; step after backward()"
-                    )
-        return ""
+        return self._buckets.fault()
 
     def _settle(self) -> None:
         """After a backward pass that raised: what it has sent is received, and forgotten."""
@@ -415,7 +354,7 @@ class Reducer:
             raise RuntimeError(f"this DataParallel cannot be used any more: {self._ended}")
         if self._pass is not None and not is_alive(self._pass):
             self._pass = None
-            self._start(complete=False)
+            self._buckets.start(self._part, complete=False)
             self._meet(GIVE_UP)
             self._part_of_mean = None
 
@@ -423,8 +362,10 @@ class Reducer:
         """:func:`meet`, and the end of all sums that were started."""
         fault = self._errors.fault or fault
         try:
-            with self._comm.waiting("the replicas of a module"):
-                agreed = meet(self._words, doing, self._number, (a, b, c), fault, self._test)
+            with self._buckets.comm.waiting("the replicas of a module"):
+                agreed = meet(
+                    self._words, doing, self._number, (a, b, c), fault, self._buckets.test
+                )
         except Parted as error:
             self._ended = str(error)
             raise
@@ -439,27 +380,8 @@ class Reducer:
 
     def _complete(self, doing: str) -> None:
         if self._absent and doing in (AVERAGE, GIVE_UP):
-            self._start(complete=False)  # as all others have done before
-        self._finish_all(self._buckets)
-        self._again.clear()
-
-    def _finish_all(self, buckets: Sequence[Bucket]) -> None:
-        """Their sums end."""
-
-        def finish() -> None:
-            for bucket in buckets:
-                bucket.finish()
-
-        # Sums have been started on all ranks or on none.
-        if not self._comm_hook or not any(bucket.started for bucket in buckets):
-            finish()
-            return
-        with self._comm.waiting("what communication hooks have started"):
-            if not self._errors.own:
-                with self._errors.kept():
-                    finish()
-            failed = self._errors.agree(self._test)
-        if failed:
+            self._buckets.start(self._part, complete=False)  # as all others have done before
+        if self._buckets.finish():
             self._give_up()
 
     def _give_up(self) -> NoReturn:
