@@ -17,62 +17,23 @@ its backward pass and at the end of a step.
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from os import sched_yield
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 from mpi4py import MPI
 
 from mpitrain.arrays import Array
-from mpitrain.config import ConfigError
-from mpitrain.metrics import Skipped, Step, read_records
 from mpitrain.parallel.summation import Keeper, Kept
 from mpitrain.step.agreement import Agreed, Told
 from mpitrain.step.update import Updater
+from mpitrain.sync.message import Late, Message, mean
 from mpitrain.sync.strategy import InStep, Taken
 from mpitrain.sync.workers import Workers
 
 _TO_ROOT, _TO_ALL = 1, 2
-#: Numbers before the gradients: the step, the gradients in a mean, and what is told of a step.
-_HEADER = 11
-#: Steps of one worker whose gradients a mean may have.
-_MOST = 8
 #: Looks at whether a message is there.
 _LOOKS = 16
-
-
-class Message:
-    """A gradient or a mean, with what belongs to it, as bytes.
-
-    Attributes:
-        data: all of it.
-        header: float64, shape (11,).
-        mask: float64, shape (workers, 8): as :data:`Taken`, filled up with 0.
-        body: shape (elements,).
-    """
-
-    def __init__(self, workers: int, like: Array) -> None:
-        """Memory for as many elements as ``like`` has."""
-        numbers = _HEADER + workers * _MOST
-        self.data = np.zeros(8 * numbers + like.nbytes, np.uint8)
-        front = self.data[: 8 * numbers].view(np.float64)
-        self.header, self.mask = front[:_HEADER], front[_HEADER:].reshape(workers, _MOST)
-        self.body: Array = self.data[8 * numbers :].view(like.dtype)
-
-    @property
-    def step(self) -> int:
-        """Of the run, counted from 0."""
-        return int(self.header[0])
-
-
-@dataclass(frozen=True)
-class Late:
-    """A gradient that has come and is in no mean yet."""
-
-    worker: int
-    message: Message
 
 
 class Quorum(InStep):
@@ -194,7 +155,7 @@ class Quorum(InStep):
         """Wait for enough gradients, and send the mean of what is there to all."""
         if self._computes:
             mine = self._message()
-            _write(mine, step, self.workers.gradients, own)
+            mine.write(step, self.workers.gradients, own)
             self._waiting.append(Late(0, mine))
         wanted = self._replay.get(step + 1)
         while not self._is_enough(step, wanted):
@@ -204,7 +165,7 @@ class Quorum(InStep):
         taken = [one for one in self._waiting if _is_wanted(one, wanted)]
         self._waiting = [one for one in self._waiting if not _is_wanted(one, wanted)]
         result = self._memory()
-        _mean(taken, step, result, self._count)
+        mean(taken, step, result, self._count)
         requests = [
             self._comm.Issend(result.data, worker, _TO_ALL) for worker in range(1, self._count)
         ]
@@ -234,7 +195,7 @@ class Quorum(InStep):
         # Memory of its own: rank 0 may be where it takes in nothing, and waits for us.
         self.progress()
         message = self._message()
-        _write(message, step, self.workers.gradients, own)
+        message.write(step, self.workers.gradients, own)
         self._launch(message)
 
     def _launch(self, message: Message) -> None:
@@ -349,59 +310,5 @@ class Quorum(InStep):
         self._comm.Free()
 
 
-def _write(message: Message, step: int, gradients: Array, own: Told) -> None:
-    """One gradient of a step, and what its worker tells."""
-    message.header[:] = [step, 1, *own.numbers]
-    message.mask[0, 0] = step + 1
-    message.body[...] = gradients
-
-
 def _is_wanted(one: Late, wanted: Taken | None) -> bool:
     return wanted is None or one.message.step + 1 in wanted[one.worker]
-
-
-def _mean(taken: Sequence[Late], step: int, result: Message, workers: int) -> None:
-    """The mean of what was taken, times the number of workers, as their sum would be.
-
-    Ranks follow one another in the sum, as at a parameter server.
-    """
-    ordered = sorted(taken, key=lambda one: (one.worker, one.message.step))
-    result.mask[...] = 0
-    result.header[...] = 0
-    for number, one in enumerate(ordered):
-        if number:
-            result.body += one.message.body
-        else:
-            result.body[...] = one.message.body
-        result.header += one.message.header
-        row = result.mask[one.worker]
-        row[np.count_nonzero(row)] = one.message.step + 1
-    count = result.header[1]
-    if count != workers:
-        result.body *= workers / count
-        result.header[2:] *= workers / count
-    result.header[0] = step
-
-
-def choices(path: Path, workers: int) -> dict[int, Taken]:
-    """What each step of an earlier run took, by steps counted from 1.
-
-    Raises:
-        ConfigError: the file cannot be read, or is of a run without, or with other workers.
-    """
-    try:
-        log = read_records(path)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"sync.replay: {path} cannot be read: {error}") from error
-    found: dict[int, Taken] = {}
-    for record in log.records:
-        if isinstance(record, Step | Skipped) and record.sync and record.sync.taken:
-            found[record.step] = tuple(tuple(steps) for steps in record.sync.taken)
-    counts = {len(taken) for taken in found.values()}
-    if counts != {workers}:
-        had = f"{max(counts)} workers" if counts else "no steps by quorum"
-        raise ConfigError(
-            f"sync.replay: {path} is of {had}, and this run has {workers}; name the file of a run "
-            "by quorum on as many ranks"
-        )
-    return found

@@ -34,7 +34,7 @@ from mpitrain.pipeline.schedules import SCHEDULES
 from mpitrain.ranks.together import together
 from mpitrain.sync import Delayed, EveryStep, Local, Quorum, Strategy, Workers
 from mpitrain.sync.outer import outer
-from mpitrain.sync.quorum import choices
+from mpitrain.sync.replay import choices
 
 
 def layout(config: Config, ranks: int) -> Layout:

@@ -1,0 +1,31 @@
+"""The choices of an earlier run by quorum, from its records."""
+
+from pathlib import Path
+
+from mpitrain.config import ConfigError
+from mpitrain.metrics import Skipped, Step, read_records
+from mpitrain.sync.strategy import Taken
+
+
+def choices(path: Path, workers: int) -> dict[int, Taken]:
+    """What each step of an earlier run took, by steps counted from 1.
+
+    Raises:
+        ConfigError: the file cannot be read, or is of a run without, or with other workers.
+    """
+    try:
+        log = read_records(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"sync.replay: {path} cannot be read: {error}") from error
+    found: dict[int, Taken] = {}
+    for record in log.records:
+        if isinstance(record, Step | Skipped) and record.sync and record.sync.taken:
+            found[record.step] = tuple(tuple(steps) for steps in record.sync.taken)
+    counts = {len(taken) for taken in found.values()}
+    if counts != {workers}:
+        had = f"{max(counts)} workers" if counts else "no steps by quorum"
+        raise ConfigError(
+            f"sync.replay: {path} is of {had}, and this run has {workers}; name the file of a run "
+            "by quorum on as many ranks"
+        )
+    return found
