@@ -4,17 +4,21 @@ There is no message to wait for, only memory that may be read or stored to from 
 Each rank counts what it has done: ``2k+1`` when it enters round k, ``2k+2`` when its own loads and
 stores of round k are done.  From the data flow of all ranks follows which count of which rank a
 load or a store needs, and most of the waiting falls away: a send buffer may be read as soon as its
-owner has entered, and a chunk that its owner has not used yet may be stored to.
+owner has entered, a chunk that its owner has not used yet may be stored to, and what a rank itself
+has done in another's memory, it need not be told.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from collectives.analysis.replay import Begin, Message, replay
-from collectives.schedule import Chunk, Copy, RecvReduce, Round, Schedule, Send, Step
+from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send, Step
 
 #: A chunk of a buffer; in place, a chunk of ``sendbuf`` is that of ``recvbuf`` where it lies.
 Cell = tuple[str, int]
+#: By ranks, the first round of something.
+_Firsts = dict[int, int]
 
 
 class Endpoint(NamedTuple):
@@ -42,30 +46,35 @@ class Dataflow:
         programs: the rounds of each rank.
         ends: for each end of a message, the other.
         rounds: largest number of rounds of a rank.
+        pulls: receivers load what is sent; without, senders store it, but for what is reduced.
     """
 
-    def __init__(self, schedule: Schedule, in_place: bool) -> None:
-        """Cost: one step of Python for each chunk that a step names, on all ranks."""
+    def __init__(self, schedule: Schedule, in_place: bool, pulls: bool = False) -> None:
+        """``schedule`` is aligned.  Cost: one step of Python for each chunk that a step names, on
+        all ranks."""
         self.schedule = schedule
         self.in_place = in_place
+        self.pulls = pulls
         self.programs = [list(schedule.rounds(rank)) for rank in range(schedule.size)]
         self.rounds = max(map(len, self.programs))
         self.ends = dict(_ends(schedule))
-        self._touched: list[dict[Cell, int]] = [{} for _ in self.programs]
-        self._written: list[dict[Cell, int]] = [{} for _ in self.programs]
+        #: Of each rank's cells, the first round in which each rank uses them, and stores to them.
+        self._used: list[dict[Cell, _Firsts]] = [defaultdict(dict) for _ in self.programs]
+        self._stored: list[dict[Cell, _Firsts]] = [defaultdict(dict) for _ in self.programs]
         for rank, program in enumerate(self.programs):
             for number, steps in enumerate(program):
-                if not steps:
-                    continue
-                written = self.writes(rank, steps)
-                for cell in written:
-                    self._written[rank].setdefault(cell, number)
-                for cell in written | self.reads(rank, steps):
-                    self._touched[rank].setdefault(cell, number)
+                for position, step in enumerate(steps):
+                    by = self.mover(Endpoint(rank, number, position))
+                    written = self.writes(rank, (step,))
+                    for cell in written:
+                        self._stored[rank][cell].setdefault(by, number)
+                    for cell in written | self.reads(rank, (step,)):
+                        self._used[rank][cell].setdefault(by, number)
 
         self._awaited: list[set[int]] = [set() for _ in self.programs]
         for end in self.ends:
-            self._awaited[end.rank] |= {self.readable(end), self.writable(end)}
+            if self.mover(end) != end.rank:
+                self._awaited[end.rank].add(self.available(end))
 
     def is_awaited(self, rank: int, since: int, until: int) -> bool:
         """Whether others may wait for a count of ``rank`` above ``since``, up to ``until``."""
@@ -74,6 +83,16 @@ class Dataflow:
     def step(self, end: Endpoint) -> Step:
         """The step at ``end``."""
         return self.programs[end.rank][end.round][end.position]
+
+    def mover(self, end: Endpoint) -> int:
+        """The rank that does the loads and stores of a step."""
+        step = self.step(end)
+        if isinstance(step, Copy):
+            return end.rank
+        other = self.ends[end]
+        sender, receiver = (end, other) if isinstance(step, Send) else (other, end)
+        loads = self.pulls or isinstance(self.step(receiver), RecvReduce)
+        return receiver.rank if loads else sender.rank
 
     def cells(self, rank: int, chunk: Chunk) -> frozenset[Cell]:
         """The cells of ``chunk`` on ``rank``."""
@@ -95,17 +114,21 @@ class Dataflow:
         written = (step.chunk for step in steps if not isinstance(step, Send))
         return frozenset(cell for chunk in written for cell in self.cells(rank, chunk))
 
-    def readable(self, end: Endpoint) -> int:
-        """The count of ``end.rank`` from which the chunk that it sends there may be read."""
-        return self._available(end, self._written[end.rank])
+    def storer(self, rank: int, step: Step) -> int:
+        """The rank that stores to the memory of ``rank`` in a step of its."""
+        return step.peer if isinstance(step, Recv) and not self.pulls else rank
 
-    def writable(self, end: Endpoint) -> int:
-        """The count of ``end.rank`` from which the chunk that it receives may be stored to."""
-        return self._available(end, self._touched[end.rank])
-
-    def _available(self, end: Endpoint, first: dict[Cell, int]) -> int:
-        cells = self.cells(end.rank, self.step(end).chunk)
-        used_before = any(first.get(cell, end.round) < end.round for cell in cells)
+    def available(self, end: Endpoint) -> int:
+        """The count of ``end.rank`` from which its peer may load or store the chunk there."""
+        step = self.step(end)
+        assert not isinstance(step, Copy), "it has no peer"
+        before = (self._stored if isinstance(step, Send) else self._used)[end.rank]
+        used_before = any(
+            first < end.round
+            for cell in self.cells(end.rank, step.chunk)
+            for by, first in before.get(cell, {}).items()
+            if by != step.peer
+        )
         return entered(end.round if used_before else 0)
 
 

@@ -101,7 +101,7 @@ def bind_shared(
         named = _buffers(schedule, rank, node, places[rank], count, memory.empty(0, dtype), kept)
         borrows = lane is None and not (binder.pulls and rank != node.rank)
         buffers.append({k: memory.borrowed(v) if borrows else v for k, v in named.items()})
-    flow = Dataflow(schedule, _is_in_place(schedule, places))
+    flow = Dataflow(schedule, _is_in_place(schedule, places), binder.pulls)
     combine = combine and memory.combine(combine)
     bound = binder(flow, node, slot, memory, buffers, layout, combine)
     edges = _edges(node, places[node.rank], buffers[node.rank], borrow=lane is None)
@@ -110,7 +110,7 @@ def bind_shared(
         own_places = [place for place in places[node.rank] if place is not None]
         before[:0] = [partial(node.expect_there, p) for p in own_places if node.has_edges([p])]
     if underway.traffic is not None:
-        moved = _moved_bytes(flow, node.rank, layout, dtype, binder.pulls)
+        moved = _moved_bytes(flow, node.rank, layout, dtype)
         before.append(partial(underway.traffic.share, moved))
     after = [partial(HOST.copy, own, copy) for own, copy in edges[1]]
     make = partial(DevicePlan, memory=memory) if is_queued(memory) else Plan
@@ -156,19 +156,13 @@ def _buffers(
     return {"sendbuf": send, "recvbuf": recv}
 
 
-def _moved_bytes(
-    flow: Dataflow, rank: int, layout: Layout, dtype: "np.dtype[Any]", pulls: bool
-) -> int:
+def _moved_bytes(flow: Dataflow, rank: int, layout: Layout, dtype: "np.dtype[Any]") -> int:
     """What a rank stores into others' memory, and loads from it, in one run."""
     items = 0
     for number, steps in enumerate(flow.programs[rank]):
         for position, step in enumerate(steps):
-            if isinstance(step, Send):
-                other = flow.step(flow.ends[Endpoint(rank, number, position)])
-                moves = not (pulls or isinstance(other, RecvReduce))  # which loads it itself
-            else:
-                moves = isinstance(step, RecvReduce) or (pulls and isinstance(step, Recv))
-            if moves:
+            end = Endpoint(rank, number, position)
+            if not isinstance(step, Copy) and flow.mover(end) == rank:
                 part = layout.items(step.chunk)
                 items += part.stop - part.start
     return items * dtype.itemsize
@@ -253,9 +247,7 @@ class SharedBinder:
         return [*bound, *self.ticking(self.wait(self.pending, [*after]), last)]
 
     def round(self, number: int, steps: Round) -> list[BoundRound]:
-        writes = self.flow.writes(self.rank, steps)
-        touches = writes | self.flow.reads(self.rank, steps)
-        due = [w for w in self.pending if w.cells & (writes if w.reading else touches)]
+        due = [wait for wait in self.pending if self.is_due(wait, steps)]
         self.pending = [w for w in self.pending if w not in due]
         tells = self.flow.is_awaited(self.rank, self.told, entered(number))
         self.told = moved(number)
@@ -284,15 +276,15 @@ class SharedBinder:
                 case Send() if self.pulls or isinstance(theirs, RecvReduce):
                     lent.append(Pending(cells, True, other.rank, done))
                 case Send():
-                    flags = self.flags(other.rank, self.flow.writable(other))
+                    flags = self.flags(other.rank, self.flow.available(other))
                     self.add(moving, flags, self.copy(remote, target))
                 case Recv() if self.pulls:
-                    flags = self.flags(other.rank, self.flow.readable(other))
+                    flags = self.flags(other.rank, self.flow.available(other))
                     self.add(moving, flags, self.copy(target, remote))
                 case Recv():
                     self.pending.append(Pending(cells, False, other.rank, done))
                 case RecvReduce():
-                    flags = self.flags(other.rank, self.flow.readable(other))
+                    flags = self.flags(other.rank, self.flow.available(other))
                     if any(wait.cells & cells for wait in lent):  # not ours to overwrite yet
                         aside = self.memory.empty(remote.size, remote.dtype)
                         self.add(moving, flags, self.copy(aside, remote))
@@ -304,6 +296,14 @@ class SharedBinder:
             return [*entering, *moving_and_told, self.wait(lent, late)]
         self.pending += lent
         return [*entering, *moving_and_told]
+
+    def is_due(self, wait: Pending, steps: Round) -> bool:
+        """Whether these steps use its cells, but for stores of the peer's own."""
+        by_others = tuple(s for s in steps if self.flow.storer(self.rank, s) != wait.rank)
+        used = self.flow.writes(self.rank, by_others)
+        if not wait.reading:
+            used |= self.flow.reads(self.rank, steps)
+        return bool(wait.cells & used)
 
     def view(self, rank: int, chunk: Chunk) -> Items:
         return self.buffers[rank][chunk.buffer][self.layout.items(chunk)]

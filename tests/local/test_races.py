@@ -1,0 +1,258 @@
+"""No two ranks of a plan in shared memory touch the same bytes in an order that is left open.
+
+A proof for each schedule, by vector clocks: what a rank has done before it says so has been done
+for whoever has waited for that word.  Orders that no run would ever take count as well.
+"""
+
+import random
+from itertools import combinations, product
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from collectives.algorithms import ALGORITHMS, build
+from collectives.algorithms.segments import segmented
+from collectives.contracts import contract
+from collectives.execution.attached import AttachedBinder
+from collectives.execution.memory import HostMemory
+from collectives.execution.shared import SharedBinder, bind_shared
+from collectives.execution.transport.shared_memory import Place
+from collectives.execution.underway import Underway
+from collectives.schedule import Copy, Recv, RecvReduce, Schedule, Send, recvbuf, sendbuf
+from tests.local.test_orders import lends_and_writes
+
+SEND, RECV = Place(0, 0), Place(1, 0)
+COUNT = 12
+RUNS = 2
+
+
+class Word(NamedTuple):
+    """A rank has come so far; called: it says so."""
+
+    rank: int
+    value: int
+
+    def Wait(self):
+        raise AssertionError("nothing runs here")
+
+    Test = __call__ = Wait
+
+
+class Touch(NamedTuple):
+    """What a call reads and stores to."""
+
+    read: tuple[np.ndarray, ...]
+    stored: tuple[np.ndarray, ...]
+
+    def __call__(self):
+        raise AssertionError("nothing runs here")
+
+
+class Untouched(HostMemory):
+    """Memory whose calls only say what they would touch."""
+
+    failed = None
+
+    def begin(self):
+        raise AssertionError("nothing runs here")
+
+    @staticmethod
+    def borrowed(items):
+        return items
+
+    @staticmethod
+    def reduction(combine, left, right, out):
+        return Touch((left, right), (out,))
+
+    @staticmethod
+    def combine(function):
+        return function
+
+
+class Node:
+    """As rank ``rank`` has it."""
+
+    def __init__(self, rank, buffers):
+        self.rank, self.size, self.buffers = rank, len(buffers), buffers
+
+    def advance(self, slot, ticks):
+        return lambda: None
+
+    def tick(self, slot, value):
+        return Word(self.rank, value)
+
+    def flag(self, rank, slot, value):
+        return Word(rank, value)
+
+    def view(self, rank, place, count, dtype):
+        return self.buffers[rank][place.window][:count]
+
+    def mark(self, slot):
+        return None
+
+    def used_by(self, place, plan):
+        pass
+
+    def edges(self, place, nbytes):
+        return []
+
+
+def programs(schedule, in_place, binder):
+    """What each rank says, waits for and touches in one run; its caller touches all around it."""
+    blocks, size = schedule.contract, schedule.size
+    members = [schedule.member(rank)._replace(chunks=1) for rank in range(size)]
+    sent = [COUNT * blocks.send_blocks(member) for member in members]
+    received = [COUNT * blocks.recv_blocks(member) for member in members]
+    first = [blocks.place(m) if in_place and blocks.recv_blocks(m) else None for m in members]
+    buffers = [[np.zeros(n) for n in lengths] for lengths in zip(sent, received)]
+    places = tuple(
+        (SEND if sent[rank] and first[rank] is None else None, RECV if received[rank] else None)
+        for rank in range(size)
+    )
+    for rank in range(size):
+        plan = bind_shared(
+            schedule, Node(rank, buffers), places, COUNT, np.dtype(float), Untouched(), np.add,
+            lane=None, reason="", underway=Underway(), binder=binder,
+        )  # fmt: skip
+        callers = Touch((), tuple(buffers[rank]))
+        calls = [call for bound in plan.rounds for call in (*bound.starts, *bound.finish)]
+        yield [callers, *filter(None, map(event, calls)), callers]
+
+
+def event(call):
+    """Of a plan's call: a word that is said, one that is waited for, or what is touched."""
+    if isinstance(call, Word | Touch):
+        return call
+    if isinstance(waited := getattr(call, "__self__", None), Word):
+        return waited, "waited for"
+    if getattr(call, "func", None) is HostMemory.copy:
+        target, source = call.args
+        if HostMemory.address(target) == HostMemory.address(source):
+            return None  # NumPy leaves it alone: in place, a rank's own block is where it belongs
+        return Touch((source,), (target,))
+    return None
+
+
+def clocks(ranks):
+    """Yields each touch of ``RUNS`` runs with its rank, and how far that knows all ranks to be.
+
+    Raises AssertionError where ranks wait for ever.
+    """
+    last = 2 + max(event.value for program in ranks for event in program if isinstance(event, Word))
+    left = [[(run, event) for run in range(RUNS) for event in program][::-1] for program in ranks]
+    known = [[0] * len(ranks) for _ in ranks]
+    said = [[] for _ in ranks]
+    while any(left):
+        moved = False
+        for rank, events in enumerate(left):
+            while events:
+                run, event = events[-1]
+                known[rank][rank] += 1
+                if isinstance(event, Touch):
+                    yield event, rank, tuple(known[rank])
+                elif isinstance(event, Word):
+                    said[rank].append((run * last + event.value, tuple(known[rank])))
+                else:
+                    word, _ = event
+                    wanted = run * last + word.value
+                    then = next(
+                        (clock for value, clock in said[word.rank] if value >= wanted), None
+                    )
+                    if then is None:
+                        break
+                    known[rank] = [*map(max, known[rank], then)]
+                events.pop()
+                moved = True
+        assert moved, "ranks wait for ever"
+
+
+def races(ranks):
+    """Pairs of touches of the same bytes, of which one stores, in an order that is left open."""
+    parts = []
+    for touch, rank, clock in clocks(ranks):
+        for items, stores in (
+            *((a, False) for a in touch.read),
+            *((a, True) for a in touch.stored),
+        ):
+            start = HostMemory.address(items)
+            parts.append((start, start + items.nbytes, stores, rank, clock))
+    for one, other in combinations(parts, 2):
+        (a, b, stores, rank, clock), (c, d, stores_too, rank_too, clock_too) = one, other
+        if rank == rank_too or not (stores or stores_too) or b <= c or d <= a:
+            continue
+        if clock[rank] > clock_too[rank] and clock_too[rank_too] > clock[rank_too]:
+            yield one, other
+
+
+def in_shared_memory():
+    """Every algorithm that runs there, in place and not."""
+    for algorithm in ALGORITHMS:
+        where = (False, True) if contract(algorithm.collective).in_place is not None else (False,)
+        for in_place, size in product(where, (2, 3, 4, 5)):
+            runs = algorithm.in_place or not in_place
+            if algorithm.collective != "barrier" and runs:
+                schedule = algorithm.schedule(size)
+                if not schedule.workspace:
+                    name = f"{algorithm.collective}-{algorithm.name}-{in_place}-{size}"
+                    yield pytest.param(schedule, in_place, id=name)
+
+
+@pytest.mark.parametrize("binder", [SharedBinder, AttachedBinder], ids=["mapped", "read"])
+@pytest.mark.parametrize(("schedule", "in_place"), list(in_shared_memory()))
+def test_there_is_none(schedule, in_place, binder):
+    for cut in (schedule, segmented(schedule, 2)):
+        found = list(races(list(programs(cut, in_place, binder))))
+        assert not found
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("size", [2, 4])
+def test_each_wait_of_the_direct_all_reduce_is_needed(size, in_place):
+    ranks = list(programs(build("allreduce", "direct", size), in_place, SharedBinder))
+    assert not any(races(ranks))
+    for rank, program in enumerate(ranks):
+        for i, one in enumerate(program):
+            if not isinstance(one, Word | Touch):
+                without = [*ranks[:rank], program[:i] + program[i + 1 :], *ranks[rank + 1 :]]
+                assert any(races(without)), f"rank {rank} need not wait for {one}"
+
+
+def drawn(draw, size):
+    """Rounds in which any rank sends anything to any other, so that no rank uses a chunk twice in
+    a round, but to reduce into what it sends."""
+    chunks, programs = 3, [[] for _ in range(size)]
+    for _ in range(draw.randint(1, 4)):
+        steps = [[] for _ in range(size)]
+        used = [set() for _ in range(size)]
+        for _ in range(draw.randint(1, 2 * size)):
+            sender, receiver = draw.sample(range(size), 2)
+            sent, target = draw.randrange(chunks), draw.randrange(chunks)
+            kind = draw.choice([Recv, RecvReduce])
+            barred = {("stored", target)} | ({("sent", target)} if kind is Recv else set())
+            if ("stored", sent) in used[sender] or barred & used[receiver]:
+                continue
+            used[sender].add(("sent", sent))
+            used[receiver].add(("stored", target))
+            steps[sender].append(Send(receiver, recvbuf[sent]))
+            steps[receiver].append(kind(sender, recvbuf[target]))
+        for rank in range(size):
+            free = [c for c in range(chunks) if not {("stored", c), ("sent", c)} & used[rank]]
+            if free and draw.random() < 0.3:
+                steps[rank].append(Copy(recvbuf[free[0]], sendbuf[draw.randrange(chunks)]))
+            programs[rank].append(tuple(steps[rank]))
+    return Schedule("allreduce", "drawn", size, chunks, 0, True, lambda rank: iter(programs[rank]))
+
+
+@pytest.mark.parametrize("binder", [SharedBinder, AttachedBinder], ids=["mapped", "read"])
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_there_is_none_in_drawn_rounds(size, binder):
+    for seed in range(150):
+        schedule = drawn(random.Random(seed), size)
+        assert not any(races(list(programs(schedule, False, binder)))), f"seed {seed}"
+
+
+@pytest.mark.parametrize("binder", [SharedBinder, AttachedBinder], ids=["mapped", "read"])
+def test_there_is_none_where_a_rank_writes_over_what_it_lends(binder):
+    schedule = Schedule("scan", "by_hand", 3, 1, 0, True, lends_and_writes)
+    assert not any(races(list(programs(schedule, False, binder))))
