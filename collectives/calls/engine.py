@@ -63,6 +63,9 @@ class Engine:
         self.resources = Resources(comm, settings, self.complete, self.underway.drain)
         timeout = settings.timeout
         self.watchdog = Watchdog(MPI.Intracomm(comm), timeout) if timeout else None
+        # Settings that native calls have to do with, too.
+        delays = settings.transport.delays
+        self._reads_all = bool(settings.check or settings.reproducible or delays)
         self.last_plan: AnyPlan | Native | None = None
         self._understanding = Understanding(
             comm, settings, self.resources, self.underway, self.complete
@@ -164,8 +167,7 @@ class Engine:
         """Looks a plan up by the memory of the call, first as it stands in the call
         (:class:`Recent`), then as it was read, or binds one."""
         asked = self.settings.algorithm if algorithm is None else algorithm
-        delays = self.settings.transport.delays
-        read = self.settings.check or self.settings.reproducible or delays
+        read = self._reads_all
         if asked == "native" and not read:
             self._complete(None, arguments, "asked for")
             return

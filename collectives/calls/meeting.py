@@ -66,7 +66,7 @@ class Meetings:
             self._forget()
         return bool(resources.attaches)
 
-    def meet(self, mine: Sequence[int]) -> Meeting:
+    def meet(self, mine: tuple[int, ...]) -> Meeting:
         """What each rank brought."""
         node, underway = self._resources.node, self._underway
         assert node is not None, "ranks meet in its memory"
@@ -100,7 +100,8 @@ def words(call: Call, node: NodeMemory, attaches: bool) -> tuple[int, ...]:
 
 def still_there(words: tuple[int, ...], node: NodeMemory) -> bool:
     """Whether memory that was once at these places, by its address, is there now."""
-    return all(number < 0 or node.windows.uses(number) for number in words[:4:2])
+    send, recv, uses = words[0], words[2], node.windows.uses
+    return (send < 0 or uses(send)) and (recv < 0 or uses(recv))
 
 
 def shared_places(meeting: Meeting, node: NodeMemory) -> Places | None:

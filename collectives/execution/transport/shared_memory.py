@@ -3,7 +3,7 @@
 import mmap
 import os
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 from math import prod
 from typing import Any, NamedTuple
@@ -74,11 +74,18 @@ class NodeMemory:
         self._fences = None if platform.machine() in ("x86_64", "AMD64") else Fences(comm)
         # With a core each, polling is the fastest wait; without, it keeps the awaited from running.
         self._polite = comm.size > (os.cpu_count() or 1)
-        self._meetings = 0
         # Nobody sends itself such a message, so the library looks at all that it has to do.
         tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767
         self._progress = partial(comm.Iprobe, comm.rank, tag)
-        self._arrivals = [self.flag(rank, MEETING, 1) for rank in range(comm.size)]
+        # Two boards, as a rank may come to the next meeting before all have read those of this one.
+        self._boards: list[list[memoryview]] = []
+        for first in (SLOTS * _LINE, SLOTS * _LINE + WORDS):
+            self._boards.append([words[first : first + WORDS] for words in self._counters])
+        self._written: list[tuple[int, ...]] = [(), ()]
+        self._board = 0
+        self._arrive = self.tick(MEETING, 1)
+        others = (rank for rank in range(comm.size) if rank != comm.rank)
+        self._arrivals = [self.flag(rank, MEETING, 1) for rank in others]
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike, memory: Memory = HOST) -> Items:
         """A new array of zeros on every rank, of the same or of another shape.  Collective.
@@ -160,7 +167,7 @@ class NodeMemory:
         given = self._counters[self.rank], slot * _LINE, self._runs[slot], value
         return FencedTick(*given, self._fences) if self._fences else Tick(*given)
 
-    def meet(self, words: Sequence[int], idle: Action | None) -> Meeting:
+    def meet(self, words: tuple[int, ...], idle: Action | None) -> Meeting:
         """Waits for all ranks to call this, and returns what each of them brought.
 
         Args:
@@ -168,18 +175,18 @@ class NodeMemory:
             idle: called while waiting, if something else is under way that the others may need.
         """
         self._runs[MEETING].advance(2)
-        self._meetings += 1
-        # The next meeting uses the other half: a rank may come to it before all have read this one.
-        first = SLOTS * _LINE + WORDS * (self._meetings % 2)
-        own = self._counters[self.rank]
-        for i, word in enumerate(words, first):
-            own[i] = word
-        self.tick(MEETING, 1)()
+        number = self._board = 1 - self._board
+        if words != self._written[number]:
+            own = self._boards[number][self.rank]
+            for i, word in enumerate(words):
+                own[i] = word
+            self._written[number] = words
+        self._arrive()
         for flag in self._arrivals:
             while idle is not None and not flag.Test():
                 idle()
             flag.Wait()
-        return [bytes(counters[first : first + WORDS]) for counters in self._counters]
+        return [bytes(brought) for brought in self._boards[number]]
 
     def mark(self, slot: int) -> Mark:
         """What ranks tell one another beside their counts in a run of ``slot``."""
