@@ -117,6 +117,7 @@ def _bound(
                 underway=underway,
                 binder=AttachedBinder if attached else SharedBinder,
                 own=(_items(call.send), _items(call.recv)) if attached else (None, None),
+                met=not planned,
             )
         log.warning("messages instead of shared memory: %d plans use it", node.slots.most)
     lane = _tags(resources, used_anywhere)

@@ -37,8 +37,9 @@ class AttachedBinder(SharedBinder):
         buffers: list[dict[str, Items]],
         layout: Layout,
         combine: Combine | None,
+        met: bool,
     ) -> None:
-        super().__init__(flow, node, slot, memory, buffers, layout, combine)
+        super().__init__(flow, node, slot, memory, buffers, layout, combine, met)
         self.memory: AttachedMemory = memory
         self.mark = node.mark(slot)
 

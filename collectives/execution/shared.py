@@ -75,6 +75,7 @@ def bind_shared(
     underway: Underway,
     binder: "type[SharedBinder]",
     own: Own = (None, None),
+    met: bool = False,
 ) -> Plan:
     """A plan for ``schedule`` on arrays that lie in the node's memory.
 
@@ -86,6 +87,7 @@ def bind_shared(
             which names the memory by address and does not keep it.
         binder: of memory that all ranks map, or that they read in one another's processes.
         own: this rank's send and receive buffer, where the node's memory does not keep them.
+        met: whenever the plan runs, the ranks have just met, so each knows that all are in it.
     """
     slot = BLOCKING if lane is None else BLOCKING + 1 + lane.number
     blocks = schedule.contract.blocks(schedule.size)
@@ -103,7 +105,8 @@ def bind_shared(
         buffers.append({k: memory.borrowed(v) if borrows else v for k, v in named.items()})
     flow = Dataflow(schedule, _is_in_place(schedule, places), binder.pulls)
     combine = combine and memory.combine(combine)
-    bound = binder(flow, node, slot, memory, buffers, layout, combine)
+    met = met and not (is_queued(memory) or node.has_edges(chain(*places)))
+    bound = binder(flow, node, slot, memory, buffers, layout, combine, met)
     edges = _edges(node, places[node.rank], buffers[node.rank], borrow=lane is None)
     before: list[Action] = [partial(HOST.copy, copy, own) for own, copy in chain(*edges)]
     if lane is not None:  # a blocking call has just looked where its memory is
@@ -209,6 +212,7 @@ class SharedBinder:
         node: the ranks' memory; ``slot`` is that of the counters.
         memory: what kind of memory the buffers are in.
         buffers: for each rank, by name.
+        met: all ranks are in it when it begins, and may use one another's memory.
     """
 
     pulls = False
@@ -222,6 +226,7 @@ class SharedBinder:
         buffers: list[dict[str, Items]],
         layout: Layout,
         combine: Combine | None,
+        met: bool,
     ) -> None:
         self.flow = flow
         self.node = node
@@ -232,8 +237,9 @@ class SharedBinder:
         self.layout = layout
         self.combine = combine
         self.gate = Gate(memory.event()) if is_queued(memory) else None
-        self.told = 0  # the count that this rank's last tick says
-        self.reached = [0] * node.size
+        first = entered(0) if met else 0
+        self.told = first  # the count that this rank's last tick says
+        self.reached = [first] * node.size
         self.pending: list[Pending] = []
 
     def rounds(self, before: Sequence[Action], after: Sequence[Action]) -> list[BoundRound]:
@@ -244,7 +250,10 @@ class SharedBinder:
         for number, steps in enumerate(self.flow.programs[self.rank]):
             if steps:
                 bound += self.round(number, steps)
-        return [*bound, *self.ticking(self.wait(self.pending, [*after]), last)]
+        ending = self.wait(self.pending, [*after])
+        if self.gate is None and not self.pulls:  # nobody waits for that
+            return [*bound, ending]
+        return [*bound, *self.ticking(ending, last)]
 
     def round(self, number: int, steps: Round) -> list[BoundRound]:
         due = [wait for wait in self.pending if self.is_due(wait, steps)]

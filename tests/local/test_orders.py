@@ -55,6 +55,9 @@ class Node:
     def used_by(self, place, plan):
         pass
 
+    def has_edges(self, places):
+        return True
+
     def edges(self, place, nbytes):
         """The first and the last item of each buffer are on pages of the rank's own."""
         if place is None or not nbytes:
