@@ -102,15 +102,19 @@ class Buffer:
             displacements=units(self.displacements),
         )
 
-    def in_bytes(self) -> list[Any]:
-        """mpi4py's specification of the same memory as ``MPI.BYTE``."""
+    def of_type(self, datatype: MPI.Datatype) -> list[Any]:
+        """mpi4py's specification of the same memory as items of ``datatype``, without gaps."""
         nbytes, size = self.items.view(np.uint8), self.items.itemsize
         if self.counts is None:
-            return [nbytes, MPI.BYTE]
+            return [nbytes, datatype]
         if len(self.counts) == 1:  # the one block of a rank that is not the root
             (start,) = self.displacements or (0,)
-            return [nbytes[start * size :][: self.counts[0] * size], MPI.BYTE]
-        return [nbytes, _times(self.counts, size), _times(self.displacements, size), MPI.BYTE]
+            return [nbytes[start * size :][: self.counts[0] * size], datatype]
+
+        def items(numbers: tuple[int, ...] | None) -> tuple[int, ...] | None:
+            return numbers and tuple(n * size // datatype.extent for n in numbers)
+
+        return [nbytes, items(self.counts), items(self.displacements), datatype]
 
 
 def unit_of(block_bytes: int) -> int:

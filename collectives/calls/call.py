@@ -3,6 +3,7 @@
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 
 from mpi4py import MPI
 
@@ -114,19 +115,22 @@ class Call:
             datatype.handle if datatype is not None else None,
         )
 
+    @property
+    def overlap(self) -> int:
+        """Bytes of a part of the send buffer that lie in the receive buffer, too."""
+        if self.send is None or self.recv is None or self.aside:
+            return 0
+        spans = product(self.send.spans(), self.recv.spans())
+        return next((n for a, b in spans if (n := min(a[1], b[1]) - max(a[0], b[0])) > 0), 0)
+
     def refuse_overlap(self) -> None:
         """Raises :class:`InvalidBuffer` if the two buffers share memory: results would depend on
         who comes first."""
-        if self.send is None or self.recv is None or self.aside:
-            return
-        for first, last in self.send.spans():
-            for start, end in self.recv.spans():
-                if first < end and start < last:
-                    raise InvalidBuffer(
-                        f"{self.collective}: the send and receive buffers share "
-                        f"{min(last, end) - max(first, start)} bytes; pass MPI.IN_PLACE, or "
-                        "buffers of their own"
-                    )
+        if nbytes := self.overlap:
+            raise InvalidBuffer(
+                f"{self.collective}: the send and receive buffers share {nbytes} bytes; pass "
+                "MPI.IN_PLACE, or buffers of their own"
+            )
 
     @property
     def lengths(self) -> dict[Hashable, int]:

@@ -19,10 +19,11 @@ from collectives.calls.native import Native, NativePlan, call_native, waits_for_
 from collectives.calls.recent import Entry, Plans, Recent
 from collectives.calls.resources import Resources
 from collectives.calls.settings import Settings
-from collectives.calls.small import Limits, nbytes_of
+from collectives.calls.small import Limits
 from collectives.calls.tuner import Choice
 from collectives.calls.turns import Trial, Turns
 from collectives.calls.understanding import Understanding
+from collectives.calls.unread import nbytes_of
 from collectives.errors import CollectiveError
 from collectives.execution.lanes import Lane, Mask
 from collectives.execution.plan import Plan

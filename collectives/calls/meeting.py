@@ -83,11 +83,12 @@ def words(call: Call, node: NodeMemory, attaches: bool) -> tuple[int, ...]:
     and their addresses where others may read there."""
     found: list[int] = []
     addresses: list[int] = []
+    apart = call.algorithm != "auto" or not call.overlap
     for buffer in (call.send, call.recv):
         if buffer is None:
             found += (_NO_BUFFER, 0)
             addresses.append(_NO_BUFFER)
-        elif call.counts or call.aside or buffer.gaps is not None:
+        elif call.counts or call.aside or buffer.gaps is not None or not apart:
             found += (_ORDINARY, 0)
             addresses.append(_ORDINARY)
         else:

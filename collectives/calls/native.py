@@ -1,7 +1,6 @@
 """The MPI library's own collectives: what they take, where they fail, how they are called."""
 
 import weakref
-from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple, Self
@@ -10,7 +9,6 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.calls.arguments import Arguments
-from collectives.calls.buffers import Buffer
 from collectives.calls.call import Call
 from collectives.calls.exported import memory_of
 from collectives.calls.gaps import free_types
@@ -37,24 +35,6 @@ _METHODS = {
     "exscan": "Exscan",
     "barrier": "Barrier",
 }
-
-
-def with_types(
-    arguments: Arguments, send: Buffer | None, recv: Buffer | None
-) -> tuple[Arguments, Buffer | None, Buffer | None]:
-    """Items that MPI has no type for as bytes, so that the library's own collective can move them:
-    other ranks, which may describe theirs by a type that it has, leave theirs to it as well."""
-    if send is not None and _is_without_type(send):
-        arguments = arguments._replace(sendbuf=send.in_bytes())
-        send = replace(send, datatype=MPI.BYTE)
-    if recv is not None and _is_without_type(recv):
-        arguments = arguments._replace(recvbuf=recv.in_bytes())
-        recv = replace(recv, datatype=MPI.BYTE)
-    return arguments, send, recv
-
-
-def _is_without_type(buffer: Buffer) -> bool:
-    return buffer.datatype is None and not is_on_device(buffer.items)
 
 
 def can_be_native(call: Call) -> bool:

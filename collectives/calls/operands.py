@@ -32,11 +32,12 @@ class Operands:
         self.before: list[Action] = []
         self.after: list[Action] = []
         in_place = call.send is None
+        receives = call.collective != "exscan" or call.member.rank > 0
         self.send = self._packed(call.send, borrow, reads=True, writes=False)
-        self.recv = self._packed(call.recv, borrow, reads=in_place, writes=True)
+        self.recv = self._packed(call.recv, borrow, reads=in_place, writes=receives)
         if widens:
             self.send = self._widened(self.send, reads=True, writes=False)
-            self.recv = self._widened(self.recv, reads=in_place, writes=True)
+            self.recv = self._widened(self.recv, reads=in_place, writes=receives)
 
     def _packed(
         self, buffer: Buffer | None, borrow: bool, reads: bool, writes: bool

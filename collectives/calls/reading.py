@@ -10,8 +10,9 @@ from collectives.algorithms import check, find, parse
 from collectives.calls.arguments import Arguments
 from collectives.calls.buffers import Buffer, read_buffer, unit_of, vector_buffer
 from collectives.calls.call import Call
-from collectives.calls.native import with_types
 from collectives.calls.nccl import fault_of_nccl
+from collectives.calls.reduction import combiner
+from collectives.calls.words import with_sure_words, with_types
 from collectives.contracts import Member, contract
 from collectives.errors import InvalidBuffer, UnknownAlgorithm
 from collectives.execution.messages import Counts
@@ -65,7 +66,23 @@ def read_call(arguments: Arguments, algorithm: str, rank: int, size: int) -> Cal
             f"{recv.items.dtype}; both must have the same type"
         )
     counts = _counts(arguments, member, send, recv)
-    return Call(arguments, member, send, recv, counts, aside, algorithm)
+    if algorithm in ("auto", "native"):
+        given = (None, send) if aside else (send, recv)
+        arguments = with_sure_words(arguments, *given)
+    call = Call(arguments, member, send, recv, counts, aside, algorithm)
+    _expect_ours(call)
+    return call
+
+
+def _expect_ours(call: Call) -> None:
+    """Refuses what no algorithm of ours can do, where the MPI library has no say: before the ranks
+    meet, so that this rank can make the call again."""
+    buffer = call.buffer
+    is_ours = call.algorithm not in ("auto", "native", "nccl")
+    if call.op is not None and (is_ours or (call.algorithm == "auto" and buffer.datatype is None)):
+        combiner(call.op, buffer.items.dtype, buffer.datatype)
+    if is_ours:
+        call.refuse_overlap()
 
 
 def _root(arguments: Arguments, size: int) -> int:

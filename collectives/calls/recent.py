@@ -130,6 +130,8 @@ def _memory(buffer: Any, writable: bool) -> tuple[object, ...] | None:
     described: tuple[object, ...] = ()
     if type(buffer) in (list, tuple) and buffer:
         buffer, *rest = buffer
+        if not rest:
+            return None
         for word in rest:
             if type(word) is int:
                 described += (word,)

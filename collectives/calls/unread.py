@@ -1,0 +1,56 @@
+"""What can be told of a buffer specification in less than a microsecond."""
+
+import sys
+from array import array
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+#: Types of NumPy whose items are MPI's, too; a string's are its letters, and of times mpi4py
+#: names a type and takes no buffer.
+_CHARS = frozenset(MPI._typedict) - {"S", "U", "M", "m"}
+#: Memory of Python's own.
+_PYTHONS = (bytearray, bytes, memoryview, array)
+#: Types of PyTorch's whose items are MPI's.
+_TORCHS = frozenset(
+    f"torch.{kind}"
+    for kind in [
+        *("float32", "float64", "complex64", "complex128", "bool"),
+        *("uint8", "int8", "int16", "int32", "int64"),
+    ]
+)
+
+
+def nbytes_of(spec: Any) -> int | None:
+    """Bytes of the memory in ``array``, ``[array, type]``, ``[array, count, type]`` and the like,
+    if it is NumPy's or Python's own and all types are MPI's; ``None`` for what takes longer to
+    read."""
+    kind = type(spec)
+    if kind is np.ndarray:
+        dtype = spec.dtype
+        return spec.nbytes if dtype.char in _CHARS and dtype.isnative else None
+    if kind in _PYTHONS:
+        try:
+            view = memoryview(spec)
+        except ValueError:  # it was released; whether that matters, the reader knows
+            return None
+        return view.nbytes if view.format in _CHARS else None
+    if kind not in (list, tuple) or not spec:
+        return _nbytes_of_tensor(spec)
+    items, last = spec[0], spec[-1]
+    if isinstance(last, MPI.Datatype):
+        if last == MPI.DATATYPE_NULL or not last.is_predefined:
+            return None
+    elif isinstance(last, str):
+        return None
+    return None if type(items) in (list, tuple) else nbytes_of(items)
+
+
+def _nbytes_of_tensor(tensor: Any) -> int | None:
+    """Of a tensor of PyTorch's that mpi4py reads, too."""
+    torch = sys.modules.get("torch")
+    if torch is None or type(tensor) is not torch.Tensor or str(tensor.dtype) not in _TORCHS:
+        return None
+    plain = tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.requires_grad
+    return int(tensor.nbytes) if plain else None

@@ -1,0 +1,127 @@
+"""A call that one rank is refused alone, before anything was sent, and makes again."""
+
+import ctypes
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from collectives import Communicator
+
+pytestmark = pytest.mark.mpi
+
+ITEMS = 50_000
+
+
+@pytest.fixture
+def comm():
+    """Its ranks meet before such long calls, as there is memory that they share."""
+    made = Communicator(MPI.COMM_WORLD)
+    made.empty(1)
+    yield made
+    made.close()
+
+
+def not_aligned(items):
+    """Long doubles that begin between two addresses where one may."""
+    memory = np.zeros(items.nbytes + 1, np.uint8)[1:]
+    memory[:] = items.view(np.uint8)
+    return memory.view(items.dtype)
+
+
+def released(items):
+    view = memoryview(items.copy())
+    view.release()
+    return view
+
+
+#: What mpi4py refuses of a buffer; what it takes is refused by no rank.
+REFUSED = {
+    "a list of one": lambda items: [items],
+    "a type without sums": lambda items: items.view("V8"),
+    "no such count": lambda items: [items, items.size + 1, MPI.DOUBLE],
+    "no type of MPI's": lambda items: [items, "?!"],
+    "not contiguous": lambda items: np.repeat(items, 2)[::2],
+    "read-only": lambda items: bytes(items),
+}
+WAYS = {
+    "blocking": lambda comm, *given, **how: comm.Allreduce(*given, **how),
+    "nonblocking": lambda comm, *given, **how: comm.Iallreduce(*given, **how).Wait(),
+    "persistent": lambda comm, *given, **how: run(comm.Allreduce_init(*given, **how)),
+}
+
+
+def run(plan):
+    plan.Start()
+    plan.Wait()
+    plan.Free()
+
+
+@pytest.mark.parametrize("algorithm", [None, "native", "ring", "direct"])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("form", REFUSED)
+def test_it_can_be_made_again(comm, form, way, algorithm):
+    call = WAYS[way]
+    mine, found = np.full(ITEMS, comm.rank + 1.0), np.zeros(ITEMS)
+    if comm.rank == comm.size - 1:
+        with pytest.raises((ValueError, TypeError, KeyError, BufferError)):
+            call(comm, mine, REFUSED[form](found), algorithm=algorithm)
+    call(comm, mine, found, algorithm=algorithm)
+    np.testing.assert_array_equal(found, comm.size * (comm.size + 1) / 2)
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "direct"])
+@pytest.mark.parametrize("way", WAYS)
+def test_buffers_that_share_memory_are_refused_before_the_ranks_meet(comm, way, algorithm):
+    mine, found = np.full(ITEMS, comm.rank + 1.0), np.zeros(ITEMS)
+    if comm.rank == 0:
+        with pytest.raises(ValueError, match="share"):
+            WAYS[way](comm, found[:-1], found[1:], algorithm=algorithm)
+    WAYS[way](comm, mine, found, algorithm=algorithm)
+    np.testing.assert_array_equal(found, comm.size * (comm.size + 1) / 2)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_two_names_of_one_type(comm, way):
+    """MPI.LONG and MPI.INT64_T, of which mpi4py takes one alone, are both taken: on one rank."""
+    mine, found = np.full(ITEMS, comm.rank + 1), np.zeros(ITEMS, int)
+    named = [found, MPI.INT64_T] if comm.rank == 0 else found
+    WAYS[way](comm, mine, named)
+    np.testing.assert_array_equal(found, comm.size * (comm.size + 1) // 2)
+
+
+@pytest.mark.skipif(ctypes.sizeof(ctypes.c_longdouble) == 8, reason="long doubles are doubles")
+@pytest.mark.parametrize("way", WAYS)
+def test_long_doubles_that_are_not_aligned(comm, way):
+    mine, found = np.full(ITEMS, comm.rank + 1, "g"), np.zeros(ITEMS, "g")
+    if comm.rank == 0:
+        mine, found = not_aligned(mine), not_aligned(found)
+    WAYS[way](comm, mine, found)
+    np.testing.assert_array_equal(found, comm.size * (comm.size + 1) // 2)
+
+
+@pytest.mark.parametrize("items", [1, ITEMS])
+@pytest.mark.parametrize("form", [released, lambda items: [released(items), MPI.BYTE]])
+def test_a_buffer_that_no_rank_looks_at_may_be_anything(comm, items, form):
+    mine, whole = np.full(items, comm.rank + 1.0), np.zeros(items * comm.size)
+    at_root = comm.rank == 0
+    comm.Gather(mine, whole if at_root else form(whole))
+    comm.Reduce(mine, total := np.zeros(items) if at_root else form(mine))
+    back = np.zeros(items)
+    comm.Scatter(whole if at_root else form(whole), back)
+    np.testing.assert_array_equal(back, mine)
+    if at_root:
+        np.testing.assert_array_equal(total, comm.size * (comm.size + 1) / 2)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("algorithm", ["chain", "recursive_doubling", "native"])
+@pytest.mark.parametrize("way", ["Exscan", "Iexscan", "Exscan_init"])
+def test_an_exclusive_scan_leaves_rank_0_its_buffer(comm, way, algorithm, dtype):
+    mine, found = np.full(6, 2, dtype), np.full(6, 42, dtype)
+    made = getattr(comm, way)(mine, found, algorithm=algorithm)
+    if way == "Exscan_init":
+        run(made)
+    elif made is not None:
+        made.Wait()
+    np.testing.assert_array_equal(found, 2 * comm.rank if comm.rank else 42)
