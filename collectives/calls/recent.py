@@ -60,7 +60,7 @@ class Recent:
     def key(arguments: Arguments, algorithm: Algorithm | str | None) -> Key | None:
         """What the plan of a call depends on; ``None`` where only a full reading can tell."""
         collective, sendbuf, recvbuf, op, root, vector, recvcounts = arguments
-        if not isinstance(algorithm, str | Algorithm | None):
+        if algorithm is not None and not isinstance(algorithm, (str, Algorithm)):
             return None
         if vector or recvcounts is not None or type(root) is not int:
             return None
@@ -127,27 +127,28 @@ def _memory(buffer: Any, writable: bool) -> tuple[object, ...] | None:
     An array may be followed by its count and a type of MPI's own, as in ``[array, MPI.FLOAT]``;
     other types can be freed, and their names given to new ones.
     """
-    described: tuple[object, ...] = ()
-    if type(buffer) in (list, tuple) and buffer:
-        buffer, *rest = buffer
-        if not rest:
-            return None
-        for word in rest:
-            if type(word) is int:
-                described += (word,)
-            elif type(word) is MPI.Datatype and word.is_predefined:
-                described += (MPI.Datatype, word.handle)
-            else:
-                return None
-        if type(buffer) is not np.ndarray:
-            return None
-    if type(buffer) is np.ndarray:
+    kind = type(buffer)
+    if kind is np.ndarray:
         if writable and not buffer.flags.writeable:
             return None
-        return _address(buffer), buffer.nbytes, buffer.dtype, *described
+        return _address(buffer), buffer.nbytes, buffer.dtype
     if buffer is None or buffer is MPI.IN_PLACE:
         return ()
-    return _device_memory(buffer)
+    if kind not in (list, tuple):
+        return _device_memory(buffer)
+    if len(buffer) < 2 or type(buffer[0]) is not np.ndarray:
+        return None
+    array, *rest = buffer
+    described: tuple[object, ...] = ()
+    for word in rest:
+        if type(word) is int:
+            described += (word,)
+        elif type(word) is MPI.Datatype and word.is_predefined:
+            described += (MPI.Datatype, word.handle)
+        else:
+            return None
+    memory = _memory(array, writable)
+    return None if memory is None else (*memory, *described)
 
 
 def _device_memory(buffer: Any) -> tuple[object, ...] | None:
