@@ -50,6 +50,8 @@ def parts(spec: object) -> tuple[object, Any, Any, MPI.Datatype | str | None]:
     if not isinstance(spec, list | tuple):
         return spec, None, None, None
     match spec:
+        case [data]:
+            return data, None, None, None
         case [data, MPI.Datatype() | str() as datatype]:
             return data, None, None, datatype
         case [data, [count, displacement]] | [data, (count, displacement)]:
@@ -62,15 +64,13 @@ def parts(spec: object) -> tuple[object, Any, Any, MPI.Datatype | str | None]:
             return data, count, None, datatype
         case [data, count, displacement, datatype]:
             return data, count, displacement, datatype
-    raise InvalidBuffer(f"a buffer specification has 2 to 4 parts, this one has {len(spec)}")
+    raise InvalidBuffer(f"a buffer specification has 1 to 4 parts, this one has {len(spec)}")
 
 
 def vector_parts(spec: object) -> tuple[object, Any, Any, MPI.Datatype | str | None]:
     """The array, counts, displacements and type of a v-variant's specification."""
     if not isinstance(spec, list | tuple):
         return spec, None, None, None
-    if len(spec) == 1:
-        raise InvalidBuffer("a buffer specification has 2 to 4 parts, this one has 1")
     data, *rest = spec or [None] * 5
     datatype = None
     if rest and isinstance(rest[-1], MPI.Datatype | str):
@@ -80,7 +80,7 @@ def vector_parts(spec: object) -> tuple[object, Any, Any, MPI.Datatype | str | N
     if len(rest) == 1 and isinstance(rest[0], tuple) and len(rest[0]) == 2:
         rest = list(rest[0])  # counts and displacements
     if len(rest) > 2:
-        raise InvalidBuffer(f"a buffer specification has 2 to 4 parts, this one has {len(spec)}")
+        raise InvalidBuffer(f"a buffer specification has 1 to 4 parts, this one has {len(spec)}")
     lengths, starts = [*rest, None, None][:2]
     return data, lengths, starts, datatype
 

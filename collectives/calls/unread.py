@@ -36,8 +36,10 @@ def nbytes_of(spec: Any) -> int | None:
         except ValueError:  # it was released; whether that matters, the reader knows
             return None
         return view.nbytes if view.format in _CHARS else None
-    if kind not in (list, tuple) or not spec:
+    if kind not in (list, tuple):
         return _nbytes_of_tensor(spec)
+    if len(spec) < 2:  # mpi4py takes no list of an array alone
+        return None
     items, last = spec[0], spec[-1]
     if isinstance(last, MPI.Datatype):
         if last == MPI.DATATYPE_NULL or not last.is_predefined:

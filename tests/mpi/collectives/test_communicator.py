@@ -71,7 +71,7 @@ BAD = {
     "has gaps": lambda: (None, [np.zeros(4), 1, MPI.DOUBLE.Create_vector(2, 1, 2).Commit()]),
     "no whole number": lambda: (None, [np.zeros(3, "u1"), MPI.DOUBLE]),
     "Python objects": lambda: (None, np.array([object()])),
-    "is a list|2 to 4 parts": lambda: (None, [1, 2, 3, 4, 5]),
+    "is a list|1 to 4 parts": lambda: (None, [1, 2, 3, 4, 5]),
     "is a dict": lambda: (None, {}),
 }
 

@@ -37,7 +37,6 @@ def released(items):
 
 #: What mpi4py refuses of a buffer; what it takes is refused by no rank.
 REFUSED = {
-    "a list of one": lambda items: [items],
     "a type without sums": lambda items: items.view("V8"),
     "no such count": lambda items: [items, items.size + 1, MPI.DOUBLE],
     "no type of MPI's": lambda items: [items, "?!"],
@@ -81,12 +80,15 @@ def test_buffers_that_share_memory_are_refused_before_the_ranks_meet(comm, way, 
     np.testing.assert_array_equal(found, comm.size * (comm.size + 1) / 2)
 
 
+@pytest.mark.parametrize("items", [3, ITEMS])
+@pytest.mark.parametrize("form", [lambda a: [a, MPI.INT64_T], lambda a: [a], lambda a: (a,)])
 @pytest.mark.parametrize("way", WAYS)
-def test_two_names_of_one_type(comm, way):
-    """MPI.LONG and MPI.INT64_T, of which mpi4py takes one alone, are both taken: on one rank."""
-    mine, found = np.full(ITEMS, comm.rank + 1), np.zeros(ITEMS, int)
-    named = [found, MPI.INT64_T] if comm.rank == 0 else found
-    WAYS[way](comm, mine, named)
+def test_what_is_read_in_more_forms_than_mpi4py_reads(comm, way, form, items):
+    """``MPI.LONG`` with ``MPI.INT64_T``, and an array alone in a list: here on one rank."""
+    mine, found = np.full(items, comm.rank + 1), np.zeros(items, int)
+    if items == 3 and way == "blocking" and len(form(found)) == 2:
+        pytest.skip("left to mpi4py unread, and refused before anything is sent")
+    WAYS[way](comm, mine, form(found) if comm.rank == 0 else found)
     np.testing.assert_array_equal(found, comm.size * (comm.size + 1) // 2)
 
 
