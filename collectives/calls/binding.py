@@ -82,7 +82,6 @@ def _bound(
         before = waits_for_device(call.arguments, resources.devices.is_direct)
         return NativePlan(resources.comm, call.arguments, reason, underway.traffic, before)
     underway.expect_whole()
-    call.refuse_overlap()
     if algorithm == "nccl":
         if resources.settings.needs_messages:
             raise CollectiveError(

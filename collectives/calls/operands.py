@@ -35,6 +35,8 @@ class Operands:
         receives = call.collective != "exscan" or call.member.rank > 0
         self.send = self._packed(call.send, borrow, reads=True, writes=False)
         self.recv = self._packed(call.recv, borrow, reads=in_place, writes=receives)
+        if call.overlap:
+            self.send = self._aside(self.send)
         if widens:
             self.send = self._widened(self.send, reads=True, writes=False)
             self.recv = self._widened(self.recv, reads=in_place, writes=receives)
@@ -59,6 +61,14 @@ class Operands:
         for block, end in zip(blocks, ends.tolist()):
             self._stage(block, packed[end - block.size : end], reads, writes)
         return packed
+
+    def _aside(self, items: Items | None) -> Items | None:
+        """What is sent from memory that is received in, too: as it is before the run."""
+        if items is None:
+            return None
+        copy = self._memory.empty(items.size, items.dtype)
+        self._stage(items, copy, reads=True, writes=False)
+        return copy
 
     def _widened(self, items: Items | None, reads: bool, writes: bool) -> Items | None:
         if items is None:

@@ -10,6 +10,7 @@ from collectives.algorithms import check, find, parse
 from collectives.calls.arguments import Arguments
 from collectives.calls.buffers import Buffer, read_buffer, unit_of, vector_buffer
 from collectives.calls.call import Call
+from collectives.calls.library import library
 from collectives.calls.nccl import fault_of_nccl
 from collectives.calls.reduction import combiner
 from collectives.calls.words import with_sure_words, with_types
@@ -81,8 +82,14 @@ def _expect_ours(call: Call) -> None:
     is_ours = call.algorithm not in ("auto", "native", "nccl")
     if call.op is not None and (is_ours or (call.algorithm == "auto" and buffer.datatype is None)):
         combiner(call.op, buffer.items.dtype, buffer.datatype)
-    if is_ours:
+    if call.algorithm != "native" and not _may_overlap(call):
         call.refuse_overlap()
+
+
+def _may_overlap(call: Call) -> bool:
+    """Whether buffers that share memory are left to be: MPI forbids them, and Open MPI takes them;
+    where ours has to, it copies them first."""
+    return call.algorithm == "auto" and not call.is_on_device and library().startswith("Open MPI")
 
 
 def _root(arguments: Arguments, size: int) -> int:

@@ -1,12 +1,14 @@
 """A call that one rank is refused alone, before anything was sent, and makes again."""
 
 import ctypes
+import json
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 from collectives import Communicator
+from collectives.calls.library import library
 
 pytestmark = pytest.mark.mpi
 
@@ -78,6 +80,35 @@ def test_buffers_that_share_memory_are_refused_before_the_ranks_meet(comm, way, 
             WAYS[way](comm, found[:-1], found[1:], algorithm=algorithm)
     WAYS[way](comm, mine, found, algorithm=algorithm)
     np.testing.assert_array_equal(found, comm.size * (comm.size + 1) / 2)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_where_auto_takes_ours_they_are_refused_as_by_the_library_or_copied(tmp_path, way):
+    """MPI forbids them, and Open MPI takes them; here rank 0 alone has some."""
+    rule = {"from_bytes": 0, "algorithm": "ring", "ratio": 2.0}
+    entry = {"collective": "allreduce", "ranks": 4, "ranks_per_node": 4, "rules": [rule]}
+    table = {
+        "version": 1, "environment": {}, "alpha_us": 1.0, "bandwidth_GBs": 1.0,
+        "entries": [
+            {**entry, "mpi": library(), "memory": memory} for memory in ("numpy", "shared")
+        ],
+    }  # fmt: skip
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps(table))
+    with Communicator(MPI.COMM_WORLD, tuning=path) as comm:
+        memory = comm.empty(ITEMS + 1)
+        send, recv = np.full(ITEMS, comm.rank + 1.0), np.zeros(ITEMS)
+        if comm.rank == 0:
+            memory[:] = 1.0
+            try:
+                WAYS[way](comm, memory[:-1], memory[1:])
+                recv = memory[1:]
+            except ValueError:
+                assert not library().startswith("Open MPI")
+                WAYS[way](comm, send, recv)
+        else:
+            WAYS[way](comm, send, recv)
+        np.testing.assert_array_equal(recv, comm.size * (comm.size + 1) / 2)
 
 
 @pytest.mark.parametrize("items", [3, ITEMS])
