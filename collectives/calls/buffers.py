@@ -209,13 +209,18 @@ class _Space:
         self.dtype = self.memory.dtype
         self.extent = self.memory.itemsize
         self.gapped = False
+        #: Of a type without bytes, any number of items is nothing.
+        self.is_of_nothing = False
         if named is not None:
             self.datatype = datatype = named_type(named, role)
             self.extent = datatype.Get_extent()[1]
             # A reduction goes item by item, so the order of the numbers in one plays no part; and
             # the pair types of MAXLOC may have gaps, which nobody looks at.
             whole = is_one_block(datatype) if moves else fills_its_extent(datatype)
-            self.gapped = not (whole or (datatype.is_predefined and not moves))
+            self.is_of_nothing = moves and not datatype.Get_size()
+            self.gapped = not (
+                whole or self.is_of_nothing or (datatype.is_predefined and not moves)
+            )
             self.dtype = _dtype(datatype, self.extent)
         #: Its type says where in this process's memory the items are.
         self.at_bottom = self.gapped and data is MPI.BOTTOM
@@ -238,6 +243,8 @@ class _Space:
 
     def buffer(self, blocks: list[Block], counts: tuple[int, ...] | None = None) -> Buffer:
         """These items; ``counts`` are those of a v-variant."""
+        if self.is_of_nothing:
+            return Buffer(self.memory.view(np.uint8)[:0], MPI.BYTE, _times(counts, 0))
         for j, (start, count) in enumerate(blocks):
             asked = f"{count} were asked for" if counts is None else f"block {j} is {count} items"
             self._expect(start, count, f"{asked} from item {start} on" if start else asked)
