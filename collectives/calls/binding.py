@@ -72,7 +72,6 @@ def _bound(
     size = call.member.size
     if resources.settings.reproducible and is_rounded(call):
         underway.expect_whole()
-        call.refuse_overlap()
         lane = _tags(resources, used_anywhere)
         return bind_exact(call, resources.transport, lane, underway)
     planned = used_anywhere is not None

@@ -12,6 +12,7 @@ from collectives.calls.agreement import Agreement
 from collectives.calls.arguments import Arguments
 from collectives.calls.buffers import read_buffer
 from collectives.calls.call import Call
+from collectives.calls.exact import is_rounded
 from collectives.calls.proofs import Proofs
 from collectives.calls.reading import expect_able, read_call
 from collectives.calls.resources import Resources
@@ -63,7 +64,7 @@ class Understanding:
         try:
             arguments = self._with_counts(arguments)
             name = self._named(algorithm, arguments)
-            call = read_call(arguments, name, self.comm.rank, self.comm.size)
+            call = self._read(arguments, name)
         except (CollectiveError, TypeError, ValueError, BufferError, MPI.Exception) as error:
             refused = error
         if self.settings.check:
@@ -79,6 +80,14 @@ class Understanding:
             proved = self._proofs.expect(self.resources.channel, call, algorithm, self._on_one_node)
             call = replace(call, proved=proved)
         expect_able(call)
+        return call
+
+    def _read(self, arguments: Arguments, algorithm: str) -> Call:
+        """The call, refused before the ranks meet if it cannot be done, so that it can be made
+        again."""
+        call = read_call(arguments, algorithm, self.comm.rank, self.comm.size)
+        if self.settings.reproducible and is_rounded(call):
+            call.refuse_overlap()
         return call
 
     def agree(self, what: str) -> None:

@@ -83,6 +83,24 @@ def test_buffers_that_share_memory_are_refused_before_the_ranks_meet(comm, way, 
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("fault", ["share", "no way to reduce", "no exact sums"])
+def test_so_is_what_a_reproducible_sum_cannot_be(way, fault):
+    with Communicator(MPI.COMM_WORLD, reproducible=True) as comm:
+        comm.empty(1)
+        mine, found = np.full(ITEMS, comm.rank + 1.0), np.zeros(ITEMS)
+        refused = {
+            "share": (found[:-1], found[1:]),
+            "no way to reduce": (mine, found, MPI.Op.Create(lambda a, b, kind: None)),
+            "no exact sums": (mine.astype("g"), found.astype("g")),
+        }
+        if comm.rank == 0:
+            with pytest.raises(ValueError, match=fault):
+                WAYS[way](comm, *refused[fault])
+        WAYS[way](comm, mine, found)
+        np.testing.assert_array_equal(found, comm.size * (comm.size + 1) / 2)
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_where_auto_takes_ours_they_are_refused_as_by_the_library_or_copied(tmp_path, way):
     """MPI forbids them, and Open MPI takes them; here rank 0 alone has some."""
     rule = {"from_bytes": 0, "algorithm": "ring", "ratio": 2.0}
