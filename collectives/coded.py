@@ -63,6 +63,7 @@ class Phased(ABC):
         self.among: list[Moving] = []
         self._moves = False
         self._broken = False
+        self._freed = False
         self._plans = list(plans)
         self._run: Iterator[Part] = iter(())
         self._current: Part | None = None
@@ -76,8 +77,10 @@ class Phased(ABC):
         """Begin, from what the buffers hold now.
 
         Raises:
-            RuntimeError: it is under way.
+            RuntimeError: it was freed, or is under way.
         """
+        if self._freed:
+            raise RuntimeError(f"{self!r} was freed; make another one")
         if self._current is not None:
             raise RuntimeError(f"{self!r} was started twice without Wait or a true Test in between")
         self._underway.expect_whole()
@@ -128,6 +131,7 @@ class Phased(ABC):
         """
         if self._current is not None:
             raise RuntimeError(f"{self!r} is under way; Wait for it before Free")
+        self._freed = True
         while self._plans:
             self._plans.pop().Free()
 
@@ -237,7 +241,7 @@ class TwoPhase(Phased):
             codec.encode(own[part], code, partial(self._draw, peer))
             if self._residual:
                 self._residual.keep(own[part], self._read(code, peer), part)
-        if self._plans:
+        if len(self._parts) > 1:
             yield self._plans[0]
         else:
             self._incoming[...] = self._outgoing
@@ -253,7 +257,7 @@ class TwoPhase(Phased):
         codec.encode(self._sum, code, partial(self._draw, len(self._parts)))
         if self._owner_residual:
             self._owner_residual.keep(self._sum, self._read(code, self._rank))
-        if self._plans:
+        if len(self._parts) > 1:
             yield self._plans[1]
         for peer, part in enumerate(self._parts):
             self._total[part] = self._read(self._code(self._results, peer), peer)

@@ -161,7 +161,12 @@ class Communicator(  # type: ignore[misc]
 
     def attend(self, moving: Moving) -> Callable[[], None]:
         """``moving.Test()`` is called from now on whenever this thread waits for a collective, as
-        another rank may wait for what it does before it comes there.
+        another rank may wait for what it does before it comes there.  It says whether all is done:
+        a collective of the MPI library's own, which cannot call it, begins when it does.
+
+        Args:
+            moving: has ``Test()``, ``abandon()``, which gives up, and an attribute ``among``, which
+                is set here.
 
         Returns:
             Ends that.

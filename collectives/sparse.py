@@ -22,6 +22,7 @@ from collectives.calls.pairs import agreed, expect_rising
 from collectives.coded import Part, Phased
 from collectives.communicator import Communicator
 from collectives.errors import CollectiveError, InvalidBuffer
+from collectives.execution.lanes import Lane
 from collectives.execution.messages import TAGS_PER_PLAN
 from collectives.execution.pairs import Array, Stream, add
 from collectives.execution.traffic import Traffic
@@ -118,7 +119,7 @@ class SparseAllreduce(Phased):
         types = nothing[0].dtype, mine.values.dtype
         tag = (lane.number + 1) * TAGS_PER_PLAN
         self._exchange = _Exchange(engine, types, size, limit, traffic, tag)
-        self._lane = lane
+        self._lane: Lane | None = lane
         self._mine = self.total = mine
         super().__init__(comm, [])
 
@@ -150,6 +151,15 @@ class SparseAllreduce(Phased):
         """Bytes of the pairs that were given last."""
         indices, values = self._mine
         return values.nbytes + (0 if indices is None else indices.nbytes)
+
+    def Free(self) -> None:
+        """Give its tags back.
+
+        Raises:
+            RuntimeError: it is under way.
+        """
+        super().Free()
+        self._lane = None
 
     def phases(self) -> Iterator[Part]:
         messages = _recursive_doubling(self._exchange, self._mine)

@@ -187,7 +187,7 @@ def ping_pong(comm: Communicator) -> tuple[float, float]:
     small, large = 8, 4 << 20
     alpha = _half_round_trip(comm, small, turns=1000)
     beta = max(_half_round_trip(comm, large, turns=20) - alpha, 1e-9) / large
-    return round(1e6 * alpha, 3), round(1e-9 / beta, 2)
+    return round(1e6 * alpha, 3), float(f"{1e-9 / beta:.3g}")
 
 
 def _half_round_trip(comm: Communicator, nbytes: int, turns: int) -> float:

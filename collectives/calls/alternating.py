@@ -23,6 +23,7 @@ class AlternatingPlan:
         native, ours: the two plans.
         trial: of this plan alone.
         channel: for the times.
+        complete: waits for them, while other plans move along.
         keep: told what was decided: algorithm and native's time over ours.
     """
 
@@ -32,11 +33,13 @@ class AlternatingPlan:
         ours: Plan,
         trial: Trial,
         channel: MPI.Intracomm,
+        complete: Callable[[MPI.Request], None],
         keep: Callable[[Trial, str, float], None],
     ) -> None:
         self._plans: dict[str, Plan | NativePlan] = {"native": native, "ours": ours}
         self._trial = trial
         self._channel = channel
+        self._complete = complete
         self._keep = keep
         self._now: Plan | NativePlan = native
         self._begun = 0.0
@@ -101,7 +104,7 @@ class AlternatingPlan:
         """Completes it."""
         self._now.Wait()
         if self._runs:
-            self._request.Wait()  # all ranks have started this run, so all have sent their times
+            self._complete(self._request)  # all ranks have started this run, and sent their times
             self._end()
 
     def _end(self) -> None:

@@ -79,7 +79,7 @@ def _bound(
     log.info("%s: %s (%s)", call, algorithm, reason)
     if algorithm == "native":
         before = waits_for_device(call.arguments, resources.devices.is_direct)
-        return NativePlan(resources.comm, call.arguments, reason, underway.traffic, before)
+        return NativePlan(resources.comm, call.arguments, reason, underway, before)
     underway.expect_whole()
     if algorithm == "nccl":
         if resources.settings.needs_messages:
@@ -211,7 +211,7 @@ def _in_segments(call: Call, resources: Resources, choice: Choice) -> Choice:
         call.collective,
         choice.algorithm,
         call.member.size,
-        lambda schedule: segments_for(schedule, call.nbytes, alpha, beta),
+        lambda schedule: segments_for(schedule, call.known_nbytes, alpha, beta),
     )
     return choice._replace(algorithm=algorithm)
 
@@ -227,7 +227,7 @@ def _situation(call: Call, per_node: int, memory: Kind, settings: Settings) -> S
     return Situation(
         library(),
         call.collective,
-        _known_bytes(call),
+        call.known_nbytes,
         call.member.size,
         per_node,
         commutes=call.op is None or call.op.is_commutative,
@@ -238,12 +238,3 @@ def _situation(call: Call, per_node: int, memory: Kind, settings: Settings) -> S
         memory=memory,
         nccl=not (settings.needs_messages or fault_of_nccl(call)),
     )
-
-
-def _known_bytes(call: Call) -> int:
-    """Bytes of the largest buffer, if all ranks know it."""
-    if call.counts is None:
-        return call.nbytes
-    if call.collective in ("reduce_scatter", "allgather"):
-        return max(map(sum, call.counts)) * call.buffer.items.itemsize
-    return 0  # the others' counts differ from rank to rank

@@ -81,8 +81,18 @@ class Call:
 
     @property
     def nbytes(self) -> int:
-        """Of the largest buffer of any rank."""
+        """Of the largest buffer of any rank; of unequal blocks, as this rank's are."""
         return self.count * self.contract.blocks(self.member.size) * self.buffer.items.itemsize
+
+    @property
+    def known_nbytes(self) -> int:
+        """Of the largest buffer of any rank, as far as all ranks know it: of unequal blocks, two
+        ranks know most, and 0 is all that others know."""
+        if self.counts is None:
+            return self.nbytes
+        if self.collective in ("reduce_scatter", "allgather"):
+            return max(map(sum, self.counts)) * self.buffer.items.itemsize
+        return 0
 
     @property
     def is_on_device(self) -> bool:

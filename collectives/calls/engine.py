@@ -302,7 +302,7 @@ class Engine:
         own = Trial(trial.kind, trial.ours)
         native, ours = (bound(_by(call, Choice(name, call.why))) for name in ("native", own.ours))
         assert isinstance(native, NativePlan) and isinstance(ours, Plan), "as they were asked for"
-        return AlternatingPlan(native, ours, own, self.channel, self._turns.keep)
+        return AlternatingPlan(native, ours, own, self.channel, self.complete, self._turns.keep)
 
     def leaves_to_native(
         self,

@@ -16,8 +16,8 @@ from collectives.calls.library import library
 from collectives.errors import InvalidBuffer
 from collectives.execution.memory import gpu_of, is_on_device
 from collectives.execution.plan import Action
-from collectives.execution.traffic import Traffic
 from collectives.execution.transport.cuda_memory import CudaMemory
+from collectives.execution.underway import Underway
 
 #: Items of one block; not every MPI library can count more.
 _COUNTABLE = (1 << 31) - 1
@@ -48,9 +48,8 @@ def _most(call: Call) -> int:
     size = 1 if call.contract.reduces else call.buffer.items.itemsize
     if call.counts is None:
         return call.count * size
-    if call.collective in ("reduce_scatter", "allgather"):
-        return max(map(sum, call.counts)) * size  # no displacement is longer
-    return 0  # of the others, a rank knows its own counts: here as in MPI, both ends of a message
+    # No displacement is longer; what only two ranks know is a message's, as it is MPI's.
+    return call.known_nbytes // call.buffer.items.itemsize * size
 
 
 def fault_of_native(call: Call, planned: bool) -> str:
@@ -125,13 +124,14 @@ class NativePlan:
         comm: MPI.Intracomm,
         arguments: Arguments,
         reason: str,
-        traffic: Traffic | None = None,
+        underway: Underway | None = None,
         before: Action | None = None,
     ) -> None:
-        """``before`` is done first, in each run."""
+        """``before`` is done first, in each run; what is ``underway`` moves along meanwhile."""
         self.collective = arguments.collective
         self.reason = reason
-        self._traffic = traffic
+        self._underway = underway or Underway()
+        self._traffic = self._underway.traffic
         self._before = before
         name = _method(arguments)
         types: dict[int, MPI.Datatype] = {}
@@ -147,8 +147,11 @@ class NativePlan:
         self._freed = False
 
     def __call__(self) -> None:
-        """Runs the collective to its end."""
+        """Runs the collective to its end, on all ranks in this way: MPI's blocking collectives
+        match none of its nonblocking ones."""
         self._expect_idle("run")
+        # Another rank may wait for one of these before it comes here.
+        self._underway.drain()
         if self._traffic is not None:
             self._traffic.leave()
         if self._before is not None:
@@ -182,8 +185,12 @@ class NativePlan:
         return done
 
     def Wait(self) -> None:
-        """Completes it."""
-        self._request.Wait()
+        """Completes it; plans that this thread has started go on meanwhile."""
+        if self._underway.here:
+            while not self._request.Test():
+                self._underway.progress()
+        else:
+            self._request.Wait()
         if self._transient:
             self.Free()
 

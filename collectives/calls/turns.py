@@ -166,7 +166,7 @@ class Turns:
         trial.kept = Choice(algorithm, told)
         log.info("%s: %s (%s)", trial.kind, algorithm, told)
         if self._resources.comm.rank == 0:
-            remember(Kept(trial.kind, trial.ours, algorithm, round(ratio, 3)))
+            remember(Kept(trial.kind, trial.ours, algorithm, float(f"{ratio:.3g}")))
 
     def _remembered(self, trial: Trial) -> Choice | None:
         """What rank 0 finds in its file: the same on all ranks."""

@@ -272,6 +272,12 @@ def _layouts(
         "recvbuf": schedule.contract.recv_blocks(member),
     }
     if counts is not None:
+        for role, items, lengths in (("send", send, counts.send), ("receive", recv, counts.recv)):
+            if items is not None and items.size < sum(lengths):
+                raise InvalidBuffer(
+                    f"{schedule.collective}: the {role} buffer has {items.size} items, but the "
+                    f"counts say {sum(lengths)}"
+                )
         layouts = {"sendbuf": Layout.of(counts.send, n), "recvbuf": Layout.of(counts.recv, n)}
         more = max(layouts.values(), key=lambda layout: len(layout.starts))
         return {**layouts, "workspace": more}

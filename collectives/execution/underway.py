@@ -18,7 +18,7 @@ class Moving(Protocol):
     among: "list[Moving]"
 
     def Test(self) -> bool:
-        """Move it along."""
+        """Move it along; whether it is complete."""
 
     def abandon(self) -> None:
         """Give it up in the middle."""
@@ -84,9 +84,7 @@ class Underway:
     def drain(self) -> None:
         """Ends the plans of this communicator: all ranks have started them.  After one was left in
         the middle, nobody knows whether the others can end."""
-        while self.plans and not self.left:
-            for plan in tuple(self.plans):
-                plan.Test()
+        while not self.left and not all([plan.Test() for plan in tuple(self.plans)]):
             self.progress()
 
     def forget(self) -> None:

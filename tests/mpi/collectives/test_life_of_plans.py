@@ -196,6 +196,63 @@ def test_a_plan_goes_on_while_its_rank_makes_a_communicator(comm, way):
         made.Free()
 
 
+@two_or_more
+@pytest.mark.parametrize("way", ["nonblocking", "persistent", "run", "auto", "turns"])
+def test_a_plan_goes_on_while_its_rank_waits_for_the_librarys_own(way):
+    """As MPI lets ranks wait for what they have started in any order; `run` begins when the others
+    have ended ours."""
+    with Communicator(MPI.COMM_WORLD, turns=way == "turns") as comm:
+        size = 100_000 if way in ("auto", "turns") else 1000
+        ours = comm.empty(size) if way == "auto" else np.empty(size)
+        ours[...] = comm.rank
+        given, native = np.full(10, 1.0), np.zeros(10)
+        named = None if way in ("auto", "turns") else "native"
+        if way == "turns":
+            given, native = comm.empty(size), comm.empty(size)
+            given[...] = 1
+        other = comm.Allreduce_init(given, native, algorithm=named)
+        plan = comm.Allreduce_init(MPI.IN_PLACE, ours, algorithm=None if way == "auto" else "ring")
+        plan.Start()
+        for turn in range(2):
+            if turn:
+                plan.Start()
+            if comm.rank:
+                plan.Wait()
+            if way == "run":
+                other()
+            elif way == "nonblocking":
+                comm.Iallreduce(given, native, algorithm="native").Wait()
+            else:
+                other.Start()
+                other.Wait()
+            plan.Wait()
+            assert (native == comm.size).all()
+        assert (ours == total(comm) * comm.size).all()
+        other.Free()
+        plan.Free()
+
+
+@two_or_more
+def test_the_librarys_own_begins_when_what_is_attended_is_done(comm):
+    class Slow:
+        turns, gone = 0, False
+
+        def Test(self):
+            self.turns += 1
+            return self.turns > 10
+
+        def abandon(self):
+            self.gone = True
+
+    slow = Slow()
+    leave_alone = comm.attend(slow)
+    comm.Allreduce(np.ones(3), found := np.zeros(3), algorithm="native")
+    assert slow.turns > 10 and (found == comm.size).all()
+    comm.Barrier()
+    leave_alone()
+    assert not comm.Dup().Free() and not slow.gone
+
+
 def test_a_plan_that_another_thread_waits_for():
     """It belongs to that one then, and is moved along by one thread at a time."""
     if MPI.Query_thread() != MPI.THREAD_MULTIPLE:

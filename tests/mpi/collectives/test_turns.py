@@ -73,6 +73,7 @@ def run(comm: Communicator, calls: int = ALL + 2) -> list[str]:
         (lambda rank: 3.0, lambda rank: 1.0 + 5.0 * (rank == SIZE - 1), "native", ALL),
         (lambda rank: 9.0, lambda rank: 1.0, "butterfly", 4),  # hopeless: no more calls of it
         (lambda rank: 1.0, lambda rank: 9.0, "native", 4),
+        (lambda rank: 1.0, lambda rank: 9000.0, "native", 4),
     ],
 )
 def test_ranks_keep_what_is_faster_for_all(comm, monkeypatch, files, native, ours, kept, after):
@@ -86,6 +87,7 @@ def test_ranks_keep_what_is_faster_for_all(comm, monkeypatch, files, native, our
     if RANK == 0:
         (found,) = json.loads(files.read_text())["kept"]
         assert (found["algorithm"], found["ours"]) == (kept, "butterfly")
+        assert found["ratio"] > 0  # a ratio of 0 would make the file unreadable
 
 
 @needs_two

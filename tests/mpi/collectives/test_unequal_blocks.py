@@ -187,6 +187,26 @@ def test_reduce_scatter_in_place_of_a_long_block_behind_a_short_one(tmp_path, mo
     comm.close()
 
 
+@pytest.mark.parametrize("collective", ["Reduce_scatter", "Allgatherv", "Alltoallv"])
+def test_as_many_segments_as_all_ranks_find_best(comm, collective):
+    """A rank with a long block would cut it into more than one with a short block."""
+    counts = [200_000 if rank == 1 else 100 for rank in range(comm.size)]
+    mine, algorithm = counts[comm.rank], "ring:segments=auto"
+    if collective == "Reduce_scatter":
+        recv = np.zeros(mine)
+        comm.Reduce_scatter(np.ones(sum(counts)), recv, counts, algorithm=algorithm)
+        assert (recv == comm.size).all()
+    elif collective == "Allgatherv":
+        recv = np.zeros(sum(counts))
+        comm.Allgatherv(np.full(mine, float(comm.rank)), [recv, counts], algorithm=algorithm)
+        np.testing.assert_array_equal(recv, np.repeat(np.arange(comm.size), counts))
+    else:
+        recv, algorithm = np.zeros(sum(counts)), "pairwise:segments=auto"
+        send = np.full(mine * comm.size, comm.rank, float)
+        comm.Alltoallv([send, [mine] * comm.size], [recv, counts], algorithm=algorithm)
+        np.testing.assert_array_equal(recv, np.repeat(np.arange(comm.size), counts))
+
+
 def test_counts_that_do_not_fit(comm):
     room, ones = np.zeros(3 * comm.size), [1] * comm.size
     for specification, sentence in (

@@ -1,7 +1,10 @@
 """From measured times to the rules that ``auto`` goes by."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from collectives.bench import tune
 from collectives.bench.measure import Result
 from collectives.bench.tune import portable, rules
 from collectives.calls.tuner import DEFAULT, Entry, Rule, load
@@ -112,3 +115,10 @@ def test_the_table_that_ships_has_what_holds_on_other_machines():
         first, *others = entry.rules
         assert (first.from_bytes, first.algorithm) == (0, "native")
         assert all(rule.from_bytes >= 32 << 10 for rule in others)
+
+
+def test_a_slow_network_has_a_bandwidth_too(monkeypatch):
+    """Rounded to 0, it would make a table that is refused."""
+    seconds = {8: 1e-3, 4 << 20: 1e-3 + (4 << 20) / 2.5e6}
+    monkeypatch.setattr(tune, "_half_round_trip", lambda comm, nbytes, turns: seconds[nbytes])
+    assert tune.ping_pong(SimpleNamespace(size=2)) == (1000.0, 0.0025)
