@@ -246,7 +246,7 @@ def check(words):
         path = ROOT / name.replace(".", "/")
         assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), f"no {name}"
     else:
-        known = "pytest sbatch bash git cd source export cat tail apt pip srun kill munge scontrol"
+        known = "venv pytest sbatch bash git cd source export cat tail apt pip srun kill munge scontrol"
         assert name in [*known.split(), "ucx_info", "ibstat", "dmesg", "sacct"], f"what is {name}?"
 
 
