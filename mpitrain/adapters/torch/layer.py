@@ -66,6 +66,9 @@ class TorchLayer(Layer):
     watching torch's generator and the buffers at each one.  Constant buffers, and parameters that
     need no gradient, are fine: they are cast as the parameters are, and stay as they were brought.
 
+    A module need not take a batch of no samples: where a rank has none, it is called with a sample
+    of zeros that counts nowhere, so that it meets the other ranks in batch norm all the same.
+
     Attributes:
         module: what computes.
         prefix: of the names that its parameters have in the whole module.
@@ -102,6 +105,7 @@ class TorchLayer(Layer):
         self._in_turn = in_turn
         self._watched = Watched(name, module)
         self._forwards = 0
+        self._filler = 0
         self._moved: Moved = {}
 
     def parameters(
@@ -139,7 +143,9 @@ class TorchLayer(Layer):
             wide = as_array(torch.ones(0, dtype=dtype)).dtype
             sample = _tensors(zeros(1, shape, wide), kind)
             try:
-                return self._tried({name: part.fill_(value) for name, part in sample.items()})
+                found = self._tried({name: part.fill_(value) for name, part in sample.items()})
+                self._filler = value
+                return found
             except (RuntimeError, ValueError, TypeError, IndexError) as error:
                 refused = refused or error
         text = " ".join(str(refused).split())
@@ -206,6 +212,9 @@ class TorchLayer(Layer):
         own = {name: as_tensor(v).requires_grad_() for name, v in parameters.items()}
         expect_the_same_trained(self._watched, self._given, own.keys())
         xp = array_namespace(x)
+        counts = len(x) > 0
+        if not counts:
+            x = xp.full((1, *x.shape[1:]), self._filler, x.dtype)
         given = _tensors(fields(x), next((p.dtype for p in own.values()), None))
         buffers = self._buffers(own, next(iter(given.values())))
         values = {f"module.{name}": value for name, value in (own | buffers).items()}
@@ -221,7 +230,7 @@ class TorchLayer(Layer):
             )
             return found
 
-        if len(x) and not self._watched.verdict.examined:
+        if counts and not self._watched.verdict.examined:
             show(self.module, replace(context, training=False), xp)
             examine(self._watched, run, buffers, list(given.values()))
             modules = (self._given, self.module)
@@ -231,7 +240,7 @@ class TorchLayer(Layer):
             self._watched.verdict.examined = True
         for part in given.values():
             part.requires_grad_(part.is_floating_point())
-        show(self.module, context, xp)
+        show(self.module, context, xp, counts=counts)
         versions = [part._version for part in own.values()]
         y = run(*given.values())
         if versions != [part._version for part in own.values()] or not all(
@@ -243,7 +252,8 @@ class TorchLayer(Layer):
                     "does; the replicas of a sharded one would differ"
                 )
             )
-        return joined({name: as_array(part, xp) for name, part in y.items()}), (given, y, own)
+        found = joined({name: as_array(part, xp) for name, part in y.items()})
+        return found if counts else found[:0], (given, y, own)
 
     def backward(self, parameters: Parameters, saved: Any, dy: Array) -> tuple[Array, Any]:
         with on_stream_of(dy):
@@ -257,8 +267,13 @@ class TorchLayer(Layer):
         outputs = {n: part for n, part in y.items() if part.requires_grad and n not in left_out}
         wanted = [*inputs.values(), *own.values()]
         found: Sequence[torch.Tensor | None] = [None] * len(wanted)
+        counts = len(dy) > 0
         if wanted and outputs:
-            gradients = _tensors({name: fields(dy)[name] for name in outputs})
+            gradients = (
+                _tensors({name: fields(dy)[name] for name in outputs})
+                if counts
+                else {name: torch.zeros_like(part) for name, part in outputs.items()}
+            )
             found = torch.autograd.grad(
                 list(outputs.values()), wanted, list(gradients.values()), allow_unused=True
             )
@@ -268,12 +283,13 @@ class TorchLayer(Layer):
             for name, part in given.items()
         }
         kept = dict(zip(own, found[len(inputs) :], strict=True))
-        if not len(dy):  # what other ranks do not use is not used because of no sample
-            kept = dict.fromkeys(own)
+        whole = joined(dx)
+        if not counts:  # what other ranks do not use is not used because of no sample
+            whole, kept = whole[:0], dict.fromkeys(own)
         left = dx.keys() - used.keys()
         if xp is not np and outputs:
             self._expect_used(left & inputs.keys())
-        return partial(joined(dx), left if xp is np else ()), kept
+        return partial(whole, left if xp is np else ()), kept
 
     def _expect_used(self, left: Collection[str]) -> None:
         """Arrays of a GPU cannot be marked as ones that the loss does not follow from."""

@@ -26,10 +26,17 @@ _CHANNELS: Mapping[type[nn.Module], int] = {nn.Dropout1d: 3, nn.Dropout2d: 4, nn
 
 
 class Seeing(nn.Module):
-    """A part that is told before each forward pass where it is, and what computes there."""
+    """A part that is told before each forward pass where it is, and what computes there.
+
+    Attributes:
+        context: where it is.
+        xp: what computes there.
+        counts: whether its input has samples, and not a sample of zeros in the place of none.
+    """
 
     context: Context = RESTING
     xp: ModuleType = np
+    counts = True
 
     def state(self, dtype: DTypeLike) -> dict[str, Array]:
         """What it keeps, as it begins."""
@@ -52,7 +59,7 @@ class Dropout(Seeing):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``ValueError``: the first axis of x is not the samples."""
         context = self.context
-        if not context.training or not self.p:
+        if not context.training or not self.p or not self.counts:
             return x
         if self.axes not in (None, x.dim()):
             raise ValueError(f"dropout of channels needs {self.axes} axes, not {x.dim()}")
@@ -94,7 +101,9 @@ class BatchNorm(Seeing):
         rows = x.transpose(1, -1)
         normal: torch.Tensor
         if context.training or not state:
-            normal = _Normalised.apply(rows, self.epsilon, context, state, self.momentum, self.xp)
+            normal = _Normalised.apply(
+                rows, self.epsilon, context, state, self.momentum, self.xp, self.counts
+            )
         else:
             mean, variance = (
                 as_tensor(self.xp.asarray(state[name])).to(x.dtype)
@@ -118,10 +127,11 @@ class _Normalised(torch.autograd.Function):
         state: Any,
         momentum: Any,
         xp: ModuleType,
+        counts: bool,
     ) -> torch.Tensor:
         rows = as_array(x.detach().reshape(-1, x.shape[-1]), xp)
         replicas = context.replicas
-        count, mean, squares = moments(rows, replicas)
+        count, mean, squares = moments(rows if counts else rows[:0], replicas)
         if context.training and not context.again and state:
             tracked = state["num_batches_tracked"]
             tracked += (count > 0).any()
@@ -129,16 +139,20 @@ class _Normalised(torch.autograd.Function):
             follow(state, mean, squares, count, part)
         scale = 1 / xp.sqrt(squares / xp.maximum(count, 1) + epsilon)
         normal = ((rows - mean) * scale).astype(rows.dtype, copy=False)
-        ctx.kept = normal, scale, count, replicas, xp
+        ctx.kept = normal, scale, count, replicas, xp, counts
         return as_tensor(normal).reshape(x.shape)
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        normal, scale, count, replicas, xp = ctx.kept
+        normal, scale, count, replicas, xp, counts = ctx.kept
         rows = as_array(dy.reshape(-1, dy.shape[-1]), xp)
+        if not counts:
+            rows, normal = rows[:0], normal[:0]
         sums = xp.stack([rows.sum(axis=0), (rows * normal).sum(axis=0)])
         dx = input_gradient(rows, normal, scale, sums, count, replicas)
-        return as_tensor(xp.ascontiguousarray(dx)).reshape(dy.shape), *[None] * 5
+        if not counts:
+            return torch.zeros_like(dy), *[None] * 6
+        return as_tensor(xp.ascontiguousarray(dx)).reshape(dy.shape), *[None] * 6
 
 
 def seeing(module: nn.Module) -> nn.Module:
@@ -176,10 +190,11 @@ def parts(module: nn.Module) -> Iterator[tuple[str, Seeing]]:
             yield name, part
 
 
-def show(module: nn.Module, context: Context, xp: ModuleType) -> None:
+def show(module: nn.Module, context: Context, xp: ModuleType, *, counts: bool = True) -> None:
     """Tell the parts where they are; their state is the context's own arrays, which are xp's."""
     for name, part in parts(module):
         part.context, part.xp = context.inside(name) if name else context, xp
+        part.counts = counts
         if isinstance(part, Dropout):
             part.turn = 0
 

@@ -186,6 +186,42 @@ def test_dropout_and_batch_norm(comm, folder, alone, parallel):
     assert loss.item() == pytest.approx(tests[-1].test_loss, rel=1e-5)
 
 
+class TakesNoEmptyBatch(torch.nn.Module):
+    """As most modules do that call ``view``; with batch norm, or without."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.enter, self.leave = torch.nn.Linear(6, 16), torch.nn.Linear(16, 1)
+        self.norm = torch.nn.BatchNorm1d(16) if norm else torch.nn.Identity()
+        self.drop = torch.nn.Dropout(0.1)
+
+    def forward(self, x):
+        y = self.drop(self.norm(self.enter(x.view(x.size(0), -1))))
+        return self.leave(y.view(x.size(0), -1))
+
+
+@pytest.mark.parametrize("norm", [False, True], ids=["plain", "batch norm"])
+@pytest.mark.parametrize("parallel", layouts())
+def test_ranks_without_samples(comm, folder, alone, parallel, norm):
+    """Of the last batch of an epoch, which has one sample, and of a test on three."""
+    changed = {
+        "model": lambda: torch.nn.Sequential(
+            TakesNoEmptyBatch(norm), *(torch.nn.Linear(1, 1) for _ in range(RANKS - 1))
+        ),
+        "train_data": Waves(49, 1),
+        "test_data": Waves(3, 2),
+    }
+    with made(folder, parallel=parallel, **changed) as trainer:
+        tests = trainer.fit()
+    expected, module = alone(**changed)
+    for found, wanted in zip(tests, expected, strict=True):
+        assert found.test_loss == pytest.approx(wanted.test_loss, rel=1e-9)
+        assert found.metrics == pytest.approx(wanted.metrics, rel=1e-9)
+    found, wanted = trainer.module.state_dict(), module.state_dict()
+    for name, value in wanted.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-6, atol=1e-8)
+
+
 @pytest.mark.parametrize("parallel", layouts())
 def test_a_run_that_was_interrupted_ends_with_the_same_bits(comm, folder, parallel):
     changed = {"model": regular, "parallel": parallel, "checkpoint": {"every": 3}}

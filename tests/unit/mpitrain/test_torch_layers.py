@@ -13,6 +13,8 @@ nn = torch.nn
 from mpitrain.adapters.torch import arrays, layers  # noqa: E402
 from mpitrain.adapters.torch.cutting import cut  # noqa: E402
 from mpitrain.adapters.torch.modules import trained  # noqa: E402
+from mpitrain.fields import Fields  # noqa: E402
+from mpitrain.nn.context import RESTING, Context  # noqa: E402
 
 
 def functional(f, *buffers):
@@ -230,8 +232,54 @@ def test_whole_numbers_without_parameters_have_no_gradient():
 
 
 def test_no_samples():
-    _, y, dx, _ = forward(nn.Linear(6, 2), np.empty((0, 6)))
+    _, y, dx, gradients = forward(nn.Linear(6, 2), np.empty((0, 6)))
     assert y.shape == (0, 2) and dx.shape == (0, 6)
+    assert gradients == {"weight": None, "bias": None}
+
+
+@pytest.mark.parametrize("own", [nn.Identity, lambda: nn.Dropout(0.5), lambda: nn.BatchNorm1d(3)])
+def test_no_samples_of_a_module_that_takes_no_empty_batch(own):
+    from mpitrain.adapters.torch import TorchLayer
+
+    class Views(nn.Sequential):
+        def forward(self, x):
+            return super().forward(x.view(x.size(0), 3, -1)).view(x.size(0), -1)
+
+    layer = TorchLayer(Views(nn.Linear(2, 4), own()))
+    values = layer.parameters(np.random.default_rng(0), np, np.float32)
+    state = layer.state(np.float32)
+    where = Context(True, samples=np.arange(0), state=state) if layer.sees else RESTING
+    for dtype in (np.float32, np.float64):
+        x = np.empty((0, 6), dtype)
+        y, saved = layer.forward({n: v.astype(dtype) for n, v in values.items()}, x, where)
+        dx, kept = layer.backward(values, saved, y)
+        assert (y.shape, y.dtype) == ((0, 12), dtype)
+        assert (dx.shape, dx.dtype) == ((0, 6), dtype)
+        assert not any(layer.gradients(values, kept).values())
+    assert {n: v.tolist() for n, v in state.items()} == {
+        n: v.tolist() for n, v in layer.state(np.float32).items()
+    }
+
+
+def test_no_samples_of_several_inputs():
+    """One of which must be above 0, as lengths are."""
+    from mpitrain.adapters.torch import TorchLayer
+
+    class Packs(nn.Module):
+        def forward(self, x, lengths):
+            packed = nn.utils.rnn.pack_padded_sequence(
+                x, lengths, batch_first=True, enforce_sorted=False
+            )
+            back, _ = nn.utils.rnn.pad_packed_sequence(packed, True, total_length=x.shape[1])
+            return {"y": back, "lengths": lengths}
+
+    layer = TorchLayer(Packs())
+    kind = np.dtype([("x", np.float32, (4, 2)), ("lengths", np.int64)])
+    outputs = layer.output_shape(Fields(kind))
+    y, saved = layer.forward({}, np.empty(0, kind))
+    dx, _ = layer.backward({}, saved, y)
+    assert y.shape == dx.shape == (0,)
+    assert y.dtype == outputs.dtype and dx.dtype == kind
 
 
 def test_complex_outputs_are_refused():
