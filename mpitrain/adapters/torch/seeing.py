@@ -100,7 +100,7 @@ class BatchNorm(Seeing):
         }
         rows = x.transpose(1, -1)
         normal: torch.Tensor
-        if context.training or not state:
+        if context.training:
             normal = _Normalised.apply(
                 rows, self.epsilon, context, state, self.momentum, self.xp, self.counts
             )
@@ -132,7 +132,7 @@ class _Normalised(torch.autograd.Function):
         rows = as_array(x.detach().reshape(-1, x.shape[-1]), xp)
         replicas = context.replicas
         count, mean, squares = moments(rows if counts else rows[:0], replicas)
-        if context.training and not context.again and state:
+        if context.training and not context.again:
             tracked = state["num_batches_tracked"]
             tracked += (count > 0).any()
             part = 1 / xp.maximum(tracked, 1).astype(float) if momentum is None else momentum
@@ -206,5 +206,6 @@ def _replaced(part: nn.Module) -> Seeing | None:
         return Dropout(part.p, _CHANNELS.get(kind))  # type: ignore[arg-type]
     if kind in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
         assert isinstance(part, nn.modules.batchnorm._BatchNorm)
-        return BatchNorm(part) if part.track_running_stats else None
+        keeps = part.track_running_stats and part.running_mean is not None
+        return BatchNorm(part) if keeps else None
     return None

@@ -47,6 +47,12 @@ def attention(**options):
     return nn.TransformerEncoderLayer(6, 2, 8, batch_first=True, **options)
 
 
+def keeping_nothing(norm):
+    """It says that it keeps running values, and has none."""
+    norm.track_running_stats = True
+    return norm
+
+
 @pytest.mark.parametrize(
     ("module", "match"),
     [
@@ -56,6 +62,7 @@ def attention(**options):
         ),
         (nn.Sequential(nn.Linear(6, 6), nn.AlphaDropout()), r"part3\.1 \(AlphaDropout\)"),
         (nn.BatchNorm1d(6, track_running_stats=False), "BatchNorm1d"),
+        (keeping_nothing(nn.BatchNorm1d(6, track_running_stats=False)), "BatchNorm1d"),
         (nn.SyncBatchNorm(6), r"part3 \(SyncBatchNorm\): .*use GroupNorm or LayerNorm, or train"),
         (nn.InstanceNorm1d(6, track_running_stats=True), "use track_running_stats=False"),
         (nn.RReLU(), "RReLU"),
