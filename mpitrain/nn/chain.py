@@ -60,6 +60,9 @@ class Chain(Layer):
             for own, values in layer.brought().items()
         }
 
+    def verdicts(self) -> list[Verdict]:
+        return [found for layer in self.layers.values() for found in layer.verdicts()]
+
     def output_shape(self, shape: Shape) -> Shape:
         for layer in self.layers.values():
             shape = layer.output_shape(shape)
@@ -118,8 +121,8 @@ class Wrapper(Layer):
     def brought(self) -> dict[str, Array]:
         return self.layer.brought()
 
-    def verdict(self) -> Verdict | None:
-        return self.layer.verdict()
+    def verdicts(self) -> list[Verdict]:
+        return self.layer.verdicts()
 
     def output_shape(self, shape: Shape) -> Shape:
         return self.layer.output_shape(shape)

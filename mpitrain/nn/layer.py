@@ -101,9 +101,9 @@ class Layer(ABC):
         """Values that the layer brings with it rather than draws: all ranks must bring the same."""
         return {}
 
-    def verdict(self) -> Verdict | None:
-        """What is known of it, if that must be found out."""
-        return None
+    def verdicts(self) -> list[Verdict]:
+        """What is known of it and of the layers in it, of those where that must be found out."""
+        return []
 
     @abstractmethod
     def output_shape(self, shape: Shape) -> Shape:

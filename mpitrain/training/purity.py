@@ -29,8 +29,8 @@ class Purity:
     ) -> None:
         """All the model's ``layers``, of which this rank has its ``own``."""
         self._comm = comm
-        self._is_tried = any(layer.verdict() for layer in layers.values())  # alike on all ranks
-        self._verdicts = [found for name in own if (found := layers[name].verdict())]
+        self._is_tried = any(layer.verdicts() for layer in layers.values())  # alike on all ranks
+        self._verdicts = [found for name in own for found in layers[name].verdicts()]
         self._functions = [loss, *metrics.values()]
 
     def examine(self, stages: Iterable[tuple[int, Forward | None]]) -> None:

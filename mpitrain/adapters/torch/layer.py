@@ -178,8 +178,8 @@ class TorchLayer(Layer):
             return (as_given(values),), {}
         return (tuple(values.values()), {}) if "0" in values else ((), dict(values))
 
-    def verdict(self) -> Verdict:
-        return self._watched.verdict
+    def verdicts(self) -> list[Verdict]:
+        return [self._watched.verdict]
 
     def state(self, dtype: DTypeLike) -> dict[str, Array]:
         """What batch norm keeps, under the names of its buffers."""

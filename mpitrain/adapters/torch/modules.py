@@ -1,7 +1,6 @@
 """Torch modules taken apart into layers of the trainer, and given the trained values."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,8 +11,8 @@ from mpitrain.adapters.torch.cutting import cut, has_hooks
 from mpitrain.adapters.torch.layer import TorchLayer
 from mpitrain.adapters.torch.purity import ImpureModule
 from mpitrain.adapters.torch.seeing import expect_one_mode
-from mpitrain.nn import Layer
-from mpitrain.nn.chain import Wrapper
+from mpitrain.nn import Chain, Layer, Wrapper
+from mpitrain.ranks.together import together
 from mpitrain.training.trainer import Trainer
 
 _IN_TURN = torch.nn.Sequential.forward
@@ -89,7 +88,11 @@ def trained(module: torch.nn.Module, layers: Mapping[str, Layer]) -> dict[str, t
 def load_into(module: torch.nn.Module, trainer: Trainer) -> None:
     """Give the module that :func:`layers` was called with the trained values, on all ranks.
 
-    With ``optim.average``, these are the averages.  Collective.
+    With ``optim.average``, these are the averages.  Its layers may be in a ``Chain`` or another
+    layer; what other layers of the trainer have learnt is no part of the module.  Collective.
+
+    Raises:
+        ValueError: on all ranks; the module has no parameter or buffer that a layer has a value of.
     """
     with trainer.averaged():
         _load_into(module, trainer)
@@ -98,7 +101,19 @@ def load_into(module: torch.nn.Module, trainer: Trainer) -> None:
 def _load_into(module: torch.nn.Module, trainer: Trainer) -> None:
     every: dict[str, torch.Tensor] = dict(module.named_parameters(remove_duplicate=False))
     every |= dict(module.named_buffers(remove_duplicate=False))
-    for name, layer in trainer.model.layers.items():
+    known = {name: _in_module(layer) for name, layer in trainer.model.layers.items()}
+
+    def expect_all() -> None:
+        for name, names in known.items():
+            if missing := sorted(set(names.values()) - every.keys()):
+                raise ValueError(
+                    f"load_into: layer {name} has trained {missing[0]!r}, and the module "
+                    f"({type(module).__name__}) has none of that name; give the module whose "
+                    "layers the trainer has"
+                )
+
+    together(trainer.comm, expect_all, ValueError)
+    for name in trainer.model.layers:
         values = None
         if name in trainer.layers:
             index = trainer.layers.index(name)
@@ -109,7 +124,20 @@ def _load_into(module: torch.nn.Module, trainer: Trainer) -> None:
             values |= {own: device.get(v) for own, v in kept.items()}
         has = trainer.comm.rank if values is not None else trainer.comm.size
         values = trainer.comm.bcast(values, trainer.comm.allreduce(has, MPI.MIN))
-        of_torch: Any = layer.layer if isinstance(layer, Wrapper) else layer
         with torch.no_grad():
-            for own, value in values.items():
-                every[of_torch.prefix + own].copy_(as_tensor(np.asarray(value)))
+            for own in known[name].keys() & values:
+                every[known[name][own]].copy_(as_tensor(np.asarray(values[own])))
+
+
+def _in_module(layer: Layer) -> dict[str, str]:
+    """The names in the whole module of what a layer has of it, by its names in the layer."""
+    if isinstance(layer, TorchLayer):
+        return {own: layer.prefix + own for own in (*layer.shapes(), *layer.state(np.float32))}
+    if isinstance(layer, Wrapper):
+        return _in_module(layer.layer)
+    inner = layer.layers if isinstance(layer, Chain) else {}
+    return {
+        f"{name}.{own}": full
+        for name, part in inner.items()
+        for own, full in _in_module(part).items()
+    }

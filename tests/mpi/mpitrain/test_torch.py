@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 from mpi4py import MPI
+from msgspec.structs import replace
 
 from collectives import Communicator
-from mpitrain.config import Config, Data, Optim, Parallel, Run, Train
+from mpitrain import nn
+from mpitrain.config import Config, ConfigError, Data, Optim, Parallel, Run, Train
 from mpitrain.parallel.replicas import ReplicaMismatch
 from mpitrain.training.trainer import Trainer
 
@@ -142,6 +144,87 @@ def test_the_trained_values_go_back_into_the_module(comm, parallel):
         load_into(mine, trainer)
     for found, expected in zip(mine.parameters(), alone(module(), 3)[1].parameters(), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.quick_on(2)
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        dict(pipe=RANKS),
+        pytest.param(dict(recompute=True), marks=pytest.mark.slow),
+        pytest.param(dict(zero=3), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_layers_of_torch_within_others(comm, parallel):
+    """In a chain and a residual, beside layers that are not torch's, they are torch's as well."""
+    from mpitrain.adapters.torch import layers, load_into
+
+    def mixed(whole):
+        flat, first, second, last = layers(whole).values()
+        return {
+            "a": nn.Chain({"flat": flat, "x": nn.Chain({"first": first})}),
+            "b": nn.Residual({"second": second}),
+            "c": nn.Bias(32),
+            "last": last,
+        }
+
+    class Adding(torch.nn.Sequential):
+        def forward(self, x):
+            flat, first, second, last = self
+            x = first(flat(x))
+            return last(x + second(x) + self.bias)
+
+    if RANKS > 4:
+        pytest.skip("the model has 4 layers")
+    mine = with_norm()
+    config = replace(job(**parallel), train=Train(epochs=1, batch_size=48))
+    with Trainer(comm, config, layers=mixed(mine)) as trainer:
+        found = [record.loss for _, record in zip(range(20), trainer.run_epoch(0))]
+        load_into(mine, trainer)
+        with pytest.raises(
+            ValueError, match=r"layer a has trained '1\.0\..*', and the module \(Lin"
+        ):
+            load_into(torch.nn.Linear(2, 2), trainer)
+    one = Adding(*with_norm()).double()
+    one.bias = torch.nn.Parameter(torch.zeros(32, dtype=torch.float64))
+    expected, one = alone(one, 20)
+    np.testing.assert_allclose(found, expected, rtol=1e-10)
+    for name, value in mine.state_dict().items():
+        torch.testing.assert_close(value, one.state_dict()[name], rtol=1e-7, atol=1e-9)
+
+
+def with_norm():
+    whole = module()
+    whole[1].append(torch.nn.BatchNorm1d(32))
+    return whole.double()
+
+
+class Counting(torch.nn.Linear):
+    """No pure function."""
+
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x) * self.calls
+
+
+@pytest.mark.quick_on(2)
+@pytest.mark.parametrize(
+    "within", [nn.Chain, nn.Residual, lambda one: nn.Recomputed(nn.Chain(one))]
+)
+def test_layers_of_torch_within_others_are_examined_first(comm, within):
+    """When the trainer is made, by all ranks."""
+    from mpitrain.adapters.torch import TorchLayer
+
+    own = {
+        "flat": nn.Flatten(),
+        "own": within({"of torch": TorchLayer(Counting(64, 64).double(), "mine")}),
+        "last": nn.Linear(64, 10),
+    }
+    with pytest.raises(ConfigError, match="mine gives two results for one input"):
+        Trainer(comm, job(), layers=own)
 
 
 @pytest.mark.skipif(RANKS == 1, reason="needs a rank that differs")
