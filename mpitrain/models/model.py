@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from mpitrain.arrays import Array, Shape
+from mpitrain.config import ConfigError
 from mpitrain.group import TensorGroup
 from mpitrain.nn import Layer
 from mpitrain.objective import Loss
@@ -73,15 +74,29 @@ class Model:
         )
 
     def ties(self) -> dict[str, frozenset[str]]:
-        """The layers that have a tensor together, for each that several have."""
+        """The layers that have a tensor together, for each that several have.
+
+        Raises:
+            ConfigError: a layer that one is tied to is not there.
+        """
         users: dict[str, set[str]] = {}
         for name, layer in self.layers.items():
             for full in layer.tied.values():
-                owner = max(
-                    (other for other in self.layers if full.startswith(f"{other}.")), key=len
-                )
-                users.setdefault(full, {owner}).add(name)
+                users.setdefault(full, {self._owner(name, full)}).add(name)
         return {full: frozenset(names) for full, names in users.items()}
+
+    def _owner(self, user: str, full: str) -> str:
+        """The layer that has the tensor of this name, to which one of ``user``'s is tied.
+
+        Of ``enc`` and ``enc.x``, ``enc.x.weight`` is the latter's.
+        """
+        owners = [name for name in self.layers if full.startswith(f"{name}.")]
+        if not owners:
+            raise ConfigError(
+                f"model: layer {user} has {full!r} in common with a layer that is not there; the "
+                f"layers are {', '.join(self.layers)}"
+            )
+        return max(owners, key=len)
 
     def _initial(self, name: str, seed: int, xp: ModuleType, dtype: DTypeLike) -> dict[str, Array]:
         layer = self.layers[name]
@@ -90,6 +105,6 @@ class Model:
         stream = np.random.SeedSequence(seed, spawn_key=(0, position))
         values = layer.parameters(np.random.default_rng(stream), xp, dtype)
         for own, full in layer.tied.items():
-            owner = next(other for other in self.layers if full.startswith(f"{other}."))
+            owner = self._owner(name, full)
             values[own] = self._initial(owner, seed, xp, dtype)[full.removeprefix(f"{owner}.")]
         return values

@@ -90,6 +90,22 @@ def test_a_layer_that_says_no_shapes_is_drawn_to_see_them():
     assert model.size == 6
 
 
+@pytest.mark.parametrize("first", ["enc", "enc.x"])
+def test_the_owner_of_a_tied_tensor_has_the_longest_name_that_fits(first):
+    layers = {name: nn.Linear(2, 2) for name in dict.fromkeys([first, "enc", "enc.x", "out"])}
+    layers["out"].tied = {"weight": "enc.x.weight"}
+    model = models.Model(layers, MeanSquaredError(), TensorGroup())
+    assert model.ties() == {"enc.x.weight": {"enc.x", "out"}}
+    begin = model.initial(list(layers), 0, np, np.float64)
+    np.testing.assert_array_equal(begin["out"]["weight"], begin["enc.x"]["weight"])
+    layers["out"].tied = {"weight": "end.weight"}
+    model = models.Model(layers, MeanSquaredError(), TensorGroup())
+    with pytest.raises(
+        ConfigError, match=r"layer out has 'end\.weight' in common with a layer that"
+    ):
+        model.ties()
+
+
 def test_recomputation_changes_no_name_and_no_score():
     plain = Config(model=Model(kind="resnet", channels=(4, 8)))
     again = Config(model=plain.model, parallel=Parallel(recompute=True))
