@@ -110,7 +110,7 @@ class Trainer(trainer.Trainer):
         whole = comm if isinstance(comm, Communicator) else Communicator(comm or MPI.COMM_WORLD)
         if isinstance(loss, str | Mapping):
             settings["loss"], loss = {"name": loss} if isinstance(loss, str) else loss, None
-        if isinstance(model, Mapping) and not any(isinstance(v, nn.Layer) for v in model.values()):
+        if isinstance(model, Mapping) and model and not _is_of_layers(model):
             settings["model"], model = model, None
         if metrics is not None and not isinstance(metrics, Mapping):
             settings["evaluate"] = {**settings.get("evaluate", {}), "metrics": list(metrics)}
@@ -258,6 +258,10 @@ def configured(config: Config, settings: Mapping[str, Any]) -> Config:
         reason, _, place = str(error).partition(" - at `$")
         where = place.strip("`").lstrip(".")
         raise ConfigError(f"{where}: {reason}" if where else reason) from error
+
+
+def _is_of_layers(model: Mapping[str, Any]) -> bool:
+    return any(isinstance(value, nn.Layer) for value in model.values())
 
 
 def _model(model: Any, seed: int, cuts: Sequence[str]) -> tuple[Any, Mapping[str, nn.Layer] | None]:

@@ -32,10 +32,14 @@ def build(
         layers, loss: what to take in the place of the [model] and [loss] tables'.
 
     Raises:
-        ConfigError: the images are too small for that many blocks of a convnet.
+        ConfigError: the images are too small for that many blocks of a convnet, or ``layers`` has
+            none.
     """
     group = group or TensorGroup()
-    layers = layers or _layers(config, data, group, replicas or TensorGroup())
+    if layers is None:
+        layers = _layers(config, data, group, replicas or TensorGroup())
+    if not layers:
+        raise ConfigError("model: it has no layers, and nothing would be trained; give it some")
     if config.parallel.recompute:
         layers = {name: nn.Recomputed(layer) for name, layer in layers.items()}
     # The ranks of a group share the columns of a gpt's scores; an mlp's are summed before the loss.

@@ -215,10 +215,14 @@ class Placed(ClosedTogether):
 
     def _open_grid(self) -> None:
         layout = build.layout(self.config, self.comm.size)
-        outline = models.build(self.config, self.data, layers=self._layers, loss=self._loss)
-        self._outputs = expect_fitting(outline, self.data)
-        self.partition = build.partition(self.config, outline, layout.stages)
-        self._shared = build.shared_stages(outline, self.partition)
+
+        def outlined() -> None:
+            outline = models.build(self.config, self.data, layers=self._layers, loss=self._loss)
+            self._outputs = expect_fitting(outline, self.data)
+            self.partition = build.partition(self.config, outline, layout.stages)
+            self._shared = build.shared_stages(outline, self.partition)
+
+        together(self.comm, outlined, ConfigError)
         self.grid = ProcessGrid(self.comm, layout, self._shared.values(), self.device.xp)
         self.model = models.build(
             self.config,

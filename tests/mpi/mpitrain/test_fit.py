@@ -598,6 +598,8 @@ class Odd(Waves):
             ConfigError,
             "model: layer part1: it cannot take a sample of shape",
         ),
+        ({"model": torch.nn.Sequential()}, ConfigError, "model: it has no layers"),
+        ({"model": {}}, ConfigError, "model: it has no layers"),
         ({"metrics": ["accuracy"]}, ConfigError, "evaluate.metrics: labels are numbers, and acc"),
         ({"schedule": lambda step: 3 - step}, ConfigError, "the function gives -1 at step 4"),
         (

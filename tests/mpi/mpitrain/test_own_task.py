@@ -170,6 +170,15 @@ def test_a_model_that_does_not_fit_the_labels_is_refused_on_all_ranks(comm):
     wrong = {"first": nn.Linear(6, 4), "second": nn.Linear(5, 2)}
     with pytest.raises(ConfigError, match="model: layer second"):
         Trainer(comm, job(), data=WAVES, layers=wrong)
+    with pytest.raises(ConfigError, match="model: it has no layers"):
+        Trainer(comm, job(), data=WAVES, layers={})
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("own", [{}, layers(outputs=3)], ids=["none", "another"])
+def test_a_model_that_one_rank_alone_is_refused_ends_all(comm, own):
+    with pytest.raises(ConfigError, match=f"^(model|loss): .* .rank {RANKS - 1} of {RANKS}, on "):
+        Trainer(comm, job(), data=WAVES, layers=own if comm.rank == RANKS - 1 else layers())
 
 
 @pytest.mark.mpi(min_size=2)
