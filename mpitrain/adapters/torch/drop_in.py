@@ -1,7 +1,9 @@
 """The call of torch's DistributedDataParallel, so that scripts change an import."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from math import isfinite
+from numbers import Real
 from typing import Any
 
 import torch
@@ -10,13 +12,18 @@ from torch.utils._pytree import tree_map_only
 
 from collectives import Communicator
 from mpitrain.adapters.torch.replica import DataParallel
+from mpitrain.ranks.together import together
 
 #: Options of torch's that are about speed or memory, or what is done in any case.
 _IN_ANY_CASE = ("find_unused_parameters", "gradient_as_bucket_view", "static_graph", "init_sync")
+#: Others of torch's, which are taken with the value that they have when left out, or as None.
+_LEFT_OUT = {"dim": 0, "check_reduction": False, "skip_all_reduce_unused_params": False}
 _INSTEAD = {
+    "dim": "samples lie along axis 0",
     "process_group": "comm= takes an MPI communicator, as comm.Split gives it",
     "mixed_precision": "use torch.autocast around the forward pass",
 }
+_Named = int | torch.device | str
 
 
 class DistributedDataParallel(DataParallel):
@@ -28,40 +35,42 @@ class DistributedDataParallel(DataParallel):
     def __init__(
         self,
         module: torch.nn.Module,
+        device_ids: Sequence[_Named] | None = None,
+        output_device: _Named | None = None,
+        dim: int = 0,
         *,
         comm: MPI.Intracomm | None = None,
         bucket_cap_mb: float | None = None,
-        device_ids: Sequence[int | torch.device | str] | None = None,
         **options: Any,
     ) -> None:
         """Give all ranks rank 0's parameters and buffers, and bind the all-reduces; collective.
 
         Args:
             module: as :class:`DataParallel` takes it.
-            comm: the replicas; ``MPI.COMM_WORLD`` when left out.
-            bucket_cap_mb: least size of a bucket, in MiB; 25 when left out.
             device_ids: of the GPU on which the module lies, to which inputs are moved: one.
+            output_device: the device on which the module lies, or None: outputs stay there.
+            dim: 0, the axis of the samples.
+            comm: the replicas; ``MPI.COMM_WORLD`` when left out.
+            bucket_cap_mb: least size of a bucket, in MiB, above 0; 25 when left out.
             options: ``broadcast_buffers``, ``algorithm`` and ``overlap`` as :class:`DataParallel`
                 has them.  Of torch's, ``find_unused_parameters``, ``gradient_as_bucket_view``,
                 ``static_graph`` and ``init_sync`` are taken and change nothing: unused parameters
-                are always found, and all ranks always begin with rank 0's values.
+                are always found, and all ranks always begin with rank 0's values.  Others are taken
+                with the value that torch has where they are left out.
 
         Raises:
-            TypeError: another option.
-            ValueError: ``device_ids`` names another device than the module's; or on all ranks, as
+            TypeError: on all ranks: another option, or another value of one of torch's.
+            ValueError: on all ranks: ``device_ids`` or ``output_device`` name another device than
+                the module's, ``bucket_cap_mb`` is no finite number above 0; or as
                 :class:`DataParallel`.
         """
-        device = _device(module, device_ids)
-        given = {name: value for name, value in options.items() if name not in _IN_ANY_CASE}
-        for name, value in list(given.items()):
-            if name in ("algorithm", "overlap", "broadcast_buffers"):
-                continue
-            if value is not None:
-                why = _INSTEAD.get(name, "see DataParallel for those that there are")
-                raise TypeError(f"DistributedDataParallel has no option {name}; {why}")
-            del given[name]
-        if bucket_cap_mb is not None:
-            given["bucket_bytes"] = int(bucket_cap_mb * 2**20)
+
+        def read() -> tuple[torch.device | None, dict[str, Any]]:
+            found = _device("device_ids", module, device_ids)
+            _device("output_device", module, None if output_device is None else [output_device])
+            return found, _options({"dim": dim, **options}) | _bucket_bytes(bucket_cap_mb)
+
+        device, given = together(comm or MPI.COMM_WORLD, read, TypeError, ValueError, RuntimeError)
         whole = comm if isinstance(comm, Communicator) else Communicator(comm or MPI.COMM_WORLD)
         super().__init__(whole, module, **given)
         self._device = device
@@ -74,17 +83,41 @@ class DistributedDataParallel(DataParallel):
         return super().forward(*inputs, **keywords)
 
 
+def _options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that :class:`DataParallel` has."""
+    given = {}
+    for name, value in options.items():
+        if name in ("algorithm", "overlap", "broadcast_buffers"):
+            given[name] = value
+        elif name not in _IN_ANY_CASE and value not in (None, _LEFT_OUT.get(name)):
+            why = _INSTEAD.get(name, "see DataParallel for those that there are")
+            value = f" = {value!r}" if name in _LEFT_OUT else ""
+            raise TypeError(f"DistributedDataParallel has no option {name}{value}; {why}")
+    return given
+
+
+def _bucket_bytes(mebibytes: Any) -> dict[str, int]:
+    if mebibytes is None:
+        return {}
+    if not isinstance(mebibytes, Real) or not isfinite(mebibytes) or mebibytes <= 0:
+        raise ValueError(
+            f"bucket_cap_mb = {mebibytes!r}: the least size of a bucket in MiB is a finite number "
+            "above 0; leave it out for 25"
+        )
+    return {"bucket_bytes": max(1, int(float(mebibytes) * 2**20))}
+
+
 def _device(
-    module: torch.nn.Module, given: Sequence[int | torch.device | str] | None
+    what: str, module: torch.nn.Module, given: Sequence[_Named] | None
 ) -> torch.device | None:
-    """Where inputs go."""
+    """Where inputs go, or outputs."""
     if not given:
         return None
     wanted = [torch.device("cuda", n) if isinstance(n, int) else torch.device(n) for n in given]
     found = {parameter.device for parameter in module.parameters()}
     if len(wanted) > 1 or found - set(wanted):
         raise ValueError(
-            f"device_ids names {', '.join(map(str, wanted))}, and the module lies on "
+            f"{what} names {', '.join(map(str, wanted))}, and the module lies on "
             f"{', '.join(sorted(map(str, found)))}; a rank has one GPU: module.to(device), "
             "device_ids=[device]; on the CPU, leave it out"
         )

@@ -164,6 +164,41 @@ def test_the_call_of_torchs(comm):
             DistributedDataParallel(perceptron(), **wrong)
 
 
+def test_what_scripts_pass_to_torchs(comm):
+    """By position, by name, and as they are when left out."""
+    from mpitrain.adapters.torch import DistributedDataParallel
+
+    left_out = dict(process_group=None, bucket_cap_mb=None, check_reduction=False)
+    left_out |= dict(delay_all_reduce_named_params=None, skip_all_reduce_unused_params=False)
+    for given, named in (
+        ((), dict(device_ids=["cpu"], output_device="cpu")),
+        ((["cpu"], torch.device("cpu"), 0), {}),
+        ((None, None), dict(dim=0)),
+        ((), left_out),
+    ):
+        with DistributedDataParallel(perceptron(), *given, **named) as net:
+            mse(net(data(4)[0]), data(4)[1]).backward()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind", "message"),
+    [
+        (dict(output_device=0), ValueError, "output_device names cuda:0, and the module lies on"),
+        (dict(output_device="no device"), RuntimeError, "device"),
+        (dict(dim=1), TypeError, "has no option dim = 1; samples lie along axis 0"),
+        (dict(skip_all_reduce_unused_params=True), TypeError, "unused_params = True; see"),
+        *((dict(bucket_cap_mb=n), ValueError, f"bucket_cap_mb = {n!r}: .* finite number above 0")
+          for n in (-1, 0, float("nan"), float("inf"), "25")),
+    ],
+)  # fmt: skip
+def test_what_torchs_call_cannot_be_is_said_on_all_ranks(comm, wrong, kind, message):
+    from mpitrain.adapters.torch import DistributedDataParallel
+
+    given = wrong if comm.rank == RANKS - 1 else {}
+    with pytest.raises(kind, match=message):
+        DistributedDataParallel(perceptron(), comm=comm, **given)
+
+
 def test_autocast_is_that_of_one_process(comm):
     """bfloat16 rounds the gradients of a layer's 16-bit weights once for each share of the batch.
 
