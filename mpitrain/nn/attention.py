@@ -5,6 +5,7 @@ import math
 from mpitrain.arrays import Array, Parameters, Shape, array_namespace
 from mpitrain.kernels import kernels_of
 from mpitrain.nn.layer import Layer, widened
+from mpitrain.nn.sizes import expect_sizes
 
 #: Queries, keys, values, and the attention of each query to each key.
 _Saved = tuple[Array, Array, Array, Array]
@@ -19,6 +20,8 @@ class CausalAttention(Layer):
     """
 
     def __init__(self, head_width: int) -> None:
+        """``head_width``: E, numbers of a query; ``ValueError`` below 1."""
+        expect_sizes("CausalAttention", head_width=head_width)
         self.head_width = head_width
 
     def output_shape(self, shape: Shape) -> Shape:

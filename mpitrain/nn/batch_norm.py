@@ -10,6 +10,7 @@ from mpitrain.arrays import Array, Parameters, Shape, array_namespace
 from mpitrain.group import TensorGroup
 from mpitrain.nn.context import RESTING, Context
 from mpitrain.nn.layer import Elementwise, widened
+from mpitrain.nn.sizes import expect_sizes
 
 
 class BatchNorm(Elementwise):
@@ -28,6 +29,8 @@ class BatchNorm(Elementwise):
     sees = True
 
     def __init__(self, channels: int, epsilon: float = 1e-5, momentum: float = 0.1) -> None:
+        """``channels``: size of the last axis, before and after; ``ValueError`` below 1."""
+        expect_sizes("BatchNorm", channels=channels)
         self.channels = channels
         self.epsilon = epsilon
         self.momentum = momentum

@@ -7,6 +7,7 @@ from numpy.typing import DTypeLike
 
 from mpitrain.arrays import Array, Parameters, Shape, array_namespace
 from mpitrain.nn.layer import Layer, he_normal, matmul, total
+from mpitrain.nn.sizes import expect_sizes
 from mpitrain.nn.windows import window_counts, windows
 
 #: The patches of the padded input as a matrix, and the padded input's shape.
@@ -25,6 +26,20 @@ class Conv2d(Layer):
     def __init__(
         self, channels: int, outputs: int, size: int, *, stride: int = 1, padding: int = 0
     ) -> None:
+        """Describe the layer.
+
+        Args:
+            channels, outputs: sizes of the last axes of x_NHWC and y_NHWO.
+            size: rows and columns of a filter, whose weights have the shape
+                (size, size, channels, outputs).
+            stride: points between two places of a filter.
+            padding: rows and columns of zeros on each side.
+
+        Raises:
+            ValueError: a size or a stride is below 1, or the padding below 0.
+        """
+        expect_sizes("Conv2d", channels=channels, outputs=outputs, size=size, stride=stride)
+        expect_sizes("Conv2d", padding=padding, least=0)
         self.channels = channels
         self.outputs = outputs
         self.size = size

@@ -8,6 +8,7 @@ from numpy.typing import DTypeLike
 
 from mpitrain.arrays import Array, Parameters, Shape
 from mpitrain.nn.layer import Elementwise, Layer, he_normal, matmul, normal, total
+from mpitrain.nn.sizes import expect_sizes
 
 
 class Linear(Layer):
@@ -32,8 +33,10 @@ class Linear(Layer):
                 2019): ``outputs`` gives each rank columns of y, ``inputs`` a part of the sum.
 
         Raises:
-            ValueError: a bias with split inputs would be added once a rank; use :class:`Bias`.
+            ValueError: a size is below 1, or a bias with split inputs would be added once a rank;
+                use :class:`Bias`.
         """
+        expect_sizes("Linear", inputs=inputs, outputs=outputs)
         if bias and split == "inputs":
             raise ValueError("with split inputs the bias comes after the sum over ranks: nn.Bias")
         self.inputs = inputs
@@ -89,6 +92,8 @@ class Bias(Elementwise):
     """``y_..I = x_..I + bias_I``, by itself: what is added after a sum over ranks."""
 
     def __init__(self, features: int) -> None:
+        """``features``: size of the last axis; ``ValueError`` below 1."""
+        expect_sizes("Bias", features=features)
         self.features = features
 
     def parameters(

@@ -8,6 +8,7 @@ from numpy.typing import DTypeLike
 from mpitrain.arrays import Array, Parameters, Shape
 from mpitrain.kernels import kernels_of
 from mpitrain.nn.layer import Elementwise
+from mpitrain.nn.sizes import expect_sizes
 
 #: The normalised input, and the reciprocal of its standard deviation.
 _Saved = tuple[Array, Array]
@@ -19,6 +20,8 @@ class LayerNorm(Elementwise):
     """``weight * (x - mean) / sqrt(variance + epsilon) + bias`` over the last axis (Ba 2016)."""
 
     def __init__(self, features: int, *, epsilon: float = 1e-5) -> None:
+        """``features``: size of the last axis, before and after; ``ValueError`` below 1."""
+        expect_sizes(type(self).__name__, features=features)
         self.features = features
         self.epsilon = epsilon
 
@@ -54,17 +57,26 @@ class LayerNorm(Elementwise):
 
 
 class GroupNorm(LayerNorm):
-    """The same over the points of an image and a group of its channels (Wu & He 2018).
+    """The same over the points of an image and a group of its channels (Wu & He 2018): x_NHWC.
 
     Where batch normalisation would need the statistics of other ranks' samples, this needs none.
     """
 
     def __init__(self, groups: int, features: int, *, epsilon: float = 1e-5) -> None:
-        """``ValueError`` unless ``groups`` divides ``features``."""
+        """``features``: size of the last axis; ``ValueError`` unless ``groups`` divides it."""
+        expect_sizes("GroupNorm", groups=groups, features=features)
         if features % groups:
             raise ValueError(f"{features} channels cannot be normed in {groups} equal groups")
         super().__init__(features, epsilon=epsilon)
         self.groups = groups
+
+    def output_shape(self, shape: Shape) -> Shape:
+        if len(shape) != 3 or shape[2] != self.features:
+            raise ValueError(
+                f"a group norm of {self.features} channels needs images of shape "
+                f"(rows, columns, {self.features}), not {shape}"
+            )
+        return shape
 
     def forward(self, parameters: Parameters, x: Array) -> tuple[Array, _Saved]:
         grouped, scale = kernels_of(x).normalise(self._by_group(x), self.epsilon)

@@ -4,6 +4,7 @@ from functools import reduce
 
 from mpitrain.arrays import Array, Parameters, Shape, array_namespace
 from mpitrain.nn.layer import Layer
+from mpitrain.nn.sizes import expect_sizes
 from mpitrain.nn.windows import window_counts, windows
 
 
@@ -14,8 +15,19 @@ class _Pool2d(Layer):
     """
 
     def __init__(self, size: int, *, stride: int | None = None) -> None:
+        """From x_NHWC to y_NHWC, of fewer rows and columns.
+
+        Args:
+            size: rows and columns of a window.
+            stride: points between two windows; ``size`` when left out.
+
+        Raises:
+            ValueError: one of them is below 1.
+        """
+        stride = size if stride is None else stride
+        expect_sizes(type(self).__name__, size=size, stride=stride)
         self.size = size
-        self.stride = stride or size
+        self.stride = stride
 
     def output_shape(self, shape: Shape) -> Shape:
         return *window_counts(shape, self.size, self.stride), shape[2]

@@ -200,6 +200,9 @@ def test_layer_norm_normalises():
     [
         (nn.Linear(5, 3), (4,)),
         (nn.LayerNorm(5), (4,)),
+        (nn.GroupNorm(2, 16), (16,)),
+        (nn.GroupNorm(2, 16), (4, 16)),
+        (nn.GroupNorm(2, 16), (4, 4, 8)),
         (nn.Conv2d(3, 4, 3), (8, 8, 1)),
         (nn.Conv2d(1, 4, 3), (8, 2, 1)),
         (nn.MaxPool2d(2), (1, 8, 1)),
@@ -212,6 +215,47 @@ def test_layer_norm_normalises():
 def test_shapes_that_do_not_fit_are_refused(layer, shape):
     with pytest.raises(ValueError, match=r"needed|needs|fit|cannot"):
         layer.output_shape(shape)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: nn.Linear(0, 3), "Linear: inputs is a whole number of at least 1, not 0"),
+        (lambda: nn.Linear(3, -1), "Linear: outputs is a whole number of at least 1, not -1"),
+        (lambda: nn.Linear(3, 2.5), r"outputs is a whole number of at least 1, not 2\.5"),
+        (lambda: nn.Bias(0), "Bias: features is a whole number of at least 1, not 0"),
+        (lambda: nn.Conv2d(0, 2, 3), "Conv2d: channels is a whole number of at least 1, not 0"),
+        (lambda: nn.Conv2d(1, 2, 0), "Conv2d: size is a whole number of at least 1, not 0"),
+        (
+            lambda: nn.Conv2d(1, 2, 3, stride=0),
+            "Conv2d: stride is a whole number of at least 1, not 0",
+        ),
+        (
+            lambda: nn.Conv2d(1, 2, 3, padding=-1),
+            "Conv2d: padding is a whole number of at least 0, not -1",
+        ),
+        (lambda: nn.MaxPool2d(0), "MaxPool2d: size is a whole number of at least 1, not 0"),
+        (
+            lambda: nn.AveragePool2d(2, stride=0),
+            "AveragePool2d: stride is a whole number of at least 1, not 0",
+        ),
+        (lambda: nn.LayerNorm(0), "LayerNorm: features is a whole number of at least 1, not 0"),
+        (lambda: nn.GroupNorm(0, 4), "GroupNorm: groups is a whole number of at least 1, not 0"),
+        (lambda: nn.GroupNorm(2, 0), "GroupNorm: features is a whole number of at least 1, not 0"),
+        (lambda: nn.BatchNorm(0), "BatchNorm: channels is a whole number of at least 1, not 0"),
+        (
+            lambda: nn.CausalAttention(0),
+            "CausalAttention: head_width is a whole number of at least 1, not 0",
+        ),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused_where_the_layer_is_made(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_sizes_may_be_whole_numbers_of_any_kind():
+    assert nn.Linear(np.int64(3), np.uint8(2)).output_shape((3,)) == (2,)
 
 
 def test_initial_values_follow_he_and_the_generator():
