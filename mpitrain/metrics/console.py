@@ -79,7 +79,10 @@ def console(steps: int, log_every: int) -> Iterator[Write]:
 
 def _is_watched(terminal: Console) -> bool:
     # Open MPI gives rank 0 a pseudo-terminal even if mpirun writes to a file; that one has no size.
-    return terminal.is_terminal and os.get_terminal_size(terminal.file.fileno()).columns > 0
+    try:
+        return terminal.is_terminal and os.get_terminal_size(terminal.file.fileno()).columns > 0
+    except (OSError, ValueError):  # FORCE_COLOR says that a file or a pipe is a terminal
+        return False
 
 
 _HEADER = (

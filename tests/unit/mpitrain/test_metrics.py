@@ -115,6 +115,14 @@ def test_console_shows_every_so_many_steps(job, capsys):
     assert "\x1b" not in "".join(lines)
 
 
+def test_console_in_a_file_that_is_said_to_be_a_terminal(job, monkeypatch, tmp_path):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with open(tmp_path / "out", "w") as file:
+        monkeypatch.setattr("sys.stdout", file)
+        write_all(job)
+    assert "step 5 skipped" in (tmp_path / "out").read_text()
+
+
 def test_a_new_run_folder_is_the_users_own(tmp_path):
     with recorder(Config(run=Run(dir=str(tmp_path / "a" / "new"))), steps=1):
         pass
