@@ -98,8 +98,9 @@ class F1:
     def add(self, scores: Array, labels: Array) -> Array:
         xp = array_namespace(scores)
         rows = widened(scores).reshape(labels.size, -1 if labels.size else scores.shape[-1])
-        best = largest(rows)
-        index = rows.argmax(axis=1) + self.group.share(self.classes).start
+        best, own = largest(rows), self.group.share(self.classes)
+        # A rank without columns knows of none.
+        index = rows.argmax(axis=1) + own.start if rows.shape[1] else self.classes - 1
         index = xp.where(best == self.group.sum(best, MPI.MAX), index, self.classes - 1)
         return self.counts(self.group.sum(index, MPI.MIN), labels.reshape(-1))
 

@@ -7,6 +7,8 @@ from msgspec.structs import replace
 
 from collectives import Communicator
 from mpitrain.config import ConfigError, Evaluate, Loss
+from mpitrain.group import TensorGroup
+from mpitrain.objective.metrics import F1
 from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.training.evaluation import evaluate
 from mpitrain.training.trainer import Trainer
@@ -111,6 +113,15 @@ def test_the_test_is_the_same_on_every_layout(comm, layout):
     inexact, exact = found.metrics.pop("perplexity"), expected.metrics.pop("perplexity")
     assert inexact == pytest.approx(exact, rel=1e-12)
     assert found.metrics == expected.metrics and 0 < found.metrics["accuracy"] < 1
+
+
+def test_f1_where_a_rank_has_no_columns(comm):
+    classes = max(1, RANKS - 1)
+    rng = np.random.default_rng(0)
+    scores, labels = rng.normal(size=(20, classes)), rng.integers(classes, size=20)
+    group = TensorGroup(comm)
+    found = F1(group, classes).add(scores[:, group.share(classes)], labels)
+    np.testing.assert_array_equal(found, F1(TensorGroup(), classes).add(scores, labels))
 
 
 @pytest.mark.parametrize("layout", FEW)
