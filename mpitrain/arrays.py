@@ -20,6 +20,11 @@ Gradients = Mapping[str, Array | None]
 Shape = tuple[int, ...]
 
 
+def is_floating(kind: Any) -> bool:
+    """Whether a ``dtype`` is of floating point; to NumPy, bfloat16 is a type of another kind."""
+    return kind.kind == "f" or kind.name == "bfloat16"
+
+
 def array_namespace(x: Array) -> ModuleType:
     """The module, ``numpy`` or ``cupy``, whose functions work on ``x``."""
     kind = type(x)

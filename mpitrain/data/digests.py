@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mpitrain.arrays import Array
+from mpitrain.arrays import Array, is_floating
 from mpitrain.data.dataset import Dataset
 from mpitrain.data.own import Own
 from mpitrain.data.stream import Streamed
@@ -60,4 +60,4 @@ def _plain(values: Array) -> bytes:
     """Of a type that the job has no part in."""
     if values.dtype.names:
         return b"".join(_plain(np.ascontiguousarray(part)) for part in fields(values).values())
-    return values.astype("<f4" if values.dtype.kind == "f" else "<i8", copy=False).tobytes()
+    return values.astype("<f4" if is_floating(values.dtype) else "<i8", copy=False).tobytes()

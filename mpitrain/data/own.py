@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import DTypeLike
 
-from mpitrain.arrays import Array, Shape
+from mpitrain.arrays import Array, Shape, is_floating
 from mpitrain.data.dataset import Samples
 from mpitrain.data.errors import DataError
 from mpitrain.fields import joined, named
@@ -123,12 +123,13 @@ class Own:
             ) from error
         if not found.size:
             raise DataError(f"sample {index} of {type(self.data).__name__} holds an empty array")
-        if found.dtype.kind not in "fiub" and found.dtype.name != "bfloat16":
+        floating = is_floating(found.dtype)
+        if not floating and found.dtype.kind not in "iub":
             raise DataError(
                 f"sample {index} of {type(self.data).__name__} holds {found.dtype}; inputs and "
                 "labels are numbers"
             )
-        return found.astype(self.dtype) if found.dtype.kind == "f" else found
+        return found.astype(self.dtype) if floating else found
 
     def _stacked(self, indices: Sequence[int], what: str, values: Sequence[Named]) -> Array:
         first = values[0]

@@ -10,7 +10,9 @@ import pytest
 from mpitrain import data
 from mpitrain.config import Data
 from mpitrain.data.arrays import load_arrays
+from mpitrain.data.dataset import Dataset, Samples
 from mpitrain.data.idx import load_idx, parse_idx, read_idx
+from mpitrain.data.own import Own
 from mpitrain.data.text import Tokens, load_text
 from mpitrain.data.tokens import load_tokens
 from mpitrain.pipeline.profiles import ProfileError, parse_profile, read_profile, write_profile
@@ -241,6 +243,24 @@ def test_a_digest_is_of_samples_classes_and_numbers(tmp_path, monkeypatch, most)
     inputs[1] = 5.0
     second = load_arrays(arrays(tmp_path / "second", inputs, labels), 0.2, np.float32)
     assert (data.digest(second) in known) == (most < count)
+
+
+def test_bfloat16_becomes_the_type_of_the_job():
+    ml_dtypes = pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
+    values = np.array([[0.1], [0.35]], ml_dtypes.bfloat16)
+    samples = Own([(value, value) for value in values], np.float32)
+    assert samples[:2].inputs.dtype == samples[:2].labels.dtype == np.float32
+    known = {
+        data.digest(Dataset(Samples(x, x), None, 0)) for x in (values, values[::-1], 0 * values)
+    }
+    assert len(known) == 3
+
+
+@pytest.mark.parametrize("fraction", [0.001, 0.999])
+def test_digits_of_which_a_part_has_too_few(fraction):
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+    with pytest.raises(data.DataError, match=rf"data\.test_fraction = {fraction} of 1797 digits"):
+        data.load(Data(test_fraction=fraction), np.float32)
 
 
 def test_a_digest_reads_little_of_much(tmp_path, monkeypatch):
