@@ -160,8 +160,8 @@ def _test(trainer: Trainer, writer: Writer, write: Write) -> Epoch:
     if not isfinite(result.test_loss):
         raise NonFinite(
             f"the test loss is not finite after step {trainer.steps_done}: the last update "
-            "spoiled the parameters; train --resume goes on from the newest checkpoint, "
-            "with a smaller optim.lr"
+            "spoiled the parameters, or samples to test on hold numbers that are not finite; train "
+            "--resume goes on from the newest checkpoint, with a smaller optim.lr or other samples"
         )
     trainer.watch.tell(result, trainer.steps_done)
     if trainer.watch.is_best():

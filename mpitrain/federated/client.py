@@ -1,5 +1,6 @@
 """A client's own training: steps on its own samples, from the server's weights."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, cast
@@ -132,7 +133,12 @@ class LocalTrainer(Trainer):
 
     @np.errstate(over="ignore", invalid="ignore")
     def _update(
-        self, epoch: int, samples: int, loss: Scalar, comm_seconds: float
+        self,
+        epoch: int,
+        samples: int,
+        loss: Scalar,
+        comm_seconds: float,
+        unfit: Callable[[], str],
     ) -> Step | Skipped | None:
         """With the gradient of FedProx: mu times what the weights have moved by, which is that of
         ``mu / 2`` times the *square* of the distance."""
@@ -141,7 +147,7 @@ class LocalTrainer(Trainer):
             for piece in self.store.pieces:
                 start = self._start[piece.start : piece.stop]
                 piece.gradients[...] += mu * (piece.parameters - start)
-        return super()._update(epoch, samples, loss, comm_seconds)
+        return super()._update(epoch, samples, loss, comm_seconds, unfit)
 
     def close(self) -> None:
         """Free what was bound to this rank's own communicator, and that one."""

@@ -13,7 +13,7 @@ from mpitrain.parallel.grid import ProcessGrid
 from mpitrain.parallel.replicated import Replicated
 from mpitrain.pipeline.runtime import Runner
 from mpitrain.pipeline.weights import Policy, VersionedWeights
-from mpitrain.step.agreement import NonFinite
+from mpitrain.step.agreement import NonFinite, named, nonfinite
 from mpitrain.step.update import Updater
 
 
@@ -89,12 +89,16 @@ class Window:
         self._store.reset()
         return Updated(own, squares, comm_seconds, len(self._unused[-1]))
 
-    def agree(self, own: Sequence[Updated], steps_done: int) -> list[Updated]:
+    def agree(
+        self, own: Sequence[Updated], steps_done: int, unfit: Callable[[int], str]
+    ) -> list[Updated]:
         """Sums over the ranks of what each knows of the updates; collective.
 
         Args:
             own: what :meth:`update` has returned.
             steps_done: before the first of them.
+            unfit: what is not finite of this rank's samples of one of them, counted from 0, if
+                anything is.
 
         Raises:
             NonFinite: on all ranks, if one of the losses or norms is not.
@@ -109,10 +113,9 @@ class Window:
             self._expect_used()
         for index, total in enumerate(found):
             if not (isfinite(total.loss) and isfinite(total.squares)):
-                raise NonFinite(
-                    f"the loss or a gradient is not finite at step {steps_done + 1 + index}; a "
-                    "smaller optim.lr or a longer optim.warmup_epochs may help"
-                )
+                data = named(self._grid.comm, unfit(index))
+                number = steps_done + 1 + index
+                raise NonFinite(nonfinite(number, "", data, also=""))
         return found
 
     def _expect_used(self) -> None:

@@ -171,6 +171,7 @@ class ServedTrainer(Trainer):
             store.spread.flat if isinstance(store, Pulled) else np.empty(0),
             self.config.server,
             self._compute,
+            lambda batch, held: self._micro_batches(batch, held).unfit(),
             self._weights_changed,
             self._rate,
         )
@@ -318,14 +319,7 @@ class ServedTrainer(Trainer):
         """
         self._begins(clock)
         self.store.reset()
-        source = MicroBatches(
-            held,
-            [batch],
-            self._worker_parts,
-            self.model.loss,
-            labels_per_sample=self.data.labels_per_sample,
-            dtype=self.compute_type,
-        )
+        source = self._micro_batches(batch, held)
 
         def update(number: int, loss: float) -> float:
             with self.span("reduce", "communicate"):
@@ -341,6 +335,16 @@ class ServedTrainer(Trainer):
         )
         names = (tensor.name for tensor in self.arena.tensors)
         return loss, next((name for name in names if name not in self.store.used), "")
+
+    def _micro_batches(self, batch: Array, held: Held) -> MicroBatches:
+        return MicroBatches(
+            held,
+            [batch],
+            self._worker_parts,
+            self.model.loss,
+            labels_per_sample=self.data.labels_per_sample,
+            dtype=self.compute_type,
+        )
 
     def _begins(self, step: int) -> None:
         self.steps_done = step

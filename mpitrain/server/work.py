@@ -15,7 +15,7 @@ from mpitrain.config import ConfigError, Server
 from mpitrain.data import DataError
 from mpitrain.parallel.whole import WholeGradients
 from mpitrain.server.wire import Kind
-from mpitrain.step.agreement import NonFinite
+from mpitrain.step.agreement import NonFinite, nonfinite
 from mpitrain.step.update import square_sum
 from mpitrain.training.feed import Held
 
@@ -72,6 +72,7 @@ class Worker:
         parameters: Array,
         server: Server,
         compute: Callable[[int, Array, Held], tuple[float, str]],
+        unfit: Callable[[Array, Held], str],
         changed: Callable[[], None],
         rate: Callable[[int], float],
     ) -> None:
@@ -86,6 +87,7 @@ class Worker:
             compute: takes the own part of the batch of a clock forward and backward, and returns
                 its part of the mean loss, and the name of a parameter that had no part in it, if
                 there is one; the store then has the group's gradient.
+            unfit: what of the own part of a batch is not finite, if anything is.
             changed: the parameters have.
             rate: the learning rate of a step, counted from 0.
         """
@@ -95,6 +97,7 @@ class Worker:
         self._parameters = parameters
         self._server = server
         self._compute = compute
+        self._unfit = unfit
         self._changed = changed
         self._rate = rate
         #: Gradients that are not pushed yet, where a push is of several.
@@ -146,10 +149,10 @@ class Worker:
         work.losses[clock] = loss
         work.norms[clock] = sqrt(square_sum(self._store.gradients))
         if not (isfinite(loss) and isfinite(work.norms[clock])):
-            raise NonFinite(
-                f"the loss or a gradient of a worker is not finite at step {clock + 1}; a smaller "
-                "optim.lr, a longer optim.warmup_epochs or a smaller server.bound may help"
-            )
+            data = self._unfit(batch, held)
+            if self._group.size > 1:
+                data = next(filter(None, self._group.allgather(data)), "")
+            raise NonFinite(nonfinite(clock + 1, "", data, also="a smaller server.bound"))
         if self._server.fetch > 1:  # Downpour's own steps, until the next pull
             self._parameters -= self._rate(clock) * self._store.gradients
             self._changed()

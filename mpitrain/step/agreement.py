@@ -4,11 +4,36 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 
+from mpi4py import MPI
+
 from mpitrain.arrays import Scalar
 
 
 class NonFinite(ArithmeticError):
     """A loss or gradient is infinite or not a number; the message says whose."""
+
+
+def nonfinite(step: int, culprits: str, data: str, also: str = "optim.clip_norm") -> str:
+    """What to say of a step that was not finite.
+
+    Args:
+        step: counted from 1.
+        culprits: whose loss or gradients were not; may be empty.
+        data: whose samples hold what is not, as all ranks know it; empty: nobody's.
+        also: what may help besides the learning rate, if anything.
+    """
+    said = data or culprits
+    where = f"the loss or a gradient is not finite at step {step}{said and f' ({said})'}"
+    if data:
+        return f"{where}; put these data right or leave them out, for no optim.lr can help"
+    *most, last = filter(None, ("a smaller optim.lr", "a longer optim.warmup_epochs", also))
+    return f"{where}; {', '.join(most)} or {last} may help"
+
+
+def named(comm: MPI.Intracomm, own: str) -> str:
+    """What the first four ranks that have something to say do, with their numbers; collective."""
+    every = enumerate(comm.allgather(own))
+    return "; ".join([f"rank {rank}: {text}" for rank, text in every if text][:4])
 
 
 @dataclass(frozen=True)

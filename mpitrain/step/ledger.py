@@ -6,7 +6,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator
-from mpitrain.step.agreement import Agreed, NonFinite, Told
+from mpitrain.step.agreement import Agreed, NonFinite, Told, named, nonfinite
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,7 @@ class Noted:
         told: what the rank will tell.
         squares: its part of the sum of the workers' squared gradient norms.
         failed: what of its worker was not finite, so that its weights stayed as they were.
+        unfit: which of its samples were not, if the step has failed.
     """
 
     step: int
@@ -30,6 +31,7 @@ class Noted:
     told: Told
     squares: float
     failed: str = ""
+    unfit: str = ""
 
 
 class Ledger:
@@ -74,14 +76,5 @@ class Ledger:
         return found
 
     def _why(self, one: Noted) -> NonFinite:
-        texts = self._comm.allgather(one.failed)
-        named = [f"rank {rank}: {text}" for rank, text in enumerate(texts) if text]
-        return NonFinite(nonfinite(one.step, "; ".join(named[:4])))
-
-
-def nonfinite(step: int, culprits: str) -> str:
-    """What to say of a step that was not finite."""
-    return (
-        f"the loss or a gradient is not finite at step {step} ({culprits}); a smaller optim.lr, a "
-        "longer optim.warmup_epochs or optim.clip_norm may help"
-    )
+        culprits, data = (named(self._comm, own) for own in (one.failed, one.unfit))
+        return NonFinite(nonfinite(one.step, culprits, data))

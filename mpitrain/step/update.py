@@ -18,7 +18,7 @@ from mpitrain.optim.optimizers import Optimizer, step_by
 from mpitrain.parallel.arena import Tensor
 from mpitrain.parallel.grid import ProcessGrid
 from mpitrain.parallel.store import Allocate, Piece, Store
-from mpitrain.step.agreement import Agreed, Told
+from mpitrain.step.agreement import Agreed, Told, named
 
 #: The slot of the moving average of parameters, beside those of the optimiser.
 AVERAGE = "average"
@@ -190,10 +190,8 @@ class Updater:
         # Where a loss is not finite, every gradient follows from it.
         if any("the loss" in names for names in found):
             found = [["the loss"] if "the loss" in names else [] for names in found]
-        named = [
-            f"rank {rank}: {', '.join(names[:3])}" for rank, names in enumerate(found) if names
-        ]
-        return "; ".join(named[:4]) or "their sum is too large"
+        mine = ", ".join(found[self._grid.comm.rank][:3])
+        return named(self._grid.comm, mine) or "their sum is too large"
 
     def own_culprits(self, loss: Scalar) -> list[str]:
         """What of this rank's is not finite."""

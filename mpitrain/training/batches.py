@@ -4,9 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from mpitrain.arrays import Array, Scalar
+import numpy as np
+
+from mpitrain.arrays import Array, Scalar, is_floating
 from mpitrain.data.dataset import Samples
 from mpitrain.device import HOST, Device
+from mpitrain.fields import fields
 from mpitrain.group import share
 from mpitrain.objective import Loss
 
@@ -100,8 +103,35 @@ class MicroBatches:
         """Numbers of its samples."""
         return part(self._batches, self._parts, micro_batch)
 
+    def unfit(self, batch: int = 0) -> str:
+        """What of a batch's samples that this rank has read is not finite; empty: nothing is."""
+        for micro_batch, samples in self._held.items():
+            if micro_batch // self._parts != batch:
+                continue
+            for what, values in (
+                ("inputs", self._host_inputs(micro_batch)),
+                ("labels", samples.labels),
+            ):
+                if (found := _first_unfit(values)) is not None:
+                    row, value = found
+                    number = self.indices(micro_batch)[row]
+                    return f"the {what} of sample {number} to train on hold {value}"
+        return ""
+
     def _host_inputs(self, micro_batch: int) -> Array:
         inputs = self._held[micro_batch].inputs
         if self._dtype is not None and inputs.dtype.kind == "f":
             inputs = inputs.astype(self._dtype, copy=False)
         return inputs
+
+
+def _first_unfit(values: Array) -> tuple[int, str] | None:
+    """The first sample with a number that is not finite, and what it is."""
+    for part in fields(values).values():
+        if is_floating(part.dtype) and part.size:
+            rows = part.reshape(len(part), -1)
+            bad = ~np.isfinite(rows)
+            if bad.any():
+                row = int(bad.any(axis=1).argmax())
+                return row, f"{rows[row][bad[row]][0]} ({part.dtype})"
+    return None

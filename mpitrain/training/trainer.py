@@ -1,6 +1,6 @@
 """A step of a job on any layout of ranks; :mod:`mpitrain.run` has the loop."""
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from itertools import islice
@@ -22,8 +22,8 @@ from mpitrain.parallel.replicas import check_replicas
 from mpitrain.parallel.replicated import Replicated
 from mpitrain.pipeline.runtime import Latest, reads
 from mpitrain.pipeline.window import Window
-from mpitrain.step.agreement import Agreed, NonFinite, Told
-from mpitrain.step.ledger import Noted, nonfinite
+from mpitrain.step.agreement import Agreed, NonFinite, Told, named, nonfinite
+from mpitrain.step.ledger import Noted
 from mpitrain.step.update import AVERAGE
 from mpitrain.sync import Progressing
 from mpitrain.training.batches import MicroBatches
@@ -148,11 +148,11 @@ class Trainer(Placed):
         def update(number: int, loss: Scalar) -> Step | Skipped | None:
             with self.span("reduce", "communicate"), self.comm.waiting("the sum of gradients"):
                 comm_seconds = self.store.wait()
-            return self._update(epoch, len(batch), loss, comm_seconds)
+            return self._update(epoch, len(batch), loss, comm_seconds, source.unfit)
 
         self._state_before = {name: values.copy() for name, values in self.state.items()}
         if not self.strategy.computes(self.steps_done):
-            return self._update(epoch, len(batch), 0.0, 0.0)
+            return self._update(epoch, len(batch), 0.0, 0.0, lambda: "")
         self.store.reset()
         rate = self._common_rate(self.steps_done)
         self.summation.begin(self.steps_done, self.scale.value, rate)
@@ -214,7 +214,7 @@ class Trainer(Placed):
                 shared_bytes=shared / self.comm.size / len(batches),
             )
             for index, (batch, agreed) in enumerate(
-                zip(batches, window.agree(own, done), strict=True)
+                zip(batches, window.agree(own, done, source.unfit), strict=True)
             )
         ]
 
@@ -249,7 +249,12 @@ class Trainer(Placed):
         return found
 
     def _update(
-        self, epoch: int, samples: int, loss: Scalar, comm_seconds: float
+        self,
+        epoch: int,
+        samples: int,
+        loss: Scalar,
+        comm_seconds: float,
+        unfit: Callable[[], str],
     ) -> Step | Skipped | None:
         now = perf_counter()
         # The loss is known to the tensor ranks of the last stage, each of which has all of it.
@@ -280,13 +285,14 @@ class Trainer(Placed):
             self.stopping = agreed.stopping
         grad_norm = agreed.grad_norm / self.scale.value
         number = self.steps_done + 1
-        failed = ""
+        failed = unfit_samples = ""
         lr = self._rate(self.steps_done)
         if not agreed.finite:
             if self._ledger is None:
-                return self._skip(number, loss)
+                return self._skip(number, loss, unfit())
             # Of our worker alone, which stays as it is until all ranks hear of it.
             failed = ", ".join(self.updater.own_culprits(loss)[:3]) or "the norm of its gradient"
+            unfit_samples = unfit()
         else:
             self._descend(agreed)
         with self.span("publish", "communicate"):
@@ -306,6 +312,7 @@ class Trainer(Placed):
             told,
             agreed.own_norm**2 * self.grid.layout.replicas[0] / self.comm.size,
             failed,
+            unfit_samples,
         )
         if self._ledger is not None:
             self._ledger.noted.append(noted)
@@ -382,19 +389,20 @@ class Trainer(Placed):
         self.strategy.drain()
         self.refresh()
 
-    def _skip(self, number: int, loss: Scalar) -> Skipped:
+    def _skip(self, number: int, loss: Scalar, unfit: str) -> Skipped:
         self.summation.rollback()
         for name, values in self._state_before.items():
             self.state[name][...] = values
-        culprits = self.updater.culprits(loss)
-        scaled = self.scale.enabled and self.scale.value > 1.0
+        culprits, data = self.updater.culprits(loss), named(self.comm, unfit)
+        # A smaller scale mends no samples.
+        scaled = self.scale.enabled and self.scale.value > 1.0 and not data
         if self.config.run.on_nonfinite == "stop" and not scaled:
-            raise NonFinite(nonfinite(number, culprits))
+            raise NonFinite(nonfinite(number, culprits, data))
         self.scale.overflowed()
         self._after_step()
         self.steps_done = number
         synced = self._synced(self.strategy.exchanges, self.strategy.since)
-        return Skipped(number, culprits, self.scale.value, synced)
+        return Skipped(number, data or culprits, self.scale.value, synced)
 
     def check_replicas(self, when: str) -> None:
         """Compare what several ranks hold, bit by bit: parameters and optimiser state.

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from collectives import Communicator
 from mpitrain.config import ConfigError, Train
 from mpitrain.ranks.threads import limit_blas_threads
+from mpitrain.step.agreement import NonFinite
 from mpitrain.training.batches import MicroBatches, part
 from mpitrain.training.trainer import Trainer
 from tests.mpi.mpitrain.layouts import job, whole
@@ -264,3 +265,12 @@ def test_two_buffers_need_enough_micro_batches(comm):
         pytest.skip("needs 3 to 5 stages")
     with pytest.raises(ConfigError, match=r"two_buffers on \d stages needs at least"):
         Trainer(comm, asynchronous("two_buffers", micro_batches=1, pipe=RANKS))
+
+
+def test_a_sample_that_is_not_finite_is_named_on_all_ranks(comm):
+    with Trainer(comm, asynchronous("stash", pipe=RANKS)) as trainer:
+        sample = next(batch for number, batch in enumerate(trainer.sampler.batches(0)) if number)[3]
+        trainer.data.train.inputs[sample] = np.nan
+        told = rf"at step 2 \(rank 0: the inputs of sample {sample} to train on hold nan"
+        with pytest.raises(NonFinite, match=told):
+            list(trainer.run_epoch(0))

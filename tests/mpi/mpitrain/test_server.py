@@ -453,7 +453,16 @@ def test_an_error_of_one_worker_is_one_of_all_ranks(comm, folder, servers, bound
 def test_what_is_not_finite_ends_the_run_and_is_not_applied(comm, folder):
     config = job(folder, Optim(lr=1e30), ranks=1, bound=1)
     trainer = ServedTrainer(comm, config)
-    with pytest.raises(NonFinite, match="of a worker is not finite at step"):
+    with pytest.raises(NonFinite, match=r"is not finite at step \d+; .*server\.bound may help"):
+        list(trainer.run_epoch(0))
+    trainer.close()
+
+
+@quick
+def test_a_workers_sample_that_is_not_finite_is_named_on_all_ranks(comm, folder):
+    trainer = ServedTrainer(comm, job(folder, ranks=1, bound=1))
+    trainer.data.train.inputs[5] = np.nan
+    with pytest.raises(NonFinite, match="the inputs of sample 5 to train on hold nan"):
         list(trainer.run_epoch(0))
     trainer.close()
 

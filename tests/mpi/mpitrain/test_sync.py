@@ -474,6 +474,17 @@ def test_what_one_worker_cannot_compute_all_hear_of_where_they_agree(comm):
         assert np.isfinite(trainer.strategy.consensus()).all()
 
 
+@pytest.mark.mpi(min_size=2)
+def test_a_sample_of_one_worker_that_is_not_finite_is_named_where_they_agree(comm):
+    config = replace(config_of("mlp", "local"), sync=Sync(kind="local", period=4, agree=5))
+    with Trainer(comm, config) as trainer:
+        if comm.rank == RANKS - 1:
+            trainer.data.train.inputs[...] = np.inf
+        told = rf"step 1 \(rank {RANKS - 1}: the inputs of sample \d+ to train on hold inf"
+        with pytest.raises(NonFinite, match=told):
+            list(trainer.run_epoch(0))
+
+
 def test_what_cannot_be_is_refused_on_all_ranks(comm):
     with pytest.raises(ConfigError, match="a model of 3 layers cannot be cut into 4 fragments"):
         Trainer(comm, replace(mlp(), sync=Sync(kind="local", fragments=4)))

@@ -1,6 +1,7 @@
 """The trainer on all ranks: replicas, errors that all of them share, threads."""
 
 import os
+import re
 from itertools import islice
 
 import numpy as np
@@ -78,13 +79,28 @@ def spoil(trainer):
         trainer.data.train.inputs[...] = np.nan
 
 
+def unfit(before=""):
+    """What is said of it."""
+    which = r"the inputs of sample \d+ to train on hold nan \(float32\)"
+    return rf"{before}.*rank {RANKS - 1}: {which}"
+
+
 def test_all_ranks_agree_that_the_loss_is_not_finite(comm):
     with Trainer(comm, mlp()) as trainer:
         before = trainer.store.parameters.copy()
         spoil(trainer)
-        with pytest.raises(NonFinite, match=rf"at step 1 \(.*rank {RANKS - 1}: the loss"):
+        with pytest.raises(NonFinite, match=unfit(r"the loss or .* at step 1 \(")) as raised:
             list(trainer.run_epoch(0))
+        assert "put these data right" in str(raised.value) and "smaller" not in str(raised.value)
         np.testing.assert_array_equal(trainer.store.parameters, before)
+
+
+def test_a_loss_scale_is_not_lowered_for_samples_that_are_not_finite(comm):
+    config = mlp()
+    with Trainer(comm, replace(config, run=replace(config.run, compute="float16"))) as trainer:
+        trainer.data.train.inputs[...] = 1e6  # more than float16 holds
+        with pytest.raises(NonFinite, match=r"step 1 \(rank 0: the inputs .* hold inf \(float16"):
+            list(trainer.run_epoch(0))
 
 
 def test_all_ranks_skip_together_where_the_job_says_so(comm):
@@ -95,6 +111,7 @@ def test_all_ranks_skip_together_where_the_job_says_so(comm):
         spoil(trainer)
         records = list(islice(trainer.run_epoch(0), 3))
         assert [type(record) for record in records] == [Skipped] * 3
+        assert all(re.match(unfit(), record.culprits) for record in records)
         assert (trainer.steps_done, trainer.updater.steps) == (3, 0)
         np.testing.assert_array_equal(trainer.store.parameters, before)
 
