@@ -5,7 +5,7 @@ import sys
 
 from collectives.about import program
 from collectives.commands import bench, explore, models, rounding, schedules, tune, turns
-from collectives.commands.program import add_verbose, add_version, while_read
+from collectives.commands.program import add_commands, add_verbose, add_version, while_read
 from collectives.errors import CollectiveError
 
 
@@ -19,7 +19,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     add_version(parser)
     add_verbose(parser)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = add_commands(parser)
     schedules.add(commands)
     explore.add(commands)
     bench.add(commands)

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
+#: What :func:`ranks` reads, for the help of the options that take it.
+RANKS = "4,6; 8-64 for each number from 8 to 64; 8..64 for 8, 16, 32 and 64"
 #: Numbers of ranks in one range; more are a slip.
 _MOST_NUMBERS = 1 << 20
 
@@ -62,34 +64,24 @@ def split(text: str) -> list[str]:
     return [name for name in re.split(r",(?![\w]+=)", text) if name]
 
 
-def powers(text: str) -> list[int]:
-    """``"8..64"`` -> ``[8, 16, 32, 64]``; ``"4,6"`` -> ``[4, 6]``."""
-    first, dots, last = text.partition("..")
-    if not dots:
-        return ranks(text)
-    if not (first.isdecimal() and last.isdecimal()) or int(first) < 1:
-        raise argparse.ArgumentTypeError(f"cannot read {text!r}; write e.g. 8..65536 or 4,6,8")
-    if int(first) > int(last):
-        raise argparse.ArgumentTypeError(f"{text} is empty; write {last}..{first}")
-    sizes = [int(first)]
-    while 2 * sizes[-1] <= int(last):
-        sizes.append(2 * sizes[-1])
-    return sizes
-
-
 def ranks(text: str) -> list[int]:
-    """``"1-4,8"`` -> ``[1, 2, 3, 4, 8]``."""
+    """``"1-4,8..64"`` -> ``[1, 2, 3, 4, 8, 16, 32, 64]``, as :data:`RANKS` says."""
     sizes: list[int] = []
     for part in text.split(","):
-        first, dash, last = part.partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()) or int(first) < 1:
-            raise argparse.ArgumentTypeError(f"cannot read {text!r}; write e.g. 1-33,64")
-        numbers = range(int(first), int(last or first) + 1)
-        if not numbers:
-            raise argparse.ArgumentTypeError(f"{part} is empty; write {last}-{first}")
-        if numbers.stop - numbers.start > _MOST_NUMBERS:
+        match = re.fullmatch(r"(\d+)(?:(-|\.\.)(\d+))?", part, re.ASCII)
+        if not match or int(match[1]) < 1:
+            raise argparse.ArgumentTypeError(f"cannot read {text!r}; write e.g. 1-33,64 or 8..64")
+        first, last = int(match[1]), int(match[3] or match[1])
+        if first > last:
+            raise argparse.ArgumentTypeError(f"{part} is empty; write {last}{match[2]}{first}")
+        if match[2] == "..":
+            while first <= last:
+                sizes.append(first)
+                first *= 2
+        elif last - first >= _MOST_NUMBERS:
             raise argparse.ArgumentTypeError(f"{part} is more than {_MOST_NUMBERS} numbers")
-        sizes += numbers
+        else:
+            sizes += range(first, last + 1)
     return sizes
 
 

@@ -45,7 +45,7 @@ def add(commands: "Commands") -> None:
     parser.set_defaults(run=run)
 
     comparing = commands.add_parser("compare", help="show several files of 'bench -J' in one table")
-    comparing.add_argument("files", nargs="+", type=Path, metavar="JSON")
+    comparing.add_argument("files", nargs="+", type=Path, metavar="JSON", help="file of 'bench -J'")
     comparing.add_argument(
         "--peers",
         action="store_true",

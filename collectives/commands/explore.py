@@ -9,7 +9,7 @@ from collectives.algorithms import build
 from collectives.analysis.explore import record
 from collectives.analysis.own import named
 from collectives.analysis.page import fill
-from collectives.commands.arguments import ranks
+from collectives.commands.arguments import RANKS, ranks
 from collectives.contracts import CONTRACTS, contract
 from collectives.errors import CollectiveError
 
@@ -34,14 +34,16 @@ def add(commands: "Commands") -> None:
         metavar="ALGORITHM",
         help="a second algorithm, side by side and in step",
     )
-    exploring.add_argument("-c", "--collective", choices=CONTRACTS, default="allreduce")
+    exploring.add_argument(
+        "-c", "--collective", choices=CONTRACTS, default="allreduce", help="collective (allreduce)"
+    )
     exploring.add_argument(
         "-n",
         "--size",
         type=ranks,
         default=[8],
         metavar="RANKS",
-        help="numbers of ranks, as 4,8,16 (8)",
+        help=f"numbers of ranks: {RANKS} (8)",
     )
     exploring.add_argument(
         "--root", type=int, default=0, help="root of a broadcast, reduce, gather or scatter (0)"
@@ -49,7 +51,9 @@ def add(commands: "Commands") -> None:
     exploring.add_argument(
         "--in-place", action="store_true", help="with the input in recvbuf, as MPI.IN_PLACE"
     )
-    exploring.add_argument("-o", "--output", type=Path, help="HTML file to write")
+    exploring.add_argument(
+        "-o", "--output", type=Path, help="HTML file to write (COLLECTIVE_ALGORITHM.html)"
+    )
     exploring.set_defaults(run=run)
 
 

@@ -14,7 +14,15 @@ from collectives.analysis.pictures import expect_picture, pyplot
 from collectives.analysis.simulate import Machine, simulate
 from collectives.analysis.topology import TOPOLOGIES, Flat, Link
 from collectives.analysis.topology import build as topology
-from collectives.commands.arguments import above_zero, known, not_negative, positive, powers, size
+from collectives.commands.arguments import (
+    RANKS,
+    above_zero,
+    known,
+    not_negative,
+    positive,
+    ranks,
+    size,
+)
 from collectives.contracts import CONTRACTS
 from collectives.errors import TooLarge, UnknownAlgorithm
 
@@ -27,12 +35,18 @@ def add(commands: "Commands") -> None:
     timing = commands.add_parser(
         "simulate", help="simulate algorithms on a model of a network: which one wins"
     )
-    timing.add_argument("collective", nargs="?", choices=CONTRACTS, default="allreduce")
+    timing.add_argument(
+        "collective",
+        nargs="?",
+        choices=CONTRACTS,
+        default="allreduce",
+        help="collective (allreduce)",
+    )
     timing.add_argument(
         "--ranks",
-        type=powers,
-        default=powers("8..65536"),
-        help="numbers of ranks: 8..1024 by powers of two, or 4,6,8 (8..65536)",
+        type=ranks,
+        default=ranks("8..65536"),
+        help=f"numbers of ranks: {RANKS} (8..65536)",
     )
     timing.add_argument(
         "--topology", choices=TOPOLOGIES, default="fat-tree", help="network (fat-tree)"
@@ -53,7 +67,7 @@ def add(commands: "Commands") -> None:
     timing.set_defaults(run=simulate_sizes)
 
     pricing = commands.add_parser(
-        "cost", help="closed forms, ours and a textbook's, beside the simulator"
+        "cost", help="print closed forms, ours and a textbook's, beside the simulator"
     )
     pricing.add_argument("-n", "--ranks", type=positive, default=8, help="number of ranks (8)")
     pricing.add_argument("--size", type=size, default=1 << 20, help="bytes of the buffer (1M)")
@@ -73,8 +87,13 @@ def add(commands: "Commands") -> None:
     fitting = commands.add_parser(
         "fit", help="fit alpha, beta and gamma to files of 'bench -J', and show the errors"
     )
-    fitting.add_argument("files", nargs="+", type=Path, metavar="JSON")
-    fitting.add_argument("--memory", choices=("numpy", "shared"), default="numpy")
+    fitting.add_argument("files", nargs="+", type=Path, metavar="JSON", help="file of 'bench -J'")
+    fitting.add_argument(
+        "--memory",
+        choices=("numpy", "shared"),
+        default="numpy",
+        help="rows to read: of ordinary memory, or of shared memory (numpy)",
+    )
     fitting.set_defaults(run=fit_files)
 
 
@@ -93,20 +112,20 @@ def simulate_sizes(options: argparse.Namespace) -> int:
     print(f"{title}, milliseconds")
     print("  ranks" + "".join(f"{name:>{len(name) + 2}}" for name in wanted))
     table: dict[str, list[tuple[int, float]]] = {name: [] for name in wanted}
-    for ranks in options.ranks:
-        machine = Machine(topology(options.topology, ranks, port=link), ports=options.ports)
-        line = f"{ranks:>7}"
+    for count in options.ranks:
+        machine = Machine(topology(options.topology, count, port=link), ports=options.ports)
+        line = f"{count:>7}"
         for name in wanted:
             uniform = find(options.collective, parse(name)[0]).uniform
             try:
-                schedule = build(options.collective, name, ranks)
+                schedule = build(options.collective, name, count)
                 seconds = simulate(schedule, options.size, machine, uniform)
             except (TooLarge, UnknownAlgorithm):  # not of so many ranks
                 line += f"{'-':>{len(name) + 2}}"
                 continue
-            table[name].append((ranks, seconds))
+            table[name].append((count, seconds))
             line += f"{1e3 * seconds:>{len(name) + 2}.3f}"
-        times = {name: rows[-1][1] for name, rows in table.items() if rows and rows[-1][0] == ranks}
+        times = {name: rows[-1][1] for name, rows in table.items() if rows and rows[-1][0] == count}
         print(f"{line}  {min(times, key=times.__getitem__) if times else ''}", flush=True)
     if options.plot:
         draw.curves(table, title, options.plot)

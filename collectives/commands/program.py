@@ -8,9 +8,12 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from collectives.about import version
+
+if TYPE_CHECKING:
+    from collectives.commands.arguments import Commands
 
 #: Of a write that finds no room, or a device that fails.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -30,16 +33,38 @@ class _Version(argparse.Action):
         parser.exit()
 
 
+class _Commands(argparse._SubParsersAction):
+    """The commands of a program: ``--help`` of one says what the list of all says of it."""
+
+    def add_parser(self, name: str, **options: Any) -> argparse.ArgumentParser:
+        """A command, with ``help`` as its description if it has none."""
+        told = str(options["help"])
+        options.setdefault("description", f"{told[:1].upper()}{told[1:]}.")
+        made: argparse.ArgumentParser = super().add_parser(name, **options)
+        return made
+
+
+def add_commands(parser: argparse.ArgumentParser, **options: Any) -> "Commands":
+    """Adds ``COMMAND``; each command has a ``help``, and a ``description`` if there is more to say.
+
+    Args:
+        parser: the program's.
+        options: of :meth:`argparse.ArgumentParser.add_subparsers`.
+    """
+    return parser.add_subparsers(action=_Commands, required=True, metavar="COMMAND", **options)
+
+
 def add_version(parser: argparse.ArgumentParser) -> None:
     """Adds ``--version``."""
     told = "this program's, the MPI library's, mpi4py's, NumPy's and Python's"
     parser.add_argument("--version", action=_Version, nargs=0, default=argparse.SUPPRESS, help=told)
 
 
-def add_verbose(parser: argparse.ArgumentParser, *flags: str) -> None:
-    """Adds ``-v``, or other ``flags`` for the same; before the command and after it."""
+def add_verbose(parser: argparse.ArgumentParser) -> None:
+    """Adds ``-v``; before the command and after it."""
     parser.add_argument(
-        *(flags or ("-v", "--verbose")),
+        "-v",
+        "--verbose",
         dest="verbose",
         action="store_true",
         default=argparse.SUPPRESS,

@@ -14,14 +14,15 @@ if TYPE_CHECKING:
 def add(commands: "Commands") -> None:
     """Adds ``rounding``."""
     parser = commands.add_parser(
-        "rounding", help="how far each all-reduce's sums are from the exact ones, in last places"
+        "rounding",
+        help="show how far each all-reduce's sums are from the exact ones, in last places",
     )
     parser.add_argument("-n", "--ranks", type=positive, default=8, help="number of ranks (8)")
     parser.add_argument("-d", "--datatype", default="float", help="float, double or half (float)")
     parser.add_argument("--count", type=positive, default=100_000, help="numbers a rank (100000)")
     spread = "the numbers' sizes go over so many powers of ten (3)"
     parser.add_argument("--spread", type=not_negative, default=3.0, help=spread)
-    parser.add_argument("--seed", type=int, default=0, help="of the numbers (0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the numbers (0)")
     which = "names with options, mine.py:name, or all (all)"
     parser.add_argument("--algorithm", default="all", metavar="A,B", help=which)
     parser.set_defaults(run=rounding)

@@ -14,7 +14,7 @@ from collectives.analysis.claims import prove_claims
 from collectives.analysis.cost import count
 from collectives.analysis.own import named, packaged
 from collectives.analysis.verify import Proof, verify
-from collectives.commands.arguments import collective_or_file, positive, ranks
+from collectives.commands.arguments import RANKS, collective_or_file, positive, ranks
 from collectives.commands.mutate import survey
 from collectives.contracts import CONTRACTS
 from collectives.errors import CollectiveError, TooLarge, UnknownAlgorithm
@@ -47,7 +47,7 @@ def add(commands: "Commands") -> None:
     only = "prove only this algorithm, NAME:key=value with options, or mine.py:name"
     proving.add_argument("--algorithm", help=only)
     proving.add_argument(
-        "--ranks", type=ranks, help="numbers of ranks (1-33,64; with --mutations 2-5)"
+        "--ranks", type=ranks, help=f"numbers of ranks: {RANKS} (1-33,64; with --mutations 2-5)"
     )
     proving.add_argument(
         "--mutations",
@@ -57,29 +57,33 @@ def add(commands: "Commands") -> None:
     proving.set_defaults(run=_verify)
 
     drawing = commands.add_parser(
-        "draw", help="one algorithm: a grid in the terminal and a picture"
+        "draw", help="draw one algorithm: a grid in the terminal and a picture"
     )
     drawing.add_argument(
         "algorithm", help="name, NAME:key=value with options, mine.py:name, or all"
     )
-    drawing.add_argument("-c", "--collective", choices=CONTRACTS, default="allreduce")
+    drawing.add_argument(
+        "-c", "--collective", choices=CONTRACTS, default="allreduce", help="collective (allreduce)"
+    )
     drawing.add_argument("-n", "--size", type=positive, default=8, help="number of ranks (8)")
-    drawing.add_argument("-o", "--output", type=Path, help="a .png or .svg; the folder for all")
+    file = "a .png or .svg (COLLECTIVE_ALGORITHM_SIZE.png); for all, a folder (pictures)"
+    drawing.add_argument("-o", "--output", type=Path, help=file)
     drawing.add_argument("--text", action="store_true", help="print the grid, write no PNG")
     drawing.set_defaults(run=_draw)
 
 
 def _mutations(options: argparse.Namespace) -> int:
     print(
-        f"{'collective':<11}{'algorithm':<21}{'ranks':>5}{'mutants':>9}{'rejected':>9}{'harmless':>9}{'missed':>7}"
+        f"{'collective':<15}{'algorithm':<21}{'ranks':>5}{'mutants':>9}{'rejected':>9}{'harmless':>9}"
+        f"{'missed':>7}"
     )
     totals = [0, 0, 0, 0]
     for collective, algorithm in _chosen(options.collective, options.algorithm):
         for size in options.ranks:
             counted = survey(build(collective, algorithm, size))
             totals = [a + b for a, b in zip(totals, counted)]
-            print(f"{collective:<11}{algorithm:<21}{size:>5}" + _counts(counted))
-    print(f"{'total':<37}" + _counts(totals))
+            print(f"{collective:<15}{algorithm:<21}{size:>5}" + _counts(counted))
+    print(f"{'total':<41}" + _counts(totals))
     print("rejected: by the proof; harmless: a real run gave the right result; missed: neither")
     return int(totals[3] > 0)
 
@@ -157,9 +161,9 @@ def _verify(options: argparse.Namespace) -> int:
         if left_out is not None and not sizes:
             raise left_out
         proved += len(sizes)
-        print(f"{collective:<11}{algorithm:<28}{len(sizes)} sizes, {messages} messages")
+        print(f"{collective:<15}{algorithm:<28}{len(sizes)} sizes, {messages} messages")
         if left_out is not None:
-            print(f"{'':<11}not on {len(options.ranks) - len(sizes)} sizes: {left_out}")
+            print(f"{'':<15}not on {len(options.ranks) - len(sizes)} sizes: {left_out}")
     print(f"{proved} schedules proved in {time.perf_counter() - begun:.1f} s")
     return 0
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 def add(commands: "Commands") -> None:
     """Adds ``turns``."""
     parser = commands.add_parser(
-        "turns", help="what auto has found by turns (COLLECTIVES_TURNS=1), and remembers"
+        "turns", help="show what auto has found by turns (COLLECTIVES_TURNS=1), and remembers"
     )
     parser.add_argument("--forget", action="store_true", help="forget all of it")
     parser.set_defaults(run=run)

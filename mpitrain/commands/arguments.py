@@ -9,7 +9,7 @@ from pathlib import Path
 
 from collectives.about import program
 from collectives.commands.arguments import above_zero, positive
-from collectives.commands.program import add_verbose, add_version
+from collectives.commands.program import add_commands, add_verbose, add_version
 from mpitrain.chaos import KINDS
 from mpitrain.pipeline.schedules import SCHEDULES
 
@@ -41,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_version(parser)
     add_verbose(parser)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = add_commands(parser, dest="command")
 
     train = commands.add_parser(
         "train",
@@ -115,8 +115,10 @@ def _parser() -> argparse.ArgumentParser:
     find.add_argument(
         "--most", type=above_zero, default=10.0, metavar="LR", help="the last optim.lr (10)"
     )
-    find.add_argument("--steps", type=positive, default=100, help="from the one to the other (100)")
-    find.add_argument("-o", "--output", type=Path, help="picture to draw, PNG or SVG")
+    find.add_argument(
+        "--steps", type=positive, default=100, help="steps from the first to the last (100)"
+    )
+    find.add_argument("-o", "--output", type=Path, help="picture to draw, PNG or SVG (none)")
     add_verbose(find)
 
     profile = commands.add_parser(
@@ -124,7 +126,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     _job(profile)
     profile.add_argument(
-        "-o", "--output", type=Path, default=Path("profile.json"), help="file to write"
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("profile.json"),
+        help="file to write (profile.json)",
     )
     add_verbose(profile)
 
@@ -145,7 +151,6 @@ def _parser() -> argparse.ArgumentParser:
         "-m", "--micro-batches", type=positive, default=8, help="micro-batches (8)"
     )
     rehearse.add_argument(
-        "-v",
         "--chunks",
         type=positive,
         default=2,
@@ -157,7 +162,7 @@ def _parser() -> argparse.ArgumentParser:
         default=30.0,
         help="time of a forward pass; a backward pass takes twice that (30)",
     )
-    add_verbose(rehearse, "--verbose")
+    add_verbose(rehearse)
 
     _matrix(
         commands.add_parser(
@@ -185,9 +190,7 @@ def _parser() -> argparse.ArgumentParser:
     schedules.add_argument(
         "-m", "--micro-batches", type=positive, default=8, help="micro-batches of each replica (8)"
     )
-    schedules.add_argument(
-        "-v", "--chunks", type=positive, default=2, help="chunks of interleaved (2)"
-    )
+    schedules.add_argument("--chunks", type=positive, default=2, help="chunks of interleaved (2)")
     schedules.add_argument(
         "--times",
         type=above_zero,
@@ -213,9 +216,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     cut.add_argument("--memory", type=float, help="memory of a worker in bytes (no limit)")
 
-    about = "one HTML file of a run: how it ended, curves, whom ranks waited for"
+    about = "write one HTML file of a run: how it ended, curves, whom ranks waited for"
     report = commands.add_parser("report", help=about)
-    report.add_argument("run", type=Path, help="its folder")
+    report.add_argument("run", type=Path, help="the run's folder")
 
     submit = commands.add_parser(
         "submit",
@@ -262,7 +265,9 @@ def _parser() -> argparse.ArgumentParser:
     chaos.add_argument("--seeds", type=int, default=3, help="runs of each kind (3)")
     chaos.add_argument("--faults", metavar="KIND,...", help="try only these kinds")
     chaos.add_argument(
-        "--launcher", default=None, help="command before python; {n} becomes the number of ranks"
+        "--launcher",
+        default=None,
+        help="command before python; {n} becomes the number of ranks (mpiexec -n {n})",
     )
     chaos.add_argument(
         "-o", "--output", type=Path, default=Path("runs/chaos"), help="folder (runs/chaos)"
@@ -283,21 +288,25 @@ def _parser() -> argparse.ArgumentParser:
 
 def _matrix(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--out", type=Path, default=Path("runs/matrix"), metavar="FOLDER", help="(runs/matrix)"
+        "--out",
+        type=Path,
+        default=Path("runs/matrix"),
+        metavar="FOLDER",
+        help="folder for results (runs/matrix)",
     )
     for option, told in (
         ("jobs", "digits gpt"),
         ("methods", "none bf16 int8 powersgd topk dgc sign auto local diloco delayed, or any code"),
-        ("algorithms", "of dense sums, as 'python -m collectives list' has them"),
+        ("algorithms", "all-reduces of dense sums, as 'python -m collectives list' has them"),
         ("layouts", "'data' 'pipe x data' 'tensor x data' 'zero 1'"),
         ("links", "'shared memory' '1 Gb/s' '100 Mb/s' '100 ms', or latency=20ms,bandwidth=1Gb/s"),
     ):
         parser.add_argument(f"--{option}", nargs="+", default=[], metavar="NAME", help=told)
     parser.add_argument("--full", action="store_true", help="all combinations: hours")
     parser.add_argument("--quick", action="store_true", help="a few cells of a few steps: a try")
-    parser.add_argument("--steps", type=positive, default=160, help="of each cell (160)")
+    parser.add_argument("--steps", type=positive, default=160, help="steps of each cell (160)")
     parser.add_argument(
-        "--seconds", type=above_zero, default=30.0, help="after which a cell is stopped (30)"
+        "--seconds", type=above_zero, default=30.0, help="a cell is stopped after these (30)"
     )
     add_verbose(parser)
 

@@ -1,5 +1,6 @@
 """What the two commands have in common: names, versions, logs, and a missing MPI library."""
 
+import argparse
 import json
 import os
 import re
@@ -38,6 +39,42 @@ def test_help_names_the_program_as_it_was_started(package, typed, shown, capsys,
         MAINS[package](["--help"])
     assert stop.value.code == 0
     assert capsys.readouterr().out.startswith(f"usage: {shown.format(package)} [-h]")
+
+
+def commands(package, monkeypatch):
+    """The parsers of a program's commands."""
+
+    class Found(Exception):
+        pass
+
+    def stop(self, *args):
+        raise Found(self)
+
+    with monkeypatch.context() as patch, pytest.raises(Found) as found:
+        patch.setattr(argparse.ArgumentParser, "parse_args", stop)
+        MAINS[package](["--help"])
+    (parser,) = found.value.args
+    (listed,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    return listed.choices
+
+
+@EACH
+def test_help_says_what_each_command_option_and_argument_is(package, monkeypatch):
+    """In words, and not by a default in brackets alone."""
+    found = commands(package, monkeypatch)
+    assert len(found) > 10
+    for name, parser in found.items():
+        assert parser.description, name
+        for action in parser._actions:
+            words = re.sub(r"\([^()]*\)", "", action.help or "")
+            assert words.strip(), f"{package} {name} {action.option_strings or action.dest}"
+
+
+@EACH
+def test_v_is_verbose_in_each_command(package, monkeypatch):
+    for name, parser in commands(package, monkeypatch).items():
+        short = parser._option_string_actions.get("-v")
+        assert short is None or short.dest == "verbose", name
 
 
 def test_a_test_starts_each_module_that_can_be_started():

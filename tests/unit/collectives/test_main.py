@@ -120,7 +120,9 @@ def test_mistakes_are_one_sentence(capsys, arguments, sentence):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ("verify --ranks 1-x", "write e.g. 1-33,64"),
+        ("verify --ranks 1-x", "write e.g. 1-33,64 or 8..64"),
+        ("simulate --ranks 8..x", "write e.g. 1-33,64 or 8..64"),
+        ("verify --ranks 0..4", "write e.g. 1-33,64 or 8..64"),
         ("verify --ranks 5-2", "5-2 is empty; write 2-5"),
         ("verify --ranks 1,5-2", "5-2 is empty; write 2-5"),
         ("verify --ranks 1-9999999999999", "is more than 1048576 numbers"),
@@ -148,6 +150,24 @@ def test_numbers_that_cannot_be(capsys, arguments, sentence):
         main(arguments.split())
     assert stop.value.code == 2
     assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["verify", "simulate"])
+def test_numbers_of_ranks_are_written_alike(capsys, command):
+    assert main([command, "allreduce", "--algorithm", "ring", "--ranks", "5-6,2..8"]) == 0
+    told = capsys.readouterr().out
+    if command == "verify":
+        assert "5 sizes" in told  # 5, 6, and 2, 4, 8
+    else:
+        assert [line.split()[0] for line in told.splitlines()[2:]] == ["5", "6", "2", "4", "8"]
+
+
+def test_names_of_collectives_and_algorithms_stand_apart(capsys):
+    assert main(["verify", "reduce_scatter", "--algorithm", "ring", "--ranks", "2"]) == 0
+    assert capsys.readouterr().out.startswith("reduce_scatter ring ")
+    flags = ["--mutations", "--algorithm", "ring", "--ranks", "2"]
+    assert main(["verify", "reduce_scatter", *flags]) == 0
+    assert "\nreduce_scatter ring " in capsys.readouterr().out
 
 
 def test_a_picture_that_cannot_be_written_is_one_sentence(capsys, tmp_path):

@@ -372,7 +372,14 @@ def test_schedules_are_printed_and_drawn(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "bubble 25.0% (formula 25.0%), activations held [2, 1]" in out
     assert (tmp_path / "zero_bubble.png").exists()
-    for flags in ("--times 0 0 0", "--times 1 -1 1", "--times nan 1 1", "-p 0", "-m -2", "-v 0"):
+    for flags in (
+        "--times 0 0 0",
+        "--times 1 -1 1",
+        "--times nan 1 1",
+        "-p 0",
+        "-m -2",
+        "--chunks 0",
+    ):
         with pytest.raises(SystemExit, match="2"):
             parse(["schedules", *flags.split()])
     assert re.search("0' is no .*number above 0\n$", capsys.readouterr().err)
