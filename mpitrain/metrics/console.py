@@ -20,8 +20,8 @@ from mpitrain.metrics.records import (
     Straggler,
     Summary,
     Write,
-    counted,
 )
+from mpitrain.metrics.words import counted, summed
 
 
 @contextmanager
@@ -43,7 +43,7 @@ def console(steps: int, log_every: int) -> Iterator[Write]:
                 case Start():
                     terminal.print(
                         f"{counted(record.ranks, 'rank')} ({record.layout}), {record.parameters} "
-                        f"parameters, gradients by {record.algorithm} ({record.reason})"
+                        f"parameters, gradients {summed(record.algorithm, record.reason)}"
                     )
                     terminal.print(_HEADER)
                 case Step():

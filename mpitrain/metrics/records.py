@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
-from mpitrain.metrics.words import counted, in_words, measured
+from mpitrain.metrics.words import counted, in_words, measured, summed
 
 
 class Start(Struct, frozen=True, tag="start", tag_field="event"):
@@ -330,7 +330,7 @@ class Summary(Struct, frozen=True, tag="summary", tag_field="event"):
         reading = f"reading {self.read_share:.1%}, " if self.read_share >= 0.01 else ""
         return (
             f"{tested}, {counted(self.ranks, 'rank')}, "
-            f"gradients by {self.algorithm} ({self.reason}), {self.samples_per_s:.0f} samples/s, "
+            f"gradients {summed(self.algorithm, self.reason)}, {self.samples_per_s:.0f} samples/s, "
             f"{reading}reduction {self.comm_share:.1%} and waiting {self.wait_share:.1%} of "
             f"step time{self._exchanged()}{self.ended and f'; {self.ended}'}"
         )

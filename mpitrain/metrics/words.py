@@ -16,6 +16,11 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' if count != 1 else ''}"
 
 
+def summed(algorithm: str, reason: str) -> str:
+    """What becomes of gradients: ``"by ring (asked for)"``, ``"not summed (one replica)"``."""
+    return f"{'not summed' if algorithm == 'none' else f'by {algorithm}'} ({reason})"
+
+
 def measured(metrics: Mapping[str, float]) -> str:
     """``accuracy 97.50%, top5 99.72%``."""
     return ", ".join(f"{name} {shown(name, value)}" for name, value in metrics.items())

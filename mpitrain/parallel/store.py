@@ -89,7 +89,7 @@ class Store(ABC):
         self.buckets = arena.buckets(bucket_bytes, itemsize)
         self.used: set[str] = set()
         self.algorithm = "none"
-        self.reason = "a single rank"
+        self.reason = "one replica"
 
     @abstractmethod
     def take(self, layer: int) -> Parameters:

@@ -22,7 +22,7 @@ from mpitrain.metrics import (
     read_records,
 )
 from mpitrain.metrics.trace import TRACE_FILE, Span, read_trace
-from mpitrain.metrics.words import counted
+from mpitrain.metrics.words import counted, summed
 from mpitrain.report import facts, figures
 from mpitrain.report.style import STYLE
 
@@ -182,7 +182,7 @@ def _run(log: Log, ranks: Sequence[facts.Rank]) -> str:
         *facts.devices(start),
         ("time in steps", facts.duration(seconds)),
         ("samples/s", f"{sum(s.samples for s in steps) / seconds:.0f}" if seconds else ""),
-        ("gradients by", f"{start.algorithm} ({start.reason})"),
+        ("gradients", summed(start.algorithm, start.reason)),
         ("sent", facts.sent(steps)),
         ("workers", facts.synced(steps)),
         ("servers", facts.served(steps)),

@@ -95,7 +95,7 @@ def test_one_rank_needs_no_launcher(tmp_path):
         tmp_path, EXAMPLES / "digits_mlp.toml", "--set", "train.epochs=2", "--set", "run.dir=out"
     )
     assert done.returncode == 0, done.stderr
-    assert "1 rank, gradients by none (a single rank)" in done.stdout.splitlines()[-1]
+    assert "1 rank, gradients not summed (one replica)" in done.stdout.splitlines()[-1]
     curve = losses(tmp_path / "out")
     assert sum(curve[-5:]) < 0.5 * sum(curve[:5])
 

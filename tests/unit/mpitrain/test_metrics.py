@@ -123,6 +123,11 @@ def test_console_in_a_file_that_is_said_to_be_a_terminal(job, monkeypatch, tmp_p
     assert "step 5 skipped" in (tmp_path / "out").read_text()
 
 
+def test_what_no_rank_sums_is_not_summed_by_none():
+    told = str(Summary(0.5, 4, "none", "one replica", 1000.4, 0.0))
+    assert ", 4 ranks, gradients not summed (one replica), 1000 samples/s" in told
+
+
 def test_a_new_run_folder_is_the_users_own(tmp_path):
     with recorder(Config(run=Run(dir=str(tmp_path / "a" / "new"))), steps=1):
         pass
