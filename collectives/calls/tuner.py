@@ -279,13 +279,18 @@ def _why_not(call: Situation, entry: Entry | None) -> str:
     """Why the table says nothing about a call."""
     if call.size == 1:
         return "a rank alone"
+    if call.collective == "barrier":
+        return "barriers are not measured"
     if entry is None:
         nodes = "one node" if call.size == call.per_node else "several nodes"
-        where = _KINDS.get(call.memory, "")
-        return (
-            f"the table has no {call.collective}{where} with {call.mpi} on {nodes} of about as "
-            "many ranks; python -m collectives tune makes one that has"
+        missing = (
+            f"{call.collective}{_KINDS.get(call.memory, ' in ordinary memory')} was not measured "
+            f"with {call.mpi} on about {call.size} ranks of {nodes}"
         )
+        if call.memory in ("cupy", "ipc"):  # which tune leaves out
+            return missing
+        flag = "--attach " if call.memory == "attached" else ""
+        return f"{missing}; python -m collectives tune {flag}-o tuned.json measures it"
     rules = [rule for rule in entry.rules if rule.from_bytes <= call.nbytes]
     if not rules:
         return f"not measured on {entry.ranks} ranks for so few bytes"

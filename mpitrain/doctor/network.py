@@ -229,7 +229,7 @@ def judge_tuning(found: list[tuple[bool, str]]) -> Finding:
     measured, reason = found[0]
     if len(found) > 1 and not measured:
         return Finding(
-            "tuning", Status.WARN, f"auto: {reason}",
+            "tuning", Status.WARN, f"auto: {reason.partition('; ')[0]}",
             "measure this allocation: python -m collectives tune -o tuned.json",
         )  # fmt: skip
     return Finding("tuning", Status.OK, f"auto: {reason}")

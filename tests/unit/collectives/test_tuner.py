@@ -88,10 +88,19 @@ def test_one_node_says_nothing_about_several():
     [
         (
             ("Open MPI", "allreduce", 8, 16, 8),
-            "the table has no allreduce with Open MPI on several",
+            "allreduce in ordinary memory was not measured with Open MPI on about 16 ranks of "
+            "several nodes; python -m collectives tune -o tuned.json measures it",
         ),
-        (("MPICH", "allreduce", 8, 2, 2), "the table has no allreduce with MPICH on one node"),
-        (("Open MPI", "scan", 8, 2, 2), "the table has no scan with Open MPI on one node"),
+        (
+            ("MPICH", "allreduce", 8, 2, 2),
+            "allreduce in ordinary memory was not measured with MPICH on about 2 ranks of one node",
+        ),
+        (
+            ("Open MPI", "scan", 8, 2, 2, True, True, False, "attached"),
+            "was not measured with Open MPI on about 2 ranks of one node; python -m collectives "
+            "tune --attach -o tuned.json measures it",
+        ),
+        (("Open MPI", "barrier", 0, 2, 2), "barriers are not measured"),
         (("Open MPI", "allreduce", 8, 1, 1), "a rank alone"),
         (("Open MPI", "allreduce", 8, 8, 8), "not measured on 8 ranks for so few bytes"),
         (
@@ -179,7 +188,7 @@ def test_a_measurement_holds_for_ranks_that_are_about_as_many():
     shared = Situation("Open MPI", "allreduce", 4096, 8, 8, memory="shared")
     assert choose(only_two, shared).algorithm == "direct"
     far = choose(only_two, shared._replace(size=16, per_node=16))
-    assert far.algorithm == "native" and "collectives tune makes one that has" in far.reason
+    assert far.algorithm == "native" and "collectives tune -o tuned.json measures it" in far.reason
 
 
 def test_the_built_in_table_is_whole():
