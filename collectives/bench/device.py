@@ -9,6 +9,7 @@ from collectives.calls.engine import AnyPlan
 from collectives.calls.gpus import all_or_none
 from collectives.calls.native import NativePlan
 from collectives.calls.nccl import Nccl
+from collectives.errors import INSTALL_CUPY
 from collectives.execution.memory import Items
 from collectives.execution.transport.cuda_memory import CudaMemory
 from collectives.execution.transport.cuda_probe import probe
@@ -34,7 +35,7 @@ def use_own_gpu(comm: MPI.Intracomm) -> str:
         except (cupy.cuda.runtime.CUDARuntimeError, ZeroDivisionError) as error:
             trouble = f"no GPU: {error}"
     except ImportError as error:
-        trouble = f"no CuPy ({error}): pip install 'mpitrain[cuda13]' or cuda12"
+        trouble = f"no CuPy ({error}): {INSTALL_CUPY}"
     all_or_none(comm, trouble)
     return name
 

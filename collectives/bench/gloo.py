@@ -19,6 +19,7 @@ from typing import Any
 from collectives import __version__
 from collectives.bench.inputs import sizes
 from collectives.commands.arguments import size
+from collectives.errors import install
 
 _COLLECTIVES = ("allreduce", "allgather", "alltoall", "broadcast", "reduce_scatter")
 #: As in ours: a repeat takes about so long.
@@ -40,7 +41,8 @@ def main() -> int:
     try:
         from torch import multiprocessing
     except ImportError:
-        print("error: Gloo is measured by PyTorch; pip install 'mpitrain[torch]'", file=sys.stderr)
+        cure = install("torch", "gloo")
+        print(f"error: Gloo is measured by PyTorch: {cure}", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory() as folder:
         arguments = (options, f"file://{folder}/meeting")

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
-from collectives.errors import InvalidBuffer, InvalidBufferType
+from collectives.errors import INSTALL_CUPY, InvalidBuffer, InvalidBufferType
 from collectives.execution.memory import Items, is_on_device
 
 
@@ -104,8 +104,8 @@ def _device_array(data: Any, role: str) -> npt.NDArray[Any]:
         import cupy
     except ImportError:
         raise InvalidBuffer(
-            f"the {role} buffer lies on a GPU, which needs CuPy: pip install 'mpitrain[cuda13]' "
-            "(or cuda12), or copy it to the host first"
+            f"the {role} buffer lies on a GPU, which needs CuPy: {INSTALL_CUPY}, or copy it to the "
+            "host first"
         ) from None
     array = data if isinstance(data, cupy.ndarray) else _adopted(cupy, data)
     if not (array.flags.c_contiguous or array.flags.f_contiguous):

@@ -17,6 +17,7 @@ from math import isfinite
 from pathlib import Path
 
 from collectives import CollectiveError, Communicator, UnknownAlgorithm, provenance
+from collectives.errors import install
 from mpitrain.bench import cells
 from mpitrain.checkpoint import CheckpointError
 from mpitrain.config import Config, ConfigError, load
@@ -110,7 +111,7 @@ def run(
 
 def _expect_plots() -> None:
     if find_spec("matplotlib") is None:
-        raise ConfigError("the page needs matplotlib: pip install 'mpitrain[plot]'")
+        raise ConfigError(f"the page needs matplotlib: {install('matplotlib', 'plot')}")
 
 
 def _draw(matrix: Matrix, folder: Path) -> None:

@@ -5,6 +5,7 @@ from typing import assert_never
 
 from numpy.typing import DTypeLike
 
+from collectives.errors import install
 from mpitrain.config import Data
 from mpitrain.data import clicks
 from mpitrain.data.arrays import load_arrays
@@ -31,7 +32,8 @@ def check(config: Data) -> None:
             from mpitrain.data import digits  # noqa: F401
         except ImportError as error:
             raise ImportError(
-                f"data.name = 'digits' needs scikit-learn ({error}): pip install 'mpitrain[data]'"
+                f"data.name = 'digits' needs scikit-learn ({error}): "
+                + install("scikit-learn", "data")
             ) from error
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator
+from collectives.errors import INSTALL_CUPY
 from mpitrain.config import Config, ConfigError, cpu_alone
 from mpitrain.device.cuda import Cuda
 from mpitrain.device.host import HOST, Device
@@ -97,7 +98,7 @@ def look(local: int, compute: str = "same") -> Found:
     try:
         import cupy
     except ImportError as error:
-        return Found(f"CuPy cannot be imported ({error}): pip install 'mpitrain[cuda13]' or cuda12")
+        return Found(f"CuPy cannot be imported ({error}): {INSTALL_CUPY}")
     if compute == "bfloat16" and int(cupy.__version__.partition(".")[0]) < 14:
         return Found(f"bfloat16 needs CuPy 14, and this is {cupy.__version__}")
     try:

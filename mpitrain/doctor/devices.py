@@ -5,6 +5,7 @@ from pathlib import Path
 
 from mpi4py import MPI
 
+from collectives.errors import INSTALL_CUPY
 from mpitrain.device.choice import Found, lacking, local_rank, look
 from mpitrain.doctor.finding import Finding, Status, in_parts
 
@@ -27,7 +28,7 @@ def judge_devices(found: list[Found]) -> Finding:
     if why := lacking(found):
         return Finding(
             "device", Status.WARN, f"run.device = 'auto' is cpu: {why}",
-            "start every rank where it sees a GPU; pip install 'mpitrain[cuda13]' has CuPy",
+            f"start every rank where it sees a GPU and has CuPy: {INSTALL_CUPY}",
         )  # fmt: skip
     count = Counter(one.identity for one in found)
     if len(count) < len(found):

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 
 import numpy as np
 
+from collectives.errors import install
 from mpitrain.arrays import Array
 from mpitrain.config import ConfigError
 
@@ -26,7 +27,8 @@ def check() -> None:
         ConfigError: it is not.
     """
     if find_spec("cryptography") is None:
-        raise ConfigError("federated.secure needs cryptography: pip install 'mpitrain[secure]'")
+        cure = install("cryptography", "secure")
+        raise ConfigError(f"federated.secure needs cryptography: {cure}")
 
 
 class Pair:

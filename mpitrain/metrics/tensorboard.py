@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
+from collectives.errors import install
 from mpitrain.config import ConfigError
 from mpitrain.metrics.records import Epoch, Record, Step, Write
 
@@ -18,7 +19,8 @@ def check() -> None:
         ConfigError: the package is not installed.
     """
     if find_spec("tensorboardX") is None:
-        raise ConfigError("run.tensorboard needs tensorboardX: pip install 'mpitrain[tensorboard]'")
+        cure = install("tensorboardX", "tensorboard")
+        raise ConfigError(f"run.tensorboard needs tensorboardX: {cure}")
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
+from collectives.errors import install
 from mpitrain.metrics import Epoch, Step, is_share, shown
 from mpitrain.metrics.trace import Span
 
@@ -265,7 +266,8 @@ def _svg(draw: Draw, width: int, height: int, narrow: bool) -> str:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("a report needs matplotlib: pip install 'mpitrain[plot]'") from error
+        cure = install("matplotlib", "plot")
+        raise ImportError(f"a report needs matplotlib: {cure}") from error
     out = StringIO()
     # A point is 4/3 CSS pixels; the figure's width in points is the page's in pixels.
     with rc_context(

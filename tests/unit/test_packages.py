@@ -10,6 +10,7 @@ from setuptools import find_packages
 
 import collectives
 import mpitrain
+from collectives.errors import INSTALL_CUPY
 
 ROOT = Path(__file__).parents[2]
 SETUP = runpy.run_path(str(ROOT / "setup.py"))
@@ -27,6 +28,22 @@ FOLDERS = sorted(
 def test_a_folder_with_modules_is_a_package_that_is_installed(folder):
     name = ".".join(folder.relative_to(ROOT).parts)
     assert name in find_packages(str(ROOT), include=["collectives*", "mpitrain*"])
+
+
+def test_what_errors_say_to_install_is_published_and_in_the_extra_that_they_name():
+    extras = {
+        extra: {re.split("[=><[]", name)[0] for name in names}
+        for extra, names in PROJECT["optional-dependencies"].items()
+    }
+    text = "".join(p.read_text() for folder in FOLDERS for p in folder.glob("*.py"))
+    assert "pip install 'mpitrain[" not in text, "which is not published"
+    named = set(re.findall(r"""\binstall\(["'](\S+)["'], ["'](\w+)["']\)""", text))
+    assert {extra for _, extra in named} == {
+        "data", "gloo", "plot", "secure", "tensorboard", "torch"
+    }  # fmt: skip
+    assert all(package in extras[extra] for package, extra in named)
+    found = re.findall(r"cupy-cuda\d+x", INSTALL_CUPY)
+    assert set(found) == extras["cuda12"] | extras["cuda13"]
 
 
 def test_every_folder_of_jobs_is_installed():

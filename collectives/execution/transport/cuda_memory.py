@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from collectives.errors import InvalidBuffer
+from collectives.errors import INSTALL_CUPY, InvalidBuffer
 from collectives.execution.memory import Combine, Items
 
 #: ``cudaMalloc`` cuts smaller allocations out of blocks of 2 MiB, and a handle is of a whole block.
@@ -29,9 +29,7 @@ class CudaMemory:
         try:
             import cupy
         except ImportError as error:
-            raise InvalidBuffer(
-                f"memory on a GPU needs CuPy ({error}): pip install 'mpitrain[cuda13]' (or cuda12)"
-            ) from None
+            raise InvalidBuffer(f"memory on a GPU needs CuPy ({error}): {INSTALL_CUPY}") from None
         self.cupy = cupy
         self.gpu: int = cupy.cuda.Device().id if gpu is None else gpu
 

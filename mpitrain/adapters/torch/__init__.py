@@ -14,11 +14,13 @@ or in a loop of one's own, in the place of torch's DistributedDataParallel:
 :class:`DistributedDataParallel` is the same as torch's scripts call theirs.
 """
 
+from collectives.errors import install
+
 try:
     import torch  # noqa: F401
 except ImportError as error:
     raise ImportError(
-        f"torch layers need PyTorch ({error}): pip install 'mpitrain[torch]'"
+        f"torch layers need PyTorch ({error}): {install('torch', 'torch')}"
     ) from error
 
 from mpitrain.adapters.torch.compression import Compression, compression_hook

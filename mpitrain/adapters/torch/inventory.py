@@ -9,6 +9,7 @@ import torch
 from mpi4py import MPI
 from torch.nn.parameter import is_lazy
 
+from collectives.errors import INSTALL_CUPY
 from mpitrain.adapters.torch.arrays import as_array, as_bytes
 from mpitrain.parallel.replicas import check_replicas
 
@@ -135,7 +136,7 @@ class Inventory:
 def _fault_of_gpu(tensor: torch.Tensor) -> str:
     """Why gradients there cannot be summed, if they cannot."""
     if find_spec("cupy") is None:
-        return "sums on a GPU need CuPy: pip install 'mpitrain[cuda13]' (or cuda12)"
+        return f"sums on a GPU need CuPy: {INSTALL_CUPY}"
     if tensor.device.index != torch.cuda.current_device():
         return (
             f"this rank's GPU is cuda:{torch.cuda.current_device()}; call "

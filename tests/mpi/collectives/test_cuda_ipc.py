@@ -127,5 +127,5 @@ def test_what_empty_refuses(comm, monkeypatch):
     with pytest.raises(ValueError, match='memory=\'gpu\' is neither "numpy" nor "cupy"'):
         comm.empty(3, float, "gpu")
     monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(InvalidBuffer, match=r"needs CuPy .*pip install 'mpitrain\[cuda13\]'"):
+    with pytest.raises(InvalidBuffer, match=r"needs CuPy .*pip install cupy-cuda13x"):
         comm.empty(3, float, "cupy")
