@@ -29,6 +29,11 @@ class Arguments(NamedTuple):
     vector: bool = False
     recvcounts: Sequence[int] | None = None
 
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the input lies where the result goes."""
+        return self.sendbuf is None or self.sendbuf is MPI.IN_PLACE
+
 
 def allreduce(sendbuf: Any, recvbuf: Any, op: MPI.Op) -> Arguments:
     return Arguments("allreduce", sendbuf, recvbuf, op)

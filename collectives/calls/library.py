@@ -2,6 +2,8 @@
 
 from mpi4py import MPI
 
+#: Items of one block; not every MPI library can count more.
+COUNTABLE = (1 << 31) - 1
 #: Names of MPI's thread levels.
 THREAD_LEVELS = {
     MPI.THREAD_SINGLE: "single",

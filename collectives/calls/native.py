@@ -12,15 +12,13 @@ from collectives.calls.arguments import Arguments
 from collectives.calls.call import Call
 from collectives.calls.exported import memory_of
 from collectives.calls.gaps import free_types
-from collectives.calls.library import library
+from collectives.calls.library import COUNTABLE, library
 from collectives.errors import InvalidBuffer
 from collectives.execution.memory import gpu_of, is_on_device
 from collectives.execution.plan import Action
 from collectives.execution.transport.cuda_memory import CudaMemory
 from collectives.execution.underway import Underway
 
-#: Items of one block; not every MPI library can count more.
-_COUNTABLE = (1 << 31) - 1
 #: The names of MPI's methods; nonblocking ones begin with an I.
 _METHODS = {
     "allreduce": "Allreduce",
@@ -40,7 +38,7 @@ _METHODS = {
 def can_be_native(call: Call) -> bool:
     """Whether this MPI has the datatype, can count the items and reach them; the same on all
     ranks, whichever of several types they name for the same bytes."""
-    return call.buffer.datatype is not None and not call.is_on_device and _most(call) <= _COUNTABLE
+    return call.buffer.datatype is not None and not call.is_on_device and _most(call) <= COUNTABLE
 
 
 def _most(call: Call) -> int:

@@ -38,7 +38,7 @@ def read_call(arguments: Arguments, algorithm: str, rank: int, size: int) -> Cal
     arguments = arguments._replace(root=root)
     blocks = contract(collective)
     to_send, to_recv = blocks.send_blocks(member), blocks.recv_blocks(member)
-    aside = collective == "reduce_scatter" and _is_in_place(arguments.sendbuf)
+    aside = collective == "reduce_scatter" and arguments.is_in_place
     send: Buffer | None
     recv: Buffer | None
     if aside:
@@ -144,10 +144,6 @@ def expect_able(call: Call) -> None:
         )
 
 
-def _is_in_place(buffer: Any) -> bool:
-    return buffer is None or buffer is MPI.IN_PLACE
-
-
 #: The buffers of each v-variant that have a block for each rank.
 _VECTORS = {
     "allgather": ("receive",),
@@ -160,7 +156,7 @@ _VECTORS = {
 def _buffer(
     arguments: Arguments, spec: Any, role: str, blocks: int, member: Member
 ) -> Buffer | None:
-    if not blocks or _is_in_place(spec):
+    if not blocks or spec is None or spec is MPI.IN_PLACE:
         return None
     if arguments.vector and role in _VECTORS.get(arguments.collective, ()):
         return vector_buffer(spec, role, blocks)

@@ -1,14 +1,11 @@
 """Below how many bytes whatever we did first would take longer than the MPI library's own
 collective."""
 
-from collectives.calls.library import library
+from collectives.calls.library import COUNTABLE, library
 from collectives.calls.resources import Resources
 from collectives.calls.tuner import ATTACHED_BYTES, NEVER, ORDINARY, SHARED
 from collectives.calls.turns import TURNS_BYTES
 from collectives.contracts import contract
-
-#: Any MPI library can count the items of smaller buffers.
-_COUNTABLE = (1 << 31) - 1
 
 
 class Limits(dict[str, int]):
@@ -34,7 +31,7 @@ class Limits(dict[str, int]):
         below = self.of_auto(collective) if auto else 0
         if self.unequal and below < NEVER:
             below = 0
-        self[collective] = min(below, _COUNTABLE)
+        self[collective] = min(below, COUNTABLE)
         return self[collective]
 
     def of_auto(self, collective: str) -> int:

@@ -114,8 +114,7 @@ class Understanding:
 
     def _with_counts(self, arguments: Arguments) -> Arguments:
         """``Reduce_scatter`` without counts: each rank's is what its receive buffer holds."""
-        in_place = arguments.sendbuf is None or arguments.sendbuf is MPI.IN_PLACE
-        without = arguments.vector and arguments.recvcounts is None and not in_place
+        without = arguments.vector and arguments.recvcounts is None and not arguments.is_in_place
         if arguments.collective != "reduce_scatter" or not without:
             return arguments
         self.underway.expect_whole()
