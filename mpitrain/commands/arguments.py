@@ -242,6 +242,12 @@ def _parser() -> argparse.ArgumentParser:
         "--dry-run", action="store_true", help="print the script instead of submitting it"
     )
 
+    keys = commands.add_parser(
+        "keys", help="print the keys of a job file: defaults, values, meanings"
+    )
+    keys.add_argument("table", nargs="?", metavar="TABLE", help="one table, as optim (all)")
+    keys.add_argument("--markdown", action="store_true", help="as docs/job.md has them")
+
     commands.add_parser("examples", help="list the example jobs that come with the package")
 
     init = commands.add_parser("init", help="copy the example jobs and job scripts to a folder")

@@ -124,6 +124,14 @@ def submit(options: argparse.Namespace) -> int:
     return 0
 
 
+def keys(options: argparse.Namespace) -> int:
+    """Print the keys of a job file."""
+    from mpitrain.commands.keys import keys as show
+
+    show(options.table, as_markdown=options.markdown)
+    return 0
+
+
 def examples(options: argparse.Namespace) -> int:
     """List the example jobs."""
     from mpitrain.config import examples as packaged
@@ -165,6 +173,7 @@ _COMMANDS = {
     "submit": submit,
     "compare": compare,
     "examples": examples,
+    "keys": keys,
     "init": init,
     "schedules": schedules,
     "plan": plan,

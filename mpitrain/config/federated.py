@@ -29,12 +29,12 @@ class Federated(Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         clients: how many; 0: none, training is that of the other tables.
-        rounds: rounds.
+        rounds: rounds of the job.
         split: which samples are whose: ``iid``, drawn alike; ``dirichlet``, each class in parts
             that a Dirichlet distribution of ``alpha`` draws (Yurochkin et al. 2019); ``labels``,
             each client samples of ``labels`` classes alone.
         alpha: the less, the more the clients differ; at most 1e9, where they hardly do.
-        labels: classes.
+        labels: classes of a client's samples, for ``labels``.
         sample: clients asked in a round; 0: all.
         take: the first of them to be done, whose changes count; 0: all.  Who is first says a clock
             of the seed, on which a client's time is its steps over its speed.
@@ -53,8 +53,9 @@ class Federated(Struct, frozen=True, forbid_unknown_fields=True):
         server: the optimiser that takes the mean change for a gradient: ``sgd`` (with ``server_lr``
             1 and no momentum the weights become the clients' mean: FedAvg), ``adam``, ``lamb``.
         server_lr: the server's learning rate.
-        server_momentum: of sgd (FedAvgM).
-        server_beta1, server_beta2, server_epsilon: of adam and lamb (Reddi et al. 2021).
+        server_momentum: the server's momentum, of sgd (FedAvgM).
+        server_beta1, server_beta2, server_epsilon: parameters of the server's adam and lamb (Reddi
+            et al. 2021).
         rotate: changes are rotated before they are coded, so that all their elements are alike:
             random signs and a Hadamard transform (Konecny et al. 2016).
         kept: part of the elements that is sent, drawn in each round.

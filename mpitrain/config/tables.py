@@ -30,13 +30,13 @@ class Run(Struct, frozen=True, forbid_unknown_fields=True):
             all ranks have one that works.
         loss_scale: at first, for ``compute = "float16"``; it is halved when a gradient overflows
             and doubled after ``loss_scale_window`` steps without.
-        loss_scale_window: steps.
+        loss_scale_window: steps without an overflow after which the loss scale is doubled.
         on_nonfinite: what all ranks do when a loss or a gradient is not finite: ``stop``, or
             ``skip`` the update.
         dir: folder for metrics and checkpoints, of one job at a time; an earlier run's metrics are
             replaced, its trace is removed, and its checkpoints are moved to
-            ``checkpoints/earlier``, unless it is resumed.  When left out, the job file's name
-            without its suffix, under ``runs/``.
+            ``checkpoints/earlier``, unless it is resumed.  Of a job file that leaves it out, the
+            file's name without its suffix, under ``runs/``.
         log_every: steps from one console line to the next.
         check_every: steps from one comparison of the replicas to the next; 0: after epochs only.
         tensorboard: write curves to ``tensorboard/``, too; needs tensorboardX.
@@ -62,17 +62,19 @@ class Data(Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         name: ``digits`` is scikit-learn's 1797 scans of handwritten digits, 8x8 points each;
-            ``idx`` a folder of MNIST's files; ``arrays`` an ``.npz`` file of ``inputs`` and
-            ``labels``; ``text`` a text file, ``tokens`` a folder of ``train.bin`` and ``val.bin``
-            (uint16), both for language models; ``clicks`` drawn choices of users, for the
-            recommender.
+            ``idx`` a folder of MNIST's files; ``arrays`` an ``.npz`` file, or a folder of ``.npy``
+            files, of ``inputs`` and ``labels``; ``text`` a text file, ``tokens`` a folder of
+            ``train.bin`` and ``val.bin`` (uint16), both for language models; ``clicks`` drawn
+            choices of users, for the recommender.
         path: the file or folder, relative to where the job starts or, if there is none, to the
             job file.  Parts of it are read while the job trains: replace it by a new
             file of its name, for a rank that reads what was cut off is killed (SIGBUS).
         units: what a text is made of.
         context: positions of a sample of text.
         vocabulary: number of tokens in ``tokens``; 0: found in the data.
-        samples, tables, rows: for ``clicks``: samples, features, and values of each feature.
+        samples: samples of ``clicks``.
+        tables: features of a sample of ``clicks``.
+        rows: values of each of these features.
         test_fraction: part of the samples that is kept for the test.
         workers: processes of each rank that read samples ahead of the steps, where a step waits
             for them; 0: none.  The order of the samples is the same for any number.
@@ -153,7 +155,7 @@ class Group(Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         names: patterns of parameters' names, as ``*.bias``; the first group that fits has them.
         lr: factor on the learning rate.
-        weight_decay: theirs; when left out, as the others'.
+        weight_decay: their weight decay; when left out, as the others'.
     """
 
     names: tuple[str, ...]
@@ -179,8 +181,8 @@ class Optim(Struct, frozen=True, forbid_unknown_fields=True):
             both along a cosine (Smith & Topin 2018, as torch's OneCycleLR); momentum stays.
         schedule_by: what a schedule of one's own counts, ``step`` or ``epoch``: one value for all
             steps of an epoch.
-        milestones: epochs, counted from 0.
-        decay: factor.
+        milestones: epochs of ``step``, counted from 0.
+        decay: factor of ``step``.
         decay_epochs: epochs of the fall of ``wsd``.
         momentum: part of the velocity that a step of sgd or lars keeps.
         nesterov: look ahead along the velocity.

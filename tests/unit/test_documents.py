@@ -53,7 +53,7 @@ every_command = pytest.mark.parametrize("words", COMMANDS, ids=COMMANDS.values()
 #: Of a second or two, without ranks and without files that other commands write.
 CHEAP = {
     "collectives": ("list", "cost", "draw", "fit", "export", "explore"),
-    "mpitrain": ("schedules", "submit", "examples"),
+    "mpitrain": ("schedules", "submit", "examples", "keys"),
 }
 
 

@@ -1,0 +1,97 @@
+"""``mpitrain keys``: the tables and keys of a job file, in the terminal, as lines and as a page."""
+
+import difflib
+import re
+from collections.abc import Iterable
+from importlib.resources import files
+
+from rich.console import Console, Group
+from rich.table import Table as Grid
+from rich.text import Text
+
+from mpitrain.config import ConfigError
+from mpitrain.config.keys import Key, Table, tables
+
+#: Columns of what stands on the left in a terminal.
+_LEFT = 30
+
+
+def keys(name: str | None, *, as_markdown: bool = False) -> None:
+    """Prints a table, or all: laid out in a terminal, and elsewhere a line for each key.
+
+    Args:
+        name: the table's.
+        as_markdown: as ``docs/job.md`` has them, all with what is written there by hand.
+
+    Raises:
+        ConfigError: there is no such table.
+    """
+    chosen = _chosen(name)
+    if as_markdown:
+        print(page(chosen) if name is None else "\n".join(map(_section, chosen)), end="")
+        return
+    console = Console(highlight=False, markup=False)
+    if console.is_terminal:
+        console.print(Group(*map(_grid, chosen)))
+        return
+    for table in chosen:
+        for key in table.keys:
+            print(f"{table.name}.{_assigned(key)} ({key.values}): {key.text}")
+
+
+def page(chosen: Iterable[Table]) -> str:
+    """The whole of ``docs/job.md``."""
+    head = (files("mpitrain.commands") / "pages/job.md").read_text(encoding="utf-8")
+    return head + "".join(f"\n{_section(table)}" for table in chosen)
+
+
+def _chosen(name: str | None) -> list[Table]:
+    found = tables()
+    if name is None:
+        return found
+    known = [table.name for table in found]
+    asked = name.strip("[]")
+    if asked not in known:
+        near = difflib.get_close_matches(asked, known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+        raise ConfigError(f"a job file has no table {asked!r}; {hint}")
+    return [table for table in found if table.name in (asked, f"{asked}.groups")]
+
+
+def _assigned(key: Key) -> str:
+    """``lr = 0.05``; of a key without a default its name."""
+    return f"{key.name} = {key.default}" if key.default else key.name
+
+
+def _grid(table: Table) -> Group:
+    """For a terminal: on the left a key and what it takes, on the right its meaning."""
+    grid = Grid(box=None, show_header=False, pad_edge=False, padding=(0, 2, 1, 0))
+    grid.add_column(width=_LEFT, overflow="fold")
+    grid.add_column(overflow="fold")
+    for key in table.keys:
+        left = Text(_assigned(key), style="bold")
+        grid.add_row(left.append(f"\n{key.values}", style="not bold dim"), Text(key.text))
+    return Group(Text(table.header, style="bold reverse"), *map(Text, (*table.text, "")), grid)
+
+
+def _section(table: Table) -> str:
+    """In Markdown."""
+    lines = [f"### {table.header}", ""]
+    for text in table.text:
+        lines += [_linked(text), ""]
+    lines += ["| key | default | values | meaning |", "| --- | --- | --- | --- |"]
+    for key in table.keys:
+        default = f"`{key.default}`" if key.default else ""
+        cells = (f"`{key.name}`", default, _coded(key.values), _linked(key.text))
+        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _coded(values: str) -> str:
+    """Choices as code, and words as they are."""
+    return re.sub(r'"[^"]*"|true|false', r"`\g<0>`", values)
+
+
+def _linked(text: str) -> str:
+    """A link to each document of the same folder."""
+    return re.sub(r"docs/(\w+\.md)", r"[\1](\1)", text)

@@ -1,0 +1,148 @@
+"""The tables of a job file and their keys, as the docstrings of their classes describe them."""
+
+import json
+import re
+from collections.abc import Iterator
+from inspect import cleandoc
+from types import UnionType
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
+
+import msgspec
+from msgspec import Struct, inspect
+
+from mpitrain.config.tables import Config, Group
+
+#: Upper limits from here on only keep numbers within a type's range.
+_NO_LIMIT = 2**31 - 1
+
+
+class Key(NamedTuple):
+    """A key.
+
+    Attributes:
+        name: as it is written.
+        values: what it takes, in words and choices.
+        default: as it is written in TOML; empty if it has none.
+        text: what it means, with code in backquotes.
+    """
+
+    name: str
+    values: str
+    default: str
+    text: str
+
+
+class Table(NamedTuple):
+    """A table.
+
+    Attributes:
+        name: as its header is written, without the brackets.
+        is_list: whether there may be several of it, each under a header in double brackets.
+        text: paragraphs of what holds for all of its keys.
+        keys: in the order of its class.
+    """
+
+    name: str
+    is_list: bool
+    text: list[str]
+    keys: list[Key]
+
+    @property
+    def header(self) -> str:
+        """As the job file has it."""
+        return f"[[{self.name}]]" if self.is_list else f"[{self.name}]"
+
+
+def tables() -> list[Table]:
+    """All tables of a job file."""
+    found = []
+    for field in msgspec.structs.fields(Config):
+        found.append(_table(field.name, field.type))
+        if field.name == "optim":
+            found.append(_table("optim.groups", Group, is_list=True))
+    return found
+
+
+def _table(name: str, kind: type[Struct], *, is_list: bool = False) -> Table:
+    head, _, listed = cleandoc(kind.__doc__ or "").partition("\n\nAttributes:\n")
+    paragraphs = [" ".join(part.split()) for part in head.removeprefix(f"[{name}]").split("\n\n")]
+    told = dict(_attributes(listed))
+    keys = [
+        Key(field.name, _values(field.type), _default(field), told[field.name])
+        for field in msgspec.structs.fields(kind)
+    ]
+    return Table(name, is_list, [_code(text) for text in paragraphs if text], keys)
+
+
+def _attributes(listed: str) -> Iterator[tuple[str, str]]:
+    """Each key with its text; several that are described together all have it."""
+    for part in re.split(r"^    (?=\S)", listed, flags=re.MULTILINE)[1:]:
+        names, _, text = part.partition(":")
+        for name in names.split(","):
+            yield name.strip(), _code(" ".join(text.split()))
+
+
+def _code(text: str) -> str:
+    return text.replace("``", "`")
+
+
+def _default(field: msgspec.structs.FieldInfo) -> str:
+    value = field.default
+    return "" if value is msgspec.NODEFAULT or value is None else _toml(value)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    return _number(value) if isinstance(value, float) else json.dumps(value)
+
+
+def _number(value: float) -> str:
+    """``0.05``, ``1e-8``, ``65536``."""
+    return re.sub(r"\.0$|(?<=e)\+?0?", "", str(value)).replace("e-0", "e-")
+
+
+def _values(kind: Any) -> str:
+    *others, last = _alternatives(kind)
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def _alternatives(kind: Any) -> list[str]:
+    """What a key of a type takes, in the order of the type."""
+    if get_origin(kind) is Literal:
+        return [_toml(value) for value in get_args(kind)]
+    if get_origin(kind) in (Union, UnionType):
+        return [words for one in get_args(kind) for words in _alternatives(one)]
+    found = inspect.type_info(kind)
+    match found:
+        case inspect.BoolType():
+            return ["true", "false"]
+        case inspect.IntType():
+            return [f"whole number{_range(found)}"]
+        case inspect.FloatType():
+            return [f"number{_range(found)}"]
+        case inspect.StrType():
+            return ["text"]
+        case inspect.VarTupleType():
+            (words,) = _alternatives(get_args(kind)[0])
+            noun, _, limits = words.partition(" from ")
+            return [f"list of {noun}s from {limits}" if limits else f"list of {words}s"]
+        case inspect.StructType():
+            return ["table"]
+        case inspect.NoneType():
+            return []
+    raise TypeError(f"no words for {kind}")
+
+
+def _range(kind: inspect.IntType | inspect.FloatType) -> str:
+    """`` from 0 to 3``, `` above 0, below 1``, or nothing."""
+    limits = (("above", kind.gt), ("from", kind.ge), ("below", kind.lt), ("to", kind.le))
+    found = [
+        f"{word} {_number(limit)}"
+        for word, limit in limits
+        if limit is not None and not (word == "to" and limit >= _NO_LIMIT)
+    ]
+    if len(found) == 1 and found[0].startswith("from"):
+        found[0] += " on"
+    between = " " if kind.ge is not None and kind.le is not None else ", "
+    return f" {between.join(found)}" if found else ""

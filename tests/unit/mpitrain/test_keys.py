@@ -1,0 +1,118 @@
+"""``mpitrain keys``: every key is described, in the terminal, as lines and on the page."""
+
+import io
+import os
+import re
+import subprocess
+import sys
+from inspect import cleandoc
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from mpitrain.__main__ import main
+from mpitrain.commands import keys as command
+from mpitrain.config import Config, Group
+from mpitrain.config.keys import tables
+
+ROOT = Path(__file__).parents[3]
+TABLES = {table.name: table for table in tables()}
+
+
+def key(table, name):
+    (found,) = (key for key in TABLES[table].keys if key.name == name)
+    return found
+
+
+def test_the_page_is_what_the_command_prints(capsys):
+    assert main(["keys", "--markdown"]) == 0
+    written = (ROOT / "docs/job.md").read_text()
+    assert capsys.readouterr().out == written, "mpitrain keys --markdown > docs/job.md"
+
+
+def test_every_key_is_described_and_nothing_else():
+    classes = {field.name: field.type for field in msgspec.structs.fields(Config)}
+    classes["optim.groups"] = Group
+    assert classes.keys() == TABLES.keys()
+    for name, kind in classes.items():
+        fields = [field.name for field in msgspec.structs.fields(kind)]
+        assert [key.name for key in TABLES[name].keys] == fields
+        listed = cleandoc(kind.__doc__).partition("\nAttributes:\n")[2]
+        told = re.findall(r"^    (\w[\w, ]*):", listed, re.MULTILINE)
+        assert sorted(n for names in told for n in names.split(", ")) == sorted(fields)
+        assert all(key.text and key.values for key in TABLES[name].keys)
+
+
+@pytest.mark.parametrize(
+    ("place", "default", "values"),
+    [
+        ("run.device", '"cpu"', '"cpu", "cuda" or "auto"'),
+        ("run.loss_scale", "65536", "number above 0"),
+        ("optim.epsilon", "1e-8", "number above 0"),
+        ("optim.momentum", "0.9", "number from 0, below 1"),
+        ("optim.groups.names", "", "list of texts"),
+        ("optim.groups.weight_decay", "", "number from 0 on"),
+        ("data.workers", "0", "whole number from 0 to 256"),
+        ("model.hidden", "[64]", "list of whole numbers from 1 on"),
+        ("parallel.overlap", "true", 'true, false or "auto"'),
+        ("parallel.partition", '"even"', '"even", "auto" or list of whole numbers from 1 on'),
+        ("server.bound", "3", 'whole number from -1 on or "none"'),
+    ],
+)
+def test_defaults_and_values_are_in_words(place, default, values):
+    table, _, name = place.rpartition(".")
+    assert key(table, name)[1:3] == (values, default)
+
+
+def test_a_default_can_be_written_as_it_is_shown(tmp_path):
+    from mpitrain.config import load
+
+    lines = [
+        f"{table.header}\n"
+        + "".join(f"{k.name} = {k.default}\n" for k in table.keys if k.name != "groups")
+        for table in TABLES.values()
+        if not table.is_list
+    ]
+    (tmp_path / "job.toml").write_text("\n".join(lines))
+    assert load(tmp_path / "job.toml") == Config()
+
+
+def test_elsewhere_than_in_a_terminal_a_key_is_a_line(capsys):
+    assert main(["keys", "optim"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(TABLES["optim"].keys) + len(TABLES["optim.groups"].keys)
+    assert "optim.lr = 0.05 (number above 0): learning rate for a batch of" in lines[1]
+    assert all(line.startswith("optim.") and "\x1b" not in line for line in lines)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_terminal_is_not_too_narrow(monkeypatch, width):
+    out = io.StringIO()
+    terminal = Console(file=out, force_terminal=True, width=width, color_system=None)
+    monkeypatch.setattr(command, "Console", lambda **_: terminal)
+    command.keys(None)
+    lines = re.sub(r"\x1b\[[\d;]*m", "", out.getvalue()).splitlines()
+    assert max(map(len, lines)) <= width
+    text = "".join(lines)
+    assert "…" not in text
+    for table in TABLES.values():
+        assert table.header in text
+        assert all(key.name in text for key in table.keys)
+
+
+def test_a_table_that_there_is_not_is_one_sentence(capsys):
+    assert main(["keys", "optm"]) == 2
+    told = capsys.readouterr().err
+    assert told == "mpitrain: a job file has no table 'optm'; did you mean 'optim'?\n"
+
+
+def test_keys_need_no_mpi():
+    told = subprocess.run(
+        [sys.executable, "-m", "mpitrain", "keys", "[data]"],
+        cwd=ROOT, capture_output=True, text=True,
+        env={**os.environ, "MPI4PY_LIBMPI": "/nowhere/libmpi.so"},
+    )  # fmt: skip
+    assert (told.returncode, told.stderr) == (0, "")
+    assert told.stdout.startswith('data.name = "digits"')
