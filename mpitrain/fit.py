@@ -112,6 +112,11 @@ class Trainer(trainer.Trainer):
             settings["loss"], loss = {"name": loss} if isinstance(loss, str) else loss, None
         if isinstance(model, Mapping) and model and not _is_of_layers(model):
             settings["model"], model = model, None
+        if not hasattr(settings.get("layers", 0), "__index__"):
+            raise ConfigError(
+                "layers: this is model.layers, the number of blocks of a gpt; give layers of your "
+                'own as model={"name": layer, ...}, or a torch module as model=module'
+            )
         if metrics is not None and not isinstance(metrics, Mapping):
             settings["evaluate"] = {**settings.get("evaluate", {}), "metrics": list(metrics)}
             metrics = None

@@ -96,7 +96,7 @@ class Placed(ClosedTogether):
 
     def __init__(
         self,
-        comm: Communicator,
+        comm: MPI.Intracomm,
         config: Config,
         *,
         span: Span = no_span,
@@ -114,7 +114,8 @@ class Placed(ClosedTogether):
         """Load the data, initialise the parameters from the seed, bind the communication.
 
         Args:
-            comm: as many ranks as the job's layout has.
+            comm: as many ranks as the job's layout has; one of plain mpi4py becomes a
+                :class:`collectives.Communicator`.
             config: the job.
             span: records what is done when.
             stop: asks to stop after a step.
@@ -141,6 +142,7 @@ class Placed(ClosedTogether):
                 f"federated.clients = {config.federated.clients}: mpitrain.federated.Trainer and "
                 "mpitrain train have clients; set it to 0 here"
             )
+        comm = comm if isinstance(comm, Communicator) else Communicator(comm)
         self.comm = comm
         if comm.delays_messages:
             expect_on_link(config)

@@ -610,6 +610,11 @@ class Odd(Waves):
         ({"schedule": "cosine"}, TypeError, "schedule is a key of several tables"),
         ({"batchsize": 4}, TypeError, "batchsize is no setting of a job; did you mean batch_size?"),
         ({"name": "adam"}, TypeError, "key of several tables"),
+        (
+            {"layers": {"one": mpitrain.nn.ReLU()}},
+            ConfigError,
+            'layers: this is model.layers, .* give layers of your own as model={"name": layer, ',
+        ),
         ({"batch_size": 0}, ConfigError, "train.batch_size"),
         ({"train_data": None}, TypeError, "test_data without train_data"),
         ({"test_data": Quadrants(30, 2)}, DataError, "train_data has labels of float64, shape"),

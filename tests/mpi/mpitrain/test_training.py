@@ -50,6 +50,17 @@ def test_replicas_are_bitwise_equal_after_an_epoch(comm, algorithm):
         assert len(set(replicas)) == 1
 
 
+def test_a_communicator_of_plain_mpi4py_becomes_one_of_ours(comm):
+    found = []
+    for given in (comm, MPI.COMM_WORLD):
+        with Trainer(given, mlp(algorithm="ring")) as trainer:
+            assert isinstance(trainer.comm, Communicator)
+            list(islice(trainer.run_epoch(0), 2))
+            found.append(trainer.store.parameters.tobytes())
+    assert found[0] == found[1]
+    assert MPI.COMM_WORLD.allreduce(1) == RANKS
+
+
 @pytest.mark.mpi(min_size=2)
 def test_a_replica_that_diverges_is_caught_on_all_ranks(comm):
     trainer = Trainer(comm, mlp())
