@@ -24,6 +24,8 @@ STATUS = 124
 #: How long the others may take to answer, and how long ranks wait for one to write the report.
 _ANSWER_S = 1.0
 _GRACE_S = 3.0
+#: How often a thread that answers looks whether it is still needed.
+_LOOK_S = 0.1
 
 
 class Watchdog:
@@ -149,10 +151,13 @@ class Watchdog:
         }
 
     def _stalled(self, call: Entered) -> None:
-        answering = threading.Thread(target=self._keep_answering, daemon=True)
+        over = threading.Event()
+        answering = threading.Thread(target=self._keep_answering, args=(over,), daemon=True)
         answering.start()
         answers = self._peers.ask(_ANSWER_S)
         if self.calls.current is not call:  # it went on after all
+            over.set()
+            answering.join()
             return
         answers[self._peers.rank] = self._status()
         waiting = [r for r, s in answers.items() if s["waits"] and s["number"] == call.number]
@@ -168,14 +173,13 @@ class Watchdog:
             self._comm.Abort(STATUS)
         os._exit(STATUS)
 
-    def _keep_answering(self) -> None:
+    def _keep_answering(self, over: threading.Event) -> None:
         """The others ask at the same time."""
-        while True:
-            try:
-                self._peers.socket.settimeout(_GRACE_S)
-                self._peers.answer(self._status())
-            except OSError:
-                return
+        with selectors.DefaultSelector() as ready:
+            ready.register(self._peers.socket, selectors.EVENT_READ)
+            while not over.is_set():
+                if ready.select(_LOOK_S):
+                    self._peers.answer(self._status())
 
     def _report(self, call: Entered, answers: dict[int, dict[str, Any]]) -> str:
         """What one of the waiting ranks says for all."""

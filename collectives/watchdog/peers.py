@@ -13,7 +13,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-#: Largest answer with stacks, in bytes: it must fit a datagram.
+#: Largest answer with its stack, in bytes: it must fit a datagram.
 MOST_BYTES = 32_000
 #: A datagram may get lost, so a rank is asked this often.
 _TRIES = 3
@@ -36,6 +36,7 @@ class Peers:
             self.job = list(range(self.size))
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.socket.bind(("", 0))
+        self.socket.setblocking(False)
         host, port = socket.gethostname(), self.socket.getsockname()[1]
         #: Nobody outside of the job gets an answer.
         self.token = comm.bcast(secrets.token_hex(16))
@@ -46,10 +47,17 @@ class Peers:
         self._ports = [port for _, _, port in told]
 
     def answer(self, status: dict[str, Any]) -> None:
-        """Answers one question that has come in; ``status`` must be short JSON."""
-        question, address = self.socket.recvfrom(100)
-        if question.decode(errors="replace") == self.token:
-            self.socket.sendto(json.dumps(status).encode()[:MOST_BYTES], address)
+        """Answers one question that has come in, if no other thread has taken it.
+
+        Args:
+            status: JSON, short but for its ``"stack"``, a text that loses its beginning where the
+                answer would be longer than ``MOST_BYTES``.
+        """
+        # Whoever asked asks again, and no failure here may end the thread that watches.
+        with contextlib.suppress(OSError):
+            question, address = self.socket.recvfrom(100)
+            if question.decode(errors="replace") == self.token:
+                self.socket.sendto(_fitting(status), address)
 
     def ask(self, seconds: float) -> dict[int, dict[str, Any]]:
         """The status of every other rank that answers in time."""
@@ -81,6 +89,16 @@ class Peers:
     def close(self) -> None:
         """No more answers."""
         self.socket.close()
+
+
+def _fitting(status: dict[str, Any]) -> bytes:
+    """Whole JSON of at most ``MOST_BYTES``; characters take one to six of them."""
+    while True:
+        encoded = json.dumps(status, ensure_ascii=False).encode(errors="replace")
+        stack = status["stack"]
+        if len(encoded) <= MOST_BYTES or not stack:
+            return encoded
+        status = {**status, "stack": stack[len(stack) // 8 + 1 :]}
 
 
 def _send(asking: socket.socket, token: str, route: tuple[str, int]) -> None:

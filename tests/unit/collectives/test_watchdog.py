@@ -1,0 +1,103 @@
+"""What ranks tell one another of a hang, and that a false alarm leaves the watchdog as it was."""
+
+import socket
+import threading
+from time import monotonic, sleep
+
+import pytest
+
+pytest.importorskip("mpi4py")
+from mpi4py import MPI
+
+from collectives.watchdog.history import History
+from collectives.watchdog.monitor import Watchdog
+from collectives.watchdog.peers import MOST_BYTES, Peers
+
+
+@pytest.fixture
+def watchdog():
+    made = Watchdog(MPI.Intracomm(MPI.COMM_SELF), 0.2)
+    yield made
+    made.close()
+
+
+def question(peers, text):
+    """Whether ``peers`` answers a datagram within a second."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        asking.settimeout(1)
+        asking.sendto(text.encode(), ("127.0.0.1", peers.socket.getsockname()[1]))
+        try:
+            return bool(asking.recv(MOST_BYTES + 1))
+        except TimeoutError:
+            return False
+
+
+def test_a_question_that_another_thread_has_taken(watchdog):
+    real, came = watchdog._peers.answer, threading.Event()
+
+    def racing(status):
+        watchdog._peers.answer = real
+        watchdog._peers.socket.recvfrom(100)
+        real(status)
+        came.set()
+
+    watchdog._peers.answer = racing
+    assert not question(watchdog._peers, "taken")
+    assert came.wait(1) and watchdog._thread.is_alive()
+    assert question(watchdog._peers, watchdog._peers.token)
+
+
+def test_a_false_alarm(watchdog):
+    """The call goes on while the others are asked."""
+    before, asked = threading.active_count(), threading.Event()
+
+    def slow(seconds):
+        watchdog.leave(call)
+        asked.set()
+        return {}
+
+    watchdog._peers.ask = slow
+    call = watchdog.calls.enter("allreduce")
+    assert asked.wait(3)
+    end = monotonic() + 2
+    while threading.active_count() > before and monotonic() < end:
+        sleep(0.02)
+    assert threading.active_count() == before and watchdog._thread.is_alive()
+    assert question(watchdog._peers, watchdog._peers.token)
+
+
+@pytest.mark.parametrize(
+    "stack", ["x" * 20_000, "ä" * 20_000, "\N{MUSICAL SYMBOL G CLEF}\n" * 9000]
+)
+def test_a_stack_of_any_letters_arrives(stack):
+    asking, asked = Peers(MPI.COMM_SELF), Peers(MPI.COMM_SELF)
+    asking.size, asking.addresses = 2, [["127.0.0.1"]] * 2
+    asking._ports, asking.token = [1, asked._ports[0]], asked.token
+    over = threading.Event()
+
+    def serve():
+        while not over.wait(0.01):
+            asked.answer({"rank": 1, "stack": stack})
+
+    serving = threading.Thread(target=serve, daemon=True)
+    serving.start()
+    answers = asking.ask(2.0)
+    over.set()
+    serving.join(1)
+    for peers in (asking, asked):
+        peers.close()
+    told = answers[1]["stack"]
+    assert stack.endswith(told) and len(told.encode()) > MOST_BYTES // 3
+
+
+def test_what_is_complete():
+    calls = History()
+    outer = calls.enter("allreduce")
+    calls.leave(calls.enter("a message", numbered=False))
+    assert calls.current is outer and (calls.completed, outer.number) == (0, 1)
+    inner = calls.enter("barrier")
+    calls.leave(inner)
+    calls.leave(outer)
+    assert calls.completed == 2
+    alone = calls.enter("a message", numbered=False)
+    assert str(alone).startswith("a message at ") and str(inner).startswith("#2 barrier at ")
