@@ -15,17 +15,19 @@ _NOT_THE_USER = (__name__.partition(".")[0], "contextlib")
 class Entered:
     """One call: what it was, where the user's code made it, and when it began and ended."""
 
-    __slots__ = ("begun", "code", "ended", "line", "number", "outer", "what")
+    __slots__ = ("begun", "code", "ended", "line", "number", "numbered", "outer", "what")
 
     def __init__(
         self,
         number: int,
+        numbered: bool,
         what: tuple[object, ...],
         outer: "Entered | None",
         code: CodeType | None,
         line: int,
     ) -> None:
         self.number = number
+        self.numbered = numbered
         self.what = what
         self.outer = outer
         self.code = code
@@ -44,7 +46,9 @@ class Entered:
         if not self.ended:
             lasted = f"under way for {now - self.begun:.1f} s"
         what = " ".join(str(part) for part in self.what if part is not None)
-        return f"#{self.number} {what} at {self.site}, {now - self.begun:.1f} s ago, {lasted}"
+        if self.numbered:
+            what = f"#{self.number} {what}"
+        return f"{what} at {self.site}, {now - self.begun:.1f} s ago, {lasted}"
 
 
 class History:
@@ -52,7 +56,7 @@ class History:
 
     Attributes:
         current: the call that this rank is in, if any.
-        completed: number of the last call that ended.
+        completed: the highest number of a call that has ended.
     """
 
     def __init__(self) -> None:
@@ -69,7 +73,7 @@ class History:
             numbered: all ranks make it, so that its number says how far each of them is.
         """
         self._made += numbered
-        call = Entered(self._made, what, self.current, *call_site())
+        call = Entered(self._made, numbered, what, self.current, *call_site())
         self._kept.append(call)
         self.current = call
         return call
@@ -77,7 +81,8 @@ class History:
     def leave(self, call: Entered) -> None:
         """It has ended."""
         call.ended = monotonic()
-        self.completed = call.number
+        if call.numbered:  # others bear the number of the last that began, which may go on
+            self.completed = max(self.completed, call.number)
         self.current = call.outer
         call.outer = None
 
