@@ -119,29 +119,38 @@ class Engine:
 
     def close(self) -> None:
         """Releases plans and the duplicate.  Collective."""
-        if self.watchdog is not None:
-            self.watchdog.close()
-            self.watchdog = None
-        self.underway.drain()
-        self.underway.forget()
-        self._plans.free()
-        self._forget()
-        self.resources.close()
+        with self.after_plans("close"):
+            self.underway.forget()
+            self._plans.free()
+            self._forget()
+            self.resources.close()
+        self._close_watchdog()
 
     def revoke(self) -> None:
         """Lets go of everything without asking the other ranks, some of which may be dead."""
-        if self.watchdog is not None:
-            self.watchdog.close()
-            self.watchdog = None
+        self._close_watchdog()
         self._plans.forget()
         self._forget()
         self.underway.forget()
         self.resources.revoke()
 
+    def _close_watchdog(self) -> None:
+        if self.watchdog is not None:
+            self.watchdog.close()
+            self.watchdog = None
+
     def waiting(self, what: str, by_all: bool = True) -> AbstractContextManager[None]:
         """A block that waits for other ranks; ``by_all`` if all of them do it, in one order."""
         watchdog = self.watchdog
         return watchdog.waiting(what, numbered=by_all) if watchdog else nullcontext()
+
+    @contextmanager
+    def after_plans(self, what: str) -> Iterator[None]:
+        """A block that all ranks enter, once the plans of this communicator have ended, which all
+        of them have started."""
+        with self.waiting(what):
+            self.underway.drain()
+            yield
 
     @contextmanager
     def _watched(self, arguments: Arguments, algorithm: Algorithm | str | None) -> Iterator[None]:

@@ -305,6 +305,7 @@ WAITS = {
     "native": 'comm.Allreduce(MPI.IN_PLACE, items, algorithm="native")',
     "barrier": "comm.Barrier()",
     "shared": "comm.Allreduce(MPI.IN_PLACE, window, algorithm='direct')",
+    "close": 'comm.Iallreduce(MPI.IN_PLACE, items, algorithm="ring"); comm.close()',
     "plan": 'comm.Iallreduce(MPI.IN_PLACE, items, algorithm="ring").Wait()',
 }
 

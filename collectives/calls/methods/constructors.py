@@ -15,16 +15,16 @@ class Constructors(MPI.Intracomm):
     _engine: Engine
 
     def Clone(self) -> Self:
-        self._engine.underway.drain()
-        return self._like(super().Clone())
+        with self._engine.after_plans("clone"):
+            return self._like(super().Clone())
 
     def Dup(self, info: MPI.Info | None = None) -> Self:
-        self._engine.underway.drain()
-        return self._like(super().Dup(info))
+        with self._engine.after_plans("dup"):
+            return self._like(super().Dup(info))
 
     def Dup_with_info(self, info: MPI.Info) -> Self:
-        self._engine.underway.drain()
-        return self._like(super().Dup_with_info(info))
+        with self._engine.after_plans("dup_with_info"):
+            return self._like(super().Dup_with_info(info))
 
     def Idup(self, info: MPI.Info | None = None) -> tuple[Self, MPI.Request]:
         """Usable once its request is complete.
@@ -39,22 +39,24 @@ class Constructors(MPI.Intracomm):
         return self._duplicate(super().Idup_with_info, info)
 
     def Create(self, group: MPI.Group) -> Self:
-        self._engine.underway.drain()
-        return self._like(super().Create(group))
+        with self._engine.after_plans("create"):
+            return self._like(super().Create(group))
 
     def Split(self, color: int = 0, key: int = 0) -> Self:
-        self._engine.underway.drain()
-        return self._like(super().Split(color, key))
+        with self._engine.after_plans("split"):
+            return self._like(super().Split(color, key))
 
     def Split_type(self, split_type: int, key: int = 0, info: MPI.Info = MPI.INFO_NULL) -> Self:
-        self._engine.underway.drain()
-        return self._like(super().Split_type(split_type, key, info))
+        with self._engine.after_plans("split_type"):
+            return self._like(super().Split_type(split_type, key, info))
 
     def Create_group(self, group: MPI.Group, tag: int = 0) -> Self:
-        return self._like(super().Create_group(group, tag))
+        with self._engine.waiting("create_group", by_all=False):
+            return self._like(super().Create_group(group, tag))
 
     def Shrink(self) -> Self:
-        return self._like(super().Shrink())
+        with self._engine.waiting("shrink", by_all=False):
+            return self._like(super().Shrink())
 
     def _like(self, comm: MPI.Comm) -> Self:
         """``comm`` with this communicator's settings."""

@@ -62,5 +62,4 @@ class Objects(MPI.Intracomm):
             return super().Alltoallw(sendbuf, recvbuf)
 
     def _blocking(self, what: str) -> AbstractContextManager[None]:
-        self._engine.underway.drain()
-        return self._engine.waiting(what)
+        return self._engine.after_plans(what)

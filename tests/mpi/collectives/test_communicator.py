@@ -298,6 +298,27 @@ def test_split_and_dup(comm):
     copy.Free()
 
 
+@pytest.mark.parametrize("method", ["allreduce", "Clone", "Dup", "Split", "Create", "close"])
+def test_the_watchdog_sees_plans_that_a_method_ends_first(monkeypatch, method):
+    comm = Communicator(MPI.COMM_SELF, timeout=100)
+    engine, watchdog, waits = comm._engine, comm._engine.watchdog, []
+    drain = engine.underway.drain
+
+    def draining():
+        waits.append((watchdog.calls.current and watchdog.calls.current.what[0], watchdog._stop))
+        drain()
+
+    monkeypatch.setattr(engine.underway, "drain", draining)
+    given = {"allreduce": [1], "Create": [comm.group]}.get(method, [])
+    made = getattr(comm, method)(*given)
+    assert waits and all(what and method.lower() in what for what, _ in waits)
+    assert not any(stopped for _, stopped in waits)
+    for one in (made, comm):
+        if isinstance(one, Communicator):
+            one.close()
+    assert watchdog._stop and not watchdog._thread.is_alive()
+
+
 def test_memory_that_only_some_ranks_share(comm):
     """The ranks agree on messages if one of them passes ordinary memory."""
     window = comm.empty(50, float)
