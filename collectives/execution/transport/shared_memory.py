@@ -73,7 +73,8 @@ class NodeMemory:
         self._runs = [RunCount() for _ in range(SLOTS)]
         self._fences = None if platform.machine() in ("x86_64", "AMD64") else Fences(comm)
         # With a core each, polling is the fastest wait; without, it keeps the awaited from running.
-        self._polite = comm.size > (os.cpu_count() or 1)
+        cores = set[int]().union(*comm.allgather(os.sched_getaffinity(0)))
+        self._polite = comm.size > len(cores)
         # Nobody sends itself such a message, so the library looks at all that it has to do.
         tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767
         self._progress = partial(comm.Iprobe, comm.rank, tag)

@@ -340,6 +340,17 @@ def test_a_node_that_does_not_share_memory(monkeypatch):
         assert "shared" not in comm.last_plan.reason
 
 
+@pytest.mark.parametrize("cores", ["one", "each its own"])
+def test_ranks_that_share_cores_yield_them(monkeypatch, cores):
+    """However many the machine has."""
+    own = {0} if cores == "one" else {MPI.COMM_WORLD.rank}
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: own)
+    with Communicator(MPI.COMM_WORLD) as comm:
+        comm.empty(3)
+        polite = cores == "one" and comm.size > 1
+        assert comm._engine.resources.node._polite == polite
+
+
 def refuse(*arguments):
     raise PermissionError("not in this container")
 
