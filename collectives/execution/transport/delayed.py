@@ -11,6 +11,7 @@ machine do, in containers and network namespaces, too; others are refused.  Neit
 the slow start of TCP are modelled; what MPI itself takes comes on top where it is longer.
 """
 
+import copyreg
 import os
 import re
 import threading
@@ -264,9 +265,23 @@ def delayed(link: Link | str) -> type[DelayedTransport]:
     return _transport(Link.read(link) if isinstance(link, str) else link)
 
 
+class _OfLink(type):
+    """The classes that :func:`delayed` makes while the program runs."""
+
+
 @cache
 def _transport(link: Link) -> type[DelayedTransport]:
-    return type("DelayedTransport", (DelayedTransport,), {"adapter": Adapter(link)})
+    made: Any = _OfLink("DelayedTransport", (DelayedTransport,), {"adapter": Adapter(link)})
+    return made
+
+
+def _reduce(transport: Any) -> Any:
+    """For pickle, which finds such a class by its link, and one derived of it by its name."""
+    link = transport.adapter.link
+    return (delayed, (link,)) if transport is _transport(link) else transport.__qualname__
+
+
+copyreg.pickle(_OfLink, _reduce)
 
 
 def clock() -> int:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from collectives import Communicator, InvalidBuffer, MismatchError, UnknownAlgorithm
+from collectives import Communicator, InvalidBuffer, MismatchError, UnknownAlgorithm, delayed
 from collectives.algorithms import ALGORITHMS, names
 from collectives.calls.library import library
 from collectives.calls.tuner import Situation, choose, load
@@ -506,6 +506,10 @@ def test_a_communicator_is_made_of_a_handle_and_pickled_with_its_settings():
         assert (items == comm.size).all()
         assert again.last_plan.algorithm == "ring"
         again.close()
+        with Communicator(comm, transport=delayed("latency=1us")) as late:
+            again = pickle.loads(pickle.dumps(late))
+            assert again.delays_messages and again._engine.settings == late._engine.settings
+            again.close()
         twin = comm.Dup()
         with pytest.raises(ValueError, match="cannot serialize"):
             pickle.dumps(twin)

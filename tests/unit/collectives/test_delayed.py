@@ -1,5 +1,6 @@
 """A slower link: what its text says, and when messages leave and arrive on it."""
 
+import pickle
 from math import inf
 
 import numpy as np
@@ -9,6 +10,15 @@ pytest.importorskip("mpi4py")
 from collectives.calls.settings import Settings
 from collectives.execution.transport.checked import CheckedTransport
 from collectives.execution.transport.delayed import Adapter, DelayedTransport, Link, delayed
+
+
+class Derived(delayed("home")):
+    """A program's own."""
+
+
+@pytest.mark.parametrize("made", [delayed("far"), delayed("home"), DelayedTransport, Derived])
+def test_transports_are_pickled(made):
+    assert pickle.loads(pickle.dumps(Settings(transport=made))).transport is made
 
 
 @pytest.mark.parametrize(
