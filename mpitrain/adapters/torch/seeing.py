@@ -112,7 +112,9 @@ class BatchNorm(Seeing):
             normal = (rows - mean) / torch.sqrt(variance + self.epsilon)
         if self.weight is not None:
             normal = normal * self.weight + self.bias
-        return normal.transpose(1, -1)
+        normal = normal.transpose(1, -1)
+        # As torch's own, lest a module's view() of it fail.
+        return normal.contiguous() if x.is_contiguous() else normal
 
 
 class _Normalised(torch.autograd.Function):

@@ -200,13 +200,33 @@ class TakesNoEmptyBatch(torch.nn.Module):
         return self.leave(y.view(x.size(0), -1))
 
 
-@pytest.mark.parametrize("norm", [False, True], ids=["plain", "batch norm"])
+class OfImages(torch.nn.Module):
+    """Batch norm of channels, and a ``view`` of what comes out of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.enter, self.leave = torch.nn.Conv2d(1, 4, 2), torch.nn.Linear(8, 1)
+        self.norm = torch.nn.BatchNorm2d(4)
+
+    def forward(self, x):
+        y = torch.relu(self.norm(self.enter(x.view(-1, 1, 2, 3))))
+        return self.leave(y.view(x.size(0), -1))
+
+
+FIRST = {
+    "plain": lambda: TakesNoEmptyBatch(False),
+    "batch norm": lambda: TakesNoEmptyBatch(True),
+    "of images": OfImages,
+}
+
+
+@pytest.mark.parametrize("first", FIRST)
 @pytest.mark.parametrize("parallel", layouts())
-def test_ranks_without_samples(comm, folder, alone, parallel, norm):
+def test_ranks_without_samples(comm, folder, alone, parallel, first):
     """Of the last batch of an epoch, which has one sample, and of a test on three."""
     changed = {
         "model": lambda: torch.nn.Sequential(
-            TakesNoEmptyBatch(norm), *(torch.nn.Linear(1, 1) for _ in range(RANKS - 1))
+            FIRST[first](), *(torch.nn.Linear(1, 1) for _ in range(RANKS - 1))
         ),
         "train_data": Waves(49, 1),
         "test_data": Waves(3, 2),
