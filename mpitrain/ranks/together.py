@@ -13,6 +13,8 @@ from mpi4py import MPI
 from collectives.launch import abort_on_exception, aborts
 
 T = TypeVar("T")
+#: Whose classes of errors are the same on all ranks.
+_OURS = ("collectives", "mpitrain")
 
 
 def together(comm: MPI.Intracomm, act: Callable[[], T], *kinds: type[Exception]) -> T:
@@ -24,20 +26,34 @@ def together(comm: MPI.Intracomm, act: Callable[[], T], *kinds: type[Exception])
         kinds: errors that are told to the others; any other one ends the job.
 
     Raises:
-        Exception: one of ``kinds``, on all ranks: the first rank's that had one.
+        Exception: one of ``kinds``, on all ranks: the first rank's that had one.  A subclass of a
+            program's own, which other ranks may not have, is named in the text.
     """
     own: Exception | None = None
     try:
         result = act()
     except kinds as error:
         own = error
-    told = comm.allgather(None if own is None else (type(own), str(own), socket.gethostname()))
+    told = comm.allgather(None if own is None else (*_as(own, kinds), socket.gethostname()))
     failed = [(rank, *one) for rank, one in enumerate(told) if one]
     if not failed:
         return result
-    rank, kind, text, host = failed[0]
+    rank, which, text, host = failed[0]
+    kind = kinds[which] if isinstance(which, int) else which
     where = "" if len(failed) == comm.size else f" (rank {rank} of {comm.size}, on {host})"
     raise kind(f"{text}{where}") from own
+
+
+def _as(own: Exception, kinds: tuple[type[Exception], ...]) -> tuple[int | type[Exception], str]:
+    """What all ranks can raise of a text alone, as its number in ``kinds`` or a class of ours; and
+    the text."""
+    found = type(own)
+    if found in kinds:
+        return kinds.index(found), str(own)
+    if found.__module__.partition(".")[0] in _OURS:
+        return found, str(own)
+    which = next(number for number, kind in enumerate(kinds) if isinstance(own, kind))
+    return which, f"{found.__name__}: {own}"
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from mpi4py import MPI
 from msgspec.structs import replace
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from collectives import Communicator
+from collectives import CollectiveError, Communicator, CorruptMessage
 from collectives.algorithms import names
 from mpitrain import nn
 from mpitrain.config import ConfigError
@@ -20,6 +20,7 @@ from mpitrain.models import Model
 from mpitrain.parallel.replicas import ReplicaMismatch
 from mpitrain.pipeline.profiles import measure
 from mpitrain.ranks.threads import limit_blas_threads
+from mpitrain.ranks.together import together
 from mpitrain.run import train
 from mpitrain.step.agreement import NonFinite
 from mpitrain.training.trainer import Trainer
@@ -82,6 +83,38 @@ def test_initial_values_that_differ_are_caught_before_the_first_step(comm, folde
         train(trainer)
     assert trainer.steps_done == 0
     trainer.close()
+
+
+class Two(RuntimeError):
+    def __init__(self, one, two):
+        super().__init__(f"{one} and {two}")
+
+
+def _fails(how):
+    class Local(RuntimeError):
+        pass
+
+    found = {"local": Local, "ours": CorruptMessage, "same": CollectiveError}
+    raise Two("so it", "is") if how == "two" else found[how]("so it is")
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize(
+    ("how", "kind", "text"),
+    [
+        ("local", RuntimeError, "Local: so it is"),
+        ("two", RuntimeError, "Two: so it and is"),
+        ("ours", CorruptMessage, "so it is"),
+        ("same", CollectiveError, "so it is"),
+    ],
+)
+def test_what_one_rank_raises_all_raise_whatever_its_class(comm, how, kind, text):
+    last = comm.rank == RANKS - 1
+    with pytest.raises(kind) as caught:
+        together(comm, lambda: _fails(how) if last else None, CollectiveError, RuntimeError)
+    assert str(caught.value).startswith(f"{text} (rank {RANKS - 1} of {RANKS}, on ")
+    assert (caught.value.__cause__ is not None) == last
+    assert type(caught.value) is kind
 
 
 def spoil(trainer):
