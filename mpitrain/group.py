@@ -33,7 +33,10 @@ class TensorGroup:
         return share(length, self.rank, self.size)
 
     def sum(self, x: Array, op: MPI.Op = MPI.SUM) -> Array:
-        """Sum of x over the ranks, a new array; the same bits on all of them."""
+        """Sum of x over the ranks, the same bits on all of them.
+
+        x stays as it is; the result is a new array, or x itself on a rank by itself.
+        """
         if self.comm is None:
             return x
         y = array_namespace(x).array(x, order="C")

@@ -24,7 +24,9 @@ class Later(Protocol):
 
 
 class Device(Protocol):
-    """A CPU or a GPU.  On a GPU, work is queued: only :meth:`get` and :meth:`clock` wait.
+    """A CPU or a GPU.
+
+    On a GPU, work is queued: :meth:`get`, :meth:`read` and :meth:`clock` wait for it.
 
     Attributes:
         name: for people, as ``cpu`` or ``cuda:0 NVIDIA H100``.

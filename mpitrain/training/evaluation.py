@@ -22,6 +22,8 @@ def evaluate(trainer: Trainer, epoch: int) -> Epoch:
 
     Raises:
         DataError: on all ranks; there are no samples to test on, or a rank cannot read one.
+        ConfigError: on all ranks; a layer, a loss or a metric of the program's own is no function
+            of its inputs.
     """
     test, size = trainer.data.test, trainer.config.train.batch_size
     if test is None:

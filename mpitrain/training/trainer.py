@@ -90,6 +90,11 @@ class Trainer(Placed):
         """The steps of a pass over the training samples that are not done yet.
 
         Raises:
+            DataError: on all ranks; one of them cannot read a sample.
+            NonFinite: on all ranks; a loss or a gradient is not finite.
+            ConfigError: on all ranks; a layer, a loss or a metric of the program's own is no
+                function of its inputs.
+            ReplicaMismatch: on all ranks; they hold different values.
             CorruptMessage: on one rank, naming the step, where messages carry checksums.
         """
         self._lap = perf_counter()
