@@ -247,10 +247,15 @@ def _measured(
     with ExitStack() as stack:
         stack.enter_context(redirect_stdout(io.StringIO()))
         trainer = Trainer(comm, job, stop=limit)
+        shared: tuple[type[Exception], ...] = (*trainer.shared_errors, CheckpointError)
         try:
-            test = train(trainer, tell=tell).test_loss
-        except Stopped:  # all ranks together, and nothing is under way
-            test = evaluate(trainer, 0).test_loss
+            try:
+                test = train(trainer, tell=tell).test_loss
+            except Stopped:  # all ranks together, and nothing is under way
+                test = evaluate(trainer, 0).test_loss
+        except shared:
+            trainer.close()
+            raise
         encoded, working = _of_codes(trainer, job)
         dense, algorithm = trainer.dense_bytes, trainer.store.algorithm
         trainer.close()

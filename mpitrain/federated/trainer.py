@@ -43,6 +43,7 @@ class Trainer(fit.Trainer):
     """
 
     federates = True
+    shared_errors = (*fit.Trainer.shared_errors, RoundError)
 
     def __init__(
         self, comm: MPI.Intracomm | None = None, config: Config | None = None, **given: Any
@@ -60,11 +61,16 @@ class Trainer(fit.Trainer):
                     "and federated.server"
                 )
         super().__init__(comm, config, **given)
+        with self._closed_if_refused():
+            self._choose_clients()
+
+    def _choose_clients(self) -> None:
+        """Split the samples among clients, and make what trains them and moves the server."""
         own, run = self.config.federated, self.config.run
         if not own.clients:
             raise ConfigError("federated.clients = 0; set it, or take mpitrain.Trainer")
         if own.secure:
-            keys.check()
+            together(self.comm, keys.check, ConfigError)
         if isinstance(self.data.train, Streamed):
             raise ConfigError(
                 "federated: the training data are read in turn, and clients have samples here and "
@@ -89,6 +95,7 @@ class Trainer(fit.Trainer):
         if self.comm.size > 1:
             self.store.algorithm, self.store.reason = self._wire.algorithm, "of whole numbers"
         self._local = LocalTrainer(self.config, self.data, layers=self._layers, loss=self._loss)
+        self._opened.callback(self._local.close)
         # [optim] is the clients'.
         self.server = Server(
             self.grid, cast(Replicated, self.store), own, self.config.optim.average
@@ -208,8 +215,3 @@ class Trainer(fit.Trainer):
         every = sorted(told for some in self.comm.allgather(own) for told in some)
         seen = sum(samples for _, _, samples in every)
         return (sum(loss for _, loss, _ in every) / seen if seen else float("nan")), seen
-
-    def close(self) -> None:
-        """Free what was bound to communicators."""
-        self._local.close()
-        super().close()

@@ -121,6 +121,8 @@ class _NodeCopy:
         self.across = comm.Split(self.node.rank, comm.rank)
         sizes = comm.allgather(self.node.size)
         if len(set(sizes)) > 1:
+            self.across.Free()
+            self.node.Free()
             raise ConfigError(
                 f"parallel.node_shared needs as many ranks on every node, not {sorted(set(sizes))}"
             )

@@ -62,6 +62,7 @@ class ServedTrainer(Trainer):
     """
 
     serves = True
+    shared_errors = (*Trainer.shared_errors, LogError)
 
     def _open_grid(self) -> None:
         self.roles = self._roles()
@@ -78,6 +79,8 @@ class ServedTrainer(Trainer):
         for comm in (self._group, self._alike):
             use_once(comm)
         self._wire = MPI.Intracomm(self.comm).Dup()
+        for one in (self._group, self._alike, self._wire):
+            self._opened.callback(one.Free)
 
     def _roles(self) -> Roles:
         return roles(self.config.server, self.comm.size)
@@ -117,6 +120,8 @@ class ServedTrainer(Trainer):
         places = [layout.place(rank) for rank in range(self.roles.workers)]
         self._worker_reads = [reads(pipeline, report, place) for place in places]
         self._order = together(self.comm, self._ordered, ConfigError)
+        if self._order:
+            self._opened.callback(self._order.close)
         if self._is_server:
             self._bind_server()
             return
@@ -158,11 +163,14 @@ class ServedTrainer(Trainer):
         size, dtype = piece.parameters.size, piece.parameters.dtype
         codec = self._push_codec()
         self._clients = Clients(self._wire, leaders, size, dtype, self._traffic, codec)
+        self._opened.callback(self._clients.free)
         self._serving = Serving(self.comm, self._clients, shard, leaders, self._begins)
         self._shard = shard
 
     def _bind_worker(self) -> None:
         self._to_servers = self._link()
+        if self._to_servers:
+            self._opened.callback(self._to_servers.free)
         store = cast(WholeGradients, self.store)
         self._worker = Worker(
             self._group,
@@ -358,16 +366,3 @@ class ServedTrainer(Trainer):
     def straggler(self) -> Straggler | None:
         """A worker, or a server, that is much slower than the others."""
         return self._busy.slowest(self.comm, self._is_server, self.steps_done)
-
-    def close(self) -> None:
-        """Free what was bound to communicators."""
-        if self._order:
-            self._order.close()
-        if self._is_server:
-            self._clients.free()
-        elif self._to_servers:
-            self._to_servers.free()
-        super().close()
-        self._wire.Free()
-        self._alike.Free()
-        self._group.Free()

@@ -1,6 +1,7 @@
 """The parts of a job on these ranks: data, layout, model, parameters, pipeline."""
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from math import lcm
 from pathlib import Path
@@ -9,11 +10,11 @@ from typing import Any, ClassVar
 
 from mpi4py import MPI
 
-from collectives import CheckedTransport, Communicator
+from collectives import CheckedTransport, Communicator, UnknownAlgorithm
 from mpitrain import models, nn
 from mpitrain.arrays import Array
 from mpitrain.config import Config, ConfigError, expect_on_link
-from mpitrain.data import Dataset, Sampler, load
+from mpitrain.data import DataError, Dataset, Sampler, load
 from mpitrain.data.everywhere import load_on_all
 from mpitrain.data.own import Own
 from mpitrain.data.stream import Streamed
@@ -28,7 +29,7 @@ from mpitrain.optim.optimizers import Optimizer
 from mpitrain.optim.own_schedule import Factor, Schedule
 from mpitrain.parallel.arena import Arena
 from mpitrain.parallel.grid import Place, ProcessGrid, shared_name
-from mpitrain.parallel.replicas import check_replicas
+from mpitrain.parallel.replicas import ReplicaMismatch, check_replicas
 from mpitrain.parallel.replicated import Replicated
 from mpitrain.parallel.store import Store
 from mpitrain.parallel.trial import Trial
@@ -39,6 +40,7 @@ from mpitrain.pipeline.runtime import Runner, Span, no_span
 from mpitrain.pipeline.stage import LayerStage, Stage
 from mpitrain.ranks.stop import StopFlag
 from mpitrain.ranks.together import ClosedTogether, together
+from mpitrain.step.agreement import NonFinite
 from mpitrain.step.ledger import Ledger
 from mpitrain.step.precision import CastWeights, LossScale, compute_type
 from mpitrain.step.update import Updater
@@ -93,6 +95,10 @@ class Placed(ClosedTogether):
     serves: ClassVar[bool] = False
     #: Whether it is for jobs with clients.
     federates: ClassVar[bool] = False
+    #: What its methods raise on all ranks or on none.
+    shared_errors: ClassVar[tuple[type[Exception], ...]] = (
+        ConfigError, DataError, NonFinite, ReplicaMismatch, UnknownAlgorithm,
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -137,6 +143,8 @@ class Placed(ClosedTogether):
             ReplicaMismatch: on all ranks, if ``layers`` bring different values.
             collectives.UnknownAlgorithm: an option of the all-reduce does not fit the ranks.
         """
+        #: What is closed in the end, the last one first.
+        self._opened = ExitStack()
         if config.federated.clients and not self.federates:
             raise ConfigError(
                 f"federated.clients = {config.federated.clients}: mpitrain.federated.Trainer and "
@@ -187,6 +195,22 @@ class Placed(ClosedTogether):
         self._table = own_schedule.agreed(
             comm, config.optim, schedule, self.sampler.steps_per_epoch, self.total_steps
         )
+        with self._closed_if_refused():
+            self._bind(loss, metrics)
+
+    @contextmanager
+    def _closed_if_refused(self) -> Iterator[None]:
+        """What is refused on all ranks is closed; after an error of one rank alone, closing, which
+        is collective, would wait for the others."""
+        try:
+            yield
+        except self.shared_errors:
+            self.close()
+            raise
+
+    def _bind(self, loss: Loss | None, metrics: Mapping[str, Metric] | None) -> None:
+        """Make what is bound to communicators; collective."""
+        config = self.config
         self._open_grid()
         self.metrics = (
             metrics
@@ -226,6 +250,7 @@ class Placed(ClosedTogether):
 
         together(self.comm, outlined, ConfigError)
         self.grid = ProcessGrid(self.comm, layout, self._shared.values(), self.device.xp)
+        self._opened.callback(self.grid.close)
         self.model = models.build(
             self.config,
             self.data,
@@ -262,6 +287,7 @@ class Placed(ClosedTogether):
         )
         self._column: Communicator | None = None
         self.store = self._hold(self.device.put(flat))
+        self._opened.callback(self.store.close)
         folder = config.parallel.offload
         offload = build.mapped(Path(folder), self.comm.rank) if folder else None
         grouping = self._grouped()
@@ -276,6 +302,8 @@ class Placed(ClosedTogether):
             self.device,
         )
         self.strategy = self._strategy()
+        self._opened.callback(self.strategy.close)
+        self._opened.callback(self.strategy.quiesce)
 
     def _strategy(self) -> Strategy:
         config, store = self.config, self.store
@@ -370,6 +398,7 @@ class Placed(ClosedTogether):
             most=config.train.batch_size,
             reads=stage in (0, last),
         )
+        self._opened.callback(self.feed.close)
 
     def _passes(self) -> Iterator[tuple[int, Forward | None]]:
         """Who takes samples forward through each virtual stage, and how, if it is this rank."""
@@ -445,9 +474,5 @@ class Placed(ClosedTogether):
         return Trial() if self.comm.allreduce(self.store.set_overlap(True), MPI.LOR) else None
 
     def close(self) -> None:
-        """Free what was bound to communicators."""
-        self.feed.close()
-        self.strategy.quiesce()
-        self.strategy.close()
-        self.store.close()
-        self.grid.close()
+        """Free what was bound to communicators; a second call does nothing."""
+        self._opened.close()

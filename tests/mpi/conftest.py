@@ -40,6 +40,26 @@ def comm():
 
 
 @pytest.fixture
+def split_off(monkeypatch):
+    """The communicators that are split off in a test, and not freed yet."""
+    there = []
+    split, free = Communicator.Split, Communicator.Free
+
+    def noted(self, *args):
+        there.append(split(self, *args))
+        return there[-1]
+
+    def freed(self):
+        if self in there:
+            there.remove(self)
+        free(self)
+
+    monkeypatch.setattr(Communicator, "Split", noted)
+    monkeypatch.setattr(Communicator, "Free", freed)
+    return there
+
+
+@pytest.fixture
 def folder(comm, tmp_path):
     """One folder for all ranks."""
     return Path(comm.bcast(str(tmp_path)))

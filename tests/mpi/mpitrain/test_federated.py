@@ -467,7 +467,7 @@ def test_without_bits_a_secure_sum_has_as_many_as_fit(comm):
 
 
 @pytest.mark.quick_on(2)
-def test_a_torch_module_is_trained_as_layers_are(comm):
+def test_a_torch_module_is_trained_as_layers_are(comm, split_off):
     torch = pytest.importorskip("torch")
 
     def module():
@@ -488,6 +488,7 @@ def test_a_torch_module_is_trained_as_layers_are(comm):
 
     with pytest.raises(ConfigError, match=r"keeps running means \(.*running_mean.*take group or"):
         federated.Trainer(comm, config, model=with_means)
+    assert not split_off
 
 
 @pytest.mark.slow

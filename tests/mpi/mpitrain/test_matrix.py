@@ -10,6 +10,7 @@ from collectives import Communicator, delayed
 from mpitrain.bench.matrix import Extent, run
 from mpitrain.config import ConfigError, load
 from mpitrain.report.results import DENSE, SHARED, Cell, Result, read_matrix, write_matrix
+from mpitrain.step.agreement import NonFinite
 from mpitrain.training.trainer import Trainer
 
 pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(3), pytest.mark.at_most(5)]
@@ -125,6 +126,17 @@ def test_what_has_a_result_is_not_run_again(comm, folder):
     assert matrix.cells[cell("bf16").key].why == "the ranks ended in it 2 times"
     with pytest.raises(ConfigError, match="3 steps and 60 s a cell, not of"):
         run(comm, folder, wanted, Extent(4, 60.0), "again")
+
+
+def test_a_cell_that_fails_leaves_no_communicator_behind(comm, folder, monkeypatch, split_off):
+    def failing(trainer, **given):
+        assert split_off
+        raise NonFinite("as it goes")
+
+    monkeypatch.setattr("mpitrain.bench.matrix.train", failing)
+    found = run(comm, folder, [cell()], EXTENT, "again").cells[cell().key]
+    assert (found.state, found.why) == ("failed", "as it goes")
+    assert not split_off
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_of_all(comm, folder):

@@ -3,6 +3,7 @@
 import os
 import re
 from itertools import islice
+from multiprocessing import active_children
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from collectives import CollectiveError, Communicator, CorruptMessage
 from collectives.algorithms import names
 from mpitrain import nn
-from mpitrain.config import ConfigError
+from mpitrain.config import ConfigError, Sync
 from mpitrain.data import DataError
 from mpitrain.metrics import Skipped
 from mpitrain.models import Model
@@ -115,6 +116,32 @@ def test_what_one_rank_raises_all_raise_whatever_its_class(comm, how, kind, text
     assert str(caught.value).startswith(f"{text} (rank {RANKS - 1} of {RANKS}, on ")
     assert (caught.value.__cause__ is not None) == last
     assert type(caught.value) is kind
+
+
+def test_a_job_that_is_refused_leaves_nothing_behind(comm, monkeypatch, split_off):
+    """Of communicators, and of processes that read ahead; neither does one that is closed."""
+    config = mlp()
+    config = replace(config, data=replace(config.data, workers=1))
+    in_pieces = replace(config, sync=Sync(kind="local", fragments=4))
+    unknown = replace(config, checkpoint=replace(config.checkpoint, best="nonsense"))
+    for refused in (in_pieces, unknown):
+        with pytest.raises(ConfigError, match=r"4 fragments|nonsense"):
+            Trainer(comm, refused)
+        assert not split_off and not active_children()
+
+    def last(trainer):
+        assert split_off and active_children()
+        raise ConfigError("at the end")
+
+    with monkeypatch.context() as patch, pytest.raises(ConfigError, match="at the end"):
+        patch.setattr(Trainer, "_begin_trial", last)
+        Trainer(comm, config)
+    assert not split_off and not active_children()
+    trainer = Trainer(comm, config)
+    assert split_off
+    trainer.close()
+    trainer.close()
+    assert not split_off and not active_children()
 
 
 def spoil(trainer):
