@@ -48,7 +48,8 @@ def train(trainer: Trainer, *, go_on: bool = False, tell: Write | None = None) -
         tell: is called with each record, on all ranks.
 
     Raises:
-        NonFinite: on all ranks, before anything that is not finite goes into a checkpoint.
+        NonFinite: on all ranks, before anything that is not finite goes into a checkpoint; one that
+            was being written is complete then, as after other errors of all ranks.
         mpitrain.parallel.replicas.ReplicaMismatch: on all ranks.
         mpitrain.checkpoint.CheckpointError: on all ranks, when one cannot be written.
         Stopped: on all ranks, after a checkpoint, if a rank was asked to stop.
@@ -78,10 +79,18 @@ def train(trainer: Trainer, *, go_on: bool = False, tell: Write | None = None) -
                 lambda: remove_trace(folder) if trainer.comm.rank == 0 else None,
                 ConfigError,
             )
+        shared: tuple[type[Exception], ...] = (*trainer.shared_errors, CheckpointError)
         try:
             return _to_the_end(trainer, writer, resumed, tell)
         except MPI.Exception:
             writer.abandon()
+            raise
+        except shared as error:
+            # All ranks are here: the checkpoint that is being written is of a step that went well.
+            try:
+                writer.finish()
+            except CheckpointError as another:
+                error.add_note(str(another))
             raise
 
 

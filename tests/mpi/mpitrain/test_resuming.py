@@ -12,9 +12,11 @@ from mpitrain.checkpoint import Checkpoint, CheckpointError, Writer
 from mpitrain.config import Checkpoint as CheckpointTable
 from mpitrain.config import ConfigError
 from mpitrain.metrics import Step, read_records
+from mpitrain.parallel.replicas import ReplicaMismatch
 from mpitrain.ranks.stop import StopFlag, Stopped
 from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.run import checkpoints, resume, save, train
+from mpitrain.step.agreement import NonFinite
 from mpitrain.training.trainer import Trainer
 from tests.mpi.mpitrain.layouts import curve, few, job, layouts, mlp, text_job, whole
 
@@ -294,6 +296,37 @@ def test_a_rank_that_is_asked_to_stop_stops_all_of_them(comm, folder):
         expected = whole(comm, trainer)
     for name, values in expected.items():
         np.testing.assert_array_equal(found[name], values)
+
+
+@pytest.mark.parametrize("how", ["the loss", "a replica", "the disk"])
+def test_an_error_of_all_ranks_completes_the_checkpoint_of_the_step_before(comm, folder, how):
+    config = mlp()
+    config = replace(
+        config,
+        run=replace(config.run, dir=str(folder), log_every=1000, check_every=1),
+        checkpoint=CheckpointTable(every=2),
+    )
+
+    def spoil(trainer):
+        if trainer.steps_done == 2 and comm.rank == RANKS - 1:
+            trainer.store.parameters[0] = 7.0 if how == "a replica" else np.nan
+        if trainer.steps_done == 2 and how == "the disk" and comm.rank == 0:
+            (folder / "checkpoints" / "step-00000002").write_text("in the way")
+
+    kind = ReplicaMismatch if how == "a replica" and RANKS > 1 else NonFinite
+    if how == "a replica" and RANKS == 1:
+        pytest.skip("a rank is as itself")
+    trainer = Trainer(comm, config, before_step=spoil)
+    with pytest.raises(kind) as caught:
+        train(trainer)
+    trainer.close()
+    found = [path.name for path in (folder / "checkpoints").iterdir()]
+    if how == "the disk":
+        assert "cannot write a checkpoint" in "".join(caught.value.__notes__)
+        return
+    assert found == ["step-00000002"]
+    with Trainer(comm, config) as trainer:
+        assert resume(trainer).step == 2
 
 
 def test_a_checkpoint_has_every_tensor_whole(comm, folder):
