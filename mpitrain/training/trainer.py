@@ -15,7 +15,6 @@ from msgspec import UNSET, UnsetType
 from collectives import CorruptMessage
 from mpitrain import nn
 from mpitrain.arrays import Array, Scalar
-from mpitrain.data import DataError
 from mpitrain.metrics import Overlap, Round, Skipped, Step, Straggler, Synced, Times
 from mpitrain.optim.lr import learning_rate, scaled_rate
 from mpitrain.parallel.replicas import check_replicas
@@ -51,40 +50,41 @@ class Trainer(Placed):
         themselves what they have together.  What is done meanwhile ends with a message from every
         rank, so that nobody is still reading.
         """
-        together = self.strategy.consensus()
-        if together is not None:
-            with self._replaced(together):
-                yield
-            return
-        if not self.config.optim.average:
+        back = self._replace()
+        if back is None:
             yield
             return
-        self._exchange()
+        self.refresh()
         try:
             yield
-        except DataError:  # of all ranks, which may go on
-            self._exchange()
+        except BaseException as error:
+            back()
+            # Of one rank alone, the others do not wait to share what is sharded.
+            if self.store.is_replicated or isinstance(error, self.shared_errors):
+                self.refresh()
             raise
-        self._exchange()
+        back()
+        self.refresh()
 
-    @contextmanager
-    def _replaced(self, together: Array) -> Iterator[None]:
-        """The parameters are the workers' together, or the mean of their averages."""
-        if self.config.optim.average:
+    def _replace(self) -> Callable[[], None] | None:
+        """What is tested takes the place of the own pieces; the result puts these back."""
+        together = self.strategy.consensus()
+        average = self.config.optim.average
+        if together is None:
+            if not average:
+                return None
+            self.updater.exchange()
+            return self.updater.exchange
+        if average:
             together = self.strategy.mean(self.updater.slot(AVERAGE))
         parameters = cast(Replicated, self.store).parameters
         own = parameters.copy()
         parameters[...] = together
-        self.refresh()
-        try:
-            yield
-        finally:
-            parameters[...] = own
-            self.refresh()
 
-    def _exchange(self) -> None:
-        self.updater.exchange()
-        self.refresh()
+        def back() -> None:
+            parameters[...] = own
+
+        return back
 
     def run_epoch(self, epoch: int) -> Iterator[Step | Skipped | Round]:
         """The steps of a pass over the training samples that are not done yet.

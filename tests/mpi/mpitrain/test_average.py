@@ -152,17 +152,39 @@ def test_a_checkpoint_without_averages_is_refused(comm, folder):
         resume(trainer)
 
 
+@pytest.mark.parametrize("kind", [DataError, ConfigError])
 @pytest.mark.parametrize("zero", [0, 1, 3])
-def test_a_test_that_fails_leaves_the_trained_values(comm, zero):
+def test_a_test_that_fails_leaves_the_trained_values(comm, zero, kind):
     with Trainer(comm, averaging(mlp(zero=zero))) as trainer:
         list(islice(trainer.run_epoch(0), 2))
         before = whole(comm, trainer)
-        with pytest.raises(DataError, match="bad sector"), trainer.averaged():
+        with pytest.raises(kind, match="bad sector"), trainer.averaged():
             inside = whole(comm, trainer)
             assert not all(np.array_equal(inside[name], values) for name, values in before.items())
-            raise DataError("bad sector")
+            raise kind("bad sector")
         after = whole(comm, trainer)
         assert all(np.array_equal(after[name], values) for name, values in before.items())
+        trainer.check_replicas("after the test")
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_what_one_rank_alone_raises_in_a_test_keeps_nobody_waiting(comm, zero):
+    """It has its own pieces again; where they are shards, the others have not seen that yet."""
+    trainer = Trainer(comm, averaging(mlp(zero=zero)))
+    list(islice(trainer.run_epoch(0), 2))
+    before = [piece.parameters.copy() for piece in trainer.store.pieces]
+    alone, others = comm.rank == 0, zero == 0
+    try:
+        with trainer.averaged():
+            assert not np.array_equal(before[0], trainer.store.pieces[0].parameters)
+            comm.Barrier()
+            if alone or not others:
+                raise RuntimeError("of this rank")
+    except RuntimeError:
+        assert alone or not others
+    for piece, values in zip(trainer.store.pieces, before, strict=True):
+        np.testing.assert_array_equal(piece.parameters, values)
+    trainer.close()
 
 
 class Slotted(SGD):
