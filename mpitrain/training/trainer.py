@@ -1,6 +1,6 @@
 """A step of a job on any layout of ranks; :mod:`mpitrain.run` has the loop."""
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from itertools import islice
@@ -34,9 +34,14 @@ class Trainer(Placed):
     """Trains a job's model on the ranks of ``comm``, in the layout that the job asks for.
 
     Every layout computes the same global mean loss and gradient as one process, up to rounding;
-    what several ranks hold stays the same bit by bit, which is checked before the first step and
-    after every epoch.
+    what several ranks hold stays the same bit by bit, which :meth:`run_epoch` checks after every
+    epoch, and :func:`mpitrain.train` before the first step, too.
+
+    Attributes:
+        records: of the steps that have become known with the last call of :meth:`step`.
     """
+
+    records: Sequence[Step | Skipped] = ()
 
     def stop_reason(self) -> str:
         """Why a rank was asked to stop."""
@@ -109,11 +114,11 @@ class Trainer(Placed):
                 if self._before_step:
                     self._before_step(self)
                 try:
-                    yield from (
-                        self.window(epoch, some, held)
-                        if asynchronous
-                        else self._known(self.step(epoch, some[0], held))
-                    )
+                    if asynchronous:
+                        yield from self.window(epoch, some, held)
+                    else:
+                        self.step(epoch, some[0], held)
+                        yield from self.records
                 except CorruptMessage as error:
                     raise CorruptMessage(f"step {self.steps_done + 1}: {error}") from error
                 if self.stopping:
@@ -143,12 +148,22 @@ class Trainer(Placed):
             held: of its micro-batches those that this rank needs; by default they are read now.
 
         Returns:
-            Its record; None if the ranks tell each other of it later (``sync.agree``).
+            Its record; None if the ranks tell each other of it later, which is after
+            ``sync.agree`` steps and at the end of an epoch: :attr:`records` has them all then.
 
         Raises:
             DataError: on all ranks; one of them cannot read a sample.
-            NonFinite: on all ranks; the parameters are those before this step.
+            NonFinite: on all ranks; the parameters are those before this step.  Where the ranks
+                tell each other later, each worker has left out the steps that were not finite.
+            ConfigError: on all ranks, when they tell each other; a layer, a loss or a metric of
+                the program's own is no function of its inputs.
         """
+        self.records = ()
+        self.records = self._known(self._step(epoch, batch, held))
+        return self.records[-1] if self.records else None
+
+    def _step(self, epoch: int, batch: Array, held: Held | None) -> Step | Skipped | None:
+        """The same; None if the ranks tell each other later."""
 
         def update(number: int, loss: Scalar) -> Step | Skipped | None:
             with self.span("reduce", "communicate"), self.comm.waiting("the sum of gradients"):

@@ -485,6 +485,35 @@ def test_a_sample_of_one_worker_that_is_not_finite_is_named_where_they_agree(com
             list(trainer.run_epoch(0))
 
 
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("why", ["a gradient", "a signal"])
+def test_who_takes_steps_by_themselves_hears_of_it_where_the_ranks_agree(comm, why):
+    config = replace(config_of("mlp", "local"), sync=Sync(kind="local", period=4, agree=5))
+    stop = StopFlag()
+    with Trainer(comm, config, stop=stop) as trainer:
+        batches = list(trainer.sampler.batches(0))
+        told = []
+        for batch in batches[:5]:
+            told.append(trainer.step(0, batch))
+            assert len(trainer.records) == (5 if len(told) == 5 else 0)
+        assert told[:4] == [None] * 4 and told[4] is trainer.records[-1]
+        assert [record.step for record in trainer.records] == [1, 2, 3, 4, 5]
+        if comm.rank == RANKS - 1:
+            if why == "a signal":
+                stop.reason = "a test"
+            else:
+                trainer.store.parameters[0] = np.nan
+        for batch in batches[5:9]:
+            trainer.step(0, batch)
+        assert not trainer.stopping
+        if why == "a gradient":
+            with pytest.raises(NonFinite, match="not finite at step 6"):
+                trainer.step(0, batches[9])
+        else:
+            assert trainer.step(0, batches[9]).step == 10
+            assert trainer.stopping and trainer.stop_reason() == "a test"
+
+
 def test_what_cannot_be_is_refused_on_all_ranks(comm):
     with pytest.raises(ConfigError, match="a model of 3 layers cannot be cut into 4 fragments"):
         Trainer(comm, replace(mlp(), sync=Sync(kind="local", fragments=4)))
