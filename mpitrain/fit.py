@@ -204,9 +204,16 @@ class Trainer(trainer.Trainer):
             if isinstance(record, Epoch):
                 tests.append(record)
 
+        given = self._stop
         with all_or_nobody(self.comm):
-            with stop_flag(60.0, self.comm) as self._stop, limit_blas_threads(self.comm):
-                train(self, go_on=resume, tell=tell)
+            try:
+                with (
+                    stop_flag(60.0, self.comm, beside=given) as self._stop,
+                    limit_blas_threads(self.comm),
+                ):
+                    train(self, go_on=resume, tell=tell)
+            finally:
+                self._stop = given
             if self.module is not None:
                 from mpitrain.adapters.torch import load_into
 

@@ -24,13 +24,21 @@ class StopFlag:
         reason: why, or empty.
     """
 
-    def __init__(self, deadline: float | None = None) -> None:
-        """``deadline``: seconds since the epoch after which to stop."""
+    def __init__(self, deadline: float | None = None, beside: "StopFlag | None" = None) -> None:
+        """Nobody has asked.
+
+        Args:
+            deadline: seconds since the epoch after which to stop.
+            beside: another flag that asks for the same.
+        """
         self.reason = ""
         self._deadline = deadline
+        self._beside = beside
 
     def raised(self) -> bool:
         """Whether to stop."""
+        if not self.reason and self._beside is not None and self._beside.raised():
+            self.reason = self._beside.reason
         if not self.reason and self._deadline is not None and time() >= self._deadline:
             self.reason = "the time limit is near"
         return bool(self.reason)
@@ -45,15 +53,17 @@ def stop_flag(
     grace_s: float,
     comm: MPI.Intracomm = MPI.COMM_SELF,
     environment: Mapping[str, str] = os.environ,
+    beside: StopFlag | None = None,
 ) -> Iterator[StopFlag]:
     """A flag that SIGTERM and SIGUSR1 raise, and the end of a SLURM job ``grace_s`` before it.
 
-    ``SLURM_JOB_END_TIME``, where SLURM sets it, is when the job is killed.  Collective to enter.
+    ``SLURM_JOB_END_TIME``, where SLURM sets it, is when the job is killed.  A flag ``beside`` it
+    that is raised raises it, too.  Collective to enter.
 
     Raises:
         ConfigError: on all ranks of ``comm``, if that is no time.
     """
-    flag = StopFlag(together(comm, lambda: _deadline(grace_s, environment), ConfigError))
+    flag = StopFlag(together(comm, lambda: _deadline(grace_s, environment), ConfigError), beside)
     former = {number: signal.signal(number, flag.hear) for number in _HEARD}
     try:
         yield flag

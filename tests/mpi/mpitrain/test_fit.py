@@ -1,6 +1,8 @@
 """``mpitrain.Trainer``: a torch model, a data set, a loss and metrics of one's own."""
 
+import os
 import random
+import signal
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from mpitrain.data import DataError
 from mpitrain.fields import fields
 from mpitrain.metrics import Overlap
 from mpitrain.optim.optimizers import Adam
+from mpitrain.ranks.stop import StopFlag, Stopped
 from mpitrain.run import train
 from mpitrain.training.trainer import Trainer
 
@@ -654,6 +657,29 @@ class Odd(Waves):
 def test_bad_input_is_one_sentence_on_all_ranks(comm, folder, changed, error, message):
     with pytest.raises(error, match=message), made(folder, **changed) as trainer:
         trainer.fit()
+
+
+def test_a_flag_of_the_programs_own_and_signals_stop_it(comm, folder):
+    stop = StopFlag()
+    with made(folder, stop=stop) as trainer:
+        if comm.rank == RANKS - 1:
+            stop.reason = "asked by the program"
+        with pytest.raises(Stopped, match=r"step 1 of 10 \(asked by the program\)"):
+            trainer.fit()
+        stop.reason = ""
+    if RANKS > 1:
+        comm.Barrier()
+
+    def kill(trainer):
+        if trainer.steps_done == 2 and comm.rank == RANKS - 1:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    with made(folder, stop=stop, before_step=kill) as trainer:
+        with pytest.raises(Stopped, match=r"step 3 of 10 \(signal SIGUSR1\)"):
+            trainer.fit()
+        assert not stop.reason
+        trainer.fit(resume=True)
+        assert trainer.steps_done == 10
 
 
 @pytest.mark.parametrize("workers", [0, 2])
