@@ -17,6 +17,7 @@ from mpitrain.metrics import Epoch, Record
 from mpitrain.objective import Loss
 from mpitrain.objective.metrics import Averaged, Metric
 from mpitrain.pipeline.runtime import Span, no_span
+from mpitrain.ranks.same import expect_same_job
 from mpitrain.ranks.stop import StopFlag, stop_flag
 from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.ranks.together import all_or_nobody, together
@@ -104,72 +105,91 @@ class Trainer(trainer.Trainer):
                 module, ``dtype`` is that of its parameters.
 
         Raises:
-            TypeError: a keyword that is no setting.
+            TypeError: on all ranks: a keyword that is no setting.
             ConfigError, DataError: as :class:`mpitrain.training.trainer.Trainer`.
         """
         whole = comm if isinstance(comm, Communicator) else Communicator(comm or MPI.COMM_WORLD)
-        if isinstance(loss, str | Mapping):
-            settings["loss"], loss = {"name": loss} if isinstance(loss, str) else loss, None
-        if isinstance(model, Mapping) and model and not _is_of_layers(model):
-            settings["model"], model = model, None
-        if not hasattr(settings.get("layers", 0), "__index__"):
-            raise ConfigError(
-                "layers: this is model.layers, the number of blocks of a gpt; give layers of your "
-                'own as model={"name": layer, ...}, or a torch module as model=module'
-            )
-        if metrics is not None and not isinstance(metrics, Mapping):
-            settings["evaluate"] = {**settings.get("evaluate", {}), "metrics": list(metrics)}
-            metrics = None
-        if isinstance(optimizer, str):
-            settings["optim"], optimizer = {"name": optimizer, **settings.get("optim", {})}, None
-        if hasattr(schedule, "last_epoch"):
-            raise ConfigError(
-                "schedule: give a function that makes the scheduler of an optimiser, as lambda "
-                f"optimizer: {type(schedule).__name__}(optimizer, ...), not the scheduler"
-            )
-        if schedule is not None and not callable(schedule):  # a name, which two tables have
-            settings["schedule"], schedule = schedule, None
-        job = configured(config or Config(), settings)
-        right = trainer_of(job)
-        if not isinstance(self, right) or (right is Trainer and isinstance(self, ServedTrainer)):
-            raise ConfigError(
-                f"[server]: such a job is trained by mpitrain.fit.{right.__name__}; take that one"
-            )
-        if optimizer and (job.parallel.schedule == "asynchronous" or job.optim.groups):
-            raise ConfigError(
-                "optimizer: parallel.schedule = 'asynchronous' and optim.groups have the job's own "
-                "sgd and adam; leave them out, or the optimizer"
-            )
-        with all_or_nobody(whole):  # a program's function, which may fail on one rank
-            self.module, layers = _model(model, job.run.seed, cuts)
-        grouping = None
-        if optimizer is not None and not hasattr(optimizer, "prepare"):
-            from mpitrain.adapters.torch.modules import trained
-            from mpitrain.adapters.torch.optimizer import grouped
-            from mpitrain.adapters.torch.schedule import TorchSchedule
 
-            own = trained(self.module, layers or {}) if self.module is not None else {}
-            of_groups, grouping = grouped(optimizer, own)
-            optimizer = of_groups[0]
-            if schedule is not None:
-                schedule = TorchSchedule(schedule, of_groups)
-            asked = set(settings.get("optim", {})) - _BESIDE_AN_OPTIMIZER
-            if asked:
+        def asked() -> Config:
+            """The job of this rank; arguments that stand for keys of its tables move there."""
+            nonlocal model, loss, metrics, optimizer, schedule
+            if isinstance(loss, str | Mapping):
+                settings["loss"], loss = {"name": loss} if isinstance(loss, str) else loss, None
+            if isinstance(model, Mapping) and model and not _is_of_layers(model):
+                settings["model"], model = model, None
+            if not hasattr(settings.get("layers", 0), "__index__"):
                 raise ConfigError(
-                    f"optim: {', '.join(sorted(asked))} would have no part in what optimizer= "
-                    "makes; give them to it there"
+                    "layers: this is model.layers, the number of blocks of a gpt; give layers of "
+                    'your own as model={"name": layer, ...}, or a torch module as model=module'
                 )
-            rates = {"lr": optimizer.lr, "reference_batch": 0}
-            settings["optim"] = rates | dict(settings.get("optim", {}))
-            job = configured(job, {"optim": settings["optim"]})
-        if self.module is not None and "dtype" not in {**settings.get("run", {}), **settings}:
-            job = configured(job, {"dtype": _dtype(self.module, job.run.dtype)})
+            if metrics is not None and not isinstance(metrics, Mapping):
+                settings["evaluate"] = {**settings.get("evaluate", {}), "metrics": list(metrics)}
+                metrics = None
+            if isinstance(optimizer, str):
+                settings["optim"] = {"name": optimizer, **settings.get("optim", {})}
+                optimizer = None
+            if hasattr(schedule, "last_epoch"):
+                raise ConfigError(
+                    "schedule: give a function that makes the scheduler of an optimiser, as lambda "
+                    f"optimizer: {type(schedule).__name__}(optimizer, ...), not the scheduler"
+                )
+            if schedule is not None and not callable(schedule):  # a name, which two tables have
+                settings["schedule"], schedule = schedule, None
+            job = configured(config or Config(), settings)
+            right = trainer_of(job)
+            if not isinstance(self, right) or (
+                right is Trainer and isinstance(self, ServedTrainer)
+            ):
+                raise ConfigError(
+                    f"[server]: such a job is trained by mpitrain.fit.{right.__name__}; take that "
+                    "one"
+                )
+            if optimizer and (job.parallel.schedule == "asynchronous" or job.optim.groups):
+                raise ConfigError(
+                    "optimizer: parallel.schedule = 'asynchronous' and optim.groups have the job's "
+                    "own sgd and adam; leave them out, or the optimizer"
+                )
+            return job
+
+        job = together(whole, asked, ConfigError, TypeError)
+        grouping, groups = None, dict[str, object]()
+        with all_or_nobody(whole):  # a program's functions, which may fail on one rank
+            self.module, layers = _model(model, job.run.seed, cuts)
+            if optimizer is not None and not hasattr(optimizer, "prepare"):
+                from mpitrain.adapters.torch.modules import trained
+                from mpitrain.adapters.torch.optimizer import grouped
+                from mpitrain.adapters.torch.schedule import TorchSchedule
+
+                own = trained(self.module, layers or {}) if self.module is not None else {}
+                of_groups, grouping = grouped(optimizer, own)
+                optimizer = of_groups[0]
+                for number, one in enumerate(of_groups):
+                    for key, value in one.options.items():
+                        groups[f"{key} of the optimizer's group {number}"] = value
+                for name in own:
+                    groups[f"the optimizer's group of {name}"] = grouping(name).number
+                if schedule is not None:
+                    schedule = TorchSchedule(schedule, of_groups)
+                useless = set(settings.get("optim", {})) - _BESIDE_AN_OPTIMIZER
+                if useless:
+                    raise ConfigError(
+                        f"optim: {', '.join(sorted(useless))} would have no part in what "
+                        "optimizer= makes; give them to it there"
+                    )
+                rates = {"lr": optimizer.lr, "reference_batch": 0}
+                settings["optim"] = rates | dict(settings.get("optim", {}))
+                job = configured(job, {"optim": settings["optim"]})
+            if self.module is not None and "dtype" not in {**settings.get("run", {}), **settings}:
+                job = configured(job, {"dtype": _dtype(self.module, job.run.dtype)})
+            own_names = {"model": self.module, "loss": loss, "optimizer": optimizer}
+            job = _with_names(job, own_names, cuts)
         is_torch = self.module is not None
+        judges = metrics if isinstance(metrics, Mapping) else None
+        given = {"train_data": train_data is not None, "test_data": test_data is not None}
+        expect_same_job(whole, job, groups | given | {"classes": classes})
         data = own_data.given(whole, job, train_data, test_data, layers, classes)
         if self.module is not None and cuts and data:
             together(whole, lambda: _expect_same_parts(self.module, cuts, data), ConfigError)
-        own_names = {"model": self.module, "loss": loss, "optimizer": optimizer}
-        job = _with_names(job, own_names, cuts)
         super().__init__(
             whole,
             job,
@@ -182,7 +202,7 @@ class Trainer(trainer.Trainer):
             span=span,
             stop=stop,
             before_step=before_step,
-            metrics=metrics and {name: _metric(m, name, is_torch) for name, m in metrics.items()},
+            metrics=judges and {name: _metric(m, name, is_torch) for name, m in judges.items()},
         )
 
     def fit(self, *, resume: bool = False) -> list[Epoch]:

@@ -43,7 +43,8 @@ class Feed:
             DataError: on all ranks; one of them cannot start them.
         """
         self._comm = comm
-        self._may_fail = workers > 0 or isinstance(data.train, Own)
+        # Alike on all ranks, which may have different numbers of processes.
+        self._may_fail = comm.allreduce(workers > 0 or isinstance(data.train, Own), op=MPI.LOR)
         self._first = data.train[:1]
         parts = {"train": data.train}
         if data.test is not None:

@@ -38,6 +38,7 @@ from mpitrain.pipeline.messages import Spec
 from mpitrain.pipeline.replay import Report
 from mpitrain.pipeline.runtime import Runner, Span, no_span
 from mpitrain.pipeline.stage import LayerStage, Stage
+from mpitrain.ranks.same import described, expect_same, expect_same_job
 from mpitrain.ranks.stop import StopFlag
 from mpitrain.ranks.together import ClosedTogether, together
 from mpitrain.step.agreement import NonFinite
@@ -137,14 +138,26 @@ class Placed(ClosedTogether):
             device: where arrays are; by default, as ``run.device`` says.
 
         Raises:
-            ConfigError: a value of the job does not fit the data, the ranks or the memory, or the
-                model's outputs do not fit the loss.
+            ConfigError: on all ranks: they have different jobs (:mod:`mpitrain.ranks.same`), a
+                value of the job does not fit the data, the ranks or the memory, or the model's
+                outputs do not fit the loss.
             DataError: on all ranks: one of them cannot read the data, or has other samples.
             ReplicaMismatch: on all ranks, if ``layers`` bring different values.
             collectives.UnknownAlgorithm: an option of the all-reduce does not fit the ranks.
         """
         #: What is closed in the end, the last one first.
         self._opened = ExitStack()
+        expect_same_job(
+            comm,
+            config,
+            {
+                "layers": None if layers is None else list(layers),
+                "metrics": None if metrics is None else list(metrics),
+                "loss": None if loss is None else type(loss).__name__,
+                **described(optimizer),
+                "schedule": schedule is not None,
+            },
+        )
         if config.federated.clients and not self.federates:
             raise ConfigError(
                 f"federated.clients = {config.federated.clients}: mpitrain.federated.Trainer and "
@@ -245,10 +258,13 @@ class Placed(ClosedTogether):
         def outlined() -> None:
             outline = models.build(self.config, self.data, layers=self._layers, loss=self._loss)
             self._outputs = expect_fitting(outline, self.data)
+            # By a profile, each rank reads its own file.
             self.partition = build.partition(self.config, outline, layout.stages)
             self._shared = build.shared_stages(outline, self.partition)
 
         together(self.comm, outlined, ConfigError)
+        if self.config.parallel.partition == "auto":
+            expect_same(self.comm, {"the partition by parallel.profile": self.partition.layers})
         self.grid = ProcessGrid(self.comm, layout, self._shared.values(), self.device.xp)
         self._opened.callback(self.grid.close)
         self.model = models.build(
@@ -309,9 +325,8 @@ class Placed(ClosedTogether):
         config, store = self.config, self.store
         if not isinstance(store, Replicated) or config.sync.kind == "every_step":
             return EveryStep()  # the configuration has refused other stores
-        if config.sync.kind == "quorum" and (
-            config.data.workers or isinstance(self.data.train, Own)
-        ):
+        may_fail = config.data.workers > 0 or isinstance(self.data.train, Own)
+        if config.sync.kind == "quorum" and self.comm.allreduce(may_fail, MPI.LOR):
             raise ConfigError(
                 "sync.kind: all ranks meet where samples are read that might not be readable, and "
                 "quorum waits for some only; set data.workers = 0 and take data of a job file, or "

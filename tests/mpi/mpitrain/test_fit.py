@@ -659,6 +659,33 @@ def test_bad_input_is_one_sentence_on_all_ranks(comm, folder, changed, error, me
         trainer.fit()
 
 
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize(
+    ("own", "error", "message"),
+    [
+        (lambda r: {"epochs": 1 + r}, ConfigError, "jobs: train.epochs is 1 on rank 0 and 2 on"),
+        (lambda r: {"batch_size": 24 - r}, ConfigError, "jobs: train.batch_size is 24 on rank 0"),
+        (
+            lambda r: {"optimizer": lambda p: torch.optim.SGD(p, lr=0.1 * (1 + r))},
+            ConfigError,
+            "jobs: optim.lr is 0.1 on rank 0 and 0.2 on rank",
+        ),
+        (
+            lambda r: {"optimizer": lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.1 * r)},
+            ConfigError,
+            "jobs: weight_decay of the optimizer's group 0 is 0.0 on rank 0 and 0.1",
+        ),
+        (lambda r: {"test_data": None} if r else {}, ConfigError, "jobs: test_data is True on"),
+        (lambda r: {"nonsense": 1} if r else {}, TypeError, r"is no setting of a job.*\(rank 1 of"),
+        (lambda r: {"batch_size": 1 - r}, ConfigError, r"train.batch_size.*\(rank 1 of"),
+    ],
+    ids=["epochs", "batch", "rate", "decay", "tests", "nonsense", "none"],
+)
+def test_ranks_that_ask_for_other_jobs_are_told(comm, folder, own, error, message):
+    with pytest.raises(error, match=message):
+        made(folder, **own(min(comm.rank, 1)))
+
+
 def test_a_flag_of_the_programs_own_and_signals_stop_it(comm, folder):
     stop = StopFlag()
     with made(folder, stop=stop) as trainer:

@@ -18,8 +18,9 @@ from mpitrain.config import ConfigError, Sync
 from mpitrain.data import DataError
 from mpitrain.metrics import Skipped
 from mpitrain.models import Model
+from mpitrain.optim.optimizers import SGD
 from mpitrain.parallel.replicas import ReplicaMismatch
-from mpitrain.pipeline.profiles import measure
+from mpitrain.pipeline.profiles import measure, write_profile
 from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.ranks.together import together
 from mpitrain.run import train
@@ -78,12 +79,84 @@ def test_a_replica_that_diverges_is_caught_on_all_ranks(comm):
 @pytest.mark.mpi(min_size=2)
 def test_initial_values_that_differ_are_caught_before_the_first_step(comm, folder):
     config = mlp()
-    own = replace(config.run, seed=comm.rank, dir=str(folder))
-    trainer = Trainer(comm, replace(config, run=own))
+    trainer = Trainer(comm, replace(config, run=replace(config.run, dir=str(folder))))
+    if comm.rank == 0:
+        trainer.store.parameters[3] += 1
     with pytest.raises(ReplicaMismatch, match="before the first step"):
         train(trainer)
     assert trainer.steps_done == 0
     trainer.close()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("train.epochs", 7),
+        ("train.batch_size", 16),
+        ("parallel.overlap", "auto"),
+        ("sync.kind", "delayed"),
+        ("checkpoint.background", False),
+    ],
+)
+def test_ranks_with_other_jobs_are_told_the_key_and_the_values(comm, key, value):
+    config = mlp()
+    table, name = key.split(".")
+    usual = getattr(getattr(config, table), name)
+    if comm.rank == RANKS - 1:
+        config = replace(config, **{table: replace(getattr(config, table), **{name: value})})
+    ranks = f"ranks? {', '.join(map(str, range(RANKS - 1)))}"
+    match = rf"jobs: {key} is {usual!r} on {ranks} and {value!r} on rank {RANKS - 1}; give all"
+    with pytest.raises(ConfigError, match=match):
+        Trainer(comm, config)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ranks_with_other_optimisers_and_layers_are_told(comm):
+    last = comm.rank == RANKS - 1
+    with pytest.raises(ConfigError, match=r"jobs: optimizer\.weight_decay is 0\.0 on rank"):
+        Trainer(comm, mlp(), optimizer=SGD(weight_decay=0.1 * last))
+    layers = {"flat": nn.Flatten(), "last" if last else "end": nn.Linear(64, 10)}
+    with pytest.raises(ConfigError, match=r"jobs: layers is \['flat', 'end'\] on rank"):
+        Trainer(comm, mlp(), layers=layers)
+    with pytest.raises(ConfigError, match="jobs: schedule is False on rank"):
+        Trainer(comm, mlp(), schedule=abs if last else None)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ranks_may_have_their_files_in_other_places(comm, tmp_path):
+    """And read ahead by other numbers of processes, or have the optimiser's state in memory."""
+    config, last = mlp(), comm.rank == RANKS - 1
+    with Trainer(comm, config) as trainer:
+        list(trainer.run_epoch(0))
+        expected = trainer.store.parameters.copy()
+    own = replace(
+        config,
+        run=replace(config.run, dir=str(tmp_path / f"run{comm.rank}")),
+        data=replace(config.data, workers=2 * last),
+        parallel=replace(config.parallel, offload="" if last else str(tmp_path)),
+    )
+    with Trainer(comm, own) as trainer:
+        list(trainer.run_epoch(0))
+        np.testing.assert_array_equal(trainer.store.parameters, expected)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("there", [True, False])
+def test_each_rank_reads_a_profile_of_its_own(comm, tmp_path, there):
+    """Another cut, or a file that one rank alone lacks, is an error of all."""
+    if RANKS % 2:
+        pytest.skip("needs two stages")
+    profile = measure(mlp(), repeats=1)
+    slowest = -1 if comm.rank == RANKS - 1 else 0
+    profile[slowest] = replace(profile[slowest], forward_s=1e3)
+    path = tmp_path / "profile.json"
+    if there or comm.rank < RANKS - 1:
+        write_profile(path, profile)
+    config = mlp(pipe=2, partition="auto", profile=str(path))
+    match = "jobs: the partition by" if there else rf"cannot be read.*rank {RANKS - 1} of {RANKS}"
+    with pytest.raises(ConfigError, match=match):
+        Trainer(comm, config)
 
 
 class Two(RuntimeError):

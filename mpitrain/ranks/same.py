@@ -1,0 +1,106 @@
+"""One job on all ranks: what each of them was given, compared before anything is made of it."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import msgspec
+from mpi4py import MPI
+
+from mpitrain.config import Config, ConfigError
+
+#: Where a rank may have values of its own: any number of processes reads the same samples, and the
+#: optimiser's state is the same in memory and in any file.
+_OWN = {"data.workers", "parallel.offload"}
+#: Nodes may have the same files at other places.  What is in them is compared where it is read.
+_PATHS = {"data.path", "parallel.profile", "run.dir", "server.replay", "sync.replay"}
+#: Values in a message before "and others", and characters of each.
+_SHOWN, _LENGTH = 3, 80
+
+
+def expect_same_job(
+    comm: MPI.Intracomm, config: Config, besides: Mapping[str, object] | None = None
+) -> None:
+    """All ranks have the same job, but for places of files; collective, one message of 16 bytes.
+
+    Args:
+        comm: the ranks.
+        config: the job of this rank.
+        besides: what else must be the same, by name; of objects, their type counts.
+
+    Raises:
+        ConfigError: on all ranks: the first key that differs, with the ranks and their values.
+    """
+    expect_same(comm, _compared(config) | dict(besides or {}))
+
+
+def expect_same(comm: MPI.Intracomm, given: Mapping[str, object]) -> None:
+    """All ranks have the same values; collective, one message of 16 bytes.
+
+    Args:
+        comm: the ranks.
+        given: the values of this rank, by name: numbers, texts, and lists and mappings of them.
+
+    Raises:
+        ConfigError: on all ranks: the first key that differs, with the ranks and their values.
+    """
+    own = {key: repr(_plain(value)) for key, value in given.items()}
+    digest = hashlib.blake2b(repr(sorted(own.items())).encode(), digest_size=16).digest()
+    if len(set(comm.allgather(digest))) == 1:
+        return
+    every = comm.allgather(own)
+    keys = dict.fromkeys(key for one in every for key in one)
+    key = next(key for key in keys if len({one.get(key) for one in every}) > 1)
+    ranks: dict[str, list[str]] = {}
+    for rank, one in enumerate(every):
+        ranks.setdefault(one.get(key, "not given"), []).append(str(rank))
+    told = [
+        f"{value[:_LENGTH]} on rank{'s' if len(those) > 1 else ''} {', '.join(those)}"
+        for value, those in list(ranks.items())[:_SHOWN]
+    ]
+    more = " and others elsewhere" if len(ranks) > _SHOWN else ""
+    raise ConfigError(
+        f"the ranks have different jobs: {key} is {' and '.join(told)}{more}; give all of them "
+        "the same"
+    )
+
+
+def described(optimizer: object) -> dict[str, object]:
+    """The options of an optimiser by name, for :func:`expect_same_job`."""
+    if optimizer is None:
+        return {}
+    own: Mapping[str, object] = getattr(optimizer, "options", {})
+    if is_dataclass(optimizer):
+        own = {field.name: getattr(optimizer, field.name) for field in fields(optimizer)}
+    kind = {"optimizer": getattr(optimizer, "name", type(optimizer).__name__)}
+    return kind | {f"optimizer.{key}": value for key, value in own.items()}
+
+
+def _compared(config: Config) -> dict[str, object]:
+    """The keys of a job that all ranks have the same of."""
+    found: dict[str, object] = {}
+    for table, keys in msgspec.to_builtins(config).items():
+        for key, value in keys.items():
+            place = f"{table}.{key}"
+            if place in _PATHS:
+                value = "a path" if value else ""
+            elif table == "own" and isinstance(value, str):
+                value = value.rpartition("/")[2]
+            if place not in _OWN:
+                found[place] = value
+    return found
+
+
+def _plain(value: Any) -> object:
+    """As Python's numbers, texts, lists and mappings, whose ``repr`` is the same on all ranks."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in sorted(value.items())}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    try:
+        return float(value)  # of NumPy, or a tensor of one number
+    except (TypeError, ValueError, RuntimeError):
+        return type(value).__name__
