@@ -28,7 +28,14 @@ class Feed:
     """
 
     def __init__(
-        self, comm: MPI.Intracomm, data: Dataset, *, workers: int, most: int, reads: bool
+        self,
+        comm: MPI.Intracomm,
+        data: Dataset,
+        *,
+        workers: int,
+        most: int,
+        reads: bool,
+        expect: Callable[[str, Samples, Array], None],
     ) -> None:
         """Start the processes that read ahead; collective.
 
@@ -38,6 +45,8 @@ class Feed:
             workers: processes of each rank.
             most: samples of the largest micro-batch.
             reads: whether this rank needs any sample.
+            expect: raises DataError of samples, by part of the data set and numbers, that cannot
+                be trained on; asked where they are read one by one.
 
         Raises:
             DataError: on all ranks; one of them cannot start them.
@@ -46,6 +55,7 @@ class Feed:
         # Alike on all ranks, which may have different numbers of processes.
         self._may_fail = comm.allreduce(workers > 0 or isinstance(data.train, Own), op=MPI.LOR)
         self._first = data.train[:1]
+        self._expect = expect
         parts = {"train": data.train}
         if data.test is not None:
             parts["test"] = data.test
@@ -91,15 +101,20 @@ class Feed:
         )
         with closing(self._loader.read(requests)) as reading:
             for window in those:
-                yield window, self._held(reading, own(len(window)))
+                ours = {m: part(window, parts, m) for m in own(len(window))}
+                yield window, self._held(reading, of, ours)
 
-    def _held(self, reading: Iterator[Samples], micro_batches: Sequence[int]) -> Held:
+    def _held(
+        self, reading: Iterator[Samples], of: str, micro_batches: Mapping[int, Array]
+    ) -> Held:
         begun = perf_counter()
 
         def read() -> Held:
             found = {m: next(reading) for m in micro_batches}
-            for samples in found.values():
+            for m, samples in found.items():
                 self._expect_alike(samples)
+                if self._may_fail:
+                    self._expect(of, samples, micro_batches[m])
             self.read_seconds = perf_counter() - begun
             return found
 

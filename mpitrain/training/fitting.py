@@ -7,10 +7,11 @@ import numpy as np
 from mpitrain.arrays import Array, Shape
 from mpitrain.config import Config, ConfigError, Evaluate, Parallel, Run
 from mpitrain.config.metric_names import refusal, usual
-from mpitrain.data import Dataset
+from mpitrain.data import DataError, Dataset, Samples
 from mpitrain.fields import Fields
 from mpitrain.models import Model
 from mpitrain.nn import Chain
+from mpitrain.objective import BinaryCrossEntropy, Loss
 from mpitrain.objective.metrics import Metric, build
 from mpitrain.parallel.arena import Arena
 from mpitrain.parallel.grid import Layout
@@ -35,6 +36,46 @@ def expect_fitting(model: Model, data: Dataset) -> Shape:
     except ValueError as error:
         raise ConfigError(f"loss: {error}") from error
     return outputs
+
+
+def expect_labels(
+    loss: Loss, of: str, samples: Samples, numbers: Sequence[int] | None = None
+) -> None:
+    """The loss takes the labels' values: binary_cross_entropy numbers from 0 to 1.
+
+    Args:
+        loss: the loss.
+        of: the part of the data set, ``"train"`` or ``"test"``.
+        samples: of it.
+        numbers: of these samples in it; None: they are all of it.
+
+    Raises:
+        DataError: it does not; naming the first sample of which that is so.
+    """
+    labels = samples.labels
+    if not isinstance(loss, BinaryCrossEntropy) or not labels.size:
+        return
+    if labels.min() >= 0 and labels.max() <= 1:  # false where one of them is not a number
+        return
+    rows = labels.reshape(len(labels), -1)
+    bad = ~((rows >= 0) & (rows <= 1))
+    row = int(bad.any(axis=1).argmax())
+    raise DataError(
+        f"sample {row if numbers is None else numbers[row]} to {of} on has the label "
+        f"{rows[row][bad[row]][0]}, and binary_cross_entropy takes numbers from 0 to 1; write 0 "
+        "in the place of -1, for example, or set loss.name = 'mean_squared_error'"
+    )
+
+
+def expect_labels_in_memory(loss: Loss, data: Dataset) -> None:
+    """The same of all samples that are not read one by one.
+
+    Raises:
+        DataError: the loss does not take the labels of one of them.
+    """
+    for of, samples in (("train", data.train), ("test", data.test)):
+        if isinstance(samples, Samples):
+            expect_labels(loss, of, samples)
 
 
 def expect_untested(job: Config, metrics: Mapping[str, Metric] | None) -> None:

@@ -51,6 +51,8 @@ from mpitrain.training import build
 from mpitrain.training.feed import Feed
 from mpitrain.training.fitting import (
     expect_fitting,
+    expect_labels,
+    expect_labels_in_memory,
     expect_single_arrays,
     expect_untested,
     expect_weights_of_forward,
@@ -258,11 +260,12 @@ class Placed(ClosedTogether):
         def outlined() -> None:
             outline = models.build(self.config, self.data, layers=self._layers, loss=self._loss)
             self._outputs = expect_fitting(outline, self.data)
+            expect_labels_in_memory(outline.loss, self.data)
             # By a profile, each rank reads its own file.
             self.partition = build.partition(self.config, outline, layout.stages)
             self._shared = build.shared_stages(outline, self.partition)
 
-        together(self.comm, outlined, ConfigError)
+        together(self.comm, outlined, ConfigError, DataError)
         if self.config.parallel.partition == "auto":
             expect_same(self.comm, {"the partition by parallel.profile": self.partition.layers})
         self.grid = ProcessGrid(self.comm, layout, self._shared.values(), self.device.xp)
@@ -412,6 +415,7 @@ class Placed(ClosedTogether):
             workers=config.data.workers,
             most=config.train.batch_size,
             reads=stage in (0, last),
+            expect=partial(expect_labels, self.model.loss),
         )
         self._opened.callback(self.feed.close)
 

@@ -581,6 +581,16 @@ def test_what_is_random_follows_from_seed_epoch_and_sample(comm, folder):
     assert torch.equal(before[2], torch.get_rng_state())
 
 
+class Signs(Waves):
+    """1 or 0, but of one sample -1 or -2."""
+
+    at = 37
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return x, (y > 0).float() - 2.0 * (index == self.at)
+
+
 class Torn(Waves):
     """A sample that the last rank cannot read."""
 
@@ -716,6 +726,19 @@ def test_a_sample_that_one_rank_cannot_read_ends_all(comm, folder, workers):
     with (
         pytest.raises(DataError, match=r"sample 37 of Torn cannot be read: OSError: bad sector"),
         made(folder, train_data=Torn(100, 1), parallel=pipe, workers=workers) as trainer,
+    ):
+        trainer.fit()
+
+
+@pytest.mark.parametrize(("part", "number"), [("train", 37), ("test", 4 * (RANKS - 1) + 1)])
+def test_a_label_that_is_no_probability_ends_all(comm, folder, part, number):
+    signs, sound = Signs(100, 1), Signs(100, 1)
+    signs.at, sound.at = number, -1
+    data = {"train_data": sound, "test_data": sound, f"{part}_data": signs}
+    told = rf"sample {number} to {part} on has the label -[12].0, and binary_cross_entropy takes"
+    with (
+        pytest.raises(DataError, match=told),
+        made(folder, loss="binary_cross_entropy", batch_size=4, epochs=1, **data) as trainer,
     ):
         trainer.fit()
 
