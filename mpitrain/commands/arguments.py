@@ -8,7 +8,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 from collectives.about import program
-from collectives.commands.arguments import above_zero, positive
+from collectives.commands.arguments import above_zero, not_negative, positive
 from collectives.commands.program import add_commands, add_verbose, add_version
 from mpitrain.chaos import KINDS
 from mpitrain.pipeline.schedules import SCHEDULES
@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     train.add_argument(
         "--grace",
-        type=float,
+        type=not_negative,
         default=120.0,
         metavar="SECONDS",
         help="stop this many seconds before SLURM's time limit (120)",
@@ -182,7 +182,7 @@ def _parser() -> argparse.ArgumentParser:
         help="print ranks, groups, stages, memory and predicted time before anything runs",
     )
     _job(plan)
-    plan.add_argument("-n", "--ranks", type=int, required=True, help="number of ranks")
+    plan.add_argument("-n", "--ranks", type=positive, required=True, help="number of ranks")
 
     schedules = commands.add_parser("schedules", help="prove, time and draw pipeline schedules")
     schedules.add_argument("names", nargs="*", metavar="NAME", help=", ".join(SCHEDULES))
@@ -210,11 +210,14 @@ def _parser() -> argparse.ArgumentParser:
     cut.add_argument(
         "profile", type=Path, help="file of 'mpitrain profile', or PipeDream's text format"
     )
-    cut.add_argument("-n", "--workers", type=int, required=True, help="number of workers")
+    cut.add_argument("-n", "--workers", type=positive, required=True, help="number of workers")
     cut.add_argument(
-        "--bandwidth", type=float, default=1.25e9, help="bandwidth of a link in bytes/s (1.25e9)"
+        "--bandwidth",
+        type=above_zero,
+        default=1.25e9,
+        help="bandwidth of a link in bytes/s (1.25e9)",
     )
-    cut.add_argument("--memory", type=float, help="memory of a worker in bytes (no limit)")
+    cut.add_argument("--memory", type=above_zero, help="memory of a worker in bytes (no limit)")
 
     about = "write one HTML file of a run: how it ended, curves, whom ranks waited for"
     report = commands.add_parser("report", help=about)
@@ -267,8 +270,8 @@ def _parser() -> argparse.ArgumentParser:
         epilog="example: %(prog)s drill -n 4 --seeds 3",
     )
     _job(chaos)
-    chaos.add_argument("-n", "--ranks", type=int, default=4, help="ranks of each run (4)")
-    chaos.add_argument("--seeds", type=int, default=3, help="runs of each kind (3)")
+    chaos.add_argument("-n", "--ranks", type=positive, default=4, help="ranks of each run (4)")
+    chaos.add_argument("--seeds", type=positive, default=3, help="runs of each kind (3)")
     chaos.add_argument("--faults", metavar="KIND,...", help="try only these kinds")
     chaos.add_argument(
         "--launcher",

@@ -306,6 +306,25 @@ def test_losses_that_are_not_finite(folder, event):
 
 
 @pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("partition p -n 0", "'0' is no whole number above 0"),
+        ("partition p -n 2 --bandwidth 0", "'0' is no number above 0"),
+        ("partition p -n 2 --bandwidth -5", "'-5' is no finite number from 0 on"),
+        ("partition p -n 2 --memory nan", "'nan' is no finite number from 0 on"),
+        ("plan digits -n -1", "'-1' is no whole number above 0"),
+        ("chaos digits -n 0", "'0' is no whole number above 0"),
+        ("chaos digits --seeds 0", "'0' is no whole number above 0"),
+        ("train digits --grace nan", "'nan' is no finite number from 0 on"),
+    ],
+)
+def test_numbers_that_a_command_cannot_do_with(words, sentence, capsys):
+    with pytest.raises(SystemExit):
+        parse(words.split())
+    assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("line", "why"),
     [
         ('{"event":"step","step":1}', "missing required field `epoch`"),
