@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from mpitrain import nn
-from mpitrain.config import Config, ConfigError
+from mpitrain.config import Config, ConfigError, expect_read
 from mpitrain.data import Dataset
 from mpitrain.data import program as own_data
 from mpitrain.metrics import Epoch, Record
@@ -285,11 +285,13 @@ def configured(config: Config, settings: Mapping[str, Any]) -> Config:
             hint = f"; did you mean {near[0]}?" if near else ""
             raise TypeError(f"{name} is no setting of a job{hint}")
     try:
-        return msgspec.convert(tables, Config)
+        job = msgspec.convert(tables, Config)
     except msgspec.ValidationError as error:
         reason, _, place = str(error).partition(" - at `$")
         where = place.strip("`").lstrip(".")
         raise ConfigError(f"{where}: {reason}" if where else reason) from error
+    expect_read(job)
+    return job
 
 
 def _is_of_layers(model: Mapping[str, Any]) -> bool:

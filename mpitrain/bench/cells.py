@@ -12,7 +12,8 @@ from mpitrain.report.results import DENSE, SHARED, Cell
 JOBS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "digits": (
         "digits_mlp",
-        ("model.hidden=[512, 512]", "optim.schedule=constant", "optim.lr=0.05"),
+        ("model.hidden=[512, 512]", "optim.schedule=constant", "optim.milestones=[]",
+         "optim.lr=0.05"),
     ),
     "gpt": (
         "gpt_data",

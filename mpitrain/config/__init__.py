@@ -10,7 +10,7 @@ from mpitrain.config.errors import ConfigError
 from mpitrain.config.exchange import Compress
 from mpitrain.config.federated import Federated
 from mpitrain.config.link import expect_on_link
-from mpitrain.config.reading import load, refuse_clients, refuse_own, refuse_servers
+from mpitrain.config.reading import expect_read, load, refuse_clients, refuse_own, refuse_servers
 from mpitrain.config.server import Server
 from mpitrain.config.sync import Sync
 from mpitrain.config.tables import (
@@ -48,6 +48,7 @@ __all__ = [
     "Train",
     "cpu_alone",
     "expect_on_link",
+    "expect_read",
     "load",
     "refuse_clients",
     "refuse_own",

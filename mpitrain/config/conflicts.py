@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from mpitrain.config.tables import Config, Optim
 
 
+#: Of a model of one's own, the kind is what nobody has set.
+_KINDS_ALONE = "layers of model.kind = {}, and for no other kind and no model of one's own"
+
+
 def unwritable(job: "Config") -> Iterator[tuple[str, str]]:
     """Values that a checkpoint could not give back, as (key, sentence)."""
     return ((place, why) for place, value in _values(job) if (why := _why(value)))
@@ -62,9 +66,9 @@ def conflicts(job: "Config") -> Iterator[tuple[str, str]]:
     if p.chunks > 1 and p.schedule != "interleaved":
         yield "parallel.chunks", f"{p.schedule} has one chunk a stage; set schedule = 'interleaved'"
     if p.tensor > 1 and m.kind not in ("gpt", "mlp"):
-        yield "parallel.tensor", f"a {m.kind} is not shared by tensor ranks, only gpt and mlp are"
+        yield "parallel.tensor", f"is for {_KINDS_ALONE.format('gpt or mlp')}; set tensor = 1"
     if p.sequence and m.kind != "gpt":
-        yield "parallel.sequence", f"a {m.kind} has no positions to share"
+        yield "parallel.sequence", f"is for {_KINDS_ALONE.format('gpt')}; leave it out"
     if m.kind == "gpt" and m.width % m.heads:
         yield "model.heads", f"{m.heads} heads do not divide a width of {m.width}"
     if m.kind == "gpt" and m.heads % p.tensor:

@@ -16,6 +16,7 @@ from collectives.analysis.own import named
 from mpitrain.config import examples
 from mpitrain.config.errors import ConfigError
 from mpitrain.config.tables import Config
+from mpitrain.config.unread import unread
 
 #: Bytes of a job file; more is something else, as a device that never ends.
 _LARGEST = 1 << 20
@@ -53,6 +54,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
         run.setdefault("dir", f"runs/{path.stem}")
     try:
         job = msgspec.convert(tables, Config)
+        expect_read(job)
         _check_algorithm(job.parallel.algorithm, job.parallel.zero)
         return _with_data_beside(path, job)
     except (UnknownAlgorithm, ScheduleError) as error:
@@ -118,6 +120,16 @@ def _unknown(what: str, subject: str, word: str, known: Any) -> str:
     nearest = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     hint = f"did you mean {nearest[0]!r}?" if nearest else f"expected one of {', '.join(known)}"
     return f"{subject}: unknown {what}; {hint}"
+
+
+def expect_read(job: Config) -> None:
+    """Whoever runs a job reads all that it sets.
+
+    Raises:
+        ConfigError: not of a key; the message is one sentence with the place as a dotted path.
+    """
+    for place, why in unread(job):
+        raise ConfigError(f"{place}: {why}")
 
 
 def refuse_own(job: Config, command: str) -> None:

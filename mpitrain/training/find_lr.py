@@ -7,7 +7,7 @@ from math import inf
 from msgspec.structs import replace
 
 from collectives import Communicator
-from mpitrain.config import Config, ConfigError
+from mpitrain.config import Config, ConfigError, Optim
 from mpitrain.metrics import Step
 from mpitrain.optim.own_schedule import Factor
 from mpitrain.step.agreement import NonFinite
@@ -114,6 +114,8 @@ def _short(config: Config, steps: int) -> Config:
         config.optim,
         schedule="constant",
         schedule_by="step",
+        milestones=(),
+        decay=Optim().decay,
         warmup_epochs=0.0,
         decay_epochs=0.0,
         average=0.0,

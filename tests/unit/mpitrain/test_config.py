@@ -1,5 +1,6 @@
 """What a job file may say, and how it is told that it may not."""
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -149,8 +150,8 @@ def test_missing_file(tmp_path):
         (["parallel.pipe=2", "parallel.partition=[1,1,1]"], "parallel.partition: 3 numbers for 2"),
         (["parallel.partition=auto"], "parallel.partition: auto needs parallel.profile"),
         (["parallel.chunks=2"], "parallel.chunks: 1f1b has one chunk a stage"),
-        (["parallel.tensor=2"], "parallel.tensor: a convnet is not shared"),
-        (["parallel.sequence=true"], "parallel.sequence: a convnet has no positions"),
+        (["parallel.tensor=2"], "parallel.tensor: is for layers of model.kind = gpt or"),
+        (["parallel.sequence=true"], "parallel.sequence: is for layers of model.kind = gpt,"),
         (["model.kind=gpt"], "model.kind: a gpt cannot be trained on digits"),
         (["model.kind=mlp", "data.name=clicks"], "model.kind: a mlp cannot be trained on clicks"),
         (["parallel.zero=1", "parallel.node_shared=true"], "parallel.node_shared: shards"),
@@ -219,3 +220,34 @@ def test_with_zero_1_the_algorithm_is_one_of_a_reduce_scatter(job):
 def test_the_job_of_a_checkpoint_is_read_without_its_algorithm():
     job = msgspec.convert({"parallel": {"algorithm": "of_a_program_that_is_gone"}}, Config)
     assert job.parallel.algorithm == "of_a_program_that_is_gone"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["optim.name=adam", "optim.momentum=0.5"], "optim.momentum: optim.name = 'adam' does not"),
+        (["optim.name=lars", "optim.nesterov=true"], "'lars' does not read it, 'sgd' does; leave"),
+        (["optim.beta2=0.9"], "'adam' and 'adamw' and 'lamb' do; leave it out, or set beta2 = 0.9"),
+        (["optim.trust=0.01"], "optim.trust: "),
+        (["optim.milestones=[3]"], "optim.milestones: optim.schedule = 'constant' does not read"),
+        (["optim.schedule=cosine", "optim.decay=0.5"], "optim.decay: "),
+        (["optim.schedule=step"], "optim.milestones: optim.schedule = 'step' multiplies"),
+        (["own.optimizer=m:f", "optim.momentum=0.5"], "own.optimizer = 'm:f' does not read it"),
+        (["run.loss_scale=1"], "run.loss_scale: run.compute = 'same' does not read it"),
+        (["run.compute=bfloat16", "run.loss_scale_window=9"], "run.loss_scale_window: "),
+        (["parallel.weights=latest"], "parallel.weights: parallel.schedule = '1f1b' does not"),
+        (["parallel.window=8"], "parallel.window: "),
+        (["parallel.profile=p.json"], "parallel.profile: parallel.partition = 'even' does not"),
+        (["evaluate.watch=accuracy"], "evaluate.watch: says by which value training ends early"),
+    ],
+)
+def test_keys_that_nothing_reads(job, overrides, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        load(job(""), overrides)
+
+
+def test_keys_that_nothing_reads_may_be_at_their_defaults(job):
+    load(job(""), ["optim.name=adam", "optim.momentum=0.9", "parallel.window=64"])
+    # As in a checkpoint of an earlier version.
+    written = msgspec.json.encode(Config(optim=Optim("adam", momentum=0.5)))
+    assert msgspec.json.decode(written, type=Config).optim.momentum == 0.5

@@ -1,9 +1,12 @@
 """Which rate a search suggests, and how it says so."""
 
+from pathlib import Path
+
 import pytest
 
 from mpitrain.commands.find_lr import picture, suggestion, table
-from mpitrain.training.find_lr import Found, Tried
+from mpitrain.config import expect_read, load
+from mpitrain.training.find_lr import Found, Tried, _short
 
 
 def found(losses):
@@ -44,3 +47,7 @@ def test_the_picture(tmp_path):
     for losses in ([], [3.0, 2.0, 4.0]):
         picture(found(losses), tmp_path / "rates.svg")
         assert "optim.lr" in (tmp_path / "rates.svg").read_text()
+
+
+def test_the_short_job_sets_nothing_that_it_does_not_read():
+    expect_read(_short(load(Path("digits_mlp")), 10))
