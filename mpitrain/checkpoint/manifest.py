@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from mpitrain.config import Config
-from mpitrain.config.tables import Positive
+from mpitrain.config.numbers import Positive
 from mpitrain.files import check_regular
 from mpitrain.training.watch import Seen
 

@@ -1,9 +1,9 @@
 """The tables that say how ranks exchange less: what is sent, and when."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from mpitrain.compress import (
     CodecError,
@@ -15,11 +15,10 @@ from mpitrain.compress import (
     feedback_of,
     parse,
 )
+from mpitrain.config.numbers import Whole
 
 if TYPE_CHECKING:
     from mpitrain.config.tables import Config
-
-_Whole = Annotated[int, Meta(ge=0)]
 
 
 class Compress(Struct, frozen=True, forbid_unknown_fields=True):
@@ -48,10 +47,10 @@ class Compress(Struct, frozen=True, forbid_unknown_fields=True):
 
     codec: str = "none"
     feedback: Literal["auto", "on", "off"] = "auto"
-    start: _Whole = 0
-    least: _Whole = 1024
+    start: Whole = 0
+    least: Whole = 1024
     exchange: Literal["auto", "two_phase", "gathered"] = "auto"
-    flush_every: _Whole = 0
+    flush_every: Whole = 0
     units: Literal["gradient", "update"] = "gradient"
     level: Literal["ranks", "nodes"] = "ranks"
 

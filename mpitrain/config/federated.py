@@ -6,14 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from mpitrain.config.numbers import Count, NonNegative, Part, Positive, Whole
+
 if TYPE_CHECKING:
     from mpitrain.config.tables import Config
-
-_Positive = Annotated[float, Meta(gt=0)]
-_NonNegative = Annotated[float, Meta(ge=0)]
-_Part = Annotated[float, Meta(ge=0, lt=1)]
-_Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
-_CountOrNone = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
 class Federated(Struct, frozen=True, forbid_unknown_fields=True):
@@ -69,29 +65,29 @@ class Federated(Struct, frozen=True, forbid_unknown_fields=True):
             can be taken off.
     """
 
-    clients: _CountOrNone = 0
-    rounds: _Count = 10
+    clients: Whole = 0
+    rounds: Count = 10
     split: Literal["iid", "dirichlet", "labels"] = "iid"
     alpha: Annotated[float, Meta(gt=0, le=1e9)] = 0.5
-    labels: _Count = 2
-    sample: _CountOrNone = 0
-    take: _CountOrNone = 0
+    labels: Count = 2
+    sample: Whole = 0
+    take: Whole = 0
     scheme: Literal["weighted", "sampled"] = "weighted"
     weigh: Literal["samples", "work"] = "samples"
-    prox: _NonNegative = 0.0
+    prox: NonNegative = 0.0
     spread: Annotated[float, Meta(ge=0, le=100)] = 0.0
-    deadline: _NonNegative = 0.0
-    dropout: _Part = 0.0
+    deadline: NonNegative = 0.0
+    dropout: Part = 0.0
     server: Literal["sgd", "adam", "lamb"] = "sgd"
-    server_lr: _Positive = 1.0
-    server_momentum: _Part = 0.0
-    server_beta1: _Part = 0.9
-    server_beta2: _Part = 0.99
-    server_epsilon: _Positive = 1e-3
+    server_lr: Positive = 1.0
+    server_momentum: Part = 0.0
+    server_beta1: Part = 0.9
+    server_beta2: Part = 0.99
+    server_epsilon: Positive = 1e-3
     rotate: bool = False
     kept: Annotated[float, Meta(gt=0, le=1)] = 1.0
     bits: Annotated[int, Meta(ge=0, le=24)] = 0
-    clip: _NonNegative = 0.0
+    clip: NonNegative = 0.0
     secure: bool = False
     threshold: Annotated[float, Meta(gt=0.5, le=1)] = 2 / 3
 

@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from mpitrain.config.numbers import Count
+
 if TYPE_CHECKING:
     from mpitrain.config.tables import Config
 
-_Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 #: Beyond so many that push by themselves, training gets worse (Mitliagkas et al. 2016).
 MOST_GROUPS = 8
 
@@ -46,11 +47,11 @@ class Server(Struct, frozen=True, forbid_unknown_fields=True):
     ranks: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
     bound: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | Literal["none"] = 3
     groups: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
-    fetch: _Count = 1
-    push: _Count = 1
+    fetch: Count = 1
+    push: Count = 1
     correct: Literal["none", "rate", "delay", "predict"] = "none"
     compensation: Annotated[float, Meta(ge=0)] = 0.04
-    window: _Count = 64
+    window: Count = 64
     replay: str = ""
     hogwild: bool | Literal["tables"] = False
 

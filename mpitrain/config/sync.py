@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from mpitrain.config.numbers import Count, Part, Positive, Whole
+
 if TYPE_CHECKING:
     from mpitrain.config.tables import Config
-
-_Whole = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-_Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 
 class Outer(Struct, frozen=True, forbid_unknown_fields=True):
@@ -22,8 +21,8 @@ class Outer(Struct, frozen=True, forbid_unknown_fields=True):
         momentum: of the outer velocity.
     """
 
-    lr: Annotated[float, Meta(gt=0)] = 1.0
-    momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+    lr: Positive = 1.0
+    momentum: Part = 0.0
 
 
 #: By name, with what an option is when it is left out.
@@ -90,16 +89,16 @@ class Sync(Struct, frozen=True, forbid_unknown_fields=True):
 
     kind: Literal["every_step", "local", "delayed", "quorum"] = "every_step"
     combine: Literal["mean", "adasum"] = "mean"
-    period: _Count = 50
-    start: _Whole = 0
-    delay: _Whole = 0
+    period: Count = 50
+    start: Whole = 0
+    delay: Whole = 0
     outer: str = "plain"
-    fragments: _Count = 1
-    mix: Annotated[float, Meta(ge=0, lt=1)] = 0.5
+    fragments: Count = 1
+    mix: Part = 0.5
     state: Literal["own", "averaged"] = "own"
-    agree: _Count = 1
+    agree: Count = 1
     quorum: Annotated[float, Meta(gt=0, le=1)] = 0.95
-    behind: _Count = 4
+    behind: Count = 4
     replay: str = ""
 
     @property

@@ -7,15 +7,9 @@ from msgspec import Meta, Struct
 from mpitrain.config.conflicts import conflicts, unwritable
 from mpitrain.config.exchange import Compress
 from mpitrain.config.federated import Federated
+from mpitrain.config.numbers import Count, Fraction, NonNegative, Part, Positive, Seed
 from mpitrain.config.server import Server, server_conflicts
 from mpitrain.config.sync import Sync
-
-Positive = Annotated[float, Meta(gt=0)]
-NonNegative = Annotated[float, Meta(ge=0)]
-Fraction = Annotated[float, Meta(gt=0, lt=1)]
-Momentum = Annotated[float, Meta(ge=0, lt=1)]
-Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
-Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 class Run(Struct, frozen=True, forbid_unknown_fields=True):
@@ -126,7 +120,7 @@ class Loss(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     name: Literal["cross_entropy", "mean_squared_error", "binary_cross_entropy"] = "cross_entropy"
-    smoothing: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+    smoothing: Part = 0.0
 
 
 class Evaluate(Struct, frozen=True, forbid_unknown_fields=True):
@@ -208,16 +202,16 @@ class Optim(Struct, frozen=True, forbid_unknown_fields=True):
     milestones: tuple[Count, ...] = ()
     decay: Fraction = 0.1
     decay_epochs: NonNegative = 0.0
-    momentum: Momentum = 0.9
+    momentum: Part = 0.9
     nesterov: bool = False
-    beta1: Momentum = 0.9
-    beta2: Momentum = 0.999
+    beta1: Part = 0.9
+    beta2: Part = 0.999
     epsilon: Positive = 1e-8
     trust: Positive = 0.001
     weight_decay: NonNegative = 0.0
     clip_norm: NonNegative = 0.0
     groups: tuple[Group, ...] = ()
-    average: Momentum = 0.0
+    average: Part = 0.0
 
 
 class Train(Struct, frozen=True, forbid_unknown_fields=True):
