@@ -46,6 +46,14 @@ class Weights(Protocol):
         """They are not used any more."""
 
 
+class Sink(Protocol):
+    """What takes gradients: a store."""
+
+    def accumulate(self, layer: int, gradients: Gradients) -> None: ...
+    def ready(self, layer: int) -> None: ...
+    def progress(self) -> None: ...
+
+
 @dataclass(frozen=True)
 class Reduction:
     """How gradients are summed.

@@ -11,7 +11,7 @@ from mpitrain.arrays import Array, Gradients, Scalar
 from mpitrain.device import HOST, Device
 from mpitrain.nn.context import RESTING, Context
 from mpitrain.parallel.grid import Layout, Place
-from mpitrain.parallel.store import Weights
+from mpitrain.parallel.store import Sink, Weights
 from mpitrain.pipeline.actions import (
     Action,
     Backward,
@@ -38,14 +38,6 @@ class Source(Protocol):
 
     def loss(self, micro_batch: int, outputs: Array) -> tuple[Scalar, Array]:
         """The loss of the last stage's outputs, and its gradient by them."""
-
-
-class Sink(Protocol):
-    """What takes gradients: a store."""
-
-    def accumulate(self, layer: int, gradients: Gradients) -> None: ...
-    def ready(self, layer: int) -> None: ...
-    def progress(self) -> None: ...
 
 
 class WeightsInTime(Protocol):

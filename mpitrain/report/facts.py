@@ -140,8 +140,8 @@ def served(steps: Sequence[Step]) -> str:
         f"{pushes} push{'es' if pushes > 1 else ''} on parameters that "
         f"lacked {number(lag)} on average, {max(one.lag_max for one in found)} at most; the "
         f"slowest worker at most {counted(max(one.behind_max for one in found), 'clock')} behind; "
-        f"{size(sum(one.pushed_bytes for one in found))} pushed, "
-        f"{size(sum(one.pulled_bytes for one in found))} pulled"
+        f"{in_words(sum(one.pushed_bytes for one in found))} pushed, "
+        f"{in_words(sum(one.pulled_bytes for one in found))} pulled"
     )
 
 
@@ -263,8 +263,3 @@ def duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min {rest} s"
     return f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def size(count: float) -> str:
-    """``149 MB``, ``2.1 GB``."""
-    return f"{count / 1e6:.0f} MB" if count < 1e9 else f"{count / 1e9:.1f} GB"

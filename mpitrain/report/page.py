@@ -22,7 +22,7 @@ from mpitrain.metrics import (
     read_records,
 )
 from mpitrain.metrics.trace import TRACE_FILE, Span, read_trace
-from mpitrain.metrics.words import counted, summed
+from mpitrain.metrics.words import counted, in_words, summed
 from mpitrain.report import facts, figures
 from mpitrain.report.style import STYLE
 
@@ -198,7 +198,7 @@ def _memory(ranks: Sequence[facts.Rank]) -> str:
     if not any(most):
         return ""
     top = max(most)
-    return f"at most {facts.size(top)} (rank {most.index(top)}), at least {facts.size(min(most))}"
+    return f"at most {in_words(top)} (rank {most.index(top)}), at least {in_words(min(most))}"
 
 
 def _checkpoints(saved: Sequence[Saved], seconds: float) -> str:

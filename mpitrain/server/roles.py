@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from mpitrain.config import ConfigError, Server
 from mpitrain.config.server import MOST_GROUPS
 from mpitrain.group import share
+from mpitrain.metrics.words import counted
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,9 @@ class Roles:
         return [self.members(group).start for group in range(self.groups)]
 
     def __str__(self) -> str:
-        together = f" in {_counted(self.groups, 'group')}" if self.groups < self.workers else ""
-        servers = f", {_counted(self.servers, 'server')}" if self.servers else ""
-        return f"{_counted(self.workers, 'worker')}{together}{servers}"
+        together = f" in {counted(self.groups, 'group')}" if self.groups < self.workers else ""
+        servers = f", {counted(self.servers, 'server')}" if self.servers else ""
+        return f"{counted(self.workers, 'worker')}{together}{servers}"
 
 
 def roles(server: Server, ranks: int) -> Roles:
@@ -57,12 +58,12 @@ def roles(server: Server, ranks: int) -> Roles:
     workers = ranks - server.ranks
     if workers < 1:
         raise ConfigError(
-            f"server.ranks = {server.ranks} of {_counted(ranks, 'rank')} leaves no worker; start "
+            f"server.ranks = {server.ranks} of {counted(ranks, 'rank')} leaves no worker; start "
             f"{server.ranks + 1} ranks or more, or take fewer servers"
         )
     if server.groups > workers:
         raise ConfigError(
-            f"server.groups = {server.groups} of {_counted(workers, 'worker')}: a group has one at "
+            f"server.groups = {server.groups} of {counted(workers, 'worker')}: a group has one at "
             "least; make fewer groups"
         )
     groups = server.groups or workers
@@ -73,7 +74,3 @@ def roles(server: Server, ranks: int) -> Roles:
             f"server.groups = {MOST_GROUPS}, or server.bound = 0"
         )
     return Roles(workers, server.ranks, groups)
-
-
-def _counted(count: int, word: str) -> str:
-    return f"{count} {word}{'' if count == 1 else 's'}"

@@ -108,11 +108,6 @@ class Exchange:
                     self.algorithm, self.reason = self._sums[-1].algorithm, self._sums[-1].reason
             start = stop
 
-    @property
-    def is_under_way(self) -> bool:
-        """Whether it was started and the mean is not there yet."""
-        return self._is_under_way
-
     def start(self, step: int) -> None:
         """Begin, from what ``values`` holds; all workers start their exchanges in one order."""
         if self._workers > 1:

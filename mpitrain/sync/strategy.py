@@ -3,21 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Protocol
 
-from mpitrain.arrays import Array, Gradients
+from mpitrain.arrays import Array
+from mpitrain.parallel.store import Sink
 from mpitrain.parallel.summation import Keeper
 from mpitrain.step.agreement import Agreed, Told
 from mpitrain.step.update import Updater
 
 #: For each worker the steps, counted from 1, whose gradients are in a mean.
 Taken = tuple[tuple[int, ...], ...]
-
-
-class Sink(Protocol):
-    """What takes gradients: a store."""
-
-    def accumulate(self, layer: int, gradients: Gradients) -> None: ...
-    def ready(self, layer: int) -> None: ...
-    def progress(self) -> None: ...
 
 
 class Progressing:

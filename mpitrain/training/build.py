@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import count, pairwise
 from math import lcm
 from pathlib import Path
 from typing import Any
@@ -286,7 +286,7 @@ def store(
 def mapped(folder: Path, rank: int) -> Allocate:
     """Allocates arrays in files of ``folder``, which the system may write back at any time."""
     folder.mkdir(parents=True, exist_ok=True)
-    numbers = iter(range(1 << 30))
+    numbers = count()
 
     def allocate(size: int, dtype: Any) -> Array:
         if not size:
