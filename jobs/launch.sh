@@ -6,6 +6,8 @@
 #   MPITRAIN_LAUNCHER  pmix    srun --mpi=pmix: Open MPI where SLURM has that plugin
 #                      pmi2    srun --mpi=pmi2: MPICH
 #                      mpirun  the environment's mpiexec within the allocation (the default)
+#   MPITRAIN_IMAGE     an Apptainer image whose python runs instead; the launcher stays outside, by
+#                      default pmix
 #   MPITRAIN_SITE      a file of sites/, beside this one, to source first: infiniband_openmpi, ...
 
 python=${MPITRAIN_PYTHON:-python}
@@ -16,8 +18,14 @@ fi
 
 launch() {
     local kind=${MPITRAIN_LAUNCHER:-mpirun}
-    # An array: options stay apart whatever is in them.
-    local -a command
+    # Arrays: options stay apart whatever is in them.
+    local -a command rank=("$python")
+    if [ -n "${MPITRAIN_IMAGE:-}" ]; then
+        kind=${MPITRAIN_LAUNCHER:-pmix}
+        rank=(apptainer exec --bind "$SLURM_SUBMIT_DIR" --pwd "$SLURM_SUBMIT_DIR")
+        [ -z "${SLURM_GPUS:-}${SLURM_GPUS_ON_NODE:-}" ] || rank+=(--nv)
+        rank+=("$MPITRAIN_IMAGE" python)
+    fi
     case $kind in
         pmix | pmi2)
             command=(srun "--mpi=$kind" --kill-on-bad-exit=1)
@@ -33,7 +41,7 @@ launch() {
             return 2
             ;;
     esac
-    echo "jobs: ${command[*]} $python $*"
+    echo "jobs: ${command[*]} ${rank[*]} $*"
     # exec: signals to this process are the launcher's, which passes them on to the ranks.
-    exec "${command[@]}" "$python" "$@"
+    exec "${command[@]}" "${rank[@]}" "$@"
 }

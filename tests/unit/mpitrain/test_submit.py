@@ -148,3 +148,57 @@ def test_what_needs_no_ranks_starts_no_mpi(module):
     code = f"import {module}, sys; print('mpi4py.MPI' in sys.modules)"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert told.stdout == "False\n", told.stderr
+
+
+FAKES = {
+    # The launchers run what they would start on each rank, once.
+    "srun": 'echo "srun $*" >> calls; while [[ $1 == --* ]]; do shift; done; exec "$@"',
+    "mpiexec": 'echo "mpiexec $*" >> calls; shift 2; exec "$@"',
+    "scontrol": 'echo "scontrol $*" >> calls',
+    "apptainer": 'printf "%s|" "$COLLECTIVES_TIMEOUT" "$@" >> calls; echo >> calls\n'
+    '[ -z "$ENDS" ] || touch "${@: -1}"\n'
+    'exit "$STATUS"',
+}
+
+
+def contained(folder, status, ends, **environment):
+    """What jobs/container.sbatch returns, and what it has called, where the ranks end like this."""
+    for name, text in FAKES.items():
+        (folder / name).write_text(f"#!/bin/bash\n{text}\n")
+        (folder / name).chmod(0o755)
+    given = {
+        "PATH": f"{folder}:/usr/bin:/bin",
+        "MPITRAIN_HOME": str(ROOT),
+        "SLURM_SUBMIT_DIR": str(folder),
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "n[1-2]",
+        "SLURM_NTASKS": "4",
+        "STATUS": str(status),
+        "ENDS": "yes" if ends else "",
+    }
+    words = [str(ROOT / "jobs/container.sbatch"), "an image.sif", "a job.toml"]
+    done = subprocess.run(["bash", *words], cwd=folder, env=given | environment, timeout=60)
+    return done.returncode, (folder / "calls").read_text().splitlines()
+
+
+def test_a_job_in_a_container_is_that_of_train(tmp_path):
+    ended = f"{tmp_path}/.mpitrain-7-0.ended"
+    image = f"exec|--bind|{tmp_path}|--pwd|{tmp_path}|an image.sif|python|"
+    train = f"-m|mpitrain|train|a job.toml|--resume|--ended|{ended}|"
+    status, calls = contained(tmp_path, 0, ends=True)
+    assert status == 0 and len(calls) == 2
+    assert calls[0].startswith("srun --mpi=pmix --kill-on-bad-exit=1 apptainer exec ")
+    assert calls[1] == f"600|{image}{train}"
+
+
+@pytest.mark.parametrize(
+    ("status", "ends", "found", "comes_back"),
+    [(75, False, 75, True), (139, False, 139, True), (0, False, 255, True), (1, False, 1, False)],
+)
+def test_a_job_in_a_container_comes_back(tmp_path, status, ends, found, comes_back):
+    given = {"MPITRAIN_LAUNCHER": "mpirun", "SLURM_GPUS_ON_NODE": "2", "COLLECTIVES_TIMEOUT": "9"}
+    returned, calls = contained(tmp_path, status, ends, **given)
+    assert returned == found
+    assert calls[0].startswith("mpiexec -n 4 apptainer exec ")
+    assert calls[1].startswith("9|exec|") and "|--nv|an image.sif|" in calls[1]
+    assert calls[2:] == (["scontrol requeue 7"] if comes_back else [])
