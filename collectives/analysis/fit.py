@@ -5,16 +5,16 @@ bytes that its busiest rank sends, plus gamma times the bytes that it reduces, a
 schedule.  Relative errors are minimised, as times range over six orders of magnitude.
 """
 
-import json
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from collectives.algorithms import build, names, parse
+from collectives.analysis import records
 from collectives.analysis.cost import count
 from collectives.analysis.formulas import Model
 from collectives.errors import CollectiveError
@@ -60,19 +60,12 @@ def read(paths: list[Path], memory: str = "numpy") -> list[Sample]:
     """
     samples = []
     for path in paths:
-        try:
-            results: list[dict[str, Any]] = json.loads(path.read_text())["results"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CollectiveError(
-                f"cannot read {path} as what 'bench -J' writes: {error}"
-            ) from None
-        for r in results:
-            if r["memory"] != memory or parse(r["ran"])[0] not in names(r["collective"]):
+        for r in records.read(path).results:
+            if r.memory != memory or parse(r.ran)[0] not in names(r.collective):
                 continue
-            cost = count(build(r["collective"], r["ran"], r["ranks"]))
-            nbytes = r["bytes"]
-            counted = (cost.latency, cost.sent * nbytes, cost.reduced * nbytes)
-            samples.append(Sample(r["algorithm"], nbytes, 1e-6 * r["p50_us"], counted))
+            cost = count(build(r.collective, r.ran, r.ranks))
+            counted = (cost.latency, cost.sent * r.bytes, cost.reduced * r.bytes)
+            samples.append(Sample(r.algorithm, r.bytes, 1e-6 * r.p50_us, counted))
     if len(samples) < 3:
         raise CollectiveError(
             f"{len(samples)} times of our algorithms on {memory} memory; three parameters need more"

@@ -1,10 +1,11 @@
 """Several benchmark files (of different MPIs, clusters, days) as one Markdown table."""
 
-import json
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from collectives.analysis.records import Measured, Record, read
 from collectives.errors import CollectiveError
 
 
@@ -17,37 +18,21 @@ def table(paths: list[Path]) -> str:
     Raises:
         CollectiveError: for a file that is no benchmark's.
     """
-    files = [_read(path) for path in paths]
+    files = [read(path) for path in paths]
     heads, columns = ["bytes"], []
     for told in files:
-        about = told["environment"]
-        label = f"{about['mpi']}, {about['threads']}"
-        times = {
-            (r["memory"], r["algorithm"], r["bytes"]): r["p50_us"]
-            for r in told["results"]
-            if not r["in_place"]
-        }
+        times = {(r.memory, r.algorithm, r.bytes): r.p50_us for r in told.results if not r.in_place}
         series = list(dict.fromkeys((memory, algorithm) for memory, algorithm, _ in times))
-        heads.append(f"{label}: native (us)")
+        heads.append(f"{told.environment}: native (us)")
         columns.append((times, "", "native"))
         for memory, algorithm in series:
             if algorithm != "native":
                 heads.append(f"{algorithm}{'' if memory == 'numpy' else f', {memory}'}")
                 columns.append((times, memory, algorithm))
     lines = [_line(heads), _line(["---:"] * len(heads))]
-    for size in sorted({r["bytes"] for told in files for r in told["results"]}):
+    for size in sorted({r.bytes for told in files for r in told.results}):
         lines.append(_line([_bytes(size), *(_cell(*column, size) for column in columns)]))
     return "\n".join(lines)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        told = json.loads(path.read_text())
-        if {"results", "environment"} <= told.keys():
-            return told
-    except (OSError, ValueError, AttributeError) as error:
-        raise CollectiveError(f"cannot read {path}: {error}") from None
-    raise CollectiveError(f"{path} is not what 'bench -J' writes: it has no results")
 
 
 def _cell(times: dict[Any, float], memory: str, algorithm: str, size: int) -> str:
@@ -82,16 +67,22 @@ def peers(paths: list[Path]) -> str:
     they are and after ``Communicator.share``.  ``auto/native`` is the least ratio of what ``auto``
     took to the library on the same memory; where it took the library's, that is the same call.
     ``floor`` is the share of the least memory traffic's time, in the median run.
+
+    Raises:
+        CollectiveError: for a file that is no benchmark's, or has no row of native's or of
+            ``auto`` where one of ours is to be compared with it; for files without a size in
+            common, or without a row of ours.
     """
-    files = [_read(path) for path in paths]
-    names = [f"{told['environment']['mpi']}, {told['environment']['threads']}" for told in files]
-    heads = ["bytes", *(f"{name} (x)" for name in names)]
+    files = [read(path) for path in paths]
+    heads = ["bytes", *(f"{told.environment} (x)" for told in files)]
     heads += ["ours", "least x", "by", "auto, least x", *_OWN.values(), "auto/native", "floor"]
     lines = [_line(heads), _line(["---:"] * len(heads))]
     rows = [_rows(told) for told in files]
-    sizes = [{r["bytes"] for r in records} for records in rows]
-    for size in sorted(set.intersection(*sizes)):
-        runs = [Run(records, size) for records in rows]
+    common = set.intersection(*({r.bytes for r in records} for records in rows))
+    if not common:
+        raise CollectiveError("the files have no size in common: measure the same sizes")
+    for size in sorted(common):
+        runs = [Run(path, records, size) for path, records in zip(paths, rows)]
         if not any(run.ours for run in runs):
             raise CollectiveError("none of the files has a row of ours: bench --algorithm auto")
         slowest = {name: max(run.least(name) for run in runs if run.ours) for name in _OURS}
@@ -117,12 +108,12 @@ def peers(paths: list[Path]) -> str:
     return "\n".join(lines)
 
 
-def _rows(told: dict[str, Any]) -> list[dict[str, Any]]:
+def _rows(told: Measured) -> list[Record]:
     """Those out of place; of a broadcast, which has no other, those in place."""
-    return [r for r in told["results"] if not r["in_place"]] or told["results"]
+    return [r for r in told.results if not r.in_place] or told.results
 
 
-def _least(ratios: list[float | None], otherwise: str = "-") -> str:
+def _least(ratios: Sequence[float | None], otherwise: str = "-") -> str:
     known = [ratio for ratio in ratios if ratio is not None]
     return f"{min(known):.2f}" if known else otherwise
 
@@ -143,29 +134,40 @@ class Run:
         share: time of the least memory traffic over our fastest time; ``None`` if unknown.
         auto_to_native: for each kind of memory where ``auto`` took one of ours, the library's time
             over its own.
+
+    Raises:
+        CollectiveError: ours cannot be compared, as native's row or that of ``auto`` is missing.
     """
 
-    def __init__(self, records: list[dict[str, Any]], size: int) -> None:
-        here = [r for r in records if r["bytes"] == size]
-        native = {r["memory"]: r["p50_us"] for r in here if r["algorithm"] == "native"}
-        self.native: float = min(native.values())
-        self.ours = [r for r in here if r["algorithm"] != "native"]
-        autos = [r for r in self.ours if r["algorithm"] == "auto" and r["ran"] != "native"]
-        self.auto_to_native = [native[r["memory"]] / r["p50_us"] for r in autos]
+    def __init__(self, path: Path, records: list[Record], size: int) -> None:
+        here = [r for r in records if r.bytes == size]
+        native = {r.memory: r.p50_us for r in here if r.algorithm == "native"}
+        self.ours = [r for r in here if r.algorithm != "native"]
+        autos = [r for r in self.ours if r.algorithm == "auto"]
+        bare = sorted({r.memory for r in autos} - native.keys())
+        if not native or bare:
+            on = f" on {bare[0]} memory" if bare else ""
+            raise CollectiveError(
+                f"{path} has no row of native{on} for {_bytes(size)}, which ours are compared with"
+            )
+        if self.ours and not autos:
+            raise CollectiveError(
+                f"{path} has no row of auto for {_bytes(size)}: bench --algorithm all,auto"
+            )
+        self.native = min(native.values())
+        self.auto_to_native = [native[r.memory] / r.p50_us for r in autos if r.ran != "native"]
         self.by, self.share = "", None
         if self.ours:
-            best = min(self.ours, key=lambda r: r["p50_us"])
-            memory = "" if best["memory"] == "numpy" else f" ({best['memory']})"
-            self.by = f"{best['ran'].partition(' in ')[0]}{memory}"
-            self.share = best["floor_us"] / best["p50_us"] if best.get("floor_us") else None
+            best = min(self.ours, key=lambda r: r.p50_us)
+            memory = "" if best.memory == "numpy" else f" ({best.memory})"
+            self.by = f"{best.ran.partition(' in ')[0]}{memory}"
+            self.share = best.floor_us / best.p50_us if best.floor_us else None
 
     def least(self, which: str) -> float:
         """Microseconds of our fastest, or of the fastest of ``auto``."""
-        return min(r["p50_us"] for r in self.ours if which == "best" or r["algorithm"] == which)
+        return min(r.p50_us for r in self.ours if which == "best" or r.algorithm == which)
 
     def on(self, memory: str) -> float | None:
         """The library's time over that of ``auto`` on a kind of memory; ``None`` if unmeasured."""
-        times = [
-            r["p50_us"] for r in self.ours if (r["algorithm"], r["memory"]) == ("auto", memory)
-        ]
+        times = [r.p50_us for r in self.ours if (r.algorithm, r.memory) == ("auto", memory)]
         return self.native / min(times) if times else None

@@ -1,6 +1,7 @@
 """A benchmark's results as a table, OSU's columns, JSON, CSV and a plot."""
 
 import csv
+import io
 import json
 import os
 import platform
@@ -16,6 +17,8 @@ from mpi4py import MPI
 from collectives.about import program, provenance
 from collectives.analysis.pictures import pyplot
 from collectives.bench.measure import Result
+from collectives.errors import CollectiveError
+from collectives.files import replace
 
 #: Quartiles as far from the median as this part of it are marked as noise.
 NOISY = 0.2
@@ -110,12 +113,25 @@ def _spread(result: Result) -> str:
     return f"{percent:>4}{'!' if result.spread > NOISY else ' '}"
 
 
+def expect_some(results: list[Result]) -> None:
+    """Raises :class:`CollectiveError` if nothing was measured."""
+    if not results:
+        raise CollectiveError(
+            "nothing was measured: no algorithm runs this type in this place; name another "
+            "--datatype, --algorithm or --place"
+        )
+
+
 def footer(results: list[Result], least: float = 0) -> str:
     """nccl-tests' last lines; ``least`` is what ``--min-busbw`` asks for.
 
     A mean of bus bandwidths over sizes compares runs of one algorithm on one kind of memory, so
     each of them has its own line where there are several.
+
+    Raises:
+        CollectiveError: there are no results.
     """
+    expect_some(results)
     wrong = sum(result.wrong or 0 for result in results)
     lines = [f"# Out of bounds values : {wrong} {'OK' if not wrong else 'FAILED'}"]
     series = by_series(results)
@@ -197,29 +213,31 @@ def write_json(
     """Everything, every single time included."""
     records = [as_record(result) for result in results]
     content = {"version": 1, "config": config, "environment": about, "results": records}
-    _replace(path, json.dumps(content, indent=1) + "\n")
+    replace(path, json.dumps(content, indent=1) + "\n")
 
 
 def write_csv(path: Path, results: list[Result]) -> None:
-    """One line a result, without the single times."""
+    """One line a result, without the single times.
+
+    Raises:
+        CollectiveError: there are no results.
+    """
+    expect_some(results)
     records = [{k: v for k, v in as_record(r).items() if k != "times_us"} for r in results]
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("w", newline="") as file:
-        writer = csv.DictWriter(file, records[0])
-        writer.writeheader()
-        writer.writerows(records)
-    partial.replace(path)
-
-
-def _replace(path: Path, text: str) -> None:
-    """Writes the whole file or leaves the one that was there."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text)
-    partial.replace(path)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, records[0])
+    writer.writeheader()
+    writer.writerows(records)
+    replace(path, text.getvalue())
 
 
 def plot(path: Path, results: list[Result], about: dict[str, Any]) -> None:
-    """Latency and bus bandwidth against size, native as the thick grey line."""
+    """Latency and bus bandwidth against size, native as the thick grey line.
+
+    Raises:
+        CollectiveError: there are no results.
+    """
+    expect_some(results)
     plt = pyplot()
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.8), layout="constrained")
     series: dict[str, list[Result]] = {}

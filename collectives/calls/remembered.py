@@ -7,13 +7,13 @@ write at the same time, one's last finding may be lost, and is found again.
 import logging
 import os
 import platform
-import tempfile
-from contextlib import suppress
 from datetime import date
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
+
+from collectives.files import replace
 
 log = logging.getLogger("collectives")
 
@@ -106,18 +106,11 @@ def remember(found: Kept) -> None:
     path = where()
     others = [one for one in findings() if (one.kind, one.host) != (found.kind, found.host)]
     content = msgspec.json.encode(_File(_VERSION, [*others, found][-_MOST:]))
-    temporary = ""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(prefix=".turns-", dir=path.parent)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(msgspec.json.format(content, indent=1))
-        os.replace(temporary, path)
+        replace(path, msgspec.json.format(content, indent=1).decode())
     except OSError as error:
         log.warning("what auto found by turns is not remembered: %s: %s", path, error)
-        if temporary:
-            with suppress(OSError):
-                os.unlink(temporary)
 
 
 def forget() -> int:

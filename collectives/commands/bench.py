@@ -169,6 +169,8 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
         on_device = options.memory in ("cupy", "ipc")
         if "nccl" in wanted and not on_device:
             raise ValueError("nccl needs --memory cupy or ipc")
+        if options.place == "in" and not pairs and CONTRACTS[options.collective].in_place is None:
+            raise ValueError(f"{options.collective} has no calls in place: --place out")
         _check_outputs(comm, options)
         dtype = inputs.parse_dtype(options.datatype)
         lengths = list(
@@ -183,9 +185,7 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
             if pairs:
                 check_device_messages(comm)
     except (CollectiveError, ValueError) as error:  # the same on all ranks
-        if comm.rank == 0:
-            print(f"error: {error}", file=sys.stderr)
-        return 2
+        return _refuse(comm, error)
 
     def say(text: str) -> None:
         if comm.rank == 0 and options.format == "table":
@@ -223,11 +223,22 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
                 for result in measured:
                     say(report.row(result, native, width))
                 results += measured
+    try:
+        report.expect_some(results)
+    except CollectiveError as error:  # on all ranks
+        return _refuse(comm, error)
     say(report.footer(results, options.min_busbw))
     if comm.rank == 0:
         _write(options, results, about)
     wrong = any(result.wrong for result in results)
     return int(wrong or report.average_busbw(results) < options.min_busbw)
+
+
+def _refuse(comm: "Communicator", error: Exception) -> int:
+    """The exit status, with a sentence of rank 0."""
+    if comm.rank == 0:
+        print(f"error: {error}", file=sys.stderr)
+    return 2
 
 
 def _attached(comm: "Communicator", lengths: list[int]) -> "Communicator":

@@ -116,8 +116,18 @@ def test_too_little_bandwidth_fails(comm, tmp_path):
     assert status == 1
 
 
-def test_mistakes(comm, capsys):
+def test_mistakes(comm, capsys, monkeypatch):
     assert main(["bench", "allreduce", "--algorithm", "rign"]) == 2
     assert main(["bench", "allreduce", "-d", "flaot"]) == 2
+    assert main(["bench", "reduce_scatter", "--place", "in"]) == 2
+    # As where native alone is asked for, and has no such type.
+    monkeypatch.setattr("collectives.bench.measure.measure", lambda on, case: [])
+    assert main(["bench", "allreduce", *QUICK]) == 2
     told = capsys.readouterr().err
-    assert ("did you mean 'ring'?" in told and "no type 'flaot'" in told) == (comm.rank == 0)
+    for sentence in (
+        "did you mean 'ring'?",
+        "no type 'flaot'",
+        "reduce_scatter has no calls in place",
+        "nothing was measured",
+    ):
+        assert (sentence in told) == (comm.rank == 0)

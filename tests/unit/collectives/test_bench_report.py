@@ -7,6 +7,7 @@ from mpi4py import MPI
 
 from collectives.bench import report
 from collectives.bench.measure import Result
+from collectives.errors import CollectiveError
 
 QUIET = [100.0, 101.0, 99.0, 100.0, 102.0]
 NOISY = [100.0, 150.0, 90.0, 160.0, 100.0]
@@ -68,3 +69,15 @@ def test_json_has_all_fields_that_it_had(tmp_path):
     (record,) = json.loads((tmp_path / "b.json").read_text())["results"]
     assert {"p50_us", "p95_us", "p99_us", "algbw_GBs", "busbw_GBs", "times_us"} < set(record)
     assert (record["p25_us"], record["p50_us"], record["p75_us"]) == (100.0, 100.0, 150.0)
+
+
+def test_nothing_that_was_measured_is_refused(tmp_path):
+    about = report.environment(MPI.COMM_SELF)
+    for write in (
+        lambda: report.footer([]),
+        lambda: report.write_csv(tmp_path / "b.csv", []),
+        lambda: report.plot(tmp_path / "b.png", [], about),
+    ):
+        with pytest.raises(CollectiveError, match="nothing was measured"):
+            write()
+    assert not list(tmp_path.iterdir())

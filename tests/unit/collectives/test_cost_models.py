@@ -47,6 +47,9 @@ def test_the_textbooks_forms_are_less_by_the_ports():
     assert simulated == pytest.approx(direct.book_seconds(MODEL, M, 8), rel=1e-3)
 
 
+ABOUT = {"mpi": "Some MPI 1.0", "threads": "single"}
+
+
 def measured(path, model, noise=0.0, slow_from=1 << 62):
     """A benchmark's file of a machine that is exactly the model, or two of them."""
     rng = np.random.default_rng(0)
@@ -63,11 +66,12 @@ def measured(path, model, noise=0.0, slow_from=1 << 62):
                     "ran": algorithm,
                     "memory": "numpy",
                     "ranks": 4,
+                    "in_place": False,
                     "bytes": nbytes,
                     "p50_us": 1e6 * seconds * (1 + noise * rng.standard_normal()),
                 }
             )
-    path.write_text(json.dumps({"results": results}))
+    path.write_text(json.dumps({"environment": ABOUT, "results": results}))
     return path
 
 
@@ -91,7 +95,7 @@ def test_files_that_cannot_be_fitted(tmp_path):
     path.write_text("{}")
     with pytest.raises(CollectiveError, match="cannot read"):
         read([path])
-    path.write_text(json.dumps({"results": []}))
+    path.write_text(json.dumps({"environment": ABOUT, "results": []}))
     with pytest.raises(CollectiveError, match="0 times of our algorithms"):
         read([path])
 

@@ -35,10 +35,12 @@ def test_draw(capsys, tmp_path):
 
 def test_compare(capsys, tmp_path):
     rows = [
-        {"memory": "numpy", "algorithm": name, "bytes": 1024, "p50_us": us, "in_place": False}
+        {"algorithm": name, "ran": name, "bytes": 1024, "p50_us": us, "in_place": False}
         for name, us in (("ring", 2.0), ("native", 3.0))
     ]
-    told = {"environment": {"mpi": "Some MPI 1.0", "threads": "single"}, "results": rows}
+    same = {"collective": "allreduce", "ranks": 2, "memory": "numpy"}
+    about = {"mpi": "Some MPI 1.0", "threads": "single"}
+    told = {"environment": about, "results": [row | same for row in rows]}
     path = tmp_path / "a.json"
     path.write_text(json.dumps(told))
     assert main(["compare", str(path)]) == 0
@@ -47,9 +49,52 @@ def test_compare(capsys, tmp_path):
         "| ---: | ---: | ---: |",
         "| 1 KiB | 3.0 | 1.50x |",
     ]
-    path.write_text("[]")
-    assert main(["compare", str(path)]) == 2
-    assert "cannot read" in capsys.readouterr().err
+
+
+RECORD = {
+    "collective": "allreduce", "algorithm": "auto", "ran": "ring", "memory": "numpy", "bytes": 8,
+    "in_place": False, "p50_us": 1.0, "ranks": 2,
+}  # fmt: skip
+ABOUT = {"mpi": "A", "threads": "single"}
+UNREADABLE = {
+    "no object": [],
+    "no MPI library": {"environment": {}, "results": []},
+    "a record without fields": {"environment": ABOUT, "results": [{}]},
+    "a time of 0": {"environment": ABOUT, "results": [RECORD | {"p50_us": 0}]},
+    "no algorithm that ran": {"environment": ABOUT, "results": [RECORD | {"ran": ""}]},
+}
+
+
+@pytest.mark.parametrize("command", [["compare"], ["compare", "--peers"], ["fit"]])
+@pytest.mark.parametrize("told", UNREADABLE.values(), ids=UNREADABLE)
+def test_files_that_are_no_benchmarks_are_refused(capsys, tmp_path, command, told):
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(told))
+    assert main([*command, str(path)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: cannot read {path} as what 'bench -J' writes: ")
+    assert error.count("\n") == 1
+
+
+NATIVE = RECORD | {"algorithm": "native", "ran": "native"}
+INCOMPARABLE = {
+    "no row of native for 8 B": ([RECORD | {"algorithm": "ring"}],),
+    "no row of native on shared memory for 8 B": ([NATIVE, RECORD | {"memory": "shared"}],),
+    "no row of auto for 8 B": ([NATIVE, RECORD | {"algorithm": "ring"}],),
+    "no size in common": ([NATIVE, RECORD], [NATIVE | {"bytes": 64}]),
+}
+
+
+@pytest.mark.parametrize("sentence", INCOMPARABLE)
+def test_files_that_cannot_be_compared_are_refused(capsys, tmp_path, sentence):
+    paths = []
+    for number, rows in enumerate(INCOMPARABLE[sentence]):
+        path = tmp_path / f"{number}.json"
+        path.write_text(json.dumps({"environment": ABOUT, "results": rows}))
+        paths.append(str(path))
+    assert main(["compare", "--peers", *paths]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error and error.count("\n") == 1
 
 
 def run_of(folder, mpi, native, ours, memory="shared", in_place=False):
@@ -58,7 +103,8 @@ def run_of(folder, mpi, native, ours, memory="shared", in_place=False):
         {"algorithm": name, "ran": ran, "p50_us": us, "floor_us": 5.0}
         for name, ran, us in [("native", "native", native), *ours]
     ]
-    same = {"memory": memory, "bytes": 1 << 20, "in_place": in_place}
+    same = {"collective": "allreduce", "ranks": 2, "memory": memory, "in_place": in_place}
+    same["bytes"] = 1 << 20
     told = {"environment": {"mpi": mpi, "threads": "single"}, "results": [r | same for r in rows]}
     path = folder / f"{mpi}.json"
     path.write_text(json.dumps(told))

@@ -1,0 +1,67 @@
+"""What ``bench -J`` has measured, and Gloo's benchmark, read from their files."""
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from collectives.errors import CollectiveError
+
+
+class Record(msgspec.Struct, frozen=True):
+    """One algorithm at one size: as :class:`collectives.bench.measure.Result` was written.
+
+    Attributes:
+        ran: the algorithm that was taken; Gloo's rows, which are all native, do not say.
+        bytes: of the larger buffer.
+        in_place: whether the buffers were one.
+        ranks: how many; 0 in Gloo's rows.
+        p50_us: microseconds of a call, the median over repeats.
+        floor_us: the time of the least memory traffic, where it was measured.
+
+    Raises:
+        ValueError: a row of ours does not say what ran, or on how many ranks.
+    """
+
+    collective: str
+    algorithm: str
+    memory: str
+    bytes: Annotated[int, msgspec.Meta(ge=0)]
+    in_place: bool
+    p50_us: Annotated[float, msgspec.Meta(gt=0)]
+    ran: str = ""
+    ranks: Annotated[int, msgspec.Meta(ge=0)] = 0
+    floor_us: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.algorithm != "native" and not (self.ran and self.ranks):
+            raise ValueError("a row of ours needs `ran` and `ranks`")
+
+
+class Environment(msgspec.Struct, frozen=True):
+    """The MPI library with its version, and its thread level; a file has more."""
+
+    mpi: str
+    threads: str
+
+    def __str__(self) -> str:
+        return f"{self.mpi}, {self.threads}"
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """A file."""
+
+    environment: Environment
+    results: list[Record]
+
+
+def read(path: Path) -> Measured:
+    """A file of a benchmark.
+
+    Raises:
+        CollectiveError: it cannot be read, or is no such file.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Measured)
+    except (OSError, ValueError, RecursionError) as error:  # msgspec's are ValueErrors
+        raise CollectiveError(f"cannot read {path} as what 'bench -J' writes: {error}") from None
