@@ -10,8 +10,8 @@ from collectives.execution.memory import HOST
 from collectives.execution.plan import Action
 from collectives.execution.shared import Places
 from collectives.execution.transport.attach import can_be_read
-from collectives.execution.transport.shared_memory import WORDS, Meeting, NodeMemory, Place
-from collectives.execution.transport.windows import ATTACHED
+from collectives.execution.transport.shared_memory import WORDS, Meeting, NodeMemory
+from collectives.execution.transport.windows import ATTACHED, Place
 from collectives.execution.underway import Underway
 
 # Instead of a window's number, and of an address:

@@ -21,7 +21,8 @@ from collectives.execution.transport.adopted import extent
 from collectives.execution.transport.cuda_memory import CudaMemory
 from collectives.execution.transport.delayed import clock
 from collectives.execution.transport.mpi import MPITransport
-from collectives.execution.transport.shared_memory import NodeMemory, Place
+from collectives.execution.transport.shared_memory import NodeMemory
+from collectives.execution.transport.windows import Place
 
 log = logging.getLogger("collectives")
 

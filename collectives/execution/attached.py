@@ -11,7 +11,7 @@ raise.
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from collectives.analysis.dataflow import Dataflow, entered
 from collectives.errors import CollectiveError
@@ -19,8 +19,10 @@ from collectives.execution.memory import Combine, Items
 from collectives.execution.messages import Layout
 from collectives.execution.plan import Action, BoundRound
 from collectives.execution.shared import SharedBinder
-from collectives.execution.transport.attach import AttachedMemory
-from collectives.execution.transport.shared_memory import NodeMemory
+
+if TYPE_CHECKING:
+    from collectives.execution.transport.attach import AttachedMemory
+    from collectives.execution.transport.shared_memory import NodeMemory
 
 
 class AttachedBinder(SharedBinder):
@@ -31,9 +33,9 @@ class AttachedBinder(SharedBinder):
     def __init__(
         self,
         flow: Dataflow,
-        node: NodeMemory,
+        node: "NodeMemory",
         slot: int,
-        memory: AttachedMemory,
+        memory: "AttachedMemory",
         buffers: list[dict[str, Items]],
         layout: Layout,
         combine: Combine | None,

@@ -13,7 +13,7 @@ rank says how far it has come when a gate tells that its stream has.
 from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -25,11 +25,13 @@ from collectives.execution.lanes import Lane
 from collectives.execution.memory import HOST, Combine, Items, Memory, is_queued
 from collectives.execution.messages import Layout
 from collectives.execution.plan import Action, BoundRound, Plan
-from collectives.execution.transport.flags import Flag
-from collectives.execution.transport.shared_memory import BLOCKING, NodeMemory, Place
-from collectives.execution.transport.windows import Edge
+from collectives.execution.transport.flags import BLOCKING, Flag
+from collectives.execution.transport.windows import Edge, Place
 from collectives.execution.underway import Underway
 from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send
+
+if TYPE_CHECKING:
+    from collectives.execution.transport.shared_memory import NodeMemory
 
 #: Chunks are cut into segments of about this size: what is reduced, or sent, is stored to the
 #: others while it is in a level-2 cache of 1 MiB, together with where it came from.
@@ -63,7 +65,7 @@ def _is_in_place(schedule: Schedule, places: Places) -> bool:
 
 def bind_shared(
     schedule: Schedule,
-    node: NodeMemory,
+    node: "NodeMemory",
     places: Places,
     count: int,
     dtype: "np.dtype[Any]",
@@ -135,7 +137,7 @@ def bind_shared(
 def _buffers(
     schedule: Schedule,
     rank: int,
-    node: NodeMemory,
+    node: "NodeMemory",
     places: tuple[Place | None, Place | None],
     count: int,
     nothing: Items,
@@ -172,7 +174,7 @@ def _moved_bytes(flow: Dataflow, rank: int, layout: Layout, dtype: "np.dtype[Any
 
 
 def _edges(
-    node: NodeMemory,
+    node: "NodeMemory",
     places: tuple[Place | None, Place | None],
     buffers: dict[str, Items],
     borrow: bool,
@@ -220,7 +222,7 @@ class SharedBinder:
     def __init__(
         self,
         flow: Dataflow,
-        node: NodeMemory,
+        node: "NodeMemory",
         slot: int,
         memory: Memory,
         buffers: list[dict[str, Items]],

@@ -13,6 +13,9 @@ from collections.abc import Sequence
 
 from collectives.execution.plan import Action
 
+#: Slots: that of the ranks' meetings, and that of blocking calls, which follow one another; those
+#: of other plans come after it.
+MEETING, BLOCKING = 0, 1
 #: Polls before a rank with a core of its own offers it to others: about 100 us.
 _SPINS = 2000
 #: Polls after which a rank that waits calls the MPI library once: tens of microseconds.

@@ -6,7 +6,7 @@ import platform
 from collections.abc import Iterable
 from functools import partial
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,8 @@ from collectives.execution.transport.adopted import Adopted, Extent
 from collectives.execution.transport.attach import PeerMemory, expect_readable
 from collectives.execution.transport.fences import Fences
 from collectives.execution.transport.flags import (
+    BLOCKING,
+    MEETING,
     FencedFlag,
     FencedTick,
     Flag,
@@ -29,23 +31,13 @@ from collectives.execution.transport.flags import (
     Tick,
 )
 from collectives.execution.transport.pages import Mapping
-from collectives.execution.transport.windows import Edge, Window, Windows
+from collectives.execution.transport.windows import Edge, Place, Window, Windows
 
 _LINE = 8  # a cache line in 8-byte words: two ranks never write to the same one
 #: Plans in flight at a time that can be told apart.
 SLOTS = 512
-#: The slot of :meth:`NodeMemory.meet`, and how many 8-byte words each rank can bring to it.
-MEETING = 0
-#: The slot of blocking calls, which follow one another; those of other plans come after it.
-BLOCKING = 1
+#: How many 8-byte words each rank can bring to :meth:`NodeMemory.meet`.
 WORDS = 6
-
-
-class Place(NamedTuple):
-    """Where an array lies: in which window, and how many bytes from its start on this rank."""
-
-    window: int
-    offset: int
 
 
 #: What each rank brought to a meeting.

@@ -3,18 +3,26 @@
 import os
 import weakref
 from collections.abc import Callable
-from typing import NamedTuple
-
-from mpi4py import MPI
+from typing import TYPE_CHECKING, NamedTuple
 
 from collectives.execution.memory import Memory, is_queued
 from collectives.execution.plan import Plan
 from collectives.execution.transport import Bytes
 from collectives.execution.transport.pages import discard
 
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
 #: The number of the window that is the ranks' whole memory, read by the kernel
 #: (:mod:`collectives.execution.transport.attach`).
 ATTACHED = -3
+
+
+class Place(NamedTuple):
+    """Where an array lies: in which window, and how many bytes from its start on this rank."""
+
+    window: int
+    offset: int
 
 
 class Edge(NamedTuple):
@@ -124,7 +132,7 @@ class Windows:
             self._unused.add(number)
         return number not in self._unused
 
-    def forget(self, comm: MPI.Intracomm) -> None:
+    def forget(self, comm: "MPI.Intracomm") -> None:
         """Lets go of those that no rank uses.  Collective."""
         self.in_use()  # looks whether they are there
         for number in set.intersection(*comm.allgather(set(self._unused))):

@@ -40,9 +40,20 @@ def test_one_direction_and_no_heavy_imports(path):
     assert not imported(path, top_level_only=True) & {"matplotlib", "cupy", "torch", "ml_dtypes"}
 
 
-@pytest.mark.parametrize(
-    "module", ["collectives", "collectives.__main__", "collectives.execution.local"]
-)
+def test_nothing_that_those_files_import_brings_mpi_or_a_gpu():
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in PURE_FILES]
+    code = (
+        "import sys; from importlib import import_module\n"
+        f"for name in {names}:\n"
+        "    import_module(name.removesuffix('.__init__'))\n"
+        "    for found in {'mpi4py', 'cupy', 'torch', 'matplotlib'} & set(sys.modules):\n"
+        "        sys.exit(f'{name} imports {found}')"
+    )
+    told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (told.returncode, told.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("module", ["collectives", "collectives.__main__"])
 def test_importing_starts_no_mpi(module):
     code = (
         f"import {module}, sys; "
