@@ -20,7 +20,7 @@ from collectives.analysis.expression import (
     spelled,
 )
 from collectives.analysis.replay import Begin, End, Message, replay
-from collectives.errors import InvalidBuffer, ScheduleError
+from collectives.errors import ScheduleError
 from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send
 
 #: Ranks up to which a complaint shows the grid, and the order of operands.
@@ -69,15 +69,6 @@ def prove(schedule: Schedule, in_place: bool = False) -> Proof:
         if why := malformed(schedule):
             raise ScheduleError(why) from None
         raise
-
-
-def is_in_place_safe(schedule: Schedule) -> bool:
-    """Whether ``schedule`` is also correct when ``sendbuf`` lies in ``recvbuf``."""
-    try:
-        prove(schedule, in_place=True)
-    except (ScheduleError, InvalidBuffer):
-        return False
-    return True
 
 
 Cell = tuple[str, int]

@@ -119,7 +119,7 @@ class Buffer:
 
 def unit_of(block_bytes: int) -> int:
     """Bytes of the largest unsigned integer that a block is a whole number of."""
-    return gcd(block_bytes, 8) or 8
+    return gcd(block_bytes, 8)
 
 
 def read_buffer(

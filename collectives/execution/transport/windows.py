@@ -109,11 +109,6 @@ class Windows:
         """The ranks' whole memory is one of them from now on."""
         self._kept[ATTACHED] = peers
 
-    @property
-    def are_attached(self) -> bool:
-        """Whether the ranks read one another's ordinary memory."""
-        return ATTACHED in self._kept
-
     def __getitem__(self, number: int) -> Window:
         return self._kept[number]
 
