@@ -230,13 +230,25 @@ class Communicator(  # type: ignore[misc]
         memory where the ranks are on several nodes or cannot open one another's memory (containers
         of their own); the log says so.
 
+        Cost: some small exchanges among the ranks and one write of the array; the node's memory is
+        taken in whole pages.  Calls that ``auto`` leaves to the MPI library unread because no
+        memory is shared are read from then on, some microseconds each.
+
         Args:
+            shape: a length or several, of 0 and more, as of ``numpy.zeros``.
+            dtype: of items that processes can share: no Python objects.
             memory: ``"cupy"`` for arrays on the current GPU, by CUDA IPC; the kernels of a
                 collective read and write the other GPUs' memory.  It goes when the communicator is
                 closed and the last array in it is gone.
 
         Raises:
-            ValueError: for another ``memory``.
+            ValueError: on this rank alone, for another ``memory``.
+            InvalidBuffer: on all ranks, if one passes what is no shape or type of an array, or has
+                no GPU for ``"cupy"``.
+            MemoryError: on all ranks, if one has too little memory, or their node has less than
+                all of them ask for.
+            MismatchError: on all ranks, with ``check``, if one of them makes another call.
+            CollectiveError: a collective was left in the middle on this rank before.
         """
         if memory not in ("numpy", "cupy"):
             raise ValueError(f'memory={memory!r} is neither "numpy" nor "cupy"')

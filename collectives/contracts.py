@@ -1,7 +1,7 @@
 """What each collective starts from and must end with: the statement that the verifier proves.
 
 A *value* is a set of contributions to be reduced: ``sendbuf[chunk]`` of every rank in ``ranks``.
-Rank ``r`` starts with ``Value({r}, i)`` in ``sendbuf[i]`` and with nothing else.
+Rank ``r`` starts with ``Value(range(r, r + 1), i)`` in ``sendbuf[i]`` and with nothing else.
 
 Buffers are made of *blocks* (the unit of the MPI call: one for an all-reduce, one a rank for an
 all-gather) and each block is cut into ``n`` chunks, so chunk ``i`` is piece ``i mod n`` of block
@@ -16,7 +16,7 @@ from collectives.errors import InvalidBuffer, UnknownAlgorithm
 
 
 class Value(NamedTuple):
-    """The reduction of ``sendbuf[chunk]`` over the ranks ``range(*ranks)``."""
+    """The reduction of ``sendbuf[chunk]`` over ``ranks``."""
 
     ranks: range
     chunk: int

@@ -135,17 +135,18 @@ class Resources:
 
         Raises:
             InvalidBuffer: on all ranks, if one of them asks for what cannot be, or has no GPU.
-            MemoryError: on all ranks.
+            MemoryError: on all ranks, if that is all that fails on one of them, or their node has
+                less memory than they ask for.
         """
         alone = self._alone
+        problem: Exception | None = None
         try:
             kind = self.devices.memory(CudaMemory().gpu if memory == "cupy" else None)
             dtype = _read_type(dtype)
             dimensions = _read_shape(shape, dtype)
             items = kind.zeros(dimensions, dtype) if alone else None
-            problem = None
         except (ValueError, TypeError, MemoryError, RuntimeError) as error:
-            problem = str(error)
+            problem = error
         self._expect_none("empty", problem)
         if items is not None:
             return items
@@ -158,7 +159,7 @@ class Resources:
         try:
             items = kind.zeros(dimensions, dtype)
         except MemoryError as error:
-            problem = str(error)
+            problem = error
         self._expect_none("empty", problem)
         assert items is not None, "without a problem there is an array"
         return items
@@ -170,17 +171,18 @@ class Resources:
             InvalidBuffer: on all ranks, if one of them passes what cannot be.
             MemoryError: on all ranks.
         """
-        alone, own, problem = self._alone, None, None
+        alone, own = self._alone, None
         place: Place | None = None
+        problem: InvalidBuffer | None = None
         try:
             own = extent(array)
             place = self.node.locate(own.address, own.nbytes) if self.node and own.nbytes else None
             if place is None:
                 own.expect_ordinary()
         except InvalidBuffer as error:
-            problem = str(error)
+            problem = error
         except Exception as error:  # of what a tensor may be
-            problem = f"{type(error).__name__}: {error}"
+            problem = InvalidBuffer(f"{type(error).__name__}: {error}")
         self._expect_none("share", problem)
         assert own is not None, "without a problem it has an extent"
         if alone:
@@ -220,12 +222,14 @@ class Resources:
         """Whether arrays cannot be shared, whatever the memory; the same on all ranks."""
         return self.ranks_per_node < self.comm.size or self.settings.needs_messages
 
-    def _expect_none(self, method: str, problem: str | None) -> None:
-        """Raises on all ranks if one has a problem."""
-        told = enumerate(self.channel.allgather(problem))
-        problems = [f"rank {rank}: {text}" for rank, text in told if text is not None]
-        if problems:
-            raise InvalidBuffer(f"Communicator.{method}: {'; '.join(problems[:3])}")
+    def _expect_none(self, method: str, problem: Exception | None) -> None:
+        """Raises on all ranks if one has a problem: ``MemoryError`` if memory is all that lacks."""
+        own = problem and (str(problem), isinstance(problem, MemoryError))
+        told = [(rank, one) for rank, one in enumerate(self.channel.allgather(own)) if one]
+        if told:
+            problems = "; ".join(f"rank {rank}: {text}" for rank, (text, _) in told[:3])
+            kind = MemoryError if all(lacks for _, (_, lacks) in told) else InvalidBuffer
+            raise kind(f"Communicator.{method}: {problems}")
 
     def revoke(self) -> None:
         """Ends all waits in the duplicate, and lets go of it."""

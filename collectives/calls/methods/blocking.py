@@ -11,7 +11,45 @@ from collectives.calls.engine import Engine
 
 
 class Blocking:
-    """Each returns when this rank's buffers are the caller's again."""
+    """Each returns ``None`` when this rank's buffers are the caller's again.
+
+    What the buffers hold of ``size`` ranks, in blocks: as many items of any type on all ranks, or,
+    where a name ends in ``v``, as the counts say.
+
+    =====================  ==================  ==================  =============================
+    method                 ``sendbuf``         ``recvbuf``         in place
+    =====================  ==================  ==================  =============================
+    Allreduce, Scan,       1                   1                   ``sendbuf``, on all ranks
+    Exscan
+    Reduce_scatter,        ``size``            1                   ``sendbuf``, on all ranks;
+    Reduce_scatter_block                                           ``recvbuf`` has ``size`` then,
+                                                                   and the result in front
+    Allgather, Allgatherv  1                   ``size``            ``sendbuf``, on all ranks: its
+                                                                   block is the rank's place
+    Alltoall, Alltoallv    ``size``            ``size``            ``sendbuf``, on all ranks
+    Bcast                  1, the only buffer                      no
+    Reduce                 1                   1, the root's       ``sendbuf`` of the root
+    Gather, Gatherv        1                   ``size``, the       ``sendbuf`` of the root: its
+                                               root's              block is its place
+    Scatter, Scatterv      ``size``, the       1                   ``recvbuf`` of the root
+                           root's
+    Barrier                none                none                no
+    =====================  ==================  ==================  =============================
+
+    In place is ``MPI.IN_PLACE``, or ``None``, in the buffer's stead.  Of a buffer that only the
+    root has, the others pass ``None``.  ``Reduce_scatter`` has blocks of ``recvcounts`` items.
+    Operations reduce item by item, both buffers are of one type then.
+
+    Raises:
+        InvalidBuffer: on this rank alone, before the ranks meet, for buffers, counts, a root or an
+            operation that cannot be; the call can be made again.
+        UnknownAlgorithm: the collective has no such algorithm, or it cannot do this call.
+        ScheduleError: on all ranks, for an algorithm of one's own that is wrong.
+        MismatchError: on all ranks, with ``check``, if their calls do not belong together.
+        CorruptMessage: with :class:`~collectives.CheckedTransport`, for a message that changed.
+        CollectiveError: a collective was left in the middle on this rank before.
+        MPI.Exception: the MPI library's own, where the call is native.
+    """
 
     _engine: Engine
     size: int

@@ -11,7 +11,12 @@ from collectives.calls.engine import AnyPlan, Engine
 
 
 class Nonblocking:
-    """``Wait`` for what these return, with calls of ``Test`` in between."""
+    """``Wait`` for what these return, with calls of ``Test`` in between.
+
+    Buffers and errors are those of :class:`~collectives.calls.methods.blocking.Blocking`; the
+    buffers are the plan's until ``Wait`` has returned, or ``Test`` ``True``.  Each returns a plan
+    for one run.
+    """
 
     _engine: Engine
 

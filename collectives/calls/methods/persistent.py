@@ -11,7 +11,12 @@ from collectives.calls.engine import AnyPlan, Engine
 
 
 class Persistent:
-    """What these return keeps the buffers alive.  Collective, as MPI's."""
+    """What these return keeps the buffers alive.  Collective, as MPI's.
+
+    Buffers and errors are those of :class:`~collectives.calls.methods.blocking.Blocking`.  Each
+    returns a plan, to be run by ``Start`` and ``Wait`` or as a function, until ``Free``.  ``info``
+    is there as MPI has it, and is ignored.
+    """
 
     _engine: Engine
 

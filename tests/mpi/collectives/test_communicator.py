@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from collectives import Communicator, InvalidBuffer, MismatchError, UnknownAlgorithm, delayed
+from collectives import (
+    CheckedTransport,
+    Communicator,
+    InvalidBuffer,
+    MismatchError,
+    UnknownAlgorithm,
+    delayed,
+)
 from collectives.algorithms import ALGORITHMS, names
 from collectives.calls.library import library
 from collectives.calls.tuner import Situation, choose, load
@@ -349,6 +356,15 @@ def test_ranks_that_share_cores_yield_them(monkeypatch, cores):
         comm.empty(3)
         polite = cores == "one" and comm.size > 1
         assert comm._engine.resources.node._polite == polite
+
+
+def test_memory_that_one_rank_lacks_is_an_error_of_that_kind_on_all():
+    with Communicator(MPI.COMM_WORLD, transport=CheckedTransport) as comm:  # ordinary memory
+        alone = comm.rank == comm.size - 1
+        with pytest.raises(MemoryError, match=f"rank {comm.size - 1}: Unable to allocate"):
+            comm.empty(1 << 55 if alone else 1)
+        with pytest.raises(InvalidBuffer, match="is no shape"):
+            comm.empty(-1 if alone else 1)
 
 
 def refuse(*arguments):
