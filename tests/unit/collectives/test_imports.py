@@ -1,6 +1,7 @@
 """Who may import whom, and what importing costs."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -63,3 +64,27 @@ def test_importing_starts_no_mpi(module):
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert told.stdout.strip() == "[]"
+
+
+def rows():
+    """The rows of ``collectives`` in docs/structure.md: what they name in their first two cells."""
+    text = (ROOT / "docs" / "structure.md").read_text().partition("\n## The rooms of `mpitrain`")[0]
+    cells = [line.split("|") for line in text.splitlines() if line.startswith("| `")]
+    return [tuple(re.findall(r"`([\w./]+)`", cell) for cell in row[1:3]) for row in cells]
+
+
+def modules(folder):
+    return {path.stem for path in folder.glob("*.py")} - {"__init__", "__main__"}
+
+
+@pytest.mark.parametrize("room", ["analysis", "calls", "execution"])
+def test_the_row_of_a_room_names_its_modules(room):
+    (named,) = [names for rooms, names in rows() if f"{room}/" in rooms]
+    assert {name.removesuffix(".py") for name in named} - {"methods/", "tuned.json"} == modules(
+        COLLECTIVES / room
+    )
+
+
+def test_the_rows_name_the_modules_of_the_package():
+    named = {name.removesuffix(".py") for rooms, _ in rows() for name in rooms if "/" not in name}
+    assert named == modules(COLLECTIVES)
