@@ -169,7 +169,7 @@ peers-%:
 	.venv-gloo/bin/python -m collectives.bench.gloo $* $(SWEEP) -J runs/peers/$*_gloo.json
 	$(BIN)/python -m collectives compare --peers runs/peers/$*_openmpi.json \
 		runs/peers/$*_mpich.json runs/peers/$*_mpich_single.json runs/peers/$*_impi.json \
-		runs/peers/$*_gloo.json
+		runs/peers/$*_gloo.json --plot runs/peers/$*.png
 
 # Two hosts of 2 ranks in network namespaces, a link of 1 Gb/s between them; needs root.
 hosts: install

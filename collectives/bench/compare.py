@@ -5,6 +5,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from collectives.analysis.pictures import pyplot
 from collectives.analysis.records import Measured, Record, read
 from collectives.errors import CollectiveError
 
@@ -106,6 +107,50 @@ def peers(paths: list[Path]) -> str:
         ]
         lines.append(_line(cells))
     return "\n".join(lines)
+
+
+#: Kinds of memory and how their lines are drawn.
+_LINES = {"shared": ("-", "o"), "adopted": ("--", "s"), "numpy": (":", None)}
+
+
+def plot(path: Path, files: list[Path]) -> None:
+    """Against size, each library's time over that of ``auto`` in the same run: solid lines are
+    arrays of ``Communicator.empty``, dashed ones a program's own after ``Communicator.share``,
+    dotted ones ordinary arrays.  Files without ``auto``, as Gloo's, have no line.
+
+    Raises:
+        CollectiveError: for a file that is no benchmark's, or if none has ``auto``.
+    """
+    plt = pyplot()
+    figure, axes = plt.subplots(figsize=(9, 4.8), layout="constrained")
+    told = [(name, read(name)) for name in files]
+    told = [(name, one) for name, one in told if any(r.algorithm == "auto" for r in one.results)]
+    if not told:
+        raise CollectiveError("none of the files has a row of auto: bench --algorithm all,auto")
+    for number, (name, one) in enumerate(told):
+        rows = _rows(one)
+        runs = {size: Run(name, rows, size) for size in sorted({r.bytes for r in rows})}
+        for memory, (line, marker) in _LINES.items():
+            points = {size: run.on(memory) for size, run in runs.items()}
+            known = {size: ratio for size, ratio in points.items() if ratio is not None}
+            label = f"{one.environment}" if memory == "shared" else None
+            style = {"linestyle": line, "marker": marker, "color": f"C{number}", "markersize": 4}
+            axes.plot(known.keys(), known.values(), label=label, **style)
+    axes.axhline(1, color="0.6", linewidth=5, zorder=0)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_yticks([0.5, 1, 2, 5, 10], ["0.5", "1", "2", "5", "10"])
+    axes.set_xlabel("bytes")
+    first = told[0][1].results[0]
+    axes.set_title(
+        f"{first.collective} of {max(r.ranks for r in told[0][1].results)} ranks: the library's "
+        "time / auto's\nsolid: comm.empty, dashed: comm.share, dotted: ordinary arrays",
+        fontsize=10,
+    )
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
 
 
 def _rows(told: Measured) -> list[Record]:

@@ -19,6 +19,7 @@ from collectives.calls.tuner import ATTACHED_BYTES, Entry, Kind, Rule, Table, lo
 from collectives.communicator import Communicator
 from collectives.contracts import CONTRACTS
 from collectives.errors import CollectiveError
+from collectives.files import replace
 
 #: Ours has to be this much faster than native to be chosen: figures repeat no better.
 CLEARLY = 1.05
@@ -103,7 +104,8 @@ def tune(
                 told = ", ".join(map(str, _situation(left)))
                 print(f"left out, as it may not hold elsewhere: {told}")
         table = Table(1, about, alpha_us, bandwidth, merged)
-        options.output.write_bytes(msgspec.json.format(msgspec.json.encode(table), indent=1))
+        # Whole or not at all: jobs may be reading it.
+        replace(options.output, msgspec.json.format(msgspec.json.encode(table), indent=1).decode())
         print(f"wrote {options.output}; COLLECTIVES_TUNING={options.output} uses it")
 
 

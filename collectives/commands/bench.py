@@ -51,6 +51,12 @@ def add(commands: "Commands") -> None:
         action="store_true",
         help="compare our algorithms with each MPI library's own, one file for each MPI",
     )
+    comparing.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help="draw how many times as fast auto is as each library, on every kind of memory",
+    )
     comparing.set_defaults(run=_compare)
 
 
@@ -117,6 +123,9 @@ def _add_flags(add: Callable[..., object]) -> None:
 
 
 def _compare(options: argparse.Namespace) -> int:
+    if options.plot:
+        expect_picture(options.plot)
+        compare.plot(options.plot, options.files)
     print((compare.peers if options.peers else compare.table)(options.files))
     return 0
 

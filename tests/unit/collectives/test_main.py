@@ -144,6 +144,11 @@ def test_peers(capsys, tmp_path):
     assert cells == ["1 MiB", *times, "15.0", "2.00", by, "0.98", "-", "-", "2.50", "38%"]
     assert main(["compare", "--peers", gloo]) == 2
     assert "none of the files has a row of ours" in capsys.readouterr().err
+    picture = tmp_path / "peers.png"
+    assert main(["compare", "--peers", quick, slow, gloo, "--plot", str(picture)]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert main(["compare", "--peers", gloo, "--plot", str(picture)]) == 2
+    assert "none of the files has a row of auto" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
