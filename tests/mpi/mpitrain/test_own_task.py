@@ -175,9 +175,16 @@ def test_a_model_that_does_not_fit_the_labels_is_refused_on_all_ranks(comm):
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("own", [{}, layers(outputs=3)], ids=["none", "another"])
-def test_a_model_that_one_rank_alone_is_refused_ends_all(comm, own):
-    with pytest.raises(ConfigError, match=f"^(model|loss): .* .rank {RANKS - 1} of {RANKS}, on "):
+@pytest.mark.parametrize(
+    ("own", "told"),
+    [
+        ({}, rf"have different jobs: layers is \['linear0'.* and \[\] on rank {RANKS - 1};"),
+        (layers(outputs=3), f"^(model|loss): .* .rank {RANKS - 1} of {RANKS}, on "),
+    ],
+    ids=["none", "another"],
+)
+def test_a_model_that_one_rank_alone_is_refused_ends_all(comm, own, told):
+    with pytest.raises(ConfigError, match=told):
         Trainer(comm, job(), data=WAVES, layers=own if comm.rank == RANKS - 1 else layers())
 
 
