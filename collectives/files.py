@@ -1,15 +1,24 @@
 """Files that others may read while they are written."""
 
+import errno
 import os
 import secrets
+import stat
 from contextlib import suppress
 from pathlib import Path
+
+#: A file cannot be replaced in its folder, and may be writable itself: one that is mounted alone.
+_NOT_REPLACED = (errno.EACCES, errno.EBUSY, errno.EPERM, errno.EROFS, errno.EXDEV)
+
+#: Links that follow one another before the system gives up.
+_LINKS = 40
 
 
 def replace(path: Path, text: str) -> None:
     """Writes a whole file, or leaves the one that was there; no reader sees a part of it.
 
-    What is no ordinary file, as ``/dev/stdout``, cannot be replaced, and is written to.
+    What is no ordinary file, as ``/dev/stdout``, is written to behind what is there; a file that
+    can be written and not be replaced, as one that is mounted alone, in its place.
 
     Args:
         path: of the file, or of a link to it.
@@ -18,20 +27,40 @@ def replace(path: Path, text: str) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    if path.exists() and not path.is_file():
-        with path.open("w", newline="") as file:
+    if _is_open_already(path) or (path.exists() and not path.is_file()):
+        with path.open("a", newline="") as file:
             file.write(text)
         return
     target = Path(os.path.realpath(path))
     # A name of its own: others may be writing the same file.
-    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    partial = target.with_name(f".{secrets.token_hex(8)}.partial")
     try:
         with partial.open("x", newline="") as file:
+            if target.exists():
+                os.chmod(partial, stat.S_IMODE(target.stat().st_mode))
             file.write(text)
         partial.replace(target)
     except BaseException as error:
         with suppress(OSError):
             partial.unlink()
-        if isinstance(error, OSError):  # of the name that was asked for
-            raise type(error)(error.errno, error.strerror, str(path)) from None
-        raise
+        if not isinstance(error, OSError):
+            raise
+        if error.errno in _NOT_REPLACED and target.exists() and os.access(target, os.W_OK):
+            with target.open("w", newline="") as file:
+                file.write(text)
+            return
+        # Of the name that was asked for.
+        raise type(error)(error.errno, error.strerror, str(path)) from None
+
+
+def _is_open_already(path: Path) -> bool:
+    """Whether it names a stream of a process, which leads to whatever file its shell has opened."""
+    name = os.fspath(path)
+    for _ in range(_LINKS):
+        folder = os.path.realpath(os.path.dirname(name))
+        if folder.startswith("/proc/"):
+            return True
+        if not os.path.islink(name):
+            break
+        name = os.path.join(folder, os.readlink(name))
+    return False

@@ -145,7 +145,7 @@ class Resources:
             dtype = _read_type(dtype)
             dimensions = _read_shape(shape, dtype)
             items = kind.zeros(dimensions, dtype) if alone else None
-        except (ValueError, TypeError, MemoryError, RuntimeError) as error:
+        except Exception as error:  # of whatever kind, the others hear of it
             problem = error
         self._expect_none("empty", problem)
         if items is not None:
@@ -259,8 +259,11 @@ def _tags() -> int:
 
 def _read_shape(shape: Any, dtype: "np.dtype[Any]") -> tuple[int, ...]:
     lengths = tuple(map(index, shape)) if np.iterable(shape) else (index(shape),)
-    if min(lengths, default=0) < 0 or prod(lengths) * dtype.itemsize >= 1 << 62:
+    # NumPy multiplies those of an array without items, too.
+    items = prod(max(1, length) for length in lengths)
+    if min(lengths, default=0) < 0 or items * dtype.itemsize >= 1 << 62:
         raise ValueError(f"{shape!r} is no shape of an array")
+    np.empty((0,) * len(lengths), dtype)  # raises for too many dimensions
     return lengths
 
 

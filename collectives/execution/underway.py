@@ -84,7 +84,7 @@ class Underway:
     def drain(self) -> None:
         """Ends the plans of this communicator: all ranks have started them.  After one was left in
         the middle, nobody knows whether the others can end."""
-        while not self.left and not all([plan.Test() for plan in tuple(self.plans)]):
+        while self.plans and not self.left and not all([plan.Test() for plan in tuple(self.plans)]):
             self.progress()
 
     def forget(self) -> None:

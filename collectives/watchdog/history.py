@@ -83,7 +83,14 @@ class History:
         call.ended = monotonic()
         if call.numbered:  # others bear the number of the last that began, which may go on
             self.completed = max(self.completed, call.number)
-        self.current = call.outer
+        if self.current is call:
+            self.current = call.outer
+        else:  # another thread is still in one that began later
+            inner = self.current
+            while inner is not None and inner.outer is not call:
+                inner = inner.outer
+            if inner is not None:
+                inner.outer = call.outer
         call.outer = None
 
     def __bool__(self) -> bool:

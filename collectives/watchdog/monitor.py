@@ -98,6 +98,9 @@ class Watchdog:
         if threading.current_thread() is threading.main_thread() and self._previous is not None:
             signal.signal(signal.SIGUSR2, self._previous)
             signal.set_wakeup_fd(-1)
+            for other in _running():  # hears of signals from now on
+                other._previous = other._listen_to_signals()
+                break
         for end in (self._wakeup, self._signalled):
             end.close()
         self._peers.close()
@@ -152,7 +155,9 @@ class Watchdog:
 
     def _stalled(self, call: Entered) -> None:
         over = threading.Event()
-        answering = threading.Thread(target=self._keep_answering, args=(over,), daemon=True)
+        answering = threading.Thread(
+            target=self._keep_answering, args=(over,), name="watchdog", daemon=True
+        )
         answering.start()
         answers = self._peers.ask(_ANSWER_S)
         if self.calls.current is not call:  # it went on after all
@@ -185,6 +190,8 @@ class Watchdog:
         """What one of the waiting ranks says for all."""
         peers = self._peers
         collective = f"collective number {call.number}"
+        if not call.numbered:
+            collective = f"wait behind {collective}"
         which = f"{collective} of {peers.group}" if peers.group else f"the ranks' {collective}"
         lines = [
             f"{which} has not ended after {self.timeout:g} s; rank {peers.job[peers.rank]}: {call}"
@@ -202,7 +209,10 @@ class Watchdog:
             if status["number"] is None or status["number"] < call.number:
                 missing.append(rank)
         who = ", ".join(str(peers.job[rank]) for rank in missing)
-        lines.append(f"missing: rank {who or 'none: the calls do not fit together (check=True)'}")
+        nobody = "none: the calls do not fit together (check=True)"
+        if not call.numbered:
+            nobody = "unknown, as only some of the ranks make this call"
+        lines.append(f"missing: rank {who or nobody}")
         for rank in [peers.rank, *(r for r in missing if r in answers)]:
             lines.append(f"rank {peers.job[rank]} is here:\n{answers[rank]['stack']}")
         return "\n".join(lines)

@@ -415,7 +415,18 @@ def test_checking_compares_operations_counts_and_odd_arguments():
     add.Free()
 
 
-@pytest.mark.parametrize("shape", [-1, (2, -3), 2**61, 2**70, (2**40, 2**40), "x", 1.5, [None]])
+@pytest.mark.parametrize("dtype", ["(2,", "O", "nothing"])
+def test_memory_of_a_type_that_there_is_not(comm, dtype):
+    with pytest.raises(InvalidBuffer, match=f"rank {comm.size - 1}: "):
+        comm.empty(10, dtype if comm.rank == comm.size - 1 else "f8")
+    assert comm.empty(10).size == 10
+
+
+NO_SHAPES = [-1, (2, -3), 2**61, 2**70, (2**40, 2**40), "x", 1.5, [None]]
+NO_SHAPES += [(0, 2**70), (0, 2**40, 2**40), (1,) * 65, (0, *(1,) * 65)]
+
+
+@pytest.mark.parametrize("shape", NO_SHAPES)
 def test_memory_that_one_rank_asks_for_in_vain(comm, shape):
     given = shape if comm.rank == comm.size - 1 else 10
     with pytest.raises(InvalidBuffer, match=f"rank {comm.size - 1}: "):

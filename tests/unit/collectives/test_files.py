@@ -43,6 +43,30 @@ def test_a_file_that_cannot_be_written_is_left_as_it_was(tmp_path):
     assert caught.value.filename == str(tmp_path / "none" / "a.txt")
 
 
+def test_a_private_file_stays_private(tmp_path):
+    path = tmp_path / ("long" * 60)
+    path.write_text("before")
+    path.chmod(0o600)
+    replace(path, "after")
+    assert path.read_text() == "after" and path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
+def test_standard_output_keeps_what_it_has(tmp_path, name):
+    path = tmp_path / "log"
+    path.write_text("before\n")
+    code = f"from collectives.files import *; replace(Path({name!r}), 'told\\n')"
+    with path.open("a") as log:
+        subprocess.run([sys.executable, "-c", code], stdout=log, check=True, cwd=ROOT)
+    assert path.read_text() == "before\ntold\n"
+
+
+def test_a_link_to_itself_becomes_a_file(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "link")
+    replace(tmp_path / "link", "told")
+    assert (tmp_path / "link").read_text() == "told"
+
+
 def test_what_is_no_ordinary_file_is_written_to(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     code = f"from pathlib import Path; print(Path({str(tmp_path / 'pipe')!r}).read_text())"

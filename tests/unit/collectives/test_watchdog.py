@@ -101,3 +101,20 @@ def test_what_is_complete():
     assert calls.completed == 2
     alone = calls.enter("a message", numbered=False)
     assert str(alone).startswith("a message at ") and str(inner).startswith("#2 barrier at ")
+
+
+def test_calls_of_two_threads_end_in_any_order():
+    """One that has ended is never the current one, or it would be taken for one that hangs."""
+    calls = History()
+    first, second, third = (calls.enter(name) for name in ("a", "b", "c"))
+    calls.leave(second)
+    assert calls.current is third
+    calls.leave(third)
+    assert calls.current is first
+    calls.leave(first)
+    assert calls.current is None
+    first, second = calls.enter("a"), calls.enter("b")
+    calls.leave(first)
+    assert calls.current is second
+    calls.leave(second)
+    assert calls.current is None
