@@ -17,7 +17,7 @@ from mpitrain.metrics import Epoch, Record
 from mpitrain.objective import Loss
 from mpitrain.objective.metrics import Averaged, Metric
 from mpitrain.pipeline.runtime import Span, no_span
-from mpitrain.ranks.same import expect_same_job
+from mpitrain.ranks.same import expect_same_job, name_of
 from mpitrain.ranks.stop import StopFlag, stop_flag
 from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.ranks.together import all_or_nobody, together
@@ -332,11 +332,12 @@ def _expect_same_parts(module: Any, cuts: Sequence[str], data: Dataset) -> None:
 def _with_names(job: Config, given: Mapping[str, Any], cuts: Sequence[str]) -> Config:
     """The job with the kinds of what was given in Python, which a resumed run must have, too."""
     names = {
-        key: str(getattr(what, "name", "") or getattr(what, "__name__", type(what).__name__))
+        key: name_of(what)
         for key, what in given.items()
         if what is not None and not getattr(job.own, key)
     }
-    return configured(job, {"own": {**names, "cuts": tuple(cuts)}})
+    own = msgspec.structs.replace(job.own, **names, cuts=tuple(cuts))
+    return msgspec.structs.replace(job, own=own)
 
 
 def _dtype(module: Any, otherwise: str) -> str:

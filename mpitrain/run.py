@@ -31,7 +31,7 @@ from mpitrain.metrics import (
 from mpitrain.metrics.trace import remove_trace
 from mpitrain.ranks.lock import locked
 from mpitrain.ranks.stop import Stopped
-from mpitrain.ranks.together import together
+from mpitrain.ranks.together import all_here, together
 from mpitrain.step.agreement import NonFinite
 from mpitrain.training.evaluation import evaluate
 from mpitrain.training.trainer import Trainer
@@ -86,9 +86,10 @@ def train(trainer: Trainer, *, go_on: bool = False, tell: Write | None = None) -
             writer.abandon()
             raise
         except shared as error:
-            # All ranks are here: the checkpoint that is being written is of a step that went well.
+            # The checkpoint that is being written is of a step that went well.
             try:
-                writer.finish()
+                if all_here(trainer.comm):
+                    writer.finish()
             except CheckpointError as another:
                 error.add_note(str(another))
             raise

@@ -31,7 +31,7 @@ class Record(msgspec.Struct, frozen=True):
     p50_us: Annotated[float, msgspec.Meta(gt=0)]
     ran: str = ""
     ranks: Annotated[int, msgspec.Meta(ge=0)] = 0
-    floor_us: float | None = None
+    floor_us: Annotated[float, msgspec.Meta(ge=0)] | None = None
 
     def __post_init__(self) -> None:
         if self.algorithm != "native" and not (self.ran and self.ranks):

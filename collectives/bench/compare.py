@@ -19,7 +19,7 @@ def table(paths: list[Path]) -> str:
     Raises:
         CollectiveError: for a file that is no benchmark's.
     """
-    files = [read(path) for path in paths]
+    files = _alike(paths)
     heads, columns = ["bytes"], []
     for told in files:
         times = {(r.memory, r.algorithm, r.bytes): r.p50_us for r in told.results if not r.in_place}
@@ -34,6 +34,20 @@ def table(paths: list[Path]) -> str:
     for size in sorted({r.bytes for told in files for r in told.results}):
         lines.append(_line([_bytes(size), *(_cell(*column, size) for column in columns)]))
     return "\n".join(lines)
+
+
+def _alike(paths: Sequence[Path]) -> list[Measured]:
+    """The files, which are of one collective on one number of ranks; Gloo's do not say how many."""
+    files = [read(path) for path in paths]
+    measured = {r.collective for told in files for r in told.results}
+    ranks = {r.ranks for told in files for r in told.results if r.ranks}
+    if len(measured) > 1 or len(ranks) > 1:
+        numbers = ", ".join(map(str, sorted(ranks)))
+        raise CollectiveError(
+            f"these files are of {', '.join(sorted(measured))} on {numbers} ranks; compare one "
+            "collective on one number of ranks"
+        )
+    return files
 
 
 def _cell(times: dict[Any, float], memory: str, algorithm: str, size: int) -> str:
@@ -74,7 +88,7 @@ def peers(paths: list[Path]) -> str:
             ``auto`` where one of ours is to be compared with it; for files without a size in
             common, or without a row of ours.
     """
-    files = [read(path) for path in paths]
+    files = _alike(paths)
     heads = ["bytes", *(f"{told.environment} (x)" for told in files)]
     heads += ["ours", "least x", "by", "auto, least x", *_OWN.values(), "auto/native", "floor"]
     lines = [_line(heads), _line(["---:"] * len(heads))]
@@ -123,7 +137,7 @@ def plot(path: Path, files: list[Path]) -> None:
     """
     plt = pyplot()
     figure, axes = plt.subplots(figsize=(9, 4.8), layout="constrained")
-    told = [(name, read(name)) for name in files]
+    told = list(zip(files, _alike(files)))
     told = [(name, one) for name, one in told if any(r.algorithm == "auto" for r in one.results)]
     if not told:
         raise CollectiveError("none of the files has a row of auto: bench --algorithm all,auto")

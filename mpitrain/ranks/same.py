@@ -10,9 +10,9 @@ from mpi4py import MPI
 
 from mpitrain.config import Config, ConfigError
 
-#: Where a rank may have values of its own: any number of processes reads the same samples, and the
-#: optimiser's state is the same in memory and in any file.
-_OWN = {"data.workers", "parallel.offload"}
+#: Where a rank may have values of its own: any number of processes reads the same samples, the
+#: optimiser's state is the same in memory and in any file, and rank 0 alone writes for TensorBoard.
+_OWN = {"data.workers", "parallel.offload", "run.tensorboard"}
 #: Nodes may have the same files at other places.  What is in them is compared where it is read.
 _PATHS = {"data.path", "parallel.profile", "run.dir", "server.replay", "sync.replay"}
 #: Values in a message before "and others", and characters of each.
@@ -66,6 +66,12 @@ def expect_same(comm: MPI.Intracomm, given: Mapping[str, object]) -> None:
     )
 
 
+def name_of(what: object) -> str:
+    """Its name, if that is a text, or else its type's: the same on all ranks and in all runs."""
+    names = (getattr(what, key, None) for key in ("name", "__name__"))
+    return next((name for name in names if name and isinstance(name, str)), type(what).__name__)
+
+
 def described(optimizer: object) -> dict[str, object]:
     """The options of an optimiser by name, for :func:`expect_same_job`."""
     if optimizer is None:
@@ -73,7 +79,7 @@ def described(optimizer: object) -> dict[str, object]:
     own: Mapping[str, object] = getattr(optimizer, "options", {})
     if is_dataclass(optimizer):
         own = {field.name: getattr(optimizer, field.name) for field in fields(optimizer)}
-    kind = {"optimizer": getattr(optimizer, "name", type(optimizer).__name__)}
+    kind = {"optimizer": name_of(optimizer)}
     return kind | {f"optimizer.{key}": value for key, value in own.items()}
 
 
@@ -94,13 +100,16 @@ def _compared(config: Config) -> dict[str, object]:
 
 def _plain(value: Any) -> object:
     """As Python's numbers, texts, lists and mappings, whose ``repr`` is the same on all ranks."""
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in sorted(value.items())}
+        return {str(key): _plain(value[key]) for key in sorted(value, key=str)}
     if isinstance(value, list | tuple):
         return [_plain(one) for one in value]
     try:
-        return float(value)  # of NumPy, or a tensor of one number
+        number = float(value)  # of NumPy, too, or a tensor of one number
+    except OverflowError:
+        return int(value)
     except (TypeError, ValueError, RuntimeError):
         return type(value).__name__
+    return int(number) if number.is_integer() and abs(number) < 1 << 53 else number

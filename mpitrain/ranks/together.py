@@ -89,6 +89,17 @@ def all_or_nobody(comm: MPI.Intracomm, wait_s: float = 5.0) -> Iterator[None]:
     words.Free()
 
 
+def all_here(comm: MPI.Intracomm, wait_s: float = 5.0) -> bool:
+    """Whether all ranks come here within ``wait_s`` seconds, after an error that is one of all: its
+    class alone is no proof, as a program's own function may raise the same on one rank."""
+    others, end = MPI.Intracomm(comm).Ibarrier(), time.monotonic() + wait_s
+    while not others.Test():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.001)
+    return True
+
+
 class ClosedTogether(ABC):
     """Closed at the end of a ``with`` statement, by all ranks.
 

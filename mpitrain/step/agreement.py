@@ -25,7 +25,10 @@ def nonfinite(step: int, culprits: str, data: str, also: str = "optim.clip_norm"
     said = data or culprits
     where = f"the loss or a gradient is not finite at step {step}{said and f' ({said})'}"
     if data:
-        return f"{where}; put these data right or leave them out, for no optim.lr can help"
+        return (
+            f"{where}; put these data right or leave them out, as no optim.lr helps where the loss "
+            "reads them"
+        )
     *most, last = filter(None, ("a smaller optim.lr", "a longer optim.warmup_epochs", also))
     return f"{where}; {', '.join(most)} or {last} may help"
 

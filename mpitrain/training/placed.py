@@ -40,7 +40,7 @@ from mpitrain.pipeline.runtime import Runner, Span, no_span
 from mpitrain.pipeline.stage import LayerStage, Stage
 from mpitrain.ranks.same import described, expect_same, expect_same_job
 from mpitrain.ranks.stop import StopFlag
-from mpitrain.ranks.together import ClosedTogether, together
+from mpitrain.ranks.together import ClosedTogether, all_here, together
 from mpitrain.step.agreement import NonFinite
 from mpitrain.step.ledger import Ledger
 from mpitrain.step.precision import CastWeights, LossScale, compute_type
@@ -220,7 +220,8 @@ class Placed(ClosedTogether):
         try:
             yield
         except self.shared_errors:
-            self.close()
+            if all_here(self.comm):
+                self.close()
             raise
 
     def _bind(self, loss: Loss | None, metrics: Mapping[str, Metric] | None) -> None:

@@ -21,6 +21,7 @@ from mpitrain.parallel.replicas import check_replicas
 from mpitrain.parallel.replicated import Replicated
 from mpitrain.pipeline.runtime import Latest, reads
 from mpitrain.pipeline.window import Window
+from mpitrain.ranks.together import all_here
 from mpitrain.step.agreement import Agreed, NonFinite, Told, named, nonfinite
 from mpitrain.step.ledger import Noted
 from mpitrain.step.update import AVERAGE
@@ -65,7 +66,8 @@ class Trainer(Placed):
         except BaseException as error:
             back()
             # Of one rank alone, the others do not wait to share what is sharded.
-            if self.store.is_replicated or isinstance(error, self.shared_errors):
+            shared = isinstance(error, self.shared_errors)
+            if self.store.is_replicated or (shared and all_here(self.comm)):
                 self.refresh()
             raise
         back()
@@ -414,8 +416,8 @@ class Trainer(Placed):
         for name, values in self._state_before.items():
             self.state[name][...] = values
         culprits, data = self.updater.culprits(loss), named(self.comm, unfit)
-        # A smaller scale mends no samples.
-        scaled = self.scale.enabled and self.scale.value > 1.0 and not data
+        # A loss of one's own may leave such samples out, so that a smaller scale is tried first.
+        scaled = self.scale.enabled and self.scale.value > 1.0
         if self.config.run.on_nonfinite == "stop" and not scaled:
             raise NonFinite(nonfinite(number, culprits, data))
         self.scale.overflowed()

@@ -1,6 +1,7 @@
 """The commands that need no MPI, as a user types them."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -147,6 +148,10 @@ def test_peers(capsys, tmp_path):
     picture = tmp_path / "peers.png"
     assert main(["compare", "--peers", quick, slow, gloo, "--plot", str(picture)]) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
+    other = tmp_path / "other.json"
+    other.write_text(Path(quick).read_text().replace('"allreduce"', '"allgather"'))
+    assert main(["compare", "--peers", quick, str(other)]) == 2
+    assert "these files are of allgather, allreduce on 2 ranks" in capsys.readouterr().err
     assert main(["compare", "--peers", gloo, "--plot", str(picture)]) == 2
     assert "none of the files has a row of auto" in capsys.readouterr().err
 
