@@ -123,6 +123,31 @@ def test_an_error_of_one_rank_that_it_catches_ends_the_job(tmp_path):
     assert "The other ranks have not failed within 0.5 s" in ended.stderr
 
 
+def test_an_error_of_one_rank_that_looks_like_one_of_all_ends_the_job(tmp_path):
+    """A class that all ranks raise together elsewhere, while a checkpoint is being written."""
+    ended = job(
+        tmp_path,
+        """
+        import mpitrain
+        from mpitrain import nn
+
+        def fails(trainer):
+            if trainer.steps_done == 3 and comm.rank == 1:
+                raise mpitrain.ConfigError("of one rank")
+
+        mpitrain.Trainer(
+            comm=comm, model={"linear": nn.Linear(3, 1)},
+            train_data=[(np.ones(3, "f4"), np.ones(1, "f4"))] * 24,
+            loss="mean_squared_error", batch_size=6, epochs=2, dir="run",
+            checkpoint={"every": 1}, before_step=fails,
+        ).fit()
+        """,
+    )
+    assert ended.returncode not in (0, None)
+    assert "ConfigError: of one rank" in ended.stderr
+    assert "The other ranks have not failed within 5 s" in ended.stderr
+
+
 CUT = """
 import os, sys
 from mpitrain.__main__ import main

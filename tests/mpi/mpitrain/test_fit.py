@@ -683,7 +683,7 @@ def test_bad_input_is_one_sentence_on_all_ranks(comm, folder, changed, error, me
         (
             lambda r: {"optimizer": lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.1 * r)},
             ConfigError,
-            "jobs: weight_decay of the optimizer's group 0 is 0.0 on rank 0 and 0.1",
+            "jobs: weight_decay of the optimizer's group 0 is 0 on rank 0 and 0.1",
         ),
         (lambda r: {"test_data": None} if r else {}, ConfigError, "jobs: test_data is True on"),
         (lambda r: {"nonsense": 1} if r else {}, TypeError, r"is no setting of a job.*\(rank 1 of"),
@@ -1032,3 +1032,20 @@ def test_overlap_by_trying_is_said_and_changes_nothing(comm, folder):
         assert record.step == 12
         assert record.overlap == (record.seconds_with <= record.seconds_without)
         assert comm.bcast(record) == record
+
+
+class NamedByItself:
+    """A loss whose name is a method, as its address in memory is another on each rank."""
+
+    def name(self):
+        return "mse"
+
+    def __call__(self, outputs, labels):
+        return torch.nn.functional.mse_loss(outputs, labels)
+
+
+def test_ranks_may_say_the_same_in_other_words(comm, folder):
+    rate = 0.05 if comm.rank else np.float64(0.05)
+    how = {"loss": NamedByItself(), "optimizer": lambda p: torch.optim.SGD(p, lr=rate)}
+    with made(folder, **how) as trainer:
+        assert trainer.config.own.loss == "NamedByItself"
