@@ -74,16 +74,13 @@ def all_or_nobody(comm: MPI.Intracomm, wait_s: float = 5.0) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        others, end = words.Ibarrier(), time.monotonic() + wait_s
-        while not others.Test():
-            if time.monotonic() > end:
-                error.add_note(
-                    f"The other ranks have not failed within {wait_s:g} s and wait for this "
-                    "one, so that the job ends here."
-                )
-                with abort_on_exception(comm):
-                    raise
-            time.sleep(0.01)
+        if not all_here(words, wait_s):
+            error.add_note(
+                f"The other ranks have not failed within {wait_s:g} s and wait for this "
+                "one, so that the job ends here."
+            )
+            with abort_on_exception(comm):
+                raise
         words.Free()
         raise
     words.Free()
