@@ -48,6 +48,7 @@ def job(folder, body, ranks=3, **variables):
     }
     return subprocess.run(
         [LAUNCHER, "-n", str(ranks), sys.executable, str(program)],
+        cwd=folder,
         env=environment,
         capture_output=True,
         text=True,
