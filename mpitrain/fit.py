@@ -1,21 +1,16 @@
 """A job of one's own in one call: model, data, loss and metrics; the rest as in a job file."""
 
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
 import msgspec
 from mpi4py import MPI
 
-from collectives import Communicator
 from mpitrain import nn
 from mpitrain.config import Config, ConfigError, expect_read
-from mpitrain.data import Dataset
+from mpitrain.config.settings import configured
 from mpitrain.data import program as own_data
 from mpitrain.metrics import Epoch, Record
-from mpitrain.objective import Loss
-from mpitrain.objective.metrics import Averaged, Metric
 from mpitrain.pipeline.runtime import Span, no_span
 from mpitrain.ranks.same import expect_same_job, name_of
 from mpitrain.ranks.stop import StopFlag, stop_flag
@@ -23,7 +18,7 @@ from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.ranks.together import all_or_nobody, together
 from mpitrain.run import train
 from mpitrain.server import HogwildTrainer, ServedTrainer
-from mpitrain.training import trainer
+from mpitrain.training import brought, trainer
 
 #: Keys of [optim] that an optimiser of torch leaves to the job.
 _BESIDE_AN_OPTIMIZER = {
@@ -108,7 +103,7 @@ class Trainer(trainer.Trainer):
             TypeError: on all ranks: a keyword that is no setting.
             ConfigError, DataError: as :class:`mpitrain.training.trainer.Trainer`.
         """
-        whole = comm if isinstance(comm, Communicator) else Communicator(comm or MPI.COMM_WORLD)
+        whole = MPI.COMM_WORLD if comm is None else comm
 
         def asked() -> Config:
             """The job of this rank; arguments that stand for keys of its tables move there."""
@@ -152,57 +147,48 @@ class Trainer(trainer.Trainer):
             return job
 
         job = together(whole, asked, ConfigError, TypeError)
-        grouping, groups = None, dict[str, object]()
+        grouping, options = None, dict[str, object]()
         with all_or_nobody(whole):  # a program's functions, which may fail on one rank
-            self.module, layers = _model(model, job.run.seed, cuts)
+            self.module, layers = brought.model(model, job.run.seed, cuts)
             if optimizer is not None and not hasattr(optimizer, "prepare"):
-                from mpitrain.adapters.torch.modules import trained
-                from mpitrain.adapters.torch.optimizer import grouped
-                from mpitrain.adapters.torch.schedule import TorchSchedule
-
-                own = trained(self.module, layers or {}) if self.module is not None else {}
-                of_groups, grouping = grouped(optimizer, own)
-                optimizer = of_groups[0]
-                for number, one in enumerate(of_groups):
-                    for key, value in one.options.items():
-                        groups[f"{key} of the optimizer's group {number}"] = value
-                for name in own:
-                    groups[f"the optimizer's group of {name}"] = grouping(name).number
-                if schedule is not None:
-                    schedule = TorchSchedule(schedule, of_groups)
-                useless = set(settings.get("optim", {})) - _BESIDE_AN_OPTIMIZER
-                if useless:
+                optimizer, grouping, schedule, options = brought.optimizer(
+                    optimizer, schedule, self.module, layers
+                )
+                asked_for = dict(settings.get("optim", {}))
+                if useless := set(asked_for) - _BESIDE_AN_OPTIMIZER:
                     raise ConfigError(
                         f"optim: {', '.join(sorted(useless))} would have no part in what "
                         "optimizer= makes; give them to it there"
                     )
                 rates = {"lr": optimizer.lr, "reference_batch": 0}
-                settings["optim"] = rates | dict(settings.get("optim", {}))
-                job = configured(job, {"optim": settings["optim"]})
+                job = configured(job, {"optim": rates | asked_for})
             if self.module is not None and "dtype" not in {**settings.get("run", {}), **settings}:
-                job = configured(job, {"dtype": _dtype(self.module, job.run.dtype)})
+                job = configured(job, {"dtype": brought.dtype(self.module, job.run.dtype)})
             own_names = {"model": self.module, "loss": loss, "optimizer": optimizer}
             job = _with_names(job, own_names, cuts)
+            expect_read(job)
         is_torch = self.module is not None
-        judges = metrics if isinstance(metrics, Mapping) else None
+        judges = None
+        if isinstance(metrics, Mapping):
+            judges = {name: brought.metric(one, name, is_torch) for name, one in metrics.items()}
         given = {"train_data": train_data is not None, "test_data": test_data is not None}
-        expect_same_job(whole, job, groups | given | {"classes": classes})
+        expect_same_job(whole, job, options | given | {"classes": classes})
         data = own_data.given(whole, job, train_data, test_data, layers, classes)
         if self.module is not None and cuts and data:
-            together(whole, lambda: _expect_same_parts(self.module, cuts, data), ConfigError)
+            together(whole, lambda: brought.expect_same_parts(self.module, cuts, data), ConfigError)
         super().__init__(
             whole,
             job,
             data=data,
             layers=layers,
-            loss=_loss(loss),
+            loss=brought.loss(loss),
             optimizer=optimizer,
             grouping=grouping,
             schedule=schedule,
             span=span,
             stop=stop,
             before_step=before_step,
-            metrics=judges and {name: _metric(m, name, is_torch) for name, m in judges.items()},
+            metrics=judges,
         )
 
     def fit(self, *, resume: bool = False) -> list[Epoch]:
@@ -224,16 +210,16 @@ class Trainer(trainer.Trainer):
             if isinstance(record, Epoch):
                 tests.append(record)
 
-        given = self._stop
+        given = self.stop
         with all_or_nobody(self.comm):
             try:
                 with (
-                    stop_flag(60.0, self.comm, beside=given) as self._stop,
+                    stop_flag(60.0, self.comm, beside=given) as self.stop,
                     limit_blas_threads(self.comm),
                 ):
                     train(self, go_on=resume, tell=tell)
             finally:
-                self._stop = given
+                self.stop = given
             if self.module is not None:
                 from mpitrain.adapters.torch import load_into
 
@@ -256,77 +242,8 @@ def trainer_of(config: Config) -> type[Trainer]:
     return TrainerWithServers if config.server.ranks else Trainer
 
 
-def configured(config: Config, settings: Mapping[str, Any]) -> Config:
-    """The job with some settings: keys that one table alone has, or tables.
-
-    Raises:
-        TypeError: for a keyword that is none of them.
-        ConfigError: for a value that cannot be.
-    """
-    tables = msgspec.to_builtins(config)
-    fields = {t.name: msgspec.structs.fields(t.type) for t in msgspec.structs.fields(Config)}
-    places: dict[str, list[str]] = {}
-    for table, keys in fields.items():
-        for key in keys:
-            places.setdefault(key.name, []).append(table)
-    for name, value in settings.items():
-        value = str(value) if isinstance(value, Path) else value
-        if name in tables:
-            if not isinstance(value, Mapping):
-                raise TypeError(f"{name} is a table; write {name}={{...}}, not {value!r}")
-            tables[name] |= value
-        elif len(found := places.get(name, [])) == 1:
-            tables[found[0]][name] = value
-        elif found:
-            known = " or ".join(f"{table}={{{name!r}: ...}}" for table in found)
-            raise TypeError(f"{name} is a key of several tables; write {known}")
-        else:
-            near = get_close_matches(name, [*tables, *places], n=1, cutoff=0.5)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise TypeError(f"{name} is no setting of a job{hint}")
-    try:
-        job = msgspec.convert(tables, Config)
-    except msgspec.ValidationError as error:
-        reason, _, place = str(error).partition(" - at `$")
-        where = place.strip("`").lstrip(".")
-        raise ConfigError(f"{where}: {reason}" if where else reason) from error
-    expect_read(job)
-    return job
-
-
 def _is_of_layers(model: Mapping[str, Any]) -> bool:
     return any(isinstance(value, nn.Layer) for value in model.values())
-
-
-def _model(model: Any, seed: int, cuts: Sequence[str]) -> tuple[Any, Mapping[str, nn.Layer] | None]:
-    """The torch module, if it is one, and the layers."""
-    if model is None or isinstance(model, Mapping):
-        if cuts:
-            raise ConfigError("cuts: layers are cut between one another; leave cuts out")
-        return None, model
-    import torch
-
-    from mpitrain.adapters.torch import layers
-
-    if not isinstance(model, torch.nn.Module):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            model = model()
-        if isinstance(model, Mapping):
-            return None, model
-    try:
-        return model, layers(model, cuts)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"model: {error}") from error
-
-
-def _expect_same_parts(module: Any, cuts: Sequence[str], data: Dataset) -> None:
-    from mpitrain.adapters.torch.cutting import expect_the_same
-
-    try:
-        expect_the_same(module, cuts, data.train[:2].inputs)
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        raise ConfigError(f"model: {error}") from error
 
 
 def _with_names(job: Config, given: Mapping[str, Any], cuts: Sequence[str]) -> Config:
@@ -338,27 +255,3 @@ def _with_names(job: Config, given: Mapping[str, Any], cuts: Sequence[str]) -> C
     }
     own = msgspec.structs.replace(job.own, **names, cuts=tuple(cuts))
     return msgspec.structs.replace(job, own=own)
-
-
-def _dtype(module: Any, otherwise: str) -> str:
-    """Of a module's first parameter."""
-    found = next((str(p.dtype).removeprefix("torch.") for p in module.parameters()), otherwise)
-    return found if found in ("float32", "float64") else otherwise
-
-
-def _loss(loss: Any) -> Loss | None:
-    if loss is None or hasattr(loss, "expect"):
-        return loss
-    from mpitrain.adapters.torch.objective import TorchLoss
-
-    return TorchLoss(loss)
-
-
-def _metric(metric: Any, name: str, is_torch: bool) -> Metric:
-    if hasattr(metric, "add"):
-        return metric
-    if not is_torch:
-        return Averaged(metric)
-    from mpitrain.adapters.torch.objective import TorchMetric
-
-    return TorchMetric(metric, name)

@@ -26,7 +26,7 @@ from mpitrain.metrics import Record, Step
 from mpitrain.parallel.compressed import Compressed
 from mpitrain.parallel.replicas import ReplicaMismatch
 from mpitrain.ranks.stop import StopFlag, Stopped
-from mpitrain.ranks.together import together
+from mpitrain.ranks.together import all_here, together
 from mpitrain.report.facts import duration, number
 from mpitrain.report.matrix import write_page
 from mpitrain.report.results import (
@@ -254,7 +254,8 @@ def _measured(
             except Stopped:  # all ranks together, and nothing is under way
                 test = evaluate(trainer, 0).test_loss
         except shared:
-            trainer.close()
+            if all_here(comm):
+                trainer.close()
             raise
         encoded, working = _of_codes(trainer, job)
         dense, algorithm = trainer.dense_bytes, trainer.store.algorithm

@@ -14,9 +14,8 @@ from mpitrain.checkpoint.manifest import EXCHANGE, EXCHANGE_STATE
 from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.checkpoint.workers import among
 from mpitrain.parallel.arena import Tensor
-from mpitrain.parallel.store import Piece
+from mpitrain.parallel.store import Piece, overlaps
 from mpitrain.parallel.summation import Keeper, Kept
-from mpitrain.step.update import overlaps
 
 if TYPE_CHECKING:
     from mpitrain.training.trainer import Trainer
@@ -53,7 +52,7 @@ def parts(trainer: "Trainer", *, written: bool = False) -> Iterator[tuple[Kept, 
 
 def _answered(trainer: "Trainer", piece: Piece) -> Iterator[slice]:
     """The parts of a piece for which this rank answers, of what several ranks have the same."""
-    for own in trainer.updater.counted():
+    for own in trainer.gradient.counted():
         if trainer.strategy.drifts:  # each worker answers for all elements
             own = among(own, trainer.grid)
         low, high = max(own.start, piece.start), min(own.stop, piece.stop)

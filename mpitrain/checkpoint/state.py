@@ -20,7 +20,8 @@ from mpitrain.checkpoint.manifest import (
 from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.config import Config, Own
 from mpitrain.parallel.arena import Tensor
-from mpitrain.step.update import AVERAGE, overlaps
+from mpitrain.parallel.store import overlaps
+from mpitrain.step.update import AVERAGE
 
 if TYPE_CHECKING:
     from mpitrain.training.trainer import Trainer

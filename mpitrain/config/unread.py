@@ -50,7 +50,8 @@ def unread(job: Config) -> Iterator[tuple[str, str]]:
         value = attrgetter(by)(job)
         own = _IN_THE_PLACE_OF.get(by, "")
         if own and attrgetter(own)(job):
-            reader = f"{own} = {attrgetter(own)(job)!r}"
+            what = own.partition(".")[2]
+            reader = f"the {what} that the program brings ({attrgetter(own)(job)})"
         elif value not in values:
             reader = f"{by} = {value!r}"
         else:

@@ -1,6 +1,5 @@
 """A client's own training: steps on its own samples, from the server's weights."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, cast
@@ -9,15 +8,17 @@ import numpy as np
 from mpi4py import MPI
 from msgspec.structs import replace
 
-from collectives import Communicator
-from mpitrain.arrays import Array, Scalar
+from mpitrain.arrays import Array
 from mpitrain.config import Checkpoint, Config, Evaluate, Parallel
 from mpitrain.config.federated import Federated
 from mpitrain.data import DataError, Dataset, Sampler
-from mpitrain.metrics import Skipped, Step
-from mpitrain.optim.lr import learning_rate
+from mpitrain.metrics import Step
+from mpitrain.optim.lr import Rates
 from mpitrain.parallel.replicated import Replicated
-from mpitrain.step.agreement import NonFinite
+from mpitrain.parallel.store import Store
+from mpitrain.step.agreement import Agreed, NonFinite, Told
+from mpitrain.step.gradient import GlobalGradient
+from mpitrain.sync import EveryStep, Strategy
 from mpitrain.training.trainer import Trainer
 
 
@@ -36,6 +37,36 @@ class Trained:
     samples: int
 
 
+class RoundRates(Rates):
+    """Schedules count rounds: all steps of one have the same rate."""
+
+    def __init__(self, job: Config) -> None:
+        super().__init__(job.optim, replace(job.train, epochs=job.federated.rounds), 1)
+        self.number = 0
+
+    def rate(self, step: int) -> float:
+        return super().rate(self.number)
+
+
+class Proximal(EveryStep):
+    """FedProx: a gradient has mu times what the weights have moved by since the round began, which
+    is that of ``mu / 2`` times the *square* of the distance.
+
+    Attributes:
+        start: the weights as the round began, flat.
+    """
+
+    def __init__(self, store: Store, mu: float) -> None:
+        self._store, self._mu = store, mu
+        self.start: Array = np.empty(0)
+
+    def agree(self, step: int, gradient: GlobalGradient, own: Told) -> Agreed:
+        for piece in self._store.pieces if self._mu else ():
+            start = self.start[piece.start : piece.stop]
+            piece.gradients[...] += self._mu * (piece.parameters - start)
+        return super().agree(step, gradient, own)
+
+
 class LocalTrainer(Trainer):
     """Trains one client after the other, each as a :class:`~mpitrain.training.trainer.Trainer`
     trains a job in one process: the steps are the same to the last bit."""
@@ -49,8 +80,6 @@ class LocalTrainer(Trainer):
             own: layers and loss of one's own, as of the trainer.
         """
         self._job = job
-        self._number = 0
-        self._start: Array | None = None
         optim = replace(
             job.optim,
             schedule="constant",
@@ -69,7 +98,12 @@ class LocalTrainer(Trainer):
             federated=Federated(),
         )
         # The optimiser's average and the tests are the server's.
-        super().__init__(Communicator(MPI.COMM_SELF), alone, data=data, metrics={}, **own)
+        super().__init__(MPI.COMM_SELF, alone, data=data, metrics={}, **own)
+        self.rates = self.round_rates = RoundRates(job)
+
+    def _strategy(self) -> Strategy:
+        self._proximal = Proximal(self.store, self._job.federated.prox)
+        return self._proximal
 
     def improve(
         self, start: Array, number: int, client: int, samples: Array, steps: int
@@ -86,7 +120,7 @@ class LocalTrainer(Trainer):
         Raises:
             NonFinite, DataError: as :meth:`Trainer.step`; the message names the client.
         """
-        self._number, self._start = number, start
+        self.round_rates.number, self._proximal.start = number, start
         store = cast(Replicated, self.store)
         store.parameters[...] = start
         self.refresh()
@@ -121,35 +155,3 @@ class LocalTrainer(Trainer):
                 "steps; a smaller optim.lr or optim.clip_norm may help"
             )
         return Trained(weights, loss, seen)
-
-    def rate(self, number: int) -> float:
-        """The learning rate in a round, counted from 0, and in all of its steps: schedules count
-        rounds."""
-        train = replace(self.config.train, epochs=self._job.federated.rounds)
-        return learning_rate(self._job.optim, train, number, 1)
-
-    def _rate(self, steps_done: int) -> float:
-        return self.rate(self._number)
-
-    @np.errstate(over="ignore", invalid="ignore")
-    def _update(
-        self,
-        epoch: int,
-        samples: int,
-        loss: Scalar,
-        comm_seconds: float,
-        unfit: Callable[[], str],
-    ) -> Step | Skipped | None:
-        """With the gradient of FedProx: mu times what the weights have moved by, which is that of
-        ``mu / 2`` times the *square* of the distance."""
-        mu = self._job.federated.prox
-        if mu and self._start is not None:
-            for piece in self.store.pieces:
-                start = self._start[piece.start : piece.stop]
-                piece.gradients[...] += mu * (piece.parameters - start)
-        return super()._update(epoch, samples, loss, comm_seconds, unfit)
-
-    def close(self) -> None:
-        """Free what was bound to this rank's own communicator, and that one."""
-        super().close()
-        self.comm.close()

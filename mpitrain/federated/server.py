@@ -12,7 +12,9 @@ from mpitrain.optim import groups
 from mpitrain.optim.optimizers import LAMB, SGD, Adam, Optimizer
 from mpitrain.parallel.grid import ProcessGrid
 from mpitrain.parallel.replicated import Replicated
-from mpitrain.step.update import AVERAGE, Updater, overlaps
+from mpitrain.parallel.store import overlaps
+from mpitrain.step.trust import TrustRatios
+from mpitrain.step.update import AVERAGE, Updater
 
 
 def optimizer(own: Federated) -> Optimizer:
@@ -36,7 +38,7 @@ class Server(Updater):
     ) -> None:
         """``average``: what a round leaves of the moving average of the weights; 0: none."""
         rule = optimizer(own)
-        super().__init__(grid, store, rule, groups.one(rule), None, average)
+        super().__init__(store, rule, groups.one(rule), TrustRatios(grid, store), None, average)
         self._own = own
 
     @property

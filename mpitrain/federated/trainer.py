@@ -164,10 +164,10 @@ class Trainer(fit.Trainer):
                 )
             self.refresh()
         self.steps_done += 1
-        self.stopping = self.comm.allreduce(self._stop.raised(), op=MPI.LOR)
+        self.stopping = self.comm.allreduce(self.stop.raised(), op=MPI.LOR)
         loss, seen = self._told(trained)
         done = perf_counter()
-        self._busy.add(done - begun, summing, {})
+        self.account.busy.add(done - begun, summing, {})
         seconds = self.comm.allreduce(done - begun) / self.comm.size
         reducing = self.comm.allreduce(summing) / self.comm.size
         yield Round(
@@ -183,14 +183,14 @@ class Trainer(fit.Trainer):
             rank_bytes=self.comm.allreduce(sent, op=MPI.MAX),
             clipped=mean.clipped,
         )
-        moved = [self.comm.allreduce(own) / self.comm.size for own in self._moved()]
+        moved = [self.comm.allreduce(own) / self.comm.size for own in self.account.moved()]
         yield Step(
             step=self.steps_done,
             epoch=self.steps_done - 1,
             samples=seen,
             loss=loss,
             grad_norm=sqrt(float(mean.change[0] @ mean.change[0])),
-            lr=self._local.rate(cohort.number),
+            lr=self._local.round_rates.rate(0),
             seconds=seconds,
             samples_per_s=seen / seconds,
             comm_share=min(1.0, reducing / seconds),

@@ -2,14 +2,19 @@
 
 import numpy as np
 
-from mpitrain.arrays import Array, array_namespace
+from mpitrain.arrays import Array, Scalar, array_namespace
 from mpitrain.kernels.cuda import CudaKernels
 from mpitrain.kernels.host import HOST, Kernels
 
-__all__ = ["HOST", "CudaKernels", "Kernels", "kernels_of"]
+__all__ = ["HOST", "CudaKernels", "Kernels", "kernels_of", "square_sum"]
 
 
 def kernels_of(x: Array) -> Kernels:
     """Those for arrays like ``x``."""
     xp = array_namespace(x)
     return HOST if xp is np else CudaKernels(xp)
+
+
+def square_sum(x: Array) -> Scalar:
+    """Sum of squares, in float64."""
+    return kernels_of(x).square_sum([x])

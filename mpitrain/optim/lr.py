@@ -1,13 +1,43 @@
 """The learning rate at each step: linear scaling, gradual warm-up, then a schedule."""
 
 import math
+from dataclasses import dataclass
 from typing import assert_never
 
 from mpitrain.config import Optim, Train
+from mpitrain.optim.own_schedule import Table
 
 #: Where one_cycle begins and ends, in parts of its peak: torch's defaults.
 _BEGINNING = 1 / 25
 _END = _BEGINNING / 1e4
+
+
+@dataclass
+class Rates:
+    """The rates of a job's steps, counted from 0.
+
+    Attributes:
+        optim, train: the job's tables.
+        steps_per_epoch: updates of a pass over the data.
+        table: of a schedule of the program's own, if it has one.
+    """
+
+    optim: Optim
+    train: Train
+    steps_per_epoch: int
+    table: Table | None = None
+
+    def rate(self, step: int) -> float:
+        """That records tell of."""
+        if self.table is None:
+            return learning_rate(self.optim, self.train, step, self.steps_per_epoch)
+        return scaled_rate(self.optim, self.train) * self.table.factor(step)
+
+    def common(self, step: int) -> float:
+        """What the rates of all groups of parameters are factors on."""
+        if self.table and self.table.options is not None:
+            return scaled_rate(self.optim, self.train)
+        return self.rate(step)
 
 
 def learning_rate(optim: Optim, train: Train, step: float, steps_per_epoch: int) -> float:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from collectives import Communicator
 from mpitrain.arrays import Array, Gradients, Parameters
 from mpitrain.group import share
-from mpitrain.parallel.arena import Arena, Bucket
+from mpitrain.parallel.arena import Arena, Bucket, Tensor
 from mpitrain.parallel.summation import Sum, Summand, Summation
 
 #: Makes an array: ``allocate(size, dtype)``.
@@ -34,6 +34,22 @@ class Piece:
     def stop(self) -> int:
         """One past its last element."""
         return self.start + self.parameters.size
+
+
+def overlaps(
+    tensors: tuple[Tensor, ...], piece: Piece, within: slice | None = None
+) -> list[tuple[Tensor, slice]]:
+    """The tensors that lie in a piece, or in ``within`` of it, and where in the piece they do."""
+    low = piece.start + (within.start if within else 0)
+    high = piece.start + (within.stop if within else piece.parameters.size)
+    return [
+        (
+            tensor,
+            slice(max(tensor.start, low) - piece.start, min(tensor.stop, high) - piece.start),
+        )
+        for tensor in tensors
+        if max(tensor.start, low) < min(tensor.stop, high)
+    ]
 
 
 class Weights(Protocol):

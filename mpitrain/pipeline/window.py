@@ -14,6 +14,7 @@ from mpitrain.parallel.replicated import Replicated
 from mpitrain.pipeline.runtime import Runner
 from mpitrain.pipeline.weights import Policy, VersionedWeights
 from mpitrain.step.agreement import NonFinite, named, nonfinite
+from mpitrain.step.gradient import GlobalGradient
 from mpitrain.step.update import Updater
 
 
@@ -51,6 +52,7 @@ class Window:
         self,
         grid: ProcessGrid,
         store: Replicated,
+        gradient: GlobalGradient,
         updater: Updater,
         runner: Runner,
         policy: Policy,
@@ -62,6 +64,7 @@ class Window:
         hold the weights of their forward passes."""
         self._grid = grid
         self._store = store
+        self._gradient = gradient
         self._updater = updater
         self._rate = rate
         self._unused: list[frozenset[str]] = []
@@ -81,7 +84,7 @@ class Window:
         with self._grid.comm.waiting("the sum of gradients"):
             comm_seconds = self._store.wait()
         self.weights.before_update()
-        squares = self._updater.own_squares()
+        squares = self._gradient.own_squares()
         own = loss if self._grid.place.tensor == 0 else 0.0
         names = frozenset(tensor.name for tensor in self._store.arena.tensors)
         self._unused.append(names - self._store.used)
@@ -104,7 +107,7 @@ class Window:
             NonFinite: on all ranks, if one of the losses or norms is not.
             ConfigError: on all ranks, if a parameter had no part in the loss.
         """
-        read = self._updater.read([one for each in own for one in (each.loss, each.squares)])
+        read = self._gradient.read([one for each in own for one in (each.loss, each.squares)])
         numbers = zip(own, read[::2], read[1::2], strict=True)
         totals = np.array([each._replace(loss=a, squares=b) for each, a, b in numbers])
         self._grid.comm.Allreduce(MPI.IN_PLACE, totals, algorithm="native")

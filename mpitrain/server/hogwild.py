@@ -22,6 +22,7 @@ from collectives import Communicator
 from mpitrain.arrays import Array, Parameters
 from mpitrain.config import ConfigError
 from mpitrain.group import TensorGroup, share
+from mpitrain.kernels import square_sum
 from mpitrain.parallel.arena import DATA, OWN, Arena
 from mpitrain.parallel.store import Piece, Reduction, Store
 from mpitrain.parallel.summation import Dense
@@ -32,7 +33,6 @@ from mpitrain.server.roles import Roles
 from mpitrain.server.trainer import ServedTrainer
 from mpitrain.server.wire import Kind
 from mpitrain.server.work import Exchange
-from mpitrain.step.update import square_sum
 
 
 class NodeCopy(WholeGradients):

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -18,14 +17,14 @@ from mpitrain.arrays import Array
 from mpitrain.compress import parse
 from mpitrain.config import Compress, ConfigError
 from mpitrain.data import DataError
-from mpitrain.group import TensorGroup, share
+from mpitrain.group import share
 from mpitrain.metrics import Skipped, Step, Straggler
 from mpitrain.optim.groups import Grouping
 from mpitrain.parallel.arena import DATA
 from mpitrain.parallel.grid import Layout, use_once
 from mpitrain.parallel.store import Store
 from mpitrain.parallel.whole import WholeGradients
-from mpitrain.pipeline.runtime import Latest, Runner, reads
+from mpitrain.pipeline.runtime import Latest, reads
 from mpitrain.ranks.together import together
 from mpitrain.server.account import Told, steps
 from mpitrain.server.corrections import correction
@@ -42,7 +41,6 @@ from mpitrain.server.wire import Clients, Servers, check_size
 from mpitrain.server.work import Exchange, Worker
 from mpitrain.step.agreement import NonFinite
 from mpitrain.training import build
-from mpitrain.training.batches import MicroBatches
 from mpitrain.training.feed import Held
 from mpitrain.training.trainer import Trainer
 
@@ -115,8 +113,8 @@ class ServedTrainer(Trainer):
                 "model without, as kind = 'resnet', or set server.ranks = 0"
             )
         layout = Layout((self.roles.workers,))
-        pipeline, report = build.schedule(self.config, layout)
-        self._worker_parts = pipeline.micro_batches
+        self._worker_passes = self.passes.among(self._alike, layout)
+        pipeline, report = self._worker_passes.schedule()
         places = [layout.place(rank) for rank in range(self.roles.workers)]
         self._worker_reads = [reads(pipeline, report, place) for place in places]
         self._order = together(self.comm, self._ordered, ConfigError)
@@ -125,16 +123,7 @@ class ServedTrainer(Trainer):
         if self._is_server:
             self._bind_server()
             return
-        self._worker_runner = Runner(
-            self._alike,
-            layout,
-            pipeline,
-            report,
-            self._stages,
-            self.weights,
-            self._inputs,
-            span=self.span,
-        )
+        self._worker_passes.runner()
         self._worker_feed = self.feed.among(self._group)
         self._bind_worker()
 
@@ -155,7 +144,7 @@ class ServedTrainer(Trainer):
             piece,
             state,
             lambda rate, step: self.updater.step(rate, number=step),
-            self._common_rate,
+            self.rates.common,
             len(leaders),
             own.limit,
             correction(own, len(leaders)),
@@ -179,9 +168,9 @@ class ServedTrainer(Trainer):
             store.spread.flat if isinstance(store, Pulled) else np.empty(0),
             self.config.server,
             self._compute,
-            lambda batch, held: self._micro_batches(batch, held).unfit(),
-            self._weights_changed,
-            self._rate,
+            lambda batch, held: self._worker_passes.source(held, [batch]).unfit(),
+            self.passes.forget,
+            self.rates.rate,
         )
 
     def _link(self) -> Exchange | None:
@@ -260,17 +249,17 @@ class ServedTrainer(Trainer):
         own.seconds = perf_counter() - start
         reducing = own.idle if own.work is None else own.work.pushing
         pulling = {self.roles.server(0): own.work.pulling} if own.work else {}
-        self._busy.add(own.seconds, reducing, pulling)
+        self.account.busy.add(own.seconds, reducing, pulling)
         with self.span("meet", "communicate"):
             self.refresh()
-            own.moved = self._moved()
+            own.moved = self.account.moved()
             told = self.comm.allgather(own)
             self._count_updates(len(batches))
-            self.stopping = self.comm.allreduce(self._stop.raised(), op=MPI.LOR)
+            self.stopping = self.comm.allreduce(self.stop.raised(), op=MPI.LOR)
         self.steps_done = first
         self.purity.expect()
         sizes = [len(batch) for batch in batches]
-        return steps(told, sizes, first, epoch, self._rate, self._shares)
+        return steps(told, sizes, first, epoch, self.rates.rate, self._shares)
 
     @property
     def dense_bytes(self) -> float:
@@ -284,7 +273,7 @@ class ServedTrainer(Trainer):
 
     def _shares(self, samples: int) -> list[int]:
         """Samples of each group in a batch of so many."""
-        parts = self._worker_parts
+        parts = self._worker_passes.parts
 
         def own(worker: int) -> int:
             found = [share(samples, m, parts) for m in self._worker_reads[worker]]
@@ -303,7 +292,9 @@ class ServedTrainer(Trainer):
 
     def _work(self, epoch: int, batches: list[Array], first: int) -> Told:
         own, feed = self._worker_reads[self.comm.rank], self._worker_feed
-        reading = feed.batches("train", epoch, batches, 1, self._worker_parts, lambda steps: own)
+        reading = feed.batches(
+            "train", epoch, batches, 1, self._worker_passes.parts, lambda steps: own
+        )
         told = Told(leads=self._to_servers is not None)
 
         def timed() -> Iterator[tuple[list[Array], Held]]:
@@ -327,42 +318,29 @@ class ServedTrainer(Trainer):
         """
         self._begins(clock)
         self.store.reset()
-        source = self._micro_batches(batch, held)
+        passes = self._worker_passes
+        source = passes.source(held, [batch])
 
         def update(number: int, loss: float) -> float:
             with self.span("reduce", "communicate"):
                 self.store.wait()
             return loss
 
-        (loss,) = self._worker_runner.run(
+        (loss,) = passes.runner().run(
             source,
-            Latest(self.weights),
+            Latest(passes.weights),
             self.store,
             update,
-            lambda m: replace(self.context(source.indices(m)), replicas=TensorGroup()),
+            lambda micro_batch: passes.context(clock, source.indices(micro_batch)),
         )
         names = (tensor.name for tensor in self.arena.tensors)
         return loss, next((name for name in names if name not in self.store.used), "")
-
-    def _micro_batches(self, batch: Array, held: Held) -> MicroBatches:
-        return MicroBatches(
-            held,
-            [batch],
-            self._worker_parts,
-            self.model.loss,
-            labels_per_sample=self.data.labels_per_sample,
-            dtype=self.compute_type,
-        )
 
     def _begins(self, step: int) -> None:
         self.steps_done = step
         if self._before_step:
             self._before_step(self)
 
-    def _weights_changed(self) -> None:
-        if self._cast:
-            self._cast.forget()
-
     def straggler(self) -> Straggler | None:
         """A worker, or a server, that is much slower than the others."""
-        return self._busy.slowest(self.comm, self._is_server, self.steps_done)
+        return self.account.straggler(self._is_server, self.steps_done)

@@ -13,10 +13,10 @@ from collectives import Communicator
 from mpitrain.arrays import Array
 from mpitrain.config import ConfigError, Server
 from mpitrain.data import DataError
+from mpitrain.kernels import square_sum
 from mpitrain.parallel.whole import WholeGradients
 from mpitrain.server.wire import Kind
 from mpitrain.step.agreement import NonFinite, nonfinite
-from mpitrain.step.update import square_sum
 from mpitrain.training.feed import Held
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from mpitrain.arrays import Array
 from mpitrain.parallel.summation import Keeper
 from mpitrain.step.agreement import Agreed, Told
-from mpitrain.step.update import Updater
+from mpitrain.step.gradient import GlobalGradient
 from mpitrain.sync.exchange import Exchange, Selection
 from mpitrain.sync.strategy import Taken
 from mpitrain.sync.workers import Workers
@@ -98,11 +98,11 @@ class Anchored(ABC):
     def computes(self, step: int) -> bool:
         return True
 
-    def agree(self, step: int, updater: Updater, own: Told) -> Agreed:
+    def agree(self, step: int, gradient: GlobalGradient, own: Told) -> Agreed:
         if step < self._start and not self.is_alone:
             gradients = self.workers.gradients
             gradients[...] = self.mean(gradients)
-        agreed = updater.agree_within(own) if self._agrees_late else updater.agree(own)
+        agreed = gradient.agree_within(own) if self._agrees_late else gradient.agree(own)
         self.strayed = (0.0, 0.0)
         return agreed
 

@@ -26,7 +26,7 @@ from mpi4py import MPI
 from mpitrain.arrays import Array
 from mpitrain.parallel.summation import Keeper, Kept
 from mpitrain.step.agreement import Agreed, Told
-from mpitrain.step.update import Updater
+from mpitrain.step.gradient import GlobalGradient
 from mpitrain.sync.message import Late, Message, mean
 from mpitrain.sync.strategy import InStep, Taken
 from mpitrain.sync.workers import Workers
@@ -112,7 +112,7 @@ class Quorum(InStep):
             self._computes = self._is_root or not self._has_result()
         return self._computes
 
-    def agree(self, step: int, updater: Updater, own: Told) -> Agreed:
+    def agree(self, step: int, gradient: GlobalGradient, own: Told) -> Agreed:
         self._post()
         self._resend()
         if self._is_root:
@@ -123,7 +123,7 @@ class Quorum(InStep):
             result = self._receive(step)
         self.workers.gradients[...] = result.body
         self.taken = tuple(tuple(int(s) for s in row if s) for row in result.mask)
-        squared = updater.own_squares()
+        squared = gradient.own_squares()
         norm = float(np.sqrt(squared)) if squared >= 0 else squared
         return Agreed.of(result.header[2:].tolist(), norm, norm)
 

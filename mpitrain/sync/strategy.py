@@ -7,7 +7,7 @@ from mpitrain.arrays import Array
 from mpitrain.parallel.store import Sink
 from mpitrain.parallel.summation import Keeper
 from mpitrain.step.agreement import Agreed, Told
-from mpitrain.step.update import Updater
+from mpitrain.step.gradient import GlobalGradient
 
 #: For each worker the steps, counted from 1, whose gradients are in a mean.
 Taken = tuple[tuple[int, ...], ...]
@@ -65,7 +65,7 @@ class Strategy(Protocol):
     def computes(self, step: int) -> bool:
         """Whether this rank is to compute gradients in the step, and not only to follow."""
 
-    def agree(self, step: int, updater: Updater, own: Told) -> Agreed:
+    def agree(self, step: int, gradient: GlobalGradient, own: Told) -> Agreed:
         """Complete the gradients that the update takes, and tell of the step; collective."""
 
     def after_step(self, step: int) -> float:
@@ -146,8 +146,8 @@ class EveryStep(InStep):
     def computes(self, step: int) -> bool:
         return True
 
-    def agree(self, step: int, updater: Updater, own: Told) -> Agreed:
-        return updater.agree(own)
+    def agree(self, step: int, gradient: GlobalGradient, own: Told) -> Agreed:
+        return gradient.agree(own)
 
     def after_step(self, step: int) -> float:
         self.exchanges += 1

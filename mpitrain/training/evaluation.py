@@ -8,6 +8,7 @@ import numpy as np
 from mpitrain.arrays import Array, Scalar
 from mpitrain.data import DataError
 from mpitrain.metrics import Epoch
+from mpitrain.training.averaged import averaged
 from mpitrain.training.batches import MicroBatches
 from mpitrain.training.trainer import Trainer
 
@@ -35,7 +36,7 @@ def evaluate(trainer: Trainer, epoch: int) -> Epoch:
     count += -count % replicas
     batches = (np.arange(i * size, min((i + 1) * size, len(test))) for i in range(count))
     labels = len(test) * trainer.data.labels_per_sample
-    loss, device = trainer.model.loss, trainer.device
+    loss, device, passes = trainer.model.loss, trainer.device, trainer.passes
     mean: Scalar = 0.0
     totals: dict[str, Array] = {}
 
@@ -52,15 +53,14 @@ def evaluate(trainer: Trainer, epoch: int) -> Epoch:
             totals[name] = totals.get(name, 0) + device.get(metric.add(outputs, found))
 
     with (
-        trainer.averaged(),
+        averaged(trainer),
         closing(
             trainer.feed.batches("test", -1, batches, _AT_A_TIME * replicas, 1, own)
         ) as reading,
     ):
         for some, held in reading:
-            kind = trainer.compute_type
-            source = MicroBatches(held, some, 1, loss, dtype=kind, device=device)
-            trainer.runner().infer(source, len(some), trainer.weights, judge, trainer.context())
+            source = MicroBatches(held, some, 1, loss, dtype=passes.dtype, device=device)
+            passes.runner().infer(source, len(some), passes.weights, judge, passes.context())
         # Of a stage's tensor ranks, the first alone tells.
         (read,) = device.read([mean])
         told = (read, totals) if place.tensor == 0 else (0.0, {})

@@ -3,9 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from math import lcm
 from pathlib import Path
-from time import perf_counter
 from typing import Any, ClassVar
 
 from mpi4py import MPI
@@ -25,29 +23,29 @@ from mpitrain.objective import Loss
 from mpitrain.objective.metrics import Metric
 from mpitrain.optim import groups, own_schedule
 from mpitrain.optim.groups import Grouping
+from mpitrain.optim.lr import Rates
 from mpitrain.optim.optimizers import Optimizer
 from mpitrain.optim.own_schedule import Factor, Schedule
 from mpitrain.parallel.arena import Arena
-from mpitrain.parallel.grid import Place, ProcessGrid, shared_name
+from mpitrain.parallel.grid import ProcessGrid, shared_name
 from mpitrain.parallel.replicas import ReplicaMismatch, check_replicas
 from mpitrain.parallel.replicated import Replicated
 from mpitrain.parallel.store import Store
 from mpitrain.parallel.trial import Trial
-from mpitrain.pipeline.actions import Pipeline
-from mpitrain.pipeline.messages import Spec
-from mpitrain.pipeline.replay import Report
-from mpitrain.pipeline.runtime import Runner, Span, no_span
-from mpitrain.pipeline.stage import LayerStage, Stage
+from mpitrain.pipeline.runtime import Span, no_span
 from mpitrain.ranks.same import described, expect_same, expect_same_job
 from mpitrain.ranks.stop import StopFlag
 from mpitrain.ranks.together import ClosedTogether, all_here, together
 from mpitrain.step.agreement import NonFinite
+from mpitrain.step.gradient import GlobalGradient
 from mpitrain.step.ledger import Ledger
-from mpitrain.step.precision import CastWeights, LossScale, compute_type
+from mpitrain.step.precision import LossScale
+from mpitrain.step.trust import TrustRatios
 from mpitrain.step.update import Updater
 from mpitrain.sync import EveryStep, Strategy, Workers
 from mpitrain.sync.workers import layer_numbers
 from mpitrain.training import build
+from mpitrain.training.account import Account
 from mpitrain.training.feed import Feed
 from mpitrain.training.fitting import (
     expect_fitting,
@@ -60,8 +58,8 @@ from mpitrain.training.fitting import (
     named_metrics,
     whole_state,
 )
-from mpitrain.training.purity import Forward, Purity
-from mpitrain.training.stragglers import Busy
+from mpitrain.training.passes import Passes
+from mpitrain.training.purity import Purity
 from mpitrain.training.watch import Watch
 
 
@@ -77,19 +75,23 @@ class Placed(ClosedTogether):
         data: what is trained and tested on, the same on all ranks.
         data_digest: digest of the data.
         sampler: the order of samples.
+        rates: of the steps.
         model: all of it, of which this rank has :attr:`layers`.
         layers: names of the own layers.
         store: their parameters and gradients.
         summation: how gradients are summed over replicas.
         strategy: when replicas talk.
         state: what they keep besides, by name.
+        passes: what takes micro-batches through them.
         purity: whether what the program brings behaves as pure functions do.
-        updater: how parameters follow gradients.
+        gradient: of all ranks, of which this one has a part.
+        updater: how parameters follow it.
         partition: which layers each stage has.
         watch: what tests have shown so far.
         span: records what is done when.
-        compute_type: type of activations.
         steps_done: steps since the beginning, those that were skipped included.
+        account: what the steps cost this rank, and their records.
+        stop: asks this rank to stop after a step.
         stopping: whether a rank was asked to stop; all ranks know.
         updates_per_step: updates of the parameters in a step, at most, since the beginning.
     """
@@ -160,38 +162,73 @@ class Placed(ClosedTogether):
                 "schedule": schedule is not None,
             },
         )
-        if config.federated.clients and not self.federates:
-            raise ConfigError(
-                f"federated.clients = {config.federated.clients}: mpitrain.federated.Trainer and "
-                "mpitrain train have clients; set it to 0 here"
-            )
-        comm = comm if isinstance(comm, Communicator) else Communicator(comm)
-        self.comm = comm
-        if comm.delays_messages:
-            expect_on_link(config)
-        if config.parallel.checksums and not comm.checks_messages:
-            self.comm = Communicator(comm, transport=CheckedTransport)
-        self._traffic = self.comm.traffic or self.comm.count_traffic()
-        self._moved_before = self._traffic.sent, self._traffic.shared
-        if bool(config.server.ranks or config.server.hogwild) != self.serves:
-            raise ConfigError(
-                "server: a job with servers is trained by mpitrain.server.ServedTrainer, one with "
-                "hogwild by HogwildTrainer, and no other job is"
-            )
+        self.comm = self._own(comm)
         self.config = config
-        self.device = device or choose(config, self.comm)
         self.span = span
-        self._stop = stop or StopFlag()
+        self.stop = stop or StopFlag()
         self.stopping = False
+        self.steps_done = 0
+        self.updates_per_step = 1
         self._layers = layers
         self._loss = loss
         self._optimizer = optimizer or build.optimizer(config.optim)
         self._grouping = grouping
         self._before_step = before_step
-        self._busy = Busy()
-        self.updates_per_step = 1
+        with self._closed_if_refused():
+            self._expect_kind()
+            # Before plans are made, which count from then on.
+            self._traffic = self.comm.traffic or self.comm.count_traffic()
+            self.device = device or choose(config, self.comm)
+            self._load(data, metrics, schedule)
+            self._bind(metrics)
+
+    def _own(self, comm: MPI.Intracomm) -> Communicator:
+        """The ranks' messages; what is made here is closed in the end."""
+        found = comm if isinstance(comm, Communicator) else Communicator(comm)
+        if found is not comm:
+            self._opened.callback(found.close)
+        return found
+
+    @contextmanager
+    def _closed_if_refused(self) -> Iterator[None]:
+        """What is refused on all ranks is closed; after an error of one rank alone, closing, which
+        is collective, would wait for the others."""
+        try:
+            yield
+        except self.shared_errors:
+            if all_here(self.comm):
+                self.close()
+            raise
+
+    def _expect_kind(self) -> None:
+        """The job is one for this class, and for these ranks' messages."""
+        config = self.config
+        if config.federated.clients and not self.federates:
+            raise ConfigError(
+                f"federated.clients = {config.federated.clients}: mpitrain.federated.Trainer and "
+                "mpitrain train have clients; set it to 0 here"
+            )
+        if self.comm.delays_messages:
+            expect_on_link(config)
+        if config.parallel.checksums and not self.comm.checks_messages:
+            self.comm = Communicator(self.comm, transport=CheckedTransport)
+            self._opened.callback(self.comm.close)
+        if bool(config.server.ranks or config.server.hogwild) != self.serves:
+            raise ConfigError(
+                "server: a job with servers is trained by mpitrain.server.ServedTrainer, one with "
+                "hogwild by HogwildTrainer, and no other job is"
+            )
+
+    def _load(
+        self,
+        data: Dataset | None,
+        metrics: Mapping[str, Metric] | None,
+        schedule: Factor | Schedule | None,
+    ) -> None:
+        """The data, the order of samples, and the rate of each step."""
+        config = self.config
         self.data, self.data_digest = load_on_all(
-            comm, lambda: data or load(config.data, config.run.dtype), config.data.path
+            self.comm, lambda: data or load(config.data, config.run.dtype), config.data.path
         )
         if self.data.test is None:
             expect_untested(config, metrics)
@@ -207,24 +244,11 @@ class Placed(ClosedTogether):
             config.run.seed,
             shuffles=not isinstance(self.data.train, Streamed),
         )
-        self._table = own_schedule.agreed(
-            comm, config.optim, schedule, self.sampler.steps_per_epoch, self.total_steps
-        )
-        with self._closed_if_refused():
-            self._bind(loss, metrics)
+        per_epoch = self.sampler.steps_per_epoch
+        table = own_schedule.agreed(self.comm, config.optim, schedule, per_epoch, self.total_steps)
+        self.rates = Rates(config.optim, config.train, per_epoch, table)
 
-    @contextmanager
-    def _closed_if_refused(self) -> Iterator[None]:
-        """What is refused on all ranks is closed; after an error of one rank alone, closing, which
-        is collective, would wait for the others."""
-        try:
-            yield
-        except self.shared_errors:
-            if all_here(self.comm):
-                self.close()
-            raise
-
-    def _bind(self, loss: Loss | None, metrics: Mapping[str, Metric] | None) -> None:
+    def _bind(self, metrics: Mapping[str, Metric] | None) -> None:
         """Make what is bound to communicators; collective."""
         config = self.config
         self._open_grid()
@@ -232,24 +256,23 @@ class Placed(ClosedTogether):
             metrics
             if metrics is not None
             else named_metrics(
-                config, self.data, self.model, self._outputs, own_loss=loss is not None
+                config, self.data, self.model, self._outputs, own_loss=self._loss is not None
             )
         )
         self.watch = Watch(config, self.metrics)
         self._place_parameters()
         self._bind_pipeline()
+        synchronises = config.sync.kind != "every_step"
+        self.account = Account(self.comm, self._traffic, self.strategy, synchronises=synchronises)
         self.scale = LossScale(
             config.run.loss_scale,
             config.run.loss_scale_window,
             enabled=config.run.compute == "float16",
         )
-        self.steps_done = 0
         self._trial = self._begin_trial()
         self._found_overlap: Overlap | None = None
-        self._lap = perf_counter()
         #: How many gradients there are; each is of its worker's samples, as many times larger.
         self._workers = self.grid.layout.replicas[0] if config.sync.drifts else 1
-        self._drift = 0.0
         #: Steps of workers that tell each other of them later.
         self._ledger: Ledger | None = None
         if config.sync.agree > 1:
@@ -311,15 +334,10 @@ class Placed(ClosedTogether):
         folder = config.parallel.offload
         offload = build.mapped(Path(folder), self.comm.rank) if folder else None
         grouping = self._grouped()
+        self.gradient = GlobalGradient(self.grid, self.store, self._column, self.device)
+        trust = TrustRatios(self.grid, self.store, self._column, self.device)
         self.updater = Updater(
-            self.grid,
-            self.store,
-            self._optimizer,
-            grouping,
-            offload,
-            config.optim.average,
-            self._column,
-            self.device,
+            self.store, self._optimizer, grouping, trust, offload, config.optim.average
         )
         self.strategy = self._strategy()
         self._opened.callback(self.strategy.close)
@@ -346,7 +364,7 @@ class Placed(ClosedTogether):
             gradients=store.gradients,
             pieces=store.pieces,
             state=self.updater.state,
-            counted=self.updater.counted(),
+            counted=self.gradient.counted(),
             summation=lambda: build.summation(config, replica),
             dense=build.dense(config),
             agrees_late=config.sync.agree > 1,
@@ -379,8 +397,9 @@ class Placed(ClosedTogether):
         """How each parameter is updated."""
         names = self.model.names()
         found = self._grouping or groups.by_name(self.config.optim, self._optimizer, names)
-        if self._table and self._table.options is not None:
-            found = groups.scheduled(found, self._table)
+        table = self.rates.table
+        if table and table.options is not None:
+            found = groups.scheduled(found, table)
         return found
 
     def _bind_pipeline(self) -> None:
@@ -388,61 +407,31 @@ class Placed(ClosedTogether):
         whole = whole_state(config, self.model, grid.layout)
         mine = tuple(f"{name}." for name in self.layers)
         self.state = {n: self.device.put(v) for n, v in whole.items() if n.startswith(mine)}
-        self._replicas = TensorGroup(grid.data)
-        self.parts = config.train.micro_batches * lcm(*grid.layout.replicas)
-        self.compute_type = compute_type(config.run.compute, config.run.dtype)
-        narrow = config.run.compute != "same"
-        self._cast = CastWeights(self.store, self.compute_type) if narrow else None
-        self.weights = self._cast or self.store
-        self._stages: list[Stage] = []
-        first = 0
-        for chunk in self.partition.of_stage(grid.place.stage):
-            own = [self.model.layers[name] for name in chunk]
-            self._stages.append(LayerStage(own, first, chunk))
-            first += len(chunk)
-        kind = self.data.input_dtype
-        self._inputs = Spec(self.data.input_shape, self.compute_type if kind.kind == "f" else kind)
+        self.passes = Passes(
+            grid,
+            config,
+            self.data,
+            self.model,
+            self.partition,
+            self.store,
+            self.state,
+            self.span,
+            self.device,
+        )
         self.purity = Purity(
             self.comm, self.model.layers, self.layers, self.model.loss, self.metrics
         )
-        self.purity.examine(self._passes())
-        self._schedules: dict[int, tuple[Pipeline, Report]] = {}
-        self._runners: dict[int, Runner] = {}
-        self.runner()
-        stage, last = grid.place.stage, grid.layout.stages - 1
+        self.purity.examine(self.passes.probes())
+        self.passes.runner()
         self.feed = Feed(
             self.comm,
             self.data,
             workers=config.data.workers,
             most=config.train.batch_size,
-            reads=stage in (0, last),
+            reads=grid.place.stage in (0, grid.layout.stages - 1),
             expect=partial(expect_labels, self.model.loss),
         )
         self._opened.callback(self.feed.close)
-
-    def _passes(self) -> Iterator[tuple[int, Forward | None]]:
-        """Who takes samples forward through each virtual stage, and how, if it is this rank."""
-        layout, mine = self.grid.layout, self.grid.place.stage
-
-        def forward(stage: Stage, x: Array | None) -> Array:
-            if x is None:
-                x = self.data.train[:2].inputs
-                if x.dtype.kind == "f":
-                    x = x.astype(self.compute_type)
-            return stage.forward(self.weights, x)[0]
-
-        for virtual in range(len(self.partition.layers)):
-            chunk, stage = divmod(virtual, layout.stages)
-            rank = layout.rank(Place(stage, 0, 0))
-            yield rank, partial(forward, self._stages[chunk]) if stage == mine else None
-
-    def context(self, indices: Array | None = None) -> nn.Context:
-        """What layers see of a micro-batch of these training samples; of tests without them."""
-        if indices is None:
-            return nn.Context(state=self.state)
-        return nn.Context(
-            True, self.config.run.seed, self.steps_done, indices, self._replicas, self.state
-        )
 
     @property
     def layout(self) -> str:
@@ -459,30 +448,7 @@ class Placed(ClosedTogether):
     def refresh(self) -> None:
         """The pieces' parameters were replaced: all ranks see them now."""
         self.store.publish()
-        if self._cast:
-            self._cast.forget()
-
-    def runner(self, steps: int = 1) -> Runner:
-        """The pipeline for so many steps without draining."""
-        if steps not in self._runners:
-            pipeline, report = self._schedule(steps)
-            self._runners[steps] = Runner(
-                self.comm,
-                self.grid.layout,
-                pipeline,
-                report,
-                self._stages,
-                self.weights,
-                self._inputs,
-                span=self.span,
-                device=self.device,
-            )
-        return self._runners[steps]
-
-    def _schedule(self, steps: int) -> tuple[Pipeline, Report]:
-        if steps not in self._schedules:
-            self._schedules[steps] = build.schedule(self.config, self.grid.layout, steps)
-        return self._schedules[steps]
+        self.passes.forget()
 
     def _begin_trial(self) -> Trial | None:
         """Of ``parallel.overlap = "auto"``, if a rank has sums that could overlap; collective."""
@@ -491,7 +457,8 @@ class Placed(ClosedTogether):
             return None
         if self.config.sync.kind != "every_step":  # sums inside of a worker alone
             return None
-        return Trial() if self.comm.allreduce(self.store.set_overlap(True), MPI.LOR) else None
+        overlaps = self.comm.allreduce(self.store.set_overlap(True), MPI.LOR)
+        return Trial() if overlaps else None
 
     def close(self) -> None:
         """Free what was bound to communicators; a second call does nothing."""

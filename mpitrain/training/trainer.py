@@ -1,32 +1,21 @@
 """A step of a job on any layout of ranks; :mod:`mpitrain.run` has the loop."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import replace
+from contextlib import closing
 from itertools import islice
 from math import nan
-from time import perf_counter
-from typing import cast
 
 import numpy as np
-from mpi4py import MPI
-from msgspec import UNSET, UnsetType
 
 from collectives import CorruptMessage
-from mpitrain import nn
 from mpitrain.arrays import Array, Scalar
-from mpitrain.metrics import Overlap, Round, Skipped, Step, Straggler, Synced, Times
-from mpitrain.optim.lr import learning_rate, scaled_rate
+from mpitrain.metrics import Overlap, Round, Skipped, Step, Straggler, Times
 from mpitrain.parallel.replicas import check_replicas
-from mpitrain.parallel.replicated import Replicated
 from mpitrain.pipeline.runtime import Latest, reads
-from mpitrain.pipeline.window import Window
-from mpitrain.ranks.together import all_here
-from mpitrain.step.agreement import Agreed, NonFinite, Told, named, nonfinite
+from mpitrain.step.agreement import Agreed, NonFinite, named, nonfinite
 from mpitrain.step.ledger import Noted
-from mpitrain.step.update import AVERAGE
 from mpitrain.sync import Progressing
-from mpitrain.training.batches import MicroBatches
+from mpitrain.training.asynchronous import train_window
 from mpitrain.training.feed import Held
 from mpitrain.training.placed import Placed
 
@@ -46,52 +35,7 @@ class Trainer(Placed):
 
     def stop_reason(self) -> str:
         """Why a rank was asked to stop."""
-        return next(filter(None, self.comm.allgather(self._stop.reason)), "no reason")
-
-    @contextmanager
-    def averaged(self) -> Iterator[None]:
-        """All ranks see what is tested until the end, and training goes on as if it had not been.
-
-        That is the averages of ``optim.average``, if there are any, and of workers that train by
-        themselves what they have together.  What is done meanwhile ends with a message from every
-        rank, so that nobody is still reading.
-        """
-        back = self._replace()
-        if back is None:
-            yield
-            return
-        self.refresh()
-        try:
-            yield
-        except BaseException as error:
-            back()
-            # Of one rank alone, the others do not wait to share what is sharded.
-            shared = isinstance(error, self.shared_errors)
-            if self.store.is_replicated or (shared and all_here(self.comm)):
-                self.refresh()
-            raise
-        back()
-        self.refresh()
-
-    def _replace(self) -> Callable[[], None] | None:
-        """What is tested takes the place of the own pieces; the result puts these back."""
-        together = self.strategy.consensus()
-        average = self.config.optim.average
-        if together is None:
-            if not average:
-                return None
-            self.updater.exchange()
-            return self.updater.exchange
-        if average:
-            together = self.strategy.mean(self.updater.slot(AVERAGE))
-        parameters = cast(Replicated, self.store).parameters
-        own = parameters.copy()
-        parameters[...] = together
-
-        def back() -> None:
-            parameters[...] = own
-
-        return back
+        return next(filter(None, self.comm.allgather(self.stop.reason)), "no reason")
 
     def run_epoch(self, epoch: int) -> Iterator[Step | Skipped | Round]:
         """The steps of a pass over the training samples that are not done yet.
@@ -104,9 +48,7 @@ class Trainer(Placed):
             ReplicaMismatch: on all ranks; they hold different values.
             CorruptMessage: on one rank, naming the step, where messages carry checksums.
         """
-        self._lap = perf_counter()
-        self._moved()  # what was sent before is no step's
-        self._busy.begin()
+        self.account.begin()
         first = self.steps_done - epoch * self.sampler.steps_per_epoch
         left = self.total_steps - self.steps_done
         batches = islice(self.sampler.batches(epoch), first, first + left)
@@ -117,7 +59,7 @@ class Trainer(Placed):
                     self._before_step(self)
                 try:
                     if asynchronous:
-                        yield from self.window(epoch, some, held)
+                        yield from train_window(self, epoch, some, held)
                     else:
                         self.step(epoch, some[0], held)
                         yield from self.records
@@ -136,9 +78,10 @@ class Trainer(Placed):
         size = self.config.parallel.window if asynchronous else 1
 
         def own(steps: int) -> list[int]:
-            return reads(*self._schedule(steps if asynchronous else 1), self.grid.place)
+            pipeline, report = self.passes.schedule(steps if asynchronous else 1)
+            return reads(pipeline, report, self.grid.place)
 
-        return self.feed.batches("train", epoch, batches, size, self.parts, own)
+        return self.feed.batches("train", epoch, batches, size, self.passes.parts, own)
 
     @np.errstate(over="ignore", invalid="ignore")
     def step(self, epoch: int, batch: Array, held: Held | None = None) -> Step | Skipped | None:
@@ -167,90 +110,29 @@ class Trainer(Placed):
     def _step(self, epoch: int, batch: Array, held: Held | None) -> Step | Skipped | None:
         """The same; None if the ranks tell each other later."""
 
+        step = self.steps_done
+        self._state_before = {name: values.copy() for name, values in self.state.items()}
+        if not self.strategy.computes(step):
+            return self._update(epoch, len(batch), 0.0, 0.0, lambda: "")
+        self.store.reset()
+        self.summation.begin(step, self.scale.value, self.rates.common(step))
+        if held is None:
+            ((_, held),) = self._read(epoch, [batch])
+        source = self.passes.source(held, [batch], self.scale.value * self._workers)
+
         def update(number: int, loss: Scalar) -> Step | Skipped | None:
             with self.span("reduce", "communicate"), self.comm.waiting("the sum of gradients"):
                 comm_seconds = self.store.wait()
             return self._update(epoch, len(batch), loss, comm_seconds, source.unfit)
 
-        self._state_before = {name: values.copy() for name, values in self.state.items()}
-        if not self.strategy.computes(self.steps_done):
-            return self._update(epoch, len(batch), 0.0, 0.0, lambda: "")
-        self.store.reset()
-        rate = self._common_rate(self.steps_done)
-        self.summation.begin(self.steps_done, self.scale.value, rate)
-        source = self._source(epoch, [batch], held)
-        (record,) = self.runner().run(
+        (record,) = self.passes.runner().run(
             source,
-            Latest(self.weights),
+            Latest(self.passes.weights),
             Progressing(self.store, self.strategy),
             update,
-            lambda micro_batch: self.context(source.indices(micro_batch)),
+            lambda micro_batch: self.passes.context(step, source.indices(micro_batch)),
         )
         return record
-
-    @np.errstate(over="ignore", invalid="ignore")
-    def window(self, epoch: int, batches: list[Array], held: Held | None = None) -> list[Step]:
-        """Train on batches in a pipeline that drains after the last; an update each.
-
-        Raises:
-            NonFinite: on all ranks, after the window.
-        """
-        runner = self.runner(len(batches))
-        done, start = self.steps_done, perf_counter()
-        # The configuration has refused other stores.
-        store = cast(Replicated, self.store)
-        policy = self.config.parallel.weights
-        holds = any(self.model.layers[name].holds for name in self.layers)
-        window = Window(self.grid, store, self.updater, runner, policy, self._rate, are_held=holds)
-        self.store.reset()
-        source = self._source(epoch, batches, held)
-
-        def context(micro_batch: int) -> nn.Context:
-            step = done + micro_batch // self.parts
-            return replace(self.context(source.indices(micro_batch)), step=step)
-
-        own = runner.run(source, window.weights, self.store, window.update, context)
-        self.purity.expect()
-        lasted = perf_counter() - start
-        self._busy.add(lasted, sum(updated.comm_seconds for updated in own), runner.waited)
-        waiting = self.comm.allreduce(sum(runner.waited.values()))
-        reading = self.comm.allreduce(self.feed.read_seconds)
-        sent, shared = (self.comm.allreduce(moved) for moved in self._moved())
-        seconds = lasted / len(batches)
-        self.steps_done += len(batches)
-        self.stopping = self.comm.allreduce(self._stop.raised(), op=MPI.LOR)
-        return [
-            Step(
-                step=done + 1 + index,
-                epoch=epoch,
-                samples=len(batch),
-                loss=agreed.loss,
-                grad_norm=agreed.grad_norm,
-                lr=self._rate(done + index),
-                seconds=seconds,
-                samples_per_s=len(batch) / seconds,
-                comm_share=min(1.0, agreed.comm_seconds / self.comm.size / seconds),
-                wait_share=min(1.0, waiting / self.comm.size / lasted),
-                read_share=min(1.0, reading / self.comm.size / lasted),
-                sent_bytes=sent / self.comm.size / len(batches),
-                shared_bytes=shared / self.comm.size / len(batches),
-            )
-            for index, (batch, agreed) in enumerate(
-                zip(batches, window.agree(own, done, source.unfit), strict=True)
-            )
-        ]
-
-    def _rate(self, steps_done: int) -> float:
-        optim, train = self.config.optim, self.config.train
-        if self._table is None:
-            return learning_rate(optim, train, steps_done, self.sampler.steps_per_epoch)
-        return scaled_rate(optim, train) * self._table.factor(steps_done)
-
-    def _common_rate(self, steps_done: int) -> float:
-        """What the rates of all groups are factors on."""
-        if self._table and self._table.options is not None:
-            return scaled_rate(self.config.optim, self.config.train)
-        return self._rate(steps_done)
 
     def _known(self, record: Step | Skipped | None) -> list[Step | Skipped]:
         """The records that are known after a step; collective where the ranks agree now."""
@@ -267,7 +149,7 @@ class Trainer(Placed):
             self.purity.expect()
         for one, agreed in found_all:
             self.stopping = self.stopping or agreed.stopping
-            found.append(self._record(one, agreed, agreed.grad_norm, agreed.comm_seconds))
+            found.append(self.account.record(one, agreed, agreed.grad_norm, agreed.comm_seconds))
         return found
 
     def _update(
@@ -278,52 +160,44 @@ class Trainer(Placed):
         comm_seconds: float,
         unfit: Callable[[], str],
     ) -> Step | Skipped | None:
-        now = perf_counter()
         # The loss is known to the tensor ranks of the last stage, each of which has all of it.
         own = loss if self.grid.place.tensor == 0 else 0.0
         if not self.summation.is_finite:
             own = nan
-        waited = self.runner().waited
-        self._busy.met += self.feed.met_seconds
-        self._busy.add(now - self._lap, comm_seconds, waited)
-        waiting = sum(waited.values()) + self._busy.met
-        told = Told(
+        told = self.account.tell(
             own,
-            now - self._lap,
             comm_seconds,
-            waiting,
-            self.feed.read_seconds,
-            self._stop.raised(),
-            *self._moved(),
-            bool(self.purity.faults()),
-            self.strategy.strayed,
+            self.passes.runner().waited,
+            self.feed,
+            stopping=self.stop.raised(),
+            faulty=bool(self.purity.faults()),
         )
-        agreed = self.strategy.agree(self.steps_done, self.updater, told)
+        agreed = self.strategy.agree(self.steps_done, self.gradient, told)
         if agreed.faulty and self._ledger is None:
             self.purity.expect()
-        self._busy.met = perf_counter() - now
-        self._lap = now
+        self.account.met()
         if self._ledger is None:  # else it is of our worker alone
             self.stopping = agreed.stopping
         grad_norm = agreed.grad_norm / self.scale.value
         number = self.steps_done + 1
         failed = unfit_samples = ""
-        lr = self._rate(self.steps_done)
+        lr = self.rates.rate(self.steps_done)
         if not agreed.finite:
             if self._ledger is None:
                 return self._skip(number, loss, unfit())
             # Of our worker alone, which stays as it is until all ranks hear of it.
-            failed = ", ".join(self.updater.own_culprits(loss)[:3]) or "the norm of its gradient"
+            failed = ", ".join(self.gradient.own_culprits(loss)[:3]) or "the norm of its gradient"
             unfit_samples = unfit()
         else:
             self._descend(agreed)
         with self.span("publish", "communicate"):
-            self._busy.published = self.store.publish()
-        self._busy.published += self._after_step()
+            published = self.store.publish()
+        published += self._after_step()
+        self.account.busy.published = published
         self.summation.commit()
         self.scale.went_well()
         self.steps_done = number
-        self._try_overlap(agreed.seconds)
+        self._try_overlap(agreed.seconds / self.comm.size)
         noted = Noted(
             number,
             epoch,
@@ -339,8 +213,8 @@ class Trainer(Placed):
         if self._ledger is not None:
             self._ledger.noted.append(noted)
             return None
-        comm_seconds = agreed.comm_seconds + self.comm.size * self._busy.published
-        return self._record(noted, agreed, grad_norm, comm_seconds)
+        comm_seconds = agreed.comm_seconds + self.comm.size * published
+        return self.account.record(noted, agreed, grad_norm, comm_seconds)
 
     def _descend(self, agreed: Agreed) -> None:
         """Update the own pieces."""
@@ -350,40 +224,8 @@ class Trainer(Placed):
             unused = agreed.unused
             if self.summation.acts_alone:  # what a code has kept back comes later
                 unused = self.updater.never_used(unused)
-            common = self._common_rate(self.steps_done)
+            common = self.rates.common(self.steps_done)
             self.updater.step(common, clip / self.scale.value, self.steps_done, unused)
-
-    def _record(self, noted: Noted, agreed: Agreed, grad_norm: float, comm_seconds: float) -> Step:
-        if agreed.drift is not None:
-            self._drift = agreed.drift
-        samples = noted.samples
-        return Step(
-            step=noted.step,
-            epoch=noted.epoch,
-            samples=samples,
-            loss=agreed.loss,
-            grad_norm=grad_norm,
-            lr=noted.lr,
-            seconds=agreed.seconds / self.comm.size,
-            samples_per_s=samples * self.comm.size / agreed.seconds,
-            comm_share=min(1.0, comm_seconds / agreed.seconds),
-            wait_share=min(1.0, agreed.wait_seconds / agreed.seconds),
-            read_share=min(1.0, agreed.read_seconds / agreed.seconds),
-            sent_bytes=agreed.sent_bytes / self.comm.size,
-            shared_bytes=agreed.shared_bytes / self.comm.size,
-            sync=self._synced(noted.exchanges, noted.since),
-        )
-
-    def _synced(self, exchanges: int, since: int) -> Synced | UnsetType:
-        if self.config.sync.kind == "every_step":
-            return UNSET
-        return Synced(exchanges, since, self._drift, [list(one) for one in self.strategy.taken])
-
-    def _moved(self) -> tuple[int, int]:
-        """Bytes that this rank has sent, and moved in shared memory, since the last call."""
-        now, before = (self._traffic.sent, self._traffic.shared), self._moved_before
-        self._moved_before = now
-        return now[0] - before[0], now[1] - before[1]
 
     @property
     def dense_bytes(self) -> float:
@@ -399,8 +241,7 @@ class Trainer(Placed):
             self.comm.waiting("the mean of the workers' weights"),
         ):
             seconds = self.strategy.after_step(self.steps_done)
-        if self._cast:
-            self._cast.forget()
+        self.passes.forget()
         return seconds
 
     def drain(self) -> None:
@@ -415,7 +256,7 @@ class Trainer(Placed):
         self.summation.rollback()
         for name, values in self._state_before.items():
             self.state[name][...] = values
-        culprits, data = self.updater.culprits(loss), named(self.comm, unfit)
+        culprits, data = self.gradient.culprits(loss), named(self.comm, unfit)
         # A loss of one's own may leave such samples out, so that a smaller scale is tried first.
         scaled = self.scale.enabled and self.scale.value > 1.0
         if self.config.run.on_nonfinite == "stop" and not scaled:
@@ -423,7 +264,7 @@ class Trainer(Placed):
         self.scale.overflowed()
         self._after_step()
         self.steps_done = number
-        synced = self._synced(self.strategy.exchanges, self.strategy.since)
+        synced = self.account.synced(self.strategy.exchanges, self.strategy.since)
         return Skipped(number, data or culprits, self.scale.value, synced)
 
     def check_replicas(self, when: str) -> None:
@@ -447,11 +288,11 @@ class Trainer(Placed):
         check_replicas(self.comm, replicas, when)
 
     def _try_overlap(self, seconds: float) -> None:
-        """A step lasted so long on all ranks together, which all of them know."""
+        """A step lasted so long, mean over the ranks, which all of them know."""
         trial = self._trial
         if trial is None or trial.decided:
             return
-        if trial.tell(seconds / self.comm.size):
+        if trial.tell(seconds):
             trial.decide(*trial.seconds)
             self._found_overlap = Overlap(self.steps_done, trial.overlap, *trial.seconds)
         self.store.set_overlap(trial.overlap)
@@ -463,22 +304,8 @@ class Trainer(Placed):
 
     def straggler(self) -> Straggler | None:
         """Who kept the others waiting since the last call, if anybody did."""
-        return self._busy.slowest(self.comm, self.grid.place.stage, self.steps_done)
+        return self.account.straggler(self.grid.place.stage, self.steps_done)
 
     def times(self) -> Times:
         """Where the time of each rank went since the start."""
-        return self._busy.times(self.comm, self.grid.place.stage, self.grid.place.tensor)
-
-    def _source(self, epoch: int, batches: list[Array], held: Held | None) -> MicroBatches:
-        if held is None:
-            ((_, held),) = self._read(epoch, batches)
-        return MicroBatches(
-            held,
-            batches,
-            self.parts,
-            self.model.loss,
-            labels_per_sample=self.data.labels_per_sample,
-            dtype=self.compute_type,
-            scale=self.scale.value * self._workers,
-            device=self.device,
-        )
+        return self.account.times(self.grid.place)

@@ -13,6 +13,7 @@ from mpitrain.adapters.torch.purity import ImpureModule
 from mpitrain.adapters.torch.seeing import expect_one_mode
 from mpitrain.nn import Chain, Layer, Wrapper
 from mpitrain.ranks.together import together
+from mpitrain.training.averaged import averaged
 from mpitrain.training.trainer import Trainer
 
 _IN_TURN = torch.nn.Sequential.forward
@@ -94,7 +95,7 @@ def load_into(module: torch.nn.Module, trainer: Trainer) -> None:
     Raises:
         ValueError: on all ranks; the module has no parameter or buffer that a layer has a value of.
     """
-    with trainer.averaged():
+    with averaged(trainer):
         _load_into(module, trainer)
 
 
@@ -120,7 +121,7 @@ def _load_into(module: torch.nn.Module, trainer: Trainer) -> None:
             device = trainer.device
             values = {own: device.get(v).copy() for own, v in trainer.store.take(index).items()}
             trainer.store.release(index)
-            kept = trainer.context().inside(name).state
+            kept = trainer.passes.context().inside(name).state
             values |= {own: device.get(v) for own, v in kept.items()}
         has = trainer.comm.rank if values is not None else trainer.comm.size
         values = trainer.comm.bcast(values, trainer.comm.allreduce(has, MPI.MIN))

@@ -79,9 +79,7 @@ class TorchLoss:
         mean = self._there(as_given(_wide(parts)), as_given(truth))
         self._means.compare(_wide(parts), truth)
         weight = labels.size / divisor
-        by = {name: part for name, part in parts.items() if part.requires_grad}
-        found = torch.autograd.grad(mean, list(by.values()), allow_unused=True)
-        used = {name: one * weight for name, one in zip(by, found, strict=True) if one is not None}
+        used = {name: one * weight for name, one in _gradients(mean, parts).items()}
         gradients = {name: used.get(name, torch.zeros_like(part)) for name, part in parts.items()}
         whole = joined({name: as_array(gradient, xp) for name, gradient in gradients.items()})
         self._unused = frozenset(gradients.keys() - used.keys())
@@ -102,7 +100,7 @@ class TorchLoss:
             try:
                 with warnings.catch_warnings():  # as of shapes that are made to fit
                     warnings.simplefilter("error", UserWarning)
-                    found, *alone = (
+                    (parts, found), *alone = (
                         self._tried(given, wanted, rows)
                         for rows in (slice(2), slice(1), slice(1, 2))
                     )
@@ -119,7 +117,9 @@ class TorchLoss:
                 f"{name_of(self.function)} gives {_shown(found)}; a loss is one number that "
                 "follows from the outputs: its mean over the samples"
             )
-        both, mean = found.item(), sum(one.item() for one in alone) / 2
+        # A rank may get no samples in the first batch, and must know then, too.
+        self._unused = frozenset(parts.keys() - _gradients(found, parts).keys())
+        both, mean = found.item(), sum(one.item() for _, one in alone) / 2
         if not isclose(both, mean, rel_tol=1e-3, abs_tol=1e-5) and isfinite(both - mean):
             raise ValueError(
                 f"{name_of(self.function)} of two samples is {both:.6g}, and the mean over them "
@@ -129,11 +129,11 @@ class TorchLoss:
 
     def _tried(
         self, outputs: dict[str, torch.Tensor], labels: dict[str, torch.Tensor], rows: slice
-    ) -> Any:
+    ) -> tuple[dict[str, torch.Tensor], Any]:
+        """The outputs of these rows, and the loss of them."""
         parts = _needing_gradients({name: part[rows].clone() for name, part in outputs.items()})
-        return self.function(
-            as_given(parts), as_given({name: part[rows] for name, part in labels.items()})
-        )
+        truth = {name: part[rows] for name, part in labels.items()}
+        return parts, self.function(as_given(parts), as_given(truth))
 
 
 class Means:
@@ -231,6 +231,13 @@ def _drawn(arrays: Mapping[str, Array], wide: torch.dtype, seed: int) -> dict[st
 
 def _needing_gradients(parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: part.requires_grad_(part.is_floating_point()) for name, part in parts.items()}
+
+
+def _gradients(mean: torch.Tensor, parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Of a loss, by those of the outputs that it follows from."""
+    by = {name: part for name, part in parts.items() if part.requires_grad}
+    found = torch.autograd.grad(mean, list(by.values()), allow_unused=True)
+    return {name: one for name, one in zip(by, found, strict=True) if one is not None}
 
 
 def name_of(function: Any) -> str:

@@ -15,6 +15,7 @@ from mpitrain.data import DataError
 from mpitrain.optim.optimizers import SGD
 from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.run import checkpoints, resume, save
+from mpitrain.training.averaged import averaged
 from mpitrain.training.evaluation import evaluate
 from mpitrain.training.trainer import Trainer
 from tests.mpi.mpitrain.layouts import few, job, layouts, mlp, whole
@@ -47,7 +48,7 @@ def trained(comm, config, steps=3):
         test = evaluate(trainer, 0)
         after = whole(comm, trainer)
         assert all(np.array_equal(after[name], values) for name, values in before.items())
-        with trainer.averaged():
+        with averaged(trainer):
             averages = whole(comm, trainer)
             comm.Barrier()
         trainer.check_replicas("after the test")
@@ -158,7 +159,7 @@ def test_a_test_that_fails_leaves_the_trained_values(comm, zero, kind):
     with Trainer(comm, averaging(mlp(zero=zero))) as trainer:
         list(islice(trainer.run_epoch(0), 2))
         before = whole(comm, trainer)
-        with pytest.raises(kind, match="bad sector"), trainer.averaged():
+        with pytest.raises(kind, match="bad sector"), averaged(trainer):
             inside = whole(comm, trainer)
             assert not all(np.array_equal(inside[name], values) for name, values in before.items())
             raise kind("bad sector")
@@ -175,7 +176,7 @@ def test_what_one_rank_alone_raises_in_a_test_keeps_nobody_waiting(comm, zero):
     before = [piece.parameters.copy() for piece in trainer.store.pieces]
     alone, others = comm.rank == 0, zero == 0
     try:
-        with trainer.averaged():
+        with averaged(trainer):
             assert not np.array_equal(before[0], trainer.store.pieces[0].parameters)
             comm.Barrier()
             if alone or not others:

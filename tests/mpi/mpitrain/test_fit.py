@@ -1,5 +1,6 @@
 """``mpitrain.Trainer``: a torch model, a data set, a loss and metrics of one's own."""
 
+import gc
 import os
 import random
 import signal
@@ -10,7 +11,7 @@ from mpi4py import MPI
 
 import mpitrain
 from mpitrain.checkpoint import CheckpointError
-from mpitrain.config import ConfigError
+from mpitrain.config import Config, ConfigError, Optim
 from mpitrain.data import DataError
 from mpitrain.fields import fields
 from mpitrain.metrics import Overlap
@@ -243,6 +244,49 @@ def test_ranks_without_samples(comm, folder, alone, parallel, first):
     found, wanted = trainer.module.state_dict(), module.state_dict()
     for name, value in wanted.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-6, atol=1e-8)
+
+
+class AlsoUnread(torch.nn.Module):
+    """Two results, of which a loss may read one: batch norm of the other goes backward nowhere."""
+
+    def __init__(self):
+        super().__init__()
+        self.enter, self.norm = torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(4)
+        self.leave = torch.nn.Linear(6, 1)
+
+    def forward(self, x):
+        return self.leave(x), self.norm(self.enter(x))
+
+
+def test_a_rank_without_samples_from_the_first_step_on(comm, folder, alone):
+    """It knows what the loss does not read although it has never called it with samples."""
+    changed = {
+        "model": AlsoUnread,
+        "loss": lambda outputs, labels: torch.nn.functional.mse_loss(outputs[0], labels),
+        "metrics": {},
+        "train_data": Waves(6, 1),
+        "batch_size": 1,
+        "epochs": 1,
+    }
+    with made(folder, **changed) as trainer:
+        (found,) = trainer.fit()
+    (wanted,), _ = alone(**changed)
+    assert found.test_loss == pytest.approx(wanted.test_loss, rel=1e-9)
+
+
+def test_a_trainer_that_is_closed_leaves_nothing_open(comm, folder):
+    """Nor one that was refused: no descriptor of the communicator that it made."""
+    given = {"train_data": Waves(2 * RANKS, 1), "batch_size": RANKS, "epochs": 1}
+    counts = []
+    for _ in range(4):
+        with made(folder, **given):
+            pass
+        with pytest.raises(ConfigError, match=r"train\.batch_size"):
+            made(folder, **given | {"batch_size": 4 * RANKS})
+        gc.collect()
+        comm.Barrier()
+        counts.append(len(os.listdir("/proc/self/fd")))
+    assert counts[-1] == counts[1]
 
 
 @pytest.mark.parametrize("parallel", layouts())
@@ -953,6 +997,11 @@ def test_keys_that_an_optimizer_of_torch_would_not_see(comm, folder):
     optim = {"weight_decay": 0.1, "schedule": "cosine"}
     with pytest.raises(ConfigError, match="optim: weight_decay would have no part in what"):
         made(folder, optimizer=OPTIMIZERS["AdamW"], optim=optim)
+    config = Config(optim=Optim(momentum=0.5))
+    with pytest.raises(
+        ConfigError, match=r"optim\.momentum: the optimizer that the program brings"
+    ):
+        made(folder, config=config, optimizer=OPTIMIZERS["AdamW"])
 
 
 def test_other_jobs_are_not_resumed(comm, folder):

@@ -32,7 +32,7 @@ def comm():
         yield world
 
 
-class Updater:
+class Gradient:
     """Knows no more of gradients than their squares."""
 
     def __init__(self, gradients):
@@ -50,7 +50,7 @@ def sums(comm, quorum, steps, gradient_of, before=lambda step: None):
         computed = quorum.computes(step)
         own[...] = gradient_of(comm.rank, step) if computed else np.nan
         quorum.progress()
-        agreed = quorum.agree(step, Updater(own), Told(float(comm.rank + 1)))
+        agreed = quorum.agree(step, Gradient(own), Told(float(comm.rank + 1)))
         quorum.after_step(step)
         found.append((own.copy(), quorum.taken, computed, agreed))
     return found

@@ -92,14 +92,15 @@ class Alone:
 
     def backward(self, samples, share):
         """Gradients of samples, times their ``share`` of the batch; returns its loss times it."""
-        trainer = self.trainer
+        trainer, passes = self.trainer, self.trainer.passes
         trainer.store.reset()
-        (loss,) = trainer.runner().run(
-            trainer._source(0, [samples], None),
-            Latest(trainer.weights),
+        ((batches, held),) = trainer._read(0, [samples])
+        (loss,) = passes.runner().run(
+            passes.source(held, batches),
+            Latest(passes.weights),
             trainer.store,
             lambda number, loss: loss,
-            lambda m: trainer.context(samples),
+            lambda m: passes.context(trainer.steps_done, samples),
         )
         self.gradients *= share
         return loss * share
@@ -107,7 +108,7 @@ class Alone:
     def update(self, step):
         trainer = self.trainer
         norm, most = np.linalg.norm(self.gradients), trainer.config.optim.clip_norm
-        trainer.updater.step(trainer._rate(step), most / norm if most and norm > most else 1.0)
+        trainer.updater.step(trainer.rates.rate(step), most / norm if most and norm > most else 1.0)
         trainer.steps_done += 1
         return norm
 

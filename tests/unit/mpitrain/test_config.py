@@ -232,7 +232,7 @@ def test_the_job_of_a_checkpoint_is_read_without_its_algorithm():
         (["optim.milestones=[3]"], "optim.milestones: optim.schedule = 'constant' does not read"),
         (["optim.schedule=cosine", "optim.decay=0.5"], "optim.decay: "),
         (["optim.schedule=step"], "optim.milestones: optim.schedule = 'step' multiplies"),
-        (["own.optimizer=m:f", "optim.momentum=0.5"], "own.optimizer = 'm:f' does not read it"),
+        (["own.optimizer=m:f", "optim.momentum=0.5"], "the program brings (m:f) does not read it"),
         (["run.loss_scale=1"], "run.loss_scale: run.compute = 'same' does not read it"),
         (["run.compute=bfloat16", "run.loss_scale_window=9"], "run.loss_scale_window: "),
         (["parallel.weights=latest"], "parallel.weights: parallel.schedule = '1f1b' does not"),

@@ -1,0 +1,128 @@
+"""The gradient of a step as all ranks come to know it: its norm, and what is not finite in it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import isfinite, sqrt
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives import Communicator
+from mpitrain.arrays import Scalar
+from mpitrain.device import HOST, Device
+from mpitrain.kernels import kernels_of, square_sum
+from mpitrain.parallel.grid import ProcessGrid
+from mpitrain.parallel.store import Store, overlaps
+from mpitrain.step.agreement import Agreed, Told, named
+
+
+class GlobalGradient:
+    """What is in the pieces of all ranks' stores when their sums have ended."""
+
+    def __init__(
+        self,
+        grid: ProcessGrid,
+        store: Store,
+        worker: Communicator | None = None,
+        device: Device = HOST,
+    ) -> None:
+        """Nothing is computed yet.
+
+        Args:
+            grid: who does what.
+            store: whose pieces have this rank's part.
+            worker: the ranks of our replica, where each replica has gradients of its own; None: all
+                ranks have one gradient together.
+            device: where arrays are.
+        """
+        self._grid = grid
+        self._store = store
+        self._device = device
+        self._one_gradient = worker or grid.comm
+        layout = grid.layout
+        #: How many gradients there are, and which of them is ours.
+        self._gradients = layout.replicas[0] if worker else 1, grid.place.replica if worker else 0
+        self._names: list[str] | None = None
+
+    def agree(self, own: Told) -> Agreed:
+        """Sum what the ranks tell, and their parts of the squared norm; collective, one message."""
+        count, ours = self._gradients
+        squares = np.zeros(count)
+        loss, squares[ours] = self._device.read([own.loss, self.own_squares()])
+        own = replace(own, loss=loss)
+        missing = len(self._store.used) < len(self._store.arena.tensors)
+        values = np.array([*own.numbers, missing, *own.strayed, *squares], float)
+        self._grid.comm.Allreduce(MPI.IN_PLACE, values, op=MPI.SUM, algorithm="native")
+        squares = values[-count:]
+        norm, own_norm = _root(squares.mean()), _root(squares[ours])
+        strayed, anchor = values[-count - 2 : -count].tolist()
+        drift = _root(strayed / anchor) if anchor else None
+        *told, some = values[: -count - 2].tolist()
+        unused = self._unused() if some else frozenset[str]()
+        return Agreed.of(told, norm, own_norm, drift, unused)
+
+    def _unused(self) -> frozenset[str]:
+        """The tensors that no rank has used; collective."""
+        comm = self._grid.comm
+        if self._names is None:
+            every = comm.allgather([tensor.name for tensor in self._store.arena.tensors])
+            self._names = sorted({name for names in every for name in names})
+        used = np.array([name in self._store.used for name in self._names], np.uint8)
+        comm.Allreduce(MPI.IN_PLACE, used, op=MPI.MAX, algorithm="native")
+        return frozenset(name for name, found in zip(self._names, used, strict=True) if not found)
+
+    def agree_within(self, own: Told) -> Agreed:
+        """The same of our worker alone, of which nothing is told to others; collective over it.
+
+        Tensors that were not used have gradients of 0.
+        """
+        loss, squares = self._device.read([own.loss, self.own_squares()])
+        values = np.array([*replace(own, loss=loss).numbers, squares], float)
+        if self._one_gradient.size > 1:
+            self._one_gradient.Allreduce(MPI.IN_PLACE, values, op=MPI.SUM, algorithm="native")
+        norm = _root(values[-1])
+        return Agreed.of(values[:-1].tolist(), norm, norm)
+
+    def counted(self) -> list[slice]:
+        """The elements of the arena for which this rank answers."""
+        return [
+            slice(piece.start + part.start, piece.start + part.stop)
+            for piece in self._store.pieces
+            if self._grid.counts(piece.group)
+            for part in [self._store.counted(piece)]
+        ]
+
+    def read(self, scalars: Sequence[Scalar]) -> list[float]:
+        """As numbers; waits for the device, once."""
+        return self._device.read(scalars)
+
+    def own_squares(self) -> Scalar:
+        """The own part of the squared norm of the gradient."""
+        own = [
+            piece.gradients[self._store.counted(piece)]
+            for piece in self._store.pieces
+            if self._grid.counts(piece.group)
+        ]
+        return kernels_of(own[0]).square_sum(own) if own else 0.0
+
+    def culprits(self, loss: Scalar) -> str:
+        """Which ranks have a loss or gradients that are not finite, and where; collective."""
+        found = self._grid.comm.allgather(self.own_culprits(loss))
+        # Where a loss is not finite, every gradient follows from it.
+        if any("the loss" in names for names in found):
+            found = [["the loss"] if "the loss" in names else [] for names in found]
+        mine = ", ".join(found[self._grid.comm.rank][:3])
+        return named(self._grid.comm, mine) or "their sum is too large"
+
+    def own_culprits(self, loss: Scalar) -> list[str]:
+        """What of this rank's is not finite."""
+        return ([] if isfinite(float(loss)) else ["the loss"]) + [
+            tensor.name
+            for piece in self._store.pieces
+            for tensor, part in overlaps(self._store.arena.tensors, piece)
+            if not isfinite(float(square_sum(piece.gradients[part])))
+        ]
+
+
+def _root(squared: float) -> float:
+    return sqrt(squared) if squared >= 0 else float(squared)

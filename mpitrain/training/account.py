@@ -1,0 +1,121 @@
+"""What the steps of a run cost this rank, and their records, which all ranks have alike."""
+
+from collections.abc import Hashable, Mapping
+from time import perf_counter
+
+from msgspec import UNSET, UnsetType
+
+from collectives import Communicator
+from collectives.execution.traffic import Traffic
+from mpitrain.arrays import Scalar
+from mpitrain.metrics import Step, Straggler, Synced, Times
+from mpitrain.parallel.grid import Place
+from mpitrain.step.agreement import Agreed, Told
+from mpitrain.step.ledger import Noted
+from mpitrain.sync import Strategy
+from mpitrain.training.feed import Feed
+from mpitrain.training.stragglers import Busy
+
+
+class Account:
+    """Times and bytes of each step, from one to the next.
+
+    Attributes:
+        busy: what this rank spent its time on.
+    """
+
+    def __init__(
+        self, comm: Communicator, traffic: Traffic, strategy: Strategy, *, synchronises: bool
+    ) -> None:
+        """``synchronises``: workers talk otherwise than in every step, which records tell of."""
+        self._comm = comm
+        self._strategy = strategy
+        self._synchronises = synchronises
+        self._traffic = traffic
+        self._before = self._traffic.sent, self._traffic.shared
+        self._lap = self._told = perf_counter()
+        self._drift = 0.0
+        self.busy = Busy()
+
+    def begin(self) -> None:
+        """What has passed, and what was sent, until now is no step's."""
+        self._lap = perf_counter()
+        self.moved()
+        self.busy.begin()
+
+    def moved(self) -> tuple[int, int]:
+        """Bytes that this rank has sent, and moved in shared memory, since the last call."""
+        now, before = (self._traffic.sent, self._traffic.shared), self._before
+        self._before = now
+        return now[0] - before[0], now[1] - before[1]
+
+    def tell(
+        self,
+        loss: Scalar,
+        comm_seconds: float,
+        waited: Mapping[int, float],
+        feed: Feed,
+        *,
+        stopping: bool,
+        faulty: bool,
+    ) -> Told:
+        """What this rank tells the others of the step that it has computed; :meth:`met` follows.
+
+        Args:
+            loss: its part of the mean over the batch.
+            comm_seconds: in the sum of gradients.
+            waited: seconds for each other rank's activations.
+            feed: has read the samples.
+            stopping, faulty: as of :class:`~mpitrain.step.agreement.Told`.
+        """
+        self._told = perf_counter()
+        seconds = self._told - self._lap
+        self.busy.met += feed.met_seconds
+        self.busy.add(seconds, comm_seconds, waited)
+        waiting = sum(waited.values()) + self.busy.met
+        strayed = self._strategy.strayed
+        return Told(
+            loss, seconds, comm_seconds, waiting, feed.read_seconds, stopping, *self.moved(),
+            faulty, strayed,
+        )  # fmt: skip
+
+    def met(self) -> None:
+        """The ranks have agreed on the step; what comes now belongs to the next one's time."""
+        self.busy.met = perf_counter() - self._told
+        self._lap = self._told
+
+    def record(self, noted: Noted, agreed: Agreed, grad_norm: float, comm_seconds: float) -> Step:
+        """Of a step that all ranks know; sums over the ranks become means."""
+        if agreed.drift is not None:
+            self._drift = agreed.drift
+        ranks, samples = self._comm.size, noted.samples
+        return Step(
+            step=noted.step,
+            epoch=noted.epoch,
+            samples=samples,
+            loss=agreed.loss,
+            grad_norm=grad_norm,
+            lr=noted.lr,
+            seconds=agreed.seconds / ranks,
+            samples_per_s=samples * ranks / agreed.seconds,
+            comm_share=min(1.0, comm_seconds / agreed.seconds),
+            wait_share=min(1.0, agreed.wait_seconds / agreed.seconds),
+            read_share=min(1.0, agreed.read_seconds / agreed.seconds),
+            sent_bytes=agreed.sent_bytes / ranks,
+            shared_bytes=agreed.shared_bytes / ranks,
+            sync=self.synced(noted.exchanges, noted.since),
+        )
+
+    def synced(self, exchanges: int, since: int) -> Synced | UnsetType:
+        """What records tell of workers that talk otherwise than in every step."""
+        if not self._synchronises:
+            return UNSET
+        return Synced(exchanges, since, self._drift, [list(one) for one in self._strategy.taken])
+
+    def straggler(self, peers: Hashable, step: int) -> Straggler | None:
+        """Who kept the others waiting since the last call, if anybody did; collective."""
+        return self.busy.slowest(self._comm, peers, step)
+
+    def times(self, place: Place) -> Times:
+        """Where the time of each rank went since the start; collective."""
+        return self.busy.times(self._comm, place.stage, place.tensor)

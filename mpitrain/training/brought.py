@@ -1,0 +1,122 @@
+"""What a program brings, as parts of a job: torch modules and functions, or ours as they are."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from mpitrain import nn
+from mpitrain.config import ConfigError
+from mpitrain.data import Dataset
+from mpitrain.objective import Loss
+from mpitrain.objective.metrics import Averaged, Metric
+
+if TYPE_CHECKING:
+    from mpitrain.optim.groups import Grouping
+    from mpitrain.optim.optimizers import Optimizer
+    from mpitrain.optim.own_schedule import Factor, Schedule
+
+
+def model(given: Any, seed: int, cuts: Sequence[str]) -> tuple[Any, Mapping[str, nn.Layer] | None]:
+    """The torch module, if it is one, and the layers.
+
+    Raises:
+        ConfigError: a module that cannot be trained, or ``cuts`` of something else.
+    """
+    if given is None or isinstance(given, Mapping):
+        if cuts:
+            raise ConfigError("cuts: layers are cut between one another; leave cuts out")
+        return None, given
+    import torch
+
+    from mpitrain.adapters.torch import layers
+
+    if not isinstance(given, torch.nn.Module):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            given = given()
+        if isinstance(given, Mapping):
+            return None, given
+    try:
+        return given, layers(given, cuts)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"model: {error}") from error
+
+
+def expect_same_parts(module: Any, cuts: Sequence[str], data: Dataset) -> None:
+    """The parts of a torch module one after the other compute what all of it does.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    from mpitrain.adapters.torch.cutting import expect_the_same
+
+    try:
+        expect_the_same(module, cuts, data.train[:2].inputs)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        raise ConfigError(f"model: {error}") from error
+
+
+class OfTorch(NamedTuple):
+    """An optimiser of torch, as ours.
+
+    Attributes:
+        optimizer: of the first group.
+        grouping: how each parameter is updated.
+        schedule: ours of a scheduler, if there is one.
+        options: of all groups, by name, which all ranks have the same of.
+    """
+
+    optimizer: "Optimizer"
+    grouping: "Grouping"
+    schedule: "Factor | Schedule | None"
+    options: dict[str, object]
+
+
+def optimizer(
+    given: Any, schedule: Any, module: Any, layers: Mapping[str, nn.Layer] | None
+) -> OfTorch:
+    """What a function makes of the parameters of a module.
+
+    Raises:
+        ConfigError: as :func:`mpitrain.adapters.torch.optimizer.grouped`.
+    """
+    from mpitrain.adapters.torch.modules import trained
+    from mpitrain.adapters.torch.optimizer import grouped
+    from mpitrain.adapters.torch.schedule import TorchSchedule
+
+    own = trained(module, layers or {}) if module is not None else {}
+    groups, grouping = grouped(given, own)
+    options: dict[str, object] = {
+        f"{key} of the optimizer's group {number}": value
+        for number, one in enumerate(groups)
+        for key, value in one.options.items()
+    }
+    options |= {f"the optimizer's group of {name}": grouping(name).number for name in own}
+    if schedule is not None:
+        schedule = TorchSchedule(schedule, groups)
+    return OfTorch(groups[0], grouping, schedule, options)
+
+
+def dtype(module: Any, otherwise: str) -> str:
+    """Of a torch module's first parameter."""
+    found = next((str(p.dtype).removeprefix("torch.") for p in module.parameters()), otherwise)
+    return found if found in ("float32", "float64") else otherwise
+
+
+def loss(given: Any) -> Loss | None:
+    """Ours of a function of torch tensors."""
+    if given is None or hasattr(given, "expect"):
+        return given
+    from mpitrain.adapters.torch.objective import TorchLoss
+
+    return TorchLoss(given)
+
+
+def metric(given: Any, name: str, is_torch: bool) -> Metric:
+    """Ours of a function of tensors, or of arrays."""
+    if hasattr(given, "add"):
+        return given
+    if not is_torch:
+        return Averaged(given)
+    from mpitrain.adapters.torch.objective import TorchMetric
+
+    return TorchMetric(given, name)

@@ -1,0 +1,147 @@
+"""The own layers in the pipeline: what takes micro-batches forward and backward on this rank."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
+from functools import partial
+
+from collectives import Communicator
+from mpitrain import nn
+from mpitrain.arrays import Array
+from mpitrain.config import Config
+from mpitrain.data import Dataset
+from mpitrain.device import Device
+from mpitrain.group import TensorGroup
+from mpitrain.models import Model
+from mpitrain.parallel.grid import Layout, Place, ProcessGrid
+from mpitrain.parallel.store import Store, Weights
+from mpitrain.pipeline.actions import Pipeline
+from mpitrain.pipeline.messages import Spec
+from mpitrain.pipeline.replay import Report
+from mpitrain.pipeline.runtime import Runner, Span
+from mpitrain.pipeline.stage import LayerStage, Stage
+from mpitrain.step.precision import CastWeights, compute_type
+from mpitrain.training import build
+from mpitrain.training.batches import MicroBatches
+from mpitrain.training.feed import Held
+from mpitrain.training.purity import Forward
+
+
+class Passes:
+    """The stages of this rank, bound to the ranks that have the others.
+
+    Attributes:
+        state: what the layers keep besides parameters, by name.
+        dtype: of activations.
+        weights: parameters as layers see them.
+    """
+
+    def __init__(
+        self,
+        grid: ProcessGrid,
+        config: Config,
+        data: Dataset,
+        model: Model,
+        partition: build.Partition,
+        store: Store,
+        state: Mapping[str, Array],
+        span: Span,
+        device: Device,
+    ) -> None:
+        """Cut the model at the ``partition``; ``state`` is of the own layers."""
+        self._comm, self._layout, self._place = grid.comm, grid.layout, grid.place
+        self._replicas = TensorGroup(grid.data)
+        self._config, self._data, self._model = config, data, model
+        self._span, self._device = span, device
+        self.state = state
+        self.dtype = compute_type(config.run.compute, config.run.dtype)
+        self._cast = CastWeights(store, self.dtype) if config.run.compute != "same" else None
+        self.weights: Weights = self._cast or store
+        self._virtual_stages = len(partition.layers)
+        self._stages: list[Stage] = []
+        first = 0
+        for chunk in partition.of_stage(grid.place.stage):
+            own = [model.layers[name] for name in chunk]
+            self._stages.append(LayerStage(own, first, chunk))
+            first += len(chunk)
+        kind = data.input_dtype
+        self._inputs = Spec(data.input_shape, self.dtype if kind.kind == "f" else kind)
+        self._schedules: dict[int, tuple[Pipeline, Report]] = {}
+        self._runners: dict[int, Runner] = {}
+
+    def among(self, comm: Communicator, layout: Layout) -> "Passes":
+        """The same layers for other ranks, whose replicas go forward without one another."""
+        found = copy(self)
+        found._comm, found._layout = comm, layout
+        found._replicas = TensorGroup()
+        found._schedules, found._runners = {}, {}
+        return found
+
+    @property
+    def parts(self) -> int:
+        """Micro-batches of a batch."""
+        pipeline, _ = self.schedule()
+        return pipeline.micro_batches
+
+    def schedule(self, steps: int = 1) -> tuple[Pipeline, Report]:
+        """Of so many steps without draining."""
+        if steps not in self._schedules:
+            self._schedules[steps] = build.schedule(self._config, self._layout, steps)
+        return self._schedules[steps]
+
+    def runner(self, steps: int = 1) -> Runner:
+        """What carries it out; collective, the first time."""
+        if steps not in self._runners:
+            pipeline, report = self.schedule(steps)
+            self._runners[steps] = Runner(
+                self._comm,
+                self._layout,
+                pipeline,
+                report,
+                self._stages,
+                self.weights,
+                self._inputs,
+                span=self._span,
+                device=self._device,
+            )
+        return self._runners[steps]
+
+    def source(self, held: Held, batches: Sequence[Array], scale: float = 1.0) -> MicroBatches:
+        """The micro-batches of these batches, and the loss, of which ``scale`` times the gradient
+        is taken."""
+        return MicroBatches(
+            held,
+            batches,
+            self.parts,
+            self._model.loss,
+            labels_per_sample=self._data.labels_per_sample,
+            dtype=self.dtype,
+            scale=scale,
+            device=self._device,
+        )
+
+    def context(self, step: int = 0, indices: Array | None = None) -> nn.Context:
+        """What layers see of a micro-batch of these training samples; of tests without them."""
+        if indices is None:
+            return nn.Context(state=self.state)
+        return nn.Context(True, self._config.run.seed, step, indices, self._replicas, self.state)
+
+    def probes(self) -> Iterator[tuple[int, Forward | None]]:
+        """Who takes samples forward through each virtual stage, and how, if it is this rank."""
+
+        def forward(stage: Stage, x: Array | None) -> Array:
+            if x is None:
+                x = self._data.train[:2].inputs
+                if x.dtype.kind == "f":
+                    x = x.astype(self.dtype)
+            return stage.forward(self.weights, x)[0]
+
+        for virtual in range(self._virtual_stages):
+            chunk, stage = divmod(virtual, self._layout.stages)
+            is_ours = stage == self._place.stage
+            rank = self._layout.rank(Place(stage, 0, 0))
+            yield rank, partial(forward, self._stages[chunk]) if is_ours else None
+
+    def forget(self) -> None:
+        """The parameters have changed."""
+        if self._cast:
+            self._cast.forget()
