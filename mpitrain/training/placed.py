@@ -191,11 +191,13 @@ class Placed(ClosedTogether):
 
     @contextmanager
     def _closed_if_refused(self) -> Iterator[None]:
-        """What is refused on all ranks is closed; after an error of one rank alone, closing, which
-        is collective, would wait for the others."""
+        """What all ranks refuse is closed; after an error of one rank alone, closing, which is
+        collective, would wait for the others."""
         try:
             yield
-        except self.shared_errors:
+        except MPI.Exception:
+            raise
+        except Exception:  # whatever a program's own layers raise
             if all_here(self.comm):
                 self.close()
             raise

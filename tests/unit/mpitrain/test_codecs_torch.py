@@ -15,7 +15,7 @@ STEPS, START, RANK, SEED = 8, 2, 2, 7
 
 #: Each step's mean of gradients, as the hook leaves it; and the Q that it started from.
 PROGRAM = f"""
-import sys
+import os, sys
 import numpy as np, torch, torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as hook
 rank, folder = int(sys.argv[1]), sys.argv[2]
@@ -51,7 +51,8 @@ if rank == 0:
         many, columns = compressed.count(shape), int(np.prod(shape[1:]))
         qs[str(shape)] = torch.randn(many, columns, {RANK}).numpy()
     np.savez(folder + "/qs.npz", **qs)
-dist.destroy_process_group()
+dist.barrier()
+os._exit(0)  # torch's threads, told to end one after the other, abort now and then
 """
 
 
