@@ -280,9 +280,13 @@ class Engine:
         """A persistent call; ``repeats`` unless it is for one run."""
         if self.watchdog is None:
             return self._make(arguments, algorithm, repeats)
-        with self._watched(arguments, algorithm or self.settings.algorithm):
+        watchdog = self.watchdog
+        call = watchdog.enter(arguments, str(algorithm or self.settings.algorithm))
+        try:
             plan = self._make(arguments, algorithm, repeats)
-        return Watched(plan, arguments, self.watchdog)
+        finally:
+            watchdog.leave(call, completes=repeats)
+        return Watched(plan, call, watchdog)
 
     def begin(self, arguments: Arguments, algorithm: Algorithm | str | None = None) -> AnyPlan:
         """A nonblocking call."""

@@ -56,33 +56,40 @@ class History:
 
     Attributes:
         current: the call that this rank is in, if any.
-        completed: the highest number of a call that has ended.
+        made: how many collective calls this rank has made, the same on all ranks that are as far.
+        completed: the highest number of a collective that has ended.
+        polled: when this rank last found, by ``Test``, one that had not ended.
     """
 
     def __init__(self) -> None:
         self.current: Entered | None = None
+        self.made = 0
         self.completed = 0
-        self._made = 0
+        self.polled = float("-inf")
         self._kept: deque[Entered] = deque(maxlen=KEPT)
 
-    def enter(self, *what: object, numbered: bool = True) -> Entered:
+    def enter(self, *what: object, numbered: bool = True, of: int | None = None) -> Entered:
         """A call begins; ``what`` is put into words later, so it must not hold on to buffers.
 
         Args:
             what: it is.
             numbered: all ranks make it, so that its number says how far each of them is.
+            of: the number of the collective that it runs or waits for: ranks may do that in calls
+                of their own, as ``Wait`` and ``Test``, so that it has no other.
         """
-        self._made += numbered
-        call = Entered(self._made, numbered, what, self.current, *call_site())
+        if of is None:
+            self.made += numbered
+            of = self.made
+        call = Entered(of, numbered, what, self.current, *call_site())
         self._kept.append(call)
         self.current = call
         return call
 
-    def leave(self, call: Entered) -> None:
-        """It has ended."""
+    def leave(self, call: Entered, completes: bool = True) -> None:
+        """It has ended; ``completes`` unless its collective is under way from now on."""
         call.ended = monotonic()
-        if call.numbered:  # others bear the number of the last that began, which may go on
-            self.completed = max(self.completed, call.number)
+        if completes and call.numbered:  # others bear that of the last that began
+            self.complete(call.number)
         if self.current is call:
             self.current = call.outer
         else:  # another thread is still in one that began later
@@ -92,6 +99,10 @@ class History:
             if inner is not None:
                 inner.outer = call.outer
         call.outer = None
+
+    def complete(self, number: int) -> None:
+        """This collective has ended."""
+        self.completed = max(self.completed, number)
 
     def __bool__(self) -> bool:
         return bool(self._kept)

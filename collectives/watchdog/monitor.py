@@ -68,9 +68,9 @@ class Watchdog:
         size = size_of(arguments.recvbuf) or size_of(arguments.sendbuf)
         return self.calls.enter(arguments.collective, algorithm, size)
 
-    def leave(self, call: Entered) -> None:
-        """It has ended."""
-        self.calls.leave(call)
+    def leave(self, call: Entered, completes: bool = True) -> None:
+        """It has ended; ``completes`` unless its collective is under way from now on."""
+        self.calls.leave(call, completes)
 
     @contextmanager
     def waiting(self, what: str, *, numbered: bool) -> Iterator[None]:
@@ -148,6 +148,8 @@ class Watchdog:
             "completed": self.calls.completed,
             "call": None if call is None else str(call),
             "number": None if call is None else call.number,
+            "made": self.calls.made,
+            "polls": monotonic() - self.calls.polled < 0.5 * self.timeout,
             # Ranks enter one after the other, and the first to complain asks all at once.
             "waits": waited > 0.5 * self.timeout,
             "stack": _stacks()[-MOST_BYTES // 2 :],
@@ -204,9 +206,13 @@ class Watchdog:
                 lines.append(f"  rank {number} {where} does not answer: it is dead or stopped")
                 missing.append(rank)
                 continue
-            there = status["call"] or "none of them: it is busy elsewhere"
+            # One that polls has come as far as its last call, and is in none when it is asked.
+            polls = status["call"] is None and status["polls"]
+            elsewhere = "it polls with Test" if polls else "it is busy elsewhere"
+            there = status["call"] or f"none of them: {elsewhere}"
             lines.append(f"  rank {number} has completed {status['completed']}, is in {there}")
-            if status["number"] is None or status["number"] < call.number:
+            come = status["made"] if polls else status["number"]
+            if come is None or come < call.number:
                 missing.append(rank)
         who = ", ".join(str(peers.job[rank]) for rank in missing)
         nobody = "none: the calls do not fit together (check=True)"
@@ -239,33 +245,56 @@ def _running() -> list[Watchdog]:
 
 
 class Watched:
-    """A plan whose calls and waits are watched."""
+    """A plan whose runs and waits are watched, by the number of the call that has made it.
 
-    def __init__(self, plan: Any, arguments: Any, watchdog: Watchdog) -> None:
+    Runs have no numbers of their own: a rank may ``Wait`` where another calls ``Test``.
+    """
+
+    def __init__(self, plan: Any, made: Entered, watchdog: Watchdog) -> None:
+        """``made``: the call that has made it."""
         self._plan = plan
-        self._what = arguments._replace(sendbuf=None, recvbuf=None, op=None)
+        self._number = made.number
+        self._collective, _, self._size = made.what
         self._watchdog = watchdog
 
     def __call__(self) -> None:
         """Runs the collective to its end."""
-        call = self._watchdog.enter(self._what, self._plan.algorithm)
-        try:
+        with self._waiting():
             self._plan()
-        finally:
-            self._watchdog.leave(call)
 
     def begin(self) -> Self:
         """Starts it, for one run."""
         self._plan.begin()
         return self
 
+    def Test(self) -> bool:
+        """Makes progress; returns whether it has completed."""
+        done: bool = self._plan.Test()
+        if done:
+            self._watchdog.calls.complete(self._number)
+        else:
+            self._watchdog.calls.polled = monotonic()
+        return done
+
     def Wait(self) -> None:
         """Completes it."""
-        call = self._watchdog.enter(self._what, self._plan.algorithm)
-        try:
+        with self._waiting("Wait for"):
             self._plan.Wait()
+
+    def synchronize(self) -> None:
+        """Completes it; the host can read the results."""
+        with self._waiting("Wait for"):
+            self._plan.synchronize()
+
+    @contextmanager
+    def _waiting(self, how: str | None = None) -> Iterator[None]:
+        calls = self._watchdog.calls
+        what = how, self._collective, self._plan.algorithm, self._size
+        call = calls.enter(*what, of=self._number)
+        try:
+            yield
         finally:
-            self._watchdog.leave(call)
+            calls.leave(call)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._plan, name)

@@ -360,6 +360,43 @@ def test_a_rank_that_does_not_come_is_named(tmp_path, trouble, call):
     assert ("in elsewhere" in ended.stderr) == (trouble == "busy")
 
 
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        pytest.param("comm.Barrier()", "rank 0 has completed 1, is in #2 barrier", id="then"),
+        pytest.param(
+            "complete(comm.Iallreduce(MPI.IN_PLACE, items, algorithm='ring'))",
+            "rank 0 has completed 1, is in none of them: it polls with Test",
+            marks=pytest.mark.slow,
+            id="meanwhile",
+        ),
+    ],
+)
+def test_a_rank_that_polls_where_others_wait_is_not_missed(tmp_path, call, told):
+    ended = job(
+        tmp_path,
+        f"""
+        comm = Communicator(MPI.COMM_WORLD, timeout=2)
+        items = np.ones(100, np.float32)
+
+        def complete(plan):
+            if comm.rank:
+                return plan.Wait()
+            while not plan.Test():
+                time.sleep(0.01)
+
+        complete(comm.Iallreduce(MPI.IN_PLACE, items, algorithm="ring"))
+        if comm.rank == 1:
+            time.sleep(50)
+        {call}
+        """,
+    )
+    assert ended.returncode != 0
+    assert ended.stderr.count("the ranks' collective number 2 has not ended after 2 s") == 1
+    assert told in ended.stderr and "missing: rank 1\n" in ended.stderr
+    assert ended.stderr.count("missing: ") == 1
+
+
 UNEVEN = """
 import torch
 from mpitrain.adapters.torch import DistributedDataParallel

@@ -4,11 +4,13 @@ import socket
 import threading
 from time import monotonic, sleep
 
+import numpy as np
 import pytest
 
 pytest.importorskip("mpi4py")
 from mpi4py import MPI
 
+from collectives import Communicator
 from collectives.watchdog.history import History
 from collectives.watchdog.monitor import Watchdog
 from collectives.watchdog.peers import MOST_BYTES, Peers
@@ -88,6 +90,55 @@ def test_a_stack_of_any_letters_arrives(stack):
         peers.close()
     told = answers[1]["stack"]
     assert stack.endswith(told) and len(told.encode()) > MOST_BYTES // 3
+
+
+def wait(plan):
+    plan.Wait()
+
+
+def poll(plan):
+    while not plan.Test():
+        pass
+
+
+def test_numbers_do_not_tell_who_waits_from_who_polls():
+    """A rank may ``Wait`` where another calls ``Test``, and call a plan that another starts."""
+
+    def start(plan):
+        plan.Start()
+        poll(plan)
+
+    told = []
+    for complete, run in ((wait, lambda plan: plan()), (poll, start)):
+        comm = Communicator(MPI.Intracomm(MPI.COMM_SELF), timeout=100)
+        calls = comm._engine.watchdog.calls
+        complete(comm.Iallreduce(MPI.IN_PLACE, np.zeros(3), algorithm="ring"))
+        plan = comm.Allreduce_init(MPI.IN_PLACE, np.zeros(3), algorithm="native")
+        run(plan)
+        run(plan)
+        plan.Free()
+        comm.Barrier()
+        told.append((calls.made, calls.completed))
+        comm.close()
+    assert told == [(3, 3)] * 2
+
+
+def test_a_wait_has_the_number_of_what_it_waits_for():
+    with Communicator(MPI.Intracomm(MPI.COMM_SELF), timeout=100) as comm:
+        calls = comm._engine.watchdog.calls
+        first = comm.Iallreduce(MPI.IN_PLACE, np.zeros(3), algorithm="native")
+        assert (calls.made, calls.completed) == (1, 0)
+        second = comm.Ibcast(np.zeros(2))
+        first.synchronize()
+        second.Wait()
+        assert (calls.made, calls.completed) == (2, 2)
+        lines = comm.report_calls().splitlines()[1:]
+    assert [line.split(" at ")[0].strip() for line in lines] == [
+        "#1 allreduce native 24 bytes",
+        "#2 broadcast auto 16 bytes",
+        "#1 Wait for allreduce native 24 bytes",
+        "#2 Wait for broadcast native 16 bytes",
+    ]
 
 
 def test_what_is_complete():
