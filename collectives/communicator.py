@@ -179,7 +179,7 @@ class Communicator(  # type: ignore[misc]
         """Marks a block that waits for other ranks, so that the watchdog sees it.
 
         Args:
-            what: how the report names it.
+            what: how the report names it, by its first 500 letters.
             by_all: whether all ranks do it, in the same order among their collectives.
         """
         return self._engine.waiting(what, by_all)

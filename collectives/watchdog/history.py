@@ -8,6 +8,8 @@ from typing import Any
 
 #: Calls kept per communicator.
 KEPT = 64
+#: Letters of a call's name that are told, so that a report fits a datagram.
+_LONGEST = 500
 #: Frames of these modules are not the user's code.
 _NOT_THE_USER = (__name__.partition(".")[0], "contextlib")
 
@@ -46,6 +48,8 @@ class Entered:
         if not self.ended:
             lasted = f"under way for {now - self.begun:.1f} s"
         what = " ".join(str(part) for part in self.what if part is not None)
+        if len(what) > _LONGEST:
+            what = f"{what[:_LONGEST]}..."
         if self.numbered:
             what = f"#{self.number} {what}"
         return f"{what} at {self.site}, {now - self.begun:.1f} s ago, {lasted}"

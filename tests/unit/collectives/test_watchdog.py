@@ -1,5 +1,6 @@
 """What ranks tell one another of a hang, and that a false alarm leaves the watchdog as it was."""
 
+import json
 import socket
 import threading
 from time import monotonic, sleep
@@ -24,14 +25,14 @@ def watchdog():
 
 
 def question(peers, text):
-    """Whether ``peers`` answers a datagram within a second."""
+    """What ``peers`` answers to a datagram within a second, or nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         asking.settimeout(1)
         asking.sendto(text.encode(), ("127.0.0.1", peers.socket.getsockname()[1]))
         try:
-            return bool(asking.recv(MOST_BYTES + 1))
+            return asking.recv(MOST_BYTES + 1)
         except TimeoutError:
-            return False
+            return b""
 
 
 def test_a_question_that_another_thread_has_taken(watchdog):
@@ -90,6 +91,15 @@ def test_a_stack_of_any_letters_arrives(stack):
         peers.close()
     told = answers[1]["stack"]
     assert stack.endswith(told) and len(told.encode()) > MOST_BYTES // 3
+
+
+@pytest.mark.parametrize("letter", ["x", "ä", "\N{MUSICAL SYMBOL G CLEF}"])
+def test_a_call_of_any_name_is_told(letter):
+    watchdog = Watchdog(MPI.Intracomm(MPI.COMM_SELF), 100)
+    with watchdog.waiting(letter * 100_000, numbered=True):
+        told = json.loads(question(watchdog._peers, watchdog._peers.token))
+    watchdog.close()
+    assert told["call"].startswith(f"#1 {letter * 100}") and told["number"] == 1
 
 
 def wait(plan):
