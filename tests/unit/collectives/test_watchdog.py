@@ -1,6 +1,8 @@
 """What ranks tell one another of a hang, and that a false alarm leaves the watchdog as it was."""
 
 import json
+import os
+import signal
 import socket
 import threading
 from time import monotonic, sleep
@@ -149,6 +151,29 @@ def test_a_wait_has_the_number_of_what_it_waits_for():
         "#1 Wait for allreduce native 24 bytes",
         "#2 Wait for broadcast native 16 bytes",
     ]
+
+
+def test_the_next_watchdog_hears_of_signals_when_the_first_is_closed(capfd):
+    heard = []
+    before = signal.signal(signal.SIGUSR2, lambda *_: heard.append(True))
+    first, second, third = (Watchdog(MPI.Intracomm(MPI.COMM_SELF), 100) for _ in range(3))
+    try:
+        third.leave(third.calls.enter("of the third"))
+        for number, closed in enumerate((first, second), 1):
+            closed.close()
+            os.kill(os.getpid(), signal.SIGUSR2)
+            said, end = "", monotonic() + 3
+            while "of the third" not in said and monotonic() < end:
+                said += capfd.readouterr().err
+                sleep(0.02)
+            assert "#1 of the third at " in said
+            assert len(heard) == number
+        third.close()
+        os.kill(os.getpid(), signal.SIGUSR2)
+        sleep(0.3)
+        assert len(heard) == 3 and not capfd.readouterr().err
+    finally:
+        signal.signal(signal.SIGUSR2, before)
 
 
 def test_what_is_complete():
