@@ -242,16 +242,13 @@ class Communicator(  # type: ignore[misc]
                 closed and the last array in it is gone.
 
         Raises:
-            ValueError: on this rank alone, for another ``memory``.
-            InvalidBuffer: on all ranks, if one passes what is no shape or type of an array, or has
-                no GPU for ``"cupy"``.
+            InvalidBuffer: on all ranks, if one passes what is no shape or type of an array, another
+                ``memory``, or ``"cupy"`` where it has no GPU.
             MemoryError: on all ranks, if one has too little memory, or their node has less than
                 all of them ask for.
             MismatchError: on all ranks, with ``check``, if one of them makes another call.
             CollectiveError: a collective was left in the middle on this rank before.
         """
-        if memory not in ("numpy", "cupy"):
-            raise ValueError(f'memory={memory!r} is neither "numpy" nor "cupy"')
         return self._engine.empty(shape, dtype, memory)
 
     def share(self, array: Any) -> Any:

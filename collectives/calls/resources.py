@@ -141,6 +141,8 @@ class Resources:
         alone = self._alone
         problem: Exception | None = None
         try:
+            if memory not in ("numpy", "cupy"):
+                raise ValueError(f'memory={memory!r} is neither "numpy" nor "cupy"')
             kind = self.devices.memory(CudaMemory().gpu if memory == "cupy" else None)
             dtype = _read_type(dtype)
             dimensions = _read_shape(shape, dtype)

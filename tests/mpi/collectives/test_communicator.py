@@ -367,6 +367,16 @@ def test_memory_that_one_rank_lacks_is_an_error_of_that_kind_on_all():
             comm.empty(-1 if alone else 1)
 
 
+@pytest.mark.parametrize("settings", [{}, {"transport": CheckedTransport}])  # shared, ordinary
+def test_a_memory_that_there_is_not_is_an_error_on_all_ranks(settings):
+    with Communicator(MPI.COMM_WORLD, **settings) as comm:
+        last = comm.size - 1
+        told = f'rank {last}: memory=\'other\' is neither "numpy" nor "cupy"$'
+        with pytest.raises(InvalidBuffer, match=told):
+            comm.empty(3, memory="other" if comm.rank == last else "numpy")
+        assert comm.empty(3).size == 3
+
+
 def refuse(*arguments):
     raise PermissionError("not in this container")
 
