@@ -3,7 +3,13 @@
 from dataclasses import dataclass
 
 from collectives.analysis.replay import Begin, End, Message, replay
+from collectives.errors import TooLarge
 from collectives.schedule import Chunk, Copy, RecvReduce, Schedule, Send
+
+#: No job has more.
+MOST_RANKS = 1 << 20
+#: Steps of all ranks together that are counted one by one; more would take minutes.
+_MOST_STEPS = 5_000_000
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,16 @@ def count(schedule: Schedule) -> Cost:
             case End(rank, _, _):
                 clock[rank] = finish[rank]
     return Cost(max(clock), max(sent) * unit, max(reduced) * unit, max(copied) * unit, messages)
+
+
+def expect_countable(schedule: Schedule) -> None:
+    """Raises :class:`TooLarge` for a schedule that is not counted in minutes."""
+    steps = 0
+    for rank in range(schedule.size):
+        for made in schedule.rounds(rank):
+            steps += len(made)
+            if steps > _MOST_STEPS:
+                raise TooLarge(f"{schedule} has more than {_MOST_STEPS} steps, too many to count")
 
 
 def _length(chunk: Chunk) -> int:

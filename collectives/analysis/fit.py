@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from collectives.algorithms import build, names, parse
 from collectives.analysis import records
-from collectives.analysis.cost import count
+from collectives.analysis.cost import Cost, count, expect_countable
 from collectives.analysis.formulas import Model
 from collectives.errors import CollectiveError
 
@@ -57,13 +57,19 @@ def read(paths: list[Path], memory: str = "numpy") -> list[Sample]:
 
     Raises:
         CollectiveError: for a file that is none, or if there are fewer than three times.
+        TooLarge: they are of too many ranks.
     """
     samples = []
+    costs: dict[tuple[str, str, int], Cost] = {}
     for path in paths:
         for r in records.read(path).results:
             if r.memory != memory or parse(r.ran)[0] not in names(r.collective):
                 continue
-            cost = count(build(r.collective, r.ran, r.ranks))
+            if (ran := (r.collective, r.ran, r.ranks)) not in costs:
+                schedule = build(*ran)
+                expect_countable(schedule)
+                costs[ran] = count(schedule)
+            cost = costs[ran]
             counted = (cost.latency, cost.sent * r.bytes, cost.reduced * r.bytes)
             samples.append(Sample(r.algorithm, r.bytes, 1e-6 * r.p50_us, counted))
     if len(samples) < 3:

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import msgspec
 
+from collectives.analysis.cost import MOST_RANKS
 from collectives.errors import CollectiveError
 
 
@@ -30,7 +31,7 @@ class Record(msgspec.Struct, frozen=True):
     in_place: bool
     p50_us: Annotated[float, msgspec.Meta(gt=0)]
     ran: str = ""
-    ranks: Annotated[int, msgspec.Meta(ge=0)] = 0
+    ranks: Annotated[int, msgspec.Meta(ge=0, le=MOST_RANKS)] = 0
     floor_us: Annotated[float, msgspec.Meta(ge=0)] | None = None
 
     def __post_init__(self) -> None:

@@ -5,6 +5,7 @@ import math
 import re
 from typing import TYPE_CHECKING
 
+from collectives.analysis.cost import MOST_RANKS
 from collectives.analysis.own import named
 from collectives.contracts import CONTRACTS
 
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
 
 #: What :func:`ranks` reads, for the help of the options that take it.
 RANKS = "4,6; 8-64 for each number from 8 to 64; 8..64 for 8, 16, 32 and 64"
-#: Numbers of ranks in one range; more are a slip.
-_MOST_NUMBERS = 1 << 20
 
 
 def positive(text: str) -> int:
@@ -24,6 +23,13 @@ def positive(text: str) -> int:
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
     return int(text)
+
+
+def rank_count(text: str) -> int:
+    """A number of ranks."""
+    if (found := positive(text)) > MOST_RANKS:
+        raise argparse.ArgumentTypeError(f"{text} is more than {MOST_RANKS} ranks")
+    return found
 
 
 def count(text: str) -> int:
@@ -74,12 +80,12 @@ def ranks(text: str) -> list[int]:
         first, last = int(match[1]), int(match[3] or match[1])
         if first > last:
             raise argparse.ArgumentTypeError(f"{part} is empty; write {last}{match[2]}{first}")
+        if last > MOST_RANKS:
+            raise argparse.ArgumentTypeError(f"{part} is more than {MOST_RANKS} ranks")
         if match[2] == "..":
             while first <= last:
                 sizes.append(first)
                 first *= 2
-        elif last - first >= _MOST_NUMBERS:
-            raise argparse.ArgumentTypeError(f"{part} is more than {_MOST_NUMBERS} numbers")
         else:
             sizes += range(first, last + 1)
     return sizes

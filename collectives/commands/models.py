@@ -19,7 +19,7 @@ from collectives.commands.arguments import (
     above_zero,
     known,
     not_negative,
-    positive,
+    rank_count,
     ranks,
     size,
 )
@@ -69,7 +69,7 @@ def add(commands: "Commands") -> None:
     pricing = commands.add_parser(
         "cost", help="print closed forms, ours and a textbook's, beside the simulator"
     )
-    pricing.add_argument("-n", "--ranks", type=positive, default=8, help="number of ranks (8)")
+    pricing.add_argument("-n", "--ranks", type=rank_count, default=8, help="number of ranks (8)")
     pricing.add_argument("--size", type=size, default=1 << 20, help="bytes of the buffer (1M)")
     pricing.add_argument(
         "--alpha", type=not_negative, default=1.5, help="latency of a message in microseconds (1.5)"

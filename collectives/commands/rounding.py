@@ -4,7 +4,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from collectives.algorithms import names
-from collectives.commands.arguments import known, not_negative, positive
+from collectives.commands.arguments import known, not_negative, positive, rank_count
 from collectives.errors import CollectiveError, UnknownAlgorithm
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ def add(commands: "Commands") -> None:
         "rounding",
         help="show how far each all-reduce's sums are from the exact ones, in last places",
     )
-    parser.add_argument("-n", "--ranks", type=positive, default=8, help="number of ranks (8)")
+    parser.add_argument("-n", "--ranks", type=rank_count, default=8, help="number of ranks (8)")
     parser.add_argument("-d", "--datatype", default="float", help="float, double or half (float)")
     parser.add_argument("--count", type=positive, default=100_000, help="numbers a rank (100000)")
     spread = "the numbers' sizes go over so many powers of ten (3)"

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from collectives.algorithms import ALGORITHMS, REGISTRY, Algorithm, build, find, names, parse
 from collectives.analysis import draw
 from collectives.analysis.claims import prove_claims
-from collectives.analysis.cost import count
+from collectives.analysis.cost import count, expect_countable
 from collectives.analysis.own import named, packaged
 from collectives.analysis.verify import Proof, verify
-from collectives.commands.arguments import RANKS, collective_or_file, positive, ranks
+from collectives.commands.arguments import RANKS, collective_or_file, rank_count, ranks
 from collectives.commands.mutate import survey
 from collectives.contracts import CONTRACTS
 from collectives.errors import CollectiveError, TooLarge, UnknownAlgorithm
@@ -36,7 +36,7 @@ def add(commands: "Commands") -> None:
     which = "one collective, or mine.py:name for an algorithm of your own; default: all"
     listing.add_argument("collective", nargs="?", type=collective_or_file, help=which)
     listing.add_argument(
-        "-n", "--size", type=positive, default=8, help="number of ranks for the costs (8)"
+        "-n", "--size", type=rank_count, default=8, help="number of ranks for the costs (8)"
     )
     listing.set_defaults(run=_list)
 
@@ -65,7 +65,7 @@ def add(commands: "Commands") -> None:
     drawing.add_argument(
         "-c", "--collective", choices=CONTRACTS, default="allreduce", help="collective (allreduce)"
     )
-    drawing.add_argument("-n", "--size", type=positive, default=8, help="number of ranks (8)")
+    drawing.add_argument("-n", "--size", type=rank_count, default=8, help="number of ranks (8)")
     file = "a .png or .svg (COLLECTIVE_ALGORITHM_SIZE.png); for all, a folder (pictures)"
     drawing.add_argument("-o", "--output", type=Path, help=file)
     drawing.add_argument("--text", action="store_true", help="print the grid, write no PNG")
@@ -104,6 +104,7 @@ def _list(options: argparse.Namespace) -> int:
     for algorithm in _listed(options.collective):
         try:
             schedule = REGISTRY.schedule(algorithm.collective, algorithm.name, options.size)
+            expect_countable(schedule)
             cost = count(schedule)
             costs = f"{cost.latency:>7}{cost.sent:>7.2f}{_rounded(schedule):>8}"
         except (TooLarge, UnknownAlgorithm):  # not of so many ranks

@@ -77,6 +77,30 @@ def test_files_that_are_no_benchmarks_are_refused(capsys, tmp_path, command, tol
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("ranks", "sentence"),
+    [
+        (0, "a row of ours needs `ran` and `ranks`"),
+        (-1, "Expected `int` >= 0"),
+        ("two", "Expected `int`, got `str`"),
+        (2.5, "Expected `int`, got `float`"),
+        (None, "Expected `int`, got `null`"),
+        (10**12, "Expected `int` <= 1048576"),
+        (10**30, "Expected `int` <= 1048576"),
+        (64, "allreduce ring on 64 ranks has more than 5000 steps, too many to count"),
+    ],
+)
+def test_fit_refuses_numbers_of_ranks_that_cannot_be(
+    capsys, tmp_path, monkeypatch, ranks, sentence
+):
+    monkeypatch.setattr("collectives.analysis.cost._MOST_STEPS", 5000)
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"environment": ABOUT, "results": [RECORD | {"ranks": ranks}]}))
+    assert main(["fit", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and sentence in error
+
+
 NATIVE = RECORD | {"algorithm": "native", "ran": "native"}
 INCOMPARABLE = {
     "no row of native for 8 B": ([RECORD | {"algorithm": "ring"}],),
@@ -181,7 +205,11 @@ def test_mistakes_are_one_sentence(capsys, arguments, sentence):
         ("verify --ranks 0..4", "write e.g. 1-33,64 or 8..64"),
         ("verify --ranks 5-2", "5-2 is empty; write 2-5"),
         ("verify --ranks 1,5-2", "5-2 is empty; write 2-5"),
-        ("verify --ranks 1-9999999999999", "is more than 1048576 numbers"),
+        ("verify --ranks 1-9999999999999", "is more than 1048576 ranks"),
+        ("verify --ranks 1000000000000", "is more than 1048576 ranks"),
+        ("simulate --ranks 8..1000000000000", "is more than 1048576 ranks"),
+        ("list -n 1000000000000", "is more than 1048576 ranks"),
+        ("cost -n 1000000000000", "is more than 1048576 ranks"),
         ("explore ring -n 5-3", "5-3 is empty; write 3-5"),
         ("simulate --ranks 8-4", "8-4 is empty; write 4-8"),
         ("simulate --ranks 16..8", "16..8 is empty; write 8..16"),
