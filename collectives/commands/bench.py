@@ -179,7 +179,10 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
         if "nccl" in wanted and not on_device:
             raise ValueError("nccl needs --memory cupy or ipc")
         if options.place == "in" and not pairs and CONTRACTS[options.collective].in_place is None:
-            raise ValueError(f"{options.collective} has no calls in place: --place out")
+            raise ValueError(
+                f"{options.collective} is measured out of place only, as its input does not fit "
+                "where its result goes; use --place out"
+            )
         _check_outputs(comm, options)
         dtype = inputs.parse_dtype(options.datatype)
         lengths = list(

@@ -120,6 +120,7 @@ def test_mistakes(comm, capsys, monkeypatch):
     assert main(["bench", "allreduce", "--algorithm", "rign"]) == 2
     assert main(["bench", "allreduce", "-d", "flaot"]) == 2
     assert main(["bench", "reduce_scatter", "--place", "in"]) == 2
+    assert main(["bench", "scatter", "--place", "in"]) == 2
     # As where native alone is asked for, and has no such type.
     monkeypatch.setattr("collectives.bench.measure.measure", lambda on, case: [])
     assert main(["bench", "allreduce", *QUICK]) == 2
@@ -127,7 +128,9 @@ def test_mistakes(comm, capsys, monkeypatch):
     for sentence in (
         "did you mean 'ring'?",
         "no type 'flaot'",
-        "reduce_scatter has no calls in place",
+        "error: reduce_scatter is measured out of place only, as its input does not fit where its "
+        "result goes; use --place out\n",
+        "error: scatter is measured out of place only, as",
         "nothing was measured",
     ):
         assert (sentence in told) == (comm.rank == 0)
