@@ -120,7 +120,8 @@ class Engine:
     def close(self) -> None:
         """Releases plans and the duplicate.  Collective."""
         with self.after_plans("close"):
-            self.underway.forget()
+            if self.underway.left:  # the others have ended
+                self.underway.forget()
             self._plans.free()
             self._forget()
             self.resources.close()

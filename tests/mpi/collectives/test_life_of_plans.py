@@ -232,18 +232,21 @@ def test_a_plan_goes_on_while_its_rank_waits_for_the_librarys_own(way):
         plan.Free()
 
 
+class Slow:
+    """Is done when it has been moved along ten times."""
+
+    turns, gone = 0, False
+
+    def Test(self):
+        self.turns += 1
+        return self.turns > 10
+
+    def abandon(self):
+        self.gone = True
+
+
 @two_or_more
 def test_the_librarys_own_begins_when_what_is_attended_is_done(comm):
-    class Slow:
-        turns, gone = 0, False
-
-        def Test(self):
-            self.turns += 1
-            return self.turns > 10
-
-        def abandon(self):
-            self.gone = True
-
     slow = Slow()
     leave_alone = comm.attend(slow)
     comm.Allreduce(np.ones(3), found := np.zeros(3), algorithm="native")
@@ -251,6 +254,15 @@ def test_the_librarys_own_begins_when_what_is_attended_is_done(comm):
     comm.Barrier()
     leave_alone()
     assert not comm.Dup().Free() and not slow.gone
+
+
+def test_what_is_attended_is_done_when_its_communicator_is_closed_and_not_given_up():
+    slow = Slow()
+    with Communicator(MPI.COMM_WORLD) as comm:
+        leave_alone = comm.attend(slow)
+    assert slow.turns > 10 and not slow.gone
+    leave_alone()
+    assert slow not in comm._engine.underway.here
 
 
 def test_a_plan_that_another_thread_waits_for():
