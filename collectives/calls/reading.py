@@ -10,11 +10,9 @@ from collectives.algorithms import check, find, parse
 from collectives.calls.arguments import Arguments
 from collectives.calls.buffers import Buffer, read_buffer, unit_of, vector_buffer
 from collectives.calls.call import Call
-from collectives.calls.exported import memory_of
 from collectives.calls.library import library
 from collectives.calls.nccl import fault_of_nccl
 from collectives.calls.reduction import combiner
-from collectives.calls.specification import parts, whole_number
 from collectives.calls.words import with_sure_words, with_types
 from collectives.contracts import Member, contract
 from collectives.errors import InvalidBuffer, UnknownAlgorithm
@@ -165,19 +163,8 @@ def _buffer(
     if arguments.vector and arguments.collective == "reduce_scatter":
         blocks = 1  # a count is that of all
     moves = not contract(arguments.collective).reduces
-    reads = False
-    if arguments.collective == "broadcast":
-        reads, spec = member.is_root, _of_a_type(spec)
+    reads = arguments.collective == "broadcast" and member.is_root
     return read_buffer(spec, role, blocks, moves=moves, readonly=reads)
-
-
-def _of_a_type(spec: Any) -> Any:
-    """A broadcast's buffer; MPICH takes one of no items whose type is none."""
-    data, count, _, named = parts(spec)
-    if named != MPI.DATATYPE_NULL or not library().startswith("MPICH"):
-        return spec
-    items = memory_of(data, True, "receive", True).size if count is None else whole_number(count)
-    return [data, 0, MPI.BYTE] if items == 0 else spec
 
 
 def _counts(

@@ -9,7 +9,6 @@ import pytest
 from mpi4py import MPI
 
 from collectives import Communicator, InvalidBuffer
-from collectives.calls.library import library
 
 pytestmark = pytest.mark.mpi
 two_or_more = pytest.mark.mpi(min_size=2)
@@ -212,26 +211,6 @@ def test_types_without_bytes(comm, name, shared):
     plan.Free()
     assert (recv == 2).all() and (send == 1).all()
     kind.Free()
-
-
-@pytest.mark.parametrize("shared", [False, True])
-def test_a_broadcast_of_nothing_that_has_no_type(shared):
-    """MPICH takes it, of some ranks or all, and Open MPI does not; one of something has a type."""
-    untyped = pytest.raises(ValueError, match="a datatype that this MPI does not have")
-    with Communicator(MPI.COMM_WORLD) as comm:
-        if shared:
-            comm.empty(1)
-        for last in (MPI.DATATYPE_NULL, MPI.DOUBLE):
-            kind = last if comm.rank == comm.size - 1 else MPI.DATATYPE_NULL
-            for nothing in ([np.empty(0), kind], [np.ones(3), 0, kind], [None, 0, kind]):
-                if library().startswith("MPICH"):
-                    comm.Bcast(nothing)
-                    comm.Ibcast(nothing).Wait()
-                elif kind == MPI.DATATYPE_NULL:
-                    with untyped:
-                        comm.Bcast(nothing)
-        with untyped:
-            comm.Bcast([np.ones(3), MPI.DATATYPE_NULL])
 
 
 @pytest.mark.parametrize("stride", [4, np.int64(4), np.array(4)])
