@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from mpi4py import MPI
 
-from mpitrain import nn
+from mpitrain import brought, nn
 from mpitrain.config import Config, ConfigError, expect_read
 from mpitrain.config.settings import configured
 from mpitrain.data import program as own_data
@@ -18,7 +18,7 @@ from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.ranks.together import all_or_nobody, together
 from mpitrain.run import train
 from mpitrain.server import HogwildTrainer, ServedTrainer
-from mpitrain.training import brought, trainer
+from mpitrain.training import trainer
 
 #: Keys of [optim] that an optimiser of torch leaves to the job.
 _BESIDE_AN_OPTIMIZER = {

@@ -6,7 +6,6 @@ from time import perf_counter
 from msgspec import UNSET, UnsetType
 
 from collectives import Communicator
-from collectives.execution.traffic import Traffic
 from mpitrain.arrays import Scalar
 from mpitrain.metrics import Step, Straggler, Synced, Times
 from mpitrain.parallel.grid import Place
@@ -24,14 +23,12 @@ class Account:
         busy: what this rank spent its time on.
     """
 
-    def __init__(
-        self, comm: Communicator, traffic: Traffic, strategy: Strategy, *, synchronises: bool
-    ) -> None:
+    def __init__(self, comm: Communicator, strategy: Strategy, *, synchronises: bool) -> None:
         """``synchronises``: workers talk otherwise than in every step, which records tell of."""
         self._comm = comm
         self._strategy = strategy
         self._synchronises = synchronises
-        self._traffic = traffic
+        self._traffic = comm.traffic or comm.count_traffic()
         self._before = self._traffic.sent, self._traffic.shared
         self._lap = self._told = perf_counter()
         self._drift = 0.0

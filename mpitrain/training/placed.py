@@ -265,7 +265,7 @@ class Placed(ClosedTogether):
         self._place_parameters()
         self._bind_pipeline()
         synchronises = config.sync.kind != "every_step"
-        self.account = Account(self.comm, self._traffic, self.strategy, synchronises=synchronises)
+        self.account = Account(self.comm, self.strategy, synchronises=synchronises)
         self.scale = LossScale(
             config.run.loss_scale,
             config.run.loss_scale_window,

@@ -177,7 +177,7 @@ FAULTS = [
     Fault(
         "clip: the norm of this rank alone",
         "tests/mpi/mpitrain/test_layouts.py",
-        "mpitrain/step/update.py",
+        "mpitrain/step/gradient.py",
         "if self._grid.counts(piece.group)\n        ]",
         "if self._grid.counts(piece.group) and self._grid.comm.rank == 0\n        ]",
     ),

@@ -18,7 +18,7 @@ FLOORS = (
     {"pipeline", "sync"},
     {"training"},
     {"adapters", "checkpoint", "server"},
-    {"chaos", "run"},
+    {"brought", "chaos", "run"},
     {"bench", "fit"},
     {"federated"},
     {"commands"},
