@@ -62,10 +62,11 @@ def fault_of_native(call: Call, planned: bool) -> str:
         if library().startswith("Open MPI"):
             return "in place, Open MPI's nonblocking one mixes up unequal blocks"
     elif call.aside and library().startswith("MPICH"):
-        # Seen with 5.0.2 from 512 KiB: memcpy brings the rank's own block to the front.
-        counts = call.counts.send
-        starts = accumulate(counts, initial=0)
-        if any(0 < start < count for start, count in zip(starts, counts, strict=False)):
+        # Seen with 5.0.2 from 512 KiB: memcpy brings the rank's own block to the front, on all
+        # ranks but 0, whose block lies there.
+        first, *counts = call.counts.send
+        starts = accumulate(counts, initial=first)
+        if any(start < count for start, count in zip(starts, counts, strict=False)):
             return "in place, MPICH copies a block onto itself"
     return ""
 
