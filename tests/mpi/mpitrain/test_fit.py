@@ -1,6 +1,5 @@
 """``mpitrain.Trainer``: a torch model, a data set, a loss and metrics of one's own."""
 
-import gc
 import os
 import random
 import signal
@@ -10,6 +9,7 @@ import pytest
 from mpi4py import MPI
 
 import mpitrain
+from collectives import Communicator
 from mpitrain.checkpoint import CheckpointError
 from mpitrain.config import Config, ConfigError, Optim
 from mpitrain.data import DataError
@@ -274,19 +274,22 @@ def test_a_rank_without_samples_from_the_first_step_on(comm, folder, alone):
     assert found.test_loss == pytest.approx(wanted.test_loss, rel=1e-9)
 
 
-def test_a_trainer_that_is_closed_leaves_nothing_open(comm, folder):
-    """Nor one that was refused: no descriptor of the communicator that it made."""
+def test_a_trainer_frees_the_communicator_that_it_made(comm, folder, monkeypatch):
+    """Also one that was refused; one that it was given stays the program's."""
+    closed, close = [], Communicator.close
+    monkeypatch.setattr(Communicator, "close", lambda self: (closed.append(self), close(self))[1])
     given = {"train_data": Waves(2 * RANKS, 1), "batch_size": RANKS, "epochs": 1}
-    counts = []
-    for _ in range(4):
-        with made(folder, **given):
-            pass
-        with pytest.raises(ConfigError, match=r"train\.batch_size"):
-            made(folder, **given | {"batch_size": 4 * RANKS})
-        gc.collect()
-        comm.Barrier()
-        counts.append(len(os.listdir("/proc/self/fd")))
-    assert counts[-1] == counts[1]
+    with made(folder, **given) as trainer:
+        assert not closed
+    assert any(one is trainer.comm for one in closed)
+    closed.clear()
+    with pytest.raises(ConfigError, match=r"train\.batch_size"):
+        made(folder, **given | {"batch_size": 4 * RANKS})
+    assert len(closed) == 1
+    closed.clear()
+    with made(folder, comm, **given) as trainer:
+        assert trainer.comm is comm
+    assert not any(one is comm for one in closed)
 
 
 @pytest.mark.parametrize("parallel", layouts())
