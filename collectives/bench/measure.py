@@ -178,8 +178,9 @@ class Buffers:
 def measure(comm: Communicator, case: Case) -> list[Result]:
     """Results in the order of ``case.algorithms``.  Collective.
 
-    The algorithms take turns within each repeat, so that a drift of the machine meets all alike.
-    An algorithm that cannot run this type (native float16 on some MPIs) is left out.
+    The algorithms take turns within each repeat, so that a drift of the machine meets all alike; in
+    every second one backwards, so that what one leaves in the caches is not always the same one's
+    gain.  An algorithm that cannot run this type (native float16 on some MPIs) is left out.
     """
     blocks = contract(case.collective)
     if case.collective == "broadcast":  # MPI has no other
@@ -222,8 +223,9 @@ def measure(comm: Communicator, case: Case) -> list[Result]:
         floor_us = 1e6 * stream(comm, case, nbytes)
         for result in results:
             result.floor_us = floor_us
-    for _ in range(case.repeats):
-        for result in results:
+    for repeat in range(case.repeats):
+        for result in results[:: -1 if repeat % 2 else 1]:
+            _timed(comm, case, plans[result.algorithm], case.warmup)
             seconds = _timed(comm, case, plans[result.algorithm], result.iters)
             for each in buffers:
                 each.quiet()
@@ -302,7 +304,7 @@ def _wrong(comm: Communicator, case: Case, plan: Row, buffers: Buffers) -> int:
 
 def _iterations(comm: Communicator, case: Case, plans: list[Row]) -> int:
     """As many calls as fit the budget; the same on all ranks."""
-    _timed(comm, case, plans, max(1, case.warmup))
+    _timed(comm, case, plans, 1)
     seconds = comm.allreduce(_timed(comm, case, plans, 3), op=MPI.MAX)
     return int(min(MOST_ITERS, max(1, BUDGET_S / max(seconds, 1e-9))))
 
@@ -319,7 +321,7 @@ def _timed(comm: Communicator, case: Case, plans: list[Row], iters: int) -> floa
         plan()
     if device:
         device.settle()
-    return (perf_counter() - begun) / iters
+    return (perf_counter() - begun) / max(iters, 1)
 
 
 def _over_ranks(comm: Communicator, seconds: float, average: int) -> float:

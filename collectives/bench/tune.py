@@ -216,7 +216,7 @@ def _case(collective: str, memory: str, nbytes: int, repeats: int, size: int) ->
         in_place=False,
         memory=memory,
         iters=None,
-        warmup=2,
+        warmup=1,
         repeats=repeats,
         check=False,
         average=3,

@@ -77,7 +77,9 @@ def _add_flags(add: Callable[..., object]) -> None:
     )
     add("-i", "--stepbytes", type=size, help="add this many bytes to each size instead")
     add("-n", "--iters", type=positive, help="calls in a repeat (default: enough for 20 ms)")
-    add("-w", "--warmup_iters", type=count, default=3, help="calls before the timed ones (3)")
+    add(
+        "-w", "--warmup_iters", type=count, default=1, help="calls before a repeat's timed ones (1)"
+    )
     add("--repeats", type=positive, default=7, help="repeats; the median is printed (7)")
     add(
         "-c", "--check", type=int, choices=(0, 1), default=1, help="1: check results bit by bit (1)"

@@ -8,6 +8,7 @@ import pytest
 from collectives import Communicator
 from collectives.__main__ import main
 from collectives.algorithms import names
+from collectives.bench import measure
 from collectives.contracts import CONTRACTS
 
 pytestmark = pytest.mark.mpi
@@ -134,3 +135,21 @@ def test_mistakes(comm, capsys, monkeypatch):
         "nothing was measured",
     ):
         assert (sentence in told) == (comm.rank == 0)
+
+
+@pytest.mark.quick_on(2)
+def test_every_second_repeat_goes_backwards_and_begins_with_warm_up_calls(
+    comm, tmp_path, monkeypatch
+):
+    timed = []
+    real = measure._timed
+
+    def noted(comm, case, plans, iters):
+        timed.append((plans[0].algorithm, iters))
+        return real(comm, case, plans, iters)
+
+    monkeypatch.setattr(measure, "_timed", noted)
+    arguments = ["-b", "64", "-e", "64", "-n", "4", "-w", "5", "--repeats", "2"]
+    bench(comm, tmp_path, "allreduce", *arguments, "--algorithm", "ring,butterfly")
+    order = ["ring", "butterfly", "native", "native", "butterfly", "ring"]
+    assert timed == [(algorithm, calls) for algorithm in order for calls in (5, 4)]
