@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
+from numpy import ndarray
 
 from collectives.algorithms import Algorithm
 from collectives.calls.alternating import AlternatingPlan
@@ -23,7 +24,7 @@ from collectives.calls.small import Limits
 from collectives.calls.tuner import Choice
 from collectives.calls.turns import Trial, Turns
 from collectives.calls.understanding import Understanding
-from collectives.calls.unread import nbytes_of
+from collectives.calls.unread import DTYPES, nbytes_of
 from collectives.errors import CollectiveError
 from collectives.execution.lanes import Lane, Mask
 from collectives.execution.plan import Plan
@@ -73,8 +74,8 @@ class Engine:
         )
         self._recent = Recent()
         self._plans = Plans()
-        self._native_below = Limits(self.resources)
-        self._unequal_native_below = Limits(self.resources, unequal=True)
+        self._native_below = Limits(self.resources, self.underway)
+        self._unequal_native_below = Limits(self.resources, self.underway, unequal=True)
         self._turns = Turns(self.resources, self.complete)
         self._meetings = Meetings(
             self.resources, self.underway, self._native_below.of_auto, self._forget
@@ -92,7 +93,7 @@ class Engine:
     def count(self, traffic: Traffic | None) -> None:
         """Adds what is sent from now on to ``traffic``, but for plans that are made already."""
         self.underway.traffic = traffic
-        self._recent.clear()
+        self._forget()
         self._plans.free()
 
     def share(self, array: Any) -> None:
@@ -341,13 +342,17 @@ class Engine:
             blocks: as many times ``own`` is the largest buffer of any rank, or less.
             unequal: it is a v-variant's.
         """
-        nbytes = nbytes_of(own)
         limits = self._unequal_native_below if unequal else self._native_below
-        if nbytes is None or nbytes * blocks >= limits[collective]:
+        is_array = type(own) is ndarray and own.dtype in DTYPES
+        nbytes = own.nbytes if is_array else nbytes_of(own)
+        if nbytes is None or nbytes * blocks >= limits[collective] or self.underway.plans:
             return False
-        if self.underway.plans or self.underway.traffic is not None:
-            return False
-        if other is not None and other is not MPI.IN_PLACE and nbytes_of(other) is None:
+        if not (
+            (is_array and type(other) is ndarray and other.dtype is own.dtype)  # most are
+            or other is None
+            or other is MPI.IN_PLACE
+            or nbytes_of(other) is not None
+        ):
             return False
         self.last_plan = _LEFT_TO_NATIVE
         return True

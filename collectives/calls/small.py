@@ -6,6 +6,7 @@ from collectives.calls.resources import Resources
 from collectives.calls.tuner import ATTACHED_BYTES, NEVER, ORDINARY, SHARED
 from collectives.calls.turns import TURNS_BYTES
 from collectives.contracts import contract
+from collectives.execution.underway import Underway
 
 
 class Limits(dict[str, int]):
@@ -19,8 +20,9 @@ class Limits(dict[str, int]):
             native whatever their length, or something is to be done with each call.
     """
 
-    def __init__(self, resources: Resources, unequal: bool = False) -> None:
+    def __init__(self, resources: Resources, underway: Underway, unequal: bool = False) -> None:
         self.resources = resources
+        self.underway = underway
         self.unequal = unequal
 
     def __missing__(self, collective: str) -> int:
@@ -29,7 +31,7 @@ class Limits(dict[str, int]):
         auto = auto and not settings.needs_messages
         auto = auto and not (settings.reproducible and contract(collective).reduces)
         below = self.of_auto(collective) if auto else 0
-        if self.unequal and below < NEVER:
+        if (self.unequal and below < NEVER) or self.underway.traffic is not None:
             below = 0
         self[collective] = min(below, COUNTABLE)
         return self[collective]

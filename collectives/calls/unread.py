@@ -10,6 +10,15 @@ from mpi4py import MPI
 #: Types of NumPy whose items are MPI's, too; a string's are its letters, and of times mpi4py
 #: names a type and takes no buffer.
 _CHARS = frozenset(MPI._typedict) - {"S", "U", "M", "m"}
+DTYPES = frozenset(map(np.dtype, _CHARS.intersection(np.typecodes["AllInteger"] + "?efdgFDG")))
+#: MPI's own, by what ``id`` says of them: to ask a type takes an MPI call.
+_PREDEFINED = {
+    id(constant)
+    for constant in vars(MPI).values()
+    if isinstance(constant, MPI.Datatype)
+    and constant != MPI.DATATYPE_NULL
+    and constant.is_predefined
+}
 #: Memory of Python's own.
 _PYTHONS = (bytearray, bytes, memoryview, array)
 #: Types of PyTorch's whose items are MPI's.
@@ -28,25 +37,30 @@ def nbytes_of(spec: Any) -> int | None:
     read."""
     kind = type(spec)
     if kind is np.ndarray:
-        dtype = spec.dtype
-        return spec.nbytes if dtype.char in _CHARS and dtype.isnative else None
+        return spec.nbytes if spec.dtype in DTYPES else None
+    if kind is list or kind is tuple:
+        if len(spec) < 2:  # mpi4py takes no list of an array alone
+            return None
+        items, last = spec[0], spec[-1]
+        if id(last) not in _PREDEFINED and _is_of_program(last):
+            return None
+        if type(items) is np.ndarray:
+            return items.nbytes if items.dtype in DTYPES else None
+        return None if type(items) in (list, tuple) else nbytes_of(items)
     if kind in _PYTHONS:
         try:
             view = memoryview(spec)
         except ValueError:  # it was released; whether that matters, the reader knows
             return None
         return view.nbytes if view.format in _CHARS else None
-    if kind not in (list, tuple):
-        return _nbytes_of_tensor(spec)
-    if len(spec) < 2:  # mpi4py takes no list of an array alone
-        return None
-    items, last = spec[0], spec[-1]
+    return _nbytes_of_tensor(spec)
+
+
+def _is_of_program(last: Any) -> bool:
+    """Whether the end of a specification is a type that is not known to be MPI's."""
     if isinstance(last, MPI.Datatype):
-        if last == MPI.DATATYPE_NULL or not last.is_predefined:
-            return None
-    elif isinstance(last, str):
-        return None
-    return None if type(items) in (list, tuple) else nbytes_of(items)
+        return last == MPI.DATATYPE_NULL or not last.is_predefined
+    return isinstance(last, str)
 
 
 def _nbytes_of_tensor(tensor: Any) -> int | None:
