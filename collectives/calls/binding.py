@@ -26,7 +26,8 @@ from collectives.execution.lanes import Lane, Mask
 from collectives.execution.memory import Items, Memory, is_queued
 from collectives.execution.messages import bind
 from collectives.execution.plan import Plan
-from collectives.execution.shared import Places, SharedBinder, bind_shared, runs_shared
+from collectives.execution.shared import Places, bind_shared, runs_shared
+from collectives.execution.shared_rounds import SharedBinder
 from collectives.execution.transport.attach import AttachedMemory
 from collectives.execution.transport.cuda_memory import CudaMemory
 from collectives.execution.underway import Underway

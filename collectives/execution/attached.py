@@ -1,6 +1,6 @@
 """Binds a schedule to ordinary memory that the ranks of a node read in one another's processes.
 
-The waits are those of shared memory (:class:`~collectives.execution.shared.SharedBinder`), but
+The waits are those of shared memory (:class:`SharedBinder`), but
 nobody stores into another's buffer: what a ``Send`` offers, its receiver copies, and what a
 ``RecvReduce`` needs, it reads in pieces that stay in its cache.  So with p ranks the direct
 all-reduce of s bytes copies 2 (p-1)/p s bytes on each rank, once.
@@ -18,7 +18,7 @@ from collectives.errors import CollectiveError
 from collectives.execution.memory import Combine, Items
 from collectives.execution.messages import Layout
 from collectives.execution.plan import Action, BoundRound
-from collectives.execution.shared import SharedBinder
+from collectives.execution.shared_rounds import SharedBinder
 
 if TYPE_CHECKING:
     from collectives.execution.transport.attach import AttachedMemory

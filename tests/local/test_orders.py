@@ -17,7 +17,8 @@ from collectives.contracts import contract
 from collectives.execution.attached import AttachedBinder
 from collectives.execution.memory import HOST
 from collectives.execution.messages import bind
-from collectives.execution.shared import SharedBinder, bind_shared
+from collectives.execution.shared import bind_shared
+from collectives.execution.shared_rounds import SharedBinder
 from collectives.execution.transport.attach import AttachedMemory, PeerItems
 from collectives.execution.transport.flags import Flag, Mark, RunCount, Tick
 from collectives.execution.transport.shared_memory import Place

@@ -16,7 +16,8 @@ from collectives.algorithms.segments import segmented
 from collectives.contracts import contract
 from collectives.execution.attached import AttachedBinder
 from collectives.execution.memory import HostMemory
-from collectives.execution.shared import SharedBinder, bind_shared
+from collectives.execution.shared import bind_shared
+from collectives.execution.shared_rounds import SharedBinder
 from collectives.execution.transport.shared_memory import Place
 from collectives.execution.underway import Underway
 from collectives.schedule import Copy, Recv, RecvReduce, Schedule, Send, recvbuf, sendbuf

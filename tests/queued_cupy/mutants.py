@@ -147,7 +147,7 @@ ON_RANKS = [
         "while not self.is_only_queued and not super().Test():", "while False:",
     ),
     Mutant(
-        "a rank tells its peers too early", "ipc", "collectives/execution/shared.py",
+        "a rank tells its peers too early", "ipc", "collectives/execution/shared_rounds.py",
         "        rounds = behind(self.gate, bound)\n", "        rounds = [bound]\n",
     ),
     Mutant(

@@ -112,14 +112,14 @@ FAULTS = [
     Fault(
         "shared memory: what a peer still reads is written to",
         "tests/local/test_races.py",
-        "collectives/execution/shared.py",
+        "collectives/execution/shared_rounds.py",
         "return bool(wait.cells & used)",
         "return bool(not wait.reading and wait.cells & used)",
     ),
     Fault(
         "shared memory: the last tick is not waited for",
         "tests/local/test_races.py",
-        "collectives/execution/shared.py",
+        "collectives/execution/shared_rounds.py",
         "ending = self.wait(self.pending, [*after])",
         "ending = self.wait([], [*after])",
     ),

@@ -1,0 +1,199 @@
+"""A rank's rounds in memory that all ranks can address: messages become loads and stores.
+
+A ``RecvReduce`` reads its operand where it lies, in the sender's buffer; a ``Send`` that meets a
+``Recv`` is stored by the sender into the receiver's buffer, while it is in the sender's cache.
+With the direct all-reduce in segments this is "the owner of a slice reduces it and stores it to all
+outputs": 2 p s bytes of loads and stores for p ranks of s bytes, against 11 s (p-1) of a ring that
+copies into and out of shared memory (Peng et al., "YHCCL", SC 2023).
+
+On GPUs that map one another's memory, a ``RecvReduce`` is one kernel that reads the other's, and a
+rank says how far it has come when a gate tells that its stream has.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from collectives.analysis.dataflow import Cell, Dataflow, Endpoint, entered, moved
+from collectives.errors import ScheduleError
+from collectives.execution.device_plan import Gate, behind
+from collectives.execution.memory import Combine, Items, Memory, is_queued
+from collectives.execution.messages import Layout
+from collectives.execution.plan import Action, BoundRound
+from collectives.execution.transport.flags import Flag
+from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Send
+
+if TYPE_CHECKING:
+    from collectives.execution.transport.shared_memory import NodeMemory
+
+
+class Pending(NamedTuple):
+    """A wait ``until`` a count of ``rank``, put off until ``cells`` are next used.
+
+    ``reading`` says that the peer only reads them, so that this rank may go on reading them too.
+    """
+
+    cells: frozenset[Cell]
+    reading: bool
+    rank: int
+    until: int
+
+
+class SharedBinder:
+    """Turns one rank's rounds into calls.
+
+    Attributes:
+        pulls: the others' memory is only read: a receiver copies what a sender would store.
+
+    Args:
+        flow: of the schedule, with in place as the caller has it.
+        node: the ranks' memory; ``slot`` is that of the counters.
+        memory: what kind of memory the buffers are in.
+        buffers: for each rank, by name.
+        met: all ranks are in it when it begins, and may use one another's memory.
+    """
+
+    pulls = False
+
+    def __init__(
+        self,
+        flow: Dataflow,
+        node: "NodeMemory",
+        slot: int,
+        memory: Memory,
+        buffers: list[dict[str, Items]],
+        layout: Layout,
+        combine: Combine | None,
+        met: bool,
+    ) -> None:
+        self.flow = flow
+        self.node = node
+        self.rank = node.rank
+        self.slot = slot
+        self.memory = memory
+        self.buffers = buffers
+        self.layout = layout
+        self.combine = combine
+        self.gate = Gate(memory.event()) if is_queued(memory) else None
+        first = entered(0) if met else 0
+        self.told = first  # the count that this rank's last tick says
+        self.reached = [first] * node.size
+        self.pending: list[Pending] = []
+
+    def rounds(self, before: Sequence[Action], after: Sequence[Action]) -> list[BoundRound]:
+        """The rounds of one run: ``before`` comes before any other rank uses this one's memory, and
+        ``after`` when none does any more."""
+        last = entered(self.flow.rounds)
+        bound = [BoundRound(starts=[self.node.advance(self.slot, last + 1), *before])]
+        for number, steps in enumerate(self.flow.programs[self.rank]):
+            if steps:
+                bound += self.round(number, steps)
+        ending = self.wait(self.pending, [*after])
+        if self.gate is None and not self.pulls:  # nobody waits for that
+            return [*bound, ending]
+        return [*bound, *self.ticking(ending, last)]
+
+    def round(self, number: int, steps: Round) -> list[BoundRound]:
+        due = [wait for wait in self.pending if self.is_due(wait, steps)]
+        self.pending = [w for w in self.pending if w not in due]
+        tells = self.flow.is_awaited(self.rank, self.told, entered(number))
+        self.told = moved(number)
+        entering = [self.wait(due, [])] if due or tells else []
+        if tells:
+            entering = self.ticking(entering[0], entered(number))
+
+        moving = BoundRound()
+        lent: list[Pending] = []  # what peers read of our memory in this round
+        late: list[Action] = []
+        # Stores first: the chunk that a round sends may be one that it then reduces into.
+        in_order = sorted(enumerate(steps), key=lambda item: not isinstance(item[1], Send))
+        for position, step in in_order:
+            target = self.view(self.rank, step.chunk)
+            if not target.size:
+                continue
+            cells = self.flow.cells(self.rank, step.chunk)
+            if isinstance(step, Copy):
+                self.add(moving, [], self.copy(target, self.view(self.rank, step.source)))
+                continue
+            other = self.flow.ends[Endpoint(self.rank, number, position)]
+            theirs = self.flow.step(other)
+            done = moved(other.round)
+            remote = self.view(other.rank, theirs.chunk)
+            match step:
+                case Send() if self.pulls or isinstance(theirs, RecvReduce):
+                    lent.append(Pending(cells, True, other.rank, done))
+                case Send():
+                    flags = self.flags(other.rank, self.flow.available(other))
+                    self.add(moving, flags, self.copy(remote, target))
+                case Recv() if self.pulls:
+                    flags = self.flags(other.rank, self.flow.available(other))
+                    self.add(moving, flags, self.copy(target, remote))
+                case Recv():
+                    self.pending.append(Pending(cells, False, other.rank, done))
+                case RecvReduce():
+                    flags = self.flags(other.rank, self.flow.available(other))
+                    if any(wait.cells & cells for wait in lent):  # not ours to overwrite yet
+                        aside = self.memory.empty(remote.size, remote.dtype)
+                        self.add(moving, flags, self.copy(aside, remote))
+                        late.append(self.reduction(step, aside, target))
+                    else:
+                        self.add(moving, flags, self.reduction(step, remote, target))
+        moving_and_told = self.ticking(moving, moved(number))
+        if late:
+            return [*entering, *moving_and_told, self.wait(lent, late)]
+        self.pending += lent
+        return [*entering, *moving_and_told]
+
+    def is_due(self, wait: Pending, steps: Round) -> bool:
+        """Whether these steps use its cells, but for stores of the peer's own."""
+        by_others = tuple(s for s in steps if self.flow.storer(self.rank, s) != wait.rank)
+        used = self.flow.writes(self.rank, by_others)
+        if not wait.reading:
+            used |= self.flow.reads(self.rank, steps)
+        return bool(wait.cells & used)
+
+    def view(self, rank: int, chunk: Chunk) -> Items:
+        return self.buffers[rank][chunk.buffer][self.layout.items(chunk)]
+
+    def copy(self, target: Items, source: Items) -> Action:
+        return partial(self.memory.copy, target, source)
+
+    def ticking(self, bound: BoundRound, count: int) -> list[BoundRound]:
+        """``bound``, and then this rank says how far it has come: what it has queued so far must
+        have been done."""
+        tick = self.node.tick(self.slot, count)
+        if self.gate is None:
+            self.add(bound, [], tick)
+            return [bound]
+        rounds = behind(self.gate, bound)
+        self.add(rounds[-1], [], tick)
+        return rounds
+
+    def flags(self, rank: int, count: int) -> list[Flag]:
+        """The condition that ``rank`` has reached ``count``, unless an earlier one implies it."""
+        if count <= self.reached[rank]:
+            return []
+        self.reached[rank] = count
+        return [self.node.flag(rank, self.slot, count)]
+
+    def wait(self, pending: Iterable[Pending], then: list[Action]) -> BoundRound:
+        latest: dict[int, int] = {}
+        for one in pending:
+            latest[one.rank] = max(one.until, latest.get(one.rank, 0))
+        flags = [flag for rank, until in latest.items() for flag in self.flags(rank, until)]
+        return BoundRound(
+            requests=list(flags), finish=[*(flag.Wait for flag in flags), *then], reductions=then
+        )
+
+    @staticmethod
+    def add(bound: BoundRound, flags: list[Flag], *actions: Action) -> None:
+        bound.requests += flags
+        bound.finish += [*(flag.Wait for flag in flags), *actions]
+        bound.reductions += actions
+
+    def reduction(self, step: RecvReduce, arrived: Items, target: Items) -> Action:
+        if self.combine is None:
+            raise ScheduleError(f"{step} reduces, but no operation was given")
+        own = self.view(self.rank, step.operand or step.chunk)
+        operands = (arrived, own) if step.peer < self.rank else (own, arrived)
+        return self.memory.reduction(self.combine, *operands, target)
