@@ -149,7 +149,7 @@ class Resources:
             items = kind.zeros(dimensions, dtype) if alone else None
         except Exception as error:  # of whatever kind, the others hear of it
             problem = error
-        self._expect_none("empty", problem)
+        self._expect_none("empty", problem, f'memory="{memory}"')
         if items is not None:
             return items
         try:
@@ -224,14 +224,22 @@ class Resources:
         """Whether arrays cannot be shared, whatever the memory; the same on all ranks."""
         return self.ranks_per_node < self.comm.size or self.settings.needs_messages
 
-    def _expect_none(self, method: str, problem: Exception | None) -> None:
-        """Raises on all ranks if one has a problem: ``MemoryError`` if memory is all that lacks."""
+    def _expect_none(self, method: str, problem: Exception | None, alike: str = "") -> None:
+        """Raises on all ranks if one has a problem, ``MemoryError`` if memory is all that lacks; or
+        if what is to be alike is not."""
         own = problem and (str(problem), isinstance(problem, MemoryError))
-        told = [(rank, one) for rank, one in enumerate(self.channel.allgather(own)) if one]
+        every = self.channel.allgather((own, alike))
+        told = [(rank, one) for rank, (one, _) in enumerate(every) if one]
         if told:
             problems = "; ".join(f"rank {rank}: {text}" for rank, (text, _) in told[:3])
             kind = MemoryError if all(lacks for _, (_, lacks) in told) else InvalidBuffer
             raise kind(f"Communicator.{method}: {problems}")
+        words = [word for _, word in every]
+        if len(ranks := {word: words.index(word) for word in words}) > 1:
+            asked = ", ".join(f"rank {rank} with {word}" for word, rank in ranks.items())
+            raise InvalidBuffer(
+                f"Communicator.{method} is called alike on all ranks, not by {asked}"
+            )
 
     def revoke(self) -> None:
         """Ends all waits in the duplicate, and lets go of it."""

@@ -52,6 +52,16 @@ def test_peers_wait_for_what_is_queued(comm, cupy, algorithm):
     assert all_reduce_queued(comm, cupy, algorithm)
 
 
+def test_ranks_ask_for_one_kind_of_memory(comm):
+    if comm.size == 1:
+        pytest.skip("for several ranks")
+    with pytest.raises(
+        InvalidBuffer, match='rank 0 with memory="cupy", rank 1 with memory="numpy"'
+    ):
+        comm.empty(10, np.int64, "numpy" if comm.rank else "cupy")
+    assert not comm.empty(10).any()
+
+
 def test_a_stream_may_still_read_what_is_let_go(cupy):
     """The caller's stream reads another rank's memory while the communicator closes."""
     comm = Communicator(MPI.COMM_WORLD)
