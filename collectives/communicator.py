@@ -242,8 +242,8 @@ class Communicator(  # type: ignore[misc]
                 closed and the last array in it is gone.
 
         Raises:
-            InvalidBuffer: on all ranks, if one passes what is no shape or type of an array, another
-                ``memory``, or ``"cupy"`` where it has no GPU.
+            InvalidBuffer: on all ranks, if one passes what is no shape or type of an array, or
+                ``"cupy"`` where it has no GPU, or if ``memory`` differs between ranks.
             MemoryError: on all ranks, if one has too little memory, or their node has less than
                 all of them ask for.
             MismatchError: on all ranks, with ``check``, if one of them makes another call.

@@ -236,10 +236,8 @@ class Resources:
             raise kind(f"Communicator.{method}: {problems}")
         words = [word for _, word in every]
         if len(ranks := {word: words.index(word) for word in words}) > 1:
-            asked = ", ".join(f"rank {rank} with {word}" for word, rank in ranks.items())
-            raise InvalidBuffer(
-                f"Communicator.{method} is called alike on all ranks, not by {asked}"
-            )
+            calls = ", ".join(f"rank {rank} with {word}" for word, rank in ranks.items())
+            raise InvalidBuffer(f"Communicator.{method}, {calls}: call it alike on all ranks")
 
     def revoke(self) -> None:
         """Ends all waits in the duplicate, and lets go of it."""
