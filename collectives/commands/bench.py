@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from collectives.about import load_mpi
 from collectives.algorithms import find, names, parse
 from collectives.analysis.pictures import expect_picture, pyplot
-from collectives.bench import compare
+from collectives.bench import auto, compare
 from collectives.commands.arguments import above_zero, count, known, not_negative, positive, size
 from collectives.commands.program import add_verbose, show_log
 from collectives.contracts import CONTRACTS
@@ -46,10 +46,17 @@ def add(commands: "Commands") -> None:
 
     comparing = commands.add_parser("compare", help="show several files of 'bench -J' in one table")
     comparing.add_argument("files", nargs="+", type=Path, metavar="JSON", help="file of 'bench -J'")
-    comparing.add_argument(
+    against = comparing.add_mutually_exclusive_group()
+    against.add_argument(
         "--peers",
         action="store_true",
         help="compare our algorithms with each MPI library's own, one file for each MPI",
+    )
+    against.add_argument(
+        "--auto",
+        action="store_true",
+        help="compare auto with the library's own on the same memory, over the files of several "
+        "runs, and name where it is slower",
     )
     comparing.add_argument(
         "--plot",
@@ -128,7 +135,8 @@ def _compare(options: argparse.Namespace) -> int:
     if options.plot:
         expect_picture(options.plot)
         compare.plot(options.plot, options.files)
-    print((compare.peers if options.peers else compare.table)(options.files))
+    show = compare.peers if options.peers else auto.report if options.auto else compare.table
+    print(show(options.files))
     return 0
 
 

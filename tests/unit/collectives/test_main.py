@@ -57,6 +57,35 @@ RECORD = {
     "in_place": False, "p50_us": 1.0, "ranks": 2,
 }  # fmt: skip
 ABOUT = {"mpi": "A", "threads": "single"}
+
+
+def test_auto_over_several_runs(capsys, tmp_path):
+    def run(number, **times):
+        rows = [
+            RECORD | {"algorithm": row, "ran": ran, "bytes": nbytes, "p50_us": times[name]}
+            for name, row, ran, nbytes in (
+                ("ours", "auto", "ring", 1 << 20),
+                ("large", "native", "native", 1 << 20),
+                ("left", "auto", "native", 8),
+                ("small", "native", "native", 8),
+            )
+        ]
+        path = tmp_path / f"{number}.json"
+        path.write_text(json.dumps({"environment": ABOUT, "results": rows}))
+        return str(path)
+
+    files = [
+        run(1, ours=1, large=2, left=1, small=1),
+        run(2, ours=1, large=1.5, left=1, small=0.9),
+        run(3, ours=1, large=4, left=1, small=0.5),
+    ]
+    assert main(["compare", "--auto", *files]) == 0
+    _, _, row, _, count, slow = capsys.readouterr().out.splitlines()
+    assert row == "| allreduce | 3 | 1 | 1.50 | 2.00 | 2.00 | 1 | 0.50 | 0.90 |"
+    assert count == "below 0.97 in the median of the runs: 1 of 2 cases"
+    assert slow == "- allreduce of 8 B, numpy, A, single: 1.00 0.90 0.50; auto took native"
+
+
 UNREADABLE = {
     "no object": [],
     "no MPI library": {"environment": {}, "results": []},
@@ -66,7 +95,9 @@ UNREADABLE = {
 }
 
 
-@pytest.mark.parametrize("command", [["compare"], ["compare", "--peers"], ["fit"]])
+@pytest.mark.parametrize(
+    "command", [["compare"], ["compare", "--peers"], ["compare", "--auto"], ["fit"]]
+)
 @pytest.mark.parametrize("told", UNREADABLE.values(), ids=UNREADABLE)
 def test_files_that_are_no_benchmarks_are_refused(capsys, tmp_path, command, told):
     path = tmp_path / "a.json"
