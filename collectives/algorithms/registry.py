@@ -71,8 +71,11 @@ class Registry:
         known = self.names(collective)
         if name in known:
             return self._entries[collective, name]
+        others = [of for of, other in self._entries if other == name]
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+        if others:
+            hint = f"it is one for {' and '.join(others)}"
         raise UnknownAlgorithm(f"no {collective} algorithm {name!r}; {hint}")
 
     def schedule(

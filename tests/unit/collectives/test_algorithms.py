@@ -202,7 +202,7 @@ def test_options():
         ("parameter_server:servers", "write name:option=value"),
         ("hierarchical:local=3", "8 ranks are no whole number of nodes of 3"),
         ("hierarchical:intra=rign", "did you mean 'ring'"),
-        ("hierarchical:intra=bruck", "no reduce_scatter algorithm 'bruck'"),
+        ("hierarchical:intra=bruck", "no reduce_scatter algorithm 'bruck'; it is one for a"),
     ],
 )
 def test_unknown_algorithms_and_options(algorithm, hint):
