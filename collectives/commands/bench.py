@@ -16,7 +16,7 @@ from collectives.bench import auto, compare
 from collectives.commands.arguments import above_zero, count, known, not_negative, positive, size
 from collectives.commands.program import add_verbose, show_log
 from collectives.contracts import CONTRACTS
-from collectives.errors import CollectiveError
+from collectives.errors import CollectiveError, UnknownAlgorithm
 
 if TYPE_CHECKING:
     from collectives.bench.measure import Result
@@ -240,7 +240,10 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
                     floor=options.floor and not on_device and options.collective in FLOORS,
                 )
                 on = attached if memory == "attached" else comm
-                measured = measure_pairs(comm, case) if pairs else measure(on, case)
+                try:
+                    measured = measure_pairs(comm, case) if pairs else measure(on, case)
+                except UnknownAlgorithm as error:  # not of so many ranks, on all ranks
+                    return _refuse(comm, error)
                 native = next((r for r in measured if r.algorithm == "native"), None)
                 for result in measured:
                     say(report.row(result, native, width))

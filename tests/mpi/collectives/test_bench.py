@@ -119,6 +119,8 @@ def test_too_little_bandwidth_fails(comm, tmp_path):
 
 def test_mistakes(comm, capsys, monkeypatch):
     assert main(["bench", "allreduce", "--algorithm", "rign"]) == 2
+    nodes = f"hierarchical:local={comm.size + 1}"
+    assert main(["bench", "allreduce", "--algorithm", nodes]) == 2
     assert main(["bench", "allreduce", "-d", "flaot"]) == 2
     assert main(["bench", "reduce_scatter", "--place", "in"]) == 2
     assert main(["bench", "scatter", "--place", "in"]) == 2
@@ -128,6 +130,7 @@ def test_mistakes(comm, capsys, monkeypatch):
     told = capsys.readouterr().err
     for sentence in (
         "did you mean 'ring'?",
+        f"error: hierarchical: local={comm.size + 1} must lie in 1..{comm.size}, the number of",
         "no type 'flaot'",
         "error: reduce_scatter is measured out of place only, as its input does not fit where its "
         "result goes; use --place out\n",
