@@ -37,7 +37,7 @@ AnyPlan = Plan | NativePlan | AlternatingPlan | Watched
 
 
 _LEFT_TO_NATIVE = Native(
-    "nothing of ours was measured to be faster here; python -m collectives tune measures"
+    "nothing of ours was measured to be faster here; collectives tune, with mpirun, measures"
 )
 
 

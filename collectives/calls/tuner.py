@@ -290,7 +290,8 @@ def _why_not(call: Situation, entry: Entry | None) -> str:
         if call.memory in ("cupy", "ipc"):  # which tune leaves out
             return missing
         flag = "--attach " if call.memory == "attached" else ""
-        return f"{missing}; python -m collectives tune {flag}-o tuned.json measures it"
+        tune = f"mpirun -n {call.size} python -m collectives tune {flag}-o tuned.json"
+        return f"{missing}; {tune} measures it"
     rules = [rule for rule in entry.rules if rule.from_bytes <= call.nbytes]
     if not rules:
         return f"not measured on {entry.ranks} ranks for so few bytes"

@@ -82,6 +82,11 @@ def run(options: argparse.Namespace) -> int:
         try:
             lengths = inputs.sizes(options.minbytes, options.maxbytes, options.stepfactor, None)
             sizes, known = list(lengths), known_entries(comm, options.output)
+            if comm.size == 1:
+                raise CollectiveError(
+                    "tune measures what several ranks do together; start it as mpirun -n 4 python "
+                    "-m collectives tune"
+                )
         except (CollectiveError, ValueError) as error:  # the same on all ranks
             if comm.rank == 0:
                 print(f"error: {error}", file=sys.stderr)

@@ -228,8 +228,9 @@ def judge_tuning(found: list[tuple[bool, str]]) -> Finding:
     """It was measured, here or on a machine like this, as rank 0's table says."""
     measured, reason = found[0]
     if len(found) > 1 and not measured:
+        tune = f"mpirun -n {len(found)} python -m collectives tune -o tuned.json"
         return Finding(
             "tuning", Status.WARN, f"auto: {reason.partition('; ')[0]}",
-            "measure this allocation: python -m collectives tune -o tuned.json",
+            f"measure this allocation: {tune}",
         )  # fmt: skip
     return Finding("tuning", Status.OK, f"auto: {reason}")

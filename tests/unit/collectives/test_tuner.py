@@ -89,7 +89,7 @@ def test_one_node_says_nothing_about_several():
         (
             ("Open MPI", "allreduce", 8, 16, 8),
             "allreduce in ordinary memory was not measured with Open MPI on about 16 ranks of "
-            "several nodes; python -m collectives tune -o tuned.json measures it",
+            "several nodes; mpirun -n 16 python -m collectives tune -o tuned.json measures it",
         ),
         (
             ("MPICH", "allreduce", 8, 2, 2),
@@ -97,8 +97,8 @@ def test_one_node_says_nothing_about_several():
         ),
         (
             ("Open MPI", "scan", 8, 2, 2, True, True, False, "attached"),
-            "was not measured with Open MPI on about 2 ranks of one node; python -m collectives "
-            "tune --attach -o tuned.json measures it",
+            "was not measured with Open MPI on about 2 ranks of one node; mpirun -n 2 python -m "
+            "collectives tune --attach -o tuned.json measures it",
         ),
         (("Open MPI", "barrier", 0, 2, 2), "barriers are not measured"),
         (("Open MPI", "allreduce", 8, 1, 1), "a rank alone"),

@@ -131,6 +131,7 @@ def test_messages_clocks_and_tuning():
     assert apart.text == "3.10 s apart; rank 2's is furthest from rank 0's"
     assert status(judge_tuning([(True, "1.8x native, measured on 2")] * 2)) is Status.OK
     found = judge_tuning([(False, "allreduce was not measured; tune measures it")] * 2)
+    assert found.fix.endswith("mpirun -n 2 python -m collectives tune -o tuned.json")
     assert (status(found), found.text) == (Status.WARN, "auto: allreduce was not measured")
     assert status(judge_tuning([(False, "a rank alone")])) is Status.OK
 
