@@ -65,7 +65,10 @@ def _read(path: Path, name: str, *, optional: bool = False) -> Array | None:
             raise DataError(f"{path} is one array; an .npz file or a folder of .npy is needed")
         with file:
             if name not in file.files:
-                raise FileNotFoundError
+                if optional:
+                    return None
+                there = ", ".join(file.files) or "none"
+                raise DataError(f"{path} has no array {name!r}; its arrays: {there}")
             member: Array = file[name]
         if not isinstance(member, np.ndarray):
             raise DataError(f"{path}: {name!r} is not an array in numpy's format")
@@ -75,9 +78,13 @@ def _read(path: Path, name: str, *, optional: bool = False) -> Array | None:
     except FileNotFoundError as error:
         if optional and path.exists():
             return None
-        raise DataError(f"{path} has no array {name!r}") from error
+        if path.exists():
+            raise DataError(f"{path} has no array {name!r}: no file {name}.npy") from error
+        raise DataError(f"data.path = {str(path)!r} cannot be read: {error.strerror}") from error
     except _UNREADABLE as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
+        if "allow_pickle" in reason:  # as numpy says of any file that is not its own
+            reason = "it is not in numpy's format, or has Python objects"
         raise DataError(f"{path}: the array {name!r} cannot be read: {reason}") from error
 
 

@@ -98,18 +98,29 @@ def test_arrays_of_a_file_and_of_a_folder(tmp_path):
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"inputs": np.zeros((3, 2))}, "has no array 'labels'"),
+        ({"inputs": np.zeros((3, 2))}, "has no array 'labels'; its arrays: inputs"),
         ({"inputs": np.zeros((3, 2)), "labels": np.zeros(2, int)}, "do not belong together"),
         ({"inputs": np.zeros((3, 2)), "labels": np.array(["a"] * 3)}, "labels must be numbers"),
         ({"inputs": np.zeros((3, 2)), "labels": np.full(3, -1)}, "labels must be 0 or more"),
         ({"inputs": np.array(["a"] * 3), "labels": np.zeros(3, int)}, "inputs must be numbers"),
-        ({"inputs": np.array([{}] * 3), "labels": np.zeros(3, int)}, "cannot be read"),
+        ({"inputs": np.array([{}] * 3), "labels": np.zeros(3, int)}, "has Python objects"),
     ],
 )
 def test_arrays_that_do_not_fit(tmp_path, arrays, message):
     np.savez(tmp_path / "all.npz", **arrays)
     with pytest.raises(data.DataError, match=message):
         load_arrays(tmp_path / "all.npz", 0.5, np.float32)
+
+
+def test_arrays_that_are_not_there(tmp_path):
+    (tmp_path / "junk.npz").write_text("junk")
+    for name, message in (
+        ("none.npz", "cannot be read: No such file or directory"),
+        ("", "has no array 'inputs': no file inputs.npy"),
+        ("junk.npz", "it is not in numpy's format"),
+    ):
+        with pytest.raises(data.DataError, match=message):
+            load_arrays(tmp_path / name, 0.5, np.float32)
 
 
 def test_labels_that_are_numbers(tmp_path):
