@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from mpitrain.arrays import Array
@@ -42,7 +43,7 @@ def export(folder: Path, output: Path, *, torch: bool = False) -> Exported:
             columns), and queries, keys and values of all heads one after another.
 
     Raises:
-        CheckpointError: there is no checkpoint that is whole.
+        CheckpointError: there is no checkpoint that is whole, or the file cannot be written.
     """
     checkpoint, refused = find(folder)
     tensors = {}
@@ -51,7 +52,10 @@ def export(folder: Path, output: Path, *, torch: bool = False) -> Exported:
         own = as_torch(name, whole, checkpoint.job) if torch else whole
         tensors[name] = np.ascontiguousarray(own)
     output.parent.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, output, {"job": checkpoint.manifest.job})
+    try:
+        save_file(tensors, output, {"job": checkpoint.manifest.job})
+    except SafetensorError as error:
+        raise CheckpointError(f"cannot write {output}: {error}; name another file") from error
     return Exported(len(tensors), checkpoint.folder, refused)
 
 
