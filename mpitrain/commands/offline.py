@@ -14,7 +14,10 @@ def run(options: argparse.Namespace) -> int:
     except BrokenPipeError:
         raise
     except (ConfigError, ValueError, RuntimeError, OSError, ImportError) as error:
-        print(f"mpitrain: {error}", file=sys.stderr)
+        told: Exception | str = error
+        if isinstance(error, OSError) and error.filename:
+            told = f"{error.filename}: {error.strerror}; name another file or folder"
+        print(f"mpitrain: {told}", file=sys.stderr)
         return 2
 
 

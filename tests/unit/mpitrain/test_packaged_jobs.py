@@ -75,6 +75,10 @@ def test_init_copies_scripts_and_examples_once(tmp_path, capsys):
     (target / "jobs/launch.sh").write_text("mine")
     assert main(["init", str(target)]) == 2
     assert "is there already" in capsys.readouterr().err
+    (tmp_path / "file").write_text("mine")
+    assert main(["init", f"{tmp_path}/file"]) == 2
+    told = capsys.readouterr().err
+    assert "file/jobs: Not a directory; name another file or folder" in told and "Errno" not in told
     assert (target / "jobs/launch.sh").read_text() == "mine"
 
 
