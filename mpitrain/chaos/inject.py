@@ -29,7 +29,7 @@ class Injector:
         if not KINDS[fault.kind].inside:
             raise ConfigError(f"a rank cannot do {fault.kind!r} to itself; mpitrain chaos can")
         if not 0 <= fault.rank < comm.size:
-            raise ConfigError(f"--fault: there is no rank {fault.rank} of {comm.size}")
+            raise ConfigError(f"there is no rank {fault.rank} of {comm.size}")
         self.fault = fault
         self._own = comm.rank == fault.rank
         self._rng = random.Random(fault.seed)

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mpi4py import MPI
 
 from mpitrain.chaos import KINDS, Fault, draw, drill, parse
 from mpitrain.chaos.drill import Outcome
-from mpitrain.chaos.inject import flip
+from mpitrain.chaos.inject import Injector, flip
 from mpitrain.chaos.table import markdown
+from mpitrain.config import ConfigError
 from mpitrain.metrics import Start, Straggler, json_lines
 
 
@@ -35,6 +37,11 @@ def test_faults_are_drawn_within_the_job_and_survive_writing(kind, seed, ranks, 
 def test_faults_that_are_none(text, message):
     with pytest.raises(ValueError, match=message):
         parse(text)
+
+
+def test_a_fault_on_a_rank_that_is_not_there():
+    with pytest.raises(ConfigError, match=r"^there is no rank 1 of 1$"):
+        Injector(parse("kill rank=1 step=2"), MPI.COMM_SELF)
 
 
 def test_what_must_be_said_of_a_fault():
