@@ -198,6 +198,16 @@ def _local_epochs(then: Config, now: Config) -> tuple[int, int]:
     return (then.train.epochs, now.train.epochs) if now.federated.clients else (0, 0)
 
 
+def _difference(place: str, before: object, after: object) -> str:
+    """Of tables, the first key that differs."""
+    if isinstance(before, msgspec.Struct) and isinstance(after, msgspec.Struct):
+        before, after = asdict(before), asdict(after)
+    if isinstance(before, dict) and isinstance(after, dict):
+        key = next(key for key in before if before[key] != after[key])
+        place, before, after = f"{place}.{key}", before[key], after[key]
+    return f"{place} was {before}, and is {after}"
+
+
 def _check_job(trainer: "Trainer", checkpoint: Checkpoint) -> None:
     """What would make it another training must be the same; which ranks compute it need not be."""
     then, now = checkpoint.job, trainer.config
@@ -221,8 +231,8 @@ def _check_job(trainer: "Trainer", checkpoint: Checkpoint) -> None:
     ):
         if before != after:
             raise CheckpointError(
-                f"{checkpoint.folder} is of another job: {place} was {before}, and is {after}; "
-                "train in another run.dir or without --resume"
+                f"{checkpoint.folder} is of another job: {_difference(place, before, after)}; set "
+                "it as it was, or train in another run.dir or without --resume"
             )
     if now.optim.average and AVERAGE not in checkpoint.sections:
         raise CheckpointError(

@@ -193,6 +193,14 @@ def test_eval_resume_and_export_take_the_same_one(comm, job, tmp_path):
         export(folder.parent, tmp_path / "model")
 
 
+def test_another_job_is_told_by_the_key_that_differs(comm, job):
+    run(comm, job)
+    other = replace(job, model=replace(job.model, hidden=(5,)))
+    said = r"another job: model\.hidden was \(3,\), and is \(5,\); set it as it was, or"
+    with Trainer(comm, other) as trainer, pytest.raises(CheckpointError, match=said):
+        resume(trainer)
+
+
 def test_a_linked_folder_stays_a_link(comm, job, tmp_path):
     scratch = tmp_path / "scratch"
     scratch.mkdir()
