@@ -5,6 +5,9 @@ from itertools import product
 from pathlib import Path
 
 from collectives import Link, MPITransport, delayed
+from collectives import algorithms as known_algorithms
+from collectives.analysis.own import named
+from mpitrain.compress import parse
 from mpitrain.report.results import DENSE, SHARED, Cell
 
 #: By name, what differs from the example ``digits_mlp`` or ``gpt_data``: models of 1 to 2 MB, which
@@ -96,12 +99,17 @@ def chosen(
     """All combinations, each once; of what is left out, the first one.
 
     Raises:
-        ValueError: there is no such job, layout or link.
+        ValueError: there is no such job, method, algorithm, layout or link.
     """
-    for what, named, known in (("job", jobs, JOBS), ("layout", layouts, LAYOUTS)):
-        for name in named:
+    for what, given, known in (("job", jobs, JOBS), ("layout", layouts, LAYOUTS)):
+        for name in given:
             if name not in known:
                 raise ValueError(f"there is no {what} {name!r}; there are {', '.join(known)}")
+    for method in methods:
+        if method not in METHODS:
+            parse(method)
+    for algorithm in algorithms:
+        known_algorithms.check("allreduce", named(algorithm))
     for link in links:
         if link not in LINKS:
             Link.read(link)
