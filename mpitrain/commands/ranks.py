@@ -13,12 +13,14 @@ from msgspec.structs import replace
 
 from collectives import (
     CheckedTransport,
+    CollectiveError,
     Communicator,
     LaunchError,
     UnknownAlgorithm,
     abort_on_exception,
     check_launch,
 )
+from collectives.analysis.pictures import expect_picture
 from collectives.commands.program import show_log
 from mpitrain import data, federated
 from mpitrain.checkpoint import CheckpointError
@@ -41,6 +43,7 @@ from mpitrain.fit import Trainer, trainer_of
 from mpitrain.metrics import ReportError, measured, tensorboard
 from mpitrain.metrics.trace import TRACE_FILE, Trace
 from mpitrain.parallel.replicas import ReplicaMismatch
+from mpitrain.pictures import figure
 from mpitrain.ranks import shrink
 from mpitrain.ranks.stop import Stopped, stop_flag
 from mpitrain.ranks.threads import limit_blas_threads
@@ -183,6 +186,16 @@ def find_lr(comm: Communicator, options: argparse.Namespace) -> int:
     config = load_once(comm, options)
     refuse_servers(config, "find-lr")
     refuse_clients(config, "find-lr")
+
+    def expect_output() -> None:  # now, rather than when the rates have been tried
+        if comm.rank == 0 and options.output:
+            try:
+                figure()
+                expect_picture(options.output)
+            except (CollectiveError, ImportError) as error:
+                raise ConfigError(f"--output: {error}") from error
+
+    together(comm, expect_output, ConfigError)
     limits = {"least": options.least, "most": options.most, "steps": options.steps}
 
     def make(comm: Communicator, job: Config, **given: Any) -> Trainer:

@@ -10,6 +10,7 @@ FACE = {"collectives"} | {f"collectives.{p.stem}" for p in (ROOT / "collectives"
 DEEPER = {
     "collectives.analysis.own": "a job may name an algorithm of the program's own",
     "collectives.analysis.page": "pages of pipeline schedules have the style and keys of explore",
+    "collectives.analysis.pictures": "find-lr refuses a picture's name as draw does, beforehand",
     "collectives.calls.library": "doctor looks up the tuning table as a call does",
     "collectives.calls.tuner": "doctor says what auto would choose on this machine",
     "collectives.commands.arguments": "numbers on both command lines are read alike",
