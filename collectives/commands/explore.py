@@ -39,10 +39,9 @@ def add(commands: "Commands") -> None:
     )
     exploring.add_argument(
         "-n",
-        "--size",
+        "--ranks",
         type=ranks,
         default=[8],
-        metavar="RANKS",
         help=f"numbers of ranks: {RANKS} (8)",
     )
     exploring.add_argument(
@@ -61,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
     """Writes the page."""
     asked = [options.algorithm, *([options.beside] if options.beside else [])]
     names = [named(algorithm) for algorithm in asked]
-    page = explorer(options.collective, names, options.size, options.root, options.in_place)
+    page = explorer(options.collective, names, options.ranks, options.root, options.in_place)
     plain = re.sub(r"\W+", "_", "_".join(names))
     path = options.output or Path(f"{options.collective}_{plain}.html")
     try:

@@ -36,7 +36,7 @@ def add(commands: "Commands") -> None:
     which = "one collective, or mine.py:name for an algorithm of your own; default: all"
     listing.add_argument("collective", nargs="?", type=collective_or_file, help=which)
     listing.add_argument(
-        "-n", "--size", type=rank_count, default=8, help="number of ranks for the costs (8)"
+        "-n", "--ranks", type=rank_count, default=8, help="number of ranks for the costs (8)"
     )
     listing.set_defaults(run=_list)
 
@@ -65,8 +65,8 @@ def add(commands: "Commands") -> None:
     drawing.add_argument(
         "-c", "--collective", choices=CONTRACTS, default="allreduce", help="collective (allreduce)"
     )
-    drawing.add_argument("-n", "--size", type=rank_count, default=8, help="number of ranks (8)")
-    file = "a .png or .svg (COLLECTIVE_ALGORITHM_SIZE.png); for all, a folder (pictures)"
+    drawing.add_argument("-n", "--ranks", type=rank_count, default=8, help="number of ranks (8)")
+    file = "a .png or .svg (COLLECTIVE_ALGORITHM_RANKS.png); for all, a folder (pictures)"
     drawing.add_argument("-o", "--output", type=Path, help=file)
     drawing.add_argument("--text", action="store_true", help="print the grid, write no PNG")
     drawing.set_defaults(run=_draw)
@@ -95,7 +95,7 @@ def _counts(counted: Iterable[int]) -> str:
 def _list(options: argparse.Namespace) -> int:
     print(
         "latency: messages in a row; sent: by the busiest rank, in buffers; rounded: how often a "
-        f"contribution is, where all partial sums are; {options.size} ranks"
+        f"contribution is, where all partial sums are; {options.ranks} ranks"
     )
     print(
         f"{'collective':<15}{'algorithm':<20}{'latency':>7}{'sent':>7}{'rounded':>8}"
@@ -103,7 +103,7 @@ def _list(options: argparse.Namespace) -> int:
     )
     for algorithm in _listed(options.collective):
         try:
-            schedule = REGISTRY.schedule(algorithm.collective, algorithm.name, options.size)
+            schedule = REGISTRY.schedule(algorithm.collective, algorithm.name, options.ranks)
             expect_countable(schedule)
             cost = count(schedule)
             costs = f"{cost.latency:>7}{cost.sent:>7.2f}{_rounded(schedule):>8}"
@@ -196,9 +196,9 @@ def _draw(options: argparse.Namespace) -> int:
     if options.algorithm == "all":
         return _draw_all(options)
     options.algorithm = named(options.algorithm)
-    schedule = build(options.collective, options.algorithm, options.size)
+    schedule = build(options.collective, options.algorithm, options.ranks)
     plain = re.sub(r"\W+", "_", options.algorithm)
-    path = options.output or Path(f"{options.collective}_{plain}_{options.size}.png")
+    path = options.output or Path(f"{options.collective}_{plain}_{options.ranks}.png")
     if not options.text:
         draw.figure(schedule, path)
     print(draw.grid(schedule))
@@ -213,11 +213,11 @@ def _draw_all(options: argparse.Namespace) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     for algorithm in ALGORITHMS:
         try:
-            schedule = algorithm.schedule(options.size)
+            schedule = algorithm.schedule(options.ranks)
         except CollectiveError as reason:  # not of so many ranks
             print(f"{algorithm.collective} {algorithm.name}: {reason}")
             continue
-        path = folder / f"{algorithm.collective}_{algorithm.name}_{options.size}.png"
+        path = folder / f"{algorithm.collective}_{algorithm.name}_{options.ranks}.png"
         draw.figure(schedule, path)
         print(f"wrote {path}")
     return 0

@@ -211,6 +211,17 @@ def test_peers(capsys, tmp_path):
     assert "none of the files has a row of auto" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("arguments", [["list", "allreduce"], ["draw", "ring", "--text"]])
+def test_ranks_are_called_ranks_in_every_command(capsys, arguments):
+    """``--size`` is bytes, in ``simulate`` and ``cost``."""
+    assert main([*arguments, "--ranks", "4"]) == 0
+    long = capsys.readouterr().out
+    assert main([*arguments, "-n", "4"]) == 0
+    assert capsys.readouterr().out == long
+    with pytest.raises(SystemExit):
+        main([*arguments, "--size", "4"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
