@@ -46,7 +46,6 @@ class AlternatingPlan:
         self._runs = False
         self._times = np.empty(0)
         self._request: MPI.Request = MPI.REQUEST_NULL
-        self._transient = False
         self.nbytes = ours.nbytes
 
     @property
@@ -78,12 +77,6 @@ class AlternatingPlan:
         if trial.kept is None and len(trial.seconds) in DECISIONS:
             self._times = np.array(trial.seconds)
             self._request = self._channel.Iallreduce(MPI.IN_PLACE, self._times, MPI.MAX)
-
-    def begin(self) -> "AlternatingPlan":
-        """Starts it, for one run."""
-        self._transient = True
-        self.Start()
-        return self
 
     def __call__(self) -> None:
         """Runs the collective to its end."""
@@ -122,8 +115,6 @@ class AlternatingPlan:
                 self._plans = {"": self._now}
             else:
                 trial.seconds.append(perf_counter() - self._begun)
-        if self._transient:
-            self.Free()
 
     def Free(self) -> None:
         """Releases both plans.

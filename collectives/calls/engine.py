@@ -17,6 +17,7 @@ from collectives.calls.binding import best_of_ours, bind_call, memory_of, tags_o
 from collectives.calls.call import Call
 from collectives.calls.meeting import Meetings, shared_places, still_there
 from collectives.calls.native import Native, NativePlan, call_native, waits_for_device
+from collectives.calls.native_request import NativeRequest
 from collectives.calls.recent import Entry, Plans, Recent
 from collectives.calls.resources import Resources
 from collectives.calls.settings import Settings
@@ -34,6 +35,8 @@ from collectives.execution.underway import Underway
 from collectives.watchdog import Watchdog, Watched
 
 AnyPlan = Plan | NativePlan | AlternatingPlan | Watched
+#: What is under way for one run.
+Begun = Plan | NativeRequest | Watched
 
 
 _LEFT_TO_NATIVE = Native(
@@ -290,9 +293,12 @@ class Engine:
             watchdog.leave(call, completes=repeats)
         return Watched(plan, call, watchdog)
 
-    def begin(self, arguments: Arguments, algorithm: Algorithm | str | None = None) -> AnyPlan:
+    def begin(self, arguments: Arguments, algorithm: Algorithm | str | None = None) -> Begun:
         """A nonblocking call."""
-        return self.make(arguments, algorithm, repeats=False).begin()
+        plan = self.make(arguments, algorithm, repeats=False)
+        assert not isinstance(plan, AlternatingPlan), "only plans that repeat take turns"
+        begun: Begun = plan.begin()
+        return begun
 
     def _make(
         self, arguments: Arguments, algorithm: Algorithm | str | None, repeats: bool

@@ -3,7 +3,7 @@
 import weakref
 from functools import partial
 from itertools import accumulate
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -13,6 +13,7 @@ from collectives.calls.call import Call
 from collectives.calls.exported import memory_of
 from collectives.calls.gaps import free_types
 from collectives.calls.library import COUNTABLE, library
+from collectives.calls.native_request import NativeRequest
 from collectives.errors import InvalidBuffer
 from collectives.execution.memory import gpu_of, is_on_device
 from collectives.execution.plan import Action
@@ -142,7 +143,6 @@ class NativePlan:
         self._run = partial(getattr(MPI.Intracomm, name), comm, *given)
         self._start = partial(getattr(MPI.Intracomm, f"I{name.lower()}"), comm, *given)
         self._request: MPI.Request = MPI.REQUEST_NULL
-        self._transient = False
         self._freed = False
 
     def __call__(self) -> None:
@@ -170,18 +170,16 @@ class NativePlan:
             self._before()
         self._request = self._start()
 
-    def begin(self) -> Self:
-        """Starts it, for one run."""
+    def begin(self) -> NativeRequest:
+        """Starts it, for one run, and is no use after it."""
         self.Start()
-        self._transient = True
-        return self
+        request, self._request = self._request, MPI.REQUEST_NULL
+        self.Free()
+        return NativeRequest(request, self, self._underway)
 
     def Test(self) -> bool:
         """Makes progress; returns whether it has completed."""
-        done = self._request.Test()
-        if done and self._transient:
-            self.Free()
-        return done
+        return self._request.Test()
 
     def Wait(self) -> None:
         """Completes it; plans that this thread has started go on meanwhile."""
@@ -190,8 +188,6 @@ class NativePlan:
                 self._underway.progress()
         else:
             self._request.Wait()
-        if self._transient:
-            self.Free()
 
     def synchronize(self) -> None:
         """As :meth:`Wait`: of MPI's, nothing is queued."""

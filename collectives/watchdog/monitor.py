@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic, sleep
-from typing import Any, Self
+from typing import Any
 
 from mpi4py import MPI
 
@@ -259,35 +259,43 @@ class Watched:
 
     def __call__(self) -> None:
         """Runs the collective to its end."""
-        with self._waiting():
+        with self.waiting():
             self._plan()
 
-    def begin(self) -> Self:
-        """Starts it, for one run."""
-        self._plan.begin()
-        return self
+    def begin(self) -> Any:
+        """Starts it, for one run; of a request of MPI's, that watches itself by this."""
+        begun = self._plan.begin()
+        if begun is self._plan:
+            return self
+        begun.watched = self
+        return begun
 
     def Test(self) -> bool:
         """Makes progress; returns whether it has completed."""
         done: bool = self._plan.Test()
+        self.tested(done)
+        return done
+
+    def tested(self, done: bool) -> None:
+        """What a ``Test`` has found."""
         if done:
             self._watchdog.calls.complete(self._number)
         else:
             self._watchdog.calls.polled = monotonic()
-        return done
 
     def Wait(self) -> None:
         """Completes it."""
-        with self._waiting("Wait for"):
+        with self.waiting("Wait for"):
             self._plan.Wait()
 
     def synchronize(self) -> None:
         """Completes it; the host can read the results."""
-        with self._waiting("Wait for"):
+        with self.waiting("Wait for"):
             self._plan.synchronize()
 
     @contextmanager
-    def _waiting(self, how: str | None = None) -> Iterator[None]:
+    def waiting(self, how: str | None = None) -> Iterator[None]:
+        """Marks a block that waits for its run."""
         calls = self._watchdog.calls
         what = how, self._collective, self._plan.algorithm, self._size
         call = calls.enter(*what, of=self._number)

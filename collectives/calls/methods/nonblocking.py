@@ -1,4 +1,4 @@
-"""The nonblocking collectives: each returns a plan that is under way."""
+"""The nonblocking collectives: each returns what is under way."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from mpi4py import MPI
 
 from collectives.algorithms import Algorithm
 from collectives.calls import arguments
-from collectives.calls.engine import AnyPlan, Engine
+from collectives.calls.engine import Begun, Engine
 
 
 class Nonblocking:
@@ -15,7 +15,7 @@ class Nonblocking:
 
     Buffers and errors are those of :class:`~collectives.calls.methods.blocking.Blocking`; the
     buffers are the plan's until ``Wait`` has returned, or ``Test`` ``True``.  Each returns a plan
-    for one run.
+    for one run; where the MPI library carries it out, that is an ``MPI.Request``, too.
     """
 
     _engine: Engine
@@ -27,7 +27,7 @@ class Nonblocking:
         op: MPI.Op = MPI.SUM,
         *,
         algorithm: Algorithm | str | None = None,
-    ) -> AnyPlan:
+    ) -> Begun:
         """:meth:`Allreduce` under way."""
         return self._engine.begin(arguments.allreduce(sendbuf, recvbuf, op), algorithm)
 
@@ -38,7 +38,7 @@ class Nonblocking:
         op: MPI.Op = MPI.SUM,
         *,
         algorithm: Algorithm | str | None = None,
-    ) -> AnyPlan:
+    ) -> Begun:
         """:meth:`Reduce_scatter_block` under way."""
         return self._engine.begin(arguments.reduce_scatter_block(sendbuf, recvbuf, op), algorithm)
 
@@ -50,7 +50,7 @@ class Nonblocking:
         op: MPI.Op = MPI.SUM,
         *,
         algorithm: Algorithm | str | None = None,
-    ) -> AnyPlan:
+    ) -> Begun:
         """:meth:`Reduce_scatter` under way."""
         return self._engine.begin(
             arguments.reduce_scatter(sendbuf, recvbuf, recvcounts, op), algorithm
@@ -62,7 +62,7 @@ class Nonblocking:
         recvbuf: Any,
         *,
         algorithm: Algorithm | str | None = None,
-    ) -> AnyPlan:
+    ) -> Begun:
         """:meth:`Allgather` under way."""
         return self._engine.begin(arguments.allgather(sendbuf, recvbuf), algorithm)
 
@@ -72,7 +72,7 @@ class Nonblocking:
         recvbuf: Any,
         *,
         algorithm: Algorithm | str | None = None,
-    ) -> AnyPlan:
+    ) -> Begun:
         """:meth:`Allgatherv` under way."""
         return self._engine.begin(arguments.allgatherv(sendbuf, recvbuf), algorithm)
 
@@ -82,7 +82,7 @@ class Nonblocking:
         recvbuf: Any,
         *,
         algorithm: Algorithm | str | None = None,
-    ) -> AnyPlan:
+    ) -> Begun:
         """:meth:`Alltoall` under way."""
         return self._engine.begin(arguments.alltoall(sendbuf, recvbuf), algorithm)
 
@@ -92,7 +92,7 @@ class Nonblocking:
         recvbuf: Any,
         *,
         algorithm: Algorithm | str | None = None,
-    ) -> AnyPlan:
+    ) -> Begun:
         """:meth:`Alltoallv` under way."""
         return self._engine.begin(arguments.alltoallv(sendbuf, recvbuf), algorithm)
 
@@ -102,7 +102,7 @@ class Nonblocking:
         root: int = 0,
         *,
         algorithm: Algorithm | str | None = None,
-    ) -> AnyPlan:
+    ) -> Begun:
         """:meth:`Bcast` under way."""
         return self._engine.begin(arguments.bcast(buf, root), algorithm)
 
@@ -114,7 +114,7 @@ class Nonblocking:
         root: int = 0,
         *,
         algorithm: Algorithm | str | None = None,
-    ) -> AnyPlan:
+    ) -> Begun:
         """:meth:`Reduce` under way."""
         return self._engine.begin(arguments.reduce(sendbuf, recvbuf, op, root), algorithm)
 
@@ -125,7 +125,7 @@ class Nonblocking:
         root: int = 0,
         *,
         algorithm: Algorithm | str | None = None,
-    ) -> AnyPlan:
+    ) -> Begun:
         """:meth:`Gather` under way."""
         return self._engine.begin(arguments.gather(sendbuf, recvbuf, root), algorithm)
 
@@ -136,7 +136,7 @@ class Nonblocking:
         root: int = 0,
         *,
         algorithm: Algorithm | str | None = None,
-    ) -> AnyPlan:
+    ) -> Begun:
         """:meth:`Gatherv` under way."""
         return self._engine.begin(arguments.gatherv(sendbuf, recvbuf, root), algorithm)
 
@@ -147,7 +147,7 @@ class Nonblocking:
         root: int = 0,
         *,
         algorithm: Algorithm | str | None = None,
-    ) -> AnyPlan:
+    ) -> Begun:
         """:meth:`Scatter` under way."""
         return self._engine.begin(arguments.scatter(sendbuf, recvbuf, root), algorithm)
 
@@ -158,7 +158,7 @@ class Nonblocking:
         root: int = 0,
         *,
         algorithm: Algorithm | str | None = None,
-    ) -> AnyPlan:
+    ) -> Begun:
         """:meth:`Scatterv` under way."""
         return self._engine.begin(arguments.scatterv(sendbuf, recvbuf, root), algorithm)
 
@@ -169,7 +169,7 @@ class Nonblocking:
         op: MPI.Op = MPI.SUM,
         *,
         algorithm: Algorithm | str | None = None,
-    ) -> AnyPlan:
+    ) -> Begun:
         """:meth:`Scan` under way."""
         return self._engine.begin(arguments.scan(sendbuf, recvbuf, op), algorithm)
 
@@ -180,7 +180,7 @@ class Nonblocking:
         op: MPI.Op = MPI.SUM,
         *,
         algorithm: Algorithm | str | None = None,
-    ) -> AnyPlan:
+    ) -> Begun:
         """:meth:`Exscan` under way."""
         return self._engine.begin(arguments.exscan(sendbuf, recvbuf, op), algorithm)
 
@@ -188,6 +188,6 @@ class Nonblocking:
         self,
         *,
         algorithm: Algorithm | str | None = None,
-    ) -> AnyPlan:
+    ) -> Begun:
         """:meth:`Barrier` under way."""
         return self._engine.begin(arguments.barrier(), algorithm)

@@ -1,0 +1,113 @@
+"""What a nonblocking call returns beside mpi4py's requests."""
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from collectives import Communicator
+
+pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(2, 3)]
+
+
+@pytest.fixture(params=["plain", "counted", "watched"])
+def comm(request):
+    timeout = 100 if request.param == "watched" else None
+    with Communicator(MPI.COMM_WORLD, timeout=timeout) as communicator:
+        if request.param == "counted":
+            communicator.count_traffic()
+        yield communicator
+
+
+def started(comm):
+    """Requests of four kinds, and what says whether all of them have done their work."""
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    sent, total = np.full(5, comm.rank + 1.0), np.zeros(5)
+    every, root = np.zeros(5 * comm.size), np.full(3, float(comm.rank))
+    passed = np.zeros(5)
+    requests = [
+        comm.Irecv(passed, left),
+        comm.Iallreduce(sent, total),
+        comm.Iallgather(sent, every),
+        comm.Isend(sent, right),
+        comm.Ibcast(root, comm.size - 1),
+        comm.Ibarrier(),
+    ]
+
+    def are_right():
+        ranks = np.arange(1.0, comm.size + 1)
+        return (
+            (passed == left + 1).all()
+            and (total == ranks.sum()).all()
+            and (every == ranks.repeat(5)).all()
+            and (root == comm.size - 1).all()
+        )
+
+    return requests, are_right
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_all_are_waited_for_together(comm, times):
+    for _ in range(times):
+        requests, are_right = started(comm)
+        assert MPI.Request.Waitall(requests)
+        assert are_right()
+        assert all(request == MPI.REQUEST_NULL for request in requests)
+        assert all(request.Test() and request.Wait() for request in requests)
+
+
+def test_in_whatever_order_they_end(comm):
+    requests, are_right = started(comm)
+    left = set(range(len(requests)))
+    left.remove(MPI.Request.Waitany(requests))
+    left -= set(MPI.Request.Waitsome(requests) or ())
+    while left:
+        left -= set(MPI.Request.Testsome(requests) or ())
+    assert MPI.Request.Testall(requests)
+    assert are_right()
+
+
+def test_with_a_status_and_in_small_letters(comm):
+    x, y = np.ones(3), np.zeros(3)
+    status = MPI.Status()
+    assert comm.Iallreduce(x, y).Wait(status) is True
+    assert status.Get_error() == MPI.SUCCESS
+    assert (y == comm.size).all()
+    assert comm.Iallreduce(x, y).wait() is None
+    request = comm.Iallreduce(x, y)
+    while not request.test()[0]:
+        pass
+    assert request.test() == (True, None)
+
+
+def test_it_is_a_plan_for_one_run(comm):
+    x, y = np.ones(3), np.zeros(3)
+    request = comm.Iallreduce(x, y)
+    assert isinstance(request, MPI.Request)
+    assert (request.algorithm, request.collective) == ("native", "allreduce")
+    assert request.reason
+    if request != MPI.REQUEST_NULL:
+        with pytest.raises(RuntimeError, match="is under way; Wait for it before Free"):
+            request.Free()
+    request.Wait()
+    request.Free()
+    with pytest.raises(RuntimeError, match="for one run; make another one"):
+        request.Start()
+
+
+def test_buffers_and_types_stay_until_it_has_ended(comm):
+    x, y = np.arange(100_000.0), np.zeros(100_000)
+    pairs = MPI.DOUBLE.Create_contiguous(2).Commit()
+    request = comm.Ibcast([x if comm.rank == 0 else y, 50_000, pairs], 0)
+    pairs.Free()
+    kept = comm.Iallgather(np.full(70_000, comm.rank), np.zeros(70_000 * comm.size, int))
+    MPI.Request.Waitall([request, kept])
+    assert comm.rank == 0 or (y == x).all()
+
+
+def test_ours_is_refused_by_mpi4pys_own(comm):
+    x, y = np.ones(3), np.zeros(3)
+    plan = comm.Iallreduce(x, y, algorithm="ring")
+    with pytest.raises(TypeError):
+        MPI.Request.Waitall([plan])
+    plan.Wait()
+    assert (y == comm.size).all()
