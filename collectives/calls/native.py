@@ -174,8 +174,9 @@ class NativePlan:
         """Starts it, for one run, and is no use after it."""
         self.Start()
         request, self._request = self._request, MPI.REQUEST_NULL
+        buffers = self._start.args
         self.Free()
-        return NativeRequest(request, self, self._underway)
+        return NativeRequest(request, self, self._underway, buffers)
 
     def Test(self) -> bool:
         """Makes progress; returns whether it has completed."""

@@ -1,7 +1,7 @@
 """What a nonblocking call returns that the MPI library carries out."""
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from mpi4py import MPI
 
@@ -25,12 +25,17 @@ class NativeRequest(MPI.Request):
     plan: "NativePlan"
     watched: "Watched | None"
     _underway: Underway
+    _buffers: Any
 
-    def __new__(cls, request: MPI.Request, plan: "NativePlan", underway: Underway) -> Self:
+    def __new__(
+        cls, request: MPI.Request, plan: "NativePlan", underway: Underway, buffers: Any
+    ) -> Self:
+        """``buffers`` are kept until it has ended, which mpi4py's requests do not do."""
         self = super().__new__(cls, request)
         self.plan = plan
         self.watched = None
         self._underway = underway
+        self._buffers = buffers
         return self
 
     @property
@@ -46,6 +51,8 @@ class NativeRequest(MPI.Request):
     def Test(self, status: MPI.Status | None = None) -> bool:
         """Makes progress; returns whether it has completed."""
         done = super().Test(status)
+        if done:
+            self._buffers = None
         if self.watched is not None:
             self.watched.tested(done)
         return done
@@ -55,9 +62,12 @@ class NativeRequest(MPI.Request):
         with self._waiting():
             while self._underway.here:
                 if super().Test(status):
-                    return True
+                    break
                 self._underway.progress()
-            return super().Wait(status)
+            else:
+                super().Wait(status)
+        self._buffers = None
+        return True
 
     def _waiting(self) -> AbstractContextManager[None]:
         return nullcontext() if self.watched is None else self.watched.waiting("Wait for")

@@ -99,8 +99,10 @@ def test_buffers_and_types_stay_until_it_has_ended(comm):
     pairs = MPI.DOUBLE.Create_contiguous(2).Commit()
     request = comm.Ibcast([x if comm.rank == 0 else y, 50_000, pairs], 0)
     pairs.Free()
-    kept = comm.Iallgather(np.full(70_000, comm.rank), np.zeros(70_000 * comm.size, int))
+    kept = comm.Iallreduce(np.ones(300_000), np.zeros(300_000))
+    others = [np.full(300_000, 5.0) for _ in range(3)]
     MPI.Request.Waitall([request, kept])
+    assert all((other == 5).all() for other in others)
     assert comm.rank == 0 or (y == x).all()
 
 
