@@ -1,5 +1,6 @@
 """From a job to its parts: layout, partition, store, schedule."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count, pairwise
@@ -284,16 +285,28 @@ def store(
 
 
 def mapped(folder: Path, rank: int) -> Allocate:
-    """Allocates arrays in files of ``folder``, which the system may write back at any time."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Allocates arrays in files of ``folder``, which the system may write back at any time.
+
+    It raises ConfigError where the folder cannot be made or has no room.
+    """
     numbers = count()
 
     def allocate(size: int, dtype: Any) -> Array:
         if not size:
             return np.empty(0, dtype)
         path = folder / f"rank{rank}.{next(numbers)}.state"
-        path.unlink(missing_ok=True)  # another job that has it mapped keeps what it has
-        return np.memmap(path, dtype, mode="w+", shape=(size,))
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)  # another job that has it mapped keeps what it has
+            with path.open("w+b") as file:
+                # A file with holes would end the rank (SIGBUS) at the first number without room.
+                os.posix_fallocate(file.fileno(), 0, size * np.dtype(dtype).itemsize)
+                return np.memmap(file, dtype, mode="r+", shape=(size,))
+        except OSError as error:
+            raise ConfigError(
+                f"parallel.offload = {str(folder)!r}: {path.name} cannot be made there "
+                f"({error.strerror}); make room or choose another folder"
+            ) from error
 
     return allocate
 

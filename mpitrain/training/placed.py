@@ -338,8 +338,12 @@ class Placed(ClosedTogether):
         grouping = self._grouped()
         self.gradient = GlobalGradient(self.grid, self.store, self._column, self.device)
         trust = TrustRatios(self.grid, self.store, self._column, self.device)
-        self.updater = Updater(
-            self.store, self._optimizer, grouping, trust, offload, config.optim.average
+        self.updater = together(
+            self.comm,
+            lambda: Updater(
+                self.store, self._optimizer, grouping, trust, offload, config.optim.average
+            ),
+            ConfigError,
         )
         self.strategy = self._strategy()
         self._opened.callback(self.strategy.close)

@@ -1,11 +1,15 @@
 """Optimiser state in files."""
 
+import errno
+import os
+
 import numpy as np
 import pytest
 from mpi4py import MPI
 from msgspec.structs import replace
 
 from collectives import Communicator
+from mpitrain.config import ConfigError
 from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.training.build import mapped
 from tests.mpi.mpitrain.layouts import curve, job
@@ -35,3 +39,25 @@ def test_state_of_a_job_is_not_changed_by_another_one(comm, folder):
     second = mapped(folder, comm.rank)(10, np.float32)
     second[:] = 8.0
     assert (first == 7.0).all()
+
+
+def test_a_folder_without_room_is_refused_on_all_ranks(comm, folder, monkeypatch):
+    def full(handle, start, size):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if comm.rank == 0:
+        monkeypatch.setattr(os, "posix_fallocate", full)
+    plain = job("gpt", "float32", zero=1)
+    mapped = replace(plain, parallel=replace(plain.parallel, offload=str(folder / "state")))
+    with pytest.raises(ConfigError, match=r"parallel.offload.*No space left"):
+        curve(comm, mapped, steps=1)
+
+
+def test_a_folder_that_cannot_be_made_is_refused(comm, folder):
+    if comm.rank == 0:
+        (folder / "state").write_text("")
+    comm.barrier()
+    plain = job("gpt", "float32", zero=1)
+    mapped = replace(plain, parallel=replace(plain.parallel, offload=str(folder / "state")))
+    with pytest.raises(ConfigError, match=r"parallel.offload.*cannot be made there"):
+        curve(comm, mapped, steps=1)
