@@ -103,7 +103,9 @@ class Step(Struct, frozen=True, tag="step", tag_field="event"):
         read_share: part of ``seconds`` spent in reading samples, or in waiting for the processes
             that read them ahead.
         sent_bytes: that a rank sent in messages of collectives in this step, mean over the ranks.
-        shared_bytes: that it moved in the node's shared memory in their place.
+        shared_bytes: that it moved in the node's shared memory in their place.  What comes after
+            the ranks have agreed on a step, as workers' exchanges and parameters of ZeRO, is in the
+            seconds and bytes of the next one, or of the last step.
         served: of a job with servers, whose parts of a batch are computed at different times:
             ``seconds`` and ``sent_bytes`` are then means over the steps between two meetings,
             ``comm_share`` is of pushes, ``wait_share`` of pulls, both of workers.

@@ -1,6 +1,7 @@
 """What the steps of a run cost this rank, and their records, which all ranks have alike."""
 
 from collections.abc import Hashable, Mapping
+from dataclasses import replace
 from time import perf_counter
 
 from msgspec import UNSET, UnsetType
@@ -30,13 +31,15 @@ class Account:
         self._synchronises = synchronises
         self._traffic = comm.traffic or comm.count_traffic()
         self._before = self._traffic.sent, self._traffic.shared
+        #: Of what came after the ranks had agreed on the last step, bytes as :meth:`moved`.
+        self._late = 0, 0
         self._lap = self._told = perf_counter()
         self._drift = 0.0
         self.busy = Busy()
 
     def begin(self) -> None:
-        """What has passed, and what was sent, until now is no step's."""
-        self._lap = perf_counter()
+        """What has passed, and what was sent, since the last step is no step's."""
+        self._lap = perf_counter() - self.busy.published
         self.moved()
         self.busy.begin()
 
@@ -45,6 +48,23 @@ class Account:
         now, before = (self._traffic.sent, self._traffic.shared), self._before
         self._before = now
         return now[0] - before[0], now[1] - before[1]
+
+    def ended(self, seconds: float) -> None:
+        """After the ranks have agreed on a step, its end took ``seconds`` of communication, as
+        workers' exchanges do: they are told with the next step, and so are their bytes."""
+        self.busy.published, self._late = seconds, self.moved()
+
+    def settled(self, told: Told) -> Told:
+        """With what :meth:`ended` has left, for a step that no other one follows."""
+        seconds, (sent, shared) = self.busy.settle(), self._late
+        self._late = 0, 0
+        return replace(
+            told,
+            seconds=told.seconds + seconds,
+            comm_seconds=told.comm_seconds + seconds,
+            sent_bytes=told.sent_bytes + sent,
+            shared_bytes=told.shared_bytes + shared,
+        )
 
     def tell(
         self,
@@ -69,10 +89,12 @@ class Account:
         seconds = self._told - self._lap
         self.busy.met += feed.met_seconds
         self.busy.add(seconds, comm_seconds, waited)
+        comm_seconds += self.busy.published
         waiting = sum(waited.values()) + self.busy.met
         strayed = self._strategy.strayed
+        sent, shared = (late + now for late, now in zip(self._late, self.moved()))
         return Told(
-            loss, seconds, comm_seconds, waiting, feed.read_seconds, stopping, *self.moved(),
+            loss, seconds, comm_seconds, waiting, feed.read_seconds, stopping, sent, shared,
             faulty, strayed,
         )  # fmt: skip
 
@@ -81,7 +103,7 @@ class Account:
         self.busy.met = perf_counter() - self._told
         self._lap = self._told
 
-    def record(self, noted: Noted, agreed: Agreed, grad_norm: float, comm_seconds: float) -> Step:
+    def record(self, noted: Noted, agreed: Agreed, grad_norm: float) -> Step:
         """Of a step that all ranks know; sums over the ranks become means."""
         if agreed.drift is not None:
             self._drift = agreed.drift
@@ -95,7 +117,7 @@ class Account:
             lr=noted.lr,
             seconds=agreed.seconds / ranks,
             samples_per_s=samples * ranks / agreed.seconds,
-            comm_share=min(1.0, comm_seconds / agreed.seconds),
+            comm_share=min(1.0, agreed.comm_seconds / agreed.seconds),
             wait_share=min(1.0, agreed.wait_seconds / agreed.seconds),
             read_share=min(1.0, agreed.read_seconds / agreed.seconds),
             sent_bytes=agreed.sent_bytes / ranks,

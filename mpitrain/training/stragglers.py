@@ -30,8 +30,15 @@ class Busy:
         self.waiting: dict[int, float] = {}
 
     def begin(self) -> None:
-        """Time is taken anew from now: nothing that has passed belongs to the next step."""
-        self.met = self.published = 0.0
+        """Time is taken anew from now: of what has passed, only what the last step published
+        belongs to the next one."""
+        self.met = 0.0
+
+    def settle(self) -> float:
+        """There is no next step for what was published: its seconds, which are counted now."""
+        seconds, self.published = self.published, 0.0
+        self.reducing += seconds
+        return seconds
 
     def add(self, seconds: float, reducing: float, waiting: Mapping[int, float]) -> None:
         """A step took ``seconds``, parts of them in the sum of gradients and waiting for ranks."""

@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from itertools import islice
 from math import nan
+from time import perf_counter
 
 import numpy as np
 
@@ -12,7 +14,7 @@ from mpitrain.arrays import Array, Scalar
 from mpitrain.metrics import Overlap, Round, Skipped, Step, Straggler, Times
 from mpitrain.parallel.replicas import check_replicas
 from mpitrain.pipeline.runtime import Latest, reads
-from mpitrain.step.agreement import Agreed, NonFinite, named, nonfinite
+from mpitrain.step.agreement import Agreed, NonFinite, Told, named, nonfinite
 from mpitrain.step.ledger import Noted
 from mpitrain.sync import Progressing
 from mpitrain.training.asynchronous import train_window
@@ -144,12 +146,14 @@ class Trainer(Placed):
         if done % ledger.every and not is_last:
             return []
         found: list[Step | Skipped] = []
+        began = perf_counter()
         found_all = ledger.agree()
+        self.account.busy.met += perf_counter() - began
         if any(agreed.faulty for _, agreed in found_all):
             self.purity.expect()
         for one, agreed in found_all:
             self.stopping = self.stopping or agreed.stopping
-            found.append(self.account.record(one, agreed, agreed.grad_norm, agreed.comm_seconds))
+            found.append(self.account.record(one, agreed, agreed.grad_norm))
         return found
 
     def _update(
@@ -192,12 +196,13 @@ class Trainer(Placed):
             self._descend(agreed)
         with self.span("publish", "communicate"):
             published = self.store.publish()
-        published += self._after_step()
-        self.account.busy.published = published
+        self.account.ended(published + self._after_step())
         self.summation.commit()
         self.scale.went_well()
         self.steps_done = number
         self._try_overlap(agreed.seconds / self.comm.size)
+        if number == self.total_steps:
+            told, agreed = self._settled(told, agreed)
         noted = Noted(
             number,
             epoch,
@@ -213,8 +218,23 @@ class Trainer(Placed):
         if self._ledger is not None:
             self._ledger.noted.append(noted)
             return None
-        comm_seconds = agreed.comm_seconds + self.comm.size * published
-        return self.account.record(noted, agreed, grad_norm, comm_seconds)
+        return self.account.record(noted, agreed, grad_norm)
+
+    def _settled(self, told: Told, agreed: Agreed) -> tuple[Told, Agreed]:
+        """The last step with what came after the ranks had agreed on it, as no other tells of it;
+        collective where they have."""
+        whole = self.account.settled(told)
+        if self._ledger is not None:
+            return whole, agreed
+        more = np.subtract(whole.numbers[1:], told.numbers[1:])  # the loss need not be finite
+        seconds, reducing, _, _, _, sent, shared, _ = self.comm.allreduce(more).tolist()
+        return whole, replace(
+            agreed,
+            seconds=agreed.seconds + seconds,
+            comm_seconds=agreed.comm_seconds + reducing,
+            sent_bytes=agreed.sent_bytes + sent,
+            shared_bytes=agreed.shared_bytes + shared,
+        )
 
     def _descend(self, agreed: Agreed) -> None:
         """Update the own pieces."""
@@ -262,7 +282,7 @@ class Trainer(Placed):
         if self.config.run.on_nonfinite == "stop" and not scaled:
             raise NonFinite(nonfinite(number, culprits, data))
         self.scale.overflowed()
-        self._after_step()
+        self.account.ended(self._after_step())
         self.steps_done = number
         synced = self.account.synced(self.strategy.exchanges, self.strategy.since)
         return Skipped(number, data or culprits, self.scale.value, synced)

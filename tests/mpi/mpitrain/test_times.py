@@ -1,13 +1,16 @@
 """Where the time of each rank goes: the steps' shares, and who waited for whom."""
 
 from itertools import islice
-from time import sleep
+from time import perf_counter, sleep
 
 import pytest
 from mpi4py import MPI
+from msgspec.structs import replace
 
 from collectives import Communicator
+from mpitrain.config import Sync
 from mpitrain.metrics import Step
+from mpitrain.parallel.wire import dense_bytes
 from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.report.facts import ranks, waited_for
 from mpitrain.training.trainer import Trainer
@@ -66,6 +69,34 @@ def test_the_time_of_ranks_that_wait_is_counted_and_told_by_whom(comm, layout):
         neighbours = {SLOW - 1, SLOW + 1} & set(range(RANKS))
         assert any(times.ranks[n].waiting.get(SLOW, 0.0) >= 0.5 * SECONDS for n in neighbours)
         assert sum(r.wait_share for r in records) > 0
+
+
+@pytest.mark.parametrize("agree", [1, 4])
+def test_every_exchange_of_workers_is_told_also_at_the_end_of_an_epoch(comm, agree):
+    """The time that it takes, too: here longer than the steps between two of them."""
+    if RANKS == 1:
+        pytest.skip("a single worker exchanges nothing")
+    plain = job("mlp", algorithm="ring")
+    with Trainer(comm, plain) as trainer:
+        period, size = trainer.sampler.steps_per_epoch, trainer.arena.size
+    config = replace(plain, sync=Sync(kind="local", period=period, agree=agree))
+    with Trainer(comm, config) as trainer:
+        exchange = trainer.strategy.after_step
+
+        def slow(step):
+            began = perf_counter()
+            exchange(step)
+            sleep(SECONDS if (step + 1) % period == 0 else 0.0)
+            return perf_counter() - began
+
+        trainer.strategy.after_step = slow
+        records = [record for epoch in range(2) for record in trainer.run_epoch(epoch)]
+        found = ranks(trainer.times().ranks)
+    moved = sum(record.sent_bytes + record.shared_bytes for record in records)
+    assert moved == pytest.approx(2 * dense_bytes(8 * size, RANKS) / RANKS, rel=1e-9)
+    reducing = sum(record.seconds * record.comm_share for record in records)
+    assert reducing >= 2 * SECONDS
+    assert sum(rank.reduction for rank in found) >= 2 * SECONDS * RANKS
 
 
 def test_pipelines_that_do_not_drain_count_their_waits(comm):
