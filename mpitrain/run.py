@@ -109,8 +109,7 @@ def _to_the_end(
         if resumed:
             write(resumed)
         trainer.check_replicas("before the first step")
-        if trainer.watch.seen and trainer.watch.tested < trainer.steps_done and _is_due(trainer):
-            # The run was stopped between the checkpoint and the test after the same step.
+        if _lacks_test(trainer):
             result = _test(trainer, writer, write)
         while trainer.steps_done < trainer.total_steps and not trainer.watch.ended():
             epoch = trainer.steps_done // per_epoch
@@ -161,6 +160,12 @@ def _is_due(trainer: Trainer) -> bool:
         return False
     every = trainer.sampler.steps_per_epoch * trainer.config.evaluate.every
     return trainer.steps_done == trainer.total_steps or trainer.steps_done % every == 0
+
+
+def _lacks_test(trainer: Trainer) -> bool:
+    """Whether the checkpoint that the run goes on from was written before the test after its step,
+    which may have been made, or not."""
+    return trainer.watch.tested < trainer.steps_done and _is_due(trainer)
 
 
 def _test(trainer: Trainer, writer: Writer, write: Write) -> Epoch:
@@ -277,7 +282,12 @@ def _recorder(trainer: Trainer, tell: Write | None) -> Iterator[Write]:
     with ExitStack() as stack:
         writes = [tell] if tell else []
         if trainer.comm.rank == 0:
-            reports = recorder(trainer.config, trainer.total_steps, trainer.steps_done)
+            reports = recorder(
+                trainer.config,
+                trainer.total_steps,
+                trainer.steps_done,
+                tests_again=_lacks_test(trainer),
+            )
             writes.append(stack.enter_context(reports))
 
         def write(record: Record) -> None:

@@ -61,20 +61,23 @@ __all__ = [
 
 
 @contextmanager
-def recorder(config: Config, steps: int, done: int = 0) -> Iterator[Write]:
+def recorder(
+    config: Config, steps: int, done: int = 0, *, tests_again: bool = False
+) -> Iterator[Write]:
     """Open the reports of a run of ``steps`` steps: a function to call with each record.
 
     Args:
         config: the job.
         steps: of the whole run.
         done: steps of an earlier run that this one continues; what it reported up to there stays.
+        tests_again: but for a test after the last of these, which comes again.
 
     Raises:
         ReportError: ``config.run.dir`` cannot be made or written, now or later.
     """
     folder = Path(config.run.dir)
     with ExitStack() as stack:
-        sinks = [stack.enter_context(json_lines(folder / "metrics.jsonl", done))]
+        sinks = [stack.enter_context(json_lines(folder / "metrics.jsonl", done, tests_again))]
         sinks.append(stack.enter_context(console(steps, config.run.log_every)))
         if config.run.tensorboard:
             sinks.append(stack.enter_context(tensorboard.curves(folder / "tensorboard", done)))

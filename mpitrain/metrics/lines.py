@@ -11,7 +11,7 @@ import msgspec
 
 from mpitrain.files import check_regular
 from mpitrain.metrics import reader
-from mpitrain.metrics.records import Record, Write
+from mpitrain.metrics.records import Epoch, Record, Write
 
 
 class ReportError(RuntimeError):
@@ -19,17 +19,18 @@ class ReportError(RuntimeError):
 
 
 @contextmanager
-def json_lines(path: Path, done: int = 0) -> Iterator[Write]:
+def json_lines(path: Path, done: int = 0, tests_again: bool = False) -> Iterator[Write]:
     """A file at ``path`` with a line a record, complete up to the last record at any time.
 
-    What is there already is replaced, but for the records up to step ``done``.
+    What is there already is replaced, but for the records up to step ``done``, or with
+    ``tests_again`` up to the test after it.
 
     Raises:
         ReportError: it cannot be written, now or when a record comes.
     """
     with ExitStack() as stack:
         with _reporting(path):
-            file = stack.enter_context(_fresh(path, done))
+            file = stack.enter_context(_fresh(path, done, tests_again))
 
         def write(record: Record) -> None:
             line = msgspec.json.encode(record) + b"\n"
@@ -51,10 +52,10 @@ def _reporting(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _fresh(path: Path, done: int) -> FileIO:
+def _fresh(path: Path, done: int, tests_again: bool) -> FileIO:
     # What is new is the user's own; one that is there already keeps its permissions.
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    kept = list(_until(path, done)) if done and path.exists() else []
+    kept = list(_until(path, done, tests_again)) if done and path.exists() else []
     beside = path.with_suffix(".unfinished")
     beside.unlink(missing_ok=True)  # a run that was killed left it, or it is no file at all
     beside.write_bytes(b"".join(kept))
@@ -63,12 +64,15 @@ def _fresh(path: Path, done: int) -> FileIO:
     return FileIO(path, "a")
 
 
-def _until(path: Path, done: int) -> Iterator[bytes]:
+def _until(path: Path, done: int, tests_again: bool) -> Iterator[bytes]:
     """The lines of a file before the first of a later step, or the first that is no record."""
     check_regular(path)
-    data = path.read_bytes()
+    data, step = path.read_bytes(), 0
     with suppress(ValueError):
         for line, record in reader.lines(path, data):
-            if record is None or getattr(record, "step", 0) > done:
+            step = getattr(record, "step", step)
+            if record is None or step > done:
+                return
+            if tests_again and step == done and isinstance(record, Epoch):
                 return
             yield line

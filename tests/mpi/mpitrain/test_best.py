@@ -11,7 +11,7 @@ from collectives import Communicator
 from mpitrain.checkpoint import Checkpoint, Writer
 from mpitrain.config import Checkpoint as CheckpointTable
 from mpitrain.config import ConfigError, Evaluate
-from mpitrain.metrics import Epoch, Resumed, Summary
+from mpitrain.metrics import Epoch, Resumed, Summary, read_records
 from mpitrain.ranks.stop import StopFlag, Stopped
 from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.run import checkpoints, train
@@ -124,6 +124,24 @@ def test_the_best_stays_and_training_ends(comm, folder, parallel):
     for name, value in at_best.items():
         np.testing.assert_array_equal(best.value(name), value)
         assert not np.array_equal(values[name], value)
+
+
+@pytest.mark.parametrize("watched", [True, False], ids=["watched", "not watched"])
+@pytest.mark.parametrize("is_tested", [True, False], ids=["after its test", "before its test"])
+def test_a_run_that_is_killed_about_a_test_has_told_of_it_once(comm, folder, is_tested, watched):
+    """The checkpoint that it goes on from was written before the test after the same step."""
+    config = scored(folder) if watched else scored(folder, best="", patience=0)
+    whole_run, _, _ = run(comm, config)
+    path = folder / "metrics.jsonl"
+    if comm.rank == 0:
+        lines = path.read_text().splitlines(keepends=True)
+        tests = [number for number, line in enumerate(lines) if '"event":"epoch"' in line]
+        path.write_text("".join(lines[: tests[-1] + is_tested]))
+    comm.Barrier()
+    rest, _, _ = run(comm, config, go_on=True)
+    assert of(Resumed, rest)[0].step == (END if watched else 2 * len(SCORES))
+    found = of(Epoch, read_records(path).records)
+    assert [test.epoch for test in found] == [test.epoch for test in of(Epoch, whole_run)]
 
 
 @pytest.mark.parametrize("parallel", LAYOUTS)
