@@ -7,7 +7,7 @@ import msgspec
 from mpi4py import MPI
 
 from mpitrain import brought, nn
-from mpitrain.config import Config, ConfigError, expect_read
+from mpitrain.config import Config, ConfigError, Optim, expect_read
 from mpitrain.config.settings import configured
 from mpitrain.data import program as own_data
 from mpitrain.metrics import Epoch, Record
@@ -86,7 +86,7 @@ class Trainer(trainer.Trainer):
                 ``lambda p: torch.optim.AdamW(p, lr=3e-3)``, of one or several groups, an
                 :class:`mpitrain.optim.optimizers.Optimizer`, or a name as in ``optim.name``.  Of a
                 function, ``lr`` is the rate that schedules begin from, and batches of any size
-                have.
+                have, unless ``optim.lr`` or ``optim.reference_batch`` say otherwise.
             schedule: a function of the step, counted from 0, whose value the rate is multiplied by,
                 as torch's LambdaLR has it (:class:`mpitrain.training.trainer.Trainer`); or, with an
                 optimiser of torch, one that makes a scheduler of it, as ``lambda optimizer:
@@ -154,7 +154,7 @@ class Trainer(trainer.Trainer):
                 optimizer, grouping, schedule, options = brought.optimizer(
                     optimizer, schedule, self.module, layers
                 )
-                asked_for = dict(settings.get("optim", {}))
+                asked_for = _asked_of_optim(config, settings)
                 if useless := set(asked_for) - _BESIDE_AN_OPTIMIZER:
                     raise ConfigError(
                         f"optim: {', '.join(sorted(useless))} would have no part in what "
@@ -240,6 +240,22 @@ def trainer_of(config: Config) -> type[Trainer]:
     if config.server.hogwild:
         return TrainerWithoutLocks
     return TrainerWithServers if config.server.ranks else Trainer
+
+
+def _asked_of_optim(config: Config | None, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What the program says of [optim], as a table, by keywords, or of the rate in ``config``."""
+    usual, given = Optim(), (config or Config()).optim
+    found = {
+        key: getattr(given, key)
+        for key in ("lr", "reference_batch")
+        if getattr(given, key) != getattr(usual, key)
+    }
+    for key, value in settings.items():
+        if key in Optim.__struct_fields__:
+            found[key] = value
+        elif key == "optim":
+            found |= value
+    return found
 
 
 def _is_of_layers(model: Mapping[str, Any]) -> bool:

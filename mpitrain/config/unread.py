@@ -30,9 +30,11 @@ _READ: Mapping[str, _Readers] = {
     "optim.beta1": _ADAPTIVE,
     "optim.beta2": _ADAPTIVE,
     "optim.epsilon": _ADAPTIVE,
+    "optim.weight_decay": _Readers("optim.name", ("sgd", "adam", "adamw", "lars", "lamb")),
     "optim.trust": _Readers("optim.name", ("lars",)),
     "optim.milestones": _STEPS,
     "optim.decay": _STEPS,
+    "loss.smoothing": _Readers("loss.name", ("cross_entropy",)),
     "run.loss_scale": _SCALED,
     "run.loss_scale_window": _SCALED,
     "parallel.profile": _Readers("parallel.partition", ("auto",)),
@@ -40,7 +42,11 @@ _READ: Mapping[str, _Readers] = {
     "parallel.window": _STALE,
 }
 #: What a program or a file brings in the place of a key of the job.
-_IN_THE_PLACE_OF = {"optim.name": "own.optimizer", "optim.schedule": "own.schedule"}
+_IN_THE_PLACE_OF = {
+    "optim.name": "own.optimizer",
+    "optim.schedule": "own.schedule",
+    "loss.name": "own.loss",
+}
 
 
 def unread(job: Config) -> Iterator[tuple[str, str]]:

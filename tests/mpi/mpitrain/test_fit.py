@@ -1007,6 +1007,33 @@ def test_keys_that_an_optimizer_of_torch_would_not_see(comm, folder):
         made(folder, config=config, optimizer=OPTIMIZERS["AdamW"])
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"lr": 0.5},
+        {"optim": {"lr": 0.5}},
+        {"config": Config(optim=Optim(lr=0.5))},
+        {"optim": {"lr": 0.125}, "reference_batch": 6},
+    ],
+)
+def test_a_rate_beside_an_optimizer_of_torch_is_the_rate(comm, folder, asked):
+    with made(folder, optimizer=OPTIMIZERS["SGD"], **asked) as trainer:
+        assert trainer.rates.rate(0) == trainer.rates.common(0) == 0.5
+
+
+@pytest.mark.parametrize(
+    "asked, message",
+    [
+        ({"weight_decay": 0.1}, "optim: weight_decay would have no part in what"),
+        ({"config": Config(optim=Optim(weight_decay=0.1))}, r"optim\.weight_decay: the optimizer"),
+        ({"smoothing": 0.1}, r"loss\.smoothing: the loss that the program brings"),
+    ],
+)
+def test_what_stands_beside_ones_own_and_is_not_read_is_refused(comm, folder, asked, message):
+    with pytest.raises(ConfigError, match=message):
+        made(folder, optimizer=OPTIMIZERS["SGD"], **asked)
+
+
 def test_other_jobs_are_not_resumed(comm, folder):
     def frozen():
         module = net()
