@@ -131,6 +131,21 @@ class Trainer(trainer.Trainer):
             if schedule is not None and not callable(schedule):  # a name, which two tables have
                 settings["schedule"], schedule = schedule, None
             job = configured(config or Config(), settings)
+            brings = {
+                "model": model,
+                "data": train_data,
+                "loss": loss,
+                "metrics": metrics,
+                "optimizer": optimizer,
+                "schedule": schedule,
+            }
+            for key, what in brings.items():
+                if what is None and getattr(job.own, key):
+                    raise ConfigError(
+                        f"own.{key} = {getattr(job.own, key)!r}: a job file that names it is run "
+                        f"by mpitrain train; here, give {'train_data' if key == 'data' else key}= "
+                        "itself, or leave it out of [own]"
+                    )
             right = trainer_of(job)
             if not isinstance(self, right) or (
                 right is Trainer and isinstance(self, ServedTrainer)

@@ -11,7 +11,7 @@ from mpi4py import MPI
 import mpitrain
 from collectives import Communicator
 from mpitrain.checkpoint import CheckpointError
-from mpitrain.config import Config, ConfigError, Optim
+from mpitrain.config import Config, ConfigError, Optim, Own
 from mpitrain.data import DataError
 from mpitrain.fields import fields
 from mpitrain.metrics import Overlap
@@ -1032,6 +1032,13 @@ def test_a_rate_beside_an_optimizer_of_torch_is_the_rate(comm, folder, asked):
 def test_what_stands_beside_ones_own_and_is_not_read_is_refused(comm, folder, asked, message):
     with pytest.raises(ConfigError, match=message):
         made(folder, optimizer=OPTIMIZERS["SGD"], **asked)
+
+
+@pytest.mark.parametrize("key", ["model", "data", "loss", "metrics", "optimizer", "schedule"])
+def test_what_a_job_names_of_ones_own_is_not_left_out(comm, folder, key):
+    job = Config(own=Own(**{key: "mine.py:name"}))
+    with pytest.raises(ConfigError, match=rf"own\.{key} = 'mine\.py:name': a job file that"):
+        mpitrain.Trainer(comm, job, dir=str(folder / "run"))
 
 
 def test_other_jobs_are_not_resumed(comm, folder):
