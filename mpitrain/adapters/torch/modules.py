@@ -10,7 +10,7 @@ from mpitrain.adapters.torch.arrays import as_tensor
 from mpitrain.adapters.torch.cutting import cut, has_hooks
 from mpitrain.adapters.torch.layer import TorchLayer
 from mpitrain.adapters.torch.purity import ImpureModule
-from mpitrain.adapters.torch.seeing import expect_one_mode
+from mpitrain.adapters.torch.seeing import expect_replaceable
 from mpitrain.nn import Chain, Layer, Wrapper
 from mpitrain.ranks.together import together
 from mpitrain.training.averaged import averaged
@@ -38,7 +38,7 @@ def layers(module: torch.nn.Module, cuts: Sequence[str] = ()) -> dict[str, Layer
     """
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"layers() takes a torch.nn.Module, not a {type(module).__name__}")
-    expect_one_mode(module)
+    expect_replaceable(module)
     pieces: dict[str, tuple[str, torch.nn.Module]]
     if cuts:
         pieces = {f"part{n}": ("", part) for n, part in enumerate(cut(module, cuts))}

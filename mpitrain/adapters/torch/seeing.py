@@ -15,6 +15,7 @@ from numpy.typing import DTypeLike
 from torch import nn
 
 from mpitrain.adapters.torch.arrays import as_array, as_tensor
+from mpitrain.adapters.torch.cutting import has_hooks
 from mpitrain.adapters.torch.purity import ImpureModule
 from mpitrain.arrays import Array
 from mpitrain.nn.batch_norm import follow, input_gradient, moments
@@ -171,17 +172,26 @@ def seeing(module: nn.Module) -> nn.Module:
     return copied
 
 
-def expect_one_mode(module: nn.Module) -> None:
-    """Refuse dropout and batch norm that are held in another mode than the module around them.
+def expect_replaceable(module: nn.Module) -> None:
+    """Refuse dropout and batch norm that ours could not stand for.
 
     Raises:
-        ImpureModule: with the name of the part.
+        ImpureModule: with the name of the part: it is held in another mode than the module around
+            it, or does something of its own besides.
     """
     for name, part in module.named_modules():
-        if _replaced(part) and part.training != module.training:
+        if not _replaced(part):
+            continue
+        if part.training != module.training:
             raise ImpureModule(
                 f"{name} ({type(part).__name__}) is in another mode than the module around it, and "
                 "the trainer knows one for all; leave it out, or make constants of what it keeps"
+            )
+        if has_hooks(part) or "forward" in vars(part):
+            raise ImpureModule(
+                f"{name} ({type(part).__name__}) has a hook or a forward() of its own, and the "
+                "trainer's, which stands in its place, would not call it; put it into a module "
+                "around it, and the hook on that"
             )
 
 

@@ -938,6 +938,18 @@ def half_resting():
     return module
 
 
+def with_hook_on_dropout():
+    module = regular()
+    module[3].register_forward_hook(lambda m, x, y: 2 * y)
+    return module
+
+
+def with_own_norm():
+    module = regular()
+    module[4][1].forward = torch.tanh
+    return module
+
+
 def norm_twice():
     norm = torch.nn.BatchNorm1d(6)
     return torch.nn.Sequential(norm, torch.nn.Linear(6, 6), norm, torch.nn.Linear(6, 1))
@@ -972,6 +984,8 @@ def rooted(y, t):
         ({"model": with_own_hook, "cuts": ["enter"]}, "its own hooks belong to no part"),
         ({"model": hooked}, r"0.weight has a hook on its gradient"),
         ({"model": half_resting}, "is in another mode than the module around it"),
+        ({"model": with_hook_on_dropout}, r"3 .Dropout. has a hook or a forward"),
+        ({"model": with_own_norm}, r"4.1 .BatchNorm1d. has a hook or a forward"),
         ({"model": norm_twice}, r"part2. .BatchNorm1d. is in part0, too"),
         ({"loss": summed}, "only a mean over samples with equal weights is the same"),
         ({"loss": rooted}, "only a mean over samples with equal weights is the same"),
