@@ -219,6 +219,7 @@ class Trainer(trainer.Trainer):
             Exception: on all ranks, as :func:`mpitrain.train`.  What a model or a loss raises on
                 one rank alone ends the job, whoever would catch it.
         """
+        self.expect_open()
         tests: list[Epoch] = []
 
         def tell(record: Record) -> None:

@@ -57,7 +57,9 @@ def train(trainer: Trainer, *, go_on: bool = False, tell: Write | None = None) -
             cannot be written here.
         ReportError: on rank 0, when it cannot write its report.
         MPI.Exception: with MPIs that survive the death of a rank.
+        RuntimeError: the trainer is closed.
     """
+    trainer.expect_open()
     config = trainer.config
     if config.run.tensorboard:
         tensorboard.check()

@@ -25,7 +25,9 @@ def evaluate(trainer: Trainer, epoch: int) -> Epoch:
         DataError: on all ranks; there are no samples to test on, or a rank cannot read one.
         ConfigError: on all ranks; a layer, a loss or a metric of the program's own is no function
             of its inputs.
+        RuntimeError: the trainer is closed.
     """
+    trainer.expect_open()
     test, size = trainer.data.test, trainer.config.train.batch_size
     if test is None:
         raise DataError("there is nothing to test on: the job was given no test_data")

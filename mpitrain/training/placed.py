@@ -151,6 +151,7 @@ class Placed(ClosedTogether):
         """
         #: What is closed in the end, the last one first.
         self._opened = ExitStack()
+        self._is_closed = False
         expect_same_job(
             comm,
             config,
@@ -466,6 +467,12 @@ class Placed(ClosedTogether):
         overlaps = self.comm.allreduce(self.store.set_overlap(True), MPI.LOR)
         return Trial() if overlaps else None
 
+    def expect_open(self) -> None:
+        """Raises RuntimeError: it is closed."""
+        if self._is_closed:
+            raise RuntimeError("this trainer is closed, and has no communicators; make another one")
+
     def close(self) -> None:
         """Free what was bound to communicators; a second call does nothing."""
+        self._is_closed = True
         self._opened.close()

@@ -104,7 +104,9 @@ class Trainer(Placed):
                 tell each other later, each worker has left out the steps that were not finite.
             ConfigError: on all ranks, when they tell each other; a layer, a loss or a metric of
                 the program's own is no function of its inputs.
+            RuntimeError: the trainer is closed.
         """
+        self.expect_open()
         self.records = ()
         self.records = self._known(self._step(epoch, batch, held))
         return self.records[-1] if self.records else None

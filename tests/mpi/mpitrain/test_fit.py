@@ -18,6 +18,7 @@ from mpitrain.metrics import Overlap
 from mpitrain.optim.optimizers import Adam
 from mpitrain.ranks.stop import StopFlag, Stopped
 from mpitrain.run import train
+from mpitrain.training.evaluation import evaluate
 from mpitrain.training.trainer import Trainer
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
@@ -290,6 +291,21 @@ def test_a_trainer_frees_the_communicator_that_it_made(comm, folder, monkeypatch
     with made(folder, comm, **given) as trainer:
         assert trainer.comm is comm
     assert not any(one is comm for one in closed)
+
+
+def test_a_closed_trainer_says_so_and_touches_no_file(comm, folder):
+    with made(folder, comm, test_data=Waves(8, 2), epochs=1) as trainer:
+        trainer.fit()
+    kept = sorted((folder / "run" / "checkpoints").iterdir())
+    for use in (
+        trainer.fit,
+        lambda: train(trainer),
+        lambda: trainer.step(0, np.arange(RANKS)),
+        lambda: evaluate(trainer, 0),
+    ):
+        with pytest.raises(RuntimeError, match="this trainer is closed"):
+            use()
+    assert sorted((folder / "run" / "checkpoints").iterdir()) == kept
 
 
 @pytest.mark.parametrize("parallel", layouts())
