@@ -49,6 +49,28 @@ def _tensors(
     }
 
 
+def _called(
+    module: torch.nn.Module,
+    values: Mapping[str, torch.Tensor],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """What a module gives with these parameters and buffers, under whatever names it has them.
+
+    ``tie_weights`` of torch would take a part of two names for two parts, and leave the values in
+    it.
+    """
+    own = [*module.named_parameters(), *module.named_buffers()]
+    given = {id(tensor): values[name] for name, tensor in own if name in values}
+    every = {
+        f"{prefix}{prefix and '.'}{name}": given[id(tensor)]
+        for prefix, part in module.named_modules()
+        for name, tensor in (*part._parameters.items(), *part._buffers.items())
+        if id(tensor) in given
+    }
+    return torch.func.functional_call(module, every, args, kwargs, tie_weights=False)
+
+
 #: Of devices, as torch.autocast has them.
 _KINDS = ("cpu", "cuda")
 
@@ -156,7 +178,7 @@ class TorchLayer(Layer):
         """Shape of its output for one sample; buffers and the generator stay as they are."""
         buffers = {name: b.clone() for name, b in self.module.named_buffers()}
         with torch.random.fork_rng(devices=[]):
-            found = named(torch.func.functional_call(self.module, buffers, *self._arguments(x)))
+            found = named(_called(self.module, buffers, *self._arguments(x)))
         for name, part in found.items():
             of = f"its output {name!r}" if name else "its output"
             if not isinstance(part, torch.Tensor):
@@ -225,9 +247,7 @@ class TorchLayer(Layer):
 
         def run(*tensors: torch.Tensor) -> dict[str, torch.Tensor]:
             arguments = self._arguments(dict(zip(given, tensors, strict=True)))
-            found: dict[str, torch.Tensor] = torch.func.functional_call(
-                self._watched, values, *arguments
-            )
+            found: dict[str, torch.Tensor] = _called(self._watched, values, *arguments)
             return found
 
         if counts and not self._watched.verdict.examined:

@@ -165,10 +165,11 @@ def seeing(module: nn.Module) -> nn.Module:
     if found := _replaced(module):
         return found
     copied = deepcopy(module)
+    stand_in = {part: found for part in copied.modules() if (found := _replaced(part))}
     for part in list(copied.modules()):
-        for name, child in part.named_children():
-            if found := _replaced(child):
-                setattr(part, name, found)
+        for name, child in dict(part._modules).items():  # one part may have several names
+            if child in stand_in:
+                setattr(part, name, stand_in[child])
     return copied
 
 

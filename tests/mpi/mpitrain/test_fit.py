@@ -898,6 +898,33 @@ def test_it_is_the_trainer_of_a_job_too(comm, folder):
         assert len(trainer.fit()) == 1
 
 
+class Named(torch.nn.Module):
+    """Parts that are called twice, and ``again``: the second time by other names."""
+
+    def __init__(self, again):
+        super().__init__()
+        self.enter, self.leave = torch.nn.Linear(6, 6), torch.nn.Linear(6, 1)
+        self.drop, self.norm = torch.nn.Dropout(0.2), torch.nn.BatchNorm1d(6)
+        parts = [self.enter, self.norm, self.drop]
+        self.again = torch.nn.ModuleList(parts if again else ())
+
+    def forward(self, x):
+        first = self.enter, self.norm, self.drop
+        for part in (*first, *(self.again or first)):
+            x = part(x)
+        return self.leave(x)
+
+
+def test_a_part_of_two_names_is_one(comm, folder):
+    found = []
+    for again in (False, True):
+        with made(folder, model=lambda again=again: Named(again)) as trainer:
+            found.append(([test.test_loss for test in trainer.fit()], trainer.module))
+    (one, first), (other, second) = found
+    assert one == other
+    assert torch.equal(first.norm.running_var, second.again[1].running_var)
+
+
 class Held(torch.nn.Module):
     """A function that holds on to a module, beside a dropout, for which the module is copied."""
 
