@@ -41,6 +41,16 @@ def model(given: Any, seed: int, cuts: Sequence[str]) -> tuple[Any, Mapping[str,
         raise ConfigError(f"model: {error}") from error
 
 
+def kinds(module: Any) -> dict[str, object]:
+    """What the parts of a torch module are, by name, with the options that torch's own show."""
+    return {
+        f"model{name and '.'}{name}": f"{type(part).__name__}({part.extra_repr()})"
+        if type(part).__module__.startswith("torch.nn.")
+        else type(part).__name__
+        for name, part in (module.named_modules() if module is not None else ())
+    }
+
+
 def expect_same_parts(module: Any, cuts: Sequence[str], data: Dataset) -> None:
     """The parts of a torch module one after the other compute what all of it does.
 

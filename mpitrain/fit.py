@@ -187,7 +187,8 @@ class Trainer(trainer.Trainer):
         if isinstance(metrics, Mapping):
             judges = {name: brought.metric(one, name, is_torch) for name, one in metrics.items()}
         given = {"train_data": train_data is not None, "test_data": test_data is not None}
-        expect_same_job(whole, job, options | given | {"classes": classes})
+        kinds = brought.kinds(self.module)
+        expect_same_job(whole, job, options | kinds | given | {"classes": classes})
         data = own_data.given(whole, job, train_data, test_data, layers, classes)
         if self.module is not None and cuts and data:
             together(whole, lambda: brought.expect_same_parts(self.module, cuts, data), ConfigError)

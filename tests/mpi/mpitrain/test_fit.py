@@ -748,11 +748,16 @@ def test_bad_input_is_one_sentence_on_all_ranks(comm, folder, changed, error, me
             ConfigError,
             "jobs: weight_decay of the optimizer's group 0 is 0 on rank 0 and 0.1",
         ),
+        (
+            lambda r: {"model": lambda: torch.nn.Sequential(torch.nn.Dropout(0.1 * r), net())},
+            ConfigError,
+            r"jobs: model\.0 is 'Dropout\(p=0.0, inplace=False\)' on rank 0 and 'Dropout\(p=0.1",
+        ),
         (lambda r: {"test_data": None} if r else {}, ConfigError, "jobs: test_data is True on"),
         (lambda r: {"nonsense": 1} if r else {}, TypeError, r"is no setting of a job.*\(rank 1 of"),
         (lambda r: {"batch_size": 1 - r}, ConfigError, r"train.batch_size.*\(rank 1 of"),
     ],
-    ids=["epochs", "batch", "rate", "decay", "tests", "nonsense", "none"],
+    ids=["epochs", "batch", "rate", "decay", "dropout", "tests", "nonsense", "none"],
 )
 def test_ranks_that_ask_for_other_jobs_are_told(comm, folder, own, error, message):
     with pytest.raises(error, match=message):
