@@ -206,6 +206,19 @@ class Trainer(trainer.Trainer):
             before_step=before_step,
             metrics=judges,
         )
+        #: Of the module's parameters, as the trainer took them; until it trains.
+        self._taken: list[int] | None = self._versions()
+
+    def _versions(self) -> list[int]:
+        return [p._version for p in self.module.parameters()] if self.module is not None else []
+
+    def _expect_taken(self) -> None:
+        """The module's parameters are those that the trainer has."""
+        if self._taken is not None and self._taken != self._versions():
+            raise ConfigError(
+                "model: its parameters were given other values after the trainer was made, which "
+                "has had them since then; load them before, as in the function that makes the model"
+            )
 
     def fit(self, *, resume: bool = False) -> list[Epoch]:
         """Train to the end, as :func:`mpitrain.train`; collective.
@@ -217,10 +230,14 @@ class Trainer(trainer.Trainer):
             The tests, in order, on all ranks; none without ``test_data``.
 
         Raises:
+            ConfigError: on all ranks: values that were loaded into ``module`` after the trainer
+                was made would be lost.
             Exception: on all ranks, as :func:`mpitrain.train`.  What a model or a loss raises on
                 one rank alone ends the job, whoever would catch it.
         """
         self.expect_open()
+        together(self.comm, self._expect_taken, ConfigError)
+        self._taken = None
         tests: list[Epoch] = []
 
         def tell(record: Record) -> None:

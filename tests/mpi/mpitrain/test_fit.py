@@ -308,6 +308,13 @@ def test_a_closed_trainer_says_so_and_touches_no_file(comm, folder):
     assert sorted((folder / "run" / "checkpoints").iterdir()) == kept
 
 
+def test_values_that_are_loaded_too_late_are_not_lost(comm, folder):
+    with made(folder, comm, model=regular) as trainer:
+        trainer.module.load_state_dict(regular().state_dict())
+        with pytest.raises(ConfigError, match="other values after the trainer was made"):
+            trainer.fit()
+
+
 @pytest.mark.parametrize("parallel", layouts())
 def test_a_run_that_was_interrupted_ends_with_the_same_bits(comm, folder, parallel):
     changed = {"model": regular, "parallel": parallel, "checkpoint": {"every": 3}}
