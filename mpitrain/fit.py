@@ -7,7 +7,7 @@ import msgspec
 from mpi4py import MPI
 
 from mpitrain import brought, nn
-from mpitrain.config import Config, ConfigError, Optim, expect_read
+from mpitrain.config import Brought, Config, ConfigError, Optim, expect_read
 from mpitrain.config.settings import configured
 from mpitrain.data import program as own_data
 from mpitrain.metrics import Epoch, Record
@@ -181,7 +181,9 @@ class Trainer(trainer.Trainer):
                 job = configured(job, {"dtype": brought.dtype(self.module, job.run.dtype)})
             own_names = {"model": self.module, "loss": loss, "optimizer": optimizer}
             job = _with_names(job, own_names, cuts)
-            expect_read(job)
+            parts = {"own.model": model, "own.data": train_data}
+            named = {key: name_of(one) for key, one in parts.items() if one is not None}
+            expect_read(job, Brought(named, config or Config()))
         is_torch = self.module is not None
         judges = None
         if isinstance(metrics, Mapping):
@@ -214,10 +216,19 @@ class Trainer(trainer.Trainer):
 
     def _expect_taken(self) -> None:
         """The module's parameters are those that the trainer has."""
-        if self._taken is not None and self._taken != self._versions():
+        if self._taken is None or self.module is None:
+            return
+        if self._taken != self._versions():
             raise ConfigError(
                 "model: its parameters were given other values after the trainer was made, which "
                 "has had them since then; load them before, as in the function that makes the model"
+            )
+        from mpitrain.adapters.torch.purity import hooked
+
+        if name := hooked(self.module):
+            raise ConfigError(
+                f"model: {name} was given a hook on its gradient, which the trainer would not "
+                "call; put it into the loss, or take mpitrain.adapters.torch.DataParallel"
             )
 
     def fit(self, *, resume: bool = False) -> list[Epoch]:
@@ -231,7 +242,7 @@ class Trainer(trainer.Trainer):
 
         Raises:
             ConfigError: on all ranks: values that were loaded into ``module`` after the trainer
-                was made would be lost.
+                was made would be lost, and hooks that its parameters were given.
             Exception: on all ranks, as :func:`mpitrain.train`.  What a model or a loss raises on
                 one rank alone ends the job, whoever would catch it.
         """

@@ -27,8 +27,10 @@ from mpitrain.config.tables import (
     Run,
     Train,
 )
+from mpitrain.config.unread import Brought
 
 __all__ = [
+    "Brought",
     "Checkpoint",
     "Compress",
     "Config",

@@ -16,7 +16,7 @@ from collectives.analysis.own import named
 from mpitrain.config import examples
 from mpitrain.config.errors import ConfigError
 from mpitrain.config.tables import Config
-from mpitrain.config.unread import unread
+from mpitrain.config.unread import Brought, unread
 
 #: Bytes of a job file; more is something else, as a device that never ends.
 _LARGEST = 1 << 20
@@ -122,13 +122,13 @@ def _unknown(what: str, subject: str, word: str, known: Any) -> str:
     return f"{subject}: unknown {what}; {hint}"
 
 
-def expect_read(job: Config) -> None:
-    """Whoever runs a job reads all that it sets.
+def expect_read(job: Config, brought: Brought | None = None) -> None:
+    """Whoever runs a job reads all that it sets; of a program, with what it brings.
 
     Raises:
         ConfigError: not of a key; the message is one sentence with the place as a dotted path.
     """
-    for place, why in unread(job):
+    for place, why in unread(job, brought or Brought()):
         raise ConfigError(f"{place}: {why}")
 
 

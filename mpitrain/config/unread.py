@@ -7,6 +7,7 @@ clients, keeps keys that it does not read.
 
 from collections.abc import Iterator, Mapping
 from operator import attrgetter
+from types import MappingProxyType
 from typing import NamedTuple
 
 from mpitrain.config.tables import Config
@@ -23,8 +24,20 @@ _ADAPTIVE = _Readers("optim.name", ("adam", "adamw", "lamb"))
 _SCALED = _Readers("run.compute", ("float16",))
 _STEPS = _Readers("optim.schedule", ("step",))
 _STALE = _Readers("parallel.schedule", ("asynchronous",))
+_WIDE = _Readers("model.kind", ("mlp", "convnet", "vgg", "recommender"))
+_GPT = _Readers("model.kind", ("gpt",))
 
 _READ: Mapping[str, _Readers] = {
+    "data.path": _Readers("data.name", ("idx", "arrays", "text", "tokens")),
+    "data.units": _Readers("data.name", ("text",)),
+    "data.vocabulary": _Readers("data.name", ("tokens",)),
+    "data.samples": _Readers("data.name", ("clicks",)),
+    "data.test_fraction": _Readers("data.name", ("digits", "arrays", "text", "clicks")),
+    "model.hidden": _WIDE,
+    "model.channels": _Readers("model.kind", ("convnet", "vgg", "resnet")),
+    "model.layers": _GPT,
+    "model.heads": _GPT,
+    "model.width": _Readers("model.kind", ("gpt", "recommender")),
     "optim.momentum": _Readers("optim.name", ("sgd", "lars")),
     "optim.nesterov": _Readers("optim.name", ("sgd",)),
     "optim.beta1": _ADAPTIVE,
@@ -46,24 +59,39 @@ _IN_THE_PLACE_OF = {
     "optim.name": "own.optimizer",
     "optim.schedule": "own.schedule",
     "loss.name": "own.loss",
+    "model.kind": "own.model",
+    "data.name": "own.data",
 }
 
 
-def unread(job: Config) -> Iterator[tuple[str, str]]:
+class Brought(NamedTuple):
+    """What a program puts in the place of keys of a job that it was given.
+
+    Attributes:
+        kinds: of each part, as ``{"own.data": "Subset"}``.
+        job: before the program's settings; that it says more than is read is no fault of theirs.
+    """
+
+    kinds: Mapping[str, str] = MappingProxyType({})
+    job: Config = Config()
+
+
+def unread(job: Config, brought: Brought) -> Iterator[tuple[str, str]]:
     """What is set to something else than its default and read by nothing, as (key, sentence)."""
     usual = Config()
     for key, (by, values) in _READ.items():
         value = attrgetter(by)(job)
         own = _IN_THE_PLACE_OF.get(by, "")
-        if own and attrgetter(own)(job):
+        before = brought.job if own in brought.kinds else usual
+        if own and (kind := brought.kinds.get(own) or attrgetter(own)(job)):
             what = own.partition(".")[2]
-            reader = f"the {what} that the program brings ({attrgetter(own)(job)})"
+            reader = f"the {what} that the program brings ({kind})"
         elif value not in values:
             reader = f"{by} = {value!r}"
         else:
             continue
         default = attrgetter(key)(usual)
-        if attrgetter(key)(job) != default:
+        if attrgetter(key)(job) not in (default, attrgetter(key)(before)):
             who = f"{' and '.join(map(repr, values))} {'do' if len(values) > 1 else 'does'}"
             hint = f", or set {key.partition('.')[2]} = {default!r}" if default else ""
             yield key, f"{reader} does not read it, {who}; leave it out{hint}"

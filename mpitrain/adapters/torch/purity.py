@@ -81,11 +81,19 @@ def refuse(name: str, module: nn.Module) -> None:
             raise ImpureModule(
                 f"{name}.{inner} is of {parameter.dtype}, and the trainer has real numbers alone"
             )
+    if inner := hooked(module):
+        raise ImpureModule(
+            f"{name}.{inner} has a hook on its gradient, which the trainer would not call; "
+            f"put it into the loss or the optimizer, {_ELSEWHERE}"
+        )
+
+
+def hooked(module: nn.Module) -> str:
+    """The name of a parameter with a hook on its gradient, if there is one."""
+    for name, parameter in module.named_parameters():
         if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
-            raise ImpureModule(
-                f"{name}.{inner} has a hook on its gradient, which the trainer would not call; "
-                f"put it into the loss or the optimizer, {_ELSEWHERE}"
-            )
+            return name
+    return ""
 
 
 class Watched(nn.Module):

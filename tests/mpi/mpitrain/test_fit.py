@@ -11,7 +11,7 @@ from mpi4py import MPI
 import mpitrain
 from collectives import Communicator
 from mpitrain.checkpoint import CheckpointError
-from mpitrain.config import Config, ConfigError, Optim, Own
+from mpitrain.config import Config, ConfigError, Data, Model, Optim, Own
 from mpitrain.data import DataError
 from mpitrain.fields import fields
 from mpitrain.metrics import Overlap
@@ -313,6 +313,19 @@ def test_values_that_are_loaded_too_late_are_not_lost(comm, folder):
         trainer.module.load_state_dict(regular().state_dict())
         with pytest.raises(ConfigError, match="other values after the trainer was made"):
             trainer.fit()
+
+
+def test_hooks_that_come_too_late_are_refused(comm, folder):
+    def hooked(parameters):
+        parameters = list(parameters)
+        parameters[0].register_hook(lambda gradient: 2 * gradient)
+        return torch.optim.SGD(parameters, lr=0.01)
+
+    with (
+        made(folder, comm, model=regular, optimizer=hooked) as trainer,
+        pytest.raises(ConfigError, match="was given a hook on its gradient"),
+    ):
+        trainer.fit()
 
 
 @pytest.mark.parametrize("parallel", layouts())
@@ -1096,11 +1109,22 @@ def test_a_rate_beside_an_optimizer_of_torch_is_the_rate(comm, folder, asked):
         ({"weight_decay": 0.1}, "optim: weight_decay would have no part in what"),
         ({"config": Config(optim=Optim(weight_decay=0.1))}, r"optim\.weight_decay: the optimizer"),
         ({"smoothing": 0.1}, r"loss\.smoothing: the loss that the program brings"),
+        ({"hidden": [8]}, r"model\.hidden: the model that the program brings \(net\) does not"),
+        (
+            {"test_fraction": 0.5},
+            r"data\.test_fraction: the data that the program brings \(Waves\)",
+        ),
     ],
 )
 def test_what_stands_beside_ones_own_and_is_not_read_is_refused(comm, folder, asked, message):
     with pytest.raises(ConfigError, match=message):
         made(folder, optimizer=OPTIMIZERS["SGD"], **asked)
+
+
+def test_a_job_file_may_say_more_than_the_program_leaves_to_it(comm, folder):
+    config = Config(model=Model(kind="mlp", hidden=(8,)), data=Data(test_fraction=0.5))
+    with made(folder, config=config) as trainer:
+        assert trainer.config.data.test_fraction == 0.5
 
 
 @pytest.mark.parametrize("key", ["model", "data", "loss", "metrics", "optimizer", "schedule"])

@@ -238,6 +238,11 @@ def test_the_job_of_a_checkpoint_is_read_without_its_algorithm():
         (["parallel.weights=latest"], "parallel.weights: parallel.schedule = '1f1b' does not"),
         (["parallel.window=8"], "parallel.window: "),
         (["parallel.profile=p.json"], "parallel.profile: parallel.partition = 'even' does not"),
+        (["model.kind=mlp", "model.channels=[8]"], "model.channels: model.kind = 'mlp' does not"),
+        (["model.heads=2"], "model.heads: model.kind = 'convnet' does not read it, 'gpt' does"),
+        (["own.model=m:f", "model.hidden=[8]"], "the model that the program brings (m:f) does not"),
+        (["data.path=a"], "data.path: data.name = 'digits' does not read it, 'idx' and"),
+        (["data.samples=9"], "data.samples: data.name = 'digits' does not read it, 'clicks' does"),
         (["evaluate.watch=accuracy"], "evaluate.watch: says by which value training ends early"),
     ],
 )
