@@ -1144,7 +1144,7 @@ def test_other_jobs_are_not_resumed(comm, folder):
     with made(folder, **given, steps=3) as trainer:
         trainer.fit()
     for changed, message in (
-        ({"optimizer": lambda p: torch.optim.Adam(p)}, "'optimizer': 'AdamW'"),
+        ({"optimizer": lambda p: torch.optim.Adam(p)}, "own.optimizer was AdamW, and is Adam;"),
         ({"loss": torch.nn.functional.l1_loss}, "'loss': 'mse_loss'"),
         ({"model": frozen}, "part0.bias, part0.weight, which the model does not train"),
     ):
