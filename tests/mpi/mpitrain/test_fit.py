@@ -1145,7 +1145,7 @@ def test_other_jobs_are_not_resumed(comm, folder):
         trainer.fit()
     for changed, message in (
         ({"optimizer": lambda p: torch.optim.Adam(p)}, "own.optimizer was AdamW, and is Adam;"),
-        ({"loss": torch.nn.functional.l1_loss}, "'loss': 'mse_loss'"),
+        ({"loss": torch.nn.functional.l1_loss}, "own.loss was mse_loss, and is l1_loss;"),
         ({"model": frozen}, "part0.bias, part0.weight, which the model does not train"),
     ):
         with pytest.raises(CheckpointError, match=message):
