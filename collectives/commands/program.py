@@ -84,7 +84,11 @@ def while_read() -> Iterator[None]:
     """Ends the program where its output cannot be written: without a word where what reads it has
     ended, as ``head`` does, and with a sentence and status 1 where a disk is full."""
     try:
-        yield
+        try:
+            yield
+        except SystemExit:  # of --version, once it has printed
+            print(end="", flush=True)
+            raise
         print(end="", flush=True)  # nothing where there is no stdout
     except BrokenPipeError:
         _write_nothing_more()
