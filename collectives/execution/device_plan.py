@@ -7,7 +7,6 @@ memory before the stream has come that far, and MPI is called by the host: a :cl
 is a round of its own, tells when it has.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -16,6 +15,7 @@ from typing import Any, Protocol
 from collectives.execution.lanes import Lane
 from collectives.execution.plan import BoundRound, Plan
 from collectives.execution.underway import Underway
+from collectives.execution.waiting import give_way
 
 
 class Event(Protocol):
@@ -67,7 +67,7 @@ class Gate:
 
     def Wait(self) -> None:
         while not self.Test():
-            os.sched_yield()
+            give_way()
 
     def Free(self) -> None:
         """Nothing to release."""

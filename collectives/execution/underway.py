@@ -1,11 +1,11 @@
 """Which plans are under way: what a rank that waits must move along."""
 
-import os
 import threading
 from typing import Protocol
 
 from collectives.errors import CollectiveError
 from collectives.execution.traffic import Traffic
+from collectives.execution.waiting import give_way
 
 
 class Moving(Protocol):
@@ -79,7 +79,7 @@ class Underway:
         """Moves the plans of this thread along, lest a rank that waits for them wait for us."""
         for plan in tuple(_HERE.plans):
             plan.Test()
-        os.sched_yield()
+        give_way()
 
     def drain(self) -> None:
         """Ends the plans of this communicator: all ranks have started them.  After one was left in

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from os import sched_yield
 from time import perf_counter
 
 from collectives import CorruptMessage
+from collectives.execution.waiting import give_way
 from mpitrain.parallel.arena import Bucket
 from mpitrain.parallel.summation import Sum, arrived
 
@@ -65,7 +65,7 @@ class BucketsInFlight:
             while self._in_flight:
                 self._move(arrived)
                 if self._in_flight:
-                    sched_yield()
+                    give_way()
         seconds = self._seconds
         self._ready.clear()
         self._started = 0

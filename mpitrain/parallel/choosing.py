@@ -1,7 +1,6 @@
 """Whether a code of gradients pays on this link: tried, once, on gradients of the job's shapes."""
 
 from collections.abc import Callable, Mapping
-from os import sched_yield
 from time import perf_counter
 from typing import NamedTuple
 
@@ -9,6 +8,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator
+from collectives.execution.waiting import give_way
 from mpitrain.parallel.arena import DATA, Arena
 from mpitrain.parallel.store import Allocate
 from mpitrain.parallel.summation import Sum, Summand, Summation
@@ -96,7 +96,7 @@ def _seconds(
             one.Start()
         left = list(sums)
         while left := [one for one in left if not one.Test()]:
-            sched_yield()
+            give_way()
         found.append(perf_counter() - start)
         summation.commit()
     for one in sums:

@@ -1,10 +1,10 @@
 """Stores that keep a shard of the gradients, into which each backward pass is summed at once."""
 
 from collections.abc import Callable
-from os import sched_yield
 from time import perf_counter
 from typing import NamedTuple
 
+from collectives.execution.waiting import give_way
 from mpitrain.arrays import Array, Gradients, array_namespace
 from mpitrain.parallel.arena import Arena, Bucket
 from mpitrain.parallel.store import Reduction, Store
@@ -88,7 +88,7 @@ class ScatteredGradients(Store):
             self._begin(bucket)
         while self._arriving:
             self._move(arrived)
-            sched_yield()
+            give_way()
         seconds, self.seconds = self.seconds, 0.0
         return seconds
 

@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 from math import prod
-from os import sched_yield
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +10,7 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from collectives.execution.transport import Bytes, Envelope
+from collectives.execution.waiting import give_way
 from mpitrain.arrays import Array, Shape
 from mpitrain.device import HOST, Device, Later
 from mpitrain.fields import marked, marks, unused
@@ -89,7 +89,7 @@ class Mailbox:
         request, array, tail, source, sealed = self._posted.popleft()
         with self._comm.waiting(f"activation from rank {source}", by_all=False):
             while not self.Test() and not request.Test():
-                sched_yield()
+                give_way()
             request.Wait()
             if sealed:
                 sealed.check(self._comm, source)
@@ -130,7 +130,7 @@ class Mailbox:
         """Until all messages have started; meanwhile, ``progress`` moves other things along."""
         while not self.Test():
             progress()
-            sched_yield()
+            give_way()
 
     def _start(self, letter: "_Letter") -> None:
         data = _bytes(np.ascontiguousarray(letter.array.get()))

@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
-from os import sched_yield
 
 import numpy as np
 
 from collectives import Communicator
+from collectives.execution.waiting import give_way
 from mpitrain.arrays import Array
 from mpitrain.parallel.arena import Bucket, Tensor
 from mpitrain.parallel.summation import Sum, Summand, Summation
@@ -134,7 +134,7 @@ class Exchange:
         while not self.test():
             for other in others:
                 other.test()
-            sched_yield()
+            give_way()
 
     def close(self) -> None:
         """Free what is bound to the communicator; collective."""

@@ -17,12 +17,12 @@ its backward pass and at the end of a step.
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from os import sched_yield
 from typing import Any, ClassVar
 
 import numpy as np
 from mpi4py import MPI
 
+from collectives.execution.waiting import give_way
 from mpitrain.arrays import Array
 from mpitrain.parallel.summation import Keeper, Kept
 from mpitrain.step.agreement import Agreed, Told
@@ -160,7 +160,7 @@ class Quorum(InStep):
         wanted = self._replay.get(step + 1)
         while not self._is_enough(step, wanted):
             self._look()
-            sched_yield()
+            give_way()
         self._look()
         taken = [one for one in self._waiting if _is_wanted(one, wanted)]
         self._waiting = [one for one in self._waiting if not _is_wanted(one, wanted)]
@@ -180,7 +180,7 @@ class Quorum(InStep):
             if len(self._results) < self._behind:
                 return self._message()
             self._look()
-            sched_yield()
+            give_way()
         return self._results.popleft()[0] if self._results else self._message()
 
     def _is_enough(self, step: int, wanted: Taken | None) -> bool:
@@ -218,7 +218,7 @@ class Quorum(InStep):
         message, request = self._next
         while not request.Test():
             self.progress()
-            sched_yield()
+            give_way()
         assert message.step == step, "results come in order"
         self._next = None
         return message
@@ -255,7 +255,7 @@ class Quorum(InStep):
             self._post()
             while (self._received[1:] < sends[1:]).any():
                 self._look()
-                sched_yield()
+                give_way()
             while self._results:
                 MPI.Request.Waitall(self._results.popleft()[1])
             for one in self._waiting:
@@ -263,7 +263,7 @@ class Quorum(InStep):
                 self._late_steps[one.worker, 1] = one.message.step + 1
         while self._sent:
             self.progress()
-            sched_yield()
+            give_way()
         self._comm.Bcast(self._late_steps, 0)
         self._return_late()
 

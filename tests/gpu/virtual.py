@@ -28,7 +28,6 @@ from collectives.execution.lanes import Lane
 from collectives.execution.messages import bind
 from collectives.execution.transport.device import DirectTransport, StagedTransport
 from mpitrain.config import Config, Data, Model, Optim, Run, Train
-from mpitrain.parallel import buckets
 from mpitrain.parallel.summation import KeepsNothing
 from mpitrain.training import build, placed
 from mpitrain.training.trainer import Trainer
@@ -101,8 +100,7 @@ def steps(
             patch.setattr(build, "summation", lambda config, replica: how)
         # Numbers do not matter, and nobody else is to be let in while virtual time goes by.
         patch.setattr(placed, "initial", lambda run, model, arena, own: np.zeros(arena.size, "f4"))
-        for module in (os, buckets):
-            patch.setattr(module, "sched_yield", lambda: None)
+        patch.setattr(os, "sched_yield", lambda: None)
         with (
             Communicator(MPI.COMM_SELF, device="staged") as comm,
             Trainer(comm, config) as trainer,

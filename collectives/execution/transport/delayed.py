@@ -30,6 +30,7 @@ from mpi4py import MPI
 
 from collectives.execution.transport import Bytes
 from collectives.execution.transport.mpi import MPITransport
+from collectives.execution.waiting import give_way
 
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 _BITS = {"Gb/s": 1e9, "Mb/s": 1e6, "kb/s": 1e3}
@@ -181,7 +182,7 @@ class Stamped:
             if left > _SHORT:
                 sleep(left - _SHORT / 2)
             else:
-                os.sched_yield()
+                give_way()
 
     def free(self) -> None:
         """Releases the type."""

@@ -8,18 +8,18 @@ with these, everything before the store is done before everything after the load
 of 8 bytes is stored and loaded as one on all of them.
 """
 
-import os
 from collections.abc import Sequence
 
 from collectives.execution.plan import Action
+from collectives.execution.waiting import give_way, is_contended
 
 #: Slots: that of the ranks' meetings, and that of blocking calls, which follow one another; those
 #: of other plans come after it.
 MEETING, BLOCKING = 0, 1
 #: Polls before a rank with a core of its own offers it to others: about 100 us.
 _SPINS = 2000
-#: Polls after which a rank that waits calls the MPI library once: tens of microseconds.
-_MISSES = 64
+#: Polls after which a rank that waits calls the MPI library once.
+_MISSES = 8
 
 
 class RunCount:
@@ -76,12 +76,12 @@ class Flag:
 
     def Wait(self) -> None:
         counters, slot, wanted = self._counters, self._slot, self._runs.base + self._value
-        if not self._polite:
+        if not (self._polite or is_contended()):
             for _ in range(_SPINS):
                 if counters[slot] >= wanted:
                     return
         while not self.Test():
-            os.sched_yield()
+            give_way()
 
     def Free(self) -> None:
         """Nothing to release."""

@@ -1,6 +1,5 @@
 """What a program's own communication hook sees, and how what it starts comes to an end."""
 
-import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -9,6 +8,7 @@ import torch
 from mpi4py import MPI
 
 from collectives import Communicator
+from collectives.execution.waiting import give_way
 from mpitrain.adapters.torch.arrays import as_array, namespace_of
 
 #: ``hook(state, bucket)`` returns a future of the bucket's mean, as torch's.
@@ -142,7 +142,7 @@ class UnderWay:
                 continue
             self.test()
             self._waits()
-            os.sched_yield()  # it may be another thread that gives the value
+            give_way()  # it may be another thread that gives the value
 
     def wait(self, future: torch.futures.Future[Any]) -> Any:
         """The value of a future that may depend on them."""

@@ -1,13 +1,13 @@
 """Ranks that tell one another what they are about to do, so that they go on together or not at
 all."""
 
-import os
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
+from collectives.execution.waiting import give_way
 from mpitrain.arrays import Array
 
 #: What a rank can be about to do.
@@ -146,5 +146,5 @@ def _reduced(comm: MPI.Intracomm, mine: Array, by: MPI.Op, idle: Callable[[], No
     request = comm.Iallreduce(mine, found, by)
     while not request.Test():
         idle()
-        os.sched_yield()  # a rank that we wait for may need this core
+        give_way()  # a rank that we wait for may need this core
     return found

@@ -1,0 +1,44 @@
+"""How a rank waits for another: it looks, and gives its core away between two looks."""
+
+import os
+import threading
+import time
+
+#: A yield that takes longer has given the core to another program: seconds.
+_CONTENDED_S = 2e-4
+#: How long a rank believes that its core is contended: seconds.
+_MEMORY_S = 0.25
+#: A sleep between two looks, to which Linux adds its timer slack of 50 us: seconds.
+_SLEEP_S = 2e-5
+
+
+class _Core(threading.local):
+    """The core that this thread runs on, as its own yields have found it."""
+
+    contended_until = 0.0
+
+
+_CORE = _Core()
+
+
+def is_contended() -> bool:
+    """Whether another program has lately run on this thread's core while the thread waited."""
+    return time.monotonic() < _CORE.contended_until
+
+
+def give_way() -> None:
+    """Lets other threads of the core run, between two looks at what this one waits for.
+
+    A yield costs a microsecond where nothing else wants the core.  Where another program does, a
+    yield lasts until that program has used up its time slice, some milliseconds, and a rank that
+    polls uses up its own slice with nothing.  A rank that sleeps keeps its claim to the core and
+    gets it back at once when it wakes, so contended cores are waited on by short sleeps.
+    """
+    began = time.monotonic()
+    if began < _CORE.contended_until:
+        time.sleep(_SLEEP_S)
+        return
+    os.sched_yield()
+    ended = time.monotonic()
+    if ended - began > _CONTENDED_S:
+        _CORE.contended_until = ended + _MEMORY_S
