@@ -131,7 +131,7 @@ LAUNCHERS = (
     Launcher("a launcher with PMI", "PMI_RANK", ("PMI_SIZE",), "PMI_RANK", _MPIRUN, holds=True),
     Launcher("a launcher with PMIx", "PMIX_RANK", (), "PMIX_RANK", _MPIRUN, holds=True),
     # Both are set by hand, too: one of them alone says nothing.
-    Launcher("what has set RANK", "RANK", ("WORLD_SIZE",), "", _MPIRUN, holds=True),
+    Launcher("a launcher that sets RANK", "RANK", ("WORLD_SIZE",), "", _MPIRUN, holds=True),
 )  # fmt: skip
 
 
