@@ -118,7 +118,7 @@ class Communicator(  # type: ignore[misc]
         if comm is None:  # mpi4py makes one to fill in itself
             self._engine = Engine(self, Settings())
             return self
-        check_launch(MPI.COMM_WORLD.size)
+        check_launch()
         abort_when_uncaught()
         algorithm = named(algorithm)
         check_default(algorithm, comm.size if comm != MPI.COMM_NULL else None)

@@ -87,7 +87,7 @@ class Launcher(NamedTuple):
 LAUNCHERS = (
     Launcher(
         "torchrun", "TORCHELASTIC_RUN_ID", ("WORLD_SIZE",), "RANK",
-        {"": "torchrun starts no MPI: start with '{mpirun} -n {n} python' in its place"},
+        {"": "start with '{mpirun} -n {n}' in its place, as torchrun starts no MPI"},
     ),
     Launcher(
         "jsrun", "JSM_NAMESPACE_RANK", ("JSM_NAMESPACE_SIZE",), "JSM_NAMESPACE_RANK",
@@ -135,7 +135,7 @@ LAUNCHERS = (
 )  # fmt: skip
 
 
-def check_launch(size: int, environment: Mapping[str, str] = os.environ) -> None:
+def check_launch(size: int | None = None, environment: Mapping[str, str] = os.environ) -> None:
     """Refuses to run where a launcher has started more processes than MPI sees.
 
     An allocation of several tasks is no reason, as a shell or a notebook in it is one process.
@@ -144,7 +144,8 @@ def check_launch(size: int, environment: Mapping[str, str] = os.environ) -> None
     their status has the launcher end rank 0.
 
     Args:
-        size: the ranks of ``MPI.COMM_WORLD``.
+        size: the ranks that MPI sees; those of ``MPI.COMM_WORLD`` by default.  Without one, as in a
+            program of sessions, nothing is refused.
         environment: the process's variables; with ``COLLECTIVES_ALONE`` on, nothing is refused.
 
     Raises:
@@ -155,6 +156,10 @@ def check_launch(size: int, environment: Mapping[str, str] = os.environ) -> None
     """
     from mpi4py import MPI
 
+    if size is None:
+        if not MPI.Is_initialized():
+            return
+        size = MPI.COMM_WORLD.size
     vendor, version = MPI.get_vendor()
     found = excess(size, vendor, environment)
     if found is None or switch(_ALONE, environment):

@@ -105,7 +105,7 @@ class Trainer(trainer.Trainer):
             LaunchError: a launcher has started more processes than MPI sees.
             ConfigError, DataError: as :class:`mpitrain.training.trainer.Trainer`.
         """
-        check_launch(MPI.COMM_WORLD.size)  # before the program's functions are called
+        check_launch()  # before the program's functions are called
         whole = MPI.COMM_WORLD if comm is None else comm
 
         def asked() -> Config:

@@ -168,3 +168,13 @@ def test_the_launcher_of_this_mpi_starts_ranks(tmp_path, ranks):
         pytest.skip("no MPI launcher")
     done, worked = launched(tmp_path, launcher, "-n", str(ranks), sys.executable)
     assert (done.returncode, worked) == (0, [str(ranks)]), done.stderr
+
+
+def test_a_program_of_sessions_is_not_asked():
+    """``MPI.COMM_WORLD`` is not there, and Open MPI crashes where it is used."""
+    code = (
+        "import mpi4py; mpi4py.rc.initialize = False\n"
+        "from collectives import check_launch; check_launch()"
+    )
+    told = {**os.environ, **TOLD["srun"], "PYTHONPATH": str(ROOT)}
+    assert subprocess.run([sys.executable, "-c", code], env=told).returncode == 0
