@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from collectives.execution.transport.checked import CheckedTransport
     from collectives.execution.transport.delayed import Link, delayed
     from collectives.execution.transport.mpi import MPITransport
-    from collectives.launch import abort_on_exception, check_launch
+    from collectives.launch import abort_on_exception
+    from collectives.launchers import check_launch
     from collectives.sparse import sparse_allreduce
 
 __version__ = "0.1.0"
@@ -41,7 +42,7 @@ _WHERE = {
     "Link": "collectives.execution.transport.delayed",
     "MPITransport": "collectives.execution.transport.mpi",
     "abort_on_exception": "collectives.launch",
-    "check_launch": "collectives.launch",
+    "check_launch": "collectives.launchers",
     "delayed": "collectives.execution.transport.delayed",
     "provenance": "collectives.about",
     "sparse_allreduce": "collectives.sparse",

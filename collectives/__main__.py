@@ -5,7 +5,13 @@ import sys
 
 from collectives.about import program
 from collectives.commands import bench, explore, models, rounding, schedules, tune, turns
-from collectives.commands.program import add_commands, add_verbose, add_version, while_read
+from collectives.commands.program import (
+    add_commands,
+    add_verbose,
+    add_version,
+    parsed,
+    while_read,
+)
 from collectives.errors import CollectiveError
 
 
@@ -29,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     turns.add(commands)
     try:
         with while_read():
-            options = parser.parse_args(arguments)
+            options = parsed(parser, arguments)
             return options.run(options)
     except CollectiveError as error:
         print(f"error: {error}", file=sys.stderr)

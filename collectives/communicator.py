@@ -26,6 +26,7 @@ from collectives.execution.transport import Bytes, Envelope
 from collectives.execution.transport.mpi import MPITransport
 from collectives.execution.underway import Moving
 from collectives.launch import abort_when_uncaught
+from collectives.launchers import check_launch
 from collectives.watchdog import report_calls
 
 
@@ -89,6 +90,8 @@ class Communicator(  # type: ignore[misc]
             processes of its own works.  Default: that of ``COLLECTIVES_DEVICE``, or auto.
 
     Raises:
+        LaunchError: a launcher has started more processes than MPI sees
+            (:func:`collectives.check_launch`).
         UnknownAlgorithm: no collective has this algorithm.
         ScheduleError: an algorithm of one's own is wrong.
         TypeError: an argument is of another type.
@@ -115,6 +118,7 @@ class Communicator(  # type: ignore[misc]
         if comm is None:  # mpi4py makes one to fill in itself
             self._engine = Engine(self, Settings())
             return self
+        check_launch()
         abort_when_uncaught()
         algorithm = named(algorithm)
         check_default(algorithm, comm.size if comm != MPI.COMM_NULL else None)

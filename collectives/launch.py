@@ -1,4 +1,4 @@
-"""Guards for a wrong launcher, a rank that dies alone, and a launcher that dies first."""
+"""Guards for a rank that dies alone, and a launcher that dies first."""
 
 import io
 import os
@@ -17,61 +17,19 @@ from typing import NamedTuple, NoReturn
 from mpi4py import MPI
 
 from collectives.environment import switch
-from collectives.errors import LaunchError
+from collectives.launchers import PROCESSES
 
-# What the launcher itself told this process, then what only the surrounding allocation says.
-_LAUNCHER = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
-_ALLOCATION = ("SLURM_NTASKS",)
 #: What a launcher has not forwarded when it hears of an abort may be lost: MPICH's sometimes loses
 #: the traceback.
 _FORWARDING_S = 0.2
 #: How long ``Abort`` may take; it is done in milliseconds, or never.
 _ABORT_S = 5
-#: As the processes are called that users start.
-_LAUNCHERS = ("mpiexec", "mpirun", "prterun")
 #: A launcher that cannot reach another node waits for TCP to give up: 15 minutes.
 _LAUNCHER_S = 30
 #: How often a rank looks whether it still has the parent that it began with.
 _PARENT_S = 1.0
 #: The exit status of one that has not: 128 + SIGHUP.
 ORPHANED = 129
-
-
-def check_launch(size: int, environment: Mapping[str, str] = os.environ) -> None:
-    """Refuses to run as rank 0 of 1 where the environment promises several tasks.
-
-    That happens when launcher and MPI library do not belong together (plain ``srun``, another
-    MPI's ``mpirun``): every process believes that it is alone, and trains alone.
-
-    Raises:
-        LaunchError: with the variable that says so and the ways out.
-    """
-    if size > 1:
-        return
-    told = {name: _number(environment.get(name)) for name in _LAUNCHER}
-    for name, tasks in told.items():
-        if tasks > 1:
-            raise LaunchError(_message(name, tasks))
-    if any(told.values()):
-        return  # a launcher that works started exactly one
-    for name in _ALLOCATION:
-        tasks = _number(environment.get(name))
-        if tasks > 1:
-            raise LaunchError(_message(name, tasks))
-
-
-def _message(name: str, tasks: int) -> str:
-    vendor, version = MPI.get_vendor()
-    return (
-        f"this process is rank 0 of 1, but {name}={tasks}: the launcher and this MPI "
-        f"({vendor} {'.'.join(map(str, version))}) do not belong together; start with "
-        "'srun --mpi=pmix' (Open MPI) or 'srun --mpi=pmi2' (MPICH), or with the mpirun of this "
-        f"environment, or unset {name} if one process is what you want"
-    )
-
-
-def _number(text: str | None) -> int:
-    return int(text) if text and text.isdecimal() else 0
 
 
 @contextmanager
@@ -213,7 +171,7 @@ def _launchers() -> Iterator[tuple[int, _Stat]]:
     with suppress(OSError):  # one has ended
         while number > 1:
             stat = _stat(number)
-            launches = stat.name.startswith(_LAUNCHERS)
+            launches = stat.name.startswith(PROCESSES)
             if launches or number == parent:
                 yield number, stat
             if launches:

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 from mpi4py import MPI
 
+from collectives import check_launch
 from mpitrain import brought, nn
 from mpitrain.config import Brought, Config, ConfigError, Optim, expect_read
 from mpitrain.config.settings import configured
@@ -101,8 +102,10 @@ class Trainer(trainer.Trainer):
 
         Raises:
             TypeError: on all ranks: a keyword that is no setting.
+            LaunchError: a launcher has started more processes than MPI sees.
             ConfigError, DataError: as :class:`mpitrain.training.trainer.Trainer`.
         """
+        check_launch()  # before the program's functions are called
         whole = MPI.COMM_WORLD if comm is None else comm
 
         def asked() -> Config:

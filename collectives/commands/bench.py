@@ -162,18 +162,16 @@ def run(options: argparse.Namespace) -> int:
     from mpi4py import MPI
 
     from collectives.communicator import Communicator
-    from collectives.launch import abort_on_exception, check_launch
+    from collectives.launch import abort_on_exception
 
     comm = Communicator(MPI.COMM_WORLD, attach=False, turns=False)
     show_log(options, comm.rank)
-    with abort_on_exception(comm):
-        check_launch(comm.size)
-        with _deadline(comm, options.timeout):
-            if options.collective == "round":
-                from collectives.bench.round_cost import report_round
+    with abort_on_exception(comm), _deadline(comm, options.timeout):
+        if options.collective == "round":
+            from collectives.bench.round_cost import report_round
 
-                return report_round(comm)
-            return _measure(comm, options)
+            return report_round(comm)
+        return _measure(comm, options)
 
 
 def _measure(comm: "Communicator", options: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from collectives.about import version
@@ -52,6 +52,23 @@ def add_commands(parser: argparse.ArgumentParser, **options: Any) -> "Commands":
         options: of :meth:`argparse.ArgumentParser.add_subparsers`.
     """
     return parser.add_subparsers(action=_Commands, required=True, metavar="COMMAND", **options)
+
+
+def parsed(parser: argparse.ArgumentParser, given: Sequence[str] | None) -> argparse.Namespace:
+    """The options; without any argument, prints what commands there are.
+
+    A shell that asks for completions, by argcomplete, gets them, where that is installed.
+
+    Args:
+        parser: the program's.
+        given: the arguments; those of the process by default.
+    """
+    if "_ARGCOMPLETE" in os.environ:
+        with suppress(ImportError):
+            import argcomplete
+
+            argcomplete.autocomplete(parser)
+    return parser.parse_args((sys.argv[1:] if given is None else given) or ["--help"])
 
 
 def add_version(parser: argparse.ArgumentParser) -> None:

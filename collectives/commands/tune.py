@@ -73,12 +73,11 @@ def run(options: argparse.Namespace) -> int:
     from collectives.bench import inputs
     from collectives.bench.tune import known_entries, tune
     from collectives.communicator import Communicator
-    from collectives.launch import abort_on_exception, check_launch
+    from collectives.launch import abort_on_exception
 
     comm = Communicator(MPI.COMM_WORLD, attach=False, turns=False)
     show_log(options, comm.rank)
     with abort_on_exception(comm):
-        check_launch(comm.size)
         try:
             lengths = inputs.sizes(options.minbytes, options.maxbytes, options.stepfactor, None)
             sizes, known = list(lengths), known_entries(comm, options.output)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from collectives.about import program
 from collectives.commands.arguments import above_zero, not_negative, positive
-from collectives.commands.program import add_commands, add_verbose, add_version
+from collectives.commands.program import add_commands, add_verbose, add_version, parsed
 from mpitrain.chaos import KINDS
 from mpitrain.pipeline.schedules import SCHEDULES
 
@@ -29,7 +29,7 @@ def parse(argv: Sequence[str], *, speak: bool = True) -> argparse.Namespace:
         redirect_stdout(sys.stdout if speak else unheard),
         redirect_stderr(sys.stderr if speak else unheard),
     ):
-        return _parser().parse_args(argv)
+        return parsed(_parser(), argv)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -18,7 +18,6 @@ from collectives import (
     LaunchError,
     UnknownAlgorithm,
     abort_on_exception,
-    check_launch,
 )
 from collectives.analysis.pictures import expect_picture
 from collectives.commands.program import show_log
@@ -66,16 +65,20 @@ def run(argv: Sequence[str]) -> int:
     signal kills, as SIGBUS does where a mapped file of data is cut, its stack is printed.
     """
     faulthandler.enable()
-    with Communicator(MPI.COMM_WORLD) as comm:
-        options = parse(argv, speak=comm.rank == 0)
+    options = parse(argv, speak=MPI.COMM_WORLD.rank == 0)
+    try:
+        whole = Communicator(MPI.COMM_WORLD)
+    except LaunchError as error:
+        if options.command == "doctor":  # which says so in its own words
+            return doctor(MPI.COMM_WORLD, options)
+        return complain(MPI.COMM_WORLD, error, 2)
+    with whole as comm:
         show_log(options, comm.rank)
         with abort_on_exception(comm):
             try:
-                if options.command != "doctor":  # which says so in its own words
-                    check_launch(comm.size)
                 with limit_blas_threads(comm):
                     return _COMMANDS[options.command](comm, options)
-            except (ConfigError, DataError, LaunchError, UnknownAlgorithm) as error:
+            except (ConfigError, DataError, UnknownAlgorithm) as error:
                 return complain(comm, error, 2)
             except (NonFinite, ReplicaMismatch, CheckpointError, LogError, RoundError) as error:
                 return complain(comm, error, 1)
@@ -241,7 +244,7 @@ def profile(comm: Communicator, options: argparse.Namespace) -> int:
     return 0
 
 
-def doctor(comm: Communicator, options: argparse.Namespace) -> int:
+def doctor(comm: MPI.Intracomm, options: argparse.Namespace) -> int:
     """Check the machine."""
     from mpitrain.doctor import doctor as examine
 

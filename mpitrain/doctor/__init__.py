@@ -30,7 +30,11 @@ def doctor(comm: MPI.Intracomm, folder: Path) -> int:
     Returns:
         1 if a check failed, else 0; the same on all ranks.
     """
-    findings = [check(comm, folder) for check in CHECKS]
+    findings: list[Finding] = []
+    for check in CHECKS:
+        findings.append(check(comm, folder))
+        if check is launcher and findings[-1].status is Status.FAIL:
+            break  # the others would look at one process
     if comm.rank == 0:
         print("\n".join(render(finding) for finding in findings))
         failed = sum(finding.status is Status.FAIL for finding in findings)

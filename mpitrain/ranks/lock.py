@@ -2,7 +2,8 @@
 
 The file is made in one go (``O_EXCL``) and, where the file system has that, locked (``fcntl``),
 which ends with its owner's process.  It is taken over from an owner that is dead on this host, and
-from one of the same job, which SLURM has queued again; nobody here can tell of any other.
+from one of the same job that began before, as SLURM has queued it again or a step of it has ended;
+nobody here can tell of any other.
 """
 
 import fcntl
@@ -29,6 +30,8 @@ _POLL_S = 0.1
 _LARGEST = 1 << 16
 #: Of what a launcher says of its job, the first is taken.
 _JOB = ("SLURM_JOB_ID", "PMIX_NAMESPACE")
+#: Both have these values in all processes that run at the same time in a step of a job.
+_STEP = ("SLURM_RESTART_COUNT", "SLURM_STEP_ID")
 
 
 class Owner(Struct, frozen=True):
@@ -39,6 +42,7 @@ class Owner(Struct, frozen=True):
         began: when that process did, as the system counts; with its number it is the only one.
         job: the launcher's name of the job, or nothing.
         since: date and time, for people.
+        step: how often SLURM has queued the job again and the number of its step, or nothing.
     """
 
     host: str
@@ -46,6 +50,7 @@ class Owner(Struct, frozen=True):
     began: str
     job: str
     since: str
+    step: str = ""
 
     def __str__(self) -> str:
         job = f" of job {self.job}" if self.job else ""
@@ -57,7 +62,8 @@ class Owner(Struct, frozen=True):
             # Without /proc the lock of the file alone tells, as it does on one host.
             known = own.began and self.process != own.process
             return bool(known) and began(self.process) == self.began
-        return not self.job or self.job != own.job
+        beside = self.step and self.step == own.step  # two of one step, which run at once
+        return bool(not self.job or self.job != own.job or beside)
 
 
 @contextmanager
@@ -87,6 +93,9 @@ def myself(environment: Mapping[str, str] = os.environ) -> Owner:
         began=began(number),
         job=next((environment[name] for name in _JOB if environment.get(name)), ""),
         since=strftime("%Y-%m-%d %H:%M:%S"),
+        step=".".join(environment.get(name, "0") for name in _STEP)
+        if environment.get("SLURM_STEP_ID")
+        else "",
     )
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -39,6 +40,43 @@ def test_help_names_the_program_as_it_was_started(package, typed, shown, capsys,
         MAINS[package](["--help"])
     assert stop.value.code == 0
     assert capsys.readouterr().out.startswith(f"usage: {shown.format(package)} [-h]")
+
+
+@EACH
+def test_a_program_without_arguments_lists_its_commands(package, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [package])
+    with pytest.raises(SystemExit) as stop:
+        MAINS[package](None)
+    assert stop.value.code == 0
+    out, error = capsys.readouterr()
+    assert error == ""
+    for name in commands(package, monkeypatch):
+        assert re.search(rf"^    {name} ", out, re.M), name
+
+
+@EACH
+def test_a_shell_gets_completions(package, monkeypatch):
+    found = []
+
+    def autocomplete(parser):
+        found.append(parser.prog)
+        raise SystemExit(0)
+
+    stand_in = SimpleNamespace(autocomplete=autocomplete)
+    monkeypatch.setitem(sys.modules, "argcomplete", stand_in)
+    monkeypatch.setenv("_ARGCOMPLETE", "1")
+    with pytest.raises(SystemExit):
+        MAINS[package]([])
+    assert len(found) == 1
+
+
+@EACH
+def test_without_argcomplete_a_program_goes_on(package, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "argcomplete", None)
+    monkeypatch.setenv("_ARGCOMPLETE", "1")
+    with pytest.raises(SystemExit):
+        MAINS[package]([])
+    assert "usage: " in capsys.readouterr().out
 
 
 def commands(package, monkeypatch):

@@ -10,10 +10,9 @@ import shutil
 import subprocess
 import sys
 from functools import cache
-from pathlib import Path
 
-#: The children are on their own: they must not take part in their parent's job.
-_OF_THE_JOB = ("OMPI_", "PMI", "PRTE_", "PRRTE_", "HYDRA_", "MPIR_", "SLURM_", "FLUX_", "PBS_")
+from collectives.launchers import PREFIXES, beside
+
 _KEPT = ("OMPI_MCA_", "OMPI_ALLOW")
 #: However few cores there are.
 _CROWDED = {
@@ -31,10 +30,11 @@ def probe(*gpus: int) -> tuple[bool, str]:
 
     Cost: a few seconds, once a process.
     """
-    launcher = _launcher()
+    launcher = beside("mpiexec") or shutil.which("mpiexec")
     if launcher is None:
         return False, "there is no mpiexec to try it with; COLLECTIVES_DEVICE says what is so"
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(_OF_THE_JOB)}
+    # The children must not take part in their parent's job.
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(PREFIXES)}
     tuning = {k: v for k, v in os.environ.items() if k.startswith(_KEPT)}
     command = [launcher, "-n", "2", sys.executable, "-m", __name__, *map(str, gpus)]
     try:
@@ -52,11 +52,6 @@ def probe(*gpus: int) -> tuple[bool, str]:
     lines = children.stderr.strip().splitlines() or [f"exit status {children.returncode}"]
     errors = [line for line in lines if "Error" in line]
     return False, (errors or lines)[-1]
-
-
-def _launcher() -> str | None:
-    """This MPI's: the one beside the interpreter, as wheels of MPI have it, or the path's."""
-    return shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
 
 
 def main(gpus: list[int]) -> int:

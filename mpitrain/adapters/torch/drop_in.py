@@ -59,6 +59,7 @@ class DistributedDataParallel(DataParallel):
                 with the value that torch has where they are left out.
 
         Raises:
+            LaunchError: a launcher, as torchrun, has started more processes than MPI sees.
             TypeError: on all ranks: another option, or another value of one of torch's.
             ValueError: on all ranks: ``device_ids`` or ``output_device`` name another device than
                 the module's, ``bucket_cap_mb`` is no finite number above 0; or as

@@ -1,4 +1,4 @@
-"""Layouts, the drawn grid, the choice of an algorithm, and the launch guard."""
+"""Layouts, the drawn grid, and the choice of an algorithm."""
 
 import os
 from itertools import pairwise
@@ -8,9 +8,7 @@ import pytest
 
 from collectives.algorithms import build
 from collectives.analysis.draw import grid
-from collectives.errors import LaunchError
 from collectives.execution.messages import Layout
-from collectives.launch import check_launch
 from collectives.schedule import Chunk, recvbuf
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -46,32 +44,3 @@ def test_the_grid_is_as_it_was(algorithm, size):
     if os.environ.get("UPDATE_GOLDEN"):
         path.write_text(drawn)
     assert drawn == path.read_text()
-
-
-@pytest.mark.parametrize(
-    "told",
-    [
-        {"OMPI_COMM_WORLD_SIZE": "4"},
-        {"PMI_SIZE": "2"},
-        {"SLURM_STEP_NUM_TASKS": "8"},
-        {"SLURM_NTASKS": "2"},
-    ],
-)
-def test_a_singleton_among_several_tasks_is_refused(told):
-    (name,) = told
-    with pytest.raises(LaunchError, match=f"{name}={told[name]}.*do not belong together"):
-        check_launch(1, told)
-    check_launch(int(told[name]), told)
-
-
-@pytest.mark.parametrize(
-    "told",
-    [
-        {},
-        {"SLURM_NTASKS": "1"},
-        {"OMPI_COMM_WORLD_SIZE": "1", "SLURM_NTASKS": "4"},
-        {"PMI_SIZE": ""},
-    ],
-)
-def test_one_process_on_purpose_is_fine(told):
-    check_launch(1, told)

