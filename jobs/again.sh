@@ -54,7 +54,7 @@ queue_again() {
 
 # shellcheck disable=SC2317  # traps call it
 tell() {
-    told=$1
+    told=${told:-$1}
     echo "jobs: told to stop; the ranks stop after a step"
     kill -USR1 "$ranks" 2>/dev/null || true
 }
@@ -104,9 +104,10 @@ come_back() {
 
     # 0 is done; 1 and 2 are what the program says of itself, 126 and 127 of a command that is not
     # there, and all would say it again; 75 is that it was told to stop.  Anything else is a rank, a
-    # node or a network that died.
+    # node or a network that died.  A launcher that is told, too, may return 1 whatever ranks do.
     case $status in
-        0 | 1 | 2 | 126 | 127) exit "$status" ;;
+        1) [ -n "$told" ] || exit 1 ;;&
+        0 | 2 | 126 | 127) exit "$status" ;;
         75) echo "jobs: stopped as told" ;;
         *)
             # srun may kill ranks that are on their way out.

@@ -68,8 +68,8 @@ def test_a_job_of_pbs_trains_on_two_ranks(pbs, tmp_path):
 def test_a_job_that_reaches_its_walltime_comes_back(pbs, tmp_path):
     """With the bits of a job that nothing happened to."""
     (tmp_path / "job.toml").write_text(JOB)
-    for name, more, time in (("one", [], "5"), ("two", ["--", "--fault"], "0:0:40")):
-        pause = ["pause rank=0 step=30 seconds=25"] if more else []
+    for name, more, time in (("one", [], "5"), ("two", ["--", "--fault"], "0:1:0")):
+        pause = ["pause rank=0 step=30 seconds=30"] if more else []
         run = ["--set", f"run.dir={name}", "--name", name, "--time", time]
         submit(pbs, tmp_path, "job.toml", *run, *more, *pause)
     assert pbs.drain() == [0, 75, 0], told(tmp_path, 2, "two")
@@ -118,6 +118,23 @@ def test_a_program_of_ones_own_comes_back_as_a_job_does(pbs, tmp_path, status, s
     assert pbs.drain() == statuses, told(tmp_path, 1)
     for number in range(1, len(statuses) + 1):
         assert f"arguments ['a state; x', '{status}']" in told(tmp_path, number)
+
+
+STOPS = """
+import os, signal, sys, time
+if os.path.exists("state"):
+    sys.exit(0)
+signal.signal(signal.SIGUSR1, lambda *_: (open("state", "w").close(), sys.exit(75)))
+time.sleep(30)
+"""
+
+
+def test_ranks_are_told_before_the_walltime_ends(pbs, tmp_path):
+    (tmp_path / "mine.py").write_text(STOPS)
+    (pbs.commands / "mpiexec").write_text(ONE_RANK)
+    submit(pbs, tmp_path, "mine.py", "--time", "0:0:6")
+    assert pbs.drain() == [75, 0], told(tmp_path, 1)
+    assert "told to stop" in told(tmp_path, 1) and "queueing 1 again\n2." in told(tmp_path, 1)
 
 
 def test_a_job_that_is_deleted_is_not_queued_again(pbs, tmp_path):
