@@ -73,7 +73,7 @@ come_back() {
         echo "jobs: job $job on $SLURM_JOB_NODELIST, restart $restarts"
     fi
     case ${1:?a job file or a program is needed} in
-        *.py | -*) ;;
+        *.py | -m) ;;
         *)
             # Some launchers return 0 when the daemon of a node dies; what ended as it should says so.
             ended=$PWD/.mpitrain-$job-$restarts.ended

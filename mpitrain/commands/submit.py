@@ -15,11 +15,17 @@ LAUNCHERS = ("mpirun", "pmix", "pmi2", "srun", "pals")
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d{1,2}))?(?::(\d{1,2}))?")
 _NAME = re.compile(r"[\w.,@%+=:/\[\]-]+")
 _CONSTRAINT = re.compile(r"[\w.,@%+=:/\[\]&|()*!-]+")
-_MEMORY = re.compile(r"([1-9]\d*)([KMGT])B?", re.IGNORECASE)
+_CHUNK = re.compile(r"\w+=[\w.,-]+(:\w+=[\w.,-]+)*")
+_MEMORY = re.compile(r"0|([1-9]\d*)([KMGT])B?", re.IGNORECASE)
 #: MPI counts ranks in 32 bits, and schedulers cores and seconds.
 _MOST = 2**31 - 1
 #: As OpenPBS has it, whose older versions end at 230.
 _PBS_NAME = re.compile(r"[A-Za-z][\w.+-]{0,229}")
+_WANTED = {
+    _NAME: "a name without spaces or quotes is needed",
+    _PBS_NAME: "PBS wants a letter, then letters, digits and . _ + -, at most 230",
+    _CHUNK: "PBS wants resources of a chunk, as system=polaris, with : between them",
+}
 #: Lines of the scripts that read another file; the text of that file takes their place.
 _SOURCE = re.compile(r'^\. .*/([\w-]+\.sh)"?$', re.MULTILINE)
 _SITE = re.compile(r"^\[ -z .*/sites/\$MPITRAIN_SITE\.sh\"$", re.MULTILINE)
@@ -82,21 +88,21 @@ class Request:
                 f"most {_MOST} ranks, and schedulers as many cores; ask for fewer"
             )
         seconds(self.time)
+        pbs = self.scheduler == "pbs"
         for key, word, pattern in (
-            ("--name", self.name, _PBS_NAME if self.scheduler == "pbs" else _NAME),
+            ("--name", self.name, _PBS_NAME if pbs else _NAME),
             ("--partition", self.partition, _NAME),
             ("--account", self.account, _NAME),
             ("--qos", self.qos, _NAME),
-            ("--constraint", self.constraint, _CONSTRAINT),
+            ("--constraint", self.constraint, _CHUNK if pbs else _CONSTRAINT),
         ):
             if word is not None and not pattern.fullmatch(word):
-                wanted = "a name without spaces or quotes is needed"
-                if pattern is _PBS_NAME:
-                    wanted = "PBS wants a letter, then letters, digits and . _ + -, at most 230"
-                raise ConfigError(f"{key} {word!r}: {wanted}")
+                raise ConfigError(f"{key} {word!r}: {_WANTED.get(pattern, _WANTED[_NAME])}")
         if self.mem is not None and not _MEMORY.fullmatch(self.mem):
             raise ConfigError(f"--mem {self.mem!r}: expected memory of a node, as 500M or 64G")
-        if self.qos is not None and self.scheduler == "pbs":
+        if pbs and self.mem == "0":
+            raise ConfigError("--mem 0: PBS has no word for all of a node; take --exclusive")
+        if pbs and self.qos is not None:
             raise ConfigError("--qos: PBS has queues instead; name one with --partition")
 
 
@@ -221,19 +227,23 @@ def render(
     """
     pattern = SCHEDULERS[asked.scheduler][0]
     site = _site(files, settings)
-    text = _SOURCE.sub(lambda found: files[found[1]], files[pattern])
+    text = _SOURCE.sub(lambda found: files.get(found[1], found[0]), files[pattern])
     text = _HINT.sub("", _SITE.sub(lambda _: site, text))
     sign = "#PBS " if asked.scheduler == "pbs" else "#SBATCH "
     left = dict(directives(asked))
     done = ["#!/bin/bash", "# Written by mpitrain submit; what it needs of jobs/ is in it."]
     shown = text.splitlines()
-    begins = next(i for i, line in enumerate(shown) if line.startswith(sign))
+    begins = next((i for i, line in enumerate(shown) if line.startswith(sign)), None)
+    if begins is None:
+        raise ConfigError(f"{pattern} has no line {sign.strip()}: --jobs names another folder")
     for line in shown[begins:]:
         start = next((key for key in left if line.startswith(sign + key)), None)
         done.append(line if start is None else f"{sign}{start}{left.pop(start)}")
     last = max(i for i, line in enumerate(done) if line.startswith(sign))
     added = [f"{sign}{start}{value}" for start, value in left.items()]
-    exports = dict(settings) | {"MPITRAIN_RANKS_PER_NODE": str(asked.ranks_per_node)}
+    exports = dict(settings)
+    if asked.scheduler == "pbs":
+        exports["MPITRAIN_RANKS_PER_NODE"] = str(asked.ranks_per_node)
     exports.pop("MPITRAIN_SITE", None)
     given = [f"export {name}={shlex.quote(value)}" for name, value in sorted(exports.items())]
     first = [*_loads(modules), *before, *given, f"set -- {shlex.join(arguments)}"]

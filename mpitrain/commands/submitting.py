@@ -91,7 +91,7 @@ def _words(options: argparse.Namespace) -> list[str]:
     """What ``jobs/again.sh`` is to run: a job file, a program, or what stands behind ``--``."""
     behind = list(options.behind)
     if options.config is None and behind:
-        if not behind[0].startswith("-"):
+        if behind[0] != "-m":
             raise ConfigError(f"-- {behind[0]}: give the program before --, or -m MODULE behind it")
         return behind
     if options.config is None:

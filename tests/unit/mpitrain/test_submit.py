@@ -69,7 +69,6 @@ def test_the_script_that_is_submitted():
         "module load gcc/12 || exit 2\n"
         "ulimit -c 0\n"
         "export MPITRAIN_PYTHON='/a b/python'\n"
-        "export MPITRAIN_RANKS_PER_NODE=8\n"
         "set -- 'a job.toml' --set 'run.dir=$(rm -rf /)'\"'\"'; x'\n"
         "set -euo pipefail\n"
         "export FAST=${FAST:-yes}\n"
@@ -142,6 +141,8 @@ def test_arguments_arrive_as_they_were(tmp_path):
         ({"directive": ["nodes=3"]}, "another option of submit says that already"),
         ({"scheduler": "pbs", "directive": ["select=3"]}, "another option of submit says that"),
         ({"scheduler": "pbs", "qos": "high"}, "PBS has queues instead"),
+        ({"scheduler": "pbs", "mem": "0"}, "PBS has no word for all of a node"),
+        ({"scheduler": "pbs", "constraint": "a&b"}, "PBS wants resources of a chunk"),
         ({"scheduler": "pbs", "name": "1x"}, "PBS wants a letter"),
         ({"scheduler": "lsf"}, "--scheduler 'lsf': there are slurm, pbs"),
         ({"node": 3}, "no parameter 'node'; there are scheduler, nodes, ranks_per_node, time"),
@@ -160,6 +161,8 @@ def test_words_that_are_none():
     ):
         with pytest.raises(ConfigError, match=message):
             render(FILES, request(), [], **wrong)
+    with pytest.raises(ConfigError, match=r"train\.sbatch has no line #SBATCH"):
+        render({"train.sbatch": "mine"}, request(), [], settings={})
     ethernet = read_scripts(ROOT / "jobs")
     with pytest.raises(ConfigError, match="--site ethernet: set MPITRAIN_NETWORK"):
         render(ethernet, request(), [], settings={"MPITRAIN_SITE": "ethernet"})
@@ -198,6 +201,7 @@ def test_a_program_and_its_arguments(capsys, tmp_path, monkeypatch):
         (["train.py", "--set", "a=1"], "train.py is no job file"),
         ([], "needs a job file or a program"),
         (["--", "train.py"], "give the program before --"),
+        (["--", "-c", "x"], "give the program before --"),
     ):
         assert run(parse(["submit", *words])) == 2
         assert message in capsys.readouterr().err
