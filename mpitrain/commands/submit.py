@@ -19,6 +19,8 @@ _CHUNK = re.compile(r"\w+=[\w.,-]+(:\w+=[\w.,-]+)*")
 _MEMORY = re.compile(r"0|([1-9]\d*)([KMGT])B?", re.IGNORECASE)
 #: MPI counts ranks in 32 bits, and schedulers cores and seconds.
 _MOST = 2**31 - 1
+#: A part of the name of the output's file.
+_SLURM_NAME = re.compile(r"[\w.,@+=:-]+")
 #: As OpenPBS has it, whose older versions end at 230.
 _PBS_NAME = re.compile(r"[A-Za-z][\w.+-]{0,229}")
 _WANTED = {
@@ -90,7 +92,7 @@ class Request:
         seconds(self.time)
         pbs = self.scheduler == "pbs"
         for key, word, pattern in (
-            ("--name", self.name, _PBS_NAME if pbs else _NAME),
+            ("--name", self.name, _PBS_NAME if pbs else _SLURM_NAME),
             ("--partition", self.partition, _NAME),
             ("--account", self.account, _NAME),
             ("--qos", self.qos, _NAME),
@@ -242,6 +244,9 @@ def render(
     last = max(i for i, line in enumerate(done) if line.startswith(sign))
     added = [f"{sign}{start}{value}" for start, value in left.items()]
     exports = dict(settings)
+    for name in ("MPITRAIN_WRAP", "MPITRAIN_LAUNCH_OPTIONS"):
+        if re.search(r"[\"'\\$`\n]", exports.get(name, "")):
+            raise ConfigError(f"{name} {exports[name]!r}: quotes are not read in these words")
     if asked.scheduler == "pbs":
         exports["MPITRAIN_RANKS_PER_NODE"] = str(asked.ranks_per_node)
     exports.pop("MPITRAIN_SITE", None)

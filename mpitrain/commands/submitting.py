@@ -110,7 +110,9 @@ def _settings(options: argparse.Namespace) -> dict[str, str]:
     found = {
         name: value
         for name, value in os.environ.items()
-        if name.startswith(("MPITRAIN_", "COLLECTIVES_")) and name not in _OF_A_JOB
+        if name.startswith(("MPITRAIN_", "COLLECTIVES_"))
+        and name.isidentifier()
+        and name not in _OF_A_JOB
     }
     given = {
         "MPITRAIN_PYTHON": options.python,

@@ -110,7 +110,7 @@ def test_times_are_read_as_slurm_reads_them(time, expected):
 
 def test_arguments_arrive_as_they_were(tmp_path):
     words = ["a b", "$(touch hurt)", "`touch hurt`", "'", '"', "\\", "*", "--set", "ü"]
-    script = render(FILES, request(), words, settings={"MPITRAIN_WRAP": "$(touch hurt) 'x"})
+    script = render(FILES, request(), words, settings={"MPITRAIN_IMAGE": "$(touch hurt) 'x"})
     done = subprocess.run(
         ["bash"], input=script, capture_output=True, text=True, cwd=tmp_path, check=True
     )
@@ -135,6 +135,7 @@ def test_arguments_arrive_as_they_were(tmp_path):
         ({"account": "x\n#SBATCH --uid=0"}, "--account"),
         ({"constraint": "gpu;x"}, "--constraint 'gpu;x'"),
         ({"name": "x\n#SBATCH --uid=0"}, "--name"),
+        ({"name": "a/b"}, "--name 'a/b'"),
         ({"mem": "lots"}, "--mem 'lots': expected memory of a node"),
         ({"directive": ["a=b\n#SBATCH --uid=0"]}, "one option in one line"),
         ({"directive": ["--"]}, "one option in one line"),
@@ -158,6 +159,7 @@ def test_words_that_are_none():
     for wrong, message in (
         ({"settings": {"MPITRAIN_SITE": "there"}}, "--site 'there': there are here"),
         ({"settings": {}, "modules": ["a;b"]}, "--module 'a;b'"),
+        ({"settings": {"MPITRAIN_WRAP": "env A='b c'"}}, "quotes are not read"),
     ):
         with pytest.raises(ConfigError, match=message):
             render(FILES, request(), [], **wrong)
@@ -216,7 +218,7 @@ needs_shellcheck = pytest.mark.skipif(
 def test_generated_scripts_pass_shellcheck(tmp_path):
     files = read_scripts(ROOT / "jobs")
     for scheduler in ("slurm", "pbs"):
-        settings = {"MPITRAIN_SITE": "slingshot_mpich", "MPITRAIN_WRAP": "'"}
+        settings = {"MPITRAIN_SITE": "slingshot_mpich", "MPITRAIN_IMAGE": "'"}
         asked = request(scheduler=scheduler, directive=["-V"])
         text = render(files, asked, ["a b"], settings=settings, modules=["a"])
         (tmp_path / scheduler).write_text(text)
@@ -362,6 +364,14 @@ def test_a_job_in_a_container_is_that_of_train(tmp_path):
     assert status == 0 and len(calls) == 2
     assert calls[0].startswith("srun --mpi=pmix --kill-on-bad-exit=1 apptainer exec ")
     assert calls[1] == f"600|{image}{train}"
+
+
+def test_a_limit_of_restarts_that_is_no_number_is_refused(tmp_path):
+    """It would compare as smaller for ever."""
+    env = {"MPITRAIN_MAX_RESTARTS": "x", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a"}
+    text = f". {ROOT}/jobs/launch.sh; . {ROOT}/jobs/again.sh; come_back x.toml"
+    told = subprocess.run(["bash", "-euc", text], env=env, capture_output=True, text=True)
+    assert told.returncode == 2 and "MPITRAIN_MAX_RESTARTS=x: a number" in told.stderr
 
 
 @pytest.mark.parametrize(
