@@ -12,17 +12,17 @@ from mpitrain.config import ConfigError, examples
 #: The script that is the pattern, and the command that takes it, by scheduler.
 SCHEDULERS = {"slurm": ("train.sbatch", "sbatch"), "pbs": ("train.pbs", "qsub")}
 LAUNCHERS = ("mpirun", "pmix", "pmi2", "srun", "pals")
-_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d{1,2}))?(?::(\d{1,2}))?")
-_NAME = re.compile(r"[\w.,@%+=:/\[\]-]+")
-_CONSTRAINT = re.compile(r"[\w.,@%+=:/\[\]&|()*!-]+")
-_CHUNK = re.compile(r"\w+=[\w.,-]+(:\w+=[\w.,-]+)*")
-_MEMORY = re.compile(r"0|([1-9]\d*)([KMGT])B?", re.IGNORECASE)
+_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d{1,2}))?(?::(\d{1,2}))?", re.ASCII)
+_NAME = re.compile(r"[\w.,@%+=:/\[\]-]+", re.ASCII)
+_CONSTRAINT = re.compile(r"[\w.,@%+=:/\[\]&|()*!-]+", re.ASCII)
+_CHUNK = re.compile(r"\w+=[\w.,-]+(:\w+=[\w.,-]+)*", re.ASCII)
+_MEMORY = re.compile(r"0|([1-9]\d*)([KMGT])B?", re.IGNORECASE | re.ASCII)
 #: MPI counts ranks in 32 bits, and schedulers cores and seconds.
 _MOST = 2**31 - 1
-#: A part of the name of the output's file.
-_SLURM_NAME = re.compile(r"[\w.,@+=:-]+")
-#: As OpenPBS has it, whose older versions end at 230.
-_PBS_NAME = re.compile(r"[A-Za-z][\w.+-]{0,229}")
+#: The output's file has it in its name.
+_SLURM_NAME = re.compile(r"[\w.,@+=:-]+", re.ASCII)
+#: OpenPBS takes 236 characters, its older versions 230.
+_PBS_NAME = re.compile(r"[A-Za-z][\w.+-]{0,229}", re.ASCII)
 _WANTED = {
     _NAME: "a name without spaces or quotes is needed",
     _PBS_NAME: "PBS wants a letter, then letters, digits and . _ + -, at most 230",
@@ -33,7 +33,7 @@ _SOURCE = re.compile(r'^\. .*/([\w-]+\.sh)"?$', re.MULTILINE)
 _SITE = re.compile(r"^\[ -z .*/sites/\$MPITRAIN_SITE\.sh\"$", re.MULTILINE)
 #: Variables without which the file of a site fails.
 _NEEDED = re.compile(r"\$\{(\w+):\?")
-#: These speak of the files that were.
+#: Hints of shellcheck for files that the script no longer reads.
 _HINT = re.compile(r"^# shellcheck (?:shell|source)=.*\n", re.MULTILINE)
 
 

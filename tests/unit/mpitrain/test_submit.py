@@ -129,6 +129,7 @@ def test_arguments_arrive_as_they_were(tmp_path):
         ({"time": "two hours"}, "--time 'two hours': expected minutes"),
         ({"time": "0"}, "--time 0: a limit of 0 seconds is none"),
         ({"time": "0-0:0:0"}, "a limit of 0 seconds is none"),
+        ({"time": "\u0663"}, "expected minutes"),
         ({"time": "9" * 30}, "is none; give the job's time"),
         ({"partition": "a b"}, "--partition 'a b': a name without spaces"),
         ({"qos": "$(x)"}, "--qos '$(x)'"),
