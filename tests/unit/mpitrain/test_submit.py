@@ -13,6 +13,7 @@ from mpitrain.commands.submit import directives as directives_of
 from mpitrain.commands.submit import read_scripts, render, request, seconds
 from mpitrain.config import ConfigError
 from mpitrain.config.examples import copy
+from tests.documents import commands as commands_of
 from tests.pbs import check, directives
 
 ROOT = Path(__file__).parents[3]
@@ -208,6 +209,22 @@ def test_a_program_and_its_arguments(capsys, tmp_path, monkeypatch):
     ):
         assert run(parse(["submit", *words])) == 2
         assert message in capsys.readouterr().err
+
+
+LINES = [words for words in commands_of(ROOT / "docs/sites.md") if "submit" in words[:-1]]
+
+
+@pytest.mark.parametrize("words", LINES, ids=lambda words: " ".join(words)[:60])
+def test_the_lines_of_sites_make_scripts(words, capsys, tmp_path, monkeypatch):
+    """Those for PBS are such as qsub takes."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPITRAIN_NETWORK", "10.0.0.0/16")
+    Path("job.toml").write_text("")
+    out = shown(capsys, *words[words.index("submit") + 1 :])
+    if "pbs" in words:
+        assert check(directives(out))["mpiprocs"] in (4, 12)
+    else:
+        assert "\n#SBATCH --nodes=" in out
 
 
 needs_shellcheck = pytest.mark.skipif(
