@@ -34,7 +34,7 @@ SOURCE = (
 COMMANDS = {
     "mpirun -n 4 mpitrain train digits": r"test accuracy 9[78]\.\d\d%, 4 ranks",
     "mpirun -n 2 mpitrain train gpt_data --set train.steps=8": ", 2 ranks",
-    "mpitrain submit digits --nodes 4 --dry-run": "/mpitrain/jobs/launch.sh",
+    "mpitrain submit digits --nodes 4 --dry-run": "Written by mpitrain submit",
     "mpitrain doctor": "launcher",
     "mpirun -n 2 collectives bench allreduce -e 4K -n 20": "Out of bounds values : 0 OK",
     "mpitrain --version": r"Open MPI 5\.",

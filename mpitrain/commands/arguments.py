@@ -11,6 +11,7 @@ from collectives.about import program
 from collectives.commands.arguments import above_zero, not_negative, positive
 from collectives.commands.program import add_commands, add_verbose, add_version, parsed
 from mpitrain.chaos import KINDS
+from mpitrain.commands import submitting
 from mpitrain.pipeline.schedules import SCHEDULES
 
 #: These start MPI; the others run anywhere.
@@ -29,7 +30,18 @@ def parse(argv: Sequence[str], *, speak: bool = True) -> argparse.Namespace:
         redirect_stdout(sys.stdout if speak else unheard),
         redirect_stderr(sys.stderr if speak else unheard),
     ):
-        return parsed(_parser(), argv)
+        words, behind = _cut(argv)
+        options = parsed(_parser(), words)
+        options.behind = behind
+        return options
+
+
+def _cut(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """The words of ``submit``, and what stands behind ``--``, which is the program's."""
+    if "--" not in argv or next((w for w in argv if not w.startswith("-")), "") != "submit":
+        return argv, ()
+    at = argv.index("--")
+    return argv[:at], argv[at + 1 :]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -223,27 +235,9 @@ def _parser() -> argparse.ArgumentParser:
     report = commands.add_parser("report", help=about)
     report.add_argument("run", type=Path, help="the run's folder")
 
-    submit = commands.add_parser(
-        "submit",
-        help="submit a job to SLURM, or print its script",
-        epilog="example: %(prog)s digits --nodes 4 --ranks-per-node 4 --time 2:00:00 --dry-run",
-    )
-    _job(submit)
-    submit.add_argument("--nodes", type=int, default=2, help="nodes (2)")
-    submit.add_argument("--ranks-per-node", type=int, default=2, help="ranks on each node (2)")
-    submit.add_argument("--gpus-per-node", type=int, default=0, help="GPUs on each node (0)")
-    submit.add_argument("--time", default="01:00:00", help="time limit in SLURM's form (01:00:00)")
-    submit.add_argument("--partition", help="SLURM's partition")
-    submit.add_argument("--account", help="SLURM's account")
-    submit.add_argument("--name", help="name of the job")
-    submit.add_argument(
-        "--jobs",
-        type=Path,
-        help="folder of the scripts (jobs/ here if it has train.sbatch, else the package's own)",
-    )
-    submit.add_argument(
-        "--dry-run", action="store_true", help="print the script instead of submitting it"
-    )
+    submit = commands.add_parser("submit", help="submit a job to SLURM or PBS, or print its script")
+    _job(submit, needed=False)
+    submitting.add(submit)
 
     keys = commands.add_parser(
         "keys", help="print the keys of a job file: defaults, values, meanings"
@@ -320,9 +314,10 @@ def _matrix(parser: argparse.ArgumentParser) -> None:
     add_verbose(parser)
 
 
-def _job(parser: argparse.ArgumentParser) -> None:
+def _job(parser: argparse.ArgumentParser, *, needed: bool = True) -> None:
     told = "the job file, or the name of an example (see the command examples)"
-    parser.add_argument("config", type=Path, metavar="CONFIG", help=told)
+    number = None if needed else "?"
+    parser.add_argument("config", type=Path, nargs=number, metavar="CONFIG", help=told)
     parser.add_argument(
         "--set",
         action="append",

@@ -107,23 +107,9 @@ def export(options: argparse.Namespace) -> int:
 
 def submit(options: argparse.Namespace) -> int:
     """Submit a job, or print its script."""
-    from mpitrain.commands import submit as slurm
-    from mpitrain.config import load
+    from mpitrain.commands.submitting import run as submitted
 
-    load(options.config, options.set)  # what cannot be need not wait in a queue
-    lines = slurm.directives(
-        nodes=options.nodes,
-        ranks_per_node=options.ranks_per_node,
-        time=options.time,
-        partition=options.partition,
-        account=options.account,
-        gpus_per_node=options.gpus_per_node,
-        name=options.name,
-    )
-    given = [str(options.config), *(part for pair in options.set for part in ("--set", pair))]
-    template, jobs = slurm.read_script(options.jobs)
-    script = slurm.render(template, lines, given, sys.executable, jobs)
-    print(script if options.dry_run else slurm.submit(script), end="" if options.dry_run else "\n")
+    print(submitted(options), end="" if options.dry_run else "\n")
     return 0
 
 

@@ -1,114 +1,318 @@
-"""A job script for SLURM, from the one in jobs/ and what the command line says."""
+"""Job scripts for SLURM and PBS that need no other file: from those in jobs/ and a request."""
 
 import re
 import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from mpitrain.config import ConfigError, examples
 
-_TIME = re.compile(r"(\d+-)?\d{1,3}(:\d{2}){0,2}")
-#: How the scripts find ``launch.sh`` when sbatch is given them as they are.
-_SOURCE = re.compile(r"^\. .*/launch\.sh\"?$", re.MULTILINE)
-_NAME = re.compile(r"[\w.,@%+=:/\[\]-]+")
+#: The script that is the pattern, and the command that takes it, by scheduler.
+SCHEDULERS = {"slurm": ("train.sbatch", "sbatch"), "pbs": ("train.pbs", "qsub")}
+LAUNCHERS = ("mpirun", "pmix", "pmi2", "srun", "pals")
+_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d{1,2}))?(?::(\d{1,2}))?", re.ASCII)
+_NAME = re.compile(r"[\w.,@%+=:/\[\]-]+", re.ASCII)
+_CONSTRAINT = re.compile(r"[\w.,@%+=:/\[\]&|()*!-]+", re.ASCII)
+_CHUNK = re.compile(r"\w+=[\w.,-]+(:\w+=[\w.,-]+)*", re.ASCII)
+_MEMORY = re.compile(r"0|([1-9]\d*)([KMGT])B?", re.IGNORECASE | re.ASCII)
+#: MPI counts ranks in 32 bits, and schedulers cores and seconds.
+_MOST = 2**31 - 1
+#: The output's file has it in its name.
+_SLURM_NAME = re.compile(r"[\w.,@+=:-]+", re.ASCII)
+#: OpenPBS takes 236 characters, its older versions 230.
+_PBS_NAME = re.compile(r"[A-Za-z][\w.+-]{0,229}", re.ASCII)
+_WANTED = {
+    _NAME: "a name without spaces or quotes is needed",
+    _PBS_NAME: "PBS wants a letter, then letters, digits and . _ + -, at most 230",
+    _CHUNK: "PBS wants resources of a chunk, as system=polaris, with : between them",
+}
+#: Lines of the scripts that read another file; the text of that file takes their place.
+_SOURCE = re.compile(r'^\. .*/([\w-]+\.sh)"?$', re.MULTILINE)
+_SITE = re.compile(r"^\[ -z .*/sites/\$MPITRAIN_SITE\.sh\"$", re.MULTILINE)
+#: Variables without which the file of a site fails.
+_NEEDED = re.compile(r"\$\{(\w+):\?")
+#: Hints of shellcheck for files that the script no longer reads.
+_HINT = re.compile(r"^# shellcheck (?:shell|source)=.*\n", re.MULTILINE)
 
 
-def directives(
-    *,
-    nodes: int,
-    ranks_per_node: int,
-    time: str,
-    partition: str | None = None,
-    account: str | None = None,
-    gpus_per_node: int = 0,
-    name: str | None = None,
-) -> dict[str, str]:
-    """The #SBATCH lines of a job, checked.
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a job asks its scheduler for; checked.
+
+    Attributes:
+        scheduler: ``slurm`` or ``pbs``.
+        time: the limit: minutes, ``hours:minutes:seconds`` or ``days-hours``, as SLURM reads it.
+        partition: SLURM's partition, PBS's queue.
+        qos: SLURM's quality of service.
+        mem: memory of each node, as ``64G``.
+        cpus_per_task: cores of each rank; ``None``: the scheduler's default, under PBS 1.
+        constraint: SLURM's features; under PBS more of each chunk, as ``system=polaris``.
+        exclusive: nodes without other jobs.
+        directive: further options of ``#SBATCH`` or ``#PBS``, each without dashes or with them.
 
     Raises:
-        ConfigError: a number is too small, or a word has characters that SLURM would not take.
+        ConfigError: a number, a time or a word is none that the scheduler could take.
     """
-    for what, count, least in (
-        ("--nodes", nodes, 1),
-        ("--ranks-per-node", ranks_per_node, 1),
-        ("--gpus-per-node", gpus_per_node, 0),
-    ):
-        if count < least:
-            raise ConfigError(f"{what} {count}: at least {least} is needed")
-    if not _TIME.fullmatch(time):
+
+    scheduler: str = "slurm"
+    nodes: int = 2
+    ranks_per_node: int = 2
+    time: str = "01:00:00"
+    name: str | None = None
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    mem: str | None = None
+    gpus_per_node: int = 0
+    cpus_per_task: int | None = None
+    exclusive: bool = False
+    directive: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.scheduler not in SCHEDULERS:
+            raise ConfigError(f"--scheduler {self.scheduler!r}: there are {', '.join(SCHEDULERS)}")
+        cores = 1 if self.cpus_per_task is None else self.cpus_per_task
+        for key, count, least in (
+            ("--nodes", self.nodes, 1),
+            ("--ranks-per-node", self.ranks_per_node, 1),
+            ("--cpus-per-task", cores, 1),
+            ("--gpus-per-node", self.gpus_per_node, 0),
+        ):
+            if not least <= count <= _MOST:
+                bound = f"at least {least}" if count < least else f"at most {_MOST}"
+                raise ConfigError(f"{key} {count}: {bound} is needed")
+        if self.nodes * self.ranks_per_node * cores > _MOST:
+            raise ConfigError(
+                f"--nodes {self.nodes} with --ranks-per-node {self.ranks_per_node}: MPI counts at "
+                f"most {_MOST} ranks, and schedulers as many cores; ask for fewer"
+            )
+        seconds(self.time)
+        pbs = self.scheduler == "pbs"
+        for key, word, pattern in (
+            ("--name", self.name, _PBS_NAME if pbs else _SLURM_NAME),
+            ("--partition", self.partition, _NAME),
+            ("--account", self.account, _NAME),
+            ("--qos", self.qos, _NAME),
+            ("--constraint", self.constraint, _CHUNK if pbs else _CONSTRAINT),
+        ):
+            if word is not None and not pattern.fullmatch(word):
+                raise ConfigError(f"{key} {word!r}: {_WANTED.get(pattern, _WANTED[_NAME])}")
+        if self.mem is not None and not _MEMORY.fullmatch(self.mem):
+            raise ConfigError(f"--mem {self.mem!r}: expected memory of a node, as 500M or 64G")
+        if pbs and self.mem == "0":
+            raise ConfigError("--mem 0: PBS has no word for all of a node; take --exclusive")
+        if pbs and self.qos is not None:
+            raise ConfigError("--qos: PBS has queues instead; name one with --partition")
+
+
+def request(**asked: object) -> Request:
+    """A ``Request`` of the parameters that a program gives.
+
+    Raises:
+        ConfigError: one has no such name, or ``Request`` refuses its value.
+    """
+    known = [field.name for field in fields(Request)]
+    unknown = sorted(set(asked) - set(known))
+    if unknown:
+        raise ConfigError(f"no parameter {unknown[0]!r}; there are {', '.join(known)}")
+    return Request(**asked)  # type: ignore[arg-type]
+
+
+def seconds(time: str) -> int:
+    """A time limit in SLURM's forms.
+
+    Raises:
+        ConfigError: it is in none of them, or zero, which SLURM reads as no limit at all.
+    """
+    found = _TIME.fullmatch(time)
+    if not found:
         raise ConfigError(f"--time {time!r}: expected minutes, hours:minutes:seconds or days-hours")
-    found = {"nodes": str(nodes), "ntasks-per-node": str(ranks_per_node), "time": time}
-    found |= {"gpus-per-node": str(gpus_per_node)} if gpus_per_node else {}
-    for key, word in (("partition", partition), ("account", account), ("job-name", name)):
-        if word is None:
-            continue
-        if not _NAME.fullmatch(word):
-            raise ConfigError(f"--{key} {word!r}: a name without spaces or quotes is needed")
-        found[key] = word
-    return found
+    days, *parts = (None if part is None else int(part) for part in found.groups())
+    first, second, third = (0 if part is None else part for part in parts)
+    if days is not None:
+        total = ((days * 24 + first) * 60 + second) * 60 + third
+    elif parts[2] is None:
+        total = first * 60 + second
+    else:
+        total = (first * 60 + second) * 60 + third
+    if not 0 < total <= _MOST:
+        raise ConfigError(f"--time {time}: a limit of {total} seconds is none; give the job's time")
+    return total
+
+
+def directives(asked: Request) -> dict[str, str]:
+    """The lines of ``#SBATCH`` or ``#PBS``: what stands before the value, and the value."""
+    lines = _pbs(asked) if asked.scheduler == "pbs" else _slurm(asked)
+    for given in asked.directive:
+        if not given.strip("- ") or not given.isprintable():
+            raise ConfigError(f"--directive {given!r}: one option in one line is needed")
+        start, equals, value = _spelt(asked.scheduler, given.strip()).partition("=")
+        if start + equals in lines:
+            raise ConfigError(f"--directive {given!r}: another option of submit says that already")
+        lines[start + equals] = value
+    return lines
+
+
+def _spelt(scheduler: str, given: str) -> str:
+    """With its dashes: under PBS, what has none is a resource of ``-l``."""
+    if given.startswith("-"):
+        return given
+    return f"-l {given}" if scheduler == "pbs" else f"--{given}"
+
+
+def _slurm(asked: Request) -> dict[str, str]:
+    memory = asked.mem and asked.mem.upper().removesuffix("B")
+    values = {
+        "job-name": asked.name,
+        "nodes": asked.nodes,
+        "ntasks-per-node": asked.ranks_per_node,
+        "time": asked.time,
+        "gpus-per-node": asked.gpus_per_node or None,
+        "partition": asked.partition,
+        "account": asked.account,
+        "qos": asked.qos,
+        "constraint": asked.constraint,
+        "mem": memory,
+        "cpus-per-task": asked.cpus_per_task,
+    }
+    lines = {f"--{key}=": str(value) for key, value in values.items() if value is not None}
+    return lines | ({"--exclusive": ""} if asked.exclusive else {})
+
+
+def _pbs(asked: Request) -> dict[str, str]:
+    cores = asked.cpus_per_task or 1
+    # Without ompthreads, PBS sets OMP_NUM_THREADS to the cores of all ranks of a node.
+    chunk = f"{asked.nodes}:ncpus={asked.ranks_per_node * cores}"
+    chunk += f":mpiprocs={asked.ranks_per_node}:ompthreads={cores}"
+    if asked.gpus_per_node:
+        chunk += f":ngpus={asked.gpus_per_node}"
+    if memory := asked.mem and _MEMORY.fullmatch(asked.mem):
+        chunk += f":mem={memory[1]}{memory[2].lower()}b"
+    if asked.constraint:
+        chunk += f":{asked.constraint}"
+    minutes, rest = divmod(seconds(asked.time), 60)
+    lines = {
+        "-N ": asked.name,
+        "-l select=": chunk,
+        "-l place=": "scatter:excl" if asked.exclusive else "scatter",
+        "-l walltime=": f"{minutes // 60:02}:{minutes % 60:02}:{rest:02}",
+        "-q ": asked.partition,
+        "-A ": asked.account,
+    }
+    return {key: value for key, value in lines.items() if value is not None}
 
 
 def render(
-    script: str, lines: Mapping[str, str], arguments: Sequence[str], python: str, jobs: Path
+    files: Mapping[str, str],
+    asked: Request,
+    arguments: Sequence[str],
+    *,
+    settings: Mapping[str, str],
+    modules: Sequence[str] = (),
+    before: Sequence[str] = (),
 ) -> str:
-    """``script`` as it runs from any folder, with other #SBATCH lines and ``arguments``; pure.
+    """The script of a job; pure, and all that it needs is in it.
 
     Args:
-        script: a job script, as ``jobs/train.sbatch``.
-        lines: values by option; those that the script has are replaced, others added.
-        arguments: quoted here, whatever is in them.
-        python: the interpreter, unless ``MPITRAIN_PYTHON`` names another when it is submitted.
-        jobs: the folder whose ``launch.sh`` is sourced.
-    """
-    left = dict(lines)
-    done = []
-    for line in script.splitlines():
-        found = re.fullmatch(r"#SBATCH --([\w-]+)=.*", line)
-        if found and found[1] in left:
-            line = f"#SBATCH --{found[1]}={left.pop(found[1])}"
-        done.append(line)
-    last = max(i for i, line in enumerate(done) if line.startswith("#SBATCH"))
-    added = [f"#SBATCH --{key}={value}" for key, value in left.items()]
-    given = f"set -- {shlex.join(arguments)}"
-    chosen = f"export MPITRAIN_PYTHON=${{MPITRAIN_PYTHON:-{shlex.quote(python)}}}"
-    whole = "\n".join([*done[: last + 1], *added, chosen, given, *done[last + 1 :], ""])
-    source = f". {shlex.quote(str(jobs / 'launch.sh'))}"
-    return _SOURCE.sub(lambda _: source, whole)
-
-
-def submit(script: str) -> str:
-    """Give a script to sbatch; what it says.
+        files: ``jobs/`` by name, as ``read_scripts`` has it.
+        arguments: of ``come_back`` in ``again.sh``; quoted here, whatever is in them.
+        settings: ``MPITRAIN_...`` and ``COLLECTIVES_...`` as the job is to have them; the file of
+            ``MPITRAIN_SITE`` stands in the script.
+        modules: loaded first.
+        before: lines of bash behind that, as they are.
 
     Raises:
-        ConfigError: there is no sbatch here, or it refuses.
+        ConfigError: there is no such site, or a word is none.
     """
+    pattern = SCHEDULERS[asked.scheduler][0]
+    site = _site(files, settings)
+    text = _SOURCE.sub(lambda found: files.get(found[1], found[0]), files[pattern])
+    text = _HINT.sub("", _SITE.sub(lambda _: site, text))
+    sign = "#PBS " if asked.scheduler == "pbs" else "#SBATCH "
+    left = dict(directives(asked))
+    done = ["#!/bin/bash", "# Written by mpitrain submit; what it needs of jobs/ is in it."]
+    shown = text.splitlines()
+    begins = next((i for i, line in enumerate(shown) if line.startswith(sign)), None)
+    if begins is None:
+        raise ConfigError(f"{pattern} has no line {sign.strip()}: --jobs names another folder")
+    for line in shown[begins:]:
+        start = next((key for key in left if line.startswith(sign + key)), None)
+        done.append(line if start is None else f"{sign}{start}{left.pop(start)}")
+    last = max(i for i, line in enumerate(done) if line.startswith(sign))
+    added = [f"{sign}{start}{value}" for start, value in left.items()]
+    exports = dict(settings)
+    for name in ("MPITRAIN_WRAP", "MPITRAIN_LAUNCH_OPTIONS"):
+        if re.search(r"[\"'\\$`\n]", exports.get(name, "")):
+            raise ConfigError(f"{name} {exports[name]!r}: quotes are not read in these words")
+    if asked.scheduler == "pbs":
+        exports["MPITRAIN_RANKS_PER_NODE"] = str(asked.ranks_per_node)
+    exports.pop("MPITRAIN_SITE", None)
+    given = [f"export {name}={shlex.quote(value)}" for name, value in sorted(exports.items())]
+    first = [*_loads(modules), *before, *given, f"set -- {shlex.join(arguments)}"]
+    return "\n".join([*done[: last + 1], *added, *first, *done[last + 1 :], ""])
+
+
+def _site(files: Mapping[str, str], settings: Mapping[str, str]) -> str:
+    name = settings.get("MPITRAIN_SITE", "")
+    if not name:
+        return ""
+    sites = {Path(path).stem: text for path, text in files.items() if path.startswith("sites/")}
+    if name not in sites:
+        raise ConfigError(f"--site {name!r}: there are {', '.join(sites)}")
+    missing = [one for one in _NEEDED.findall(sites[name]) if not settings.get(one)]
+    if missing:
+        raise ConfigError(f"--site {name}: set {missing[0]}, as jobs/sites/{name}.sh says")
+    return sites[name].rstrip("\n")
+
+
+def _loads(modules: Sequence[str]) -> list[str]:
+    for name in modules:
+        if not _NAME.fullmatch(name):
+            raise ConfigError(f"--module {name!r}: a name without spaces or quotes is needed")
+    loads = [f"module load {shlex.quote(name)} || exit 2" for name in modules]
+    return ["command -v module >/dev/null || . /etc/profile", *loads] if loads else []
+
+
+def submit(script: str, scheduler: str) -> str:
+    """Give a script to the scheduler; what it says.
+
+    Raises:
+        ConfigError: its command is not here, or it refuses.
+    """
+    command = SCHEDULERS[scheduler][1]
     try:
-        done = subprocess.run(["sbatch"], input=script, capture_output=True, text=True)
+        done = subprocess.run([command], input=script, capture_output=True, text=True)
     except FileNotFoundError as error:
-        raise ConfigError("there is no sbatch here; --dry-run prints the script") from error
+        raise ConfigError(
+            f"there is no {command} here; --dry-run prints the script, and --scheduler names "
+            "another scheduler"
+        ) from error
     if done.returncode:
-        raise ConfigError(f"sbatch refuses: {done.stderr.strip()}")
+        raise ConfigError(f"{command} refuses: {done.stderr.strip()}")
     return done.stdout.strip()
 
 
-def read_script(folder: Path | None) -> tuple[str, Path]:
-    """``train.sbatch``, and the whole path of the folder that it is in.
+def read_scripts(folder: Path | None) -> dict[str, str]:
+    """The scripts of a folder, and those of ``sites/`` in it, by name.
 
     Args:
         folder: ``None``: ``jobs`` in the current folder if it has one, else that of the package.
 
     Raises:
-        ConfigError: it is not there, or ``launch.sh`` is not beside it.
+        ConfigError: one that every job needs is not there.
     """
     here = Path("jobs")
     jobs = folder or (here if (here / "train.sbatch").exists() else examples.folder())
+    needed = ("train.sbatch", "train.pbs", "launch.sh", "again.sh")
     try:
-        script = (jobs / "train.sbatch").read_text()
-        (jobs / "launch.sh").read_text()
+        found = {name: (jobs / name).read_text() for name in needed}
+        sites = sorted((jobs / "sites").glob("*.sh"))
+        return found | {f"sites/{path.name}": path.read_text() for path in sites}
     except OSError as error:
         raise ConfigError(
-            f"{error.filename}: {error.strerror}; --jobs names a folder with train.sbatch and "
-            "launch.sh, and is not needed for the package's own"
+            f"{error.filename}: {error.strerror}; --jobs names a folder with {', '.join(needed)}, "
+            "and is not needed for the package's own"
         ) from error
-    return script, jobs.absolute()

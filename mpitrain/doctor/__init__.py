@@ -9,6 +9,7 @@ from mpitrain.doctor.finding import Check, Finding, Status
 from mpitrain.doctor.memory import node_memory, windows
 from mpitrain.doctor.network import clocks, gpus, messages, network, tuning
 from mpitrain.doctor.placement import cores, ranks
+from mpitrain.doctor.slingshot import slingshot
 from mpitrain.doctor.software import launcher, library, packages, threads
 from mpitrain.doctor.storage import checkpoints
 
@@ -17,7 +18,7 @@ __all__ = ["CHECKS", "Finding", "Status", "doctor", "render"]
 #: In the order in which a beginner needs them.
 CHECKS: tuple[Check, ...] = (
     packages, library, threads, launcher, ranks, cores, node_memory, windows, gpus, devices,
-    network, messages, checkpoints, clocks, tuning,
+    network, slingshot, messages, checkpoints, clocks, tuning,
 )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +13,10 @@ from mpitrain.doctor.finding import Finding, Status, in_parts, leader, runs_of
 
 #: Nodes that are written out; all are judged.
 _SHOWN = 8
+#: What names a process's GPUs: of CUDA, which HIP reads, too; of ROCm, HIP, and Level Zero.
+_MASKS = (
+    "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK",
+)  # fmt: skip
 
 
 class Place(NamedTuple):
@@ -21,11 +25,13 @@ class Place(NamedTuple):
     Attributes:
         node: the lowest rank on it; host names of containers may be equal on different nodes.
         gpus: number that this rank can open.
+        chosen: whether a variable names them, as where a launcher gives each rank its own.
     """
 
     node: int
     host: str
     gpus: int
+    chosen: bool = False
 
 
 class Cores(NamedTuple):
@@ -46,18 +52,29 @@ def ranks(comm: MPI.Intracomm, folder: Path) -> Finding:
     """Which node has which ranks and GPUs; local ranks count in this order."""
 
     def place(node: int) -> Place:
-        return Place(node, socket.gethostname(), visible_gpus(os.environ))
+        chosen = any(name in os.environ for name in _MASKS)
+        return Place(node, socket.gethostname(), visible_gpus(os.environ), chosen)
 
     return in_parts(comm, "ranks", [lambda _: leader(comm), place], judge_ranks)
 
 
-def visible_gpus(environment: os._Environ[str] | dict[str, str], devices: str = "/dev") -> int:
-    """NVIDIA GPUs that this process may open, without loading CUDA."""
-    there = len(list(Path(devices).glob("nvidia[0-9]*")))
-    chosen = environment.get("CUDA_VISIBLE_DEVICES")
-    if chosen is None:
-        return there
-    return min(there, len([name for name in chosen.split(",") if name.strip() not in ("", "-1")]))
+def visible_gpus(environment: Mapping[str, str], devices: str = "/dev") -> int:
+    """GPUs that this process may open, without loading a library of theirs.
+
+    NVIDIA's and AMD's are counted by their files; Intel's only where ``ZE_AFFINITY_MASK`` names
+    them, as the graphics of a notebook have files of the same names.
+    """
+    nvidia = len(list(Path(devices).glob("nvidia[0-9]*")))
+    drawn = len(list(Path(devices).glob("dri/renderD*")))
+    if not nvidia and drawn and not Path(devices, "kfd").exists():
+        return _named(environment.get(_MASKS[3], ""))  # parts of a GPU count, too, as 0.1
+    masks = _MASKS[: 1 if nvidia else 3]
+    named = [_named(environment[mask]) for mask in masks if mask in environment]
+    return min([nvidia or drawn, *named])
+
+
+def _named(mask: str) -> int:
+    return len([name for name in mask.split(",") if name.strip() not in ("", "-1")])
 
 
 def judge_ranks(found: list[Place]) -> Finding:
@@ -70,7 +87,10 @@ def judge_ranks(found: list[Place]) -> Finding:
         word = "rank" if len(own) == 1 else "ranks"
         gpus = found[node].gpus
         text = f"{found[node].host}: {word} {runs_of(own)}"
-        shown.append(f"{text}, {gpus} GPU{'s' * (gpus > 1)}" if gpus else text)
+        text += f", {gpus} GPU{'s' * (gpus > 1)}" if gpus else ""
+        # One that a launcher gives each rank is device 0 of that rank, and fine.
+        alone = all(found[rank].chosen and found[rank].gpus == 1 for rank in own)
+        shown.append(f"{text} each" if alone and own[1:] else text)
     if len(nodes) > _SHOWN:
         shown.append(f"and {len(nodes) - _SHOWN} more nodes")
     text = "; ".join(shown)

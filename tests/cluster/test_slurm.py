@@ -149,6 +149,56 @@ def test_ranks_are_on_both_nodes(cluster, submit, tmp_path, job, kind):
     assert "on n[0-1], restart 0" in told(tmp_path)
 
 
+def written(folder, *words):
+    """The file of a script that ``mpitrain submit`` has written."""
+    command = [sys.executable, "-m", "mpitrain", "submit", "--dry-run", *words]
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("MPITRAIN_")}
+    done = subprocess.run(
+        command, cwd=folder, env={**kept, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    (folder / "written.sh").write_text(done.stdout)
+    return str(folder / "written.sh")
+
+
+def test_a_script_of_submit_needs_no_other_file(cluster, tmp_path, job):
+    """It runs in a folder without jobs/, with modules' and the user's lines."""
+    words = ["job.toml", "--set", "train.steps=3", "--set", "run.dir=run", "--cpus-per-task", "2"]
+    words += ["--launcher", KINDS[0], "--mem", "100M", "--exclusive", "--directive", "nice=1"]
+    script = written(tmp_path, *words, "--before", f"export PYTHONPATH={ROOT}")
+    number = cluster.sbatch("--chdir", str(tmp_path), script)
+    assert cluster.wait(number, 90) == "COMPLETED", told(tmp_path)
+    start = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
+    assert start["ranks"] == 4
+
+
+STOPS = """
+import os, pathlib, signal, sys, time
+own = pathlib.Path(f"state-{os.environ['SLURM_PROCID']}")
+if own.exists():
+    print("went on with", sys.argv[1:])
+    sys.exit(0)
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))
+own.touch()
+time.sleep(60)
+"""
+
+
+def test_a_program_of_ones_own_comes_back_under_plain_srun(cluster, tmp_path):
+    (tmp_path / "mine.py").write_text(STOPS)
+    script = written(tmp_path, "--launcher", "srun", "mine.py", "--", "a b")
+    number = cluster.sbatch("--chdir", str(tmp_path), script)
+    deadline = time.monotonic() + 60
+    while len(list(tmp_path.glob("state-*"))) < 4:
+        assert time.monotonic() < deadline, told(tmp_path)
+        time.sleep(0.1)
+    cluster.run(["scancel", "--batch", "--signal=USR1", number])
+    assert cluster.wait(number, 60) == "COMPLETED", told(tmp_path)
+    text = told(tmp_path)
+    assert "jobs: srun --kill-on-bad-exit=1 " in text and "jobs: stopped as told" in text
+    assert text.count("went on with ['a b']") == 4
+
+
 def test_a_preempted_job_comes_back(cluster, submit, tmp_path, job, undisturbed):
     number = submit("train.sbatch", job, *options(tmp_path), *LASTING, options=["--partition=low"])
     reach(tmp_path / "run", 20)

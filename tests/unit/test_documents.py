@@ -245,7 +245,7 @@ def check(words):
         assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), f"no {name}"
     else:
         known = "pytest sbatch bash git cd source export cat tail apt pip srun kill munge scontrol"
-        more = "venv ucx_info ibstat dmesg sacct"
+        more = "venv ucx_info ibstat dmesg sacct module conda qsub"
         assert name in f"{known} {more}".split(), f"what is {name}?"
 
 
@@ -255,7 +255,7 @@ def check_options(name, words):
     options = parse(name, words)
     config = getattr(options, "config", None)
     if config is not None and (config.is_relative_to("jobs") or len(config.parts) == 1):
-        if config.name in ("job.toml", "CONFIG"):
+        if config.name in ("job.toml", "CONFIG", "train.py"):
             return  # the reader's own
         try:
             load(ROOT / examples.find(config), options.set)
@@ -277,6 +277,8 @@ def is_cheap(words):
     reads = [ROOT / word for word in rest if word.endswith((".json", ".toml"))]
     named = rest in (["draw"], ["explore"], ["fit"], ["submit"])  # in a sentence
     known = rest[:1] and rest[0] in CHEAP.get(name, ())
+    if rest[:1] == ["submit"] and "--dry-run" not in rest:
+        return False
     return known and not named and all(path.exists() for path in reads)
 
 

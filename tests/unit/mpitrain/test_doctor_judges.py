@@ -15,6 +15,7 @@ from mpitrain.doctor.network import (
     links,
 )
 from mpitrain.doctor.placement import Cores, Place, judge_cores, judge_ranks, visible_gpus
+from mpitrain.doctor.slingshot import Fabric, fabric, judge_slingshot
 from mpitrain.doctor.software import judge_library, judge_packages, judge_threads, mpi_libraries
 from mpitrain.doctor.storage import judge_checkpoints
 
@@ -64,6 +65,60 @@ def test_gpus_that_a_process_may_open(tmp_path):
     assert visible_gpus({}, str(tmp_path)) == 2
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": "1"}, str(tmp_path)) == 1
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": ""}, str(tmp_path)) == 0
+
+
+def test_gpus_of_amd_and_intel(tmp_path):
+    (tmp_path / "dri").mkdir()
+    for number in range(4):
+        (tmp_path / "dri" / f"renderD{128 + number}").touch()
+    folder = str(tmp_path)
+    assert visible_gpus({}, folder) == 0  # a notebook's graphics
+    assert visible_gpus({"ZE_AFFINITY_MASK": "0.0,0.1"}, folder) == 2
+    (tmp_path / "kfd").touch()
+    assert visible_gpus({"ZE_AFFINITY_MASK": "0"}, folder) == 4
+    assert visible_gpus({"ROCR_VISIBLE_DEVICES": "2", "HIP_VISIBLE_DEVICES": "0,1"}, folder) == 1
+    assert visible_gpus({"HIP_VISIBLE_DEVICES": ""}, folder) == 0
+
+
+def test_a_gpu_that_the_launcher_gives_each_rank():
+    """As ``--gpus-per-task=1 --gpu-bind=closest`` does: all see device 0, another one each."""
+    own = judge_ranks([Place(0, "a", 1, True)] * 4)
+    assert (status(own), own.text) == (Status.OK, "a: ranks 0-3, 1 GPU each")
+    assert judge_ranks([Place(0, "a", 1)] * 2).text == "a: ranks 0-1, 1 GPU"
+    assert judge_ranks([Place(0, "a", 4, True)] * 2).text == "a: ranks 0-1, 4 GPUs"
+
+
+def test_what_a_rank_finds_of_slingshot(tmp_path):
+    assert fabric(tmp_path, {"HOME": "/"}, "MPICH 4", "") == Fabric()
+    for name in ("net/hsn1", "net/hsn0", "net/eth0"):
+        (tmp_path / name).mkdir(parents=True)
+    assert fabric(tmp_path, {}, "", "").adapters == ("hsn0", "hsn1")
+    (tmp_path / "infiniband" / "mlx5_0").mkdir(parents=True)
+    assert fabric(tmp_path, {}, "", "").adapters == ()  # Slingshot 10, which is no cxi
+    (tmp_path / "cxi" / "cxi0").mkdir(parents=True)
+    maps = "7f0 r-xp 0 08:01 1 /opt/cray/lib64/libcxi.so.1\n7f1 r 0 0 1 /a/libmpi_gtl_hsa.so.0\n"
+    given = {"MPICH_GPU_SUPPORT_ENABLED": "1", "HOME": "/"}
+    found = fabric(tmp_path, given, "MPI VERSION    : CRAY MPICH version 8.1.30", maps)
+    assert found == Fabric(("cxi0",), True, True, True, found.gpus, dict([*given.items()][:1]))
+
+
+def test_slingshot():
+    none = judge_slingshot([Fabric()])
+    assert (status(none), none.text) == (Status.OK, "none")
+    cray = Fabric(("cxi0",), cray=True)
+    assert judge_slingshot([cray]).text == "cxi0, by Cray MPICH"
+    assert judge_slingshot([Fabric(("cxi0",), cxi=True)]).text == "cxi0, by libcxi"
+    tcp = judge_slingshot([cray, Fabric(("cxi0", "cxi1"))])
+    assert status(tcp) is Status.FAIL and "rank 1 has cxi0 cxi1, but its MPI has not" in tcp.text
+    ucx = judge_slingshot([Fabric(("hsn0",), variables={"OMPI_MCA_pml": "ucx"})])
+    assert status(ucx) is Status.FAIL and "UCX knows no Slingshot" in ucx.text
+    on, off = ({"MPICH_GPU_SUPPORT_ENABLED": value} for value in "10")
+    assert status(judge_slingshot([cray._replace(variables=on)])) is Status.FAIL
+    assert status(judge_slingshot([cray._replace(variables=on, gtl=True, gpus=1)])) is Status.OK
+    assert status(judge_slingshot([cray._replace(variables=off, gpus=1)])) is Status.WARN
+    assert status(judge_slingshot([cray._replace(gpus=1)])) is Status.WARN
+    assert status(judge_slingshot([cray._replace(variables=off)])) is Status.OK
+    assert status(judge_slingshot([Fabric(variables=on)])) is Status.OK  # another MPI
 
 
 def test_cores_that_have_to_serve_two():

@@ -9,52 +9,109 @@ import pytest
 
 from mpitrain.commands.arguments import parse
 from mpitrain.commands.offline import run
-from mpitrain.commands.submit import directives, read_script, render
+from mpitrain.commands.submit import directives as directives_of
+from mpitrain.commands.submit import read_scripts, render, request, seconds
 from mpitrain.config import ConfigError
 from mpitrain.config.examples import copy
+from tests.documents import commands as commands_of
+from tests.pbs import check, directives
 
 ROOT = Path(__file__).parents[3]
-SCRIPT = """#!/bin/bash
+FILES = {
+    "train.sbatch": """#!/bin/bash
 # A comment.
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=2
 #SBATCH --time=01:00:00
 #SBATCH --requeue
 set -euo pipefail
+# shellcheck source=launch.sh
 . "${MPITRAIN_HOME:-$SLURM_SUBMIT_DIR}/jobs/launch.sh"
 launch "$@"
-"""
+""",
+    "launch.sh": """# shellcheck shell=bash
+# shellcheck source=/dev/null
+[ -z "${MPITRAIN_SITE:-}" ] || . "$(dirname "${BASH_SOURCE[0]}")/sites/$MPITRAIN_SITE.sh"
+launch() { printf '%s\\n' "$@"; }
+""",
+    "sites/here.sh": "# shellcheck shell=bash\nexport FAST=${FAST:-yes}\n",
+}
+PBS = {**FILES, "train.pbs": (ROOT / "jobs/train.pbs").read_text(), "again.sh": ""}
 
 
 def test_the_script_that_is_submitted():
-    lines = directives(nodes=4, ranks_per_node=8, time="2:00:00", partition="gpu", gpus_per_node=8)
-    assert render(
-        SCRIPT,
-        lines,
-        ["a job.toml", "--set", "run.dir=$(rm -rf /)'; x"],
-        "/a b/python",
-        Path("/its jobs"),
-    ) == (
+    asked = request(
+        nodes=4, ranks_per_node=8, time="2:00:00", partition="gpu", gpus_per_node=8, qos="high",
+        mem="64g", cpus_per_task=4, constraint="a100&nvme", exclusive=True,
+        directive=["reservation=x", "--mail-type=END"],
+    )  # fmt: skip
+    settings = {"MPITRAIN_SITE": "here", "MPITRAIN_PYTHON": "/a b/python"}
+    words = ["a job.toml", "--set", "run.dir=$(rm -rf /)'; x"]
+    made = render(
+        FILES, asked, words, settings=settings, modules=["gcc/12"], before=["ulimit -c 0"]
+    )
+    assert made == (
         "#!/bin/bash\n"
-        "# A comment.\n"
+        "# Written by mpitrain submit; what it needs of jobs/ is in it.\n"
         "#SBATCH --nodes=4\n"
         "#SBATCH --ntasks-per-node=8\n"
         "#SBATCH --time=2:00:00\n"
         "#SBATCH --requeue\n"
         "#SBATCH --gpus-per-node=8\n"
         "#SBATCH --partition=gpu\n"
-        "export MPITRAIN_PYTHON=${MPITRAIN_PYTHON:-'/a b/python'}\n"
+        "#SBATCH --qos=high\n"
+        "#SBATCH --constraint=a100&nvme\n"
+        "#SBATCH --mem=64G\n"
+        "#SBATCH --cpus-per-task=4\n"
+        "#SBATCH --exclusive\n"
+        "#SBATCH --reservation=x\n"
+        "#SBATCH --mail-type=END\n"
+        "command -v module >/dev/null || . /etc/profile\n"
+        "module load gcc/12 || exit 2\n"
+        "ulimit -c 0\n"
+        "export MPITRAIN_PYTHON='/a b/python'\n"
         "set -- 'a job.toml' --set 'run.dir=$(rm -rf /)'\"'\"'; x'\n"
         "set -euo pipefail\n"
-        ". '/its jobs/launch.sh'\n"
+        "export FAST=${FAST:-yes}\n"
+        "launch() { printf '%s\\n' \"$@\"; }\n\n"
         'launch "$@"\n'
     )
 
 
+def test_the_lines_for_pbs_are_those_of_its_manual():
+    asked = request(
+        scheduler="pbs", nodes=4, ranks_per_node=8, time="1-2", partition="prod", account="P",
+        gpus_per_node=4, mem="64G", cpus_per_task=2, constraint="system=polaris", name="run1",
+        directive=["filesystems=home:eagle", "-W group_list=x"], exclusive=True,
+    )  # fmt: skip
+    lines = [line for line in render(PBS, asked, [], settings={}).splitlines() if "#PBS" in line]
+    assert lines == [
+        "#PBS -N run1",
+        "#PBS -l select=4:ncpus=16:mpiprocs=8:ompthreads=2:ngpus=4:mem=64gb:system=polaris",
+        "#PBS -l place=scatter:excl",
+        "#PBS -l walltime=26:00:00",
+        "#PBS -j oe",
+        "#PBS -r y",
+        "#PBS -q prod",
+        "#PBS -A P",
+        "#PBS -l filesystems=home:eagle",
+        "#PBS -W group_list=x",
+    ]
+    assert check(directives("\n".join(lines).replace("-W group_list=x", "-V")))["mpiprocs"] == 8
+
+
+@pytest.mark.parametrize(
+    ("time", "expected"),
+    [("30", 1800), ("1440", 86400), ("90:30", 5430), ("2:00:00", 7200), ("1-0", 86400),
+     ("1-2:30", 95400), ("0-0:0:5", 5)],
+)  # fmt: skip
+def test_times_are_read_as_slurm_reads_them(time, expected):
+    assert seconds(time) == expected
+
+
 def test_arguments_arrive_as_they_were(tmp_path):
     words = ["a b", "$(touch hurt)", "`touch hurt`", "'", '"', "\\", "*", "--set", "ü"]
-    (tmp_path / "launch.sh").write_text("launch() { printf '%s\\n' \"$@\"; }\n")
-    script = render(SCRIPT, {}, words, "python", tmp_path)
+    script = render(FILES, request(), words, settings={"MPITRAIN_IMAGE": "$(touch hurt) 'x"})
     done = subprocess.run(
         ["bash"], input=script, capture_output=True, text=True, cwd=tmp_path, check=True
     )
@@ -66,79 +123,215 @@ def test_arguments_arrive_as_they_were(tmp_path):
     ("options", "message"),
     [
         ({"nodes": 0}, "--nodes 0: at least 1"),
+        ({"nodes": 10**20}, f"--nodes {10**20}: at most 2147483647"),
+        ({"nodes": 2**16, "ranks_per_node": 2**16}, "MPI counts at most 2147483647 ranks"),
+        ({"gpus_per_node": -1}, "--gpus-per-node -1: at least 0"),
+        ({"cpus_per_task": 0}, "--cpus-per-task 0: at least 1"),
         ({"time": "two hours"}, "--time 'two hours': expected minutes"),
+        ({"time": "0"}, "--time 0: a limit of 0 seconds is none"),
+        ({"time": "0-0:0:0"}, "a limit of 0 seconds is none"),
+        ({"time": "\u0663"}, "expected minutes"),
+        ({"time": "9" * 30}, "is none; give the job's time"),
         ({"partition": "a b"}, "--partition 'a b': a name without spaces"),
-        ({"name": "x\n#SBATCH --uid=0"}, "--job-name"),
+        ({"qos": "$(x)"}, "--qos '$(x)'"),
+        ({"account": "x\n#SBATCH --uid=0"}, "--account"),
+        ({"constraint": "gpu;x"}, "--constraint 'gpu;x'"),
+        ({"name": "x\n#SBATCH --uid=0"}, "--name"),
+        ({"name": "a/b"}, "--name 'a/b'"),
+        ({"mem": "lots"}, "--mem 'lots': expected memory of a node"),
+        ({"directive": ["a=b\n#SBATCH --uid=0"]}, "one option in one line"),
+        ({"directive": ["--"]}, "one option in one line"),
+        ({"directive": ["nodes=3"]}, "another option of submit says that already"),
+        ({"scheduler": "pbs", "directive": ["select=3"]}, "another option of submit says that"),
+        ({"scheduler": "pbs", "qos": "high"}, "PBS has queues instead"),
+        ({"scheduler": "pbs", "mem": "0"}, "PBS has no word for all of a node"),
+        ({"scheduler": "pbs", "constraint": "a&b"}, "PBS wants resources of a chunk"),
+        ({"scheduler": "pbs", "name": "1x"}, "PBS wants a letter"),
+        ({"scheduler": "lsf"}, "--scheduler 'lsf': there are slurm, pbs"),
+        ({"node": 3}, "no parameter 'node'; there are scheduler, nodes, ranks_per_node, time"),
     ],
 )
-def test_options_that_are_none(options, message):
+def test_requests_that_are_none(options, message):
     with pytest.raises(ConfigError) as caught:
-        directives(**{"nodes": 1, "ranks_per_node": 1, "time": "10", **options})
+        directives_of(request(**options))
     assert message in str(caught.value)
+
+
+def test_words_that_are_none():
+    for wrong, message in (
+        ({"settings": {"MPITRAIN_SITE": "there"}}, "--site 'there': there are here"),
+        ({"settings": {}, "modules": ["a;b"]}, "--module 'a;b'"),
+        ({"settings": {"MPITRAIN_WRAP": "env A='b c'"}}, "quotes are not read"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            render(FILES, request(), [], **wrong)
+    with pytest.raises(ConfigError, match=r"train\.sbatch has no line #SBATCH"):
+        render({"train.sbatch": "mine"}, request(), [], settings={})
+    ethernet = read_scripts(ROOT / "jobs")
+    with pytest.raises(ConfigError, match="--site ethernet: set MPITRAIN_NETWORK"):
+        render(ethernet, request(), [], settings={"MPITRAIN_SITE": "ethernet"})
+
+
+def shown(capsys, *words):
+    """What ``submit --dry-run`` prints."""
+    assert run(parse(["submit", "--dry-run", *words])) == 0
+    return capsys.readouterr().out
 
 
 def test_a_dry_run_prints_the_real_script(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPITRAIN_LAUNCHER", "pmix")
+    monkeypatch.setenv("MPITRAIN_RESTART", "3")
     job = str(ROOT / "jobs" / "examples" / "digits.toml")
-    argv = ["submit", job, "--nodes", "3", "--ranks-per-node", "2", "--time", "30", "--dry-run"]
-    argv += ["--set", "train.epochs=3"]
-    assert run(parse(argv)) == 0
-    out = capsys.readouterr().out
+    argv = ["--nodes", "3", "--ranks-per-node", "2", "--time", "30", "--set", "train.epochs=3"]
+    out = shown(capsys, job, *argv)
     assert "#SBATCH --nodes=3\n#SBATCH --ntasks-per-node=2\n#SBATCH --time=30\n" in out
     assert f"set -- {job} --set train.epochs=3\n" in out
-    assert f"\n. {ROOT / 'jobs/launch.sh'}\n" in out
-    assert f"MPITRAIN_PYTHON:-{sys.executable}" in out
-    if shutil.which("shellcheck"):
-        subprocess.run(
-            ["shellcheck", "-x", "-P", str(ROOT / "jobs"), "-"], input=out, text=True, check=True
-        )
+    assert f"export MPITRAIN_PYTHON={sys.executable}\n" in out
+    assert "export MPITRAIN_LAUNCHER=pmix\n" in out and "RESTART=3" not in out
+    assert str(ROOT / "jobs/launch.sh") not in out and "\n. " not in out
 
 
-def test_a_job_that_cannot_be_is_not_submitted(capsys):
-    job = str(ROOT / "jobs" / "examples" / "digits.toml")
-    argv = ["submit", job, "--dry-run", "--set", "optim.learning=1"]
-    assert run(parse(argv)) == 2
-    assert "optim.learning: unknown key" in capsys.readouterr().err
+def test_a_program_and_its_arguments(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("")
+    assert "\nset -- train.py --nodes 'a b'\n" in shown(capsys, "train.py", "--", "--nodes", "a b")
+    assert "\nset -- -m collectives tune\n" in shown(capsys, "--", "-m", "collectives", "tune")
+    assert "\nset -- digits --set optim.lr=1 --fault x\n" in shown(
+        capsys, "digits", "--set", "optim.lr=1", "--", "--fault", "x"
+    )
+    for words, message in (
+        (["no.py"], "no.py: No such file"),
+        (["train.py", "--set", "a=1"], "train.py is no job file"),
+        ([], "needs a job file or a program"),
+        (["--", "train.py"], "give the program before --"),
+        (["--", "-c", "x"], "give the program before --"),
+    ):
+        assert run(parse(["submit", *words])) == 2
+        assert message in capsys.readouterr().err
+
+
+LINES = [words for words in commands_of(ROOT / "docs/sites.md") if "submit" in words[:-1]]
+
+
+@pytest.mark.parametrize("words", LINES, ids=lambda words: " ".join(words)[:60])
+def test_the_lines_of_sites_make_scripts(words, capsys, tmp_path, monkeypatch):
+    """Those for PBS are such as qsub takes."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPITRAIN_NETWORK", "10.0.0.0/16")
+    Path("job.toml").write_text("")
+    out = shown(capsys, *words[words.index("submit") + 1 :])
+    if "pbs" in words:
+        assert check(directives(out))["mpiprocs"] in (4, 12)
+    else:
+        assert "\n#SBATCH --nodes=" in out
+
+
+needs_shellcheck = pytest.mark.skipif(
+    not shutil.which("shellcheck"), reason="shellcheck is not installed"
+)
+
+
+@needs_shellcheck
+def test_generated_scripts_pass_shellcheck(tmp_path):
+    files = read_scripts(ROOT / "jobs")
+    for scheduler in ("slurm", "pbs"):
+        settings = {"MPITRAIN_SITE": "slingshot_mpich", "MPITRAIN_IMAGE": "'"}
+        asked = request(scheduler=scheduler, directive=["-V"])
+        text = render(files, asked, ["a b"], settings=settings, modules=["a"])
+        (tmp_path / scheduler).write_text(text)
+    words = ["shellcheck", "-e", "SC1091", *map(str, tmp_path.iterdir())]
+    told = subprocess.run(words, capture_output=True, text=True)
+    assert told.returncode == 0, told.stdout
 
 
 def test_scripts_elsewhere(tmp_path):
     with pytest.raises(ConfigError, match=r"train\.sbatch: No such file or directory; --jobs"):
-        read_script(tmp_path)
-    (tmp_path / "train.sbatch").write_text(SCRIPT)
-    with pytest.raises(ConfigError, match=r"launch\.sh: No such file or directory; --jobs"):
-        read_script(tmp_path)
+        read_scripts(tmp_path)
+    (tmp_path / "train.sbatch").write_text("")
+    with pytest.raises(ConfigError, match=r"train\.pbs: No such file or directory; --jobs"):
+        read_scripts(tmp_path)
 
 
 def test_scripts_of_this_folder_come_before_the_packages(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert read_script(None)[1] == ROOT / "jobs"
+    assert read_scripts(None) == read_scripts(ROOT / "jobs")
     copy(tmp_path)
-    own = tmp_path / "jobs"
-    (own / "train.sbatch").write_text("mine")
-    assert read_script(None) == ("mine", own)
+    (tmp_path / "jobs" / "train.sbatch").write_text("mine")
+    assert read_scripts(None)["train.sbatch"] == "mine"
 
 
-def test_launch_finds_its_sites_from_any_folder(tmp_path):
-    """As a job that was submitted: its ranks are started with the site's variables."""
-    python = tmp_path / "a python"
-    python.write_text('#!/bin/sh\nexec echo $OMPI_MCA_pml "$@"\n')
-    (tmp_path / "mpiexec").write_text('#!/bin/sh\nshift 2\nexec "$@"\n')
-    for path in (python, tmp_path / "mpiexec"):
-        path.chmod(0o755)
-    script = render(SCRIPT, {}, ["-m", "x y"], str(python), ROOT / "jobs")
+def commands(folder, python="exec env"):
+    """Launchers, and a python, that say how they are called; their folder."""
+    for name in ("mpiexec", "srun", "python", "qstat"):
+        text = python if name == "python" else f'echo {name} "$@"'
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    return folder
+
+
+SLURM = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_SUBMIT_DIR": "/"}
+NODES = "a\na\nb\nb\n"
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "given", "expected"),
+    [
+        ("slurm", {"MPITRAIN_LAUNCHER": "srun"}, "srun --kill-on-bad-exit=1 python -m x y"),
+        ("slurm", {"MPITRAIN_SITE": "slingshot_mpich", "MPITRAIN_WRAP": "shifter --image=a"},
+         "srun --kill-on-bad-exit=1 shifter --image=a python -m x y"),
+        ("slurm", {"MPITRAIN_SITE": "slingshot_openmpi"},
+         "srun --mpi=pmix --kill-on-bad-exit=1 --network=disable_rdzv_get python -m x y"),
+        ("slurm", {"MPITRAIN_SITE": "infiniband_mpich", "MPITRAIN_LAUNCH_OPTIONS": "--a  b"},
+         "srun --mpi=pmi2 --kill-on-bad-exit=1 --a b python -m x y"),
+        ("slurm", {}, "mpiexec -n 4 python -m x y"),
+        ("slurm", {"MPITRAIN_LAUNCHER": "pals"}, "needs a job of PBS; under SLURM take srun"),
+        ("slurm", {"MPITRAIN_LAUNCHER": "x"}, "expected mpirun, pmix, pmi2, srun or pals"),
+        ("pbs", {"MPITRAIN_SITE": "aurora"},
+         "mpiexec -n 4 --ppn 2 --cpu-bind depth --depth 1 python -m x y"),
+        ("pbs", {"MPITRAIN_SITE": "slingshot_mpich", "MPITRAIN_LAUNCH_OPTIONS": "--cpu-bind none"},
+         "mpiexec -n 4 --ppn 2 --cpu-bind none python -m x y"),
+        ("pbs", {"MPITRAIN_SITE": "aurora", "MPITRAIN_RANKS_PER_NODE": "12"},
+         "mpiexec -n 24 --ppn 12 --cpu-bind depth --depth 1 python -m x y"),
+        ("pbs", {}, "mpiexec -n 4 -machinefile {folder}/nodes python -m x y"),
+    ],
+)  # fmt: skip
+def test_how_ranks_are_started(scheduler, given, expected, tmp_path):
+    """The line of each launcher, from any folder, with the options of the site and the user."""
+    (tmp_path / "nodes").write_text(NODES)
+    pbs = {"PBS_JOBID": "7.x", "PBS_O_WORKDIR": "/", "PBS_NODEFILE": f"{tmp_path}/nodes"}
     told = subprocess.run(
-        ["bash"], input=script, capture_output=True, text=True, cwd=tmp_path, check=True,
-        env={"PATH": "/usr/bin:/bin", "SLURM_NTASKS": "2", "MPITRAIN_SITE": "infiniband_openmpi"},
+        ["bash", "-euc", f". {ROOT}/jobs/launch.sh; launch -m x y"],
+        capture_output=True, text=True, cwd=tmp_path,
+        env={"PATH": f"{commands(tmp_path)}:/usr/bin:/bin"} | given
+        | (pbs if scheduler == "pbs" else SLURM),
     )  # fmt: skip
-    assert told.stdout.splitlines()[-1] == "ucx -m x y"
+    last = (told.stdout + told.stderr).strip().splitlines()[-1]
+    assert last.replace(f"{tmp_path}/mpiexec", "mpiexec").endswith(
+        expected.format(folder=tmp_path)
+    ), told.stdout + told.stderr
 
 
-@pytest.mark.skipif(not shutil.which("shellcheck"), reason="shellcheck is not installed")
+def test_a_launcher_that_is_not_there_is_a_sentence(tmp_path):
+    for name in ("bash", "sort", "wc"):
+        (tmp_path / name).symlink_to(shutil.which(name))
+    given = {"PATH": str(tmp_path), "MPITRAIN_LAUNCHER": "pals", "PBS_JOBID": "7.x"}
+    (tmp_path / "nodes").write_text(NODES)
+    given |= {"PBS_O_WORKDIR": "/", "PBS_NODEFILE": f"{tmp_path}/nodes"}
+    for env, message in ((given, "there is no mpiexec"), ({}, "no job of SLURM or PBS")):
+        told = subprocess.run(
+            ["bash", "-euc", f". {ROOT}/jobs/launch.sh; launch -m x y"],
+            capture_output=True, text=True, env=env,
+        )  # fmt: skip
+        assert told.returncode == 2 and message in told.stderr
+
+
+@needs_shellcheck
 def test_the_scripts_pass_shellcheck():
     jobs = ROOT / "jobs"
-    scripts = [*jobs.glob("*.sh"), *jobs.glob("*.sbatch"), *(jobs / "sites").glob("*.sh")]
-    assert len(scripts) >= 9
-    subprocess.run(["shellcheck", "-x", "-P", str(jobs), *map(str, scripts)], check=True)
+    found = [path for end in ("sh", "sbatch", "pbs") for path in jobs.rglob(f"*.{end}")]
+    assert len(found) >= 14
+    subprocess.run(["shellcheck", "-x", "-P", str(jobs), *map(str, found)], check=True)
 
 
 @pytest.mark.parametrize(
@@ -189,6 +382,14 @@ def test_a_job_in_a_container_is_that_of_train(tmp_path):
     assert status == 0 and len(calls) == 2
     assert calls[0].startswith("srun --mpi=pmix --kill-on-bad-exit=1 apptainer exec ")
     assert calls[1] == f"600|{image}{train}"
+
+
+def test_a_limit_of_restarts_that_is_no_number_is_refused(tmp_path):
+    """It would compare as smaller for ever."""
+    env = {"MPITRAIN_MAX_RESTARTS": "x", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a"}
+    text = f". {ROOT}/jobs/launch.sh; . {ROOT}/jobs/again.sh; come_back x.toml"
+    told = subprocess.run(["bash", "-euc", text], env=env, capture_output=True, text=True)
+    assert told.returncode == 2 and "MPITRAIN_MAX_RESTARTS=x: a number" in told.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,127 @@
+"""The command ``submit``: its options, and the request and the words that they make."""
+
+import argparse
+import os
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+from collectives.commands.arguments import not_negative
+from mpitrain.commands import submit as scripts
+from mpitrain.config import ConfigError, load
+
+#: Of the job that this shell is in, if it is in one.
+_OF_A_JOB = ("MPITRAIN_RESTART", "MPITRAIN_ARGUMENTS")
+
+
+def add(submit: argparse.ArgumentParser) -> None:
+    """The options; those for the scheduler have the names of its ``Request``."""
+    submit.description = (
+        "Write a job script that needs no other file and give it to SLURM or PBS.  CONFIG is a "
+        "job file, an example or a program (train.py), whose arguments stand behind --; without "
+        "it, Python gets what stands there, as -m collectives tune.  Variables MPITRAIN_... and "
+        "COLLECTIVES_... of this shell are written into the script, too."
+    )
+    submit.epilog = (
+        "examples: %(prog)s digits --nodes 4 --ranks-per-node 4 --time 2:00:00 --dry-run; "
+        "%(prog)s train.py --scheduler pbs --site aurora -- --epochs 3"
+    )
+    add = submit.add_argument
+    add(
+        "--scheduler",
+        choices=tuple(scripts.SCHEDULERS),
+        default="slurm",
+        help="who runs it (slurm)",
+    )
+    add("--nodes", type=int, default=2, help="nodes (2)")
+    add("--ranks-per-node", type=int, default=2, help="ranks on each node (2)")
+    add("--cpus-per-task", type=int, help="cores of each rank")
+    add("--gpus-per-node", type=int, default=0, help="GPUs on each node (0)")
+    add("--mem", help="memory of each node, as 64G")
+    add("--time", default="01:00:00", help="time limit in SLURM's form (01:00:00)")
+    add("--partition", "--queue", help="SLURM's partition, PBS's queue")
+    add("--account", help="the account or project that pays")
+    add("--qos", help="SLURM's quality of service")
+    add("--constraint", help="SLURM's features of nodes; PBS: more of a chunk, as system=polaris")
+    add("--exclusive", action="store_true", help="no other job on these nodes")
+    add("--name", help="name of the job")
+    add(
+        "--directive", action="append", default=[], metavar="OPTION",
+        help="one more option of #SBATCH (reservation=x) or #PBS (filesystems=home, '-W x=y'); "
+        "may be given several times",
+    )  # fmt: skip
+    add("--site", help="settings of a network: a file of jobs/sites/, as slingshot_mpich")
+    add(
+        "--launcher",
+        choices=scripts.LAUNCHERS,
+        help="how ranks are started (mpirun, or the site's)",
+    )
+    add("--launch-options", metavar="WORDS", help="more options of the launcher, in one word")
+    add("--wrap", metavar="WORDS", help="a command before each rank's python, in one word")
+    add("--python", help="the interpreter of the ranks (the one of this command)")
+    add("--image", help="an Apptainer image, whose python runs")
+    add("--module", action="append", default=[], help="a module to load; several times for more")
+    add(
+        "--before", action="append", default=[], metavar="LINE",
+        help="a line of bash to run behind the modules; several times for more",
+    )  # fmt: skip
+    add("--restarts", type=not_negative, help="times that the job may come back (20)")
+    add(
+        "--jobs", type=Path,
+        help="folder of the scripts (jobs/ here if it has train.sbatch, else the package's own)",
+    )  # fmt: skip
+    add("--dry-run", action="store_true", help="print the script instead of submitting it")
+
+
+def run(options: argparse.Namespace) -> str:
+    """The script of a job, or what the scheduler says of it.
+
+    Raises:
+        ConfigError: the job, the request or an option is wrong, or the scheduler refuses.
+    """
+    asked = scripts.request(**{f.name: getattr(options, f.name) for f in fields(scripts.Request)})
+    script = scripts.render(
+        scripts.read_scripts(options.jobs), asked, _words(options), settings=_settings(options),
+        modules=options.module, before=options.before,
+    )  # fmt: skip
+    return script if options.dry_run else scripts.submit(script, asked.scheduler)
+
+
+def _words(options: argparse.Namespace) -> list[str]:
+    """What ``jobs/again.sh`` is to run: a job file, a program, or what stands behind ``--``."""
+    behind = list(options.behind)
+    if options.config is None and behind:
+        if behind[0] != "-m":
+            raise ConfigError(f"-- {behind[0]}: give the program before --, or -m MODULE behind it")
+        return behind
+    if options.config is None:
+        raise ConfigError("submit needs a job file or a program; mpitrain submit --help")
+    if options.config.suffix != ".py":
+        load(options.config, options.set)  # what cannot be need not wait in a queue
+        return [str(options.config), *(p for s in options.set for p in ("--set", s)), *behind]
+    if options.set:
+        raise ConfigError(f"--set: {options.config} is no job file; its arguments stand behind --")
+    options.config.read_bytes()
+    return [str(options.config), *behind]
+
+
+def _settings(options: argparse.Namespace) -> dict[str, str]:
+    """The variables of this shell that a job reads, and the options that stand for some of them."""
+    found = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(("MPITRAIN_", "COLLECTIVES_"))
+        and name.isidentifier()
+        and name not in _OF_A_JOB
+    }
+    given = {
+        "MPITRAIN_PYTHON": options.python,
+        "MPITRAIN_SITE": options.site,
+        "MPITRAIN_LAUNCHER": options.launcher,
+        "MPITRAIN_LAUNCH_OPTIONS": options.launch_options,
+        "MPITRAIN_WRAP": options.wrap,
+        "MPITRAIN_IMAGE": options.image,
+        "MPITRAIN_MAX_RESTARTS": options.restarts,
+    }
+    chosen = {name: str(value) for name, value in given.items() if value is not None}
+    return {"MPITRAIN_PYTHON": sys.executable} | found | chosen
