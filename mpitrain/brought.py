@@ -15,8 +15,16 @@ if TYPE_CHECKING:
     from mpitrain.optim.own_schedule import Factor, Schedule
 
 
-def model(given: Any, seed: int, cuts: Sequence[str]) -> tuple[Any, Mapping[str, nn.Layer] | None]:
+def model(
+    given: Any, seed: int, cuts: Sequence[str], data: Any = None
+) -> tuple[Any, Mapping[str, nn.Layer] | None]:
     """The torch module, if it is one, and the layers.
+
+    Args:
+        given: a module, layers by name, or a function that makes one of them.
+        seed: of torch's generator meanwhile.
+        cuts: names of modules behind which the module may be cut.
+        data: samples by number, of which the first gives lazy modules their shapes.
 
     Raises:
         ConfigError: a module that cannot be trained, or ``cuts`` of something else.
@@ -35,10 +43,51 @@ def model(given: Any, seed: int, cuts: Sequence[str]) -> tuple[Any, Mapping[str,
             given = given()
         if isinstance(given, Mapping):
             return None, given
+    if any(map(torch.nn.parameter.is_lazy, given.parameters())) and hasattr(data, "__getitem__"):
+        _give_shapes(given, data, seed)
+    if (own := list(given.parameters())) and not any(p.requires_grad for p in own):
+        raise ConfigError(
+            "model: all of its parameters are frozen, so that nothing is trained; unfreeze some by "
+            "requires_grad_(True)"
+        )
     try:
         return given, layers(given, cuts)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"model: {error}") from error
+
+
+def _give_shapes(module: Any, data: Any, seed: int) -> None:
+    """Lazy modules get their shapes from the first sample, and values from torch's generator.
+
+    Raises:
+        ConfigError: it does not go through the module.
+    """
+    import torch
+
+    from mpitrain.data.own import Own
+    from mpitrain.fields import as_given, fields
+
+    kind = str(torch.get_default_dtype()).removeprefix("torch.")
+    parts = {n: torch.from_numpy(a) for n, a in fields(Own(data, kind, seed)[:1].inputs).items()}
+    modes = [(part, part.training) for part in module.modules()]
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(seed)
+            first = as_given(parts)
+            if isinstance(first, dict) and not isinstance(module, torch.nn.Sequential):
+                module.eval()(**first)
+            elif isinstance(first, tuple) and not isinstance(module, torch.nn.Sequential):
+                module.eval()(*first)
+            else:
+                module.eval()(first)
+    except Exception as error:  # whatever the module's own code raises
+        raise ConfigError(
+            f"model: it has lazy parts, and the first sample cannot give them their shapes "
+            f"({type(error).__name__}: {' '.join(str(error).split())}); run it once before"
+        ) from error
+    finally:
+        for part, training in modes:
+            part.training = training
 
 
 def kinds(module: Any) -> dict[str, object]:
@@ -113,16 +162,36 @@ def dtype(module: Any, otherwise: str) -> str:
 
 
 def loss(given: Any) -> Loss | None:
-    """Ours of a function of torch tensors."""
+    """Ours of a function of torch tensors, or of a class of such.
+
+    Raises:
+        ConfigError: a class that cannot be made without arguments.
+    """
     if given is None or hasattr(given, "expect"):
         return given
     from mpitrain.adapters.torch.objective import TorchLoss
 
+    if isinstance(given, type):  # as torch.nn.MSELoss
+        try:
+            given = given()
+        except TypeError as error:
+            raise ConfigError(
+                f"loss: {given.__name__} is a class that needs arguments ({error}); give "
+                f"loss={given.__name__}(...)"
+            ) from error
     return TorchLoss(given)
 
 
 def metric(given: Any, name: str, is_torch: bool) -> Metric:
-    """Ours of a function of tensors, or of arrays."""
+    """Ours of a function of tensors, or of arrays.
+
+    Raises:
+        ConfigError: it has the name of what is measured anyway.
+    """
+    if name == "loss":
+        raise ConfigError(
+            "metrics: 'loss' is the name of the mean loss, which is measured anyway; take another"
+        )
     if hasattr(given, "add"):
         return given
     if not is_torch:

@@ -94,7 +94,7 @@ class Trainer(trainer.Trainer):
                 CosineAnnealingLR(optimizer, 100)``, which takes a step after each of training, or
                 with ``schedule_by="epoch"`` after each epoch.
             classes: kinds of labels, if these are integers; by default as many as the model's last
-                layer has scores.
+                layer has scores, or none where there is a label for each number of the outputs.
             span, stop, before_step: as :class:`mpitrain.training.trainer.Trainer`.
             settings: keys of the job file's tables that only one table has (``batch_size=48``,
                 ``epochs=3``, ``seed=7``), and whole tables (``parallel={"pipe": 2}``).  Of a torch
@@ -167,7 +167,7 @@ class Trainer(trainer.Trainer):
         job = together(whole, asked, ConfigError, TypeError)
         grouping, options = None, dict[str, object]()
         with all_or_nobody(whole):  # a program's functions, which may fail on one rank
-            self.module, layers = brought.model(model, job.run.seed, cuts)
+            self.module, layers = brought.model(model, job.run.seed, cuts, train_data)
             if optimizer is not None and not hasattr(optimizer, "prepare"):
                 optimizer, grouping, schedule, options = brought.optimizer(
                     optimizer, schedule, self.module, layers

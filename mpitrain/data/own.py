@@ -90,17 +90,25 @@ class Own:
 
     def _arrays_of(self, index: int, found: Any) -> Pair:
         if not isinstance(found, (tuple, list)) or len(found) != 2:
+            several = isinstance(found, (tuple, list))
             raise DataError(
-                f"sample {index} of {type(self.data).__name__} is a {type(found).__name__}; a pair "
-                "is needed, (input, label)"
+                f"sample {index} of {type(self.data).__name__} is a {type(found).__name__}"
+                f"{f' of {len(found)}' if several else ''}; a pair is needed, (input, label), each "
+                "of which may be a tuple or a dictionary, as (x, (y, weight))"
             )
         inputs, labels = self._arrays(index, found[0]), self._arrays(index, found[1])
         classes = labels.get("", np.empty(0)) if self.classes else np.empty(0)
         if classes.size and not 0 <= classes.min() <= classes.max() < self.classes:
+            wrong = classes[(classes < 0) | (classes >= self.classes)].flat[0]
+            advice = (
+                "give classes=, or floating-point numbers where they are no classes"
+                if wrong >= 0
+                else "for labels that do not count, give a dictionary of labels, and a loss that "
+                "divides the sum of those that count by labels.numel()"
+            )
             raise DataError(
-                f"sample {index} of {type(self.data).__name__} has the label {classes}; labels of "
-                f"{self.classes} classes lie from 0 to {self.classes - 1}; give classes=, or "
-                "floating-point numbers where they are no classes"
+                f"sample {index} of {type(self.data).__name__} has the label {wrong}; labels of "
+                f"{self.classes} classes lie from 0 to {self.classes - 1}; {advice}"
             )
         return inputs, labels
 
@@ -138,7 +146,8 @@ class Own:
                 raise DataError(
                     f"the {what} of sample {index} of {type(self.data).__name__} is "
                     f"{_shown(value)}, and that of sample {indices[0]} {_shown(first)}; all must "
-                    "be alike"
+                    "be alike: pad unequal lengths to one in the data set, and give lengths or a "
+                    "mask beside"
                 )
         return joined({name: np.stack([value[name] for value in values]) for name in first})
 

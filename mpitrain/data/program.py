@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 from mpi4py import MPI
@@ -102,16 +103,19 @@ def _samples(what: str, data: Any, job: Config) -> Own:
 
 
 def _scores(layers: Mapping[str, nn.Layer] | None, data: Dataset) -> int:
-    """How many the last layer has."""
+    """How many the last layer has; 0 where its outputs are numbers, as the labels are, or several.
+
+    Labels are numbers where there is one for each number of the outputs.
+    """
     if layers is None:
         raise DataError("labels are integers, and nothing says of how many classes: give classes=")
     try:
         shape = nn.Chain(layers).output_shape(data.input_shape)
     except ValueError as error:
         raise DataError(f"model: {error}") from error
-    if isinstance(shape, Fields):
-        raise DataError(f"labels are integers, and the model gives {shape!r}: give classes=")
-    return shape[-1] if shape else 1
+    if isinstance(shape, Fields) or prod(shape) == prod(data.label_shape):
+        return 0
+    return shape[-1]
 
 
 def _kind(array: Array) -> object:

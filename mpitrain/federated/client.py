@@ -9,7 +9,7 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 from mpitrain.arrays import Array
-from mpitrain.config import Checkpoint, Config, Evaluate, Parallel
+from mpitrain.config import Checkpoint, Config, ConfigError, Evaluate, Parallel
 from mpitrain.config.federated import Federated
 from mpitrain.data import DataError, Dataset, Sampler
 from mpitrain.metrics import Step
@@ -118,7 +118,7 @@ class LocalTrainer(Trainer):
             steps: that it takes.
 
         Raises:
-            NonFinite, DataError: as :meth:`Trainer.step`; the message names the client.
+            NonFinite, DataError, ConfigError: as :meth:`Trainer.step`; naming the client.
         """
         self.round_rates.number, self._proximal.start = number, start
         store = cast(Replicated, self.store)
@@ -146,7 +146,7 @@ class LocalTrainer(Trainer):
                 if isinstance(record, Step):
                     loss += record.loss * record.samples
                     seen += record.samples
-        except (NonFinite, DataError) as error:
+        except (NonFinite, DataError, ConfigError) as error:
             raise type(error)(f"client {client} in round {number + 1}: {error}") from error
         weights = store.parameters.copy()
         if not np.isfinite(weights).all():

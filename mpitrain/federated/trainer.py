@@ -146,7 +146,9 @@ class Trainer(fit.Trainer):
             )
         store = cast(Replicated, self.store)
         with self.span("clients", "forward"):
-            trained = together(self.comm, lambda: self._train(cohort), NonFinite, DataError)
+            trained = together(
+                self.comm, lambda: self._train(cohort), NonFinite, DataError, ConfigError
+            )
         before, sent = self._wire.seconds, self._wire.sent
         ends = {client: one.weights for client, one in trained.items()}
         with self.span("sum", "communicate"), self.comm.waiting("the sum of the clients' changes"):

@@ -11,15 +11,15 @@ class Dropout(Elementwise):
     """In training, each number is 0 with a probability, and else ``1 / (1 - p)`` times itself.
 
     Attributes:
-        p: the probability, 0 <= p < 1.
+        p: the probability, 0 <= p <= 1; of 1 nothing is left.
     """
 
     sees = True
 
     def __init__(self, p: float = 0.5) -> None:
         """``ValueError`` for a probability that cannot be."""
-        if not 0 <= p < 1:
-            raise ValueError(f"p = {p}: a probability from 0 to less than 1")
+        if not 0 <= p <= 1:
+            raise ValueError(f"p = {p}: a probability from 0 to 1")
         self.p = p
 
     def forward(
@@ -40,5 +40,5 @@ def mask(context: Context, p: float, shape: Shape) -> Array | None:
     if not context.training or not p:
         return None
     kept = context.uniform(shape) >= int(p * 2.0**64)
-    factors: Array = kept / (1 - p)
+    factors: Array = kept / (1 - p) if p < 1 else kept.astype(float)
     return factors

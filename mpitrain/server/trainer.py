@@ -257,7 +257,7 @@ class ServedTrainer(Trainer):
             self._count_updates(len(batches))
             self.stopping = self.comm.allreduce(self.stop.raised(), op=MPI.LOR)
         self.steps_done = first
-        self.purity.expect()
+        self.purity.expect(f"until step {first}")
         sizes = [len(batch) for batch in batches]
         return steps(told, sizes, first, epoch, self.rates.rate, self._shares)
 

@@ -56,7 +56,7 @@ def train_window(trainer: Placed, epoch: int, batches: list[Array], held: Held) 
         return passes.context(step, source.indices(micro_batch))
 
     own = runner.run(source, window.weights, store, window.update, context)
-    trainer.purity.expect()
+    trainer.purity.expect(f"until step {done + len(batches)}")
     lasted = perf_counter() - start
     account.busy.add(lasted, sum(updated.comm_seconds for updated in own), runner.waited)
     waiting = comm.allreduce(sum(runner.waited.values()))

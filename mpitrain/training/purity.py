@@ -61,8 +61,11 @@ class Purity:
         found += [getattr(own, "fault", None) for own in self._functions]
         return [fault for fault in found if fault]
 
-    def expect(self) -> None:
+    def expect(self, when: str = "") -> None:
         """No rank has seen a fault; collective.
+
+        Args:
+            when: begins the message, as ``"step 7"``.
 
         Raises:
             ConfigError: on all ranks, what a layer of one of them, or a loss or a metric of the
@@ -71,6 +74,6 @@ class Purity:
 
         def act() -> None:
             for fault in self.faults():
-                raise fault
+                raise type(fault)(f"{when}: {fault}") if when else fault
 
         together(self._comm, act, ConfigError)

@@ -152,7 +152,7 @@ class Trainer(Placed):
         found_all = ledger.agree()
         self.account.busy.met += perf_counter() - began
         if any(agreed.faulty for _, agreed in found_all):
-            self.purity.expect()
+            self.purity.expect(f"until step {self.steps_done}")
         for one, agreed in found_all:
             self.stopping = self.stopping or agreed.stopping
             found.append(self.account.record(one, agreed, agreed.grad_norm))
@@ -180,7 +180,7 @@ class Trainer(Placed):
         )
         agreed = self.strategy.agree(self.steps_done, self.gradient, told)
         if agreed.faulty and self._ledger is None:
-            self.purity.expect()
+            self.purity.expect(f"step {self.steps_done + 1}")
         self.account.met()
         if self._ledger is None:  # else it is of our worker alone
             self.stopping = agreed.stopping

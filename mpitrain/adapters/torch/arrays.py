@@ -20,11 +20,13 @@ def namespace_of(tensor: torch.Tensor) -> ModuleType:
 def as_array(tensor: torch.Tensor, xp: ModuleType = np) -> Array:
     """A tensor as an array of the same shape: on the CPU NumPy's, on a GPU CuPy's.
 
+    A copy where torch only marks the numbers as conjugate or negative.
+
     Raises:
         ImportError: bfloat16 without ml_dtypes.
         TypeError: a type that NumPy does not have, or a tensor that is not where ``xp`` computes.
     """
-    values = tensor.detach()
+    values = tensor.detach().resolve_conj().resolve_neg()
     if xp is not np:
         on_device: Array = xp.from_dlpack(values)
         return on_device

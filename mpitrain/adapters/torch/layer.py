@@ -105,6 +105,7 @@ class TorchLayer(Layer):
         prefix: str = "",
         *,
         in_turn: bool = False,
+        training: bool | None = None,
     ) -> None:
         """Make it a layer.
 
@@ -114,12 +115,13 @@ class TorchLayer(Layer):
             prefix: of its names in the whole module.
             in_turn: takes several inputs as one tuple or dictionary, as a part of a
                 ``torch.nn.Sequential`` does; otherwise as arguments.
+            training: the mode of the whole module, within which parts may be held in another one.
 
         Raises:
             ImpureModule: the module cannot be a layer.
         """
         self._given = module
-        module = seeing(module)
+        module = seeing(module, module.training if training is None else training)
         self.sees = any(True for _ in parts(module))
         refuse(name, module)
         self.module = module
@@ -182,7 +184,15 @@ class TorchLayer(Layer):
         for name, part in found.items():
             of = f"its output {name!r}" if name else "its output"
             if not isinstance(part, torch.Tensor):
-                raise ValueError(f"{of} is a {type(part).__name__}; all outputs are tensors")
+                raise ValueError(
+                    f"{of} is a {type(part).__name__}; all outputs are tensors; of an LSTM, put it "
+                    "into a module that gives what is needed: return self.lstm(x)[0]"
+                )
+            if part.layout != torch.strided or part.is_quantized:
+                raise ValueError(
+                    f"{of} is {'quantised' if part.is_quantized else part.layout}, and layers pass "
+                    "dense tensors alone; give to_dense() or dequantize() of it"
+                )
             if not part.dim():
                 raise ValueError(f"{of} is a single number; outputs have one for each sample")
             if part.is_complex():
@@ -246,6 +256,8 @@ class TorchLayer(Layer):
         before = [part.detach().clone() for part in own.values()] if compares else []
 
         def run(*tensors: torch.Tensor) -> dict[str, torch.Tensor]:
+            if self._watched.changes_input:
+                tensors = tuple(part.clone() for part in tensors)
             arguments = self._arguments(dict(zip(given, tensors, strict=True)))
             found: dict[str, torch.Tensor] = _called(self._watched, values, *arguments)
             return found

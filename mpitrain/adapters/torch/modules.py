@@ -9,7 +9,8 @@ from mpi4py import MPI
 from mpitrain.adapters.torch.arrays import as_tensor
 from mpitrain.adapters.torch.cutting import cut, has_hooks
 from mpitrain.adapters.torch.layer import TorchLayer
-from mpitrain.adapters.torch.purity import ImpureModule
+from mpitrain.adapters.torch.memory import expect_apart
+from mpitrain.adapters.torch.purity import ImpureModule, is_held, keeps_running
 from mpitrain.adapters.torch.seeing import expect_replaceable
 from mpitrain.nn import Chain, Layer, Wrapper
 from mpitrain.ranks.together import together
@@ -39,6 +40,7 @@ def layers(module: torch.nn.Module, cuts: Sequence[str] = ()) -> dict[str, Layer
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"layers() takes a torch.nn.Module, not a {type(module).__name__}")
     expect_replaceable(module)
+    expect_apart(module)
     pieces: dict[str, tuple[str, torch.nn.Module]]
     if cuts:
         pieces = {f"part{n}": ("", part) for n, part in enumerate(cut(module, cuts))}
@@ -57,13 +59,13 @@ def layers(module: torch.nn.Module, cuts: Sequence[str] = ()) -> dict[str, Layer
     norms: dict[int, str] = {}
     for name, (prefix, part) in pieces.items():
         for own, inner in part.named_modules():
-            is_norm = isinstance(inner, torch.nn.modules.batchnorm._BatchNorm)
+            is_norm = keeps_running(inner) and not is_held(inner, module.training)
             if is_norm and norms.setdefault(id(inner), name) != name:
                 raise ImpureModule(
                     f"{name}.{own} ({type(inner).__name__}) is in {norms[id(inner)]}, too, and has "
                     "one running mean and variance; make two of it, or one part of both"
                 )
-        layer = TorchLayer(part, name, prefix, in_turn=bool(prefix))
+        layer = TorchLayer(part, name, prefix, in_turn=bool(prefix), training=module.training)
         tied = {}
         for own, parameter in part.named_parameters():
             owner = owners.setdefault(id(parameter), f"{name}.{own}")
@@ -93,7 +95,8 @@ def load_into(module: torch.nn.Module, trainer: Trainer) -> None:
     layer; what other layers of the trainer have learnt is no part of the module.  Collective.
 
     Raises:
-        ValueError: on all ranks; the module has no parameter or buffer that a layer has a value of.
+        ValueError: on all ranks; the module has no parameter or buffer that a layer has a value
+            of, or two of them in one memory.
     """
     with averaged(trainer):
         _load_into(module, trainer)
@@ -105,6 +108,7 @@ def _load_into(module: torch.nn.Module, trainer: Trainer) -> None:
     known = {name: _in_module(layer) for name, layer in trainer.model.layers.items()}
 
     def expect_all() -> None:
+        expect_apart(module)
         for name, names in known.items():
             if missing := sorted(set(names.values()) - every.keys()):
                 raise ValueError(

@@ -1,7 +1,8 @@
 """Losses and metrics that are functions of torch tensors."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from itertools import product
 from math import isclose, isfinite
 from typing import Any
 
@@ -9,14 +10,17 @@ import numpy as np
 import torch
 
 from mpitrain.adapters.torch.arrays import Moved, as_array, as_tensors, moved, on_stream_of
-from mpitrain.adapters.torch.purity import is_due
+from mpitrain.adapters.torch.means import (
+    MISFITS,
+    Function,
+    Gradients,
+    LossMeans,
+    gradients,
+)
+from mpitrain.adapters.torch.metric_means import MetricMeans
 from mpitrain.arrays import Array, Scalar, Shape, array_namespace
 from mpitrain.config import ConfigError
 from mpitrain.fields import as_given, fields, joined, named, partial, zeros
-
-#: ``f(outputs, labels)``, as torch's functional losses: tensors, or tuples or dictionaries of them,
-#: as the module and the data set give them.
-Function = Callable[[Any, Any], Any]
 
 
 class Following:
@@ -48,8 +52,9 @@ class TorchLoss:
     Its mean over a micro-batch counts with that one's part of the global batch, so that the sum
     over micro-batches and ranks is the mean over the batch.  That needs equal weights: a function
     that leaves labels out (``ignore_index``) or weighs them is a mean over other things, which is
-    an error as soon as the first samples show it.  Outputs in 16 bits are cast to float32 before,
-    as under ``torch.autocast``.
+    an error in the first step in which it matters
+    (:class:`mpitrain.adapters.torch.means.LossMeans`).  Outputs in 16 bits are cast to float32
+    before, as under ``torch.autocast``.
     """
 
     def __init__(self, function: Function) -> None:
@@ -63,7 +68,8 @@ class TorchLoss:
         self.function = function
         self._there = Following(function)
         self._unused: frozenset[str] = frozenset()
-        self._means = Means(self._there, "loss")
+        self._casts = False
+        self._means = LossMeans(self._there, name_of(function))
 
     def __call__(self, outputs: Array, labels: Array, divisor: float) -> tuple[Scalar, Array]:
         """As :class:`mpitrain.objective.Loss` says."""
@@ -74,29 +80,39 @@ class TorchLoss:
 
     def _of(self, outputs: Array, labels: Array, divisor: float) -> tuple[Scalar, Array]:
         xp = array_namespace(outputs)
-        parts = _needing_gradients(_tensors(outputs))
-        truth = _tensors(labels)
-        mean = self._there(as_given(_wide(parts)), as_given(truth))
-        self._means.compare(_wide(parts), truth)
+        parts = _tensors(outputs)
+        wide = _needing_gradients(_wide(parts))
+        truth = self._cast(_tensors(labels), wide)
+        versions = [part._version for part in truth.values()]
+        mean = self._there(as_given(wide), as_given(truth))
+        by = gradients(mean, wide)
+        if versions == [part._version for part in truth.values()]:
+            self._means.compare(wide, truth, Gradients(mean.item(), by))
+        else:
+            self._means.fault = ConfigError(
+                f"loss: {name_of(self.function)} changes its labels in place, which are the data's "
+                "own; let it work on labels.clone()"
+            )
         weight = labels.size / divisor
-        used = {name: one * weight for name, one in _gradients(mean, parts).items()}
-        gradients = {name: used.get(name, torch.zeros_like(part)) for name, part in parts.items()}
-        whole = joined({name: as_array(gradient, xp) for name, gradient in gradients.items()})
-        self._unused = frozenset(gradients.keys() - used.keys())
+        used = {name: (one * weight).to(parts[name].dtype) for name, one in by.items()}
+        found = {name: used.get(name, torch.zeros_like(part)) for name, part in parts.items()}
+        whole = joined({name: as_array(gradient, xp) for name, gradient in found.items()})
+        self._unused = frozenset(found.keys() - used.keys())
         of_all = mean.detach().double() * weight
         return of_all.item() if xp is np else as_array(of_all, xp), partial(whole, self._unused)
 
     @property
     def fault(self) -> ValueError | None:
-        """What its first samples have shown."""
+        """What samples have shown."""
         return self._means.fault
 
     def expect(self, outputs: Shape, labels: Shape, kind: Any) -> None:
-        """Tries it on two drawn samples, together and one by one."""
+        """Tries it on drawn samples: two together and one by one, then labels of many classes."""
         refused: Exception | None = None
-        for wide in (torch.float32, torch.float64):  # it may hold weights of one of them
+        kinds = (torch.float32, torch.float64)  # it may hold weights of one of them
+        for wide, self._casts in product(kinds, (False, True)):
             given = _drawn(zeros(2, outputs, np.float32), wide, 1)
-            wanted = _drawn(zeros(2, labels, kind), wide, 2)
+            wanted = self._cast(_drawn(zeros(2, labels, kind), wide, 2), given)
             try:
                 with warnings.catch_warnings():  # as of shapes that are made to fit
                     warnings.simplefilter("error", UserWarning)
@@ -104,21 +120,30 @@ class TorchLoss:
                         self._tried(given, wanted, rows)
                         for rows in (slice(2), slice(1), slice(1, 2))
                     )
+                    is_loss = (
+                        isinstance(found, torch.Tensor) and not found.dim() and found.requires_grad
+                    )
+                    by = gradients(found, parts) if is_loss else {}
                 break
-            except (RuntimeError, ValueError, TypeError, IndexError, UserWarning) as error:
+            except (*MISFITS, UserWarning) as error:
                 refused = refused or error
         else:
+            if "in-place" in str(refused):
+                raise ValueError(
+                    f"{name_of(self.function)} changes its outputs in place; let it work on "
+                    "outputs.clone()"
+                ) from refused
             raise ValueError(
                 f"{name_of(self.function)} cannot compare outputs of shape {outputs!r} with labels "
                 f"of {labels}: {' '.join(str(refused).split())}"
             ) from refused
-        if not isinstance(found, torch.Tensor) or found.dim() or not found.requires_grad:
+        if not is_loss:
             raise ValueError(
                 f"{name_of(self.function)} gives {_shown(found)}; a loss is one number that "
                 "follows from the outputs: its mean over the samples"
             )
         # A rank may get no samples in the first batch, and must know then, too.
-        self._unused = frozenset(parts.keys() - _gradients(found, parts).keys())
+        self._unused = frozenset(parts.keys() - by.keys())
         both, mean = found.item(), sum(one.item() for _, one in alone) / 2
         if not isclose(both, mean, rel_tol=1e-3, abs_tol=1e-5) and isfinite(both - mean):
             raise ValueError(
@@ -126,6 +151,37 @@ class TorchLoss:
                 f"{mean:.6g}; only a mean over samples with equal weights is the same in every "
                 "layout of ranks"
             )
+        self._means.label = {name: part[:1] for name, part in wanted.items()}
+        self._try_labels(outputs, labels, kind, next(iter(given.values())).dtype)
+
+    def _try_labels(self, outputs: Shape, labels: Shape, kind: Any, wide: torch.dtype) -> None:
+        """The same of many samples, whose labels are of all classes there may be, or numbers of
+        which some are 0."""
+        one = zeros(1, outputs, np.float32)
+        count = max(2, min(256, 2**18 // sum(part.size for part in one.values())))
+        given = _drawn(zeros(count, outputs, np.float32), wide, 3)
+        sizes = {size for part in one.values() for size in part.shape[1:]}
+        for classes in sorted(sizes, reverse=True):
+            wanted = _of_classes(_drawn(zeros(count, labels, kind), wide, 4), classes)
+            wanted = self._cast(wanted, given)
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    whole = self._means.gradients(given, wanted)
+            except MISFITS:  # there are less classes, or these are no classes
+                continue
+            self._means.compare(given, wanted, whole)
+            if (fault := self._means.fault) is not None:
+                raise ValueError(str(fault).removeprefix("loss: "))
+            return
+
+    def _cast(
+        self, labels: dict[str, torch.Tensor], outputs: dict[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """Labels that are whole numbers, or whether something is so, as the outputs are."""
+        if not self._casts or "" not in labels or labels[""].is_floating_point():
+            return labels
+        return {"": labels[""].to(next(iter(outputs.values())).dtype)}
 
     def _tried(
         self, outputs: dict[str, torch.Tensor], labels: dict[str, torch.Tensor], rows: slice
@@ -136,59 +192,18 @@ class TorchLoss:
         return parts, self.function(as_given(parts), as_given(truth))
 
 
-class Means:
-    """Whether a function of samples is a mean over them, seen by a few of them one by one.
-
-    Attributes:
-        fault: why it is none.
-    """
-
-    #: How many are looked at: the more there are, the closer to their mean other functions come.
-    MOST = 8
-
-    def __init__(self, function: Function, what: str) -> None:
-        self._function, self._what = function, what
-        self._calls = 0
-        self.fault: ValueError | None = None
-
-    @torch.no_grad()
-    def compare(self, outputs: dict[str, torch.Tensor], labels: dict[str, torch.Tensor]) -> None:
-        """Looks at the first samples of a call: of the first, second, fourth, eighth one and so on
-        that has two samples or more."""
-        count = min(len(next(iter(labels.values()))), self.MOST)
-        if count < 2:
-            return
-        self._calls += 1
-        if self.fault or not is_due(self._calls):
-            return
-
-        def of(rows: slice) -> float:
-            some = ({n: part[rows] for n, part in parts.items()} for parts in (outputs, labels))
-            return float(self._function(*map(as_given, some)))
-
-        try:
-            found, mean = of(slice(count)), sum(of(slice(k, k + 1)) for k in range(count)) / count
-        except (RuntimeError, ValueError, TypeError, IndexError):
-            return  # it takes no single samples, and says so where it is given one
-        if isfinite(found) and not isclose(found, mean, rel_tol=1e-3, abs_tol=1e-5):
-            self.fault = ConfigError(
-                f"{self._what}: {name_of(self._function)} of {count} samples is {found:.6g}, and "
-                f"the mean over them {mean:.6g}; it must be a mean over samples with equal weights "
-                "(labels that it leaves out count, too), or else it is another one in every layout"
-            )
-
-
 class TorchMetric:
     """A function that gives the mean over the samples that it is given, or ``(sum, count)``."""
 
     def __init__(self, function: Function, name: str = "one of them") -> None:
         self.function = function
         self._there = Following(function)
-        self._means = Means(self._there, f"metrics: {name}")
+        self._name = name
+        self._means = MetricMeans(self._there, f"metrics: {name}: {name_of(function)}")
 
     @property
     def fault(self) -> ValueError | None:
-        """What its first samples have shown."""
+        """What samples have shown."""
         return self._means.fault
 
     def add(self, outputs: Array, labels: Array) -> Array:
@@ -197,11 +212,19 @@ class TorchMetric:
         scores, truth = _wide(_tensors(outputs)), _tensors(labels)
         with torch.no_grad(), on_stream_of(outputs):
             found = self._there(as_given(scores), as_given(truth))
-        if isinstance(found, tuple):
-            total, count = map(float, found)
-            return np.array([total, count])
-        self._means.compare(scores, truth)
-        return np.array([float(found) * len(labels), len(labels)])
+        try:
+            if isinstance(found, tuple):
+                total, count = map(float, found)
+                return np.array([total, count])
+            total, count = float(found) * len(labels), len(labels)
+        except (RuntimeError, TypeError, ValueError):
+            self._means.fault = ConfigError(
+                f"metrics: {self._name} gives {_shown(found)}; it must give a number, its mean "
+                "over the samples, or (sum, count)"
+            )
+            return np.zeros(2)
+        self._means.compare(scores, truth, found)
+        return np.array([total, count])
 
     def value(self, totals: Array) -> float:
         return float(totals[0] / totals[1])
@@ -218,26 +241,32 @@ def _wide(parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _drawn(arrays: Mapping[str, Array], wide: torch.dtype, seed: int) -> dict[str, torch.Tensor]:
-    """Two samples: numbers between 0 and 1, or whole ones, 0 and 1, as of two classes."""
+    """Samples of numbers between 0 and 1, or of whole ones, 0 and 1, as of two classes."""
     draw = torch.Generator().manual_seed(seed)
     found = {}
     for name, part in as_tensors(arrays).items():
         if part.is_floating_point():
             found[name] = torch.rand(part.shape, generator=draw, dtype=wide)
         else:
-            found[name] = part + torch.arange(2).reshape(2, *[1] * (part.dim() - 1)).to(part.dtype)
+            rows = torch.arange(len(part)).reshape(-1, *[1] * (part.dim() - 1)) % 2
+            found[name] = part + rows.to(part.dtype)
     return found
+
+
+def _of_classes(labels: dict[str, torch.Tensor], classes: int) -> dict[str, torch.Tensor]:
+    """Whole numbers go from 0 to ``classes``, again and again; of other ones the first are 0."""
+    return {
+        name: torch.cat([torch.zeros_like(part[:1]), part[1:]])
+        if part.is_floating_point()
+        else part
+        if part.dtype == torch.bool
+        else (torch.arange(part.numel()) % classes).reshape(part.shape).to(part.dtype)
+        for name, part in labels.items()
+    }
 
 
 def _needing_gradients(parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: part.requires_grad_(part.is_floating_point()) for name, part in parts.items()}
-
-
-def _gradients(mean: torch.Tensor, parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Of a loss, by those of the outputs that it follows from."""
-    by = {name: part for name, part in parts.items() if part.requires_grad}
-    found = torch.autograd.grad(mean, list(by.values()), allow_unused=True)
-    return {name: one for name, one in zip(by, found, strict=True) if one is not None}
 
 
 def name_of(function: Any) -> str:

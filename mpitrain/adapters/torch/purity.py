@@ -38,6 +38,12 @@ def refuse(name: str, module: nn.Module) -> None:
         ImpureModule: with the name of the part and what to do instead.
     """
     for inner, part in module.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            raise ImpureModule(
+                f"{name}{inner and f'.{inner}'} is compiled by torch.jit, and the trainer gives "
+                "modules other parameters for each call; give the module that it was made of"
+            )
+    for inner, part in module.named_modules():
         what = f"{name}{inner and f'.{inner}'} ({type(part).__name__})"
         if isinstance(part, nn.modules.batchnorm._BatchNorm):
             raise ImpureModule(
@@ -76,6 +82,11 @@ def refuse(name: str, module: nn.Module) -> None:
                 f"{name}.{inner} lies on {tensor.device}, or has no shape yet; layers of the "
                 "trainer need values on the CPU: module.cpu(), and run lazy modules once"
             )
+        if tensor.layout != torch.strided or tensor.is_quantized:
+            raise ImpureModule(
+                f"{name}.{inner} is {'quantised' if tensor.is_quantized else tensor.layout}; "
+                "layers of the trainer have dense values alone: to_dense() or dequantize()"
+            )
     for inner, parameter in module.named_parameters():
         if parameter.requires_grad and not parameter.is_floating_point():
             raise ImpureModule(
@@ -88,6 +99,20 @@ def refuse(name: str, module: nn.Module) -> None:
         )
 
 
+def keeps_running(part: nn.Module) -> bool:
+    """Whether it is a batch norm whose running values change in training."""
+    return (
+        isinstance(part, nn.modules.batchnorm._BatchNorm)
+        and part.track_running_stats
+        and part.running_mean is not None
+    )
+
+
+def is_held(part: nn.Module, training: bool) -> bool:
+    """Whether a part is in evaluation mode within a module that is not."""
+    return training and not part.training
+
+
 def hooked(module: nn.Module) -> str:
     """The name of a parameter with a hook on its gradient, if there is one."""
     for name, parameter in module.named_parameters():
@@ -97,12 +122,18 @@ def hooked(module: nn.Module) -> str:
 
 
 class Watched(nn.Module):
-    """A module that says when it changes a buffer or draws random numbers."""
+    """A module that says when it changes a buffer or draws random numbers.
+
+    Attributes:
+        changes_input: it computes in the place of its input, which is another layer's, and so is
+            given a copy.
+    """
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__()
         self.name = name
         self.module = module
+        self.changes_input = any(getattr(part, "inplace", False) for part in module.modules())
         self.verdict = Verdict()
 
     def forward(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> Tensors:
@@ -205,16 +236,26 @@ def expect_given_values(
 
 @contextmanager
 def _poisoned(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """The parameters' own values are NaN meanwhile."""
+    """The parameters' own values are NaN meanwhile, for all that looks at their memory.
+
+    Frozen ones may lie in a file that nobody can write, and are replaced.
+    """
     parameters = {id(p): p for module in modules for p in module.parameters()}.values()
-    kept = [(p, p.data) for p in parameters if p.is_floating_point()]
+    known = [p for p in parameters if p.is_floating_point()]
+    kept = [(p, p.detach().clone() if p.requires_grad else p.data) for p in known]
     for parameter, values in kept:
-        parameter.data = torch.full_like(values, torch.nan)
+        if parameter.requires_grad:
+            parameter.data.fill_(torch.nan)
+        else:
+            parameter.data = torch.full_like(values, torch.nan)
     try:
         yield
     finally:
         for parameter, values in kept:
-            parameter.data = values
+            if parameter.requires_grad:
+                parameter.data.copy_(values)
+            else:
+                parameter.data = values
 
 
 @torch.no_grad()
@@ -243,9 +284,14 @@ def examine(
     with _modes_kept(watched.module):
         watched.module.train()
         given = _copy(x)
+        versions = [part._version for part in given]
         first, second = run(*given), run(*_copy(x))
-        if not all(map(_close, given, x)):
-            raise ImpureModule(f"{name} changes its input, which is another layer's: inplace=False")
+        if versions != [part._version for part in given] or not all(map(_close, given, x)):
+            watched.changes_input = True
+            if len(x) > 1:
+                raise ImpureModule(
+                    f"{name} changes one of its inputs, of which others may be views: inplace=False"
+                )
         for inner, before in values.items():
             if not torch.equal(before, buffers[inner]):
                 raise _changes(name, inner)

@@ -16,7 +16,7 @@ from torch import nn
 
 from mpitrain.adapters.torch.arrays import as_array, as_tensor
 from mpitrain.adapters.torch.cutting import has_hooks
-from mpitrain.adapters.torch.purity import ImpureModule
+from mpitrain.adapters.torch.purity import ImpureModule, is_held, keeps_running
 from mpitrain.arrays import Array
 from mpitrain.nn.batch_norm import follow, input_gradient, moments
 from mpitrain.nn.context import RESTING, Context
@@ -24,6 +24,9 @@ from mpitrain.nn.dropout import mask
 
 #: Whole channels drop out: of an input of so many axes, samples first.
 _CHANNELS: Mapping[type[nn.Module], int] = {nn.Dropout1d: 3, nn.Dropout2d: 4, nn.Dropout3d: 5}
+
+#: SyncBatchNorm is over the samples of all ranks, as each of these is here.
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 class Seeing(nn.Module):
@@ -52,10 +55,11 @@ class Dropout(Seeing):
 
     turn = 0
 
-    def __init__(self, p: float, axes: int | None) -> None:
+    def __init__(self, p: float, axes: int | None, *, inplace: bool = False) -> None:
         super().__init__()
         self.p = p
         self.axes = axes
+        self.inplace = inplace
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``ValueError``: the first axis of x is not the samples."""
@@ -74,7 +78,10 @@ class Dropout(Seeing):
             )
         self.turn += 1
         factors = mask(context.inside(str(self.turn)), self.p, shape)
-        return x if factors is None else x * torch.from_numpy(factors).to(x)
+        if factors is None:
+            return x
+        those = torch.from_numpy(factors).to(x)
+        return x.mul_(those) if self.inplace else x * those
 
 
 class BatchNorm(Seeing):
@@ -118,6 +125,23 @@ class BatchNorm(Seeing):
         return normal.contiguous() if x.is_contiguous() else normal
 
 
+class HeldBatchNorm(nn.Module):
+    """``nn.BatchNorm`` that is held in evaluation mode: what it keeps is constant."""
+
+    def __init__(self, like: nn.modules.batchnorm._BatchNorm) -> None:
+        super().__init__()
+        self.weight, self.bias, self.epsilon = like.weight, like.bias, like.eps
+        for name, buffer in like.named_buffers():
+            self.register_buffer(name, buffer)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Of an input of the shape (samples, channels, ...)."""
+        mean, variance = self.get_buffer("running_mean"), self.get_buffer("running_var")
+        return nn.functional.batch_norm(
+            x, mean, variance, self.weight, self.bias, training=False, eps=self.epsilon
+        )
+
+
 class _Normalised(torch.autograd.Function):
     """``(x - mean) / sqrt(variance + epsilon)`` along the last axis, over all replicas' rows."""
 
@@ -158,14 +182,19 @@ class _Normalised(torch.autograd.Function):
         return as_tensor(xp.ascontiguousarray(dx)).reshape(dy.shape), *[None] * 6
 
 
-def seeing(module: nn.Module) -> nn.Module:
-    """The module itself, or a copy with our dropout and batch norm where it has torch's."""
-    if not any(_replaced(part) for part in module.modules()):
+def seeing(module: nn.Module, training: bool) -> nn.Module:
+    """The module itself, or a copy with our dropout and batch norm where it has torch's.
+
+    Args:
+        module: a part of a module, or all of it.
+        training: the mode of all of it.
+    """
+    if not any(_replaced(part, training) for part in module.modules()):
         return module
-    if found := _replaced(module):
+    if found := _replaced(module, training):
         return found
     copied = deepcopy(module)
-    stand_in = {part: found for part in copied.modules() if (found := _replaced(part))}
+    stand_in = {p: found for p in copied.modules() if (found := _replaced(p, training))}
     for part in list(copied.modules()):
         for name, child in dict(part._modules).items():  # one part may have several names
             if child in stand_in:
@@ -177,16 +206,16 @@ def expect_replaceable(module: nn.Module) -> None:
     """Refuse dropout and batch norm that ours could not stand for.
 
     Raises:
-        ImpureModule: with the name of the part: it is held in another mode than the module around
-            it, or does something of its own besides.
+        ImpureModule: with the name of the part: it is held in training mode within a module that
+            is not, or does something of its own besides.
     """
     for name, part in module.named_modules():
-        if not _replaced(part):
+        if not _replaced(part, module.training):
             continue
-        if part.training != module.training:
+        if part.training and not module.training:
             raise ImpureModule(
-                f"{name} ({type(part).__name__}) is in another mode than the module around it, and "
-                "the trainer knows one for all; leave it out, or make constants of what it keeps"
+                f"{name} ({type(part).__name__}) is in training mode and the module around it is "
+                "not, and the trainer knows one mode for all: module.train()"
             )
         if has_hooks(part) or "forward" in vars(part):
             raise ImpureModule(
@@ -212,13 +241,14 @@ def show(module: nn.Module, context: Context, xp: ModuleType, *, counts: bool = 
             part.turn = 0
 
 
-def _replaced(part: nn.Module) -> Seeing | None:
-    """What stands for a module of torch; None for one that stays."""
-    kind = type(part)
+def _replaced(part: nn.Module, training: bool) -> nn.Module | None:
+    """What stands for a module of torch within one of this mode; None for one that stays."""
+    kind, held = type(part), is_held(part, training)
     if kind is nn.Dropout or kind in _CHANNELS:
-        return Dropout(part.p, _CHANNELS.get(kind))  # type: ignore[arg-type]
-    if kind in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
+        assert isinstance(part, nn.modules.dropout._DropoutNd)
+        p = 0.0 if held else part.p
+        return Dropout(p, _CHANNELS.get(kind), inplace=part.inplace)
+    if kind in _NORMS and keeps_running(part):
         assert isinstance(part, nn.modules.batchnorm._BatchNorm)
-        keeps = part.track_running_stats and part.running_mean is not None
-        return BatchNorm(part) if keeps else None
+        return HeldBatchNorm(part) if held else BatchNorm(part)
     return None

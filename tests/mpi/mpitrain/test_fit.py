@@ -1001,8 +1001,8 @@ def hooked():
 
 
 def half_resting():
-    module = regular()
-    module[1].eval()
+    module = regular().eval()
+    module[1].train()
     return module
 
 
@@ -1051,7 +1051,7 @@ def rooted(y, t):
         ({"model": lambda: Functional().eval(), "cuts": ["enter"]}, "give other results"),
         ({"model": with_own_hook, "cuts": ["enter"]}, "its own hooks belong to no part"),
         ({"model": hooked}, r"0.weight has a hook on its gradient"),
-        ({"model": half_resting}, "is in another mode than the module around it"),
+        ({"model": half_resting}, "is in training mode and the module around it is not"),
         ({"model": with_hook_on_dropout}, r"3 .Dropout. has a hook or a forward"),
         ({"model": with_own_norm}, r"4.1 .BatchNorm1d. has a hook or a forward"),
         ({"model": norm_twice}, r"part2. .BatchNorm1d. is in part0, too"),

@@ -1,5 +1,7 @@
 """Losses and metrics that are no means over samples would be others in every layout: an error."""
 
+from itertools import islice
+
 import pytest
 from mpi4py import MPI
 
@@ -60,7 +62,7 @@ def language(folder, **changed):
 
 def test_labels_that_are_left_out(comm, folder):
     with (
-        pytest.raises(ConfigError, match=r"loss: ignoring of \d+ samples is .*labels that it leav"),
+        pytest.raises(ConfigError, match=r"step 1: loss: ignoring of \d+ samples .*labels.numel"),
         language(folder, loss=ignoring) as trainer,
     ):
         trainer.fit()
@@ -70,6 +72,25 @@ def test_labels_that_are_left_out(comm, folder):
             trainer.fit()
             found.append([p.detach() for p in trainer.module.parameters()])
     torch.testing.assert_close(*found, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [RANKS, 4 * RANKS])
+def test_one_rank_that_sees_a_label_left_out_stops_all_before_the_update(comm, folder, size):
+    """Also where each rank has a single sample."""
+
+    class Rare(Tokens):
+        def __getitem__(self, index):
+            ids, labels = super().__getitem__(index)
+            labels["labels"][:] = labels["labels"].abs() % 9
+            labels["labels"][-1] = -100 if index == 17 else 3
+            return ids, labels
+
+    with language(folder, loss=ignoring, train_data=Rare(48, 1), batch_size=size) as trainer:
+        with pytest.raises(ConfigError, match=r"step \d+: loss: ignoring of ") as raised:
+            trainer.fit()
+        step = int(str(raised.value).split(":")[0].removeprefix("step "))
+        assert 17 in next(islice(trainer.sampler.batches(0), step - 1, None))
+        assert trainer.updater.steps == trainer.steps_done == step - 1
 
 
 def test_samples_without_any_label(comm, folder):
@@ -82,7 +103,7 @@ def test_samples_without_any_label(comm, folder):
             return ids, labels
 
     with (
-        pytest.raises(ConfigError, match=r"loss: ignoring of .* and the mean over them nan"),
+        pytest.raises(ConfigError, match=r"step 1: loss: ignoring of .* equal weights"),
         language(folder, loss=ignoring, train_data=Bare(48, 1)) as trainer,
     ):
         trainer.fit()
@@ -145,13 +166,127 @@ def test_packed_sequences(comm, folder):
     torch.testing.assert_close(*found, rtol=1e-9, atol=1e-11)
 
 
-def test_whole_numbers_are_classes_unless_they_are_said_to_be_numbers(comm, folder):
-    class Counts(Waves):
-        def __getitem__(self, index):
-            return super().__getitem__(index)[0], index % 3
+class Counts(Waves):
+    """Whole numbers as labels, of so many kinds."""
 
+    def __init__(self, count, seed, kind=int, shape=()):
+        super().__init__(count, seed)
+        self.kind, self.shape = kind, shape
+
+    def __getitem__(self, index):
+        return super().__getitem__(index)[0], torch.full(self.shape, index % 3).to(self.kind)
+
+
+def linear(outputs):
+    return lambda: torch.nn.Linear(6, outputs).double()
+
+
+def test_whole_numbers_are_classes_unless_there_are_as_many_as_outputs(comm, folder):
     with (
         pytest.raises(DataError, match="or floating-point numbers where they are no classes"),
-        made(folder, train_data=Counts(48, 1), test_data=None, metrics=None) as trainer,
+        made(folder, model=linear(2), train_data=Counts(48, 1), test_data=None, metrics=None) as t,
+    ):
+        t.fit()
+
+
+@pytest.mark.parametrize(
+    ("kind", "loss"),
+    [
+        (torch.int64, torch.nn.MSELoss),
+        (torch.bool, torch.nn.functional.binary_cross_entropy_with_logits),
+    ],
+)
+def test_labels_that_are_numbers_have_the_type_of_the_outputs(comm, folder, kind, loss):
+    """The loss may be a class."""
+    found = []
+    for to in (kind, torch.float64):
+        data = Counts(48, 1, kind, (1,))
+        get = data.__getitem__
+        given = dict(train_data=data, test_data=None, metrics=None, epochs=1, loss=loss)
+        if to == torch.float64:
+            given["train_data"] = [(get(i)[0], get(i)[1].double()) for i in range(48)]
+        with made(folder, model=linear(1), **given) as trainer:
+            trainer.fit()
+            found.append([p.detach() for p in trainer.module.parameters()])
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
+class Fork(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = torch.nn.LazyLinear(3), torch.nn.LazyLinear(1)
+
+    def forward(self, x):
+        return self.one(x), self.other(x)
+
+
+def of_fork(outputs, labels):
+    return torch.nn.functional.cross_entropy(outputs[0], labels) + outputs[1].square().mean()
+
+
+def test_lazy_modules_and_class_labels_beside_several_outputs(comm, folder):
+    given = dict(model=Fork, loss=of_fork, test_data=None, metrics=None, epochs=1)
+    with made(folder, train_data=Counts(48, 1), dtype="float64", **given) as trainer:
+        trainer.fit()
+        assert trainer.module.one.weight.shape == (3, 6)
+
+
+def frozen():
+    return torch.nn.Linear(6, 1).requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (dict(model=frozen), "all of its parameters are frozen.*unfreeze"),
+        (dict(metrics={"loss": max}), "'loss' is the name of the mean loss.*take another"),
+        (dict(metrics={"words": lambda y, t: "none"}), "test: metrics: words gives a str; it must"),
+        (dict(loss=lambda y, t: y.sub_(t).square().mean()), r"work on outputs\.clone"),
+    ],
+)
+def test_what_a_job_cannot_do_is_one_sentence(comm, folder, changed, message):
+    with (
+        pytest.raises(ConfigError, match=message),
+        made(folder, **dict(epochs=1) | changed) as trainer,
+    ):
+        trainer.fit()
+
+
+class Sample(Waves):
+    """Another form for one sample."""
+
+    def __init__(self, other):
+        super().__init__(48, 1)
+        self.other = other
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return self.other(x, y) if index else (x, y)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (lambda x, y: (x, y, 1.0), r"is a tuple of 3; a pair is needed.*\(x, \(y, weight\)\)"),
+        (lambda x, y: (x[1:], y), "all must be alike: pad unequal lengths"),
+    ],
+)
+def test_samples_that_are_not_like_the_others_say_what_to_do(comm, folder, other, message):
+    with (
+        pytest.raises(DataError, match=message),
+        made(folder, train_data=Sample(other), test_data=None, metrics=None) as trainer,
+    ):
+        trainer.fit()
+
+
+def test_a_label_that_does_not_count_is_named_alone(comm, folder):
+    class Left(Counts):
+        def __getitem__(self, index):
+            return super().__getitem__(index)[0], torch.tensor(-100 if index == 5 else 1)
+
+    given = dict(model=linear(3), train_data=Left(48, 1), test_data=None, metrics=None)
+    with (
+        pytest.raises(DataError, match=r"has the label -100; .* a dictionary of labels"),
+        made(folder, loss=torch.nn.functional.cross_entropy, **given) as trainer,
     ):
         trainer.fit()

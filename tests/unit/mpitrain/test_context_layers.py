@@ -42,8 +42,10 @@ def test_dropout_rests_in_tests_and_goes_back_as_it_came():
     y, saved = drop.forward({}, x, context([0, 1]))
     assert y.dtype == np.float32
     assert np.array_equal(drop.backward({}, saved, x)[0], y)
+    y, saved = nn.Dropout(1).forward({}, x, context([0, 1]))
+    assert not y.any() and not nn.Dropout(1).backward({}, saved, x)[0].any()
     with pytest.raises(ValueError, match=r"p = 1"):
-        nn.Dropout(1)
+        nn.Dropout(1.1)
 
 
 def batch_norm(**more):

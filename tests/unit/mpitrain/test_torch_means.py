@@ -1,0 +1,237 @@
+"""Losses and metrics of torch are means over samples, or refused at the step that shows it."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
+F = torch.nn.functional
+
+from mpitrain.adapters.torch.objective import TorchLoss, TorchMetric  # noqa: E402
+
+#: Labels above it are rare, and unknown to whoever tries the loss before there are data.
+RARE = 1.5
+
+
+def errors(outputs, labels):
+    return (outputs - labels).square().mean(1)
+
+
+def weighed(weight, guard=0.0):
+    """A mean over what counts, of which rare samples count so much."""
+
+    def loss(outputs, labels):
+        weights = torch.where(labels[:, 0] > RARE, weight, 1.0)
+        return (weights * errors(outputs, labels)).sum() / weights.sum().clamp(min=guard)
+
+    return loss
+
+
+def padded(outputs, labels):
+    """A mean over numbers, of which rare ones do not count."""
+    counts = (labels <= RARE).to(outputs.dtype)
+    return ((outputs - labels).square() * counts).sum() / counts.sum().clamp(min=1.0)
+
+
+def of_all(outputs, labels):
+    """The same over all numbers: a mean."""
+    counts = (labels <= RARE).to(outputs.dtype)
+    return ((outputs - labels).square() * counts).sum() / labels.numel()
+
+
+def hardest(outputs, labels):
+    """The mean of the larger half."""
+    found = errors(outputs, labels)
+    return found.topk(max(1, len(found) // 2)).values.mean()
+
+
+def total(outputs, labels):
+    found = errors(outputs, labels)
+    return found.sum() if bool((labels > RARE).any()) else found.mean()
+
+
+LOSSES = [
+    weighed(0.0), weighed(0.0, 1.0), weighed(0.5), weighed(3.0), weighed(20.0), padded, of_all,
+    hardest, total,
+]  # fmt: skip
+
+
+def parts_of(count, cuts):
+    """Slices of so many samples, between the cuts."""
+    ends = sorted({cut % (count + 1) for cut in cuts} | {0, count})
+    return [slice(a, b) for a, b in pairwise(ends)]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    loss=st.sampled_from(LOSSES),
+    rare=st.lists(st.booleans(), min_size=1, max_size=9),
+    whole=st.booleans(),
+    cuts=st.lists(st.integers(0, 9), max_size=8),
+    kind=st.sampled_from([np.float32, np.float64]),
+    seed=st.integers(0, 99),
+)
+def test_a_loss_of_parts_is_that_of_all_or_refused(loss, rare, whole, cuts, kind, seed):
+    """Whichever rank and micro-batch has which samples."""
+    rng, count = np.random.default_rng(seed), len(rare)
+    outputs, labels = rng.random((2, count, 3)).astype(kind)
+    labels[rare, : 3 if whole else 1] += 2
+    value, gradient, faults = 0.0, [], []
+    for part in parts_of(count, cuts):
+        of_rank = TorchLoss(loss)
+        of_rank._means.label = {"": torch.full((1, 3), 0.4)}  # one for all ranks
+        found, by = of_rank(outputs[part], labels[part], labels.size)
+        value, gradient = value + found, [*gradient, by]
+        faults.append(of_rank.fault)
+    if any(faults):
+        return
+    scores = torch.from_numpy(outputs).requires_grad_()
+    expected = loss(scores, torch.from_numpy(labels))
+    expected.backward()
+    close = dict(rtol=1e-4, atol=1e-7) if kind == np.float32 else dict(rtol=1e-6, atol=1e-12)
+    if np.isfinite(value):
+        np.testing.assert_allclose(np.concatenate(gradient), scores.grad, **close)
+        np.testing.assert_allclose(value, expected.item(), **close)
+
+
+def smooth(outputs, labels):
+    return F.cross_entropy(outputs, labels, label_smoothing=0.1)
+
+
+def by_hand(outputs, labels):
+    weights = torch.tensor([1.0, 3.0, 0.0, 2.0], dtype=outputs.dtype)
+    each = F.cross_entropy(outputs, labels, weight=weights, reduction="sum")
+    return each / labels.numel()
+
+
+def margin(outputs, labels):
+    return F.multi_margin_loss(outputs.float(), labels)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    loss=st.sampled_from([F.cross_entropy, smooth, by_hand, margin]),
+    count=st.integers(1, 40),
+    scale=st.sampled_from([1e-4, 1.0, 20.0, 200.0]),
+    right=st.booleans(),
+    kind=st.sampled_from(["float32", "float64", "bfloat16"]),
+    seed=st.integers(0, 99),
+)
+def test_rounding_is_no_fault(loss, count, scale, right, kind, seed):
+    """Also of outputs that are far from or close to what they should be."""
+    if kind == "bfloat16":
+        kind = pytest.importorskip("ml_dtypes").bfloat16
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(4, size=count)
+    outputs = rng.normal(size=(count, 4)) * scale
+    if right:
+        outputs[np.arange(count), labels] += 4 + scale
+    of_rank = TorchLoss(loss)
+    of_rank.expect((4,), (), np.dtype(int))
+    for part in parts_of(count, [seed, 3 * seed]):
+        of_rank(outputs[part].astype(kind), labels[part], float(count))
+        assert of_rank.fault is None
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        torch.nn.CrossEntropyLoss(weight=torch.tensor([1.0] * 11 + [20.0])),
+        torch.nn.CrossEntropyLoss(ignore_index=7),
+        torch.nn.CrossEntropyLoss(ignore_index=0),
+        torch.nn.CrossEntropyLoss(reduction="sum"),
+    ],
+    ids=["weight", "rare", "first", "sum"],
+)
+@pytest.mark.parametrize(("outputs", "labels"), [((12,), ()), ((5, 12), (5,)), ((12, 5), (5,))])
+def test_labels_of_all_classes_are_tried_before_there_are_data(loss, outputs, labels):
+    def along(scores, truth):
+        return loss(scores.movedim(-1, 1) if outputs == (5, 12) else scores, truth)
+
+    with pytest.raises(ValueError, match="a mean over samples with equal weights"):
+        TorchLoss(along).expect(outputs, labels, np.dtype(np.int64))
+
+
+def faults(loss, *labels, outputs=None):
+    """What single samples show, one call after the other."""
+    of_rank = TorchLoss(loss)
+    for number, label in enumerate(labels):
+        scores = np.full((1, 4), 0.1 + number) if outputs is None else outputs
+        of_rank(scores, np.array([label]), 1.0)
+    return str(of_rank.fault)
+
+
+def test_a_label_that_is_left_out_is_seen_where_each_rank_has_one_sample():
+    def guarded(outputs, labels):
+        found = F.cross_entropy(outputs, labels, reduction="sum")
+        return found / (labels >= 0).sum().clamp(min=1)
+
+    assert faults(F.cross_entropy, 1, 2, 3) == "None"
+    for loss in (F.cross_entropy, guarded):
+        assert "of 2 samples is" in faults(loss, 1, -100)
+
+
+def test_losses_that_are_no_functions_of_samples():
+    draw = torch.Generator().manual_seed(0)
+
+    def noisy(outputs, labels):
+        noise = torch.rand(outputs.shape, generator=draw, dtype=outputs.dtype)
+        return F.cross_entropy(outputs + noise, labels)
+
+    def changing(outputs, labels):
+        labels.clamp_(max=1)
+        return F.cross_entropy(outputs, labels)
+
+    def of_many(outputs, labels):
+        return F.cross_entropy(outputs, labels) + outputs.std(0, correction=1).sum()
+
+    assert "draws random numbers" in faults(noisy, 1)
+    assert "let it work on labels.clone()" in faults(changing, 2)
+    assert "it must be a mean over samples" in faults(of_many, 2)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rare=st.lists(st.booleans(), min_size=2, max_size=12),
+    cuts=st.lists(st.integers(0, 12), max_size=6),
+    weight=st.sampled_from([0.0, 0.5, 1.0, 3.0]),
+    seed=st.integers(0, 99),
+)
+def test_a_metric_of_parts_is_that_of_all_or_refused(rare, cuts, weight, seed):
+    def metric(outputs, labels):
+        weights = torch.where(labels > RARE, weight, 1.0)
+        return ((outputs > 0.5) * weights).sum() / weights.sum().clamp(min=1e-9)
+
+    rng, count = np.random.default_rng(seed), len(rare)
+    outputs, labels = rng.random((2, count))
+    labels[rare] += 2
+    of_rank = TorchMetric(metric, "right")
+    # What comes first shows two values: where all are equal, so is every mean.
+    parts = [slice(0, 1), slice(1, 2), *parts_of(count, cuts)]
+    firsts = np.array([0.2, 0.8]), np.array([0.1, 0.1])
+    totals = sum(of_rank.add(firsts[0][p], firsts[1][p]) for p in parts[:2])
+    totals = totals + sum(of_rank.add(outputs[part], labels[part]) for part in parts[2:])
+    if of_rank.fault is not None:
+        assert weight != 1.0
+        return
+    every = (np.concatenate([a, b]) for a, b in zip(firsts, (outputs, labels), strict=True))
+    expected = metric(*map(torch.from_numpy, every)).item()
+    assert of_rank.value(totals) == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("metric", "message"),
+    [
+        (lambda outputs, labels: (outputs - labels).norm(), "or return .sum, count"),
+        (lambda outputs, labels: outputs.max(), "or return .sum, count"),
+        (lambda outputs, labels: outputs.squeeze().sum(0)[0], "it must take any, or return"),
+    ],
+)
+def test_metrics_that_are_no_means(metric, message):
+    of_rank, rng = TorchMetric(metric, "rmse"), np.random.default_rng(0)
+    of_rank.add(*rng.random((2, 4, 3)))
+    with pytest.raises(ValueError, match=f"metrics: rmse: <lambda> .*{message}"):
+        raise of_rank.fault
