@@ -161,9 +161,9 @@ class Trainer(trainer.Trainer):
                 )
             return job
 
-        job = together(whole, asked, ConfigError, TypeError)
-        grouping, options = None, dict[str, object]()
         with all_or_nobody(whole):  # a program's functions, which may fail on one rank
+            job = together(whole, asked, ConfigError, TypeError)
+            grouping, options = None, dict[str, object]()
             self.module, layers = brought.model(model, job.run.seed, cuts)
             if optimizer is not None and not hasattr(optimizer, "prepare"):
                 optimizer, grouping, schedule, options = brought.optimizer(
@@ -184,30 +184,34 @@ class Trainer(trainer.Trainer):
             parts = {"own.model": model, "own.data": train_data}
             named = {key: name_of(one) for key, one in parts.items() if one is not None}
             expect_read(job, Brought(named, config or Config()))
-        is_torch = self.module is not None
-        judges = None
-        if isinstance(metrics, Mapping):
-            judges = {name: brought.metric(one, name, is_torch) for name, one in metrics.items()}
-        given = {"train_data": train_data is not None, "test_data": test_data is not None}
-        kinds = brought.kinds(self.module)
-        expect_same_job(whole, job, options | kinds | given | {"classes": classes})
-        data = own_data.given(whole, job, train_data, test_data, layers, classes)
-        if self.module is not None and cuts and data:
-            together(whole, lambda: brought.expect_same_parts(self.module, cuts, data), ConfigError)
-        super().__init__(
-            whole,
-            job,
-            data=data,
-            layers=layers,
-            loss=brought.loss(loss),
-            optimizer=optimizer,
-            grouping=grouping,
-            schedule=schedule,
-            span=span,
-            stop=stop,
-            before_step=before_step,
-            metrics=judges,
-        )
+            is_torch = self.module is not None
+            judges = None
+            if isinstance(metrics, Mapping):
+                judges = {
+                    name: brought.metric(one, name, is_torch) for name, one in metrics.items()
+                }
+            given = {"train_data": train_data is not None, "test_data": test_data is not None}
+            kinds = brought.kinds(self.module)
+            expect_same_job(whole, job, options | kinds | given | {"classes": classes})
+            data = own_data.given(whole, job, train_data, test_data, layers, classes)
+            if self.module is not None and cuts and data:
+                together(
+                    whole, lambda: brought.expect_same_parts(self.module, cuts, data), ConfigError
+                )
+            super().__init__(
+                whole,
+                job,
+                data=data,
+                layers=layers,
+                loss=brought.loss(loss),
+                optimizer=optimizer,
+                grouping=grouping,
+                schedule=schedule,
+                span=span,
+                stop=stop,
+                before_step=before_step,
+                metrics=judges,
+            )
         #: Of the module's parameters, as the trainer took them; until it trains.
         self._taken: list[int] | None = self._versions()
 
@@ -243,6 +247,8 @@ class Trainer(trainer.Trainer):
         Raises:
             ConfigError: on all ranks: values that were loaded into ``module`` after the trainer
                 was made would be lost, and hooks that its parameters were given.
+            Stopped: on all ranks: SIGTERM, SIGUSR1 or the end of the SLURM job's time has stopped
+                one of them; exit status 75 where nobody catches it.
             Exception: on all ranks, as :func:`mpitrain.train`.  What a model or a loss raises on
                 one rank alone ends the job, whoever would catch it.
         """
@@ -262,7 +268,7 @@ class Trainer(trainer.Trainer):
                     stop_flag(60.0, self.comm, beside=given) as self.stop,
                     limit_blas_threads(self.comm),
                 ):
-                    train(self, go_on=resume, tell=tell)
+                    train(self, go_on=resume, tell=tell, way="fit(resume=True)")
             finally:
                 self.stop = given
             if self.module is not None:
