@@ -178,6 +178,7 @@ class Placed(ClosedTogether):
         self._before_step = before_step
         with self._closed_if_refused():
             self._expect_kind()
+            self.comm.watch()
             # Before plans are made, which count from then on.
             self._traffic = self.comm.traffic or self.comm.count_traffic()
             self.device = device or choose(config, self.comm)

@@ -324,7 +324,7 @@ elsewhere()
 """
 STALLS = {
     "busy": ("time.sleep(50)", "has completed 2, is in none of them"),
-    "stopped": ("os.kill(os.getpid(), signal.SIGSTOP)", "does not answer: it is dead or stopped"),
+    "stopped": ("os.kill(os.getpid(), signal.SIGSTOP)", "does not answer: it is stopped"),
 }
 WAITS = {
     "blocking": 'comm.Allreduce(MPI.IN_PLACE, items, algorithm="ring")',

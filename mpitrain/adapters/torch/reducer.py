@@ -87,6 +87,7 @@ class Reducer:
         self._number = _agree_on_number(lambda n: int(self._meet(BEGIN, n).numbers[0]))
         # Gradients and words go apart, so that ranks which wait for other gradients meet in words.
         self._buckets = Buckets(comm.Dup(), self._errors)
+        self._buckets.comm.watch()
         inventory = Inventory(module)
         fault = "" if inventory.trained else "no parameter needs a gradient"
         try:
@@ -362,7 +363,7 @@ class Reducer:
         """:func:`meet`, and the end of all sums that were started."""
         fault = self._errors.fault or fault
         try:
-            with self._buckets.comm.waiting("the replicas of a module"):
+            with self._buckets.comm.waiting("allreduce of the replicas of a module"):
                 agreed = meet(
                     self._words, doing, self._number, (a, b, c), fault, self._buckets.test
                 )
