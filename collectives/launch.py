@@ -25,7 +25,7 @@ _ALLOCATION = ("SLURM_NTASKS",)
 #: What a launcher has not forwarded when it hears of an abort may be lost: MPICH's sometimes loses
 #: the traceback.
 _FORWARDING_S = 0.2
-#: How long ranks leave it to rank 0 to write what all have raised, and to end them.
+#: How long ranks leave it to one of them to write what all have raised, and to end them.
 _FIRST_S = 3
 #: How long ``Abort`` may take; it is done in milliseconds, or never.
 _ABORT_S = 5
@@ -123,12 +123,12 @@ def end_job(comm: MPI.Comm, error: BaseException, why: str = "") -> NoReturn:
     _abort(comm, status if isinstance(status, int) and status % 256 else 1)
 
 
-def note_shared(comm: MPI.Comm, error: BaseException) -> None:
-    """Notes that all of these ranks have raised this error, so that the job's rank 0 writes it for
-    all."""
-    if comm.size == MPI.COMM_WORLD.size:
+def note_shared(comm: MPI.Comm, error: BaseException, teller: int = 0) -> None:
+    """Notes that all of these ranks have raised this error, so that one writes it for all."""
+    if comm.size == MPI.COMM_WORLD.size and not hasattr(error, "_teller"):
+        abort_when_uncaught()
         with suppress(AttributeError, TypeError):  # a class may take no attributes
-            error._is_shared = True  # type: ignore[attr-defined]
+            error._teller = teller  # type: ignore[attr-defined]
 
 
 class _AbortingHook:
@@ -165,13 +165,13 @@ def aborts(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def _say_where(comm: MPI.Comm, error: BaseException) -> None:
-    """Whose error is written next; what all ranks have raised, rank 0 writes."""
+    """Whose error is written next; what all ranks have raised, one of them writes."""
     where = f"rank {comm.rank} of {comm.size} on {socket.gethostname()}"
-    if getattr(error, "_is_shared", False):
-        if comm.rank:
-            time.sleep(_FIRST_S)  # longer only where rank 0 has caught it
-        else:
-            where = f"all {comm.size} ranks"
+    teller = getattr(error, "_teller", None)
+    if teller == comm.rank:
+        where = f"all {comm.size} ranks"
+    elif teller is not None:
+        time.sleep(_FIRST_S)  # longer only where that one has caught it
     print(f"[{where}] ", file=sys.stderr, end="", flush=True)
 
 

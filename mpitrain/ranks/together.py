@@ -42,7 +42,12 @@ def together(comm: MPI.Intracomm, act: Callable[[], T], *kinds: type[Exception])
     rank, which, text, host = failed[0]
     kind = kinds[which] if isinstance(which, int) else which
     where = "" if len(failed) == comm.size else f" (rank {rank} of {comm.size}, on {host})"
-    raise kind(f"{text}{where}") from own
+    if own is not None and type(own) is kind and str(own) == text + where:
+        note_shared(comm, own, rank)
+        raise own
+    shared = kind(text + where)
+    note_shared(comm, shared, rank)
+    raise shared from own
 
 
 def _as(own: Exception, kinds: tuple[type[Exception], ...]) -> tuple[int | type[Exception], str]:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 
 from collectives import Communicator
+from collectives.launch import note_shared
 from mpitrain.adapters.torch.buckets import Buckets
 from mpitrain.adapters.torch.failing import HookErrors, HookFailed
 from mpitrain.adapters.torch.gradients import refusal
@@ -369,8 +370,10 @@ class Reducer:
                 )
         except Parted as error:
             self._ended = str(error)
+            note_shared(self._words, error)
             raise
         except Refused as error:
+            note_shared(self._words, error)
             if error.final:
                 self._give_up()
             self._complete(error.doing)
