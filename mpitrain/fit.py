@@ -1,13 +1,14 @@
 """A job of one's own in one call: model, data, loss and metrics; the rest as in a job file."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, Self, cast
 
 import msgspec
 from mpi4py import MPI
 
 from mpitrain import brought, nn
-from mpitrain.config import Brought, Config, ConfigError, Optim, expect_read
+from mpitrain.config import Brought, Config, ConfigError, Optim, Server, expect_read
 from mpitrain.config.settings import configured
 from mpitrain.data import program as own_data
 from mpitrain.metrics import Epoch, Record
@@ -41,6 +42,19 @@ class Trainer(trainer.Trainer):
         module: the torch module that was given or made, with the trained values after
             :meth:`fit`; ``None`` for layers.
     """
+
+    def __new__(
+        cls, comm: MPI.Intracomm | None = None, config: Config | None = None, **given: Any
+    ) -> Self:
+        """The kind of trainer that the job has, if it has servers."""
+        kind: type[Trainer] = cls
+        keys = {key: value for key, value in given.items() if key in Server.__struct_fields__}
+        # What cannot be a table of servers, __init__ refuses on all ranks.
+        with suppress(msgspec.ValidationError, TypeError):
+            told = msgspec.to_builtins((config or Config()).server)
+            server = msgspec.convert(told | keys | dict(given.get("server") or {}), Server)
+            kind = trainer_of(server) if cls is Trainer else cls
+        return cast(Self, super().__new__(kind))
 
     def __init__(
         self,
@@ -146,7 +160,7 @@ class Trainer(trainer.Trainer):
                         f"by mpitrain train; here, give {'train_data' if key == 'data' else key}= "
                         "itself, or leave it out of [own]"
                     )
-            right = trainer_of(job)
+            right = trainer_of(job.server)
             if not isinstance(self, right) or (
                 right is Trainer and isinstance(self, ServedTrainer)
             ):
@@ -286,11 +300,11 @@ class TrainerWithoutLocks(HogwildTrainer, Trainer):
     """The same for jobs with ``server.hogwild``."""
 
 
-def trainer_of(config: Config) -> type[Trainer]:
-    """The kind of trainer that a job has."""
-    if config.server.hogwild:
+def trainer_of(server: Server) -> type[Trainer]:
+    """The kind of trainer that a job with these servers has."""
+    if server.hogwild:
         return TrainerWithoutLocks
-    return TrainerWithServers if config.server.ranks else Trainer
+    return TrainerWithServers if server.ranks else Trainer
 
 
 def _asked_of_optim(config: Config | None, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -135,7 +135,7 @@ def train(comm: Communicator, options: argparse.Namespace) -> int:
 def _trainer(comm: Communicator, config: Config, **given: Any) -> Trainer:
     """Of a job, with what it brings of its own."""
     own = together(comm, lambda: brought(config.own), ConfigError)
-    kind = federated.Trainer if config.federated.clients else trainer_of(config)
+    kind = federated.Trainer if config.federated.clients else trainer_of(config.server)
     return kind(comm, config, **{**own, **given})
 
 
