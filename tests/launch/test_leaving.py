@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-import textwrap
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -120,15 +119,14 @@ print("the end", flush=True)
 """
 
 
-def start(folder, *arguments, **variables):
-    program = folder / "program.py"
-    program.write_text(textwrap.dedent(PROGRAM))
-    command = [LAUNCHER, "-n", "2", sys.executable, str(program), *arguments]
+def start(folder, *arguments, program=PROGRAM):
+    path = folder / "program.py"
+    path.write_text(program)
+    command = [LAUNCHER, "-n", "2", sys.executable, str(path), *arguments]
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-        **variables,
     }
     return subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100
@@ -142,7 +140,7 @@ KINDS = (
     "whole", "slots", "iteration", "memory", "mpi", "value",
 )  # fmt: skip
 CATCHES = ("all", "nothing", "some")
-#: Two errors at each place; the quick ones are those that were once waited for for ever.
+#: Two errors at each place.
 CASES = [
     (place, KINDS[(5 * number + shift) % len(KINDS)], CATCHES[(number + shift) % 3], when)
     for when, places in (("making", MAKING), ("fitting", FITTING))
@@ -151,14 +149,10 @@ CASES = [
 ]
 #: In a loop of one's own and on the way back, what the program catches is its own business.
 CASES += [(place, kind, "nothing", "fitting") for place in ("loop", "hook") for kind in KINDS[:4]]
-QUICK = [("loss", "key", "all", "making"), ("sample", "exit", "nothing", "fitting")]
 
 
-@pytest.mark.parametrize(
-    "case",
-    [*QUICK, *(pytest.param(one, marks=pytest.mark.slow) for one in CASES)],
-    ids=lambda case: "-".join(case),
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_an_error_of_one_rank_ends_the_job_or_is_one_of_all(tmp_path, case):
     ended = start(tmp_path, *case)
     over = time.time()
@@ -172,7 +166,8 @@ def test_an_error_of_one_rank_ends_the_job_or_is_one_of_all(tmp_path, case):
     assert any(reason in ended.stderr for reason in reasons), ended.stderr
 
 
-@pytest.mark.parametrize("kind", ["exit", pytest.param("three", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["exit", "three"])
 def test_a_rank_that_ends_with_a_batch_left_to_the_others_is_named(tmp_path, kind):
     """Without any variable: the others have begun a step that nobody else comes to."""
     ended = start(tmp_path, "loop", kind, "nothing", "fitting")
@@ -180,3 +175,46 @@ def test_a_rank_that_ends_with_a_batch_left_to_the_others_is_named(tmp_path, kin
     assert "cannot end without rank 1" in ended.stderr
     assert "rank 1 on " in ended.stderr and "has ended: its program is over" in ended.stderr
     assert "the end" not in ended.stdout
+
+
+STOPPED = """
+import os, signal, sys
+import numpy as np
+from mpi4py import MPI
+import mpitrain
+from mpitrain import nn
+
+def hears(trainer):
+    if trainer.steps_done == 2 and MPI.COMM_WORLD.rank == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+trainer = mpitrain.Trainer(
+    model={"linear": nn.Linear(3, 1)}, train_data=[(np.ones(3, "f4"), np.ones(1, "f4"))] * 24,
+    loss="mean_squared_error", batch_size=6, epochs=2, dir="run", before_step=hears,
+)
+try:
+    trainer.fit()
+except mpitrain.Stopped as error:
+    if len(sys.argv) == 1:
+        raise
+    print("caught:", error, flush=True)
+"""
+
+
+@pytest.mark.parametrize("catches", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_program_that_is_told_to_stop_can_go_on(tmp_path, catches):
+    ended = start(tmp_path, *(["catches"] if catches else []), program=STOPPED)
+    assert ended.returncode == (0 if catches else 75), ended.stderr
+    sentence = "stopped after step 3 of 8 (signal SIGTERM)"
+    assert ended.stderr.count(f"{sentence}; fit(resume=True) goes on from there") == 1
+    assert ended.stdout.count(f"caught: {sentence}") == 2 * catches
+    assert "Traceback" not in ended.stderr
+    assert (tmp_path / "run" / "checkpoints" / "step-00000003").is_dir()
+
+
+def test_an_error_of_all_ranks_is_written_once(tmp_path):
+    program = STOPPED.replace("batch_size=6", "batch_size=99")
+    ended = start(tmp_path, program=program)
+    assert ended.returncode == 1
+    assert ended.stderr.count("ConfigError: train.batch_size = 99 must be at most 24") == 1
+    assert "[all 2 ranks] Traceback" in ended.stderr
