@@ -179,6 +179,15 @@ class Communicator(  # type: ignore[misc]
         underway.add(moving)
         return lambda: underway.remove(moving)
 
+    def watch(self) -> None:
+        """Watches the methods for objects and :meth:`waiting` without a limit of time: what can
+        never end ends the job in seconds (:mod:`collectives.watchdog`).  Collective.
+
+        Does nothing where there is a ``timeout``, or where it is 0.  Cost: a few microseconds for
+        each of these, and an idle thread.
+        """
+        self._engine.watch()
+
     def waiting(self, what: str, *, by_all: bool = True) -> AbstractContextManager[None]:
         """Marks a block that waits for other ranks, so that the watchdog sees it.
 

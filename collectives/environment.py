@@ -26,10 +26,10 @@ def switch(name: str, environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def seconds(name: str, environment: Mapping[str, str] = os.environ) -> float | None:
-    """How long a variable says; ``None`` if it is unset, empty or 0.
+    """How long a variable says; ``None`` if it is unset or empty, 0 for no limit.
 
     Raises:
-        ValueError: for what is no finite number above 0.
+        ValueError: for what is no finite number from 0 on.
     """
     given = environment.get(name, "")
     if not given.strip():
@@ -38,8 +38,6 @@ def seconds(name: str, environment: Mapping[str, str] = os.environ) -> float | N
         value = float(given)
     except ValueError:
         value = math.nan
-    if value == 0:
-        return None
-    if not (math.isfinite(value) and value > 0):
+    if not (math.isfinite(value) and value >= 0):
         raise ValueError(f"{name}={given!r} must be a number of seconds; 0 is no limit")
     return value

@@ -22,6 +22,8 @@ from collectives.launchers import PROCESSES
 #: What a launcher has not forwarded when it hears of an abort may be lost: MPICH's sometimes loses
 #: the traceback.
 _FORWARDING_S = 0.2
+#: How long ranks leave it to one of them to write what all have raised, and to end them.
+_FIRST_S = 3
 #: How long ``Abort`` may take; it is done in milliseconds, or never.
 _ABORT_S = 5
 #: A launcher that cannot reach another node waits for TCP to give up: 15 minutes.
@@ -47,23 +49,44 @@ def abort_on_exception(comm: MPI.Comm) -> Iterator[None]:
         ).start()
     try:
         yield
-    except SystemExit as stop:
-        if stop.code in (None, 0) or comm.size == 1:
+    except BaseException as error:
+        if comm.size == 1 or (isinstance(error, SystemExit) and error.code in (None, 0)):
             raise
-        if isinstance(stop.code, str):
-            print(stop.code, file=sys.stderr)
-        _abort(comm, stop.code if isinstance(stop.code, int) else 1)
-    except BaseException:
-        if comm.size == 1:
-            raise
-        _say_where(comm)
-        print(traceback.format_exc(), file=sys.stderr, end="")
-        calls = getattr(comm, "report_calls", str)()
-        if calls:
-            print(calls, file=sys.stderr)
-        _abort(comm, 1)
+        end_job(comm, error)
     finally:
         over.set()
+
+
+def end_job(comm: MPI.Comm, error: BaseException, why: str = "") -> NoReturn:
+    """Ends all ranks for an error of this one, its traceback first.
+
+    The exit status is that of a ``SystemExit`` where it has one but 0, else 1.
+
+    Args:
+        comm: the ranks.
+        error: its text alone is written where it is a ``SystemExit`` and there is no ``why``.
+        why: a sentence for people, written behind the traceback.
+    """
+    status = error.code if isinstance(error, SystemExit) else None
+    if isinstance(error, SystemExit) and not why:
+        if not isinstance(status, int):
+            print(status, file=sys.stderr)
+    else:
+        if why:
+            error.add_note(why)
+        _say_where(comm, error)
+        traceback.print_exception(error)
+        if calls := getattr(comm, "report_calls", str)():
+            print(calls, file=sys.stderr)
+    _abort(comm, status if isinstance(status, int) and status % 256 else 1)
+
+
+def note_shared(comm: MPI.Comm, error: BaseException, teller: int = 0) -> None:
+    """Notes that all of these ranks have raised this error, so that one writes it for all."""
+    if comm.size == MPI.COMM_WORLD.size and not hasattr(error, "_teller"):
+        abort_when_uncaught()
+        with suppress(AttributeError, TypeError):  # a class may take no attributes
+            error._teller = teller  # type: ignore[attr-defined]
 
 
 class _AbortingHook:
@@ -78,7 +101,7 @@ class _AbortingHook:
         comm = MPI.COMM_WORLD
         alone = MPI.Is_finalized() or comm.size == 1
         if not alone:
-            _say_where(comm)
+            _say_where(comm, error)
         self.previous(kind, error, trace)
         if not (alone or hasattr(sys, "ps1")):  # at a prompt, the exception ends nothing
             _abort(comm, 1)
@@ -99,8 +122,14 @@ def aborts(environment: Mapping[str, str] = os.environ) -> bool:
     return "COLLECTIVES_ABORT" not in environment or switch("COLLECTIVES_ABORT", environment)
 
 
-def _say_where(comm: MPI.Comm) -> None:
+def _say_where(comm: MPI.Comm, error: BaseException) -> None:
+    """Whose error is written next; what all ranks have raised, one of them writes."""
     where = f"rank {comm.rank} of {comm.size} on {socket.gethostname()}"
+    teller = getattr(error, "_teller", None)
+    if teller == comm.rank:
+        where = f"all {comm.size} ranks"
+    elif teller is not None:
+        time.sleep(_FIRST_S)  # longer only where that one has caught it
     print(f"[{where}] ", file=sys.stderr, end="", flush=True)
 
 

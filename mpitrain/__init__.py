@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from mpitrain.config import Config, ConfigError, load
     from mpitrain.data.stream import Stream
     from mpitrain.fit import Trainer
+    from mpitrain.ranks.stop import Stopped
     from mpitrain.run import train
 
 _WHERE = {
@@ -15,11 +16,12 @@ _WHERE = {
     "Config": "mpitrain.config",
     "ConfigError": "mpitrain.config",
     "load": "mpitrain.config",
+    "Stopped": "mpitrain.ranks.stop",
     "Stream": "mpitrain.data.stream",
     "Trainer": "mpitrain.fit",
     "train": "mpitrain.run",
 }
-__all__ = ["Config", "ConfigError", "Stream", "Trainer", "__version__", "load", "train"]
+__all__ = ["Config", "ConfigError", "Stopped", "Stream", "Trainer", "__version__", "load", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,14 +1,15 @@
 """A job of one's own in one call: model, data, loss and metrics; the rest as in a job file."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, Self, cast
 
 import msgspec
 from mpi4py import MPI
 
 from collectives import check_launch
 from mpitrain import brought, nn
-from mpitrain.config import Brought, Config, ConfigError, Optim, expect_read
+from mpitrain.config import Brought, Config, ConfigError, Optim, Server, expect_read
 from mpitrain.config.settings import configured
 from mpitrain.data import program as own_data
 from mpitrain.metrics import Epoch, Record
@@ -42,6 +43,19 @@ class Trainer(trainer.Trainer):
         module: the torch module that was given or made, with the trained values after
             :meth:`fit`; ``None`` for layers.
     """
+
+    def __new__(
+        cls, comm: MPI.Intracomm | None = None, config: Config | None = None, **given: Any
+    ) -> Self:
+        """The kind of trainer that the job has, if it has servers."""
+        kind: type[Trainer] = cls
+        keys = {key: value for key, value in given.items() if key in Server.__struct_fields__}
+        # What cannot be a table of servers, __init__ refuses on all ranks.
+        with suppress(msgspec.ValidationError, TypeError):
+            told = msgspec.to_builtins((config or Config()).server)
+            server = msgspec.convert(told | keys | dict(given.get("server") or {}), Server)
+            kind = trainer_of(server) if cls is Trainer else cls
+        return cast(Self, super().__new__(kind))
 
     def __init__(
         self,
@@ -149,7 +163,7 @@ class Trainer(trainer.Trainer):
                         f"by mpitrain train; here, give {'train_data' if key == 'data' else key}= "
                         "itself, or leave it out of [own]"
                     )
-            right = trainer_of(job)
+            right = trainer_of(job.server)
             if not isinstance(self, right) or (
                 right is Trainer and isinstance(self, ServedTrainer)
             ):
@@ -164,9 +178,9 @@ class Trainer(trainer.Trainer):
                 )
             return job
 
-        job = together(whole, asked, ConfigError, TypeError)
-        grouping, options = None, dict[str, object]()
         with all_or_nobody(whole):  # a program's functions, which may fail on one rank
+            job = together(whole, asked, ConfigError, TypeError)
+            grouping, options = None, dict[str, object]()
             self.module, layers = brought.model(model, job.run.seed, cuts, train_data)
             if optimizer is not None and not hasattr(optimizer, "prepare"):
                 optimizer, grouping, schedule, options = brought.optimizer(
@@ -187,30 +201,34 @@ class Trainer(trainer.Trainer):
             parts = {"own.model": model, "own.data": train_data}
             named = {key: name_of(one) for key, one in parts.items() if one is not None}
             expect_read(job, Brought(named, config or Config()))
-        is_torch = self.module is not None
-        judges = None
-        if isinstance(metrics, Mapping):
-            judges = {name: brought.metric(one, name, is_torch) for name, one in metrics.items()}
-        given = {"train_data": train_data is not None, "test_data": test_data is not None}
-        kinds = brought.kinds(self.module)
-        expect_same_job(whole, job, options | kinds | given | {"classes": classes})
-        data = own_data.given(whole, job, train_data, test_data, layers, classes)
-        if self.module is not None and cuts and data:
-            together(whole, lambda: brought.expect_same_parts(self.module, cuts, data), ConfigError)
-        super().__init__(
-            whole,
-            job,
-            data=data,
-            layers=layers,
-            loss=brought.loss(loss),
-            optimizer=optimizer,
-            grouping=grouping,
-            schedule=schedule,
-            span=span,
-            stop=stop,
-            before_step=before_step,
-            metrics=judges,
-        )
+            is_torch = self.module is not None
+            judges = None
+            if isinstance(metrics, Mapping):
+                judges = {
+                    name: brought.metric(one, name, is_torch) for name, one in metrics.items()
+                }
+            given = {"train_data": train_data is not None, "test_data": test_data is not None}
+            kinds = brought.kinds(self.module)
+            expect_same_job(whole, job, options | kinds | given | {"classes": classes})
+            data = own_data.given(whole, job, train_data, test_data, layers, classes)
+            if self.module is not None and cuts and data:
+                together(
+                    whole, lambda: brought.expect_same_parts(self.module, cuts, data), ConfigError
+                )
+            super().__init__(
+                whole,
+                job,
+                data=data,
+                layers=layers,
+                loss=brought.loss(loss),
+                optimizer=optimizer,
+                grouping=grouping,
+                schedule=schedule,
+                span=span,
+                stop=stop,
+                before_step=before_step,
+                metrics=judges,
+            )
         #: Of the module's parameters, as the trainer took them; until it trains.
         self._taken: list[int] | None = self._versions()
 
@@ -246,6 +264,8 @@ class Trainer(trainer.Trainer):
         Raises:
             ConfigError: on all ranks: values that were loaded into ``module`` after the trainer
                 was made would be lost, and hooks that its parameters were given.
+            Stopped: on all ranks: SIGTERM, SIGUSR1 or the end of the SLURM job's time has stopped
+                one of them; exit status 75 where nobody catches it.
             Exception: on all ranks, as :func:`mpitrain.train`.  What a model or a loss raises on
                 one rank alone ends the job, whoever would catch it.
         """
@@ -265,7 +285,7 @@ class Trainer(trainer.Trainer):
                     stop_flag(60.0, self.comm, beside=given) as self.stop,
                     limit_blas_threads(self.comm),
                 ):
-                    train(self, go_on=resume, tell=tell)
+                    train(self, go_on=resume, tell=tell, way="fit(resume=True)")
             finally:
                 self.stop = given
             if self.module is not None:
@@ -283,11 +303,11 @@ class TrainerWithoutLocks(HogwildTrainer, Trainer):
     """The same for jobs with ``server.hogwild``."""
 
 
-def trainer_of(config: Config) -> type[Trainer]:
-    """The kind of trainer that a job has."""
-    if config.server.hogwild:
+def trainer_of(server: Server) -> type[Trainer]:
+    """The kind of trainer that a job with these servers has."""
+    if server.hogwild:
         return TrainerWithoutLocks
-    return TrainerWithServers if config.server.ranks else Trainer
+    return TrainerWithServers if server.ranks else Trainer
 
 
 def _asked_of_optim(config: Config | None, settings: Mapping[str, Any]) -> dict[str, Any]:

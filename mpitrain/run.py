@@ -2,6 +2,7 @@
 
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from math import isfinite, nan
@@ -12,12 +13,14 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 from collectives import Communicator, provenance
+from collectives.launch import aborts
 from mpitrain.checkpoint import CheckpointError, Writer, newest
 from mpitrain.checkpoint.state import collect, restore
 from mpitrain.config import Compress, Config, ConfigError
 from mpitrain.metrics import (
     Epoch,
     Record,
+    ReportError,
     Resumed,
     Round,
     Saved,
@@ -31,13 +34,19 @@ from mpitrain.metrics import (
 from mpitrain.metrics.trace import remove_trace
 from mpitrain.ranks.lock import locked
 from mpitrain.ranks.stop import Stopped
-from mpitrain.ranks.together import all_here, together
+from mpitrain.ranks.together import all_here, all_or_nobody, together
 from mpitrain.step.agreement import NonFinite
 from mpitrain.training.evaluation import evaluate
 from mpitrain.training.trainer import Trainer
 
 
-def train(trainer: Trainer, *, go_on: bool = False, tell: Write | None = None) -> Summary:
+def train(
+    trainer: Trainer,
+    *,
+    go_on: bool = False,
+    tell: Write | None = None,
+    way: str = "mpitrain.train(trainer, go_on=True)",
+) -> Summary:
     """Run all steps that are left; rank 0 reports to the console and to ``metrics.jsonl``.
 
     Collective.
@@ -46,13 +55,15 @@ def train(trainer: Trainer, *, go_on: bool = False, tell: Write | None = None) -
         trainer: of the job.
         go_on: from the newest checkpoint in ``run.dir`` that is whole, if there is one.
         tell: is called with each record, on all ranks.
+        way: how the caller goes on after :class:`Stopped`, which rank 0 writes; nothing if empty.
 
     Raises:
         NonFinite: on all ranks, before anything that is not finite goes into a checkpoint; one that
             was being written is complete then, as after other errors of all ranks.
         mpitrain.parallel.replicas.ReplicaMismatch: on all ranks.
         mpitrain.checkpoint.CheckpointError: on all ranks, when one cannot be written.
-        Stopped: on all ranks, after a checkpoint, if a rank was asked to stop.
+        Stopped: on all ranks, after a checkpoint, if a rank was asked to stop; exit status 75 where
+            nobody catches it.
         ConfigError: on all ranks: ``run.dir`` cannot be written or is another job's, or a report
             cannot be written here.
         ReportError: on rank 0, when it cannot write its report.
@@ -83,14 +94,19 @@ def train(trainer: Trainer, *, go_on: bool = False, tell: Write | None = None) -
             )
         shared: tuple[type[Exception], ...] = (*trainer.shared_errors, CheckpointError)
         try:
-            return _to_the_end(trainer, writer, resumed, tell)
+            with all_or_nobody(trainer.comm, alone=ReportError):
+                return _to_the_end(trainer, writer, resumed, tell)
         except MPI.Exception:
             writer.abandon()
+            raise
+        except Stopped as stopped:
+            if way and trainer.comm.rank == 0:
+                print(f"mpitrain: {stopped}; {way} goes on from there", file=sys.stderr)
             raise
         except shared as error:
             # The checkpoint that is being written is of a step that went well.
             try:
-                if all_here(trainer.comm):
+                if aborts() or all_here(trainer.comm):
                     writer.finish()
             except CheckpointError as another:
                 error.add_note(str(another))
@@ -138,7 +154,7 @@ def _to_the_end(
                 write(trainer.times())
                 raise Stopped(
                     f"stopped after step {trainer.steps_done} of {trainer.total_steps} "
-                    f"({trainer.stop_reason()}); train --resume goes on from there"
+                    f"({trainer.stop_reason()})"
                 )
             if _is_due(trainer):
                 result = _test(trainer, writer, write)

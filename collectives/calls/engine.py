@@ -1,5 +1,6 @@
 """What a communicator does with a call: understand it, agree on it, bind it or find it, run it."""
 
+import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -68,6 +69,8 @@ class Engine:
         self.resources = Resources(comm, settings, self.complete, self.underway.drain)
         timeout = settings.timeout
         self.watchdog = Watchdog(MPI.Intracomm(comm), timeout) if timeout else None
+        #: Who sees the blocks that wait for other ranks; the watchdog sees all calls.
+        self._onlooker = self.watchdog
         # Settings that native calls have to do with, too.
         delays = settings.transport.delays
         self._reads_all = bool(settings.check or settings.reproducible or delays)
@@ -139,20 +142,27 @@ class Engine:
         self.underway.forget()
         self.resources.revoke()
 
+    def watch(self) -> None:
+        """A watchdog without a limit, where settings have said nothing of one.  It sees no calls
+        of arrays, whose shortest way the ranks take unequally often."""
+        if self.settings.timeout is None and self._onlooker is None and self.comm.size > 1:
+            self._onlooker = Watchdog(MPI.Intracomm(self.comm))
+            weakref.finalize(self, self._onlooker.drop).atexit = False
+
     def _close_watchdog(self) -> None:
-        if self.watchdog is not None:
-            self.watchdog.close()
-            self.watchdog = None
+        if self._onlooker is not None:
+            self._onlooker.close()
+            self._onlooker = self.watchdog = None
 
     def waiting(self, what: str, by_all: bool = True) -> AbstractContextManager[None]:
         """A block that waits for other ranks; ``by_all`` if all of them do it, in one order."""
-        watchdog = self.watchdog
-        return watchdog.waiting(what, numbered=by_all) if watchdog else nullcontext()
+        onlooker = self._onlooker
+        return onlooker.waiting(what, numbered=by_all) if onlooker else nullcontext()
 
     def after_plans(self, what: str) -> AbstractContextManager[None]:
         """A block that all ranks enter, once the plans of this communicator have ended, which all
         of them have started."""
-        if self.watchdog is None:  # in a tenth of the time
+        if self._onlooker is None:  # in a tenth of the time
             self.underway.drain()
             return nullcontext()
         return self._after_plans(what)

@@ -2,6 +2,7 @@
 
 import sys
 from collections import deque
+from collections.abc import Container
 from time import monotonic
 from types import CodeType
 from typing import Any
@@ -42,16 +43,18 @@ class Entered:
         """``file:line`` of the user's code."""
         return f"{self.code.co_filename}:{self.line}" if self.code else "unknown place"
 
+    @property
+    def words(self) -> str:
+        """What it is."""
+        what = " ".join(str(part) for part in self.what if part is not None)
+        return f"{what[:_LONGEST]}..." if len(what) > _LONGEST else what
+
     def __str__(self) -> str:
         now = monotonic()
         lasted = f"took {1e3 * (self.ended - self.begun):.3f} ms"
         if not self.ended:
             lasted = f"under way for {now - self.begun:.1f} s"
-        what = " ".join(str(part) for part in self.what if part is not None)
-        if len(what) > _LONGEST:
-            what = f"{what[:_LONGEST]}..."
-        if self.numbered:
-            what = f"#{self.number} {what}"
+        what = f"#{self.number} {self.words}" if self.numbered else self.words
         return f"{what} at {self.site}, {now - self.begun:.1f} s ago, {lasted}"
 
 
@@ -116,11 +119,18 @@ class History:
         return "\n  ".join([*lines, *map(str, self._kept)])
 
 
-def call_site() -> tuple[CodeType | None, int]:
-    """The innermost frame outside of this package, as its code and line."""
-    frame: Any = sys._getframe(1)
+def call_site(
+    frame: Any = None, leaving_out: Container[str] = _NOT_THE_USER
+) -> tuple[CodeType | None, int]:
+    """The innermost frame outside of some packages, as its code and line.
+
+    Args:
+        frame: where to begin; the caller's by default.
+        leaving_out: names of packages, this one by default.
+    """
+    frame = frame or sys._getframe(1)
     while frame is not None:
-        if frame.f_globals.get("__name__", "").partition(".")[0] not in _NOT_THE_USER:
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in leaving_out:
             return frame.f_code, frame.f_lineno
         frame = frame.f_back
     return None, 0

@@ -1,16 +1,17 @@
 """The thread that notices that a collective does not end, says who is missing, and ends the job."""
 
+import atexit
+import contextlib
 import os
 import selectors
 import signal
 import socket
 import sys
 import threading
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic, sleep
-from typing import Any
+from typing import Any, NoReturn
 
 from mpi4py import MPI
 
@@ -18,48 +19,69 @@ from collectives.launch import expect_end
 from collectives.watchdog.history import Entered, History, size_of
 from collectives.watchdog.neighbours import Neighbour, Neighbours
 from collectives.watchdog.peers import MOST_BYTES, Peers
+from collectives.watchdog.report import deadlock, is_meeting, note, place, report, stacks
 
-#: The job's exit status after a stall, as of timeout(1).
+#: The job's exit status after a stall, as of timeout(1), and after what would come again.
 STATUS = 124
+FAULT = 1
 #: How long the others may take to answer, and how long ranks wait for one to write the report.
 _ANSWER_S = 1.0
 _GRACE_S = 3.0
-#: How often a thread that answers looks whether it is still needed.
-_LOOK_S = 0.1
+#: How often a thread that answers looks whether it is still needed, and one that watches at all.
+_TURN_S = 0.1
+_SELECT_S = 0.25
+#: How long a rank may be waited for that has ended: its exit handlers may be at work.
+_LEFT_S = 3.0
+#: After so long a rank that waits asks the others, each so much later than the one before it.
+_LOOK_S = 5.0
+_BESIDE_S = 0.01
+#: After so long it says whom it waits for, once for each place; at once if one does not answer.
+_NOTE_S = 30.0
+#: Communicators of which a rank answers.
+_MOST_TOLD = 100
 
 
 class Watchdog:
     """Watches one communicator's collectives.  Making it is collective.
 
+    A call that cannot end ends the job with status 1, in seconds: a rank's program has ended
+    without it, or two ranks wait for each other in calls on two communicators.  Slowness is no
+    fault: after half a minute, and once for each place, a rank says whom it waits for, and waits.
+
     After ``timeout`` seconds in one call, one of the ranks that wait reports which call that is,
     how far every rank is, who is missing and where these are, and the job ends with status 124.
-    ``SIGUSR2`` makes a rank write its last calls to stderr, even while it is stuck inside MPI.
+    Neighbours see a process die, and ``SIGUSR2`` makes a rank write its last calls to stderr, even
+    while it is stuck inside MPI.
 
     Args:
         comm: a communicator; no messages are sent on it later.
-        timeout: seconds.
+        timeout: seconds; without one, slowness, deaths and signals are left alone.
     """
 
-    def __init__(self, comm: MPI.Intracomm, timeout: float) -> None:
-        if not 0 < timeout < float("inf"):
+    def __init__(self, comm: MPI.Intracomm, timeout: float | None = None) -> None:
+        if timeout is not None and not 0 < timeout < float("inf"):
             raise ValueError(
                 f"the watchdog's timeout is {timeout} s; it must be a finite number above 0"
             )
-        self.timeout = timeout
+        self.timeout = timeout or float("inf")
         self.calls = History()
         self._comm = comm
         self._peers = Peers(comm)
         self._neighbours = None
         world = MPI.Comm.Compare(comm, MPI.COMM_WORLD) in (MPI.IDENT, MPI.CONGRUENT)
         # One ring sees all; ranks make and close their communicators in the same order.
-        if world and not any(watchdog._neighbours for watchdog in _running()):
+        if timeout and world and not any(watchdog._neighbours for watchdog in _running()):
             hosts, addresses = self._peers.hosts, self._peers.addresses
             self._neighbours = Neighbours(comm, hosts, addresses, self._peers.token)
+        self._looked_at = float("-inf")
+        self._noted: set[str] = set()
+        self._process = os.getpid()
         self._stop = False
         self._wakeup, self._signalled = socket.socketpair()
         for end in (self._wakeup, self._signalled):
             end.setblocking(False)
-        self._previous = self._listen_to_signals()
+        self._previous = self._listen_to_signals() if timeout else None
+        atexit.register(self._leave)
         self._thread = _Thread(self)
         self._thread.start()
 
@@ -90,20 +112,30 @@ class Watchdog:
 
     def close(self) -> None:
         """Stops watching."""
-        self._stop = True
-        self._signalled.send(b"\0")
-        self._thread.join(_ANSWER_S + _GRACE_S)
-        if self._neighbours:
-            self._neighbours.close()
-        if threading.current_thread() is threading.main_thread() and self._previous is not None:
+        listened = self._previous is not None
+        if listened and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGUSR2, self._previous)
             signal.set_wakeup_fd(-1)
             for other in _running():  # hears of signals from now on
-                other._previous = other._listen_to_signals()
-                break
-        for end in (self._wakeup, self._signalled):
-            end.close()
-        self._peers.close()
+                if other is not self and other.timeout < float("inf"):
+                    other._previous = other._listen_to_signals()
+                    break
+        self.drop()
+        self._thread.join(_ANSWER_S + _GRACE_S)
+        if self._neighbours:
+            self._neighbours.close()
+
+    def drop(self) -> None:
+        """Stops watching, and waits for nothing."""
+        atexit.unregister(self._leave)
+        self._stop = True
+        with contextlib.suppress(OSError):  # it is closed already
+            self._signalled.send(b"\0")
+
+    def _leave(self) -> None:
+        """The program ends, and this rank will come to no collective any more."""
+        if os.getpid() == self._process:
+            self._peers.say_farewell(self.calls.made)
 
     def _listen_to_signals(self) -> Any:
         """Python's own handlers run only between byte codes, so not while a rank is inside MPI.
@@ -127,7 +159,7 @@ class Watchdog:
             for neighbour in self._neighbours.alive if self._neighbours else ():
                 ready.register(neighbour.connection, selectors.EVENT_READ, neighbour)
             while not self._stop:
-                for key, _ in ready.select(min(0.25, self.timeout / 4)):
+                for key, _ in ready.select(min(_SELECT_S, self.timeout / 4)):
                     if self._neighbours and isinstance(key.data, Neighbour):
                         ready.unregister(key.fileobj)
                         if text := self._neighbours.listen(key.data):
@@ -137,91 +169,118 @@ class Watchdog:
                     elif signal.SIGUSR2 in self._wakeup.recv(100):
                         _say(report_calls())
                 call = self.calls.current
-                if call is not None and monotonic() - call.begun > self.timeout:
-                    self._stalled(call)
+                if call is not None:
+                    self._look(call, monotonic() - call.begun)
+        for end in (self._wakeup, self._signalled):
+            end.close()
+        self._peers.close()
 
     def _status(self) -> dict[str, Any]:
         call = self.calls.current
         waited = 0.0 if call is None else monotonic() - call.begun
+        running = [watchdog for watchdog in _running() if watchdog is not self]
+        inside = ((other, other.calls.current) for other in running)
+        elsewhere = [(other._peers.token, it) for other, it in inside if it and is_meeting(it)]
         return {
             "rank": self._peers.rank,
             "completed": self.calls.completed,
             "call": None if call is None else str(call),
+            "what": None if call is None else call.words,
             "number": None if call is None else call.number,
+            "meets": call is not None and is_meeting(call),
             "made": self.calls.made,
-            "polls": monotonic() - self.calls.polled < 0.5 * self.timeout,
+            "made_on": {other._peers.token: other.calls.made for other in running[-_MOST_TOLD:]},
+            "elsewhere": [(token, it.number, str(it)) for token, it in elsewhere[:1]],
+            "polls": monotonic() - self.calls.polled < min(1.0, 0.5 * self.timeout),
             # Ranks enter one after the other, and the first to complain asks all at once.
             "waits": waited > 0.5 * self.timeout,
-            "stack": _stacks()[-MOST_BYTES // 2 :],
+            "where": place(),
+            "stack": stacks()[-MOST_BYTES // 2 :],
         }
 
-    def _stalled(self, call: Entered) -> None:
+    def _look(self, call: Entered, waited: float) -> None:
+        """A call has lasted for so many seconds."""
+        if waited > self.timeout:
+            self._stalled(call)
+            return
+        peers, now = self._peers, monotonic()
+        left = [
+            rank
+            for rank, (made, heard) in peers.ended.items()
+            if call.numbered and made < call.number and now - heard > _LEFT_S
+        ]
+        if left and waited > _LEFT_S:
+            if answers := self._asked(call):
+                who = ", ".join(str(peers.job[rank]) for rank in left)
+                self._end(report(peers, call, answers, f"cannot end without rank {who}"), FAULT)
+            return
+        # One rank asks for all: the lowest of those that wait.
+        due = max(self._looked_at, peers.left_to) + max(_LOOK_S, 0.5 * waited)
+        if waited < _LOOK_S + _BESIDE_S * min(peers.rank, 200) or now < due:
+            return
+        self._looked_at = now
+        if not (answers := self._asked(call)):
+            return
+        if why := deadlock(peers.token, answers):
+            why = f"cannot end: {why.format(*peers.job)}"
+            self._end(report(peers, call, answers, why), FAULT)
+        where = answers[peers.rank]["where"]
+        silent = len(answers) + len(peers.ended) < peers.size
+        if (silent or waited > _NOTE_S) and where not in self._noted:
+            self._noted.add(where)
+            if text := note(peers, call, answers, waited):
+                _say(text)
+
+    def _asked(self, call: Entered) -> dict[int, dict[str, Any]]:
+        """What all ranks answer; nothing if the call has gone on after all."""
         over = threading.Event()
         answering = threading.Thread(
             target=self._keep_answering, args=(over,), name="watchdog", daemon=True
         )
         answering.start()
         answers = self._peers.ask(_ANSWER_S)
-        if self.calls.current is not call:  # it went on after all
-            over.set()
-            answering.join()
-            return
+        over.set()
+        answering.join()
+        if self.calls.current is not call:
+            return {}
         answers[self._peers.rank] = self._status()
+        return answers
+
+    def _stalled(self, call: Entered) -> None:
+        if not (answers := self._asked(call)):
+            return
         waiting = [r for r, s in answers.items() if s["waits"] and s["number"] == call.number]
+        text = ""
         if self._peers.rank == min(waiting, default=self._peers.rank):
-            _say(self._report(call, answers))
+            why = f"has not ended after {self.timeout:g} s"
+            text = report(self._peers, call, answers, why)
+        self._end(text, STATUS)
+
+    def _end(self, text: str, status: int) -> NoReturn:
+        """Ends the job with these words, or after those of another rank."""
+        answering = threading.Thread(
+            target=self._keep_answering, args=(threading.Event(),), name="watchdog", daemon=True
+        )
+        answering.start()
+        if text:
+            _say(text)
         else:
-            sleep(_GRACE_S)  # the other one writes it
+            sleep(_GRACE_S)
         sys.stdout.flush()
         sys.stderr.flush()
         sleep(0.2)  # for the launcher to forward it
         expect_end()
         if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
-            self._comm.Abort(STATUS)
-        os._exit(STATUS)
+            self._comm.Abort(status)
+        os._exit(status)
 
     def _keep_answering(self, over: threading.Event) -> None:
         """The others ask at the same time."""
         with selectors.DefaultSelector() as ready:
             ready.register(self._peers.socket, selectors.EVENT_READ)
             while not over.is_set():
-                if ready.select(_LOOK_S):
+                if ready.select(_TURN_S):
                     self._peers.answer(self._status())
-
-    def _report(self, call: Entered, answers: dict[int, dict[str, Any]]) -> str:
-        """What one of the waiting ranks says for all."""
-        peers = self._peers
-        collective = f"collective number {call.number}"
-        if not call.numbered:
-            collective = f"wait behind {collective}"
-        which = f"{collective} of {peers.group}" if peers.group else f"the ranks' {collective}"
-        lines = [
-            f"{which} has not ended after {self.timeout:g} s; rank {peers.job[peers.rank]}: {call}"
-        ]
-        missing = []
-        for rank, number in enumerate(peers.job):
-            status = answers.get(rank)
-            if status is None:
-                where = f"on {peers.hosts[rank]}"
-                lines.append(f"  rank {number} {where} does not answer: it is dead or stopped")
-                missing.append(rank)
-                continue
-            # One that polls has come as far as its last call, and is in none when it is asked.
-            polls = status["call"] is None and status["polls"]
-            elsewhere = "it polls with Test" if polls else "it is busy elsewhere"
-            there = status["call"] or f"none of them: {elsewhere}"
-            lines.append(f"  rank {number} has completed {status['completed']}, is in {there}")
-            come = status["made"] if polls else status["number"]
-            if come is None or come < call.number:
-                missing.append(rank)
-        who = ", ".join(str(peers.job[rank]) for rank in missing)
-        nobody = "none: the calls do not fit together (check=True)"
-        if not call.numbered:
-            nobody = "unknown, as only some of the ranks make this call"
-        lines.append(f"missing: rank {who or nobody}")
-        for rank in [peers.rank, *(r for r in missing if r in answers)]:
-            lines.append(f"rank {peers.job[rank]} is here:\n{answers[rank]['stack']}")
-        return "\n".join(lines)
 
 
 class _Thread(threading.Thread):
@@ -242,82 +301,6 @@ def _running() -> list[Watchdog]:
     """Those of this process that are not closed."""
     threads = [thread for thread in threading.enumerate() if isinstance(thread, _Thread)]
     return [thread.watchdog for thread in threads if not thread.watchdog._stop]
-
-
-class Watched:
-    """A plan whose runs and waits are watched, by the number of the call that has made it.
-
-    Runs have no numbers of their own: a rank may ``Wait`` where another calls ``Test``.
-    """
-
-    def __init__(self, plan: Any, made: Entered, watchdog: Watchdog) -> None:
-        """``made``: the call that has made it."""
-        self._plan = plan
-        self._number = made.number
-        self._collective, _, self._size = made.what
-        self._watchdog = watchdog
-
-    def __call__(self) -> None:
-        """Runs the collective to its end."""
-        with self.waiting():
-            self._plan()
-
-    def begin(self) -> Any:
-        """Starts it, for one run; of a request of MPI's, that watches itself by this."""
-        begun = self._plan.begin()
-        if begun is self._plan:
-            return self
-        begun.watched = self
-        return begun
-
-    def Test(self) -> bool:
-        """Makes progress; returns whether it has completed."""
-        done: bool = self._plan.Test()
-        self.tested(done)
-        return done
-
-    def tested(self, done: bool) -> None:
-        """What a ``Test`` has found."""
-        if done:
-            self._watchdog.calls.complete(self._number)
-        else:
-            self._watchdog.calls.polled = monotonic()
-
-    def Wait(self) -> None:
-        """Completes it."""
-        with self.waiting("Wait for"):
-            self._plan.Wait()
-
-    def synchronize(self) -> None:
-        """Completes it; the host can read the results."""
-        with self.waiting("Wait for"):
-            self._plan.synchronize()
-
-    @contextmanager
-    def waiting(self, how: str | None = None) -> Iterator[None]:
-        """Marks a block that waits for its run."""
-        calls = self._watchdog.calls
-        what = how, self._collective, self._plan.algorithm, self._size
-        call = calls.enter(*what, of=self._number)
-        try:
-            yield
-        finally:
-            calls.leave(call)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._plan, name)
-
-
-def _stacks() -> str:
-    """Where all threads of this process are, but for the watchdog's own."""
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    parts = []
-    for ident, frame in sys._current_frames().items():
-        name = names.get(ident, "?")
-        if name == "watchdog" or ident == threading.get_ident():
-            continue
-        parts.append(f"thread {name}:\n{''.join(traceback.format_stack(frame))}")
-    return "\n".join(parts)
 
 
 def _say(text: str) -> None:

@@ -250,7 +250,7 @@ def _measured(
         shared: tuple[type[Exception], ...] = (*trainer.shared_errors, CheckpointError)
         try:
             try:
-                test = train(trainer, tell=tell).test_loss
+                test = train(trainer, tell=tell, way="").test_loss
             except Stopped:  # all ranks together, and nothing is under way
                 test = evaluate(trainer, 0).test_loss
         except shared:

@@ -35,7 +35,7 @@ KINDS = {
     "pause": Kind("a rank stands still for a while", True, True, ""),
     "freeze": Kind(
         "a rank stands still for good", True, False,
-        r"rank {rank} on \S+ does not answer: it is dead or stopped",
+        r"rank {rank} on \S+ (does not answer|is gone): it (is|has) ",
     ),
     "payload": Kind(
         "a bit of a message changes", True, False,

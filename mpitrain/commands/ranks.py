@@ -44,18 +44,15 @@ from mpitrain.metrics.trace import TRACE_FILE, Trace
 from mpitrain.parallel.replicas import ReplicaMismatch
 from mpitrain.pictures import figure
 from mpitrain.ranks import shrink
-from mpitrain.ranks.stop import Stopped, stop_flag
+from mpitrain.ranks.stop import GO_ON, Stopped, stop_flag
 from mpitrain.ranks.threads import limit_blas_threads
-from mpitrain.ranks.together import together
+from mpitrain.ranks.together import all_or_nobody, together
 from mpitrain.run import checkpoints, resume, settled
 from mpitrain.run import train as run_training
 from mpitrain.server import LogError
 from mpitrain.step.agreement import NonFinite
 from mpitrain.step.precision import compute_type
 from mpitrain.training import evaluation
-
-#: EX_TEMPFAIL: run it again, and it goes on.
-_GO_ON = 75
 
 
 def run(argv: Sequence[str]) -> int:
@@ -76,14 +73,14 @@ def run(argv: Sequence[str]) -> int:
         show_log(options, comm.rank)
         with abort_on_exception(comm):
             try:
-                with limit_blas_threads(comm):
+                with limit_blas_threads(comm), all_or_nobody(comm):
                     return _COMMANDS[options.command](comm, options)
             except (ConfigError, DataError, UnknownAlgorithm) as error:
                 return complain(comm, error, 2)
             except (NonFinite, ReplicaMismatch, CheckpointError, LogError, RoundError) as error:
                 return complain(comm, error, 1)
-            except Stopped as error:
-                return complain(comm, error, _GO_ON)
+            except Stopped:  # which rank 0 has told
+                return GO_ON
             except ReportError as error:  # of rank 0 alone: the others are in the next step
                 raise SystemExit(f"mpitrain: {error}") from error
 
@@ -115,7 +112,7 @@ def train(comm: Communicator, options: argparse.Namespace) -> int:
                 trainer = _trainer(comm, job, span=trace.span, stop=stop, before_step=injector)
                 try:
                     with trainer, trace.to_file(trainer.comm, traced, Stopped):
-                        run_training(trainer, go_on=go_on)
+                        run_training(trainer, go_on=go_on, way="train --resume")
                     break
                 except MPI.Exception as error:
                     if not (options.shrink and shrink.is_death(error)):
@@ -126,7 +123,7 @@ def train(comm: Communicator, options: argparse.Namespace) -> int:
                 if comm.size == ranks:
                     raise
                 why = Stopped(f"{ranks - comm.size} of {ranks} ranks died; {error}")
-                shrink.leave(comm, complain(comm, why, _GO_ON))
+                shrink.leave(comm, complain(comm, why, GO_ON))
         if comm.rank == 0:
             text = f"{ranks - comm.size} of {ranks} ranks died; {comm.size} go on"
             print(f"mpitrain: {text} from the newest checkpoint", file=sys.stderr, flush=True)
@@ -141,7 +138,7 @@ def train(comm: Communicator, options: argparse.Namespace) -> int:
 def _trainer(comm: Communicator, config: Config, **given: Any) -> Trainer:
     """Of a job, with what it brings of its own."""
     own = together(comm, lambda: brought(config.own), ConfigError)
-    kind = federated.Trainer if config.federated.clients else trainer_of(config)
+    kind = federated.Trainer if config.federated.clients else trainer_of(config.server)
     return kind(comm, config, **{**own, **given})
 
 
@@ -276,7 +273,7 @@ _COMMANDS = {
 }
 
 
-def complain(comm: MPI.Intracomm, error: Exception, status: int) -> int:
+def complain(comm: MPI.Intracomm, error: BaseException, status: int) -> int:
     """Print an error that all ranks have raised, once; returns ``status``."""
     if comm.rank == 0:
         print(f"mpitrain: {error}", file=sys.stderr)

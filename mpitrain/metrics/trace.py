@@ -95,7 +95,9 @@ class Trace:
         return back - there, (there + back) / 2 - theirs
 
     @contextmanager
-    def to_file(self, comm: MPI.Intracomm, path: Path, *ends: type[Exception]) -> Iterator[None]:
+    def to_file(
+        self, comm: MPI.Intracomm, path: Path, *ends: type[BaseException]
+    ) -> Iterator[None]:
         """Write what is done in a ``with`` statement; collective, and nothing if not enabled.
 
         Args:

@@ -12,9 +12,19 @@ from mpi4py import MPI
 from mpitrain.config import ConfigError
 from mpitrain.ranks.together import together
 
+#: EX_TEMPFAIL: run it again, and it goes on.
+GO_ON = 75
 
-class Stopped(RuntimeError):
-    """Training was asked to stop, and has: what it did is in a checkpoint."""
+
+class Stopped(SystemExit):
+    """Training was asked to stop, and has: what it did is in a checkpoint.
+
+    A program that does not catch it ends with exit status 75, without a traceback.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.code = GO_ON
 
 
 class StopFlag:

@@ -10,7 +10,8 @@ from typing import Self, TypeVar
 
 from mpi4py import MPI
 
-from collectives.launch import abort_on_exception, aborts
+from collectives.launch import aborts, end_job, note_shared
+from mpitrain.ranks.shrink import is_death
 
 T = TypeVar("T")
 #: Whose classes of errors are the same on all ranks.
@@ -41,7 +42,12 @@ def together(comm: MPI.Intracomm, act: Callable[[], T], *kinds: type[Exception])
     rank, which, text, host = failed[0]
     kind = kinds[which] if isinstance(which, int) else which
     where = "" if len(failed) == comm.size else f" (rank {rank} of {comm.size}, on {host})"
-    raise kind(f"{text}{where}") from own
+    if own is not None and type(own) is kind and str(own) == text + where:
+        note_shared(comm, own, rank)
+        raise own
+    shared = kind(text + where)
+    note_shared(comm, shared, rank)
+    raise shared from own
 
 
 def _as(own: Exception, kinds: tuple[type[Exception], ...]) -> tuple[int | type[Exception], str]:
@@ -57,15 +63,19 @@ def _as(own: Exception, kinds: tuple[type[Exception], ...]) -> tuple[int | type[
 
 
 @contextmanager
-def all_or_nobody(comm: MPI.Intracomm, wait_s: float = 5.0) -> Iterator[None]:
+def all_or_nobody(
+    comm: MPI.Intracomm, wait_s: float = 5.0, alone: type[Exception] | None = None
+) -> Iterator[None]:
     """An error in it is one of all ranks, or the end of the job, its traceback first; collective.
 
-    Whoever catches an error that one rank alone has goes on, and the others wait for it for ever.
-    Where ``COLLECTIVES_ABORT`` is off, it is raised all the same.
+    Whoever catches an error that one rank alone has goes on, and the others wait for it for ever;
+    so do they for a rank that calls ``sys.exit()``, with whatever status.  Where
+    ``COLLECTIVES_ABORT`` is off, it is raised all the same.
 
     Args:
         comm: the ranks.
         wait_s: seconds that a rank which has failed waits for the others to fail, too.
+        alone: an error that one rank has by its nature; it ends the job with its text alone.
     """
     if comm.size == 1 or not aborts():
         yield
@@ -74,13 +84,19 @@ def all_or_nobody(comm: MPI.Intracomm, wait_s: float = 5.0) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
+        if isinstance(error, MPI.Exception) and is_death(error):
+            raise  # the others have it when they wait for the dead
+        if alone and isinstance(error, alone):
+            end_job(comm, SystemExit(f"mpitrain: {error}"))
         if not all_here(words, wait_s):
-            error.add_note(
+            end_job(
+                comm,
+                error,
                 f"The other ranks have not failed within {wait_s:g} s and wait for this "
-                "one, so that the job ends here."
+                "one, so that the job ends here.",
             )
-            with abort_on_exception(comm):
-                raise
+        if len(set(words.allgather(f"{type(error)}: {error}"))) == 1:
+            note_shared(comm, error)
         words.Free()
         raise
     words.Free()

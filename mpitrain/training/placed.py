@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from mpi4py import MPI
 
 from collectives import CheckedTransport, Communicator, UnknownAlgorithm
+from collectives.launch import aborts
 from mpitrain import models, nn
 from mpitrain.arrays import Array
 from mpitrain.config import Config, ConfigError, expect_on_link
@@ -35,7 +36,7 @@ from mpitrain.parallel.trial import Trial
 from mpitrain.pipeline.runtime import Span, no_span
 from mpitrain.ranks.same import described, expect_same, expect_same_job
 from mpitrain.ranks.stop import StopFlag
-from mpitrain.ranks.together import ClosedTogether, all_here, together
+from mpitrain.ranks.together import ClosedTogether, all_here, all_or_nobody, together
 from mpitrain.step.agreement import NonFinite
 from mpitrain.step.gradient import GlobalGradient
 from mpitrain.step.ledger import Ledger
@@ -177,6 +178,7 @@ class Placed(ClosedTogether):
         self._before_step = before_step
         with self._closed_if_refused():
             self._expect_kind()
+            self.comm.watch()
             # Before plans are made, which count from then on.
             self._traffic = self.comm.traffic or self.comm.count_traffic()
             self.device = device or choose(config, self.comm)
@@ -192,14 +194,15 @@ class Placed(ClosedTogether):
 
     @contextmanager
     def _closed_if_refused(self) -> Iterator[None]:
-        """What all ranks refuse is closed; after an error of one rank alone, closing, which is
-        collective, would wait for the others."""
+        """What all ranks refuse is closed; an error of one rank alone ends the job, or, where it
+        must not, leaves open what is closed by all ranks together."""
         try:
-            yield
+            with all_or_nobody(self.comm):
+                yield
         except MPI.Exception:
             raise
         except Exception:  # whatever a program's own layers raise
-            if all_here(self.comm):
+            if aborts() or all_here(self.comm):
                 self.close()
             raise
 

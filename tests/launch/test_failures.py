@@ -124,6 +124,23 @@ def test_an_error_of_one_rank_that_it_catches_ends_the_job(tmp_path):
     assert "The other ranks have not failed within 0.5 s" in ended.stderr
 
 
+def test_a_rank_that_exits_where_the_others_wait_for_it_ends_the_job(tmp_path):
+    ended = job(
+        tmp_path,
+        """
+        from mpitrain.ranks.together import all_or_nobody
+
+        with all_or_nobody(comm, 0.5):
+            if comm.rank == 1:
+                sys.exit(0)
+            comm.Barrier()
+        """,
+    )
+    assert ended.returncode == 1
+    assert "[rank 1 of 3 on " in ended.stderr and "SystemExit: 0" in ended.stderr
+    assert "wait for this one, so that the job ends here" in ended.stderr
+
+
 def test_an_error_of_one_rank_that_looks_like_one_of_all_ends_the_job(tmp_path):
     """A class that all ranks raise together elsewhere, while a checkpoint is being written."""
     ended = job(
@@ -324,7 +341,7 @@ elsewhere()
 """
 STALLS = {
     "busy": ("time.sleep(50)", "has completed 2, is in none of them"),
-    "stopped": ("os.kill(os.getpid(), signal.SIGSTOP)", "does not answer: it is dead or stopped"),
+    "stopped": ("os.kill(os.getpid(), signal.SIGSTOP)", "does not answer: it is stopped"),
 }
 WAITS = {
     "blocking": 'comm.Allreduce(MPI.IN_PLACE, items, algorithm="ring")',

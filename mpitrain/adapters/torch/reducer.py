@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 
 from collectives import Communicator
+from collectives.launch import note_shared
 from mpitrain.adapters.torch.buckets import Buckets
 from mpitrain.adapters.torch.failing import HookErrors, HookFailed
 from mpitrain.adapters.torch.gradients import refusal
@@ -87,6 +88,7 @@ class Reducer:
         self._number = _agree_on_number(lambda n: int(self._meet(BEGIN, n).numbers[0]))
         # Gradients and words go apart, so that ranks which wait for other gradients meet in words.
         self._buckets = Buckets(comm.Dup(), self._errors)
+        self._buckets.comm.watch()
         inventory = Inventory(module)
         fault = "" if inventory.trained else "no parameter needs a gradient"
         try:
@@ -362,14 +364,16 @@ class Reducer:
         """:func:`meet`, and the end of all sums that were started."""
         fault = self._errors.fault or fault
         try:
-            with self._buckets.comm.waiting("the replicas of a module"):
+            with self._buckets.comm.waiting("allreduce of the replicas of a module"):
                 agreed = meet(
                     self._words, doing, self._number, (a, b, c), fault, self._buckets.test
                 )
         except Parted as error:
             self._ended = str(error)
+            note_shared(self._words, error)
             raise
         except Refused as error:
+            note_shared(self._words, error)
             if error.final:
                 self._give_up()
             self._complete(error.doing)

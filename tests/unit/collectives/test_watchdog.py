@@ -1,11 +1,14 @@
 """What ranks tell one another of a hang, and that a false alarm leaves the watchdog as it was."""
 
+import gc
 import json
 import os
 import signal
 import socket
+import subprocess
 import threading
 from time import monotonic, sleep
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +20,7 @@ from collectives import Communicator
 from collectives.watchdog.history import History
 from collectives.watchdog.monitor import Watchdog
 from collectives.watchdog.peers import MOST_BYTES, Peers
+from collectives.watchdog.report import deadlock, missing, note, report
 
 
 @pytest.fixture
@@ -204,3 +208,119 @@ def test_calls_of_two_threads_end_in_any_order():
     assert calls.current is second
     calls.leave(second)
     assert calls.current is None
+
+
+def answer(rank, number, made, what="allreduce", elsewhere=(), **more):
+    """The status of a rank in call ``number``, or in none."""
+    call = None if number is None else f"#{number} {what}"
+    return {
+        "rank": rank,
+        "completed": 0,
+        "call": call,
+        "what": None if number is None else what,
+        "number": number,
+        "meets": number is not None,
+        "made": made,
+        "made_on": {},
+        "elsewhere": elsewhere,
+        "polls": False,
+        "where": f"program.py:{rank}",
+        "stack": "its stack",
+        **more,
+    }
+
+
+@pytest.fixture
+def pair():
+    """As rank 0 of two sees them."""
+    found = Peers(MPI.COMM_SELF)
+    found.size, found.job, found.hosts = 2, [0, 1], found.hosts * 2
+    found._numbers = [os.getpid()] * 2
+    yield found
+    found.close()
+
+
+def entered(number):
+    calls = History()
+    calls.made = number - 1
+    return calls.enter("allreduce")
+
+
+def test_two_ranks_that_wait_for_each_other_on_two_communicators():
+    there = [("other", 3, "#3 barrier")]
+    first = answer(0, 5, 5, made_on={"other": 2})
+    assert (
+        deadlock("one", {0: first, 1: answer(1, None, 4, elsewhere=there)}).count("waits in") == 2
+    )
+    # What the other waits in has been begun here, and moves along; or it has begun ours.
+    begun = answer(0, 5, 5, made_on={"other": 3})
+    assert not deadlock("one", {0: begun, 1: answer(1, None, 4, elsewhere=there)})
+    assert not deadlock("one", {0: first, 1: answer(1, None, 5, elsewhere=there)})
+    # A communicator that this rank is not in, or does not watch.
+    assert not deadlock("one", {0: answer(0, 5, 5), 1: answer(1, None, 4, elsewhere=there)})
+
+
+def test_a_rank_that_has_ended_is_missing_in_the_calls_that_it_has_not_made(pair):
+    pair.ended[1] = (4, monotonic())
+    answers = {0: answer(0, 5, 5)}
+    assert missing(pair, 5, answers) == [1] and missing(pair, 4, answers) == []
+    told = report(pair, entered(5), answers, "cannot end without rank 1")
+    assert "has ended: its program is over" in told and "missing: rank 1\n" in told
+
+
+def test_equal_calls_are_slow_and_others_differ(pair):
+    call = entered(5)
+    slow = report(pair, call, {0: answer(0, 5, 5), 1: answer(1, 5, 5)}, "lasts")
+    assert "missing: rank none: all are in the same call, which is slow" in slow
+    other = report(pair, call, {0: answer(0, 5, 5), 1: answer(1, 5, 5, "barrier")}, "lasts")
+    assert "not with the same words (check=True compares them)" in other
+
+
+def test_who_is_waited_for_and_where_it_is(pair):
+    call = entered(5)
+    assert not note(pair, call, {0: answer(0, 5, 5), 1: answer(1, 5, 5)}, 30)
+    told = note(pair, call, {0: answer(0, 5, 5), 1: answer(1, None, 4)}, 30)
+    assert "rank 0 has waited for 30 s at program.py:0" in told
+    assert "for rank 1, which is at program.py:1" in told
+    assert "does not answer and is alive" in note(pair, call, {0: answer(0, 5, 5)}, 30)
+
+
+def test_the_state_of_a_process_that_does_not_answer(pair):
+    child = subprocess.Popen(["sleep", "60"])
+    pair._numbers[1] = child.pid
+    assert "is alive" in pair.state(1)
+    child.send_signal(signal.SIGSTOP)
+    end = monotonic() + 5
+    while "is stopped" not in pair.state(1) and monotonic() < end:
+        sleep(0.01)
+    assert "does not answer: it is stopped" in pair.state(1)
+    child.kill()
+    child.wait()
+    assert "is gone: it has died" in pair.state(1)
+
+
+def test_a_farewell_is_heard(watchdog):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as saying:
+        port = watchdog._peers.socket.getsockname()[1]
+        for said in ("another has-ended 3 7", f"{watchdog._peers.token} has-ended 3 7", "", "\0"):
+            saying.sendto(said.encode(), ("127.0.0.1", port))
+    end = monotonic() + 3
+    while not watchdog._peers.ended and monotonic() < end:
+        sleep(0.01)
+    assert watchdog._peers.ended[3][0] == 7 and watchdog._thread.is_alive()
+
+
+def test_a_communicator_that_is_dropped_takes_its_watchdog_along():
+    before = threading.active_count()
+    comm = Communicator(MPI.Intracomm(MPI.COMM_SELF))
+    comm._engine.comm = SimpleNamespace(size=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("collectives.calls.engine.MPI.Intracomm", lambda _: MPI.COMM_SELF)
+        comm.watch()
+    assert threading.active_count() == before + 1
+    del comm
+    gc.collect()
+    end = monotonic() + 3
+    while threading.active_count() > before and monotonic() < end:
+        sleep(0.02)
+    assert threading.active_count() == before

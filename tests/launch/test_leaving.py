@@ -1,0 +1,220 @@
+"""One rank that leaves alone, on every road: the job ends soon, with a reason, and never well."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LAUNCHER = os.environ.get("MPIEXEC", "mpirun")
+pytestmark = [
+    pytest.mark.usefixtures("scratch"),
+    pytest.mark.skipif(
+        shutil.which(LAUNCHER) is None, reason=f"no MPI launcher {LAUNCHER!r}; set MPIEXEC to one"
+    ),
+    pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed"),
+]
+#: A rank raises at one place, once the trainer has been made where that place comes in fit().
+PROGRAM = """
+import sys, time
+import torch
+from mpi4py import MPI
+import mpitrain
+from mpitrain.adapters.torch import DistributedDataParallel
+
+place, kind, catches, when = sys.argv[1:]
+rank, made = MPI.COMM_WORLD.rank, []
+who = 0 if place == "schedule" else 1  # rank 0 alone calls that one
+class Own(BaseException): pass
+class Slotted(Exception):
+    __slots__ = ()
+    def __setattr__(self, name, value): raise AttributeError(name)
+ERRORS = {
+    "exit": SystemExit(), "zero": SystemExit(0), "three": SystemExit(3), "text": SystemExit("bye"),
+    "whole": SystemExit(256), "interrupt": KeyboardInterrupt(), "generator": GeneratorExit(),
+    "own": Own("only here"), "key": KeyError("only here"), "assert": AssertionError("only here"),
+    "value": ValueError("only here"), "config": mpitrain.ConfigError("only here"),
+    "iteration": StopIteration("only here"), "slots": Slotted("only here"),
+    "memory": MemoryError("only here"), "mpi": MPI.Exception(MPI.ERR_OTHER),
+}
+
+def fails(here):
+    if here == place and rank == who and (when == "making" or made):
+        print("begun", time.time(), flush=True)
+        raise ERRORS[kind]
+
+def loss(outputs, labels):
+    fails("loss")
+    return torch.nn.functional.mse_loss(outputs, labels)
+
+def metric(outputs, labels):
+    fails("metric")
+    return (outputs - labels).abs().mean()
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 1)
+        fails("model")
+    def forward(self, x):
+        fails("forward")
+        return self.linear(x)
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        fails("length")
+        return 16
+    def __getitem__(self, i):
+        fails("sample")
+        return torch.ones(3) * i, torch.ones(1)
+
+def optimizer(parameters):
+    fails("optimizer")
+    return torch.optim.Adam(parameters)
+
+def schedule(step):
+    fails("schedule")
+    return 1.0
+
+def before(trainer):
+    fails("callback")
+
+def train():
+    trainer = mpitrain.Trainer(
+        model=Net, train_data=Data(), test_data=Data(), loss=loss, metrics={"m": metric},
+        optimizer=optimizer, schedule=schedule, before_step=before,
+        batch_size=8, epochs=3, dir="run", log_every=1000,
+    )
+    made.append(True)
+    trainer.fit()
+
+def loop():
+    net = DistributedDataParallel(torch.nn.Linear(3, 1))
+    made.append(True)
+    step = torch.optim.SGD(net.parameters(), lr=0.1)
+    if place == "hook":
+        net.module.weight.register_hook(lambda g: fails("hook"))
+    for _ in range(3):
+        step.zero_grad()
+        fails("loop")
+        net(torch.ones(2, 3)).sum().backward()
+        step.step()
+
+try:
+    loop() if place in ("hook", "loop") else train()
+except (Exception if catches == "some" else BaseException) as error:
+    if catches == "nothing":
+        raise
+    print("caught", type(error).__name__, error, flush=True)
+if place == "after" and rank == 1:
+    made.append(True)
+    fails("after")
+MPI.COMM_WORLD.Barrier()
+print("the end", flush=True)
+"""
+
+
+def start(folder, *arguments, program=PROGRAM):
+    path = folder / "program.py"
+    path.write_text(program)
+    command = [LAUNCHER, "-n", "2", sys.executable, str(path), *arguments]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    }
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100
+    )
+
+
+MAKING = ("model", "loss", "forward", "length", "sample", "optimizer", "schedule")
+FITTING = ("loss", "forward", "sample", "metric", "callback")
+KINDS = (
+    "exit", "key", "zero", "own", "text", "assert", "interrupt", "three", "generator", "config",
+    "whole", "slots", "iteration", "memory", "mpi", "value",
+)  # fmt: skip
+CATCHES = ("all", "nothing", "some")
+#: Two errors at each place.
+CASES = [
+    (place, KINDS[(5 * number + shift) % len(KINDS)], CATCHES[(number + shift) % 3], when)
+    for when, places in (("making", MAKING), ("fitting", FITTING))
+    for number, place in enumerate(places)
+    for shift in (0, 7)
+]
+#: In a loop of one's own and on the way back, what the program catches is its own business.
+CASES += [(place, kind, "nothing", "fitting") for place in ("loop", "hook") for kind in KINDS[:4]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_an_error_of_one_rank_ends_the_job_or_is_one_of_all(tmp_path, case):
+    ended = start(tmp_path, *case)
+    over = time.time()
+    begun = [line.split()[1] for line in ended.stdout.splitlines() if line.startswith("begun")]
+    assert begun, ended.stderr
+    if ended.returncode == 0:  # all ranks have had it, and caught it
+        assert ended.stdout.count("caught") == 2, ended.stdout + ended.stderr
+        return
+    assert over - float(begun[-1]) < 60
+    reasons = ("rank 0 of 2", "rank 1 of 2", "all 2 ranks", "cannot end without rank 1")
+    assert any(reason in ended.stderr for reason in reasons), ended.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["exit", "three"])
+def test_a_rank_that_ends_with_a_batch_left_to_the_others_is_named(tmp_path, kind):
+    """Without any variable: the others have begun a step that nobody else comes to."""
+    ended = start(tmp_path, "loop", kind, "nothing", "fitting")
+    assert ended.returncode == 1
+    assert "cannot end without rank 1" in ended.stderr
+    assert "rank 1 on " in ended.stderr and "has ended: its program is over" in ended.stderr
+    assert "the end" not in ended.stdout
+
+
+STOPPED = """
+import os, signal, sys
+import numpy as np
+from mpi4py import MPI
+import mpitrain
+from mpitrain import nn
+
+def hears(trainer):
+    if trainer.steps_done == 2 and MPI.COMM_WORLD.rank == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+trainer = mpitrain.Trainer(
+    model={"linear": nn.Linear(3, 1)}, train_data=[(np.ones(3, "f4"), np.ones(1, "f4"))] * 24,
+    loss="mean_squared_error", batch_size=6, epochs=2, dir="run", before_step=hears,
+)
+try:
+    trainer.fit()
+except mpitrain.Stopped as error:
+    if len(sys.argv) == 1:
+        raise
+    print("caught:", error, flush=True)
+"""
+
+
+@pytest.mark.parametrize("catches", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_program_that_is_told_to_stop_can_go_on(tmp_path, catches):
+    ended = start(tmp_path, *(["catches"] if catches else []), program=STOPPED)
+    assert ended.returncode == (0 if catches else 75), ended.stderr
+    sentence = "stopped after step 3 of 8 (signal SIGTERM)"
+    assert ended.stderr.count(f"{sentence}; fit(resume=True) goes on from there") == 1
+    assert ended.stdout.count(f"caught: {sentence}") == 2 * catches
+    assert "Traceback" not in ended.stderr
+    assert (tmp_path / "run" / "checkpoints" / "step-00000003").is_dir()
+
+
+def test_an_error_of_all_ranks_is_written_once(tmp_path):
+    program = STOPPED.replace("batch_size=6", "batch_size=99")
+    ended = start(tmp_path, program=program)
+    assert ended.returncode == 1
+    assert ended.stderr.count("ConfigError: train.batch_size = 99 must be at most 24") == 1
+    assert "[all 2 ranks] Traceback" in ended.stderr
