@@ -75,7 +75,7 @@ def is_misread(spec: Any, reduces: bool) -> bool:
     items, last = spec, None
     if type(spec) in (list, tuple) and len(spec) > 1:
         items, last = spec[0], spec[-1]
-    if isinstance(last, MPI.Datatype) and (last == MPI.DATATYPE_NULL or not last.is_predefined):
+    if isinstance(last, MPI.Datatype) and _is_of_program(last):
         return False
     if reduces and id(last) in _UNSUMMED and last in LETTERS:
         return True
