@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import numpy.typing as npt
 from mpi4py import MPI
@@ -19,6 +19,7 @@ from collectives.calls.methods import (
     Objects,
     Persistent,
     PointToPoint,
+    Requests,
 )
 from collectives.calls.settings import Settings
 from collectives.execution.traffic import Traffic
@@ -31,7 +32,7 @@ from collectives.watchdog import report_calls
 
 
 class Communicator(  # type: ignore[misc]
-    Blocking, Nonblocking, Persistent, Objects, PointToPoint, Constructors, MPI.Intracomm
+    Blocking, Nonblocking, Persistent, Objects, PointToPoint, Requests, Constructors, MPI.Intracomm
 ):
     """``MPI.Intracomm`` with ``algorithm=`` on its collectives; the rest is mpi4py's.
 
@@ -57,7 +58,8 @@ class Communicator(  # type: ignore[misc]
 
     Args:
         comm: the communicator to work on.  It is duplicated at the first collective, so that our
-            messages and the caller's cannot meet.
+            messages and the caller's cannot meet.  One with a topology keeps it: on an
+            ``MPI.Cartcomm``, this makes an ``MPI.Cartcomm`` as well.
         algorithm: what calls use that name no algorithm, where their collective has it.
         check: compare every call across ranks first, so that calls that do not belong together
             raise :class:`MismatchError` on all ranks instead of hanging; one small exchange a
@@ -114,7 +116,10 @@ class Communicator(  # type: ignore[misc]
         attach: bool | None = None,
         turns: bool | None = None,
     ) -> Self:
-        self = super().__new__(cls, comm)
+        from collectives.topologies import class_for, mpi_class  # whose classes are subclasses
+
+        chosen: Any = cls if comm is None else class_for(cls, comm)
+        self: Self = mpi_class(chosen).__new__(chosen, comm)
         if comm is None:  # mpi4py makes one to fill in itself
             self._engine = Engine(self, Settings())
             return self
@@ -249,7 +254,8 @@ class Communicator(  # type: ignore[misc]
 
         Args:
             shape: a length or several, of 0 and more, as of ``numpy.zeros``.
-            dtype: of items that processes can share: no Python objects.
+            dtype: of items that processes can share: no Python objects; or a type of torch's, or
+                the name of one of ml_dtypes', as ``"bfloat16"``.
             memory: ``"cupy"`` for arrays on the current GPU, by CUDA IPC; the kernels of a
                 collective read and write the other GPUs' memory.  It goes when the communicator is
                 closed and the last array in it is gone.
@@ -312,11 +318,15 @@ class Communicator(  # type: ignore[misc]
 
     @classmethod
     def fromhandle(cls, handle: int) -> Self:
-        return cls(MPI.Intracomm(MPI.Comm.fromhandle(handle)))
+        return cls(cast(MPI.Intracomm, MPI.Comm.fromhandle(handle)))
+
+    @classmethod
+    def fromint(cls, arg: int) -> Self:
+        return cls(cast(MPI.Intracomm, MPI.Comm.fromint(arg)))
 
     @classmethod
     def f2py(cls, arg: int) -> Self:
-        return cls(MPI.Intracomm(MPI.Comm.f2py(arg)))
+        return cls(cast(MPI.Intracomm, MPI.Comm.f2py(arg)))
 
     def __reduce__(self) -> Any:
         """Those that every process has, with their settings.

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from collectives.contracts import Member, contract
+from collectives.errors import install
 from collectives.execution.memory import is_on_device
 
 Items = npt.NDArray[Any]
@@ -53,7 +54,8 @@ def parse_dtype(name: str) -> np.dtype[Any]:
         try:
             import ml_dtypes
         except ImportError as error:
-            raise ValueError(f"bfloat16 needs ml_dtypes ({error}): pip install ml_dtypes") from None
+            how = install("ml_dtypes", "bfloat16")
+            raise ValueError(f"bfloat16 needs ml_dtypes ({error}): {how}") from None
         return np.dtype(ml_dtypes.bfloat16)
     try:
         dtype = np.dtype(ALIASES.get(name, name))

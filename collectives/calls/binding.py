@@ -15,7 +15,7 @@ from collectives.calls.library import library
 from collectives.calls.meeting import is_attached
 from collectives.calls.native import NativePlan, can_be_native, fault_of_native, waits_for_device
 from collectives.calls.nccl import bind_nccl, fault_of_nccl
-from collectives.calls.operands import Operands, is_widened
+from collectives.calls.operands import Operands
 from collectives.calls.reduction import combiner
 from collectives.calls.resources import Resources
 from collectives.calls.settings import Settings
@@ -97,8 +97,7 @@ def _bound(
     if call.op is not None:
         combine = combiner(call.op, buffer.items.dtype, buffer.datatype)
     node, lane = resources.node, None
-    widens = is_widened(call)
-    if node and places and runs_shared(schedule, places) and not widens:
+    if node and places and runs_shared(schedule, places) and not call.widens:
         if used_anywhere is not None:
             lane = node.slots.take(used_anywhere)
         if lane is not None or used_anywhere is None:
@@ -120,7 +119,7 @@ def _bound(
             )
         log.warning("messages instead of shared memory: %d plans use it", node.slots.most)
     lane = _tags(resources, used_anywhere)
-    operands = Operands(call, borrow=lane is None, widens=widens, memory=memory)
+    operands = Operands(call, borrow=lane is None, widens=call.widens, memory=memory)
     return bind(
         schedule,
         resources.devices.transport_of(buffer.gpu),

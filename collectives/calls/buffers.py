@@ -204,7 +204,7 @@ class _Space:
     ) -> None:
         self.role = role
         self.writable = not readonly
-        self.memory = memory_of(data, named is not None, role, readonly)
+        self.memory = memory_of(data, named is not None, role, readonly, moves)
         self.datatype = _inferred(self.memory.dtype)
         self.dtype = self.memory.dtype
         self.extent = self.memory.itemsize
@@ -299,6 +299,8 @@ def _times(numbers: tuple[int, ...] | None, factor: int) -> tuple[int, ...] | No
 
 def _inferred(dtype: "np.dtype[Any]") -> MPI.Datatype | None:
     """The MPI type of a NumPy type, if there is one."""
+    if dtype.isbuiltin == 2:
+        return None  # ml_dtypes has given its types letters that mean other types to MPI
     if not dtype.isnative or dtype.kind in "mM" or (dtype.kind in "SU" and dtype.str[2:] != "1"):
         return None  # mpi4py takes no times, and of longer strings, MPI knows a letter's type
     return MPI._typedict.get(dtype.char) or None

@@ -126,6 +126,14 @@ class Call:
         )
 
     @property
+    def widens(self) -> bool:
+        """Whether several floating-point numbers of 16 or 8 bits are added or multiplied, in 32
+        bits; two are rounded once anyway."""
+        dtype = self.buffer.items.dtype
+        rounds = self.op in (MPI.SUM, MPI.PROD) and self.member.size > 2
+        return rounds and dtype.itemsize <= 2 and dtype.name.startswith(("float", "bfloat"))
+
+    @property
     def overlap(self) -> int:
         """Bytes of a part of the send buffer that lie in the receive buffer, too."""
         if self.send is None or self.recv is None or self.aside:

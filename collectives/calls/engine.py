@@ -26,7 +26,8 @@ from collectives.calls.small import Limits
 from collectives.calls.tuner import Choice
 from collectives.calls.turns import Trial, Turns
 from collectives.calls.understanding import Understanding
-from collectives.calls.unread import DTYPES, nbytes_of
+from collectives.calls.unread import DTYPES, REDUCED, nbytes_of
+from collectives.contracts import contract
 from collectives.errors import CollectiveError
 from collectives.execution.lanes import Lane, Mask
 from collectives.execution.plan import Plan
@@ -200,7 +201,7 @@ class Engine:
         asked = self.settings.algorithm if algorithm is None else algorithm
         read = self._reads_all
         if asked == "native" and not read:
-            self._complete(None, arguments, "asked for")
+            self._complete(None, self._understanding.in_mpi_words(arguments), "asked for")
             return
         key = None if self.settings.check else self._recent.key(arguments, algorithm)
         meeting = None
@@ -359,15 +360,16 @@ class Engine:
             unequal: it is a v-variant's.
         """
         limits = self._unequal_native_below if unequal else self._native_below
-        is_array = type(own) is ndarray and own.dtype in DTYPES
-        nbytes = own.nbytes if is_array else nbytes_of(own)
+        reduces = contract(collective).reduces
+        is_array = type(own) is ndarray and own.dtype in (REDUCED if reduces else DTYPES)
+        nbytes = own.nbytes if is_array else nbytes_of(own, reduces)
         if nbytes is None or nbytes * blocks >= limits[collective] or self.underway.plans:
             return False
         if not (
             (is_array and type(other) is ndarray and other.dtype is own.dtype)  # most are
             or other is None
             or other is MPI.IN_PLACE
-            or nbytes_of(other) is not None
+            or nbytes_of(other, reduces) is not None
         ):
             return False
         self.last_plan = _LEFT_TO_NATIVE

@@ -1,6 +1,7 @@
 """The memory of what mpi4py takes for an array: buffer protocol, DLPack, CUDA's interface."""
 
 import ctypes
+import sys
 from types import ModuleType
 from typing import Any
 
@@ -8,20 +9,20 @@ import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
-from collectives.errors import INSTALL_CUPY, InvalidBuffer, InvalidBufferType
+from collectives.errors import INSTALL_CUPY, InvalidBuffer, InvalidBufferType, install
 from collectives.execution.memory import Items, is_on_device
 
 
-def memory_of(data: Any, typed: bool, role: str, readonly: bool) -> Items:
+def memory_of(data: Any, typed: bool, role: str, readonly: bool, moves: bool = True) -> Items:
     """A 1-D view of what the caller passed; of bytes or of its own type if it is to be ``typed``
-    by an MPI type that was named."""
+    by an MPI type that was named; of unknown numbers that only ``moves`` their bytes do."""
     if data is None or data is MPI.BOTTOM:
         if not typed:
             raise InvalidBuffer(f"the {role} buffer is None; pass an array, or [None, 0, type]")
         return np.empty(0, np.uint8)
     if is_on_device(data):
         return _device_array(data, role)
-    array = _host_array(data, typed, role, readonly)
+    array = _host_array(data, typed, role, readonly, moves)
     if not (array.flags.c_contiguous or array.flags.f_contiguous):
         raise InvalidBuffer(
             f"the {role} buffer is not contiguous (shape {array.shape}, strides {array.strides}); "
@@ -34,7 +35,7 @@ def memory_of(data: Any, typed: bool, role: str, readonly: bool) -> Items:
     return array.reshape(-1, order="A")
 
 
-def _host_array(data: Any, typed: bool, role: str, readonly: bool) -> npt.NDArray[Any]:
+def _host_array(data: Any, typed: bool, role: str, readonly: bool, moves: bool) -> npt.NDArray[Any]:
     """NumPy's own kind of array on the memory of anything that mpi4py takes."""
     if isinstance(data, np.ndarray):
         return np.asarray(data)  # of a subclass, the memory without its ways
@@ -43,22 +44,43 @@ def _host_array(data: Any, typed: bool, role: str, readonly: bool) -> npt.NDArra
     except TypeError:
         pass
     try:
+        if _is_negated(data):
+            raise BufferError("it is a view that negates; pass tensor.resolve_neg()")
         raw = np.frombuffer(MPI.buffer.frombuffer(data, readonly=readonly), np.uint8)  # type: ignore[call-overload]
-        return raw if typed else raw.view(_exported(data))
     except (NotImplementedError, TypeError):
-        pass  # mpi4py knows no way to its memory either
+        raise InvalidBufferType(
+            f"the {role} buffer is a {type(data).__name__}; pass an array or another object with "
+            "the buffer protocol"
+        ) from None
     except (BufferError, ValueError, RuntimeError) as error:
         raise InvalidBuffer(
             f"the {role} buffer, a {type(data).__name__}, gives no access: {error}"
+            f"{_way_out(str(error), readonly)}"
         ) from None
-    raise InvalidBufferType(
-        f"the {role} buffer is a {type(data).__name__}; pass an array or another object with the "
-        "buffer protocol"
-    )
+    return raw if typed else raw.view(_exported(data, moves))
 
 
-def _exported(data: Any) -> "np.dtype[Any]":
-    """The type of what comes by DLPack or CUDA's array interface."""
+def _is_negated(data: Any) -> bool:
+    """Whether it is a tensor of torch's whose memory has the numbers with another sign."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(data, torch.Tensor) and data.is_neg()
+
+
+def _way_out(error: str, readonly: bool) -> str:
+    """What to write in the place of a tensor that its library gives no access to."""
+    back = "" if readonly else ", and copy it back"
+    for reason, method in (("contiguous", "contiguous"), ("conjugate", "resolve_conj")):
+        if reason in error:
+            return f"; pass tensor.{method}(){back}"
+    return ""
+
+
+def _exported(data: Any, moves: bool) -> "np.dtype[Any]":
+    """The type of what comes by DLPack or CUDA's array interface.
+
+    Raises:
+        InvalidBuffer: neither NumPy nor ml_dtypes has it, and its bytes alone are not enough.
+    """
     if not hasattr(data, "__dlpack__"):
         return np.dtype(data.__cuda_array_interface__["typestr"])
     # NumPy's own reader knows neither long doubles nor arrays of nothing.
@@ -66,10 +88,33 @@ def _exported(data: Any) -> "np.dtype[Any]":
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     capsule = data.__dlpack__()
     tensor = _DLTensor.from_address(pointer(capsule, b"dltensor"))
+    nbytes = tensor.bits * tensor.lanes // 8
     kind = _DLPACK_KINDS.get((tensor.code, tensor.lanes))
-    if kind is None:
-        raise BufferError(f"NumPy has no type for DLPack's {tensor.code}; name an MPI type")
-    return np.dtype(f"{kind}{tensor.bits * tensor.lanes // 8}")
+    if kind is not None and (kind != "c" or nbytes >= 8):
+        return np.dtype(f"{kind}{nbytes}")
+    if moves:
+        return np.dtype((np.void, nbytes))
+    name = _SMALL_FLOATS.get(tensor.code)
+    if name is None:
+        called = getattr(data, "dtype", f"DLPack's type {tensor.code}")
+        raise InvalidBuffer(f"NumPy has no type for numbers of {called}; reduce others")
+    return small_float(name)
+
+
+def small_float(name: str) -> "np.dtype[Any]":
+    """The type of ml_dtypes of this name.
+
+    Raises:
+        InvalidBuffer: it has none, or is not there.
+    """
+    try:
+        import ml_dtypes
+
+        return np.dtype(getattr(ml_dtypes, name))
+    except (ImportError, AttributeError):
+        raise InvalidBuffer(
+            f"numbers of {name} take ml_dtypes: {install('ml_dtypes', 'bfloat16')}"
+        ) from None
 
 
 class _DLTensor(ctypes.Structure):
@@ -85,8 +130,7 @@ class _DLTensor(ctypes.Structure):
     ]
 
 
-#: DLPack's kinds of numbers and how many make an item, in NumPy's letters; bfloat16, which
-#: NumPy has not, is moved as it is.
+#: DLPack's kinds of numbers and how many make an item, in NumPy's letters.
 _DLPACK_KINDS = {
     (0, 1): "i",
     (1, 1): "u",
@@ -94,7 +138,18 @@ _DLPACK_KINDS = {
     (2, 2): "c",
     (5, 1): "c",
     (6, 1): "b",
-    (4, 1): "V",
+}
+#: Those of one item that ml_dtypes has.
+_SMALL_FLOATS = {
+    4: "bfloat16",
+    7: "float8_e3m4",
+    8: "float8_e4m3",
+    9: "float8_e4m3b11fnuz",
+    10: "float8_e4m3fn",
+    11: "float8_e4m3fnuz",
+    12: "float8_e5m2",
+    13: "float8_e5m2fnuz",
+    14: "float8_e8m0fnu",
 }
 
 

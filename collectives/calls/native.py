@@ -38,8 +38,10 @@ _METHODS = {
 
 def can_be_native(call: Call) -> bool:
     """Whether this MPI has the datatype, can count the items and reach them; the same on all
-    ranks, whichever of several types they name for the same bytes."""
-    return call.buffer.datatype is not None and not call.is_on_device and _most(call) <= COUNTABLE
+    ranks, whichever of several types they name for the same bytes.  Its sums of 16 bits are rounded
+    with every rank."""
+    has_type = call.buffer.datatype is not None and not call.widens
+    return has_type and not call.is_on_device and _most(call) <= COUNTABLE
 
 
 def _most(call: Call) -> int:

@@ -2,14 +2,13 @@
 
 A v-variant's blocks may lie anywhere in the caller's buffer, and MPI's types may have gaps: both
 are packed.
-Sums of 16-bit floating point are done in 32 bits, whatever the algorithm and the MPI library, so
-that the result is rounded once and not with every rank.
+Sums of floating-point numbers of 16 and 8 bits are done in 32 bits, whatever the algorithm and the
+MPI library, so that the result is rounded once and not with every rank.
 """
 
 from functools import partial
 
 import numpy as np
-from mpi4py import MPI
 
 from collectives.calls.buffers import Buffer
 from collectives.calls.call import Call
@@ -27,7 +26,7 @@ class Operands:
 
     def __init__(self, call: Call, borrow: bool, widens: bool, memory: Memory = HOST) -> None:
         """``borrow`` names the caller's memory by address, so that the plan does not keep it;
-        ``widens`` 16-bit numbers to 32 bits; ``memory`` is where the buffers lie."""
+        ``widens`` 16-bit and 8-bit numbers to 32 bits; ``memory`` is where the buffers lie."""
         self._memory = memory
         self.before: list[Action] = []
         self.after: list[Action] = []
@@ -82,10 +81,3 @@ class Operands:
             self.before.append(partial(self._memory.convert, inside, outside))
         if writes:
             self.after.insert(0, partial(self._memory.convert, outside, inside))
-
-
-def is_widened(call: Call) -> bool:
-    """Whether several 16-bit numbers are added or multiplied; two are rounded once anyway."""
-    dtype = call.buffer.items.dtype
-    rounds = call.op in (MPI.SUM, MPI.PROD) and call.member.size > 2
-    return rounds and dtype.itemsize == 2 and dtype.kind not in "iub"

@@ -13,6 +13,7 @@ from collectives.calls.call import Call
 from collectives.calls.library import library
 from collectives.calls.nccl import fault_of_nccl
 from collectives.calls.reduction import combiner
+from collectives.calls.unread import LETTERS
 from collectives.calls.words import with_sure_words, with_types
 from collectives.contracts import Member, contract
 from collectives.errors import InvalidBuffer, UnknownAlgorithm
@@ -59,7 +60,7 @@ def read_call(arguments: Arguments, algorithm: str, rank: int, size: int) -> Cal
         )
     if not blocks.reduces:
         send, recv = _as_units(arguments, send, recv, to_send, to_recv)
-        if algorithm == "auto":
+        if algorithm in ("auto", "native"):
             arguments, send, recv = with_types(arguments, send, recv)
     elif send and recv and recv.items.size and send.items.dtype != recv.items.dtype:
         raise InvalidBuffer(
@@ -80,8 +81,13 @@ def _expect_ours(call: Call) -> None:
     meet, so that this rank can make the call again."""
     buffer = call.buffer
     is_ours = call.algorithm not in ("auto", "native", "nccl")
-    if call.op is not None and (is_ours or (call.algorithm == "auto" and buffer.datatype is None)):
+    if call.op is not None and (is_ours or buffer.datatype is None or buffer.datatype in LETTERS):
         combiner(call.op, buffer.items.dtype, buffer.datatype)
+        if call.algorithm == "native" and buffer.datatype is None:
+            raise InvalidBuffer(
+                f"{call.collective}: this MPI has no type {buffer.items.dtype}, so "
+                "algorithm='native' cannot reduce it; leave the algorithm out"
+            )
     if call.algorithm != "native" and not _may_overlap(call):
         call.refuse_overlap()
 

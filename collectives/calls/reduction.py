@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from collectives.calls.unread import LETTERS
 from collectives.errors import InvalidBuffer
 from collectives.execution.memory import Combine, Items
 
@@ -40,10 +41,18 @@ def combiner(op: MPI.Op, dtype: np.dtype[Any], datatype: MPI.Datatype | None) ->
     Raises:
         InvalidBuffer: if MPI does not define ``op`` on this type.
     """
+    # Bits are bits, whatever they mean.
+    is_number = datatype is None or datatype not in LETTERS
     for known, ufunc, kinds in _table():
         if op == known:
             if dtype.kind not in kinds or dtype.type is np.void:
                 raise InvalidBuffer(f"MPI defines no {ufunc.__name__} on {dtype}")
+            if not (is_number or kinds is _INTEGER):
+                assert datatype is not None, "or it would be one"
+                raise InvalidBuffer(
+                    f"MPI defines no {ufunc.__name__} on {datatype.name}, as it does not say what "
+                    "the bytes mean; name the type of the numbers"
+                )
             return ufunc
     if op in (MPI.OP_NULL, MPI.REPLACE, MPI.NO_OP):
         raise InvalidBuffer("this operation is not one that reduces; pass MPI.SUM or another")

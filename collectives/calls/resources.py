@@ -11,6 +11,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.calls.devices import Devices
+from collectives.calls.exported import small_float
 from collectives.calls.settings import Settings
 from collectives.calls.tuner import Table, load
 from collectives.errors import CollectiveError, InvalidBuffer
@@ -276,7 +277,10 @@ def _read_shape(shape: Any, dtype: "np.dtype[Any]") -> tuple[int, ...]:
 
 
 def _read_type(dtype: Any) -> "np.dtype[Any]":
-    kind = np.dtype(dtype)
+    name = str(dtype)
+    if name.startswith("torch."):
+        dtype = name = name.removeprefix("torch.")
+    kind = small_float(name) if name.startswith(("bfloat", "float8")) else np.dtype(dtype)
     if kind.hasobject or not kind.itemsize:
         raise TypeError(f"arrays of {kind} cannot be shared between processes")
     return kind

@@ -17,6 +17,7 @@ from collectives.calls.proofs import Proofs
 from collectives.calls.reading import expect_able, read_call
 from collectives.calls.resources import Resources
 from collectives.calls.settings import Settings
+from collectives.calls.unread import is_misread
 from collectives.errors import CollectiveError, InvalidBuffer
 from collectives.execution.underway import Underway
 
@@ -89,6 +90,17 @@ class Understanding:
         if self.settings.reproducible and is_rounded(call):
             call.refuse_overlap()
         return call
+
+    def in_mpi_words(self, arguments: Arguments) -> Arguments:
+        """The arguments of the MPI library's own collective, which otherwise reads no call.
+
+        Raises:
+            InvalidBuffer: mpi4py would take the items for others than they are.
+        """
+        reduces = arguments.op is not None
+        if not (is_misread(arguments.recvbuf, reduces) or is_misread(arguments.sendbuf, reduces)):
+            return arguments
+        return read_call(arguments, "native", self.comm.rank, self.comm.size).arguments
 
     def agree(self, what: str) -> None:
         """With checking on, all ranks raise unless all do the same."""

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from collectives.errors import install
 from mpitrain.arrays import Parameters
 from mpitrain.parallel.store import Weights
 
@@ -77,7 +78,6 @@ def compute_type(name: str, dtype: Any) -> Any:
     try:
         import ml_dtypes
     except ImportError as error:
-        raise ImportError(
-            "run.compute = 'bfloat16' needs ml_dtypes: pip install ml_dtypes"
-        ) from error
+        how = install("ml_dtypes", "bfloat16")
+        raise ImportError(f"run.compute = 'bfloat16' needs ml_dtypes: {how}") from error
     return np.dtype(ml_dtypes.bfloat16)

@@ -1,7 +1,8 @@
 """The methods that make communicators of one; those have its settings."""
 
-from collections.abc import Callable
-from typing import Self
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Self
 
 from mpi4py import MPI
 
@@ -50,6 +51,28 @@ class Constructors(MPI.Intracomm):
         with self._engine.after_plans("split_type"):
             return self._like(super().Split_type(split_type, key, info))
 
+    def Create_cart(
+        self, dims: Sequence[int], periods: Sequence[bool] | None = None, reorder: bool = False
+    ) -> MPI.Cartcomm:
+        with self._engine.after_plans("create_cart"):
+            return self._like(super().Create_cart(dims, periods, reorder))
+
+    def Create_graph(
+        self, index: Sequence[int], edges: Sequence[int], reorder: bool = False
+    ) -> MPI.Graphcomm:
+        with self._engine.after_plans("create_graph"):
+            return self._like(super().Create_graph(index, edges, reorder))
+
+    def Create_dist_graph(self, *given: Any, **named: Any) -> MPI.Distgraphcomm:
+        """Arguments as mpi4py's."""
+        with self._engine.after_plans("create_dist_graph"), self._bare() as bare:
+            return self._like(bare.Create_dist_graph(*given, **named))
+
+    def Create_dist_graph_adjacent(self, *given: Any, **named: Any) -> MPI.Distgraphcomm:
+        """Arguments as mpi4py's."""
+        with self._engine.after_plans("create_dist_graph_adjacent"), self._bare() as bare:
+            return self._like(bare.Create_dist_graph_adjacent(*given, **named))
+
     def Create_group(self, group: MPI.Group, tag: int = 0) -> Self:
         with self._engine.waiting("create_group", by_all=False):
             return self._like(super().Create_group(group, tag))
@@ -58,10 +81,23 @@ class Constructors(MPI.Intracomm):
         with self._engine.waiting("shrink", by_all=False):
             return self._like(super().Shrink())
 
-    def _like(self, comm: MPI.Comm) -> Self:
+    @contextmanager
+    def _bare(self) -> Iterator[MPI.Intracomm]:
+        """The ranks without their topology: Open MPI 5.0.11 takes a distributed graph that is made
+        of a grid or a graph for one of those."""
+        if not self.is_topo:
+            yield MPI.Intracomm(self)
+            return
+        bare = MPI.Intracomm(super().Split(0, self.rank))
+        try:
+            yield bare
+        finally:
+            bare.Free()
+
+    def _like(self, comm: MPI.Comm) -> Any:
         """``comm`` with this communicator's settings."""
         if comm == MPI.COMM_NULL:
-            return comm  # type: ignore[return-value]  # as mpi4py: the rank is in no group
+            return comm  # as mpi4py: the rank is in no group
         ours = type(self)(comm, *self._engine.resources.handed_on)  # type: ignore[call-arg]
         ours._engine.count(self._engine.underway.traffic)
         return ours

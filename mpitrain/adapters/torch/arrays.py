@@ -8,6 +8,7 @@ from types import ModuleType
 import numpy as np
 import torch
 
+from collectives.errors import install
 from mpitrain.arrays import Array, array_namespace
 from mpitrain.config import ConfigError
 
@@ -36,7 +37,8 @@ def as_array(tensor: torch.Tensor, xp: ModuleType = np) -> Array:
     try:
         import ml_dtypes
     except ImportError as error:
-        raise ImportError("bfloat16 parameters need ml_dtypes; pip install ml_dtypes") from error
+        how = install("ml_dtypes", "bfloat16")
+        raise ImportError(f"bfloat16 parameters need ml_dtypes: {how}") from error
     return np.asarray(values.view(torch.int16).numpy().view(ml_dtypes.bfloat16))
 
 

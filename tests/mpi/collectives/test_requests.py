@@ -106,6 +106,35 @@ def test_buffers_and_types_stay_until_it_has_ended(comm):
     assert comm.rank == 0 or (y == x).all()
 
 
+@pytest.mark.parametrize("algorithms", [("ring", "native"), ("native",), ("butterfly", "ring")])
+def test_plans_and_requests_together(comm, algorithms):
+    """Each rank waits for them in another order."""
+    items = [np.zeros(1000) for _ in algorithms]
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    passed, mine = np.zeros(3), np.full(3, float(comm.rank))
+    plans = [
+        *(comm.Allreduce_init(MPI.IN_PLACE, x, algorithm=a) for x, a in zip(items, algorithms)),
+        comm.Send_init(mine, right),
+        comm.Recv_init(passed, left),
+    ]
+    for turn in range(3):
+        for x in items:
+            x[...] = comm.rank + turn
+        comm.Startall(plans)
+        if turn:
+            comm.Waitall(plans[comm.rank % 2 :: 2])
+        while turn < 2 and not comm.Testall(plans):
+            pass
+        comm.Waitall(plans[::-1])
+        ranks = sum(range(comm.size)) + comm.size * turn
+        assert all((x == ranks).all() for x in items) and (passed == left).all()
+    for plan in plans:
+        plan.Free()
+    begun = [comm.Iallreduce(MPI.IN_PLACE, x, algorithm=a) for x, a in zip(items, algorithms)]
+    comm.Waitall([*begun, comm.Isend(mine, right), comm.Irecv(passed, left)])
+    assert comm.Testall([]) and all((x == ranks * comm.size).all() for x in items)
+
+
 def test_ours_is_refused_by_mpi4pys_own(comm):
     x, y = np.ones(3), np.zeros(3)
     plan = comm.Iallreduce(x, y, algorithm="ring")

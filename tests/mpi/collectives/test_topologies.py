@@ -1,0 +1,136 @@
+"""Communicators with a topology: mpi4py's methods and ours on one object."""
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from collectives import Communicator
+
+pytestmark = pytest.mark.mpi
+
+
+class Own(Communicator):
+    """A program's own kind."""
+
+
+def grid(comm):
+    return comm.Create_cart([comm.size], [True])
+
+
+def graph(comm):
+    """A ring."""
+    size = comm.size
+    edges = [(rank + step) % size for rank in range(size) for step in (-1, 1)]
+    return comm.Create_graph([2 * (rank + 1) for rank in range(size)], edges)
+
+
+def adjacent(comm):
+    """A ring of one direction."""
+    return comm.Create_dist_graph_adjacent(
+        [(comm.rank - 1) % comm.size], [(comm.rank + 1) % comm.size]
+    )
+
+
+def distributed(comm):
+    return comm.Create_dist_graph([comm.rank], [1], [(comm.rank + 1) % comm.size])
+
+
+KINDS = {
+    grid: MPI.Cartcomm,
+    graph: MPI.Graphcomm,
+    adjacent: MPI.Distgraphcomm,
+    distributed: MPI.Distgraphcomm,
+}
+every_kind = pytest.mark.parametrize("make", KINDS)
+
+
+def reduces(comm):
+    """Whether it is one of ours that works."""
+    shared, ordinary = comm.empty(1000), comm.share(np.zeros(10_000))
+    for items in (shared, ordinary, np.zeros(3)):
+        items[...] = comm.rank
+        comm.Allreduce(MPI.IN_PLACE, items, algorithm="ring")
+        if comm.last_plan.algorithm != "ring" or (items != sum(range(comm.size))).any():
+            return False
+    return isinstance(comm, Communicator)
+
+
+@every_kind
+@pytest.mark.parametrize("kind", [Communicator, Own])
+def test_it_has_both_however_it_was_made(make, kind):
+    with kind(MPI.COMM_WORLD) as comm:
+        plain = make(MPI.COMM_WORLD)
+        for made in (make(comm), kind(plain), kind.fromhandle(plain.handle)):
+            assert isinstance(made, kind) and isinstance(made, KINDS[make])
+            assert made.topology == plain.topology
+            assert (made.inedges, made.outedges) == (plain.inedges, plain.outedges)
+            assert reduces(made)
+            made.close()
+        plain.Free()
+
+
+@every_kind
+def test_what_is_made_of_it_has_a_topology_where_mpi_gives_it_one(make):
+    with Communicator(MPI.COMM_WORLD, algorithm="ring") as comm:
+        of = make(comm)
+        later, request = of.Idup()
+        request.Wait()
+        for kept in (of.Dup(), of.Clone(), later, of.Dup_with_info(MPI.INFO_NULL)):
+            assert isinstance(kept, KINDS[make]) and kept.inedges == of.inedges
+            assert reduces(kept)
+            kept.Free()
+        for lost in (of.Split(), of.Create(of.group), of.Create_group(of.group)):
+            assert type(lost) is Communicator and reduces(lost)
+            lost.Free()
+        for other, its in KINDS.items():
+            made = other(of)
+            assert isinstance(made, its) and made.outedges == other(MPI.COMM_WORLD).outedges
+            made.Free()
+        of.Free()
+
+
+def test_parts_of_a_grid_are_grids():
+    with Communicator(MPI.COMM_WORLD, reproducible=True) as comm:
+        cart = comm.Create_cart([1, comm.size], [False, True], reorder=True)
+        row, column = cart.Sub([False, True]), cart.Sub([True, False])
+        assert (row.dims, column.dims) == ([comm.size], [1])
+        for part in (row, column):
+            assert isinstance(part, MPI.Cartcomm) and isinstance(part, Communicator)
+            part.Allreduce(MPI.IN_PLACE, items := np.full(3, 0.1))
+            assert (
+                part.last_plan.algorithm == "exact" and (items == np.float64(0.1 * part.size)).all()
+            )
+            part.Free()
+        assert cart.coords == cart.Get_coords(cart.rank) == [0, cart.rank]
+        cart.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ranks_outside_of_a_grid_get_none():
+    with Communicator(MPI.COMM_WORLD) as comm:
+        cart = comm.Create_cart([1])
+        assert (cart == MPI.COMM_NULL) == (comm.rank > 0)
+        if comm.rank == 0:
+            cart.Free()
+
+
+def test_a_halo_exchange_among_collectives():
+    """Neighbourhood collectives end the plans that are under way, which other ranks wait for."""
+    with Communicator(MPI.COMM_WORLD, timeout=60) as comm:
+        cart = grid(comm)
+        left, right = cart.Shift(0, 1)
+        cells = np.full(4, float(cart.rank))
+        cart.Sendrecv(cells[2:3], right, 0, cells[:1], left, 0)
+        assert cells[0] == left
+        total = np.ones(50_000)
+        plan = cart.Iallreduce(MPI.IN_PLACE, total, algorithm="ring")
+        if cart.rank:
+            plan.Wait()
+        found = np.zeros(2)
+        cart.Neighbor_allgather(cells[3:], found)
+        assert found.tolist() == [left, right]
+        assert cart.neighbor_allgather(cart.rank) == [left, right]
+        assert cart.neighbor_alltoall(["to left", "to right"]) == ["to right", "to left"]
+        plan.Wait()
+        assert (total == cart.size).all()
+        cart.Free()
