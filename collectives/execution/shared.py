@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from collectives.algorithms.segments import passes_on, segmented
+from collectives.algorithms.segments import MOST_SEGMENTS, passes_on
 from collectives.analysis.dataflow import Dataflow, Endpoint
 from collectives.execution.device_plan import DevicePlan
 from collectives.execution.lanes import Lane
@@ -84,19 +84,15 @@ def bind_shared(
     """
     slot = BLOCKING if lane is None else BLOCKING + 1 + lane.number
     blocks = schedule.contract.blocks(schedule.size)
-    if not is_queued(memory):  # a GPU is better off with few kernels
-        largest = -(-count // schedule.chunks) * dtype.itemsize
-        if largest > SEGMENT_BYTES:
-            most = SEGMENT_BYTES if passes_on(schedule) else COPIED_BYTES
-            schedule = segmented(schedule, -(-largest // most))
-    layout = Layout.even(count, blocks, schedule.chunks)
+    segments = _segments(schedule, count, dtype, memory)
+    flow = Dataflow(schedule, _is_in_place(schedule, places), binder.pulls, segments)
+    layout = Layout.even(count, blocks, flow.schedule.chunks)
     buffers = []
     for rank in range(schedule.size):
         kept = own if rank == node.rank and lane is not None else (None, None)
         named = _buffers(schedule, rank, node, places[rank], count, memory.empty(0, dtype), kept)
         borrows = lane is None and not (binder.pulls and rank != node.rank)
         buffers.append({k: memory.borrowed(v) if borrows else v for k, v in named.items()})
-    flow = Dataflow(schedule, _is_in_place(schedule, places), binder.pulls)
     combine = combine and memory.combine(combine)
     met = met and not (is_queued(memory) or node.has_edges(chain(*places)))
     bound = binder(flow, node, slot, memory, buffers, layout, combine, met)
@@ -112,7 +108,7 @@ def bind_shared(
     make = partial(DevicePlan, memory=memory) if is_queued(memory) else Plan
     plan = make(
         schedule.collective,
-        schedule.algorithm,
+        flow.schedule.algorithm,
         reason,
         count * blocks * dtype.itemsize,
         bound.rounds(before, after),
@@ -123,6 +119,15 @@ def bind_shared(
     for place in places[node.rank]:
         node.used_by(place, plan)
     return plan
+
+
+def _segments(schedule: Schedule, count: int, dtype: "np.dtype[Any]", memory: Memory) -> int:
+    """The segments that blocks of ``count`` items are cut into, which run one after the other."""
+    largest = -(-count // schedule.chunks) * dtype.itemsize
+    if is_queued(memory) or largest <= SEGMENT_BYTES:  # a GPU is better off with few kernels
+        return 1
+    most = SEGMENT_BYTES if passes_on(schedule) else COPIED_BYTES
+    return min(-(-largest // most), MOST_SEGMENTS)
 
 
 def _buffers(
@@ -159,8 +164,9 @@ def _moved_bytes(flow: Dataflow, rank: int, layout: Layout, dtype: "np.dtype[Any
         for position, step in enumerate(steps):
             end = Endpoint(rank, number, position)
             if not isinstance(step, Copy) and flow.mover(end) == rank:
-                part = layout.items(step.chunk)
-                items += part.stop - part.start
+                for segment in range(flow.segments):
+                    part = layout.items(flow.at(step.chunk, segment))
+                    items += part.stop - part.start
     return items * dtype.itemsize
 
 
