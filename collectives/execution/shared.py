@@ -1,7 +1,7 @@
 """A schedule on memory that all its ranks can address: where their buffers lie, how they are cut,
 and a plan of one rank's rounds there (``shared_rounds.py``)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -69,6 +69,7 @@ def bind_shared(
     binder: type[SharedBinder],
     own: Own = (None, None),
     met: bool = False,
+    keep: Callable[[Plan], object] | None = None,
 ) -> Plan:
     """A plan for ``schedule`` on arrays that lie in the node's memory.
 
@@ -81,7 +82,9 @@ def bind_shared(
         binder: of memory that all ranks map, or that they read in one another's processes.
         own: this rank's send and receive buffer, where the node's memory does not keep them.
         met: whenever the plan runs, the ranks have just met, so each knows that all are in it.
+        keep: as of :class:`Plan`; keeps the memory until then, which the plan names by address.
     """
+    borrow = lane is None or keep is not None
     slot = BLOCKING if lane is None else BLOCKING + 1 + lane.number
     blocks = schedule.contract.blocks(schedule.size)
     segments = _segments(schedule, count, dtype, memory)
@@ -89,16 +92,16 @@ def bind_shared(
     layout = Layout.even(count, blocks, flow.schedule.chunks)
     buffers = []
     for rank in range(schedule.size):
-        kept = own if rank == node.rank and lane is not None else (None, None)
+        kept = own if rank == node.rank and not borrow else (None, None)
         named = _buffers(schedule, rank, node, places[rank], count, memory.empty(0, dtype), kept)
-        borrows = lane is None and not (binder.pulls and rank != node.rank)
+        borrows = borrow and not (binder.pulls and rank != node.rank)
         buffers.append({k: memory.borrowed(v) if borrows else v for k, v in named.items()})
     combine = combine and memory.combine(combine)
     met = met and not (is_queued(memory) or node.has_edges(chain(*places)))
     bound = binder(flow, node, slot, memory, buffers, layout, combine, met)
-    edges = _edges(node, places[node.rank], buffers[node.rank], borrow=lane is None)
+    edges = _edges(node, places[node.rank], buffers[node.rank], borrow)
     before: list[Action] = [partial(HOST.copy, copy, own) for own, copy in chain(*edges)]
-    if lane is not None:  # a blocking call has just looked where its memory is
+    if not borrow:  # other calls have just looked where their memory is
         own_places = [place for place in places[node.rank] if place is not None]
         before[:0] = [partial(node.expect_there, p) for p in own_places if node.has_edges([p])]
     if underway.traffic is not None:
@@ -116,6 +119,7 @@ def bind_shared(
         underway,
         lane,
     )
+    plan.keep = keep
     for place in places[node.rank]:
         node.used_by(place, plan)
     return plan
