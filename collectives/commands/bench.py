@@ -17,6 +17,7 @@ from collectives.commands.arguments import above_zero, count, known, not_negativ
 from collectives.commands.program import add_verbose, show_log
 from collectives.contracts import CONTRACTS
 from collectives.errors import CollectiveError, UnknownAlgorithm
+from collectives.files import is_stream
 
 if TYPE_CHECKING:
     from collectives.bench.measure import Result
@@ -248,6 +249,8 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
                 for result in measured:
                     say(report.row(result, native, width))
                 results += measured
+        if comm.rank == 0:  # a job that is killed has what it has measured
+            _write_files(options, results, about, streams=False)
     try:
         report.expect_some(results)
     except CollectiveError as error:  # on all ranks
@@ -311,17 +314,27 @@ def _write(options: argparse.Namespace, results: "list[Result]", about: dict) ->
 
     if options.format == "osu":
         print(report.osu(results))
+    _write_files(options, results, about, streams=True)
+    if options.plot:
+        report.plot(options.plot, results, about)
+
+
+def _write_files(
+    options: argparse.Namespace, results: "list[Result]", about: dict, streams: bool
+) -> None:
+    """What was measured so far, in files that are replaced; and in ``streams``, to which all is
+    written once."""
+    from collectives.bench import report
+
     config = {
         name: str(value) if isinstance(value, Path) else value
         for name, value in vars(options).items()
         if not callable(value)
     }
-    if options.output_file:
+    if options.output_file and (streams or not is_stream(options.output_file)):
         report.write_json(options.output_file, results, about, config)
-    if options.csv:
+    if results and options.csv and (streams or not is_stream(options.csv)):
         report.write_csv(options.csv, results)
-    if options.plot:
-        report.plot(options.plot, results, about)
 
 
 @contextmanager
