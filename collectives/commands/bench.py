@@ -69,8 +69,11 @@ def add(commands: "Commands") -> None:
 
 
 def _add_flags(add: Callable[..., object]) -> None:
-    tests = ("latency", "bandwidth", "bibandwidth", "multipair", "round")
-    told = "a collective, messages between pairs of ranks, or the parts of one round"
+    tests = ("latency", "bandwidth", "bibandwidth", "multipair", "round", "first")
+    told = (
+        "a collective, messages between pairs of ranks, the parts of one round, or what first "
+        "calls cost"
+    )
     add("collective", choices=[*CONTRACTS, *tests], help=told)
     listed = "names with options, mine.py:name, auto, native, nccl (on a GPU); default: all of ours"
     add("--algorithm", default="all", metavar="A,B", help=listed)
@@ -174,6 +177,13 @@ def run(options: argparse.Namespace) -> int:
                 from collectives.bench.round_cost import report_round
 
                 return report_round(comm)
+            if options.collective == "first":
+                from collectives.bench.first_call import report_first
+                from collectives.bench.inputs import sizes
+
+                steps = options.stepfactor, options.stepbytes
+                lengths = sizes(options.minbytes, options.maxbytes, *steps)
+                return report_first(comm, list(lengths), _MEMORY[options.memory])
             return _measure(comm, options)
 
 
