@@ -27,7 +27,7 @@ def replace(path: Path, text: str) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    if _is_open_already(path) or (path.exists() and not path.is_file()):
+    if is_stream(path):
         with path.open("a", newline="") as file:
             file.write(text)
         return
@@ -51,6 +51,11 @@ def replace(path: Path, text: str) -> None:
             return
         # Of the name that was asked for.
         raise type(error)(error.errno, error.strerror, str(path)) from None
+
+
+def is_stream(path: Path) -> bool:
+    """Whether :func:`replace` writes behind what is there."""
+    return _is_open_already(path) or (path.exists() and not path.is_file())
 
 
 def _is_open_already(path: Path) -> bool:

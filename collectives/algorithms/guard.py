@@ -12,8 +12,9 @@ from collectives.contracts import contract
 from collectives.errors import CollectiveError, ScheduleError
 from collectives.schedule import Chunk, Copy, Round, Schedule, Step, recvbuf, sendbuf, workspace
 
-#: Rounds of a rank, or 100 for each rank if that is more: a generator that yields more never ends.
-_MOST_ROUNDS = 10_000
+#: Rounds of a rank, and chunks of a block, or 100 for each rank if that is more: a generator that
+#: yields more never ends, nor does the proof of more chunks.
+_MOST = 10_000
 _BUFFERS = (sendbuf.name, recvbuf.name, workspace.name)
 #: What a generator that has ended gives; it may yield anything else, ``None`` too.
 _END = object()
@@ -40,6 +41,10 @@ def guarded(algorithm: Algorithm, size: int, root: int = 0, **options: Option) -
         value = getattr(schedule, what)
         if type(value) is not int or value < least:
             raise ScheduleError(f"{where}: {what} is {value!r}, not a number from {least} on")
+        # Each rank may need room for a block of every rank.
+        most = _most(size) * (1 if what == "chunks" else size)
+        if value > most:
+            raise ScheduleError(f"{where}: {what} is {value}, more than the {most} that are proved")
     if (schedule.collective, schedule.size) != (algorithm.collective, size):
         raise ScheduleError(f"{where}: compose gave a schedule of {schedule}")
     if contract(schedule.collective).rooted and schedule.root != root:
@@ -48,7 +53,7 @@ def guarded(algorithm: Algorithm, size: int, root: int = 0, **options: Option) -
 
 
 def _guarded(schedule: Schedule, rank: int) -> Iterator[Round]:
-    most = max(_MOST_ROUNDS, 100 * schedule.size)
+    most = _most(schedule.size)
     rounds: Iterator[Round] | None = None
     for number in count():
         where = f"{schedule}: rank {rank} round {number}"
@@ -66,6 +71,10 @@ def _guarded(schedule: Schedule, rank: int) -> Iterator[Round]:
         if why := flaw(steps):
             raise ScheduleError(f"{where}: {why}")
         yield cast(Round, steps)
+
+
+def _most(size: int) -> int:
+    return max(_MOST, 100 * size)
 
 
 def words(error: BaseException) -> str:

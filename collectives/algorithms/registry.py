@@ -30,11 +30,11 @@ class Registry:
     """Iterates over all entries: the package's first, then the others as they were added."""
 
     def __init__(self) -> None:
-        self._entries: dict[tuple[str, str], Algorithm] = {}
-        self._digests: dict[tuple[str, str], str] = {}
+        #: With the digests of a program's own.
+        self._entries: dict[tuple[str, str], tuple[Algorithm, str]] = {}
 
     def __iter__(self) -> Iterator[Algorithm]:
-        return iter(self._entries.values())
+        return iter([algorithm for algorithm, _ in [*self._entries.values()]])
 
     def add(self, algorithm: Algorithm, digest: str = "") -> None:
         """Adds an entry that is known to be right: :func:`collectives.register` proves others.
@@ -47,14 +47,13 @@ class Registry:
         """
         expect_name(algorithm.name)
         key = (algorithm.collective, algorithm.name)
-        if key in self._entries:
+        # In one step, as another thread may add the same one.
+        there, known = self._entries.setdefault(key, (algorithm, digest))
+        if there is not algorithm and (not digest or digest != known):
             raise UnknownAlgorithm(
                 f"there is another {algorithm.collective} algorithm {algorithm.name!r}; give this "
                 "one a name of its own"
             )
-        self._entries[key] = algorithm
-        if digest:
-            self._digests[key] = digest
 
     def extend(self, algorithms: Iterable[Algorithm]) -> None:
         """Adds the package's own."""
@@ -70,7 +69,7 @@ class Registry:
         """The entry for ``name``; raises :class:`UnknownAlgorithm` with the nearest name."""
         known = self.names(collective)
         if name in known:
-            return self._entries[collective, name]
+            return self._entries[collective, name][0]
         others = [of for of, other in self._entries if other == name]
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
@@ -97,8 +96,10 @@ class Registry:
 
     def digest(self, collective: str, name: str) -> str:
         """What identifies a program's own algorithm; empty for the package's and for no name."""
-        return self._digests.get((collective, name), "")
+        _, digest = self._entries.get((collective, name), (None, ""))
+        return digest
 
     def digests(self, name: str) -> list[str]:
         """The same for all collectives that have an own algorithm of this name."""
-        return [digest for (_, own), digest in self._digests.items() if own == name]
+        entries = [*self._entries.items()]
+        return [digest for (_, own), (_, digest) in entries if own == name and digest]

@@ -5,7 +5,7 @@ s runs s rounds behind slice 0, so that a rank sends one while it receives or re
 pipelining of trees and chains, with no second version of the algorithm.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import chain, zip_longest
 
@@ -38,10 +38,23 @@ def segmented(schedule: Schedule, count: int, overlap: bool = False) -> Schedule
         for rounds in zip_longest(*late, fillvalue=()):
             yield tuple(chain.from_iterable(rounds))
 
-    spelled = f"{schedule.algorithm} in {count} {'overlapping ' if overlap else ''}segments"
+    return _cut(schedule, count, generate, " overlapping" if overlap else "")
+
+
+def first_segment(schedule: Schedule, count: int) -> Schedule:
+    """The first of ``count`` segments that run one after the other, alone.  The next one does the
+    same ``schedule.chunks`` chunks further on."""
+    if count == 1:
+        return schedule
+    return _cut(schedule, count, lambda rank: _moved(schedule, rank, 0, count))
+
+
+def _cut(
+    schedule: Schedule, count: int, generate: Callable[[int], Iterator[Round]], how: str = ""
+) -> Schedule:
     return replace(
         schedule,
-        algorithm=spelled,
+        algorithm=f"{schedule.algorithm} in {count}{how} segments",
         chunks=schedule.chunks * count,
         workspace=-(-schedule.workspace // schedule.chunks) * schedule.chunks * count,
         generate=generate,

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from collectives.algorithms.segments import first_segment
 from collectives.analysis.replay import Begin, Message, replay
 from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send, Step
 
@@ -42,21 +43,33 @@ def moved(number: int) -> int:
 class Dataflow:
     """What all ranks do, in which round, to which cells.
 
+    Segments that run one after the other share no cell, so the first one says it for all: in the
+    next one, rounds are ``period`` and chunks ``stride`` further on.
+
     Attributes:
-        programs: the rounds of each rank.
+        schedule: the first segment.
+        segments: number of segments.
+        programs: the rounds of each rank in the first segment.
         ends: for each end of a message, the other.
+        period: largest number of rounds of a rank in a segment.
+        stride: chunks from a segment to the next one.
         rounds: largest number of rounds of a rank.
         pulls: receivers load what is sent; without, senders store it, but for what is reduced.
     """
 
-    def __init__(self, schedule: Schedule, in_place: bool, pulls: bool = False) -> None:
+    def __init__(
+        self, schedule: Schedule, in_place: bool, pulls: bool = False, segments: int = 1
+    ) -> None:
         """``schedule`` is aligned.  Cost: one step of Python for each chunk that a step names, on
-        all ranks."""
-        self.schedule = schedule
+        all ranks, however many segments there are."""
+        self.stride = schedule.chunks
+        self.schedule = schedule = first_segment(schedule, segments)
+        self.segments = segments
         self.in_place = in_place
         self.pulls = pulls
         self.programs = [list(schedule.rounds(rank)) for rank in range(schedule.size)]
-        self.rounds = max(map(len, self.programs))
+        self.period = max(map(len, self.programs))
+        self.rounds = self.period * segments
         self.ends = dict(_ends(schedule))
         #: Of each rank's cells, the first round in which each rank uses them, and stores to them.
         self._used: list[dict[Cell, _Firsts]] = [defaultdict(dict) for _ in self.programs]
@@ -79,6 +92,11 @@ class Dataflow:
     def is_awaited(self, rank: int, since: int, until: int) -> bool:
         """Whether others may wait for a count of ``rank`` above ``since``, up to ``until``."""
         return any(since < count <= until for count in self._awaited[rank])
+
+    def at(self, chunk: Chunk, segment: int) -> Chunk:
+        """What ``chunk`` of the first segment is in another one."""
+        further = segment * self.stride
+        return Chunk(chunk.buffer, chunk.start + further, chunk.stop + further)
 
     def step(self, end: Endpoint) -> Step:
         """The step at ``end``."""

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from collectives.analysis.figure import figure
 from collectives.analysis.pictures import pyplot
+from collectives.errors import CollectiveError
 from collectives.schedule import Schedule
 
 LEGEND = (
@@ -12,8 +13,21 @@ LEGEND = (
 )
 
 
+#: More are no picture any more, and as text take minutes.
+MOST_RANKS = 128
+
+
 def grid(schedule: Schedule, columns: int = 8) -> str:
-    """Ranks by rounds, one cell a round, at most ``columns`` rounds side by side."""
+    """Ranks by rounds, one cell a round, at most ``columns`` rounds side by side.
+
+    Raises:
+        CollectiveError: for more than 128 ranks.
+    """
+    if schedule.size > MOST_RANKS:
+        raise CollectiveError(
+            f"a grid shows at most {MOST_RANKS} ranks, not {schedule.size}; an algorithm looks "
+            "alike on fewer: draw it with -n 16"
+        )
     cells = [
         [" ".join(map(str, steps)) for steps in schedule.rounds(rank)]
         for rank in range(schedule.size)

@@ -19,6 +19,8 @@ from collectives.analysis.cost import Cost, count, expect_countable
 from collectives.analysis.formulas import Model
 from collectives.errors import CollectiveError
 
+#: Kinds of memory that the model is for.
+MEMORIES = ("numpy", "shared")
 #: Two size classes are worth their parameters when they divide the median error by this.
 _CLEARLY = 2.0
 #: ... and only if one class does not explain the times within this.
@@ -60,10 +62,14 @@ def read(paths: list[Path], memory: str = "numpy") -> list[Sample]:
         TooLarge: they are of too many ranks.
     """
     samples = []
+    others: set[str] = set()
     costs: dict[tuple[str, str, int], Cost] = {}
     for path in paths:
         for r in records.read(path).results:
-            if r.memory != memory or parse(r.ran)[0] not in names(r.collective):
+            if parse(r.ran)[0] not in names(r.collective):
+                continue
+            if r.memory != memory:
+                others.add(r.memory)
                 continue
             if (ran := (r.collective, r.ran, r.ranks)) not in costs:
                 schedule = build(*ran)
@@ -75,6 +81,7 @@ def read(paths: list[Path], memory: str = "numpy") -> list[Sample]:
     if len(samples) < 3:
         raise CollectiveError(
             f"{len(samples)} times of our algorithms on {memory} memory; three parameters need more"
+            + "".join(f"; --memory {other} reads the others" for other in others & {*MEMORIES})
         )
     return samples
 

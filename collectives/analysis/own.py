@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from threading import RLock
 from types import ModuleType
 
 from collectives.algorithms import REGISTRY, Algorithm
@@ -27,6 +28,8 @@ from collectives.errors import CollectiveError, UnknownAlgorithm
 SIZES = range(1, 10)
 #: The group of entry points in which packages name their algorithms.
 GROUP = "collectives.algorithms"
+#: What a file's module names the lock that is held while the file is executed.
+_TURN = "_collectives_turn"
 _FILE = re.compile(r"(?P<path>.+?\.py)(?::(?P<name>\w+))?(?P<options>:.*)?", re.DOTALL)
 
 
@@ -166,33 +169,46 @@ def _is_packages_own(algorithm: Algorithm) -> bool:
 
 
 def _imported(path: Path) -> ModuleType:
-    """The file as a module, executed once in a process; its own folder is searched for imports."""
+    """The file as a module, executed once in a process; its own folder is searched for imports.
+
+    A thread that comes while another one executes it waits; a file that names itself does not.
+    """
     try:
         resolved = path.expanduser().resolve()
         is_file = resolved.is_file()
     except (OSError, RuntimeError, ValueError) as error:
         raise UnknownAlgorithm(f"{str(path)[:80]!r} cannot be a file: {error}") from error
     key = f"_collectives_{path.stem}_{hashlib.sha256(str(resolved).encode()).hexdigest()[:8]}"
-    if key in sys.modules:
-        return sys.modules[key]
     spec = importlib.util.spec_from_file_location(key, resolved)
-    if not is_file or spec is None or spec.loader is None:
+    if key not in sys.modules and (not is_file or spec is None):
         raise UnknownAlgorithm(f"there is no file {path}; write file.py:name")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[key] = module
-    sys.path.insert(0, str(resolved.parent))
+    mine = ModuleType(key) if spec is None else importlib.util.module_from_spec(spec)
+    turn = RLock()
+    setattr(mine, _TURN, turn)
+    with turn:
+        module = sys.modules.setdefault(key, mine)
+        if module is mine:
+            _execute(mine, path, resolved.parent)
+            return mine
+    with getattr(module, _TURN):
+        return module if sys.modules.get(key) is module else _imported(path)  # it failed there
+
+
+def _execute(module: ModuleType, path: Path, folder: Path) -> None:
+    assert module.__spec__ is not None and module.__spec__.loader is not None, "it is a file"
+    sys.path.insert(0, str(folder))
     try:
-        spec.loader.exec_module(module)
+        module.__spec__.loader.exec_module(module)
     except BaseException as error:
-        del sys.modules[key]
+        del sys.modules[module.__name__]
         if not isinstance(error, Exception | SystemExit):
             raise
         raise UnknownAlgorithm(
             f"{path} cannot be imported: {type(error).__name__}: {error}"
         ) from error
     finally:
-        sys.path.remove(str(resolved.parent))
-    return module
+        if str(folder) in sys.path:  # unless the file has taken it out
+            sys.path.remove(str(folder))
 
 
 def _of_point(point: EntryPoint) -> Iterable[Algorithm]:

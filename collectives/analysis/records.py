@@ -63,6 +63,8 @@ def read(path: Path) -> Measured:
         CollectiveError: it cannot be read, or is no such file.
     """
     try:
+        if path.exists() and not path.is_file():  # a FIFO or a device may have no end
+            raise OSError("it is not an ordinary file")
         return msgspec.json.decode(path.read_bytes(), type=Measured)
     except (OSError, ValueError, RecursionError) as error:  # msgspec's are ValueErrors
         raise CollectiveError(f"cannot read {path} as what 'bench -J' writes: {error}") from None

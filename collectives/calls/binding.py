@@ -41,6 +41,7 @@ def bind_call(
     places: Places | None,
     underway: Underway,
     used_anywhere: Callable[[Mask], Mask] | None,
+    keep: Callable[[Plan], object] | None = None,
 ) -> Plan | NativePlan:
     """Binds ``call``; the same on all ranks.
 
@@ -51,6 +52,8 @@ def bind_call(
             other plan has (:class:`~collectives.execution.lanes.Lanes`).  ``None`` for a blocking
             call: it has those of all blocking calls, and names the memory by address, so that the
             plan does not keep it.
+        keep: of a nonblocking call in host memory that the ranks share: takes the plan at the end
+            of its run, and keeps the caller's memory until then.
 
     Raises:
         InvalidBuffer: for buffers that share memory, or whose sum cannot be reproducible.
@@ -58,7 +61,7 @@ def bind_call(
     """
     memory = resources.devices.memory(call.buffer.gpu)
     with memory.working() if is_queued(memory) else nullcontext():
-        return _bound(call, resources, memory, places, underway, used_anywhere)
+        return _bound(call, resources, memory, places, underway, used_anywhere, keep)
 
 
 def _bound(
@@ -68,6 +71,7 @@ def _bound(
     places: Places | None,
     underway: Underway,
     used_anywhere: Callable[[Mask], Mask] | None,
+    keep: Callable[[Plan], object] | None,
 ) -> Plan | NativePlan:
     """As :func:`bind_call`; what is allocated in it is the plans' stream's."""
     size = call.member.size
@@ -116,6 +120,7 @@ def _bound(
                 binder=AttachedBinder if attached else SharedBinder,
                 own=(_items(call.send), _items(call.recv)) if attached else (None, None),
                 met=not planned,
+                keep=keep,
             )
         log.warning("messages instead of shared memory: %d plans use it", node.slots.most)
     lane = _tags(resources, used_anywhere)

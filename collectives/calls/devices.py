@@ -93,7 +93,7 @@ class Devices:
             gpus = node.gather(gpu)
             works, seen = probe(*gpus[:2]) if gpus else (True, "")
             node.Free()
-            self.way = "direct" if self._comm.allreduce(works, MPI.LAND) else "staged"
+            self.way = "direct" if all(self._comm.allgather(works)) else "staged"
             log.info("device memory is %s: %s", self.way, seen or "as a node's first ranks found")
         if self.way == "direct" and CudaMemory(gpu).allocates_asynchronously:
             log.warning(

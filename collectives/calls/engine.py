@@ -1,9 +1,10 @@
 """What a communicator does with a call: understand it, agree on it, bind it or find it, run it."""
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from collectives.calls.alternating import AlternatingPlan
 from collectives.calls.arguments import Arguments
 from collectives.calls.binding import best_of_ours, bind_call, memory_of, tags_of
 from collectives.calls.call import Call
-from collectives.calls.meeting import Meetings, shared_places, still_there
+from collectives.calls.meeting import Meetings, all_have, shared_places, still_there
 from collectives.calls.native import Native, NativePlan, call_native, waits_for_device
 from collectives.calls.native_request import NativeRequest
 from collectives.calls.recent import Entry, Plans, Recent
@@ -81,6 +82,7 @@ class Engine:
         )
         self._recent = Recent()
         self._plans = Plans()
+        self._begun = Plans()
         self._native_below = Limits(self.resources, self.underway)
         self._unequal_native_below = Limits(self.resources, self.underway, unequal=True)
         self._turns = Turns(self.resources, self.complete)
@@ -101,7 +103,7 @@ class Engine:
         """Adds what is sent from now on to ``traffic``, but for plans that are made already."""
         self.underway.traffic = traffic
         self._forget()
-        self._plans.free()
+        self._free_plans()
 
     def share(self, array: Any) -> None:
         """Moves an array into the node's memory, where that can be."""
@@ -130,7 +132,7 @@ class Engine:
         with self.after_plans("close"):
             if self.underway.left:  # the others have ended
                 self.underway.forget()
-            self._plans.free()
+            self._free_plans()
             self._forget()
             self.resources.close()
         self._close_watchdog()
@@ -139,6 +141,7 @@ class Engine:
         """Lets go of everything without asking the other ranks, some of which may be dead."""
         self._close_watchdog()
         self._plans.forget()
+        self._begun.forget()
         self._forget()
         self.underway.forget()
         self.resources.revoke()
@@ -318,18 +321,45 @@ class Engine:
         if algorithm is None:
             algorithm = self._understanding.default(arguments.collective)
         call = self._understanding.call(arguments, algorithm, ", as a plan")
-        own, places = self._meetings.words(call), None
+        own, places, again = self._meetings.words(call), None, None
         if (node := self.resources.node) is not None and own is not None:
-            places = shared_places(self._meetings.meet(own), node)
-        plan = self._plan(call, places, repeats)
+            again = None if repeats else self._begun.take(call, own)
+            meeting = self._meetings.meet(own, again)
+            places = shared_places(meeting, node)
+            if again is not None and not all_have(meeting, again):
+                again.Free()
+                again = None
+        keep = None
+        if own and places and not (repeats or self.settings.turns or call.is_on_device):
+            keep = partial(self._keep_begun, call, own, places)
+        plan = again or self._plan(call, places, repeats, keep)
+        if again is not None:
+            again.keep = keep
         self.last_plan = Native(plan.reason) if isinstance(plan, NativePlan) else plan
         return plan
 
+    def _keep_begun(self, call: Call, own: tuple[int, ...], places: Places, plan: Plan) -> None:
+        """For the next nonblocking call on the same memory."""
+        node = self.resources.node
+        if node is None or not self._begun.keep(call, own, plan):
+            plan.Free()
+            return
+        for place in places[node.rank]:
+            node.used_by(place, plan)
+
+    def _free_plans(self) -> None:
+        self._plans.free()
+        self._begun.free()
+
     def _plan(
-        self, call: Call, places: Places | None, repeats: bool
+        self,
+        call: Call,
+        places: Places | None,
+        repeats: bool,
+        keep: Callable[[Plan], object] | None,
     ) -> Plan | NativePlan | AlternatingPlan:
         def bound(call: Call) -> Plan | NativePlan:
-            return bind_call(call, self.resources, places, self.underway, self._used_anywhere)
+            return bind_call(call, self.resources, places, self.underway, self._used_anywhere, keep)
 
         if not repeats and self.settings.turns:
             known = self._turns.known(call, memory_of(call, self.resources, places))

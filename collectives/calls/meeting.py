@@ -7,7 +7,7 @@ from collectives.calls.call import Call
 from collectives.calls.resources import Resources
 from collectives.calls.tuner import ATTACHED_BYTES
 from collectives.execution.memory import HOST
-from collectives.execution.plan import Action
+from collectives.execution.plan import Action, Plan
 from collectives.execution.shared import Places
 from collectives.execution.transport.attach import can_be_read
 from collectives.execution.transport.shared_memory import WORDS, Meeting, NodeMemory
@@ -66,13 +66,14 @@ class Meetings:
             self._forget()
         return bool(resources.attaches)
 
-    def meet(self, mine: tuple[int, ...]) -> Meeting:
-        """What each rank brought."""
+    def meet(self, mine: tuple[int, ...], plan: Plan | None = None) -> Meeting:
+        """What each rank brought: its :func:`words`, and which ``plan`` it has for such a call."""
         node, underway = self._resources.node, self._underway
         assert node is not None, "ranks meet in its memory"
         underway.expect_whole()
         try:
-            return node.meet(mine, underway.progress if underway.here else None)
+            brought = *mine, -1 if plan is None else plan.lane
+            return node.meet(brought, underway.progress if underway.here else None)
         except BaseException as error:  # a signal handler's
             underway.leave("the ranks' meeting", error)
             raise
@@ -105,6 +106,11 @@ def still_there(words: tuple[int, ...], node: NodeMemory) -> bool:
     return (send < 0 or uses(send)) and (recv < 0 or uses(recv))
 
 
+def all_have(meeting: Meeting, plan: Plan) -> bool:
+    """Whether all ranks brought this plan, so that none has other memory than before."""
+    return all(struct.unpack(_FORMAT, words)[-1] == plan.lane for words in meeting)
+
+
 def shared_places(meeting: Meeting, node: NodeMemory) -> Places | None:
     """Where all ranks' buffers lie: in memory that all of them map, or else where all others may
     read; ``None`` if some are neither, or on a GPU and others not.
@@ -114,7 +120,7 @@ def shared_places(meeting: Meeting, node: NodeMemory) -> Places | None:
     """
     told = [struct.unpack(_FORMAT, words) for words in meeting]
     if any(_ORDINARY in (words[0], words[2]) for words in told):
-        return _attached_places([words[4:] for words in told])
+        return _attached_places([words[4:6] for words in told])
 
     def place(window: int, offset: int) -> Place | None:
         return None if window == _NO_BUFFER else Place(window, offset)

@@ -1,4 +1,4 @@
-"""Blocking calls on the same memory as before: found again without reading their buffers.
+"""Calls on the same memory as before: blocking ones are found again without reading their buffers.
 
 Reading a call costs some 20 us; a loop that reduces one array again and again should not pay that
 in every turn.
@@ -21,7 +21,6 @@ from collectives.algorithms import Algorithm
 from collectives.calls.arguments import Arguments
 from collectives.calls.call import Call
 from collectives.execution.plan import Plan
-from collectives.execution.shared import Places
 from collectives.execution.transport.shared_memory import Meeting
 
 #: Calls that are remembered, and plans that are kept, up to this size each.
@@ -91,21 +90,25 @@ class Recent:
 
 
 class Plans:
-    """Plans of blocking calls, for the next one that reads the same."""
+    """Plans of blocking or of nonblocking calls, for the next one that reads the same."""
 
     def __init__(self) -> None:
         self._plans: OrderedDict[object, Plan] = OrderedDict()
 
-    def take(self, call: Call, places: Places | None) -> Plan | None:
-        """The plan of such a call, which is not kept any more."""
-        plan = self._plans.pop((call.key, places), None)
+    def take(self, call: Call, where: tuple[object, ...] | None) -> Plan | None:
+        """The plan of such a call, which is not kept any more.
+
+        Args:
+            where: its memory lies among the ranks' shared memory.
+        """
+        plan = self._plans.pop((call.key, where), None)
         return None if plan is None or plan.is_freed else plan
 
-    def keep(self, call: Call, places: Places | None, plan: Plan) -> bool:
+    def keep(self, call: Call, where: tuple[object, ...] | None, plan: Plan) -> bool:
         """Keeps a plan, if that pays: above some size, binding is cheap beside the transfer."""
-        if call.key is None or (not places and plan.nbytes > _MOST_BYTES):
+        if call.key is None or (not where and plan.nbytes > _MOST_BYTES):
             return False
-        self._plans[call.key, places] = plan
+        self._plans[call.key, where] = plan
         if len(self._plans) > _MOST_PLANS:
             self._plans.popitem(last=False)[1].Free()
         return True

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable
-from functools import cached_property
 from math import prod
 from operator import index
 from typing import Any
@@ -54,6 +53,10 @@ class Resources:
         self.attaches: bool | None = None
         self.tags = Lanes(min(_tags() // TAGS_PER_PLAN - 1, 1 << 30))
         self._transport: MPITransport | None = None
+        # No cached_property: before Python 3.12, one lock of all communicators is held in it, and
+        # ranks that come to two communicators in another order would wait for one another.
+        self._ranks_per_node: int | None = None
+        self._table: Table | None = None
         self.devices = Devices(comm, settings, lambda: self.transport, drain)
 
     @property
@@ -99,18 +102,23 @@ class Resources:
         """The duplicate."""
         return self.transport.channel
 
-    @cached_property
+    @property
     def ranks_per_node(self) -> int:
         """Number of ranks on the fullest node."""
-        self._drain()
-        node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
-        most = self.comm.allreduce(node.size, MPI.MAX)
-        node.Free()
-        return most
+        if self._ranks_per_node is None:
+            self._drain()
+            node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
+            most = np.array([node.size])
+            self.comm.Allreduce(MPI.IN_PLACE, most, MPI.MAX)
+            self._ranks_per_node = int(most[0])
+            node.Free()
+        return self._ranks_per_node
 
-    @cached_property
+    @property
     def table(self) -> Table:
         """The tuning table, as rank 0 finds it."""
+        if self._table is not None:
+            return self._table
         self._drain()
         told: Table | CollectiveError | None = None
         if self.comm.rank == 0:
@@ -121,6 +129,7 @@ class Resources:
         told = self.comm.bcast(told)
         if not isinstance(told, Table):
             raise told or CollectiveError("rank 0 has no tuning table")
+        self._table = told
         return told
 
     @property

@@ -284,7 +284,7 @@ def _why_not(call: Situation, entry: Entry | None) -> str:
     if entry is None:
         nodes = "one node" if call.size == call.per_node else "several nodes"
         missing = (
-            f"{call.collective}{_KINDS.get(call.memory, ' in ordinary memory')} was not measured "
+            f"{call.collective}{_KINDS.get(call.memory, ' as messages')} was not measured "
             f"with {call.mpi} on about {call.size} ranks of {nodes}"
         )
         if call.memory in ("cupy", "ipc"):  # which tune leaves out

@@ -17,6 +17,7 @@ from collectives.commands.arguments import above_zero, count, known, not_negativ
 from collectives.commands.program import add_verbose, show_log
 from collectives.contracts import CONTRACTS
 from collectives.errors import CollectiveError, UnknownAlgorithm
+from collectives.files import is_stream
 
 if TYPE_CHECKING:
     from collectives.bench.measure import Result
@@ -68,8 +69,11 @@ def add(commands: "Commands") -> None:
 
 
 def _add_flags(add: Callable[..., object]) -> None:
-    tests = ("latency", "bandwidth", "bibandwidth", "multipair", "round")
-    told = "a collective, messages between pairs of ranks, or the parts of one round"
+    tests = ("latency", "bandwidth", "bibandwidth", "multipair", "round", "first")
+    told = (
+        "a collective, messages between pairs of ranks, the parts of one round, or what first "
+        "calls cost"
+    )
     add("collective", choices=[*CONTRACTS, *tests], help=told)
     listed = "names with options, mine.py:name, auto, native, nccl (on a GPU); default: all of ours"
     add("--algorithm", default="all", metavar="A,B", help=listed)
@@ -171,6 +175,13 @@ def run(options: argparse.Namespace) -> int:
             from collectives.bench.round_cost import report_round
 
             return report_round(comm)
+        if options.collective == "first":
+            from collectives.bench.first_call import report_first
+            from collectives.bench.inputs import sizes
+
+            steps = options.stepfactor, options.stepbytes
+            lengths = sizes(options.minbytes, options.maxbytes, *steps)
+            return report_first(comm, list(lengths), _MEMORY[options.memory])
         return _measure(comm, options)
 
 
@@ -246,6 +257,8 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
                 for result in measured:
                     say(report.row(result, native, width))
                 results += measured
+        if comm.rank == 0:  # a job that is killed has what it has measured
+            _write_files(options, results, about, streams=False)
     try:
         report.expect_some(results)
     except CollectiveError as error:  # on all ranks
@@ -309,17 +322,27 @@ def _write(options: argparse.Namespace, results: "list[Result]", about: dict) ->
 
     if options.format == "osu":
         print(report.osu(results))
+    _write_files(options, results, about, streams=True)
+    if options.plot:
+        report.plot(options.plot, results, about)
+
+
+def _write_files(
+    options: argparse.Namespace, results: "list[Result]", about: dict, streams: bool
+) -> None:
+    """What was measured so far, in files that are replaced; and in ``streams``, to which all is
+    written once."""
+    from collectives.bench import report
+
     config = {
         name: str(value) if isinstance(value, Path) else value
         for name, value in vars(options).items()
         if not callable(value)
     }
-    if options.output_file:
+    if options.output_file and (streams or not is_stream(options.output_file)):
         report.write_json(options.output_file, results, about, config)
-    if options.csv:
+    if results and options.csv and (streams or not is_stream(options.csv)):
         report.write_csv(options.csv, results)
-    if options.plot:
-        report.plot(options.plot, results, about)
 
 
 @contextmanager

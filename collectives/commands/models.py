@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from collectives.algorithms import build, find, names, parse
 from collectives.analysis import draw
-from collectives.analysis.fit import Fit, Sample, fit, read
+from collectives.analysis.fit import MEMORIES, Fit, Sample, fit, read
 from collectives.analysis.formulas import FORMULAS, Formula, Model
 from collectives.analysis.pictures import expect_picture, pyplot
 from collectives.analysis.simulate import Machine, simulate
@@ -90,7 +90,7 @@ def add(commands: "Commands") -> None:
     fitting.add_argument("files", nargs="+", type=Path, metavar="JSON", help="file of 'bench -J'")
     fitting.add_argument(
         "--memory",
-        choices=("numpy", "shared"),
+        choices=MEMORIES,
         default="numpy",
         help="rows to read: of ordinary memory, or of shared memory (numpy)",
     )
@@ -127,6 +127,12 @@ def simulate_sizes(options: argparse.Namespace) -> int:
             line += f"{1e3 * seconds:>{len(name) + 2}.3f}"
         times = {name: rows[-1][1] for name, rows in table.items() if rows and rows[-1][0] == count}
         print(f"{line}  {min(times, key=times.__getitem__) if times else ''}", flush=True)
+    tree = next((name for name in wanted if "tree" in name or name == "chain"), "")
+    if tree and not any("segments" in name for name in wanted):
+        print(
+            "whole buffers go from rank to rank; only segments fill the links of trees and chains, "
+            f"as in --algorithm {tree}:segments=16"
+        )
     if options.plot:
         draw.curves(table, title, options.plot)
         print(f"wrote {options.plot}")

@@ -44,6 +44,7 @@ class Plan:
         reason: why it was chosen.
         collective: name of the collective.
         nbytes: size of the larger buffer.
+        keep: of a plan that is for one run, takes what it was, as another plan, at the end of that.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Plan:
         self._program = [call for r in rounds for call in (*r.starts, *r.finish)]
         self._next = len(rounds)
 
+        self.keep: Callable[[Plan], object] | None = None
         self._transient = False
         self._freed = False
         self._broken = False
@@ -217,7 +219,7 @@ class Plan:
 
     def abandon(self) -> None:
         """Gives it up in the middle: ``Wait`` and ``Test`` say so from now on."""
-        self._underway.keep(self._rounds)
+        self._underway.keep((self._rounds, self.keep))
         if self.is_underway and self in self._underway.plans:
             self._underway.remove(self)
         self._rounds, self._program, self._next = [], [], 0
@@ -241,10 +243,28 @@ class Plan:
         if self._next == len(self._rounds):
             self._underway.remove(self)
             if self._transient:
-                self.Free()
+                self._end_run()
             return
         for call in self._rounds[self._next].starts:
             call()
+
+    def _end_run(self) -> None:
+        """Its one run is over.  Its caller may still hold it, so the next run is another plan's."""
+        if self.keep is None:
+            self.Free()
+            return
+        keep, self.keep = self.keep, None
+        told = self.collective, self.algorithm, self.reason, self.nbytes
+        again = Plan(*told, self._rounds, self._testall, self._underway, self._lane)
+        self._rounds, self._program, self._next = [], [], 0
+        self._lane = None
+        self._freed = True
+        keep(again)
+
+    @property
+    def lane(self) -> int:
+        """The number of its tags or counters; -1 for those of all blocking calls."""
+        return -1 if self._lane is None else self._lane.number
 
     def __repr__(self) -> str:
         return f"<Plan: {self.collective} by {self.algorithm} of {self.nbytes} bytes>"

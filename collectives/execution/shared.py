@@ -1,14 +1,14 @@
 """A schedule on memory that all its ranks can address: where their buffers lie, how they are cut,
 and a plan of one rank's rounds there (``shared_rounds.py``)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from collectives.algorithms.segments import passes_on, segmented
+from collectives.algorithms.segments import MOST_SEGMENTS, passes_on
 from collectives.analysis.dataflow import Dataflow, Endpoint
 from collectives.execution.device_plan import DevicePlan
 from collectives.execution.lanes import Lane
@@ -69,6 +69,7 @@ def bind_shared(
     binder: type[SharedBinder],
     own: Own = (None, None),
     met: bool = False,
+    keep: Callable[[Plan], object] | None = None,
 ) -> Plan:
     """A plan for ``schedule`` on arrays that lie in the node's memory.
 
@@ -81,28 +82,26 @@ def bind_shared(
         binder: of memory that all ranks map, or that they read in one another's processes.
         own: this rank's send and receive buffer, where the node's memory does not keep them.
         met: whenever the plan runs, the ranks have just met, so each knows that all are in it.
+        keep: as of :class:`Plan`; keeps the memory until then, which the plan names by address.
     """
+    borrow = lane is None or keep is not None
     slot = BLOCKING if lane is None else BLOCKING + 1 + lane.number
     blocks = schedule.contract.blocks(schedule.size)
-    if not is_queued(memory):  # a GPU is better off with few kernels
-        largest = -(-count // schedule.chunks) * dtype.itemsize
-        if largest > SEGMENT_BYTES:
-            most = SEGMENT_BYTES if passes_on(schedule) else COPIED_BYTES
-            schedule = segmented(schedule, -(-largest // most))
-    layout = Layout.even(count, blocks, schedule.chunks)
+    segments = _segments(schedule, count, dtype, memory)
+    flow = Dataflow(schedule, _is_in_place(schedule, places), binder.pulls, segments)
+    layout = Layout.even(count, blocks, flow.schedule.chunks)
     buffers = []
     for rank in range(schedule.size):
-        kept = own if rank == node.rank and lane is not None else (None, None)
+        kept = own if rank == node.rank and not borrow else (None, None)
         named = _buffers(schedule, rank, node, places[rank], count, memory.empty(0, dtype), kept)
-        borrows = lane is None and not (binder.pulls and rank != node.rank)
+        borrows = borrow and not (binder.pulls and rank != node.rank)
         buffers.append({k: memory.borrowed(v) if borrows else v for k, v in named.items()})
-    flow = Dataflow(schedule, _is_in_place(schedule, places), binder.pulls)
     combine = combine and memory.combine(combine)
     met = met and not (is_queued(memory) or node.has_edges(chain(*places)))
     bound = binder(flow, node, slot, memory, buffers, layout, combine, met)
-    edges = _edges(node, places[node.rank], buffers[node.rank], borrow=lane is None)
+    edges = _edges(node, places[node.rank], buffers[node.rank], borrow)
     before: list[Action] = [partial(HOST.copy, copy, own) for own, copy in chain(*edges)]
-    if lane is not None:  # a blocking call has just looked where its memory is
+    if not borrow:  # other calls have just looked where their memory is
         own_places = [place for place in places[node.rank] if place is not None]
         before[:0] = [partial(node.expect_there, p) for p in own_places if node.has_edges([p])]
     if underway.traffic is not None:
@@ -112,7 +111,7 @@ def bind_shared(
     make = partial(DevicePlan, memory=memory) if is_queued(memory) else Plan
     plan = make(
         schedule.collective,
-        schedule.algorithm,
+        flow.schedule.algorithm,
         reason,
         count * blocks * dtype.itemsize,
         bound.rounds(before, after),
@@ -120,9 +119,19 @@ def bind_shared(
         underway,
         lane,
     )
+    plan.keep = keep
     for place in places[node.rank]:
         node.used_by(place, plan)
     return plan
+
+
+def _segments(schedule: Schedule, count: int, dtype: "np.dtype[Any]", memory: Memory) -> int:
+    """The segments that blocks of ``count`` items are cut into, which run one after the other."""
+    largest = -(-count // schedule.chunks) * dtype.itemsize
+    if is_queued(memory) or largest <= SEGMENT_BYTES:  # a GPU is better off with few kernels
+        return 1
+    most = SEGMENT_BYTES if passes_on(schedule) else COPIED_BYTES
+    return min(-(-largest // most), MOST_SEGMENTS)
 
 
 def _buffers(
@@ -159,8 +168,9 @@ def _moved_bytes(flow: Dataflow, rank: int, layout: Layout, dtype: "np.dtype[Any
         for position, step in enumerate(steps):
             end = Endpoint(rank, number, position)
             if not isinstance(step, Copy) and flow.mover(end) == rank:
-                part = layout.items(step.chunk)
-                items += part.stop - part.start
+                for segment in range(flow.segments):
+                    part = layout.items(flow.at(step.chunk, segment))
+                    items += part.stop - part.start
     return items * dtype.itemsize
 
 

@@ -10,6 +10,7 @@ On GPUs that map one another's memory, a ``RecvReduce`` is one kernel that reads
 rank says how far it has come when a gate tells that its stream has.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -79,28 +80,37 @@ class SharedBinder:
         self.told = first  # the count that this rank's last tick says
         self.reached = [first] * node.size
         self.pending: list[Pending] = []
+        self.segment = 0
+        self.passed = 0  # ticks of the segments before
 
     def rounds(self, before: Sequence[Action], after: Sequence[Action]) -> list[BoundRound]:
         """The rounds of one run: ``before`` comes before any other rank uses this one's memory, and
         ``after`` when none does any more."""
         last = entered(self.flow.rounds)
         bound = [BoundRound(starts=[self.node.advance(self.slot, last + 1), *before])]
-        for number, steps in enumerate(self.flow.programs[self.rank]):
-            if steps:
-                bound += self.round(number, steps)
-        ending = self.wait(self.pending, [*after])
+        left: list[Pending] = []
+        for segment in range(self.flow.segments):
+            self.segment, self.passed = segment, moved(self.flow.period * segment - 1)
+            for number, steps in enumerate(self.flow.programs[self.rank]):
+                if steps:
+                    bound += self.round(number, steps)
+            # No later segment uses these cells.
+            by_rank = {w.rank: w for w in sorted([*left, *self.pending], key=lambda w: w.until)}
+            left, self.pending = [*by_rank.values()], []
+        ending = self.wait(left, [*after])
         if self.gate is None and not self.pulls:  # nobody waits for that
             return [*bound, ending]
         return [*bound, *self.ticking(ending, last)]
 
     def round(self, number: int, steps: Round) -> list[BoundRound]:
-        due = [wait for wait in self.pending if self.is_due(wait, steps)]
-        self.pending = [w for w in self.pending if w not in due]
-        tells = self.flow.is_awaited(self.rank, self.told, entered(number))
-        self.told = moved(number)
+        """Round ``number`` of this segment."""
+        due = self.due(steps)
+        since = max(self.told - self.passed, entered(0) if self.segment else 0)
+        tells = self.flow.is_awaited(self.rank, since, entered(number))
+        self.told = self.passed + moved(number)
         entering = [self.wait(due, [])] if due or tells else []
         if tells:
-            entering = self.ticking(entering[0], entered(number))
+            entering = self.ticking(entering[0], self.passed + entered(number))
 
         moving = BoundRound()
         lent: list[Pending] = []  # what peers read of our memory in this round
@@ -117,43 +127,62 @@ class SharedBinder:
                 continue
             other = self.flow.ends[Endpoint(self.rank, number, position)]
             theirs = self.flow.step(other)
-            done = moved(other.round)
+            done = self.passed + moved(other.round)
             remote = self.view(other.rank, theirs.chunk)
             match step:
                 case Send() if self.pulls or isinstance(theirs, RecvReduce):
                     lent.append(Pending(cells, True, other.rank, done))
                 case Send():
-                    flags = self.flags(other.rank, self.flow.available(other))
+                    flags = self.available(other)
                     self.add(moving, flags, self.copy(remote, target))
                 case Recv() if self.pulls:
-                    flags = self.flags(other.rank, self.flow.available(other))
+                    flags = self.available(other)
                     self.add(moving, flags, self.copy(target, remote))
                 case Recv():
                     self.pending.append(Pending(cells, False, other.rank, done))
                 case RecvReduce():
-                    flags = self.flags(other.rank, self.flow.available(other))
+                    flags = self.available(other)
                     if any(wait.cells & cells for wait in lent):  # not ours to overwrite yet
                         aside = self.memory.empty(remote.size, remote.dtype)
                         self.add(moving, flags, self.copy(aside, remote))
                         late.append(self.reduction(step, aside, target))
                     else:
                         self.add(moving, flags, self.reduction(step, remote, target))
-        moving_and_told = self.ticking(moving, moved(number))
+        moving_and_told = self.ticking(moving, self.told)
         if late:
             return [*entering, *moving_and_told, self.wait(lent, late)]
         self.pending += lent
         return [*entering, *moving_and_told]
 
-    def is_due(self, wait: Pending, steps: Round) -> bool:
-        """Whether these steps use its cells, but for stores of the peer's own."""
-        by_others = tuple(s for s in steps if self.flow.storer(self.rank, s) != wait.rank)
-        used = self.flow.writes(self.rank, by_others)
-        if not wait.reading:
-            used |= self.flow.reads(self.rank, steps)
-        return bool(wait.cells & used)
+    def due(self, steps: Round) -> list[Pending]:
+        """The waits, which are pending no more, whose cells these steps use, but for stores of the
+        peer's own."""
+        if not self.pending:
+            return []
+        read = self.flow.reads(self.rank, steps)
+        stored: dict[int, set[Cell]] = defaultdict(set)
+        for step in steps:
+            stored[self.flow.storer(self.rank, step)] |= self.flow.writes(self.rank, (step,))
+
+        def is_due(wait: Pending) -> bool:
+            if not (wait.reading or wait.cells.isdisjoint(read)):
+                return True
+            by_others = (cells for rank, cells in stored.items() if rank != wait.rank)
+            return not all(map(wait.cells.isdisjoint, by_others))
+
+        due = [wait for wait in self.pending if is_due(wait)]
+        if due:
+            self.pending = [wait for wait in self.pending if wait not in due]
+        return due
+
+    def available(self, end: Endpoint) -> list[Flag]:
+        """The condition that this rank may load or store the chunk at ``end``."""
+        count = self.flow.available(end)
+        return self.flags(end.rank, count if count == entered(0) else self.passed + count)
 
     def view(self, rank: int, chunk: Chunk) -> Items:
-        return self.buffers[rank][chunk.buffer][self.layout.items(chunk)]
+        part = self.flow.at(chunk, self.segment)
+        return self.buffers[rank][chunk.buffer][self.layout.items(part)]
 
     def copy(self, target: Items, source: Items) -> Action:
         return partial(self.memory.copy, target, source)

@@ -69,8 +69,10 @@ class Watchdog:
         self._peers = Peers(comm)
         self._neighbours = None
         world = MPI.Comm.Compare(comm, MPI.COMM_WORLD) in (MPI.IDENT, MPI.CONGRUENT)
-        # One ring sees all; ranks make and close their communicators in the same order.
-        if timeout and world and not any(watchdog._neighbours for watchdog in _running()):
+        # One ring sees all.  Each rank's threads make theirs in an order of their own, so the ranks
+        # say whether they have one.
+        here = any(other._neighbours for other in _running())
+        if timeout and world and not any(comm.allgather(here)):
             hosts, addresses = self._peers.hosts, self._peers.addresses
             self._neighbours = Neighbours(comm, hosts, addresses, self._peers.token)
         self._looked_at = float("-inf")

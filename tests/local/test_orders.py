@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 
 from collectives.algorithms import ALGORITHMS
-from collectives.algorithms.segments import segmented
 from collectives.analysis.verify import verify
 from collectives.contracts import contract
+from collectives.execution import shared
 from collectives.execution.attached import AttachedBinder
 from collectives.execution.memory import HOST
 from collectives.execution.messages import bind
-from collectives.execution.shared import bind_shared
 from collectives.execution.shared_rounds import SharedBinder
 from collectives.execution.transport.attach import AttachedMemory, PeerItems
 from collectives.execution.transport.flags import Flag, Mark, RunCount, Tick
@@ -28,6 +27,12 @@ from collectives.schedule import Copy, RecvReduce, Schedule, Send, recvbuf, send
 from tests.local.references import reference
 
 SEND, RECV = Place(0, 0), Place(1, 0)
+
+
+def in_two(monkeypatch, schedule, count):
+    """From now on, ``count`` items of each block are cut into two segments."""
+    for limit in ("SEGMENT_BYTES", "COPIED_BYTES"):
+        monkeypatch.setattr(shared, limit, 4 * -(-count // schedule.chunks))
 
 
 class Node:
@@ -109,7 +114,7 @@ class Ranks:
         )
         combine = np.maximum if blocks.idempotent else np.add
         self.plans = [
-            bind_shared(
+            shared.bind_shared(
                 schedule, node(rank, counters, self.buffers, self.ends), places, count,
                 np.dtype(float), memory(), combine, lane=None, reason="", underway=Underway(),
                 binder=binder,
@@ -190,10 +195,13 @@ def in_shared_memory():
 
 @pytest.mark.parametrize("road", [MAPPED, READ], ids=["mapped", "read"])
 @pytest.mark.parametrize(("algorithm", "in_place", "size"), list(in_shared_memory()))
-def test_shared_memory_in_any_order_of_the_ranks(algorithm, in_place, size, road):
-    for schedule in (algorithm.schedule(size), segmented(algorithm.schedule(size), 2)):
-        for choose in orders(size):
-            Ranks(schedule, in_place, 12, road).all(choose)
+def test_shared_memory_in_any_order_of_the_ranks(algorithm, in_place, size, road, monkeypatch):
+    schedule = algorithm.schedule(size)
+    for choose in orders(size):
+        Ranks(schedule, in_place, 12, road).all(choose)
+    in_two(monkeypatch, schedule, 12)
+    for choose in orders(size):
+        Ranks(schedule, in_place, 12, road).all(choose)
 
 
 def lends_and_writes(rank):

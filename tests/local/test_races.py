@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from collectives.algorithms import ALGORITHMS, build
-from collectives.algorithms.segments import segmented
 from collectives.contracts import contract
 from collectives.execution.attached import AttachedBinder
 from collectives.execution.memory import HostMemory
@@ -21,7 +20,7 @@ from collectives.execution.shared_rounds import SharedBinder
 from collectives.execution.transport.shared_memory import Place
 from collectives.execution.underway import Underway
 from collectives.schedule import Copy, Recv, RecvReduce, Schedule, Send, recvbuf, sendbuf
-from tests.local.test_orders import lends_and_writes
+from tests.local.test_orders import in_two, lends_and_writes
 
 SEND, RECV = Place(0, 0), Place(1, 0)
 COUNT = 12
@@ -206,9 +205,10 @@ def in_shared_memory():
 @pytest.mark.parametrize("met", [False, True], ids=["", "met"])
 @pytest.mark.parametrize("binder", [SharedBinder, AttachedBinder], ids=["mapped", "read"])
 @pytest.mark.parametrize(("schedule", "in_place"), list(in_shared_memory()))
-def test_there_is_none(schedule, in_place, binder, met):
-    for cut in (schedule, segmented(schedule, 2)):
-        assert not any(races(list(programs(cut, in_place, binder, met))))
+def test_there_is_none(schedule, in_place, binder, met, monkeypatch):
+    assert not any(races(list(programs(schedule, in_place, binder, met))))
+    in_two(monkeypatch, schedule, COUNT)
+    assert not any(races(list(programs(schedule, in_place, binder, met))))
 
 
 @pytest.mark.parametrize("met", [False, True])

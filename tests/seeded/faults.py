@@ -113,14 +113,14 @@ FAULTS = [
         "shared memory: what a peer still reads is written to",
         "tests/local/test_races.py",
         "collectives/execution/shared_rounds.py",
-        "return bool(wait.cells & used)",
-        "return bool(not wait.reading and wait.cells & used)",
+        "return not all(map(wait.cells.isdisjoint, by_others))",
+        "return not (wait.reading or all(map(wait.cells.isdisjoint, by_others)))",
     ),
     Fault(
         "shared memory: the last tick is not waited for",
         "tests/local/test_races.py",
         "collectives/execution/shared_rounds.py",
-        "ending = self.wait(self.pending, [*after])",
+        "ending = self.wait(left, [*after])",
         "ending = self.wait([], [*after])",
     ),
     Fault(

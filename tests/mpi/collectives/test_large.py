@@ -51,3 +51,38 @@ def test_a_block_that_only_two_ranks_know(comm, algorithm):
         return
     if gathered is not None:
         assert gathered[[4, 5, -1]].tolist() == [1, 2, 2]
+
+
+def adopted(comm):
+    return comm.share(np.zeros(ITEMS, np.int8))
+
+
+@pytest.mark.parametrize(
+    "make", [lambda comm: comm.empty(ITEMS, np.int8), adopted], ids=["shared", "adopted"]
+)
+def test_arrays_in_shared_memory_that_31_bits_do_not_count(comm, make):
+    """By ours, whose segments grow with the array from 1024 on."""
+    items, marks = make(comm), [0, ITEMS // 2, ITEMS - 1]
+    items[marks] = 1 + comm.rank
+    comm.Allreduce(MPI.IN_PLACE, items)
+    assert "direct in 1024 segments" in comm.last_plan.algorithm
+    assert items[marks].tolist() == [3] * 3 and np.count_nonzero(items) == 3
+    items[marks] = 1 + comm.rank
+    comm.Iallreduce(MPI.IN_PLACE, items).Wait()
+    assert items[marks].tolist() == [3] * 3 and np.count_nonzero(items) == 3
+    items[marks] = 5 + comm.rank
+    comm.Bcast(items, root=1)
+    assert items[marks].tolist() == [6] * 3
+    items[marks] = 1 + comm.rank
+    comm.Scan(MPI.IN_PLACE, items)
+    assert items[marks].tolist() == [1 + 2 * comm.rank] * 3
+
+
+def test_blocks_in_shared_memory_that_together_are_more_than_31_bits_count(comm):
+    half = ITEMS // 2 + 1
+    items = comm.empty(2 * half, np.int8)
+    items[[comm.rank * half, (comm.rank + 1) * half - 1]] = 1 + comm.rank
+    comm.Allgather(MPI.IN_PLACE, items)
+    assert items[[0, half - 1, half, -1]].tolist() == [1, 1, 2, 2]
+    comm.Reduce_scatter_block(MPI.IN_PLACE, items)
+    assert items[[0, half - 1]].tolist() == ([2, 2], [4, 4])[comm.rank]

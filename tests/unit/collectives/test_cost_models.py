@@ -1,6 +1,7 @@
 """Closed forms against the simulator, fits of made-up machines, and the tables of both."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -98,6 +99,14 @@ def test_files_that_cannot_be_fitted(tmp_path):
     path.write_text(json.dumps({"environment": ABOUT, "results": []}))
     with pytest.raises(CollectiveError, match="0 times of our algorithms"):
         read([path])
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(CollectiveError, match="it is not an ordinary file"):
+        read([tmp_path / "pipe"])
+    told = measured(path, MODEL).read_text().replace('"numpy"', '"shared"')
+    path.write_text(told)
+    with pytest.raises(CollectiveError, match="; --memory shared reads the others"):
+        read([path])
+    assert read([path], "shared")
 
 
 def test_the_commands(tmp_path, capsys):

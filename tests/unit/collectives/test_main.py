@@ -288,6 +288,19 @@ def test_numbers_of_ranks_are_written_alike(capsys, command):
         assert [line.split()[0] for line in told.splitlines()[2:]] == ["5", "6", "2", "4", "8"]
 
 
+def test_simulate_says_that_trees_need_segments(capsys):
+    simulating = ["simulate", "--ranks", "8", "--size", "64M", "--algorithm"]
+    assert main([*simulating, "ring,double_binary_tree"]) == 0
+    assert "--algorithm double_binary_tree:segments=16" in capsys.readouterr().out
+    assert main([*simulating, "ring,double_binary_tree:segments=16"]) == 0
+    assert "whole buffers" not in capsys.readouterr().out
+
+
+def test_a_grid_of_thousands_of_ranks_is_refused(capsys):
+    assert main(["draw", "ring", "-n", "2000", "--text"]) == 2
+    assert "at most 128 ranks, not 2000" in capsys.readouterr().err
+
+
 def test_names_of_collectives_and_algorithms_stand_apart(capsys):
     assert main(["verify", "reduce_scatter", "--algorithm", "ring", "--ranks", "2"]) == 0
     assert capsys.readouterr().out.startswith("reduce_scatter ring ")

@@ -3,6 +3,7 @@
 import re
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -28,7 +29,6 @@ INVENT = (ROOT / "docs" / "invent.md").read_text()
 def registry(monkeypatch):
     """What a test registers is forgotten after it."""
     monkeypatch.setattr(REGISTRY, "_entries", dict(REGISTRY._entries))
-    monkeypatch.setattr(REGISTRY, "_digests", dict(REGISTRY._digests))
 
 
 def of_ring(name, **claims):
@@ -126,7 +126,13 @@ def rotate(rank, size):
         (ring.allreduce, {"chunks": lambda size: 0}, "chunks is 0, not a number from 1 on"),
         (ring.allreduce, {"chunks": lambda size: size / 2}, "chunks is 0.5, not a number"),
         (ring.allreduce, {"chunks": lambda size: 1 // 0}, "ZeroDivisionError"),
+        (ring.allreduce, {"chunks": lambda size: 10**12}, "more than the 10000 that are proved"),
         (recursive_doubling, {"workspace": lambda size: -1}, "workspace is -1"),
+        (
+            recursive_doubling,
+            {"workspace": lambda size: 10**12},
+            "workspace is 1000000000000, more than",
+        ),
         (
             ring.allreduce,
             {"chunks": lambda size: size, "keeps_order": True},
@@ -239,6 +245,45 @@ def test_a_file_may_import_its_neighbours_and_name_by_variable(tmp_path):
     assert named(f"{tmp_path / 'mine.py'}:v") == "by_variable"
     with pytest.raises(UnknownAlgorithm, match="there is no file"):
         named(str(tmp_path / "other.py"))
+
+
+def test_threads_that_name_a_file_together_have_its_algorithm(tmp_path):
+    """It is executed once, and who comes second waits."""
+    path = tmp_path / "slow.py"
+    path.write_text(
+        "import time\nfrom collectives import Algorithm\nfrom collectives.algorithms import ring\n"
+        "time.sleep(0.2)\n"
+        "a = Algorithm('allreduce', 'of_threads', ring.allreduce, chunks=lambda size: size)\n"
+    )
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(named, [f"{path}:of_threads"] * 4))
+    assert found == ["of_threads"] * 4
+
+
+def test_a_file_that_fails_fails_in_every_thread(tmp_path):
+    path = tmp_path / "failing.py"
+    path.write_text("import time\ntime.sleep(0.1)\nraise ValueError('as it must')\n")
+
+    def asked(_):
+        with pytest.raises(UnknownAlgorithm, match="as it must"):
+            named(f"{path}:x")
+
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(asked, range(3)))
+
+
+def test_a_file_may_name_itself_and_take_its_folder_out_of_the_path(tmp_path):
+    path = tmp_path / "itself.py"
+    path.write_text(
+        f"import sys\nsys.path[:] = [p for p in sys.path if p != {str(tmp_path)!r}]\n"
+        "from collectives import Algorithm\nfrom collectives.algorithms import ring\n"
+        "from collectives.analysis.own import named\n"
+        "a = Algorithm('allreduce', 'itself', ring.allreduce, chunks=lambda size: size)\n"
+        f"assert named({f'{path}:itself'!r}) == 'itself'\n"
+    )
+    before = [*sys.path]
+    assert named(f"{path}:itself") == "itself"
+    assert sys.path == before
 
 
 @pytest.fixture

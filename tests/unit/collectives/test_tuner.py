@@ -88,12 +88,12 @@ def test_one_node_says_nothing_about_several():
     [
         (
             ("Open MPI", "allreduce", 8, 16, 8),
-            "allreduce in ordinary memory was not measured with Open MPI on about 16 ranks of "
+            "allreduce as messages was not measured with Open MPI on about 16 ranks of "
             "several nodes; mpirun -n 16 python -m collectives tune -o tuned.json measures it",
         ),
         (
             ("MPICH", "allreduce", 8, 2, 2),
-            "allreduce in ordinary memory was not measured with MPICH on about 2 ranks of one node",
+            "allreduce as messages was not measured with MPICH on about 2 ranks of one node",
         ),
         (
             ("Open MPI", "scan", 8, 2, 2, True, True, False, "attached"),

@@ -1,0 +1,123 @@
+"""First calls in threads that have a communicator each, in another order on each rank."""
+
+import threading
+import time
+from random import Random
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from collectives import Communicator
+
+SIZE, RANK = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
+TOTAL = SIZE * (SIZE + 1) / 2
+THREADS = 4
+pytestmark = [
+    pytest.mark.quick_on(2),
+    pytest.mark.mpi(min_size=2),
+    pytest.mark.skipif(MPI.Query_thread() != MPI.THREAD_MULTIPLE, reason="MPI takes one thread"),
+    pytest.mark.skipif(SIZE > 4, reason="shown on up to 4 ranks"),
+]
+
+
+def expect_sum(array, call):
+    array[:] = RANK + 1
+    call(array)
+    assert (array == TOTAL).all()
+
+
+def blocking(comm):
+    expect_sum(np.empty(1000), lambda array: comm.Allreduce(MPI.IN_PLACE, array))
+
+
+def nonblocking(comm):
+    expect_sum(np.empty(1000), lambda array: comm.Iallreduce(MPI.IN_PLACE, array).Wait())
+
+
+def persistent(comm):
+    array = np.empty(1000)
+    plan = comm.Allreduce_init(MPI.IN_PLACE, array, algorithm="ring")
+    expect_sum(array, lambda _: plan())
+    plan.Free()
+
+
+def shared(comm):
+    expect_sum(comm.empty(100_000), lambda array: comm.Allreduce(MPI.IN_PLACE, array))
+
+
+def adopted(comm):
+    array = comm.share(np.empty(100_000))
+    expect_sum(array, lambda array: comm.Iallreduce(MPI.IN_PLACE, array).Wait())
+
+
+def large(comm):
+    for _ in range(3):
+        expect_sum(np.empty(50_000), lambda array: comm.Allreduce(MPI.IN_PLACE, array))
+
+
+def barrier(comm):
+    comm.Barrier()
+
+
+def nodes(comm):
+    assert 1 <= comm.ranks_per_node <= SIZE
+
+
+SETTINGS = ({}, {}, {"turns": True}, {"check": True}, {"attach": True})
+KINDS = (blocking, nonblocking, persistent, shared, adopted, large, barrier, nodes)
+
+
+def work(thread, comms, errors, start):
+    draws = Random(f"{thread} {RANK}")
+    start.wait()
+    try:
+        time.sleep(0.05 * ((thread + RANK) % 2))
+        for turn in range(2):
+            for number in range(thread, len(comms), THREADS):
+                time.sleep(0.003 * draws.random())
+                KINDS[(number // 3 + turn) % len(KINDS)](comms[number])
+    except BaseException as error:
+        errors.append(error)
+        raise
+
+
+@pytest.mark.parametrize("number", [16, pytest.param(64, marks=pytest.mark.slow)])
+def test_no_thread_waits_for_another_ones_communicator(number):
+    comms = [Communicator(MPI.COMM_WORLD.Dup(), **SETTINGS[n % 5]) for n in range(number)]
+    errors, start = [], threading.Barrier(THREADS)
+    threads = [
+        threading.Thread(target=work, args=(thread, comms, errors, start))
+        for thread in range(THREADS)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for comm in comms:
+        comm.Free()
+    assert not errors
+
+
+def test_threads_make_communicators_with_a_watchdog():
+    """In another order on each rank."""
+    given = [MPI.COMM_WORLD.Dup() for _ in range(THREADS)]
+    errors = []
+
+    def make(number):
+        time.sleep(0.1 * ((number + RANK) % 2))
+        try:
+            with Communicator(given[number], timeout=60) as comm:
+                blocking(comm)
+        except BaseException as error:
+            errors.append(error)
+            raise
+
+    threads = [threading.Thread(target=make, args=(number,)) for number in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for comm in given:
+        comm.Free()
+    assert not errors
