@@ -41,6 +41,13 @@ def model(given: Any, seed: int, cuts: Sequence[str]) -> tuple[Any, Mapping[str,
         raise ConfigError(f"model: {error}") from error
 
 
+def names(module: Any, layers: Mapping[str, nn.Layer] | None) -> dict[str, str]:
+    """The trainer's name of each entry of a torch module's ``state_dict``."""
+    from mpitrain.adapters.torch.modules import names_in
+
+    return names_in(module, layers or {})
+
+
 def kinds(module: Any) -> dict[str, object]:
     """What the parts of a torch module are, by name, with the options that torch's own show."""
     return {

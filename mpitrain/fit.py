@@ -208,6 +208,8 @@ class Trainer(trainer.Trainer):
             before_step=before_step,
             metrics=judges,
         )
+        if self.module is not None:
+            self.names = brought.names(self.module, layers)
         #: Of the module's parameters, as the trainer took them; until it trains.
         self._taken: list[int] | None = self._versions()
 
@@ -231,11 +233,13 @@ class Trainer(trainer.Trainer):
                 "call; put it into the loss, or take mpitrain.adapters.torch.DataParallel"
             )
 
-    def fit(self, *, resume: bool = False) -> list[Epoch]:
+    def fit(self, *, resume: bool = False, allow_changes: bool = False) -> list[Epoch]:
         """Train to the end, as :func:`mpitrain.train`; collective.
 
         Args:
             resume: go on from the newest checkpoint in ``run.dir``, if there is one.
+            allow_changes: go on with another job, too, as another loss or other frozen values, as
+                far as the checkpoint fits it.
 
         Returns:
             The tests, in order, on all ranks; none without ``test_data``.
@@ -262,7 +266,7 @@ class Trainer(trainer.Trainer):
                     stop_flag(60.0, self.comm, beside=given) as self.stop,
                     limit_blas_threads(self.comm),
                 ):
-                    train(self, go_on=resume, tell=tell)
+                    train(self, go_on=resume, allow_changes=allow_changes, tell=tell)
             finally:
                 self.stop = given
             if self.module is not None:

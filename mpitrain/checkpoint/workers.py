@@ -6,6 +6,7 @@ The section ``parameters`` has the workers' weights together, as tests see them,
 the weights together and the mean of the optimisers' states: as if all had met at that step.
 """
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -50,6 +51,27 @@ def among(counted: slice, grid: ProcessGrid) -> slice:
     """The part of a piece that this worker writes of what all workers have."""
     part = share(counted.stop - counted.start, grid.place.replica, grid.data.size)
     return slice(counted.start + part.start, counted.start + part.stop)
+
+
+def named(trainer: "Trainer", counts: Mapping[str, int]) -> dict[str, int]:
+    """Counts by tensor, under the names that this worker has for them in a checkpoint."""
+    if not trainer.strategy.drifts:
+        return dict(counts)
+    return {section(name, trainer.grid.place.replica): count for name, count in counts.items()}
+
+
+def left_out(trainer: "Trainer", checkpoint: Checkpoint, as_they_were: bool) -> dict[str, int]:
+    """Those counts back: this worker's own, or where others go on, of each tensor the least.
+
+    What one of the workers has used is used.
+    """
+    saved, count = checkpoint.manifest.progress.left_out, _workers(checkpoint, "parameters")
+    if not count:
+        return dict(saved)
+    whose = [trainer.grid.place.replica] if as_they_were else range(count)
+    names = {key.rpartition("@")[0] for key in saved}
+    found = {name: min(saved.get(section(name, one), 0) for one in whose) for name in names}
+    return {name: least for name, least in found.items() if least}
 
 
 def are_those_of(trainer: "Trainer", checkpoint: Checkpoint) -> bool:

@@ -31,7 +31,7 @@ class Stream:
             source: an iterable, or a function that gives one; it is begun anew in each epoch.
             samples: as many as each pass over it gives.
         """
-        self._source = source
+        self.source = source
         self._samples = samples
         for name in ("set_epoch", "starting_at", "batch_sampler", "generator", "sampler"):
             if hasattr(source, name):
@@ -41,7 +41,7 @@ class Stream:
         return self._samples
 
     def __iter__(self) -> Iterator[Any]:
-        source: Any = self._source
+        source: Any = self.source
         iterator = iter(source() if callable(source) else source)
         if iterator is source:
             raise TypeError(_ONCE)

@@ -28,7 +28,7 @@ from mpitrain.adapters.torch.purity import (
     is_due,
     refuse,
 )
-from mpitrain.adapters.torch.seeing import parts, seeing, show
+from mpitrain.adapters.torch.seeing import parts, replaced, seeing, show
 from mpitrain.arrays import Array, Gradients, Parameters, Shape, array_namespace
 from mpitrain.fields import Fields, as_given, fields, joined, named, partial, unused, zeros
 from mpitrain.nn import Layer
@@ -94,6 +94,8 @@ class TorchLayer(Layer):
     Attributes:
         module: what computes.
         prefix: of the names that its parameters have in the whole module.
+        whole: the module that it answers for: its own, or the one that it and the layers after it
+            are parts of; None of these others.
     """
 
     holds = True  # autograd's saved tensors are the parameters' memory
@@ -119,6 +121,7 @@ class TorchLayer(Layer):
             ImpureModule: the module cannot be a layer.
         """
         self._given = module
+        self.whole: torch.nn.Module | None = module
         module = seeing(module)
         self.sees = any(True for _ in parts(module))
         refuse(name, module)
@@ -153,6 +156,20 @@ class TorchLayer(Layer):
         """Parameters and buffers."""
         named = [*self.module.named_parameters(), *self.module.named_buffers()]
         return {name: as_array(tensor) for name, tensor in named}
+
+    def constants(self) -> dict[str, torch.Tensor]:
+        """Frozen parameters and constant buffers of :attr:`whole`, under all of their names."""
+        if self.whole is None:
+            return {}
+        kept = {id(b) for part in self.whole.modules() if replaced(part) for b in part.buffers()}
+        every = {**self.whole.state_dict(keep_vars=True), **dict(self.whole.named_buffers())}
+        return {
+            name: tensor.detach()
+            for name, tensor in every.items()
+            if isinstance(tensor, torch.Tensor)
+            and id(tensor) not in kept
+            and not tensor.requires_grad
+        }
 
     def output_shape(self, shape: Shape) -> Shape:
         """By trying it on a sample of zeros: numbers as the parameters are, then integers.

@@ -160,12 +160,12 @@ class _Normalised(torch.autograd.Function):
 
 def seeing(module: nn.Module) -> nn.Module:
     """The module itself, or a copy with our dropout and batch norm where it has torch's."""
-    if not any(_replaced(part) for part in module.modules()):
+    if not any(replaced(part) for part in module.modules()):
         return module
-    if found := _replaced(module):
+    if found := replaced(module):
         return found
     copied = deepcopy(module)
-    stand_in = {part: found for part in copied.modules() if (found := _replaced(part))}
+    stand_in = {part: found for part in copied.modules() if (found := replaced(part))}
     for part in list(copied.modules()):
         for name, child in dict(part._modules).items():  # one part may have several names
             if child in stand_in:
@@ -181,7 +181,7 @@ def expect_replaceable(module: nn.Module) -> None:
             it, or does something of its own besides.
     """
     for name, part in module.named_modules():
-        if not _replaced(part):
+        if not replaced(part):
             continue
         if part.training != module.training:
             raise ImpureModule(
@@ -212,7 +212,7 @@ def show(module: nn.Module, context: Context, xp: ModuleType, *, counts: bool = 
             part.turn = 0
 
 
-def _replaced(part: nn.Module) -> Seeing | None:
+def replaced(part: nn.Module) -> Seeing | None:
     """What stands for a module of torch; None for one that stays."""
     kind = type(part)
     if kind is nn.Dropout or kind in _CHANNELS:
