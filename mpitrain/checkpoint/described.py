@@ -82,14 +82,15 @@ class Description:
         elif depth > _DEPTH or isinstance(what, ModuleType):
             return
         elif hasattr(what, "shape") and hasattr(what, "dtype"):
-            self._tell_array(name, what)
+            self.tell_array(name, what)
         elif isinstance(what, Mapping | list | tuple | set | frozenset):
             self._tell_several(name, what, read, depth)
         elif id(what) not in self._told:
             self._told[id(what)] = what, frozenset()
             self._tell_object(name, what, read, depth)
 
-    def _tell_array(self, name: str, array: Any) -> None:
+    def tell_array(self, name: str, array: Any) -> None:
+        """The values of an array or a tensor."""
         if self.values:
             try:
                 self.parts[f"values of {name}"] = digest(array)
@@ -125,7 +126,7 @@ class Description:
         elif hasattr(what, "named_modules") and hasattr(what, "named_buffers"):
             self.tell_module(name, what, depth)
             for own, tensor in (*what.named_parameters(), *what.named_buffers()):
-                self._tell_array(f"{name}.{own}", tensor)
+                self.tell_array(f"{name}.{own}", tensor)
         elif hasattr(what, "whole") and _package(type(what)) == "mpitrain":
             if what.whole is not None:  # else another layer of the module has told of it
                 self.tell_module(name.removesuffix(".part0"), what.whole, depth)

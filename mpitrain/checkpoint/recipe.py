@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from mpitrain.checkpoint.described import Description, digest
+from mpitrain.checkpoint.described import Description
 from mpitrain.data.own import Own
 from mpitrain.data.stream import Stream
 from mpitrain.nn import Chain
@@ -94,7 +94,7 @@ def _made(trainer: "Trainer") -> Recipe:
         for key, one in what.items() if isinstance(what, Mapping) else [("", what)]:
             _tell(found, f"{name}.{key}" if key else name, getattr(one, "function", one))
     for name, tensor in constants(trainer).items():
-        found.parts[f"values of model.{name}"] = digest(tensor)
+        found.tell_array(f"model.{name}", tensor)
     _tell_optimizers(found, trainer)
     found.values = False  # of these, the digest of the data says
     if isinstance(trainer.data.train, Own):

@@ -124,11 +124,17 @@ def restore(
     """
     notes = _check_job(trainer, checkpoint, allow_changes=allow_changes)
     as_they_were = workers.are_those_of(trainer, checkpoint)
+    # Workers that begin together take what all had the same; their anchor is where they begin.
+    kept = workers.shared(trainer) if as_they_were else dict(trainer.strategy.shared())
+    kept = {
+        name: flat for name, flat in kept.items() if as_they_were or name in checkpoint.sections
+    }
+    taken: set[str] = set()
     for index, piece in enumerate(trainer.store.pieces):
         found = list(_sections(trainer, index) if as_they_were else _alike(trainer, index))
-        if as_they_were:
-            own = slice(piece.start, piece.stop)
-            found += [(name, flat[own]) for name, flat in workers.shared(trainer).items()]
+        own = slice(piece.start, piece.stop)
+        found += [(name, flat[own]) for name, flat in kept.items()]
+        taken |= {section for section, _ in found}
         for tensor, part in overlaps(trainer.arena.tensors, piece):
             start = piece.start + part.start - tensor.start
             for section, flat in found:
@@ -144,6 +150,7 @@ def restore(
         trainer.strategy.resumed(checkpoint.manifest.progress.step)
     else:
         trainer.strategy.begin()
+        notes += workers.begun_anew(trainer, checkpoint, taken)
     for name, values in trainer.state.items():
         whole = checkpoint.tensor("state", name)
         if whole.shape != values.shape:
@@ -152,7 +159,8 @@ def restore(
                 f"{values.shape}"
             )
         values[...] = trainer.device.put(whole)
-    exchange.restore(trainer, checkpoint)
+    if anew := exchange.restore(trainer, checkpoint):
+        notes.append(f"{', '.join(anew[:3])} of the exchanges begin anew in this layout")
     progress = checkpoint.manifest.progress
     trainer.steps_done = progress.step
     trainer.updater.steps = progress.updates

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mpitrain.arrays import Array
+from mpitrain.checkpoint.manifest import EXCHANGE
 from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.group import share
 from mpitrain.parallel.grid import ProcessGrid
@@ -80,6 +81,17 @@ def are_those_of(trainer: "Trainer", checkpoint: Checkpoint) -> bool:
     if not trainer.strategy.drifts:
         return not then
     return then == trainer.grid.data.size and checkpoint.job.sync == trainer.config.sync
+
+
+def begun_anew(trainer: "Trainer", checkpoint: Checkpoint, taken: set[str]) -> list[str]:
+    """What workers leave behind that do not go on as they were, in a sentence."""
+    then, now = _workers(checkpoint, "parameters"), trainer.grid.data.size
+    had = {name for name in checkpoint.sections if not name.startswith((EXCHANGE, "state"))}
+    left = sorted({name.partition("@")[0] for name in had} - taken)
+    if not then and not left:
+        return []
+    began = f"{now} workers begin with the mean of what {then} had" if then else "the run goes on"
+    return [f"{began}, without their {', '.join(left)}" if left else began]
 
 
 def tensor(checkpoint: Checkpoint, name: str, tensor_name: str) -> Array:

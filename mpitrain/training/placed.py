@@ -381,6 +381,7 @@ class Placed(ClosedTogether):
             summation=lambda: build.summation(config, replica),
             dense=build.dense(config),
             agrees_late=config.sync.agree > 1,
+            never_used=lambda: self.updater.never_used(frozenset(self.updater.left_out)),
         )
         found = build.strategy(config, workers)
         store.algorithm, store.reason = found.algorithm, found.reason
