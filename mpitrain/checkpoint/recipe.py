@@ -11,7 +11,7 @@ from mpitrain.checkpoint.described import Description
 from mpitrain.data.own import Own
 from mpitrain.data.stream import Stream
 from mpitrain.nn import Chain
-from mpitrain.ranks.same import described, name_of
+from mpitrain.ranks.same import described
 
 if TYPE_CHECKING:
     from mpitrain.training.trainer import Trainer
@@ -119,9 +119,8 @@ def _tell_optimizers(found: Description, trainer: "Trainer") -> None:
         number = numbers.setdefault(id(optimizer), len(numbers))
         own = f"optimizer{number or ''}"
         if own not in found.parts:
-            found.parts[own] = name_of(optimizer)
-            if not hasattr(optimizer, "options"):  # which are told below
-                _tell(found, own, optimizer)
+            kind = getattr(optimizer, "kind", None)  # of torch's, whose options are told below
+            _tell(found, own, optimizer if kind is None else kind)
             for key, value in described(optimizer).items():
                 found.tell(key.replace("optimizer", own), value)
         if number:
