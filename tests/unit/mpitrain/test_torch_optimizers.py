@@ -1,4 +1,4 @@
-"""Optimisers of torch, and of a program's own, that update each number by itself; others refused."""
+"""Optimisers of torch, and a program's own: those that update each number by itself are taken."""
 
 import numpy as np
 import pytest
