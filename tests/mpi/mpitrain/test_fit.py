@@ -579,7 +579,7 @@ def stepped(parameters):
     [
         (hooked, "it has hooks on its steps, and nobody would call them"),
         (stepped, "it has taken steps already, and the trainer would begin without what it keeps"),
-        (lambda p: torch.optim.LBFGS(p), "a LBFGS is not known to update each number by itself"),
+        (lambda p: torch.optim.LBFGS(p), "a LBFGS does not update each number by itself"),
         (lambda p: torch.optim.SGD(p[1:]), r"leaves out part0.weight; give it all parameters"),
         (lambda p: torch.optim.SGD([*p, torch.nn.Parameter(torch.ones(3))]), "shape .3,. that is"),
         (
