@@ -269,6 +269,12 @@ def _differences(trainer: "Trainer", checkpoint: Checkpoint) -> Iterator[str]:
 def _check_job(trainer: "Trainer", checkpoint: Checkpoint, *, allow_changes: bool) -> list[str]:
     """What differs of a job, which is refused unless changes are allowed; what cannot be taken is
     refused in any case."""
+    then_trained = set(checkpoint.names) - set(checkpoint.manifest.state)
+    if gone := sorted(then_trained - set(trainer.model.names())):
+        raise CheckpointError(
+            f"{checkpoint.folder} has values of {', '.join(gone[:3])}, which the model does not "
+            "train: what was trained once cannot be frozen or left out in a run that goes on"
+        )
     notes: list[str] = []
     if found := list(_differences(trainer, checkpoint)):
         more = f", and {len(found) - 1} more" if found[1:] else ""
@@ -286,11 +292,5 @@ def _check_job(trainer: "Trainer", checkpoint: Checkpoint, *, allow_changes: boo
         raise CheckpointError(
             f"{checkpoint.folder} has no averages, as optim.average was 0; leave it at 0, or train "
             "in another run.dir or without --resume"
-        )
-    then_trained = set(checkpoint.names) - set(checkpoint.manifest.state)
-    if gone := sorted(then_trained - set(trainer.model.names())):
-        raise CheckpointError(
-            f"{checkpoint.folder} has values of {', '.join(gone[:3])}, which the model does not "
-            "train: what was trained once cannot be frozen or left out in a run that goes on"
         )
     return notes

@@ -81,10 +81,16 @@ class Own:
         with seeded(self.seed, 1, self.epoch + 1, index):
             try:
                 found = self.data[index]
-            except Exception as error:
+            except (Exception, SystemExit) as error:  # whoever leaves alone leaves others waiting
+                name, shrunk = type(self.data).__name__, ""
+                if isinstance(error, IndexError) and len(self.data) <= index:
+                    shrunk = (
+                        f"; {name} has {len(self.data)} samples now, and had more when the run "
+                        "began: its length must stay"
+                    )
                 raise DataError(
-                    f"sample {index} of {type(self.data).__name__} cannot be read: "
-                    f"{type(error).__name__}: {error}"
+                    f"sample {index} of {name} cannot be read: {type(error).__name__}: "
+                    f"{error}{shrunk}"
                 ) from error
         return self._arrays_of(index, found)
 

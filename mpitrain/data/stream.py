@@ -122,7 +122,7 @@ class Streamed(Own):
                         f"{name} ends after {number} samples, and its length is {len(self)}; they "
                         "must agree"
                     ) from None
-                except Exception as error:
+                except (Exception, SystemExit) as error:
                     at.iterator = None
                     raise DataError(
                         f"sample {number} of {name} cannot be read: {type(error).__name__}: {error}"
@@ -140,7 +140,7 @@ class Streamed(Own):
                     data.set_epoch(max(0, self.epoch))
                 given: Any = data.starting_at(index) if index else data  # type: ignore[attr-defined]
                 iterator = iter(given)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise DataError(
                 f"{type(data).__name__} cannot be begun: {type(error).__name__}: {error}"
             ) from error
@@ -157,7 +157,7 @@ class Streamed(Own):
         with seeded(self.seed, 1, self.epoch + 1, len(self)):
             try:
                 more = next(iterator, self) is not self
-            except Exception:  # of a sample that nobody has asked for
+            except (Exception, SystemExit):  # of a sample that nobody has asked for
                 more = False
         if more:
             raise DataError(

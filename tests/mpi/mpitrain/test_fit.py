@@ -1144,8 +1144,8 @@ def test_other_jobs_are_not_resumed(comm, folder):
     with made(folder, **given, steps=3) as trainer:
         trainer.fit()
     for changed, message in (
-        ({"optimizer": lambda p: torch.optim.Adam(p)}, "own.optimizer was AdamW, and is Adam;"),
-        ({"loss": torch.nn.functional.l1_loss}, "own.loss was mse_loss, and is l1_loss;"),
+        ({"optimizer": lambda p: torch.optim.Adam(p)}, "own.optimizer was AdamW, and is Adam"),
+        ({"loss": torch.nn.functional.l1_loss}, "own.loss was mse_loss, and is l1_loss"),
         ({"model": frozen}, "part0.bias, part0.weight, which the model does not train"),
     ):
         with pytest.raises(CheckpointError, match=message):
