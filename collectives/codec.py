@@ -58,6 +58,20 @@ class Dice:
         return np.random.Generator(np.random.Philox(key=[self.seed, self.replica], counter=counter))
 
 
+def bounded(ufunc: np.ufunc, a: Array, b: Array, out: Array) -> None:
+    """``ufunc(a, b, out=out)``, where a sum of finite numbers ends at the largest number.
+
+    What a code leaves out of numbers near the largest one may be larger, and would be infinite from
+    then on.
+    """
+    overflowed: list[object] = []
+    with np.errstate(over="call", call=lambda *_: overflowed.append(None)):
+        ufunc(a, b, out=out)
+    if overflowed:
+        most = np.finfo(out.dtype).max
+        np.clip(out, -most, most, out=out)
+
+
 class Residual:
     """What a code has left out, which is added to the next numbers (error feedback).
 
@@ -83,11 +97,11 @@ class Residual:
 
     def add_to(self, x: Array) -> None:
         """``x`` becomes what there is to send."""
-        x += self.value
+        bounded(np.add, x, self.value, x)
 
     def keep(self, x: Array, sent: Array, part: slice = slice(None)) -> None:
         """Of ``part``, ``x`` was there to send, and ``sent`` was."""
-        np.subtract(x, sent, out=self.pending[part])
+        bounded(np.subtract, x, sent, self.pending[part])
         self._is_pending = True
 
     def commit(self) -> None:

@@ -4,10 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpitrain import nn
-from mpitrain.config import ConfigError
+from mpitrain.compress import Momentum, parse
+from mpitrain.config import Config, ConfigError
 from mpitrain.data import Dataset
 from mpitrain.objective import Loss
 from mpitrain.objective.metrics import Averaged, Metric
+from mpitrain.ranks.same import name_of
 
 if TYPE_CHECKING:
     from mpitrain.optim.groups import Grouping
@@ -90,6 +92,13 @@ def _give_shapes(module: Any, data: Any, seed: int) -> None:
             part.training = training
 
 
+def names(module: Any, layers: Mapping[str, nn.Layer] | None) -> dict[str, str]:
+    """The trainer's name of each entry of a torch module's ``state_dict``."""
+    from mpitrain.adapters.torch.modules import names_in
+
+    return names_in(module, layers or {})
+
+
 def kinds(module: Any) -> dict[str, object]:
     """What the parts of a torch module are, by name, with the options that torch's own show."""
     return {
@@ -153,6 +162,23 @@ def optimizer(
     if schedule is not None:
         schedule = TorchSchedule(schedule, groups)
     return OfTorch(groups[0], grouping, schedule, options)
+
+
+def expect_without_momentum(job: Config, given: "Optimizer") -> None:
+    """An optimiser keeps nothing where a code has the momentum.
+
+    Raises:
+        ConfigError: it does.
+    """
+    codec = job.compress.codec
+    if codec in ("none", "auto") or not isinstance(parse(codec), Momentum) or not given.slots:
+        return
+    if name_of(given) != "SGD" or getattr(given, "momentum", True):
+        raise ConfigError(
+            f"compress.codec: {codec} has the momentum, and optimizer= gives {name_of(given)}, "
+            f"which keeps {', '.join(given.slots)}; give an SGD without momentum, as lambda p: "
+            "torch.optim.SGD(p, lr=0.1)"
+        )
 
 
 def dtype(module: Any, otherwise: str) -> str:

@@ -28,6 +28,9 @@ _BESIDE_AN_OPTIMIZER = {
     "decay_epochs", "clip_norm", "average",
 }  # fmt: skip
 
+#: Stands for the name of an optimiser until it is known.
+_GIVEN = "given"
+
 
 class Trainer(trainer.Trainer):
     """:class:`mpitrain.training.trainer.Trainer` of what a program brings.
@@ -147,7 +150,18 @@ class Trainer(trainer.Trainer):
                 )
             if schedule is not None and not callable(schedule):  # a name, which two tables have
                 settings["schedule"], schedule = schedule, None
-            job = configured(config or Config(), settings)
+            usual = config or Config()
+            if optimizer is not None and not hasattr(optimizer, "prepare"):
+                asked_for = _asked_of_optim(config, settings)
+                if useless := set(asked_for) - _BESIDE_AN_OPTIMIZER:
+                    raise ConfigError(
+                        f"optim: {', '.join(sorted(useless))} would have no part in what "
+                        "optimizer= makes; give them to it there"
+                    )
+            if optimizer is not None:  # conflicts with its options are looked for below
+                own = {"optimizer": usual.own.optimizer or _GIVEN}
+                settings["own"] = own | settings.get("own", {})
+            job = configured(usual, settings)
             brings = {
                 "model": model,
                 "data": train_data,
@@ -186,14 +200,10 @@ class Trainer(trainer.Trainer):
                 optimizer, grouping, schedule, options = brought.optimizer(
                     optimizer, schedule, self.module, layers
                 )
-                asked_for = _asked_of_optim(config, settings)
-                if useless := set(asked_for) - _BESIDE_AN_OPTIMIZER:
-                    raise ConfigError(
-                        f"optim: {', '.join(sorted(useless))} would have no part in what "
-                        "optimizer= makes; give them to it there"
-                    )
                 rates = {"lr": optimizer.lr, "reference_batch": 0}
-                job = configured(job, {"optim": rates | asked_for})
+                job = configured(job, {"optim": rates | _asked_of_optim(config, settings)})
+            if optimizer is not None:
+                brought.expect_without_momentum(job, optimizer)
             if self.module is not None and "dtype" not in {**settings.get("run", {}), **settings}:
                 job = configured(job, {"dtype": brought.dtype(self.module, job.run.dtype)})
             own_names = {"model": self.module, "loss": loss, "optimizer": optimizer}
@@ -229,6 +239,8 @@ class Trainer(trainer.Trainer):
                 before_step=before_step,
                 metrics=judges,
             )
+            if self.module is not None:
+                self.names = brought.names(self.module, layers)
         #: Of the module's parameters, as the trainer took them; until it trains.
         self._taken: list[int] | None = self._versions()
 
@@ -252,11 +264,13 @@ class Trainer(trainer.Trainer):
                 "call; put it into the loss, or take mpitrain.adapters.torch.DataParallel"
             )
 
-    def fit(self, *, resume: bool = False) -> list[Epoch]:
+    def fit(self, *, resume: bool = False, allow_changes: bool = False) -> list[Epoch]:
         """Train to the end, as :func:`mpitrain.train`; collective.
 
         Args:
             resume: go on from the newest checkpoint in ``run.dir``, if there is one.
+            allow_changes: go on with another job, too, as another loss or other frozen values, as
+                far as the checkpoint fits it.
 
         Returns:
             The tests, in order, on all ranks; none without ``test_data``.
@@ -285,7 +299,13 @@ class Trainer(trainer.Trainer):
                     stop_flag(60.0, self.comm, beside=given) as self.stop,
                     limit_blas_threads(self.comm),
                 ):
-                    train(self, go_on=resume, tell=tell, way="fit(resume=True)")
+                    train(
+                        self,
+                        go_on=resume,
+                        allow_changes=allow_changes,
+                        tell=tell,
+                        way="fit(resume=True)",
+                    )
             finally:
                 self.stop = given
             if self.module is not None:
@@ -335,7 +355,7 @@ def _with_names(job: Config, given: Mapping[str, Any], cuts: Sequence[str]) -> C
     names = {
         key: name_of(what)
         for key, what in given.items()
-        if what is not None and not getattr(job.own, key)
+        if what is not None and getattr(job.own, key) in ("", _GIVEN)
     }
     own = msgspec.structs.replace(job.own, **names, cuts=tuple(cuts))
     return msgspec.structs.replace(job, own=own)

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from collectives import Communicator, provenance
 from collectives.launch import aborts
 from mpitrain.checkpoint import CheckpointError, Writer, newest
+from mpitrain.checkpoint.recipe import kept_constants, recipe_of
 from mpitrain.checkpoint.state import collect, restore
 from mpitrain.config import Compress, Config, ConfigError
 from mpitrain.metrics import (
@@ -44,6 +45,7 @@ def train(
     trainer: Trainer,
     *,
     go_on: bool = False,
+    allow_changes: bool = False,
     tell: Write | None = None,
     way: str = "mpitrain.train(trainer, go_on=True)",
 ) -> Summary:
@@ -54,6 +56,7 @@ def train(
     Args:
         trainer: of the job.
         go_on: from the newest checkpoint in ``run.dir`` that is whole, if there is one.
+        allow_changes: go on with another job, too, as far as the checkpoint fits it.
         tell: is called with each record, on all ranks.
         way: how the caller goes on after :class:`Stopped`, which rank 0 writes; nothing if empty.
 
@@ -75,7 +78,8 @@ def train(
     if config.run.tensorboard:
         tensorboard.check()
     with locked(trainer.comm, Path(config.run.dir)):
-        resumed = resume(trainer) if go_on else None
+        recipe_of(trainer)  # before steps, which may change what a program's own objects hold
+        resumed = resume(trainer, allow_changes=allow_changes) if go_on else None
         writer = Writer(
             trainer.comm,
             checkpoints(config),
@@ -217,7 +221,10 @@ def save(trainer: Trainer, writer: Writer, *, best: bool = False) -> tuple[Path,
     # What differs between replicas is wrong on one of them, and must not outlive the run.
     trainer.check_replicas(f"before the checkpoint after step {trainer.steps_done}")
     with trainer.span("checkpoint", "checkpoint"):
-        writer.begin(trainer.steps_done, *collect(trainer), best=best)
+        arrays, pieces, manifest = collect(trainer)
+        if manifest.constants:
+            writer.keep_constants(manifest.constants, lambda: kept_constants(trainer))
+        writer.begin(trainer.steps_done, arrays, pieces, manifest, best=best)
     return before
 
 
@@ -236,8 +243,14 @@ def settled(comm: Communicator, config: Config) -> Config:
     return replace(config, compress=how)
 
 
-def resume(trainer: Trainer) -> Resumed | None:
+def resume(trainer: Trainer, *, allow_changes: bool = False) -> Resumed | None:
     """Take everything from the newest checkpoint in ``run.dir`` that is whole, if any.
+
+    Collective.
+
+    Args:
+        trainer: takes it.
+        allow_changes: of another job, too, as far as it fits.
 
     Raises:
         CheckpointError: on all ranks; it is another job's, or none of several can be used.
@@ -247,9 +260,14 @@ def resume(trainer: Trainer) -> Resumed | None:
         if refused:
             raise CheckpointError(f"no checkpoint can be used: {'; '.join(refused)}")
         return None
-    together(trainer.comm, lambda: restore(trainer, checkpoint), CheckpointError)
+    recipe_of(trainer)
+    notes = together(
+        trainer.comm,
+        lambda: restore(trainer, checkpoint, allow_changes=allow_changes),
+        CheckpointError,
+    )
     trainer.refresh()
-    return Resumed(trainer.steps_done, str(checkpoint.folder), refused)
+    return Resumed(trainer.steps_done, str(checkpoint.folder), refused, notes)
 
 
 class _Totals:

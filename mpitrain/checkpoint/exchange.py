@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from mpitrain.arrays import Array
 from mpitrain.checkpoint.manifest import EXCHANGE, EXCHANGE_STATE
 from mpitrain.checkpoint.reader import Checkpoint
@@ -73,8 +75,11 @@ def _keepers(trainer: "Trainer") -> list[Keeper]:
     return [trainer.summation, *trainer.strategy.keepers]
 
 
-def restore(trainer: "Trainer", checkpoint: Checkpoint) -> None:
+def restore(trainer: "Trainer", checkpoint: Checkpoint) -> list[str]:
     """Take what exchanges kept; of this rank alone.
+
+    Returns:
+        The names of what begins anew, though the checkpoint has such things.
 
     Raises:
         CheckpointError: something is missing.
@@ -87,11 +92,14 @@ def restore(trainer: "Trainer", checkpoint: Checkpoint) -> None:
             start = part.start - tensor.start
             part.values[...] += own[start : start + part.values.size]
     found = set(checkpoint.named(EXCHANGE_STATE))
+    anew = []
     for name, array in state(trainer).items():
-        if name in found:
-            saved = checkpoint.tensor(EXCHANGE_STATE, name)
-            if saved.shape == array.shape:  # else of a layout that cuts tensors elsewhere
-                array[...] = saved
+        saved = checkpoint.tensor(EXCHANGE_STATE, name) if name in found else np.empty(0)
+        if saved.shape == array.shape:  # else of a layout that cuts tensors elsewhere
+            array[...] = saved
+        elif found:
+            anew.append(name)
+    return anew
 
 
 def _sources(trainer: "Trainer", kept: Kept, checkpoint: Checkpoint, tensor: Tensor) -> list[str]:

@@ -2,13 +2,14 @@
 
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from mpitrain.arrays import Array
+from mpitrain.checkpoint.described import digest as digest_of
 from mpitrain.checkpoint.manifest import MANIFEST, CheckpointError
 from mpitrain.checkpoint.reader import Checkpoint, newest
 from mpitrain.config import Config
@@ -39,24 +40,86 @@ def export(folder: Path, output: Path, *, torch: bool = False) -> Exported:
     Args:
         folder: a checkpoint's, or a run's, of which the newest checkpoint that is whole is taken.
         output: the file.
-        torch: axes in torch's order: a linear weight (out, in), a convolution's (out, in, rows,
-            columns), and queries, keys and values of all heads one after another.
+        torch: for torch.  A run of a torch module gives its whole ``state_dict``, which
+            ``module.load_state_dict`` takes: under the module's names, with what was frozen and the
+            buffers.  Other models keep their names, and have axes in torch's order: a linear weight
+            (out, in), a convolution's (out, in, rows, columns), and queries, keys and values of all
+            heads one after another.
 
     Raises:
-        CheckpointError: there is no checkpoint that is whole, or the file cannot be written.
+        CheckpointError: there is no checkpoint that is whole, its constants are not there, or the
+            file cannot be written.
     """
     checkpoint, refused = find(folder)
+    if torch and checkpoint.manifest.names:
+        return Exported(_of_module(checkpoint, output), checkpoint.folder, refused)
     tensors = {}
     for name in checkpoint.names:
         whole = checkpoint.value(name)
         own = as_torch(name, whole, checkpoint.job) if torch else whole
-        tensors[name] = np.ascontiguousarray(own)
+        tensors[name] = np.asarray(own, order="C")
+    _write(save_file, tensors, checkpoint, output)
+    return Exported(len(tensors), checkpoint.folder, refused)
+
+
+def _write(save: Any, tensors: dict[str, Any], checkpoint: Checkpoint, output: Path) -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
     try:
-        save_file(tensors, output, {"job": checkpoint.manifest.job})
+        save(tensors, output, {"job": checkpoint.manifest.job})
     except SafetensorError as error:
         raise CheckpointError(f"cannot write {output}: {error}; name another file") from error
-    return Exported(len(tensors), checkpoint.folder, refused)
+
+
+def _of_module(checkpoint: Checkpoint, output: Path) -> int:
+    """Write the ``state_dict`` of a torch module; returns how many tensors it has."""
+    try:
+        from safetensors.torch import save_file as save_tensors
+        from torch import from_numpy
+    except ImportError as error:
+        raise CheckpointError(
+            f"{checkpoint.folder} is of a torch module, whose state_dict is written by torch; "
+            "install it, or leave --torch out"
+        ) from error
+    names = checkpoint.manifest.names
+    constants = _constants(checkpoint)
+    tensors = {
+        name: from_numpy(np.asarray(checkpoint.value(own), order="C"))
+        if own in checkpoint.manifest.shapes
+        else constants[own].clone()
+        for name, own in names.items()
+    }
+    for name, tensor in tensors.items():
+        if name.endswith("num_batches_tracked"):
+            tensors[name] = tensor.long()
+    _write(save_tensors, tensors, checkpoint, output)
+    return len(tensors)
+
+
+def _constants(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What training leaves alone, from the file that a run's checkpoints have together."""
+    name, manifest = checkpoint.manifest.constants, checkpoint.manifest
+    if not name:
+        return {}
+    # Checkpoints of an earlier run were moved one folder down.
+    places = [folder / name for folder in checkpoint.folder.resolve().parents[:2]]
+    path = next((path for path in places if path.is_file()), None)
+    if path is None:
+        raise CheckpointError(
+            f"{checkpoint.folder} has no frozen parameters and constant buffers itself, and "
+            f"{places[0]} is not there; copy that file of the run's checkpoints beside it"
+        )
+    from safetensors.torch import load_file
+
+    try:
+        found = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    wanted = set(manifest.names.values()) - manifest.shapes.keys()
+    for own in wanted:
+        said = (manifest.recipe.parts if manifest.recipe else {}).get(f"values of model.{own}")
+        if own not in found or digest_of(found[own]) != said:
+            raise CheckpointError(f"{path} is not what was written: {own} differs")
+    return found
 
 
 def find(folder: Path) -> tuple[Checkpoint, list[str]]:

@@ -16,6 +16,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from mpitrain.checkpoint.recipe import Recipe
 from mpitrain.config import Config
 from mpitrain.config.numbers import Positive
 from mpitrain.files import check_regular
@@ -28,6 +29,7 @@ EXCHANGE = "exchange."
 EXCHANGE_STATE = "exchange.state"
 #: Nothing but such names may stand in a manifest: they cannot leave their folder.
 _FILE = re.compile(r"rank-\d{5}\.safetensors")
+_CONSTANTS = re.compile(r"constants-[0-9a-f]{32}\.safetensors")
 _LARGEST_MANIFEST = 1 << 30
 _MOST_AXES = 32
 
@@ -105,6 +107,10 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         data: digest of the data it was trained on; empty in manifests of an earlier version.
         state: names of the tensors that are in the section ``state`` alone: no parameters, as the
             running mean of a batch norm.
+        recipe: what else decided on the numbers; None in manifests of an earlier version.
+        names: of a torch module, for each entry of its ``state_dict`` the tensor's name here, or
+            the constant's in the file of those.
+        constants: name of that file, which all checkpoints of a run have one of; empty: none.
     """
 
     format: int
@@ -117,6 +123,9 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     pieces: list[SavedPiece]
     data: str = ""
     state: list[str] = []
+    recipe: Recipe | None = None
+    names: dict[str, str] = {}
+    constants: str = ""
 
 
 def encode(manifest: Manifest) -> bytes:
@@ -158,6 +167,8 @@ def parse(data: bytes, name: str) -> Manifest:
     for file in manifest.digests:
         if not _FILE.fullmatch(file):
             raise CheckpointError(f"{name} names {file!r}, which is no file of a checkpoint")
+    if manifest.constants and not _CONSTANTS.fullmatch(manifest.constants):
+        raise CheckpointError(f"{name} names {manifest.constants!r}, which is no file of constants")
     return manifest
 
 

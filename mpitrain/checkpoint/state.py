@@ -18,6 +18,7 @@ from mpitrain.checkpoint.manifest import (
     SavedPiece,
 )
 from mpitrain.checkpoint.reader import Checkpoint
+from mpitrain.checkpoint.recipe import name_of_constants, recipe_of
 from mpitrain.config import Config, Own
 from mpitrain.parallel.arena import Tensor
 from mpitrain.parallel.store import overlaps
@@ -32,6 +33,7 @@ def collect(trainer: "Trainer") -> tuple[dict[str, Array], list[SavedPiece], Man
 
     Collective; nothing of the training is changed.
     """
+    recipe = recipe_of(trainer)
     together = workers.together(trainer)
     arrays: dict[str, Array] = {}
     pieces: list[SavedPiece] = []
@@ -83,7 +85,7 @@ def collect(trainer: "Trainer") -> tuple[dict[str, Array], list[SavedPiece], Man
             trainer.scale.good_steps,
             trainer.watch.tested,
             dict(trainer.watch.seen),
-            dict(trainer.updater.left_out),
+            workers.named(trainer, trainer.updater.left_out),
             trainer.updates_per_step,
         ),
         job=msgspec.json.encode(trainer.config).decode(),
@@ -94,25 +96,45 @@ def collect(trainer: "Trainer") -> tuple[dict[str, Array], list[SavedPiece], Man
         pieces=[],
         data=trainer.data_digest,
         state=list(state),
+        recipe=recipe,
+        names=dict(trainer.names),
+        constants=name_of_constants(recipe, trainer.names),
     )
     return arrays, pieces, manifest
 
 
-def restore(trainer: "Trainer", checkpoint: Checkpoint) -> None:
+def restore(
+    trainer: "Trainer", checkpoint: Checkpoint, *, allow_changes: bool = False
+) -> list[str]:
     """Take everything from a checkpoint that some layout of the same job wrote.
 
-    Of this rank alone: when all ranks have, call ``trainer.refresh``.
+    Of this rank alone: :func:`~mpitrain.checkpoint.recipe.recipe_of` was called before, and when
+    all ranks have returned, call ``trainer.refresh``.
+
+    Args:
+        trainer: takes it.
+        checkpoint: is read.
+        allow_changes: go on with another job, as far as the checkpoint fits it.
+
+    Returns:
+        What goes on otherwise than it was, in sentences.
 
     Raises:
         CheckpointError: it is another model's, of other numbers, data or order of samples.
     """
-    _check_job(trainer, checkpoint)
+    notes = _check_job(trainer, checkpoint, allow_changes=allow_changes)
     as_they_were = workers.are_those_of(trainer, checkpoint)
+    # Workers that begin together take what all had the same; their anchor is where they begin.
+    kept = workers.shared(trainer) if as_they_were else dict(trainer.strategy.shared())
+    kept = {
+        name: flat for name, flat in kept.items() if as_they_were or name in checkpoint.sections
+    }
+    taken: set[str] = set()
     for index, piece in enumerate(trainer.store.pieces):
         found = list(_sections(trainer, index) if as_they_were else _alike(trainer, index))
-        if as_they_were:
-            own = slice(piece.start, piece.stop)
-            found += [(name, flat[own]) for name, flat in workers.shared(trainer).items()]
+        own = slice(piece.start, piece.stop)
+        found += [(name, flat[own]) for name, flat in kept.items()]
+        taken |= {section for section, _ in found}
         for tensor, part in overlaps(trainer.arena.tensors, piece):
             start = piece.start + part.start - tensor.start
             for section, flat in found:
@@ -128,6 +150,7 @@ def restore(trainer: "Trainer", checkpoint: Checkpoint) -> None:
         trainer.strategy.resumed(checkpoint.manifest.progress.step)
     else:
         trainer.strategy.begin()
+        notes += workers.begun_anew(trainer, checkpoint, taken)
     for name, values in trainer.state.items():
         whole = checkpoint.tensor("state", name)
         if whole.shape != values.shape:
@@ -136,11 +159,12 @@ def restore(trainer: "Trainer", checkpoint: Checkpoint) -> None:
                 f"{values.shape}"
             )
         values[...] = trainer.device.put(whole)
-    exchange.restore(trainer, checkpoint)
+    if anew := exchange.restore(trainer, checkpoint):
+        notes.append(f"{', '.join(anew[:3])} of the exchanges begin anew in this layout")
     progress = checkpoint.manifest.progress
     trainer.steps_done = progress.step
     trainer.updater.steps = progress.updates
-    trainer.updater.left_out = dict(progress.left_out)
+    trainer.updater.left_out = workers.left_out(trainer, checkpoint, as_they_were)
     trainer.updates_per_step = max(trainer.updates_per_step, progress.per_step)
     trainer.watch.tested = progress.tested
     for text in trainer.watch.seen.keys() & progress.seen.keys():
@@ -148,6 +172,7 @@ def restore(trainer: "Trainer", checkpoint: Checkpoint) -> None:
     if trainer.scale.enabled:
         trainer.scale.value = progress.loss_scale
         trainer.scale.good_steps = progress.good_steps
+    return notes
 
 
 def _sections(trainer: "Trainer", index: int) -> Iterator[tuple[str, Array]]:
@@ -198,56 +223,74 @@ def _local_epochs(then: Config, now: Config) -> tuple[int, int]:
     return (then.train.epochs, now.train.epochs) if now.federated.clients else (0, 0)
 
 
-def _difference(place: str, before: object, after: object) -> str:
+def _difference(place: str, before: object, after: object) -> tuple[str, object, object]:
     """Of tables, the first key that differs."""
     if isinstance(before, msgspec.Struct) and isinstance(after, msgspec.Struct):
         before, after = asdict(before), asdict(after)
     if isinstance(before, dict) and isinstance(after, dict):
         key = next(key for key in before if before[key] != after[key])
         place, before, after = f"{place}.{key}", before[key], after[key]
-    return f"{place} was {before}, and is {after}"
+    return place, before, after
 
 
-def _check_job(trainer: "Trainer", checkpoint: Checkpoint) -> None:
-    """What would make it another training must be the same; which ranks compute it need not be."""
+def _differences(trainer: "Trainer", checkpoint: Checkpoint) -> Iterator[str]:
+    """What would make it another training; which ranks compute it has no part in that."""
     then, now = checkpoint.job, trainer.config
     known = checkpoint.manifest.data
     data = replace(then.data, workers=now.data.workers)
     if known:  # where they lie is not what they are
         data = replace(data, path=now.data.path)
-    for place, before, after in (
-        ("model", then.model, now.model),
-        ("data", data, now.data),
-        ("own", _names(then.own), _names(now.own)),
-        ("loss", then.loss, now.loss),
-        ("compress", then.compress, now.compress),
-        ("optim.name", then.optim.name, now.optim.name),
-        ("run.seed", then.run.seed, now.run.seed),
-        ("run.dtype", then.run.dtype, now.run.dtype),
-        ("run.compute", then.run.compute, now.run.compute),
-        ("train.batch_size", then.train.batch_size, now.train.batch_size),
-        ("federated", then.federated, replace(now.federated, rounds=then.federated.rounds)),
-        ("train.epochs", *_local_epochs(then, now)),
-    ):
-        if before != after:
-            raise CheckpointError(
-                f"{checkpoint.folder} is of another job: {_difference(place, before, after)}; set "
-                "it as it was, or train in another run.dir or without --resume"
-            )
-    if now.optim.average and AVERAGE not in checkpoint.sections:
-        raise CheckpointError(
-            f"{checkpoint.folder} has no averages, as optim.average was 0; leave it at 0, or train "
-            "in another run.dir or without --resume"
+    found = [
+        _difference(place, before, after)
+        for place, before, after in (
+            ("model", then.model, now.model),
+            ("data", data, now.data),
+            ("own", _names(then.own), _names(now.own)),
+            ("loss", then.loss, now.loss),
+            ("compress", then.compress, now.compress),
+            ("optim.name", then.optim.name, now.optim.name),
+            ("run.seed", then.run.seed, now.run.seed),
+            ("run.dtype", then.run.dtype, now.run.dtype),
+            ("run.compute", then.run.compute, now.run.compute),
+            ("train.batch_size", then.train.batch_size, now.train.batch_size),
+            ("federated", then.federated, replace(now.federated, rounds=then.federated.rounds)),
+            ("train.epochs", *_local_epochs(then, now)),
         )
+        if before != after
+    ]
+    if checkpoint.manifest.recipe:
+        found += checkpoint.manifest.recipe.differences(trainer.recipe)
+    for place, before, after in found:
+        yield f"{place} was {before}, and is {after}"
+    if known and known != trainer.data_digest:
+        yield f"it had other data: what data.path = {now.data.path!r} holds has changed since"
+
+
+def _check_job(trainer: "Trainer", checkpoint: Checkpoint, *, allow_changes: bool) -> list[str]:
+    """What differs of a job, which is refused unless changes are allowed; what cannot be taken is
+    refused in any case."""
     then_trained = set(checkpoint.names) - set(checkpoint.manifest.state)
     if gone := sorted(then_trained - set(trainer.model.names())):
         raise CheckpointError(
             f"{checkpoint.folder} has values of {', '.join(gone[:3])}, which the model does not "
             "train: what was trained once cannot be frozen or left out in a run that goes on"
         )
-    if known and known != trainer.data_digest:
+    notes: list[str] = []
+    if found := list(_differences(trainer, checkpoint)):
+        more = f", and {len(found) - 1} more" if found[1:] else ""
+        if not allow_changes:
+            raise CheckpointError(
+                f"{checkpoint.folder} is of another job: {found[0]}{more}; set it as it was, train "
+                "in another run.dir or without --resume, or go on all the same with "
+                "--allow-changes, in a program fit(resume=True, allow_changes=True)"
+            )
+        notes.append(f"goes on with another job: {found[0]}{more}")
+    recipe = checkpoint.manifest.recipe
+    if recipe and recipe.code and recipe.bytecode != trainer.recipe.bytecode:
+        notes.append("another Python has written the checkpoint, so that code was not compared")
+    if trainer.config.optim.average and AVERAGE not in checkpoint.sections:
         raise CheckpointError(
-            f"{checkpoint.folder} was trained on other data: what data.path = "
-            f"{now.data.path!r} holds has changed since; put it back, or train in another run.dir "
-            "or without --resume"
+            f"{checkpoint.folder} has no averages, as optim.average was 0; leave it at 0, or train "
+            "in another run.dir or without --resume"
         )
+    return notes

@@ -6,11 +6,13 @@ The section ``parameters`` has the workers' weights together, as tests see them,
 the weights together and the mean of the optimisers' states: as if all had met at that step.
 """
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mpitrain.arrays import Array
+from mpitrain.checkpoint.manifest import EXCHANGE
 from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.group import share
 from mpitrain.parallel.grid import ProcessGrid
@@ -52,12 +54,44 @@ def among(counted: slice, grid: ProcessGrid) -> slice:
     return slice(counted.start + part.start, counted.start + part.stop)
 
 
+def named(trainer: "Trainer", counts: Mapping[str, int]) -> dict[str, int]:
+    """Counts by tensor, under the names that this worker has for them in a checkpoint."""
+    if not trainer.strategy.drifts:
+        return dict(counts)
+    return {section(name, trainer.grid.place.replica): count for name, count in counts.items()}
+
+
+def left_out(trainer: "Trainer", checkpoint: Checkpoint, as_they_were: bool) -> dict[str, int]:
+    """Those counts back: this worker's own, or where others go on, of each tensor the least.
+
+    What one of the workers has used is used.
+    """
+    saved, count = checkpoint.manifest.progress.left_out, _workers(checkpoint, "parameters")
+    if not count:
+        return dict(saved)
+    whose = [trainer.grid.place.replica] if as_they_were else range(count)
+    names = {key.rpartition("@")[0] for key in saved}
+    found = {name: min(saved.get(section(name, one), 0) for one in whose) for name in names}
+    return {name: least for name, least in found.items() if least}
+
+
 def are_those_of(trainer: "Trainer", checkpoint: Checkpoint) -> bool:
     """Whether workers go on as they were: as many, with the same [sync]."""
     then = _workers(checkpoint, "parameters")
     if not trainer.strategy.drifts:
         return not then
     return then == trainer.grid.data.size and checkpoint.job.sync == trainer.config.sync
+
+
+def begun_anew(trainer: "Trainer", checkpoint: Checkpoint, taken: set[str]) -> list[str]:
+    """What workers leave behind that do not go on as they were, in a sentence."""
+    then, now = _workers(checkpoint, "parameters"), trainer.grid.data.size
+    had = {name for name in checkpoint.sections if not name.startswith((EXCHANGE, "state"))}
+    left = sorted({name.partition("@")[0] for name in had} - taken)
+    if not then and not left:
+        return []
+    began = f"{now} workers begin with the mean of what {then} had" if then else "the run goes on"
+    return [f"{began}, without their {', '.join(left)}" if left else began]
 
 
 def tensor(checkpoint: Checkpoint, name: str, tensor_name: str) -> Array:

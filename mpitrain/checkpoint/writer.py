@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 from mpi4py import MPI
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from mpitrain.arrays import Array
@@ -105,6 +106,32 @@ class Writer:
         if not self._background:
             self.finish()
 
+    def keep_constants(self, name: str, give: Callable[[], Mapping[str, Any]]) -> None:
+        """Write what stays the same in a run beside the checkpoints, once.
+
+        Args:
+            name: of the file, which says what is in it.
+            give: the tensors of torch by name; of rank 0.
+
+        Raises:
+            CheckpointError: on all ranks, if it cannot be written.
+        """
+        self._together(lambda: self._keep_constants(self.folder / name, give))
+
+    def _keep_constants(self, path: Path, give: Callable[[], Mapping[str, Any]]) -> None:
+        if path.exists():
+            return
+        from safetensors.torch import save_file as save_tensors
+
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        beside = path.with_name(f".{path.name}.unfinished")
+        try:
+            save_tensors({key: one.cpu().clone() for key, one in give().items()}, beside)
+        except SafetensorError as error:
+            raise OSError(None, str(error), str(path)) from error
+        _sync(beside)
+        beside.rename(path)
+
     def poll(self) -> tuple[Path, float] | None:
         """Complete the checkpoint if all files are written: its folder, and the seconds it took."""
         if self._thread is None:
@@ -154,6 +181,10 @@ class Writer:
         first = found[0][1]
         whole = msgspec.structs.replace(
             first,
+            progress=msgspec.structs.replace(
+                first.progress,
+                left_out={name: n for _, own in found for name, n in own.progress.left_out.items()},
+            ),
             digests={f"rank-{rank:05d}.safetensors": sha for rank, (sha, _) in enumerate(found)},
             pieces=[piece for _, own in found for piece in own.pieces],
             shapes={name: shape for _, own in found for name, shape in own.shapes.items()},

@@ -72,6 +72,12 @@ def _parser() -> argparse.ArgumentParser:
         "one, start from the beginning",
     )
     train.add_argument(
+        "--allow-changes",
+        action="store_true",
+        help="with --resume, go on although the job has changed in what decides on its numbers, as "
+        "its loss, frozen parameters or data, as far as the checkpoint fits it",
+    )
+    train.add_argument(
         "--grace",
         type=not_negative,
         default=120.0,

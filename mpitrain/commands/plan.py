@@ -9,7 +9,14 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from mpitrain import data, models
 from mpitrain.arrays import Shape
-from mpitrain.config import Compress, Config, refuse_clients, refuse_own, refuse_servers
+from mpitrain.config import (
+    Compress,
+    Config,
+    ConfigError,
+    refuse_clients,
+    refuse_own,
+    refuse_servers,
+)
 from mpitrain.metrics.words import counted, in_words
 from mpitrain.parallel.grid import Layout, Place
 from mpitrain.parallel.wire import adasum_bytes, coded_bytes, dense_bytes
@@ -19,6 +26,9 @@ from mpitrain.pipeline.simulate import Times, simulate
 from mpitrain.training import build
 from mpitrain.training.build import compression
 
+#: Ranks whose steps are proved in half a minute.
+_MOST = 1 << 16
+
 
 def explain(config: Config, ranks: int) -> str:
     """Ranks, groups, stages, memory and predicted step time of a job.
@@ -26,6 +36,11 @@ def explain(config: Config, ranks: int) -> str:
     Raises:
         ConfigError: the layout cannot be.
     """
+    if ranks > _MOST:
+        raise ConfigError(
+            f"plan -n {ranks}: at most {_MOST} ranks are explained, as the steps of each "
+            "rank are proved; give a part of the replicas, which all do the same"
+        )
     refuse_servers(config, "plan")
     layout = build.layout(config, ranks)
     refuse_own(config, "plan")

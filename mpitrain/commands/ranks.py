@@ -112,7 +112,12 @@ def train(comm: Communicator, options: argparse.Namespace) -> int:
                 trainer = _trainer(comm, job, span=trace.span, stop=stop, before_step=injector)
                 try:
                     with trainer, trace.to_file(trainer.comm, traced, Stopped):
-                        run_training(trainer, go_on=go_on, way="train --resume")
+                        run_training(
+                            trainer,
+                            go_on=go_on,
+                            allow_changes=options.allow_changes,
+                            way="train --resume",
+                        )
                     break
                 except MPI.Exception as error:
                     if not (options.shrink and shrink.is_death(error)):

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from collectives.codec import Residual
+from collectives.codec import Residual, bounded
 from mpitrain.arrays import Array
 
 
@@ -17,7 +17,7 @@ class DecayingResidual(Residual):
         self._decay = decay
 
     def add_to(self, x: Array) -> None:
-        x += self._decay * self.value
+        bounded(np.add, x, self._decay * self.value, x)
 
 
 class UpdateResidual(Residual):

@@ -91,11 +91,18 @@ def _one(text: str) -> Any:
             raise CodecError(f"{text!r}: {part!r} is no option of {name}, which has {options}")
         if key in given:
             raise CodecError(f"{text!r}: {key} is there twice; leave one out")
-        given[key] = value
+        given[key] = _number(value)
     try:
         return msgspec.convert(given, kind, strict=False)
     except (msgspec.ValidationError, ValueError) as error:
         raise CodecError(f"{text!r}: {error}") from error
+
+
+def _number(text: str) -> str:
+    """A number as ``.1`` or ``+1.`` is written with a digit on both sides of its point."""
+    if not re.fullmatch(r"[+-]?(\d+\.|\.\d+|\+?\d+\.\d+)(e[+-]?\d+)?", text):
+        return text
+    return repr(float(text))
 
 
 def _options(kind: type[Any]) -> dict[str, str]:

@@ -93,7 +93,8 @@ def compress_conflicts(job: "Config") -> Iterator[tuple[str, str]]:
         yield "compress.codec", f"{code} is no sum of nodes' sums; set node_shared = false"
     if c.exchange == "gathered" and p.zero:
         yield "compress.exchange", "gathered gives every rank the whole sum; set zero = 0"
-    if isinstance(code, Momentum) and (job.optim.name != "sgd" or job.optim.momentum):
+    is_plain = job.own.optimizer or (job.optim.name == "sgd" and not job.optim.momentum)
+    if isinstance(code, Momentum) and not is_plain:
         yield "compress.codec", f"{code} has the momentum; set optim.name = 'sgd' and momentum = 0"
     alone = p.pipe == 1 and p.tensor == 1 and len(p.replicas) < 2
     if isinstance(code, Momentum) and code.clip and (not alone or job.model.kind == "recommender"):

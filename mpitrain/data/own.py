@@ -63,7 +63,10 @@ class Own:
         Raises:
             DataError: a sample cannot be read, is no pair, or is not like the others.
         """
-        indices = np.arange(len(self))[which].tolist()
+        try:
+            indices = np.arange(len(self))[which].tolist()
+        except IndexError as error:
+            raise DataError(self._shrunk) from error
         # Of no samples, the first says the shapes.
         read = indices or [0]
         pairs = [self._read(index) for index in indices] or [self.first()]
@@ -81,12 +84,21 @@ class Own:
         with seeded(self.seed, 1, self.epoch + 1, index):
             try:
                 found = self.data[index]
-            except Exception as error:
+            except (Exception, SystemExit) as error:  # whoever leaves alone leaves others waiting
+                if isinstance(error, IndexError) and len(self) <= index:
+                    raise DataError(self._shrunk) from error
                 raise DataError(
                     f"sample {index} of {type(self.data).__name__} cannot be read: "
                     f"{type(error).__name__}: {error}"
                 ) from error
         return self._arrays_of(index, found)
+
+    @property
+    def _shrunk(self) -> str:
+        return (
+            f"{type(self.data).__name__} has {len(self)} samples now, and had more when the run "
+            "began; its length must stay as it is"
+        )
 
     def _arrays_of(self, index: int, found: Any) -> Pair:
         if not isinstance(found, (tuple, list)) or len(found) != 2:

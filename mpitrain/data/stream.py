@@ -31,7 +31,7 @@ class Stream:
             source: an iterable, or a function that gives one; it is begun anew in each epoch.
             samples: as many as each pass over it gives.
         """
-        self._source = source
+        self.source = source
         self._samples = samples
         for name in ("set_epoch", "starting_at", "batch_sampler", "generator", "sampler"):
             if hasattr(source, name):
@@ -41,7 +41,7 @@ class Stream:
         return self._samples
 
     def __iter__(self) -> Iterator[Any]:
-        source: Any = self._source
+        source: Any = self.source
         iterator = iter(source() if callable(source) else source)
         if iterator is source:
             raise TypeError(_ONCE)
@@ -122,7 +122,7 @@ class Streamed(Own):
                         f"{name} ends after {number} samples, and its length is {len(self)}; they "
                         "must agree"
                     ) from None
-                except Exception as error:
+                except (Exception, SystemExit) as error:
                     at.iterator = None
                     raise DataError(
                         f"sample {number} of {name} cannot be read: {type(error).__name__}: {error}"
@@ -140,7 +140,7 @@ class Streamed(Own):
                     data.set_epoch(max(0, self.epoch))
                 given: Any = data.starting_at(index) if index else data  # type: ignore[attr-defined]
                 iterator = iter(given)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise DataError(
                 f"{type(data).__name__} cannot be begun: {type(error).__name__}: {error}"
             ) from error
@@ -157,7 +157,7 @@ class Streamed(Own):
         with seeded(self.seed, 1, self.epoch + 1, len(self)):
             try:
                 more = next(iterator, self) is not self
-            except Exception:  # of a sample that nobody has asked for
+            except (Exception, SystemExit):  # of a sample that nobody has asked for
                 more = False
         if more:
             raise DataError(

@@ -71,6 +71,8 @@ def console(steps: int, log_every: int) -> Iterator[Write]:
                     for why in record.refused:
                         terminal.print(f"checkpoint refused: {why}")
                     terminal.print(f"resumed after step {record.step} from {record.path}")
+                    for note in record.notes:
+                        terminal.print(f"resumed: {note}")
                 case Summary():
                     terminal.print(str(record))
 

@@ -243,11 +243,13 @@ class Resumed(Struct, frozen=True, tag="resumed", tag_field="event"):
         step: that was done last.
         path: folder.
         refused: newer checkpoints that could not be used, and why.
+        notes: what goes on otherwise than it was.
     """
 
     step: int
     path: str
     refused: list[str]
+    notes: list[str] = []
 
 
 class Epoch(Struct, frozen=True, tag="epoch", tag_field="event"):

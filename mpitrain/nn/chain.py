@@ -60,6 +60,13 @@ class Chain(Layer):
             for own, values in layer.brought().items()
         }
 
+    def constants(self) -> dict[str, Any]:
+        return {
+            f"{name}.{own}": tensor
+            for name, layer in self.layers.items()
+            for own, tensor in layer.constants().items()
+        }
+
     def verdicts(self) -> list[Verdict]:
         return [found for layer in self.layers.values() for found in layer.verdicts()]
 
@@ -120,6 +127,9 @@ class Wrapper(Layer):
 
     def brought(self) -> dict[str, Array]:
         return self.layer.brought()
+
+    def constants(self) -> dict[str, Any]:
+        return self.layer.constants()
 
     def verdicts(self) -> list[Verdict]:
         return self.layer.verdicts()

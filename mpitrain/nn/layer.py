@@ -101,6 +101,10 @@ class Layer(ABC):
         """Values that the layer brings with it rather than draws: all ranks must bring the same."""
         return {}
 
+    def constants(self) -> dict[str, Any]:
+        """Tensors of another library that it has and training leaves alone, by their names."""
+        return {}
+
     def verdicts(self) -> list[Verdict]:
         """What is known of it and of the layers in it, of those where that must be found out."""
         return []

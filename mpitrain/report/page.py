@@ -231,6 +231,7 @@ def _events(log: Log) -> str:
             case Resumed():
                 rows += [("checkpoint refused", why) for why in record.refused]
                 rows.append((f"step {record.step} resumed", record.path))
+                rows += [(f"step {record.step} resumed", note) for note in record.notes]
     saved = [
         (f"step {record.step}", facts.duration(record.seconds), record.path)
         for record in log.of(Saved)

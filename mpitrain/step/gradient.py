@@ -1,6 +1,6 @@
 """The gradient of a step as all ranks come to know it: its norm, and what is not finite in it."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
 from math import isfinite, sqrt
 
@@ -58,12 +58,19 @@ class GlobalGradient:
         strayed, anchor = values[-count - 2 : -count].tolist()
         drift = _root(strayed / anchor) if anchor else None
         *told, some = values[: -count - 2].tolist()
-        unused = self._unused() if some else frozenset[str]()
+        unused = self._unused(self._one_gradient) if some else frozenset[str]()
         return Agreed.of(told, norm, own_norm, drift, unused)
 
-    def _unused(self) -> frozenset[str]:
-        """The tensors that no rank has used; collective."""
-        comm = self._grid.comm
+    def used(self) -> Set[str]:
+        """The tensors that this rank has used."""
+        return self._store.used
+
+    def unused_by_all(self) -> frozenset[str]:
+        """The tensors that no rank has used, of any worker; collective."""
+        return self._unused(self._grid.comm)
+
+    def _unused(self, comm: Communicator) -> frozenset[str]:
+        """The tensors that none of these ranks, who have a model together, has used; collective."""
         if self._names is None:
             every = comm.allgather([tensor.name for tensor in self._store.arena.tensors])
             self._names = sorted({name for names in every for name in names})
@@ -72,16 +79,16 @@ class GlobalGradient:
         return frozenset(name for name, found in zip(self._names, used, strict=True) if not found)
 
     def agree_within(self, own: Told) -> Agreed:
-        """The same of our worker alone, of which nothing is told to others; collective over it.
-
-        Tensors that were not used have gradients of 0.
-        """
+        """The same of our worker alone, of which nothing is told to others; collective over it."""
         loss, squares = self._device.read([own.loss, self.own_squares()])
-        values = np.array([*replace(own, loss=loss).numbers, squares], float)
+        missing = len(self._store.used) < len(self._store.arena.tensors)
+        values = np.array([*replace(own, loss=loss).numbers, missing, squares], float)
         if self._one_gradient.size > 1:
             self._one_gradient.Allreduce(MPI.IN_PLACE, values, op=MPI.SUM, algorithm="native")
         norm = _root(values[-1])
-        return Agreed.of(values[:-1].tolist(), norm, norm)
+        *told, some = values[:-1].tolist()
+        unused = self._unused(self._one_gradient) if some else frozenset[str]()
+        return Agreed.of(told, norm, norm, unused=unused)
 
     def counted(self) -> list[slice]:
         """The elements of the arena for which this rank answers."""

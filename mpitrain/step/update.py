@@ -48,6 +48,7 @@ class Updater:
 
     Attributes:
         state: arrays by slot, for each piece.
+        grouping: how each tensor is updated.
         steps: that were taken.
         left_out: in how many of them a tensor had no part in the loss, by its name; it stays as it
             is then, state and count of steps included, as torch leaves what has no gradient.
@@ -90,7 +91,7 @@ class Updater:
             {slot: _zeros(piece.parameters, allocate) for slot in optimizer.slots}
             for piece in store.pieces
         ]
-        self._grouping = grouping
+        self.grouping = grouping
         self._average = average
         if average:
             for piece, state in zip(store.pieces, self.state, strict=True):
@@ -168,7 +169,7 @@ class Updater:
                 taken, prepare = self.steps - run.left_out, run.group.optimizer.prepare
                 direction[run.part] = prepare(p, g, run.of(state), taken)
             directions.append(direction)
-        rates = self._trust.rates(lr, self._grouping, directions)
+        rates = self._trust.rates(lr, self.grouping, directions)
         for (piece, state, own), direction, rate in zip(pieces, directions, rates, strict=True):
             for run in own:
                 p, part = piece.parameters[run.part], run.part
@@ -195,7 +196,7 @@ class Updater:
         for tensor, part in overlaps(self._store.arena.tensors, piece):
             if tensor.name in unused:
                 continue
-            run = _Run(part, self._grouping(tensor.name), self.left_out.get(tensor.name, 0))
+            run = _Run(part, self.grouping(tensor.name), self.left_out.get(tensor.name, 0))
             if found and run.follows(found[-1]):
                 run = run._replace(part=slice(found.pop().part.start, part.stop))
             found.append(run)

@@ -6,6 +6,7 @@ workers' weights is what one process would have that takes the mean of their upd
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from time import perf_counter
 
 import numpy as np
@@ -99,12 +100,14 @@ class Anchored(ABC):
         return True
 
     def agree(self, step: int, gradient: GlobalGradient, own: Told) -> Agreed:
-        if step < self._start and not self.is_alone:
+        averages = step < self._start and not self.is_alone
+        if averages:
             gradients = self.workers.gradients
             gradients[...] = self.mean(gradients)
         agreed = gradient.agree_within(own) if self._agrees_late else gradient.agree(own)
         self.strayed = (0.0, 0.0)
-        return agreed
+        # A worker by itself leaves alone what its own samples have not used, as one process would.
+        return replace(agreed, unused=gradient.unused_by_all()) if averages else agreed
 
     def after_step(self, step: int) -> float:
         began = perf_counter()

@@ -62,7 +62,9 @@ class Delayed(Anchored):
         self._base = workers.parameters.copy()
         chosen = Selection(workers.tensors())
         self._slots = [
-            Exchange(workers.comm, chosen, workers.summation(), workers.parameters)
+            Exchange(
+                workers.comm, chosen, workers.summation(), workers.parameters, workers.never_used
+            )
             for _ in range(max(1, -(-delay // period)))
         ]
         self._own = [np.zeros_like(workers.parameters) for _ in self._slots]

@@ -1,16 +1,18 @@
 """The mean over the workers of some tensors, on its way while the workers go on."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 import numpy as np
+from mpi4py import MPI
 
 from collectives import Communicator
 from collectives.execution.waiting import give_way
 from mpitrain.arrays import Array
 from mpitrain.parallel.arena import Bucket, Tensor
-from mpitrain.parallel.summation import Sum, Summand, Summation
+from mpitrain.parallel.summation import Dense, Sum, Summand, Summation
 
 
 @dataclass(frozen=True)
@@ -79,14 +81,32 @@ class Exchange:
     """
 
     def __init__(
-        self, comm: Communicator, chosen: Selection, summation: Summation, like: Array
+        self,
+        comm: Communicator,
+        chosen: Selection,
+        summation: Summation,
+        like: Array,
+        never_used: Callable[[], Set[str]] = frozenset,
     ) -> None:
-        """Bind it; collective over ``comm``, the workers."""
+        """Bind it; collective over ``comm``, the workers.
+
+        Args:
+            comm: the workers.
+            chosen: whose elements.
+            summation: how they are summed.
+            like: of the type of ``values``.
+            never_used: names of the tensors that this worker has never had a use for, which codes
+                without a 0 would move all the same.
+        """
         self.chosen = chosen
         self.summation = summation
         self.values = np.zeros(chosen.size, like.dtype)
         self.algorithm, self.reason = "none", "a single worker"
         self._workers = comm.size
+        self._comm = comm
+        self._never_used = never_used
+        #: Of each tensor whether a worker has used it, while that is asked for.
+        self._used: tuple[Array, Any] | None = None
         self._sums: list[Sum] = []
         self._left: list[Sum] = []
         self._is_under_way = False
@@ -115,6 +135,11 @@ class Exchange:
             self.values /= self._workers
         self.summation.begin(step, 1.0)
         self.summation.prepare(self.values, self._workers)
+        if self._workers > 1 and not isinstance(self.summation, Dense):
+            never = self._never_used()
+            used = np.array([tensor.name not in never for tensor in self._tensors()], np.uint8)
+            asked = self._comm.Iallreduce(MPI.IN_PLACE, used, op=MPI.MAX)
+            self._used = used, asked
         for one in self._sums:
             one.Start()
         self._left = list(self._sums)
@@ -124,10 +149,28 @@ class Exchange:
         """Move it along; true once the mean is in ``values``."""
         if self._is_under_way:
             self._left = [one for one in self._left if not one.Test()]
+            if self._used and not self._used[1].Test():
+                return False
             if not self._left:
+                self._leave_alone()
                 self.summation.commit()
                 self._is_under_way = False
         return not self._is_under_way
+
+    def _tensors(self) -> list[Tensor]:
+        """In their order in ``values``."""
+        return [tensor for block in self.chosen.blocks.values() for tensor in block]
+
+    def _leave_alone(self) -> None:
+        """What no worker has used has not gone anywhere."""
+        if self._used is None:
+            return
+        (used, _), self._used, start = self._used, None, 0
+        for tensor, is_used in zip(self._tensors(), used, strict=True):
+            stop = start + tensor.stop - tensor.start
+            if not is_used:
+                self.values[start:stop] = 0
+            start = stop
 
     def wait(self, others: "Iterable[Exchange]" = ()) -> None:
         """Complete it, and move ``others`` along meanwhile, for whose messages others may wait."""

@@ -78,7 +78,13 @@ class Local(Anchored):
         self._landed = np.zeros_like(workers.parameters if delay else workers.parameters[:0])
         self.fragments = [
             Fragment(
-                Exchange(workers.comm, Selection(tensors), workers.summation(), workers.parameters),
+                Exchange(
+                    workers.comm,
+                    Selection(tensors),
+                    workers.summation(),
+                    workers.parameters,
+                    workers.never_used,
+                ),
                 (number + 1) * period // fragments % period,
             )
             for number, tensors in enumerate(workers.fragments(fragments))

@@ -96,7 +96,7 @@ class Quorum(InStep):
         self._is_resumed = False
 
     def _message(self) -> Message:
-        return Message(self._count, self.workers.gradients)
+        return Message(self._count, len(self.workers.arena.tensors), self.workers.gradients)
 
     @property
     def _is_root(self) -> bool:
@@ -115,17 +115,22 @@ class Quorum(InStep):
     def agree(self, step: int, gradient: GlobalGradient, own: Told) -> Agreed:
         self._post()
         self._resend()
-        if self._is_root:
-            result = self._decide(step, own)
-        else:
-            if self._computes:
-                self._send(step, own)
-            result = self._receive(step)
+        tensors = self.workers.arena.tensors
+        if self._computes:
+            mine = self._message()
+            used = gradient.used()
+            mine.write(
+                step, self.workers.gradients, own, [tensor.name in used for tensor in tensors]
+            )
+            self._give(mine)
+        result = self._decide(step) if self._is_root else self._receive(step)
         self.workers.gradients[...] = result.body
         self.taken = tuple(tuple(int(s) for s in row if s) for row in result.mask)
         squared = gradient.own_squares()
         norm = float(np.sqrt(squared)) if squared >= 0 else squared
-        return Agreed.of(result.header[2:].tolist(), norm, norm)
+        pairs = zip(tensors, result.used, strict=True)
+        unused = frozenset(tensor.name for tensor, used in pairs if not used)
+        return Agreed.of(result.header[2:].tolist(), norm, norm, unused=unused)
 
     def after_step(self, step: int) -> float:
         self.exchanges += 1
@@ -151,12 +156,17 @@ class Quorum(InStep):
         message = self._message()
         self._posted[worker] = message, self._comm.Irecv(message.data, worker, _TO_ROOT)
 
-    def _decide(self, step: int, own: Told) -> Message:
+    def _give(self, message: Message) -> None:
+        """A gradient of this worker, to rank 0."""
+        if self._is_root:
+            self._waiting.append(Late(0, message))
+            return
+        # Memory of its own: rank 0 may be where it takes in nothing, and waits for us.
+        self.progress()
+        self._launch(message)
+
+    def _decide(self, step: int) -> Message:
         """Wait for enough gradients, and send the mean of what is there to all."""
-        if self._computes:
-            mine = self._message()
-            mine.write(step, self.workers.gradients, own)
-            self._waiting.append(Late(0, mine))
         wanted = self._replay.get(step + 1)
         while not self._is_enough(step, wanted):
             self._look()
@@ -190,13 +200,6 @@ class Quorum(InStep):
         return sum(s == step + 1 for _, s in there) >= self._needed
 
     # -- the others
-
-    def _send(self, step: int, own: Told) -> None:
-        # Memory of its own: rank 0 may be where it takes in nothing, and waits for us.
-        self.progress()
-        message = self._message()
-        message.write(step, self.workers.gradients, own)
-        self._launch(message)
 
     def _launch(self, message: Message) -> None:
         self._sent.append((message, self._comm.Isend(message.data, 0, _TO_ROOT)))
@@ -291,11 +294,11 @@ class Quorum(InStep):
         message.header[:2] = step - 1, max(count, 1)
         message.mask[0, 0] = step
         message.body[...] = self._late
+        message.used[...] = [
+            self._late[tensor.start : tensor.stop].any() for tensor in self.workers.arena.tensors
+        ]
         self._late[...] = 0
-        if self._is_root:
-            self._waiting.append(Late(0, message))
-        else:
-            self._launch(message)
+        self._give(message)
 
     def begin(self) -> None:
         self._waiting.clear()

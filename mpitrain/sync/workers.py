@@ -1,6 +1,6 @@
 """What a strategy sees of a rank: its worker's weights, and the same ranks of the other workers."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +29,7 @@ class Workers:
         summation: makes what sums the ways of the workers.
         dense: sums what must be exact.
         agrees_late: workers tell each other of their steps after several of them.
+        never_used: names of the tensors that this worker has never had a use for.
     """
 
     comm: Communicator
@@ -43,6 +44,7 @@ class Workers:
     summation: Callable[[], Summation]
     dense: Dense
     agrees_late: bool = False
+    never_used: Callable[[], Set[str]] = frozenset
 
     def tensors(self) -> list[Tensor]:
         """In the order of the model."""

@@ -90,6 +90,9 @@ class Placed(ClosedTogether):
         partition: which layers each stage has.
         watch: what tests have shown so far.
         span: records what is done when.
+        given: what the program brings, by name.
+        names: of each entry of a torch module's ``state_dict``, the name of its tensor here.
+        recipe: what else decides on the numbers, once a checkpoint asks for it.
         steps_done: steps since the beginning, those that were skipped included.
         account: what the steps cost this rank, and their records.
         stop: asks this rank to stop after a step.
@@ -171,6 +174,9 @@ class Placed(ClosedTogether):
         self.stopping = False
         self.steps_done = 0
         self.updates_per_step = 1
+        self.given = {"model": layers, "loss": loss, "metrics": metrics}
+        self.names: Mapping[str, str] = {}
+        self.recipe: Any = None
         self._layers = layers
         self._loss = loss
         self._optimizer = optimizer or build.optimizer(config.optim)
@@ -378,6 +384,7 @@ class Placed(ClosedTogether):
             summation=lambda: build.summation(config, replica),
             dense=build.dense(config),
             agrees_late=config.sync.agree > 1,
+            never_used=lambda: self.updater.never_used(frozenset(self.updater.left_out)),
         )
         found = build.strategy(config, workers)
         store.algorithm, store.reason = found.algorithm, found.reason

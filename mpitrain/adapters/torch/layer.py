@@ -26,6 +26,8 @@ from mpitrain.adapters.torch.purity import (
     expect_given_values,
     expect_the_same_trained,
     is_due,
+    is_held,
+    keeps_running,
     refuse,
 )
 from mpitrain.adapters.torch.seeing import parts, seeing, show
@@ -94,6 +96,8 @@ class TorchLayer(Layer):
     Attributes:
         module: what computes.
         prefix: of the names that its parameters have in the whole module.
+        whole: the module that it answers for: its own, or the one that it and the layers after it
+            are parts of; None of these others.
     """
 
     holds = True  # autograd's saved tensors are the parameters' memory
@@ -121,6 +125,7 @@ class TorchLayer(Layer):
             ImpureModule: the module cannot be a layer.
         """
         self._given = module
+        self.whole: torch.nn.Module | None = module
         module = seeing(module, module.training if training is None else training)
         self.sees = any(True for _ in parts(module))
         refuse(name, module)
@@ -155,6 +160,25 @@ class TorchLayer(Layer):
         """Parameters and buffers."""
         named = [*self.module.named_parameters(), *self.module.named_buffers()]
         return {name: as_array(tensor) for name, tensor in named}
+
+    def constants(self) -> dict[str, torch.Tensor]:
+        """Frozen parameters and constant buffers of :attr:`whole`, under all of their names."""
+        if self.whole is None:
+            return {}
+        kept = {
+            id(buffer)
+            for part in self.whole.modules()
+            if keeps_running(part) and not is_held(part, self.whole.training)
+            for buffer in part.buffers()
+        }
+        every = {**self.whole.state_dict(keep_vars=True), **dict(self.whole.named_buffers())}
+        return {
+            name: tensor.detach()
+            for name, tensor in every.items()
+            if isinstance(tensor, torch.Tensor)
+            and id(tensor) not in kept
+            and not tensor.requires_grad
+        }
 
     def output_shape(self, shape: Shape) -> Shape:
         """By trying it on a sample of zeros: numbers as the parameters are, then integers.

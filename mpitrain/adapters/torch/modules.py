@@ -72,6 +72,7 @@ def layers(module: torch.nn.Module, cuts: Sequence[str] = ()) -> dict[str, Layer
             if parameter.requires_grad and not owner.startswith(f"{name}."):
                 tied[own] = owner
         layer.tied = tied
+        layer.whole = None if found else module
         found[name] = layer
     return found
 
@@ -85,6 +86,26 @@ def trained(module: torch.nn.Module, layers: Mapping[str, Layer]) -> dict[str, t
         if isinstance(layer, TorchLayer)
         for own in layer.shapes()
         if own not in layer.tied
+    }
+
+
+def names_in(module: torch.nn.Module, layers: Mapping[str, Layer]) -> dict[str, str]:
+    """What a layer, by its name in the trainer, has of each entry of a module's ``state_dict``.
+
+    Constants have their own name in the module.
+    """
+    every = module.state_dict(keep_vars=True)
+    whose = {
+        id(every[full]): layer.tied.get(own, f"{name}.{own}")
+        for name, layer in layers.items()
+        for own, full in _in_module(layer).items()
+        if full in every
+    }
+    first: dict[int, str] = {}
+    return {
+        name: whose.get(id(tensor)) or first.setdefault(id(tensor), name)
+        for name, tensor in every.items()
+        if isinstance(tensor, torch.Tensor)
     }
 
 

@@ -123,7 +123,7 @@ def _expect_the_same_state(own: TorchOptimizer, changed: Mapping[str, Sequence[A
             continue
         tried.add(pattern)
         values = dict(zip(changed, row, strict=True))
-        if TorchOptimizer(type(own.over([own])), {**own.options, **values}).slots != own.slots:
+        if TorchOptimizer(own.over([own]), {**own.options, **values}).slots != own.slots:
             raise ConfigError(
                 f"schedule: it changes {', '.join(changed)} between 0, with which the optimiser "
                 f"keeps less, and more; make it with {', '.join(changed)} above 0 throughout"

@@ -579,7 +579,7 @@ def stepped(parameters):
     [
         (hooked, "it has hooks on its steps, and nobody would call them"),
         (stepped, "it has taken steps already, and the trainer would begin without what it keeps"),
-        (lambda p: torch.optim.LBFGS(p), "a LBFGS is not known to update each number by itself"),
+        (lambda p: torch.optim.LBFGS(p), "a LBFGS does not update each number by itself"),
         (lambda p: torch.optim.SGD(p[1:]), r"leaves out part0.weight; give it all parameters"),
         (lambda p: torch.optim.SGD([*p, torch.nn.Parameter(torch.ones(3))]), "shape .3,. that is"),
         (
@@ -1144,8 +1144,8 @@ def test_other_jobs_are_not_resumed(comm, folder):
     with made(folder, **given, steps=3) as trainer:
         trainer.fit()
     for changed, message in (
-        ({"optimizer": lambda p: torch.optim.Adam(p)}, "own.optimizer was AdamW, and is Adam;"),
-        ({"loss": torch.nn.functional.l1_loss}, "own.loss was mse_loss, and is l1_loss;"),
+        ({"optimizer": lambda p: torch.optim.Adam(p)}, "own.optimizer was AdamW, and is Adam"),
+        ({"loss": torch.nn.functional.l1_loss}, "own.loss was mse_loss, and is l1_loss"),
         ({"model": frozen}, "part0.bias, part0.weight, which the model does not train"),
     ):
         with pytest.raises(CheckpointError, match=message):

@@ -41,6 +41,9 @@ class Gradient:
     def own_squares(self):
         return float(self.gradients @ self.gradients)
 
+    def used(self):
+        return frozenset()
+
 
 def sums(comm, quorum, steps, gradient_of, before=lambda step: None):
     """The sum of each step, what was taken, and whether this rank had computed."""

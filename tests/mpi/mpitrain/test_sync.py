@@ -341,6 +341,7 @@ def test_other_workers_begin_with_what_the_old_ones_had_together(comm, folder, k
         writer = Writer(comm, checkpoints(config), keep=2, background=False)
         save(trainer, writer)
         velocity = comm.allreduce(trainer.updater.slot("velocity")) / comm.size
+        outer = np.copy(trainer.strategy.shared().get("outer_velocity", ()))
         trainer.drain()
         expected = whole(comm, trainer)
     for other in (config, replace(config, sync=Sync())):
@@ -349,6 +350,9 @@ def test_other_workers_begin_with_what_the_old_ones_had_together(comm, folder, k
             for name, values in whole(one, trainer).items():
                 np.testing.assert_array_equal(values, expected[name])
             np.testing.assert_allclose(trainer.updater.slot("velocity"), velocity, rtol=1e-12)
+            if other is config:
+                found = trainer.strategy.shared().get("outer_velocity", ())
+                np.testing.assert_array_equal(found, outer)
             assert isinstance(next(trainer.run_epoch(0)), Step)
     changed = replace(config, sync=Sync(kind="local", period=2))
     with Trainer(comm, changed) as trainer:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import mpitrain
 from mpitrain.config import ConfigError
 from mpitrain.fit import TrainerWithServers
 from tests.mpi.mpitrain.test_fit import RANKS, assert_interrupted_alike, layouts, made
@@ -258,3 +259,80 @@ class Pair(torch.nn.Module):
 
 def of_all(outputs, labels):
     return (outputs.mean(1, keepdim=True) - labels).square().mean()
+
+
+STRATEGIES = {
+    "local": {"kind": "local", "period": 2},
+    "local, told late": {"kind": "local", "period": 2, "agree": 3},
+    "told late, begins together": {"kind": "local", "period": 2, "start": 2, "agree": 3},
+    "outer velocity": {"kind": "local", "period": 3, "outer": "nesterov:lr=0.7,momentum=0.9"},
+    "streaming": {"kind": "local", "period": 3, "delay": 1, "mix": 0.5, "agree": 3},
+    "delayed": {"kind": "delayed", "period": 1, "delay": 1, "agree": 3},
+}
+OWN = {"name": "adamw", "lr": 0.01, "weight_decay": 0.3, "average": 0.9, "clip_norm": 0.5}
+RATED = {"kind": "local", "period": 2, "agree": 3, "outer": "momentum:lr=0.01"}
+WITH = [
+    *((adamw, {"sync": sync, "optim": {}}) for sync in STRATEGIES.values()),
+    *((sgd, {"sync": sync, "optim": {}}) for sync in STRATEGIES.values()),
+    *((None, {"sync": sync, "optim": OWN}) for sync in STRATEGIES.values()),
+    *(
+        (adamw, {"sync": sync, "optim": {}, "compress": {"codec": codec, "least": 0}})
+        for sync, codec in ((STRATEGIES["local, told late"], "sign"), (RATED, "signum"))
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "changed"),
+    [
+        pytest.param(*one, marks=() if number in (1, 5) else pytest.mark.slow)
+        for number, one in enumerate(WITH)
+    ],
+)
+def test_workers_by_themselves_leave_it_alone(folder, optimizer, changed):
+    with made(folder, **given(Branches, optimizer, **changed)) as trainer:
+        trainer.fit()
+        assert trainer.updater.left_out["part0.never.weight"] == 12
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        begin = Branches().state_dict()
+    for name in ("never.weight", "never.bias", "aside.weight", "behind.bias"):
+        assert torch.equal(trainer.module.state_dict()[name], begin[name]), name
+    assert not torch.equal(trainer.module.rare.weight, begin["rare.weight"])
+
+
+@pytest.mark.parametrize("agree", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_workers_do_the_same_whenever_they_tell_each_other(folder, agree):
+    """And each counts by itself, in a checkpoint, too."""
+    sync = {"kind": "local", "period": 2, "agree": agree}
+    changed = given(Branches, adamw, sync=sync, checkpoint={"every": 3})
+    assert_interrupted_alike(folder, changed, {})
+    with made(folder, **given(Branches, adamw, sync=sync | {"agree": 1})) as trainer:
+        trainer.fit()
+    with made(folder, **changed) as other:
+        other.fit()
+    for name, found in trainer.module.state_dict().items():
+        assert torch.equal(found, other.module.state_dict()[name]), name
+
+
+class Flat(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used = torch.nn.Linear(64, 10)
+        self.never = torch.nn.Parameter(torch.ones(2))
+
+    def forward(self, x):
+        return self.used(x.flatten(1))
+
+
+@pytest.mark.skipif(RANKS < 2, reason="a quorum")
+def test_a_quorum_leaves_it_alone(folder):
+    trainer = mpitrain.Trainer(
+        model=Flat, optimizer=adamw, data={"name": "digits"}, batch_size=64, steps=4, epochs=1,
+        sync={"kind": "quorum", "quorum": 1}, run={"dir": str(folder / "run")},
+    )  # fmt: skip
+    with trainer:
+        trainer.fit()
+        assert trainer.updater.left_out == {"part0.never": 4}
+    assert trainer.module.never.tolist() == [1.0, 1.0]
+    assert not trainer.module.used.weight.isnan().any()

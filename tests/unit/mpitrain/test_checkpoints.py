@@ -196,7 +196,7 @@ def test_eval_resume_and_export_take_the_same_one(comm, job, tmp_path):
 def test_another_job_is_told_by_the_key_that_differs(comm, job):
     run(comm, job)
     other = replace(job, model=replace(job.model, hidden=(5,)))
-    said = r"another job: model\.hidden was \(3,\), and is \(5,\); set it as it was, or"
+    said = r"another job: model\.hidden was \(3,\), and is \(5,\); set it as it was"
     with Trainer(comm, other) as trainer, pytest.raises(CheckpointError, match=said):
         resume(trainer)
 

@@ -3,10 +3,13 @@
 import re
 
 import msgspec
+import numpy as np
 import pytest
 
+from collectives.codec import Residual
+from mpitrain.commands.plan import explain
 from mpitrain.compress import parse
-from mpitrain.config import Config
+from mpitrain.config import Config, ConfigError
 from mpitrain.parallel.compressed import Compression
 
 SGD = {"name": "sgd", "momentum": 0.0}
@@ -102,3 +105,30 @@ def test_what_can():
 def test_ranks_average_what_was_left_out_in_the_first_sum_that_is_due(often, every, steps, flushed):
     how = Compression(parse("powersgd"), True, flush_every=often, every=every)
     assert [step for step in steps if how.flushes(step)] == flushed
+
+
+@pytest.mark.parametrize(("text", "keep"), [(".1", 0.1), ("1.", 1.0), ("+0.5", 0.5), ("1e-1", 0.1)])
+def test_numbers_are_written_as_python_has_them(text, keep):
+    assert parse(f"topk:keep={text}").keep == keep
+
+
+@pytest.mark.parametrize("text", ["demo", "rotate+sign", "rotate+terngrad", "sign", "int4"])
+def test_what_is_left_out_of_the_largest_numbers_stays_finite(text):
+    code, draw = parse(text), np.random.default_rng(0)
+    zeros = np.zeros(256, np.float32)
+    memory = code.memory(zeros) if hasattr(code, "memory") else Residual(zeros)
+    sent, packed = np.empty_like(zeros), np.zeros(code.nbytes(256), np.uint8)
+    for _ in range(6):
+        x = (draw.choice([-1.0, 1.0], 256) * draw.uniform(1e37, 3.39e38, 256)).astype(np.float32)
+        memory.add_to(x)
+        code.encode(x, packed, lambda: draw)
+        code.decode(packed, sent)
+        memory.keep(x, sent)
+        memory.commit()
+        assert np.isfinite(x).all() and np.isfinite(sent).all()
+        assert all(np.isfinite(values).all() for values in memory.arrays.values())
+
+
+def test_a_plan_of_more_ranks_than_can_be_proved_is_refused():
+    with pytest.raises(ConfigError, match=r"plan -n 1000000: at most 65536 ranks"):
+        explain(Config(), 1_000_000)

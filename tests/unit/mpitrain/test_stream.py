@@ -1,6 +1,7 @@
 """Samples in turn: the same whoever asks for which, and what is dropped on the way."""
 
 import random
+import sys
 from contextlib import closing
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from mpitrain.data import DataError, Sampler
 from mpitrain.data.loader import Loader, Request
+from mpitrain.data.own import Own
 from mpitrain.data.stream import Stream, Streamed, is_stream
 
 
@@ -136,3 +138,31 @@ def test_what_a_stream_is():
 def test_batches_keep_its_order():
     batches = Sampler(10, 4, seed=1, shuffles=False).batches(3)
     assert [batch.tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+class Shrinking:
+    """Has fewer samples than it had, or ends the program."""
+
+    def __init__(self, how):
+        self.how, self.samples = how, 8
+
+    def __len__(self):
+        return self.samples
+
+    def __getitem__(self, index):
+        if index == 6 and self.how == "exit":
+            sys.exit(0)
+        if index >= self.samples:
+            raise IndexError(index)
+        return np.ones(2), np.ones(1)
+
+
+def test_a_data_set_that_shrinks_or_ends_the_program_is_an_error_of_all_ranks():
+    ending = Own(Shrinking("exit"), "float64")
+    with pytest.raises(DataError, match="sample 6 of Shrinking cannot be read: SystemExit: 0"):
+        ending[4:8]
+    shrinking = Own(Shrinking("shrink"), "float64")
+    assert len(shrinking[:8].inputs) == 8
+    shrinking.data.samples = 5
+    with pytest.raises(DataError, match="has 5 samples now, and had more when the run began"):
+        shrinking[np.array([2, 6])]

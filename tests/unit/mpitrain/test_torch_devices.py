@@ -54,8 +54,9 @@ def test_what_a_loss_keeps_goes_there_again_when_it_has_changed():
 
 @pytest.mark.parametrize("fused", [None, True])
 def test_steps_are_counted_where_the_optimiser_reads_them(fused):
-    (group,) = torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))], fused=fused).param_groups
-    made = TorchOptimizer(torch.optim.AdamW, {k: v for k, v in group.items() if k != "params"})
+    torchs = torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))], fused=fused)
+    (group,) = torchs.param_groups
+    made = TorchOptimizer(torchs, {k: v for k, v in group.items() if k != "params"})
     made._step = 4
     taken = made._taken(torch.ones(2, dtype=torch.float64, device="meta"))
     assert taken.device.type == ("meta" if fused else "cpu") and taken.dtype == torch.float32

@@ -1,0 +1,130 @@
+"""What decides on the numbers of a run besides the job's tables: what a program brings."""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from importlib.util import MAGIC_NUMBER
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+from mpitrain.checkpoint.described import Description
+from mpitrain.data.own import Own
+from mpitrain.data.stream import Stream
+from mpitrain.nn import Chain
+from mpitrain.ranks.same import described
+
+if TYPE_CHECKING:
+    from mpitrain.training.trainer import Trainer
+
+#: Options of an optimiser that may change while a run goes on, or only say how it computes.
+_FREE = frozenset({"lr", "initial_lr", "foreach", "fused", "capturable", "differentiable"})
+
+
+class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
+    """Texts by name (:class:`~mpitrain.checkpoint.described.Description`).
+
+    Attributes:
+        parts, options, code: see there.
+        bytecode: format of Python's bytecode: code of another one is not compared.
+    """
+
+    parts: dict[str, str]
+    options: dict[str, str]
+    code: dict[str, str]
+    bytecode: str
+
+    def differences(self, now: "Recipe") -> Iterator[tuple[str, str, str]]:
+        """Names that differ, with both texts; what both have comes first."""
+        found = [("parts", True), ("options", False)]
+        if self.bytecode == now.bytecode:
+            found.append(("code", True))
+        late = []
+        for table, both in found:
+            before, after = getattr(self, table), getattr(now, table)
+            for name in dict.fromkeys((*before, *after)):
+                texts = name, before.get(name, "nothing"), after.get(name, "nothing")
+                if name in before and name in after:
+                    if texts[1] != texts[2]:
+                        yield texts
+                elif both and not texts[0].removeprefix("code of ").startswith("metrics."):
+                    late.append(texts)
+        yield from late
+
+
+def constants(trainer: "Trainer") -> dict[str, Any]:
+    """Tensors that the model has and training leaves alone, by the module's names: frozen
+    parameters and buffers."""
+    found = Chain(trainer.model.layers).constants()
+    return {name.removeprefix("part0."): tensor for name, tensor in found.items()}
+
+
+def kept_constants(trainer: "Trainer") -> dict[str, Any]:
+    """Those that a torch module's ``state_dict`` has, by the names of its file."""
+    wanted = set(trainer.names.values())
+    return {name: tensor for name, tensor in constants(trainer).items() if name in wanted}
+
+
+def recipe_of(trainer: "Trainer") -> Recipe:
+    """That of a trainer as it was when it was first asked for; collective.
+
+    Cost: rank 0 reads the constants once.
+    """
+    if trainer.recipe is None:
+        trainer.recipe = trainer.comm.bcast(_made(trainer) if trainer.comm.rank == 0 else None)
+    return trainer.recipe
+
+
+def name_of_constants(recipe: Recipe, names: Mapping[str, str]) -> str:
+    """The file of the constants that a module's names are of: by what is in them."""
+    wanted = set(names.values())
+    own = {
+        name: text
+        for name, text in recipe.parts.items()
+        if name.startswith("values of model.") and name.removeprefix("values of model.") in wanted
+    }
+    if not own:
+        return ""
+    found = hashlib.blake2b(repr(sorted(own.items())).encode(), digest_size=16)
+    return f"constants-{found.hexdigest()}.safetensors"
+
+
+def _made(trainer: "Trainer") -> Recipe:
+    found = Description()
+    for name, what in trainer.given.items():
+        for key, one in what.items() if isinstance(what, Mapping) else [("", what)]:
+            _tell(found, f"{name}.{key}" if key else name, getattr(one, "function", one))
+    for name, tensor in constants(trainer).items():
+        found.tell_array(f"model.{name}", tensor)
+    _tell_optimizers(found, trainer)
+    found.values = False  # of these, the digest of the data says
+    if isinstance(trainer.data.train, Own):
+        data = trainer.data.train.data
+        _tell(found, "data", data.source if isinstance(data, Stream) else data)
+    return Recipe(found.parts, found.options, found.code, MAGIC_NUMBER.hex())
+
+
+def _tell(found: Description, name: str, what: Any) -> None:
+    """Objects of a program may fail where they are looked at, and are told by their kind then."""
+    try:
+        found.tell(name, what)
+    except Exception:
+        found.parts[name] = type(what).__qualname__
+
+
+def _tell_optimizers(found: Description, trainer: "Trainer") -> None:
+    """The optimiser of each group of parameters, and who is in which but for the first."""
+    numbers: dict[int, int] = {}
+    for name in trainer.model.names():
+        optimizer = trainer.updater.grouping(name).optimizer
+        number = numbers.setdefault(id(optimizer), len(numbers))
+        own = f"optimizer{number or ''}"
+        if own not in found.parts:
+            kind = getattr(optimizer, "kind", None)  # of torch's, whose options are told below
+            _tell(found, own, optimizer if kind is None else kind)
+            for key, value in described(optimizer).items():
+                found.tell(key.replace("optimizer", own), value)
+        if number:
+            found.parts[f"optimizer of {name}"] = own
+    for key in [key for key in found.options if key.rpartition(".")[2] in _FREE]:
+        if key.startswith("optimizer"):
+            del found.options[key]

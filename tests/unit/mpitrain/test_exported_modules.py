@@ -1,0 +1,123 @@
+"""The file of ``export --torch`` is the state_dict of the module that was trained."""
+
+import pytest
+from mpi4py import MPI
+
+import mpitrain
+from mpitrain.checkpoint import CheckpointError
+from mpitrain.checkpoint.export import export
+
+torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
+torch.set_num_threads(1)
+nn = torch.nn
+
+
+class Adapted(nn.Module):
+    """A frozen layer with a small trained one beside it, batch norm, and buffers."""
+
+    def __init__(self):
+        super().__init__()
+        self.backbone = nn.Linear(6, 6).requires_grad_(False)
+        self.down, self.up = nn.Linear(6, 2, bias=False), nn.Linear(2, 6, bias=False)
+        self.norm = nn.BatchNorm1d(6)
+        self.head = nn.Linear(6, 1)
+        self.register_buffer("scale", torch.full((6,), 2.0))
+        self.register_buffer("counts", torch.arange(3))
+        self.register_buffer("coarse", torch.ones(2, dtype=torch.bfloat16))
+        self.register_buffer("unsaved", torch.ones(6), persistent=False)
+
+    def forward(self, x):
+        x = self.backbone(x) + self.up(self.down(x))
+        return self.head(self.norm(x) * self.scale * self.unsaved)
+
+
+class Tied(nn.Module):
+    """The same matrix in and out, and a frozen one under two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.enter, self.leave = nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False)
+        self.leave.weight = self.enter.weight
+        self.one = nn.Linear(6, 6, bias=False).requires_grad_(False)
+        self.other = nn.Linear(6, 6, bias=False)
+        self.other.weight = self.one.weight
+        self.last = nn.Linear(6, 1)
+
+    def forward(self, x):
+        x = torch.tanh(self.other(torch.tanh(self.one(torch.tanh(self.enter(x))))))
+        return self.last(self.leave(x))
+
+
+def in_turn():
+    """A Sequential with named parts, of which the last but one is tied to the first."""
+    found = nn.Sequential()
+    found.add_module("enter", nn.Linear(6, 6, bias=False))
+    found.add_module("norm", nn.BatchNorm1d(6))
+    found.add_module("frozen", nn.Linear(6, 6).requires_grad_(False))
+    found.add_module("tied", nn.Linear(6, 6, bias=False))
+    found.tied.weight = found.enter.weight
+    found.add_module("last", nn.Linear(6, 1))
+    return found
+
+
+MODULES = {
+    "adapted": (Adapted, ()),
+    "adapted, cut": (Adapted, ("backbone", "norm")),
+    "tied": (Tied, ()),
+    "tied, cut": (Tied, ("one",)),
+    "in turn": (in_turn, ()),
+    "bare": (lambda: nn.Linear(6, 1), ()),
+}
+
+
+def trained(folder, model, cuts=(), **given):
+    x = torch.randn(32, 6, generator=torch.Generator().manual_seed(0))
+    trainer = mpitrain.Trainer(
+        MPI.COMM_SELF,
+        model=model,
+        cuts=cuts,
+        train_data=torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True)),
+        loss=nn.functional.mse_loss,
+        batch_size=8,
+        epochs=2,
+        checkpoint={"every": 3, "keep": 9},
+        run={"dir": str(folder), "log_every": 1000},
+        **given,
+    )
+    with trainer:
+        trainer.fit()
+    return trainer.module
+
+
+@pytest.mark.parametrize(("kind", "average"), [*((kind, 0.0) for kind in MODULES), ("tied", 0.5)])
+def test_a_module_takes_all_of_it(tmp_path, kind, average):
+    from safetensors.torch import load_file
+
+    model, cuts = MODULES[kind]
+    module = trained(tmp_path / "run", model, cuts, optim={"average": average})
+    done = export(tmp_path / "run", tmp_path / "model.safetensors", torch=True)
+    found, wanted = load_file(tmp_path / "model.safetensors"), module.state_dict()
+    assert done.tensors == len(wanted)
+    other = model()
+    other.load_state_dict(found, strict=True)
+    for name, values in wanted.items():
+        assert torch.equal(found[name], values), name
+        assert found[name].dtype == values.dtype, name
+        assert torch.equal(other.state_dict()[name], values), name
+
+
+def test_constants_are_written_once_and_are_those_that_were(tmp_path):
+    trained(tmp_path / "run", Adapted)
+    checkpoints = tmp_path / "run" / "checkpoints"
+    assert len(list(checkpoints.glob("step-*"))) == 3
+    (constants,) = checkpoints.glob("constants-*.safetensors")
+    before = next(checkpoints.glob("step-*"))
+    trained(tmp_path / "run", Adapted)  # anew: the checkpoints move
+    export(checkpoints / "earlier" / before.name, tmp_path / "earlier.safetensors", torch=True)
+    data = constants.read_bytes()
+    constants.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(CheckpointError, match=r"is not what was written: .* differs"):
+        export(before, tmp_path / "model.safetensors", torch=True)
+    constants.unlink()
+    with pytest.raises(CheckpointError, match="copy that file of the run's checkpoints beside it"):
+        export(before, tmp_path / "model.safetensors", torch=True)

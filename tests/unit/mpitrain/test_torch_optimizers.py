@@ -1,0 +1,156 @@
+"""Optimisers of torch, and a program's own: those that update each number by itself are taken."""
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import mpitrain
+from mpitrain.config import ConfigError
+
+torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
+torch.set_num_threads(1)
+
+from mpitrain.adapters.torch.optimizer import grouped  # noqa: E402
+
+
+class Subclass(torch.optim.SGD):
+    """As its base."""
+
+
+class Renamed(torch.optim.AdamW):
+    """With arguments of its own."""
+
+    def __init__(self, parameters, rate):
+        super().__init__(parameters, lr=rate, weight_decay=0.1)
+
+
+class Signs(torch.optim.Optimizer):
+    """A step of one's own, with a number outside of the groups."""
+
+    def __init__(self, parameters, lr, times=2.0):
+        super().__init__(parameters, {"lr": lr})
+        self.times = times
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p -= group["lr"] * self.times * p.grad.sign()
+
+
+class Norms(Signs):
+    """Goes by a whole parameter."""
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p -= group["lr"] * p.grad / p.grad.norm()
+
+
+class Counting(Signs):
+    """Keeps a number that no checkpoint has."""
+
+    taken = 0
+
+    @torch.no_grad()
+    def step(self):
+        self.taken += 1
+        for group in self.param_groups:
+            for p in group["params"]:
+                p -= group["lr"] / self.taken * p.grad
+
+
+class Around(torch.optim.Optimizer):
+    """Moves the parameters of another one alone."""
+
+    def __init__(self, base):
+        vars(self).update(vars(base), base=base)
+
+    def step(self):
+        self.base.step()
+
+
+TAKEN = {
+    "subclass": lambda p: Subclass(p, lr=0.05, momentum=0.9),
+    "arguments of its own": lambda p: Renamed(p, 0.02),
+    "step of its own": lambda p: Signs(p, lr=0.02),
+    "NAdam": lambda p: torch.optim.NAdam(p, lr=0.02, weight_decay=0.1),
+    "ASGD": lambda p: torch.optim.ASGD(p, lr=0.02, t0=2),
+    "RAdam": lambda p: torch.optim.RAdam(p, lr=0.02),
+    "groups": lambda p: torch.optim.NAdam(
+        [{"params": p[:1]}, {"params": p[1:], "lr": 0.1}], lr=0.02
+    ),
+}
+
+
+def model():
+    torch.manual_seed(5)
+    return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+
+
+def trained(folder, optimizer, *, resume=False, **given):
+    x = torch.randn(24, 3, generator=torch.Generator().manual_seed(0)).double()
+    given = {"epochs": 2, **given}
+    trainer = mpitrain.Trainer(
+        MPI.COMM_SELF,
+        model=lambda: model().double(),
+        train_data=torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True)),
+        loss=torch.nn.functional.mse_loss,
+        optimizer=optimizer,
+        batch_size=24,
+        run={"dir": str(folder), "log_every": 1000},
+        **given,
+    )
+    with trainer:
+        trainer.fit(resume=resume)
+    return x, trainer.module
+
+
+@pytest.mark.parametrize("kind", TAKEN)
+def test_it_trains_as_torchs_loop_does_and_goes_on(tmp_path, kind):
+    trained(tmp_path, TAKEN[kind], epochs=3)
+    x, found = trained(tmp_path, TAKEN[kind], epochs=6, resume=True)
+    wanted = model().double()
+    optimizer = TAKEN[kind](list(wanted.parameters()))
+    for _ in range(6):
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(wanted(x), x.sum(1, keepdim=True)).backward()
+        optimizer.step()
+    for own, other in zip(found.parameters(), wanted.parameters(), strict=True):
+        np.testing.assert_allclose(own.detach(), other.detach(), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "why"),
+    [
+        (lambda p: Norms(p, lr=0.1), "a matrix and on its pieces differ"),
+        (lambda p: Counting(p, lr=0.1), "a matrix and on its pieces differ"),
+        (lambda p: Around(torch.optim.SGD(p, lr=0.1)), "it moved nothing"),
+        (lambda p: torch.optim.Adafactor(p, lr=0.1), "a matrix and on its pieces differ"),
+        (lambda p: torch.optim.LBFGS(p, lr=0.1), "closure"),
+    ],
+)
+def test_what_sees_whole_tensors_is_refused_with_the_way_out(optimizer, why):
+    given = {f"p{n}": torch.nn.Parameter(torch.ones(4, 3)) for n in range(2)}
+    with pytest.raises(ConfigError, match=rf"{why}.*DistributedDataParallel"):
+        grouped(optimizer, given)
+    assert all(torch.equal(p, torch.ones(4, 3)) for p in given.values())
+
+
+def test_what_is_no_optimiser_is_refused():
+    with pytest.raises(ConfigError, match="gives a int, and an optimiser of torch is needed"):
+        grouped(lambda p: 3, {"p": torch.nn.Parameter(torch.ones(1))})
+
+
+def test_a_code_that_has_the_momentum_takes_an_optimiser_without(tmp_path):
+    codes = {"compress": {"codec": "dgc", "least": 0}}
+    _, module = trained(tmp_path, lambda p: torch.optim.SGD(p, lr=0.02), **codes)
+    assert not torch.equal(module[0].weight, model()[0].weight.double())
+    for optimizer, keeps in (
+        (lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9), "momentum_buffer"),
+        (lambda p: torch.optim.Adam(p, lr=0.02), "exp_avg, exp_avg_sq"),
+    ):
+        with pytest.raises(ConfigError, match=f"which keeps {keeps}; give an SGD without momentum"):
+            trained(tmp_path, optimizer, **codes)
