@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from collectives.calls.specification import PREDEFINED, TYPES
+
 #: Types of NumPy whose items are MPI's, too; a string's are its letters, and of times mpi4py
 #: names a type and takes no buffer.
-_CHARS = frozenset(MPI._typedict) - {"S", "U", "M", "m"}
+_CHARS = frozenset(TYPES) - {"S", "U", "M", "m"}
 DTYPES = frozenset(map(np.dtype, _CHARS.intersection(np.typecodes["AllInteger"] + "?efdgFDG")))
 #: MPI's own, by what ``id`` says of them: to ask a type takes an MPI call.
 _PREDEFINED = {
     id(constant)
     for constant in vars(MPI).values()
-    if isinstance(constant, MPI.Datatype)
-    and constant != MPI.DATATYPE_NULL
-    and constant.is_predefined
+    if isinstance(constant, MPI.Datatype) and constant.handle in PREDEFINED
 }
 #: Memory of Python's own.
 _PYTHONS = (bytearray, bytes, memoryview, array)
@@ -59,7 +59,7 @@ def nbytes_of(spec: Any) -> int | None:
 def _is_of_program(last: Any) -> bool:
     """Whether the end of a specification is a type that is not known to be MPI's."""
     if isinstance(last, MPI.Datatype):
-        return last == MPI.DATATYPE_NULL or not last.is_predefined
+        return last.handle not in PREDEFINED
     return isinstance(last, str)
 
 
