@@ -177,7 +177,7 @@ def _imported(path: Path) -> ModuleType:
         return sys.modules[key]
     spec = importlib.util.spec_from_file_location(key, resolved)
     if not is_file or spec is None or spec.loader is None:
-        raise UnknownAlgorithm(f"there is no file {path}; write file.py:name")
+        raise UnknownAlgorithm(f"there is no file {str(path)[:80]!r}; write file.py:name")
     module = importlib.util.module_from_spec(spec)
     sys.modules[key] = module
     sys.path.insert(0, str(resolved.parent))
