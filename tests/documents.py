@@ -135,6 +135,6 @@ def make_variables() -> set[str]:
     """What can be set on make's command line."""
     text = (ROOT / "Makefile").read_text()
     return {
-        *re.findall(r"^(\w+) +\?=", text, re.MULTILINE),
+        *re.findall(r"^(\w+) +[?:]=", text, re.MULTILINE),
         *re.findall(r"\$\(if \$\((\w+)\)", text),
     }

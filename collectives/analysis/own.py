@@ -181,7 +181,7 @@ def _imported(path: Path) -> ModuleType:
     key = f"_collectives_{path.stem}_{hashlib.sha256(str(resolved).encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(key, resolved)
     if key not in sys.modules and (not is_file or spec is None):
-        raise UnknownAlgorithm(f"there is no file {path}; write file.py:name")
+        raise UnknownAlgorithm(f"there is no file {str(path)[:80]!r}; write file.py:name")
     mine = ModuleType(key) if spec is None else importlib.util.module_from_spec(spec)
     turn = RLock()
     setattr(mine, _TURN, turn)

@@ -15,6 +15,7 @@ from collectives.bench import inputs
 from collectives.bench.device import ByTheHost, Row
 from collectives.bench.overlap import overlap
 from collectives.calls.arguments import Arguments
+from collectives.calls.specification import TYPES
 from collectives.communicator import Communicator
 from collectives.contracts import CONTRACTS, Member, contract
 from collectives.execution.transport.cuda_memory import CudaMemory
@@ -154,7 +155,7 @@ class Buffers:
         own = allocate(sent if place is None else 0, case.dtype)
         self.send = own if place is None else None
         self.source = own if place is None else self.recv[place * count :][:sent]
-        datatype = MPI._typedict.get(case.dtype.char)
+        datatype = TYPES.get(case.dtype.char)
 
         def spec(items: Any, parts: int) -> Any:
             # The full specification spares mpi4py the look-up of the type at every native call.
@@ -194,7 +195,7 @@ def measure(comm: Communicator, case: Case) -> list[Result]:
     plans = {
         algorithm: [_plan(comm, case, b.arguments, algorithm) for b in buffers]
         for algorithm in case.algorithms
-        if algorithm != "native" or MPI._typedict.get(case.dtype.char)
+        if algorithm != "native" or TYPES.get(case.dtype.char)
     }
     results = []
     for algorithm, rotated in plans.items():

@@ -14,6 +14,7 @@ from mpi4py.util import dtlib
 from collectives.calls.exported import memory_of
 from collectives.calls.gaps import Block, Gaps, fills_its_extent, is_one_block
 from collectives.calls.specification import (
+    TYPES,
     named_type,
     number,
     numbers,
@@ -303,7 +304,7 @@ def _inferred(dtype: "np.dtype[Any]") -> MPI.Datatype | None:
         return None  # ml_dtypes has given its types letters that mean other types to MPI
     if not dtype.isnative or dtype.kind in "mM" or (dtype.kind in "SU" and dtype.str[2:] != "1"):
         return None  # mpi4py takes no times, and of longer strings, MPI knows a letter's type
-    return MPI._typedict.get(dtype.char) or None
+    return TYPES.get(dtype.char)
 
 
 def _dtype(datatype: MPI.Datatype, extent: int) -> "np.dtype[Any]":

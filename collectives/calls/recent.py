@@ -20,6 +20,7 @@ from mpi4py import MPI
 from collectives.algorithms import Algorithm
 from collectives.calls.arguments import Arguments
 from collectives.calls.call import Call
+from collectives.calls.specification import PREDEFINED
 from collectives.execution.plan import Plan
 from collectives.execution.transport.shared_memory import Meeting
 
@@ -146,7 +147,7 @@ def _memory(buffer: Any, writable: bool) -> tuple[object, ...] | None:
     for word in rest:
         if type(word) is int:
             described += (word,)
-        elif type(word) is MPI.Datatype and word.is_predefined:
+        elif type(word) is MPI.Datatype and word.handle in PREDEFINED:
             described += (MPI.Datatype, word.handle)
         else:
             return None

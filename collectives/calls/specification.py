@@ -8,6 +8,23 @@ from mpi4py import MPI
 from collectives.errors import InvalidBuffer, InvalidBufferType, UnknownType
 
 
+def _is_whole(datatype: MPI.Datatype) -> bool:
+    """Whether this MPI can use a type that mpi4py has a name for.
+
+    Open MPI 4.1 has nothing behind ``FLOAT16_T``.  MPICH 4.0 knows its size and not its name, and
+    ends the process that adds or packs it.
+    """
+    return bool(datatype.handle) and datatype != MPI.DATATYPE_NULL and bool(datatype.name)
+
+
+_CONSTANTS = [found for found in vars(MPI).values() if isinstance(found, MPI.Datatype)]
+#: Handles of MPI's own types.
+PREDEFINED = frozenset(found.handle for found in _CONSTANTS if _is_whole(found))
+_LACKING = frozenset(found.handle for found in _CONSTANTS) - PREDEFINED
+#: MPI's own types by NumPy's letters and by their names.
+TYPES = {name: found for name, found in MPI._typedict.items() if found.handle in PREDEFINED}
+
+
 def whole_number(value: Any) -> int | None:
     """A whole number of any type, ``None`` for what is none."""
     try:
@@ -88,13 +105,13 @@ def vector_parts(spec: object) -> tuple[object, Any, Any, MPI.Datatype | str | N
 def named_type(datatype: MPI.Datatype | str, role: str) -> MPI.Datatype:
     """Raises :class:`InvalidBuffer` for what is no type of this MPI."""
     if isinstance(datatype, str):
-        if datatype not in MPI._typedict:
+        if datatype not in TYPES:
             raise UnknownType(f"the {role} buffer names the type {datatype!r}, which MPI has not")
-        datatype = MPI._typedict[datatype]
+        datatype = TYPES[datatype]
     if not isinstance(datatype, MPI.Datatype):
         raise InvalidBufferType(
             f"the {role} buffer's type is a {type(datatype).__name__}; pass an MPI.Datatype"
         )
-    if datatype == MPI.DATATYPE_NULL:
+    if datatype.handle in _LACKING:
         raise InvalidBuffer(f"the {role} buffer names a datatype that this MPI does not have")
     return datatype

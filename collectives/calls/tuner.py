@@ -309,8 +309,12 @@ def load(path: str | Path | None = None) -> Table:
         if source.exists() and not source.is_file():  # a FIFO or a device may have no end
             raise OSError("it is not an ordinary file")
         table = msgspec.json.decode(source.read_bytes(), type=Table)
-    except (OSError, msgspec.DecodeError, RecursionError) as error:
+    except (OSError, msgspec.DecodeError) as error:
         raise CollectiveError(f"cannot read the tuning table {source}: {error}") from None
+    except RecursionError:
+        raise CollectiveError(
+            f"cannot read the tuning table {source}: it is nested too deeply"
+        ) from None
     if table.version != _VERSION:
         raise CollectiveError(
             f"cannot read the tuning table {source}: it is of version {table.version}, and this "

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from collectives.calls.specification import PREDEFINED, TYPES
 from collectives.execution.memory import is_on_device
 
 #: Types of NumPy whose items are MPI's, too; a string's are its letters, and of times mpi4py
 #: names a type and takes no buffer.
-_CHARS = frozenset(MPI._typedict) - {"S", "U", "M", "m"}
+_CHARS = frozenset(TYPES) - {"S", "U", "M", "m"}
 DTYPES = frozenset(map(np.dtype, _CHARS.intersection(np.typecodes["AllInteger"] + "?efdgFDG")))
 #: Types whose sums are left to MPI, too: it rounds a sum of 16-bit numbers with every rank.
 REDUCED = DTYPES - {np.dtype(np.float16)}
@@ -22,11 +23,9 @@ LETTERS = (MPI.BYTE, MPI.PACKED, MPI.CHAR, MPI.WCHAR)
 _PREDEFINED = {
     id(constant)
     for constant in vars(MPI).values()
-    if isinstance(constant, MPI.Datatype)
-    and constant != MPI.DATATYPE_NULL
-    and constant.is_predefined
+    if isinstance(constant, MPI.Datatype) and constant.handle in PREDEFINED
 }
-_UNSUMMED = {id(constant) for constant in (*LETTERS, MPI._typedict.get("e"))}
+_UNSUMMED = {id(constant) for constant in (*LETTERS, TYPES.get("e"))}
 #: Memory of Python's own.
 _PYTHONS = (bytearray, bytes, memoryview, array)
 #: Types of PyTorch's whose items are MPI's.
@@ -89,7 +88,7 @@ def is_misread(spec: Any, reduces: bool) -> bool:
 def _is_of_program(last: Any) -> bool:
     """Whether the end of a specification is a type that is not known to be MPI's."""
     if isinstance(last, MPI.Datatype):
-        return last == MPI.DATATYPE_NULL or not last.is_predefined
+        return last.handle not in PREDEFINED
     return isinstance(last, str)
 
 

@@ -213,7 +213,7 @@ def program(words):
     if rest[:1] and rest[0] in ("mpirun", "mpiexec", "srun"):
         at = [i for i, word in enumerate(rest) if is_program(word)]
         rest = rest[at[0] :] if at else rest
-    if rest and re.search(r"python$|\$MPITRAIN_PYTHON", rest[0]) and rest[1:2] == ["-m"]:
+    if rest and re.search(r"python3?$|\$MPITRAIN_PYTHON", rest[0]) and rest[1:2] == ["-m"]:
         rest = rest[2:]
     return rest[0] if rest else "", rest[1:]
 
@@ -245,7 +245,7 @@ def check(words):
         assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), f"no {name}"
     else:
         known = "pytest sbatch bash git cd source export cat tail apt pip srun kill munge scontrol"
-        more = "venv ucx_info ibstat dmesg sacct module conda qsub"
+        more = "venv ucx_info ibstat dmesg sacct module conda qsub apt-get mkdir ln"
         assert name in f"{known} {more}".split(), f"what is {name}?"
 
 

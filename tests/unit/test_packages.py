@@ -46,6 +46,16 @@ def test_what_errors_say_to_install_is_published_and_in_the_extra_that_they_name
     assert set(found) == extras["cuda12"] | extras["cuda13"]
 
 
+def test_lowest_has_the_oldest_release_that_each_bound_allows():
+    core, extras = PROJECT["dependencies"], PROJECT["optional-dependencies"]
+    bounds = [bound for bounds in (core, *extras.values()) for bound in bounds if ">=" in bound]
+    allowed = dict(bound.split(">=") for bound in bounds)
+    pinned = dict(re.findall(r"^(\S+)==(\S+)$", (ROOT / "tests/lowest.txt").read_text(), re.M))
+    assert set(pinned) >= {bound.split(">=")[0] for bound in core}
+    for package, version in pinned.items():
+        assert f"{version}.".startswith(f"{allowed[package]}.")
+
+
 def test_every_folder_of_jobs_is_installed():
     jobs = ROOT / "jobs"
     folders = {path.parent.relative_to(ROOT) for path in jobs.rglob("*") if path.is_file()}

@@ -1,7 +1,7 @@
 """An ordinary array in the ranks' shared memory, under the address that it has.
 
-The whole pages of the array are replaced by shared ones (Linux's ``mremap``), so every name, view
-and pointer of it stays right.  The bytes before its first and after its last whole page lie on
+The whole pages of the array are replaced by shared ones (``mmap`` at their address), so every name,
+view and pointer of it stays right.  The bytes before its first and after its last whole page lie on
 pages with other data: they stay private, and the peers use a copy, which a collective refreshes
 before and brings back after (:class:`~collectives.execution.transport.windows.Edge`).
 
@@ -159,8 +159,8 @@ class Adopted(Window):
         self.file = 0
         self._plans: weakref.WeakSet[Plan] = weakref.WeakSet()
 
-    def adopt(self) -> None:
-        """Moves the array into its segment.
+    def adopt(self, descriptor: int, begin: int) -> None:
+        """Moves the array into its segment, which begins at byte ``begin`` of a file.
 
         Raises:
             OSError: it cannot be; nothing has changed.
@@ -173,7 +173,7 @@ class Adopted(Window):
             (found,) = regions(source, source + 1)
             self.file = found.file
             _LIVE.add(self)
-            put(source, nbytes, self.first)
+            put(descriptor, begin + source - self._shared, nbytes, self.first)
 
     @property
     def is_there(self) -> bool:

@@ -17,15 +17,13 @@ from collectives.execution.transport import Bytes
 
 _ACCESS = mmap.PROT_READ | mmap.PROT_WRITE
 _MAP_FIXED = 0x10
-_MOVE_THERE = 1 | 2  # MREMAP_MAYMOVE | MREMAP_FIXED
 
 
 def _libc() -> ctypes.CDLL:
     libc = ctypes.CDLL(None, use_errno=True)
     address, length, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-    libc.mmap.restype = libc.mremap.restype = address
+    libc.mmap.restype = address
     libc.mmap.argtypes = [address, length, *[number] * 3, ctypes.c_long]
-    libc.mremap.argtypes = [address, length, length, number, address]
     libc.munmap.argtypes = [address, length]
     libc.madvise.argtypes = [address, length, number]
     return libc
@@ -104,13 +102,17 @@ def regions(start: int, stop: int) -> Iterator[Region]:
                 yield Region(max(first, start), min(last, stop), access, int(file), name)
 
 
-def put(source: int, nbytes: int, target: int) -> None:
-    """The shared pages at ``source`` are at ``target``, too, in the place of what was there.
+def put(descriptor: int, offset: int, nbytes: int, target: int) -> None:
+    """Whole pages of a file are at ``target``, in the place of what was there.
+
+    ``mremap`` would need no file.  But UCX before 1.15 puts a function of its own in its place,
+    which loses the target, and pages land anywhere; and none tells UCX that those there are gone.
 
     Raises:
         OSError: they cannot be; nothing has changed.
     """
-    _expect(_libc().mremap(source, 0, nbytes, _MOVE_THERE, target))
+    kind = mmap.MAP_SHARED | _MAP_FIXED
+    _expect(_libc().mmap(target, nbytes, _ACCESS, kind, descriptor, offset))
 
 
 def make_private(address: int, nbytes: int) -> None:

@@ -3,8 +3,10 @@
 import mmap
 import os
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from itertools import accumulate
 from math import prod
 from typing import Any
 
@@ -109,14 +111,14 @@ class NodeMemory:
         """
         self.windows.forget(self.comm)
         told = self.comm.allgather((own.margin, own.nbytes))
-        parts = self._allocate(own.margin + own.nbytes)
-        segments = [part[at : at + nbytes] for part, (at, nbytes) in zip(parts, told)]
-        window = Adopted(segments, self.rank, own)
         problem = None
-        try:
-            window.adopt()
-        except Exception as error:
-            problem = f"rank {self.rank}: {error}"
+        with self._file(own.margin + own.nbytes) as (descriptor, begin, parts):
+            segments = [part[at : at + nbytes] for part, (at, nbytes) in zip(parts, told)]
+            window = Adopted(segments, self.rank, own)
+            try:
+                window.adopt(descriptor, begin + own.margin)
+            except Exception as error:
+                problem = f"rank {self.rank}: {error}"
         problems = [text for text in self.comm.allgather(problem) if text]
         if problems:
             window.end()
@@ -227,7 +229,14 @@ class NodeMemory:
         return any(self.windows[p.window].has_edges for p in places if p is not None)
 
     def _allocate(self, nbytes: int) -> list[Bytes]:
-        """One segment a rank, of ``nbytes`` there, in one anonymous file that all of them map."""
+        """One segment a rank, of ``nbytes`` there."""
+        with self._file(nbytes) as (_, _, segments):
+            return segments
+
+    @contextmanager
+    def _file(self, nbytes: int) -> Iterator[tuple[int, int, list[Bytes]]]:
+        """An anonymous file that all ranks map: its descriptor, the byte at which this rank's
+        segment begins, and one segment a rank, of ``nbytes`` there."""
         lengths = self.comm.allgather(-(-max(nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE)
         there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if sum(lengths) > there:
@@ -249,10 +258,13 @@ class NodeMemory:
             memory = Mapping(descriptor, sum(lengths))
         except OSError as error:
             problem = f"rank {self.rank}: {error}"
-        problems = [told for told in self.comm.allgather(problem) if told]
-        if descriptor >= 0:
-            os.close(descriptor)
-        if problems:
-            raise InvalidBuffer(f"the ranks cannot share memory: {'; '.join(problems)}")
-        ends = np.cumsum(lengths)
-        return [memory.part(end - length, length) for length, end in zip(lengths, ends.tolist())]
+        try:
+            problems = [told for told in self.comm.allgather(problem) if told]
+            if problems:
+                raise InvalidBuffer(f"the ranks cannot share memory: {'; '.join(problems)}")
+            begins = [0, *accumulate(lengths[:-1])]
+            parts = [memory.part(begin, length) for begin, length in zip(begins, lengths)]
+            yield descriptor, begins[self.rank], parts
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)

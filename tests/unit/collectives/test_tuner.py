@@ -219,7 +219,7 @@ def test_the_built_in_table_is_whole():
         (('"bandwidth_GBs":10.0', '"bandwidth_GBs":-1'), r"> 0.0 - at `\$.bandwidth_GBs`"),
         (('"ranks":2', '"ranks":0'), r"Expected `int` >= 1 - at `\$.entries\[0\].ranks`"),
         (('"ranks":2', '"ranks":' + "9" * 18), r"Expected `int` <= 2147483647"),
-        (b'{"version": 1, "environment": {"x": ' + b"[" * 200_000, "maximum recursion depth"),
+        (b'{"version": 1, "environment": {"x": ' + b"[" * 200_000, "nested too deeply"),
         (('"ranks_per_node":2', '"ranks_per_node":-2'), r">= 1 - at .*\[0\].ranks_per_node`"),
         (('"ranks_per_node":2', '"ranks_per_node":3'), "ranks_per_node = 3 of ranks = 2"),
         (('"numpy"', '"disk"'), r"Invalid enum value 'disk' - at `\$.entries\[0\].memory`"),

@@ -1,0 +1,38 @@
+"""Types that mpi4py has names for, and this MPI not."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from collectives.calls import specification
+from collectives.calls.specification import PREDEFINED, TYPES, named_type
+from collectives.calls.unread import DTYPES
+from collectives.errors import InvalidBuffer
+
+
+@pytest.mark.parametrize(
+    ("handle", "name"), [(0, "MPI_SHORT_FLOAT"), (MPI.FLOAT.handle, "")], ids=["Open MPI", "MPICH"]
+)
+def test_one_without_a_handle_or_a_name_is_none_of_this_mpi(handle, name):
+    assert not specification._is_whole(SimpleNamespace(handle=handle, name=name))
+
+
+def test_one_that_this_mpi_lacks_is_refused_by_name():
+    lacking = [
+        found
+        for found in vars(MPI).values()
+        if isinstance(found, MPI.Datatype) and found.handle not in PREDEFINED
+    ]
+    assert MPI.DATATYPE_NULL in lacking
+    for datatype in lacking:
+        with pytest.raises(InvalidBuffer, match="a datatype that this MPI does not have"):
+            named_type(datatype, "send")
+
+
+def test_those_that_it_has_are_taken():
+    assert named_type("f", "send") == named_type(MPI.FLOAT, "send") == MPI.FLOAT
+    assert {np.dtype(char) for char in "bBhHiIlLqQfdgFDG?"} <= DTYPES
+    for datatype in TYPES.values():
+        assert datatype.handle in PREDEFINED and datatype.Get_size() > 0
