@@ -21,6 +21,7 @@ DEEPER = {
     "collectives.execution.transport.checked": "chaos damages a sealed message",
     "collectives.execution.transport.cuda_probe": "doctor tries a transfer of device memory",
     "collectives.execution.transport.shared_memory": "doctor tries the node's memory alone",
+    "collectives.execution.waiting": "ranks wait alike in pipelines and in collectives",
 }
 
 
