@@ -26,6 +26,7 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from collectives.calls import meeting, small, turns
+from collectives.calls.specification import TYPES
 from tests.soak.calls import Draw, Drawn, Side
 from tests.soak.kinds import ROOM, Made, Refused, Workshop
 
@@ -360,7 +361,7 @@ class Soak:
     def _type(self, drawn: Drawn, side: Side) -> MPI.Datatype:
         """Of a buffer's items; types with gaps live as long as the soak."""
         code = drawn.dtype.char
-        plain = MPI._typedict[code]
+        plain = TYPES[code]
         if side.extent == 1:
             return plain
         if code not in self.gapped:
@@ -429,7 +430,7 @@ class Soak:
         in_place = drawn.name == "Reduce_scatter" and given[0] is MPI.IN_PLACE
         if in_place and received is not None and MPI.get_vendor()[0] != "Open MPI":
             copy = received[3]  # MPICH's own, in place, copies a block onto itself
-            plain = MPI._typedict[drawn.dtype.char]
+            plain = TYPES[drawn.dtype.char]
             given = [[copy.copy(), plain], [copy[: drawn.counts[self.rank]], plain]]
         self.doing += " (plain mpi4py)"
         getattr(self.plain, drawn.name)(*_positions(drawn, given, drawn.counts))
