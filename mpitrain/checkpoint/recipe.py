@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from importlib.util import MAGIC_NUMBER
 from typing import TYPE_CHECKING, Any
 
@@ -96,11 +97,24 @@ def _made(trainer: "Trainer") -> Recipe:
     for name, tensor in constants(trainer).items():
         found.tell_array(f"model.{name}", tensor)
     _tell_optimizers(found, trainer)
-    found.values = False  # of these, the digest of the data says
     if isinstance(trainer.data.train, Own):
-        data = trainer.data.train.data
-        _tell(found, "data", data.source if isinstance(data, Stream) else data)
+        _tell_data(found, trainer.data.train)
     return Recipe(found.parts, found.options, found.code, MAGIC_NUMBER.hex())
+
+
+def _tell_data(found: Description, own: Own) -> None:
+    """What a data set consists of, but for what changes as it is read: caches, counters, logs."""
+    described: list[Description] = []
+    data = own.data.source if isinstance(own.data, Stream) else own.data
+    for again in (False, True):
+        if again and not isinstance(own.data, Stream):
+            with suppress(Exception):  # who reads it in a step says so
+                own.first()
+        described.append(Description(values=False))  # the digest of the data has the values
+        _tell(described[-1], "data", data)
+    for table in ("parts", "options", "code"):
+        before, after = (getattr(one, table) for one in described)
+        getattr(found, table).update(before.items() & after.items())
 
 
 def _tell(found: Description, name: str, what: Any) -> None:

@@ -6,7 +6,7 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
-from collectives.commands.arguments import not_negative
+from collectives.commands.arguments import count
 from mpitrain.commands import submit as scripts
 from mpitrain.config import ConfigError, load
 
@@ -65,7 +65,7 @@ def add(submit: argparse.ArgumentParser) -> None:
         "--before", action="append", default=[], metavar="LINE",
         help="a line of bash to run behind the modules; several times for more",
     )  # fmt: skip
-    add("--restarts", type=not_negative, help="times that the job may come back (20)")
+    add("--restarts", type=count, help="times that the job may come back (20)")
     add(
         "--jobs", type=Path,
         help="folder of the scripts (jobs/ here if it has train.sbatch, else the package's own)",

@@ -14,6 +14,7 @@ from mpitrain.parallel.arena import Arena
 from mpitrain.parallel.replicas import check_replicas
 from mpitrain.parallel.store import Piece
 from mpitrain.parallel.summation import Dense
+from mpitrain.step.agreement import Agreed
 from mpitrain.sync import Delayed, Local, Workers
 from mpitrain.sync.outer import outer
 
@@ -241,14 +242,19 @@ def test_first_steps_are_those_of_one_process(comm):
     own = workers(comm)
     strategy = Local(own, period=4, outer=outer("plain"), start=5)
 
+    agreed = Agreed.of([0.0] * 9, 1.0, 1.0)
+
     class Agrees:
         def agree(self, told):
-            return told
+            return agreed
+
+        def unused_by_all(self):
+            return agreed.unused
 
     expected = own.parameters.copy()
     for step in range(13):
         own.gradients[...] = gradient(comm, comm.rank, step)
-        assert strategy.agree(step, Agrees(), "told") == "told"
+        assert strategy.agree(step, Agrees(), "told") == agreed
         own.parameters[...] -= RATE * own.gradients
         strategy.after_step(step)
         expected = expected - RATE * mean_gradient(comm, step)
