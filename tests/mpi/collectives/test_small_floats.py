@@ -1,6 +1,7 @@
 """Floating-point numbers of 16 and 8 bits, most of which neither NumPy nor MPI has."""
 
 import sys
+from importlib.util import find_spec
 
 import ml_dtypes
 import numpy as np
@@ -26,6 +27,7 @@ all_ways = pytest.mark.parametrize(
     "way",
     ["blocking", *(pytest.param(w, marks=pytest.mark.slow) for w in ("nonblocking", "persistent"))],
 )
+HAS_TORCH = find_spec("torch") is not None
 COUNT = 5
 SMALLEST = 2.0**-4
 
@@ -140,7 +142,7 @@ def test_other_operations_and_lengths_in_place(comm, kind, algorithm):
                 for rank in range(comm.size)
             ]
             items = everybody[comm.rank].astype(KINDS[kind])
-            where = tensor_of(items) if comm.rank % 2 and count else items
+            where = tensor_of(items) if HAS_TORCH and comm.rank % 2 and count else items
             comm.Allreduce(MPI.IN_PLACE, where, op=getattr(MPI, op), algorithm=algorithm)
             assert np.array_equal(items.astype(float), function(everybody, axis=0))
 
