@@ -54,7 +54,7 @@ class Trainer(trainer.Trainer):
         kind: type[Trainer] = cls
         keys = {key: value for key, value in given.items() if key in Server.__struct_fields__}
         # What cannot be a table of servers, __init__ refuses on all ranks.
-        with suppress(msgspec.ValidationError, TypeError):
+        with suppress(msgspec.ValidationError, TypeError, AttributeError):
             told = msgspec.to_builtins((config or Config()).server)
             server = msgspec.convert(told | keys | dict(given.get("server") or {}), Server)
             kind = trainer_of(server) if cls is Trainer else cls

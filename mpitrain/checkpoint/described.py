@@ -29,6 +29,11 @@ _ENTRIES = frozenset({
 _SILENT = frozenset({"extra_repr", "state_dict", "load_state_dict", "__init__", "__repr__"})
 #: Folders of our packages, wherever they lie.
 _OURS = tuple(str(Path(__file__).parents[2] / name) for name in ("mpitrain", "collectives"))
+#: Modules of what carries a job out, and is no part of it.
+_RUNNERS = (
+    "collectives.", "mpi4py.", "mpitrain.training.", "mpitrain.server.", "mpitrain.federated.",
+    "mpitrain.fit", "mpitrain.ranks.", "mpitrain.metrics.",
+)  # fmt: skip
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 #: Characters of a value that are shown, values within one another, and values of a container.
 _SHOWN, _DEPTH, _MOST = 100, 8, 1000
@@ -79,7 +84,7 @@ class Description:
         if (text := _plain(what)) is not None:
             if not ("/" in text or "\\" in text):  # where files lie is not what they are
                 self.options[name] = _short(text)
-        elif depth > _DEPTH or isinstance(what, ModuleType):
+        elif depth > _DEPTH or isinstance(what, ModuleType) or _runs(what):
             return
         elif hasattr(what, "shape") and hasattr(what, "dtype"):
             self.tell_array(name, what)
@@ -205,6 +210,11 @@ class Description:
         for key, value in (given | (function.__kwdefaults__ or {})).items():
             if key not in ("__class__", "self"):
                 self.tell(f"{name}.{key}", value, read, depth + 1)
+
+
+def _runs(what: Any) -> bool:
+    """Whether it carries a job out, as a trainer or a communicator that an object holds."""
+    return any(kind.__module__.startswith(_RUNNERS) for kind in type(what).__mro__)
 
 
 def _plain(what: Any) -> str | None:

@@ -7,6 +7,7 @@ from importlib.util import MAGIC_NUMBER
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mpitrain.checkpoint.described import Description
 from mpitrain.data.own import Own
@@ -17,6 +18,8 @@ from mpitrain.ranks.same import described
 if TYPE_CHECKING:
     from mpitrain.training.trainer import Trainer
 
+#: Names of digests of values begin so.
+_VALUES = "values of "
 #: Options of an optimiser that may change while a run goes on, or only say how it computes.
 _FREE = frozenset({"lr", "initial_lr", "foreach", "fused", "capturable", "differentiable"})
 
@@ -27,12 +30,25 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         parts, options, code: see there.
         bytecode: format of Python's bytecode: code of another one is not compared.
+        changing: names of what the program changes as it runs, such as counters and caches, which
+            is not compared; None before the first checkpoint.
     """
 
     parts: dict[str, str]
     options: dict[str, str]
     code: dict[str, str]
     bytecode: str
+    changing: list[str] | None = None
+
+    def settled(self, later: "Recipe") -> "Recipe":
+        """This one, with the names of what is another thing ``later`` in the run."""
+        found: set[str] = set()
+        for before, after in ((self.parts, later.parts), (self.options, later.options)):
+            for name in before.keys() | after.keys():
+                if before.get(name) != after.get(name) and not name.startswith(_VALUES):
+                    # A container that has other things now is changing as a whole.
+                    found.add(name if name in before and name in after else name.rpartition(".")[0])
+        return replace(self, changing=sorted(found))
 
     def differences(self, now: "Recipe") -> Iterator[tuple[str, str, str]]:
         """Names that differ, with both texts; what both have comes first."""
@@ -43,6 +59,8 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
         for table, both in found:
             before, after = getattr(self, table), getattr(now, table)
             for name in dict.fromkeys((*before, *after)):
+                if any(name == one or name.startswith(f"{one}.") for one in self.changing or ()):
+                    continue
                 texts = name, before.get(name, "nothing"), after.get(name, "nothing")
                 if name in before and name in after:
                     if texts[1] != texts[2]:
@@ -75,13 +93,25 @@ def recipe_of(trainer: "Trainer") -> Recipe:
     return trainer.recipe
 
 
+def settled_recipe_of(trainer: "Trainer") -> Recipe:
+    """The same for a checkpoint, on rank 0 with what has changed since; collective."""
+    found = recipe_of(trainer)
+    if found.changing is None and trainer.comm.rank == 0:
+        train = trainer.data.train
+        if isinstance(train, Own) and not isinstance(train.data, Stream):
+            with suppress(Exception):  # other processes may have read all that was read so far
+                train.first()
+        trainer.recipe = found = found.settled(_made(trainer, values=False))
+    return found
+
+
 def name_of_constants(recipe: Recipe, names: Mapping[str, str]) -> str:
     """The file of the constants that a module's names are of: by what is in them."""
     wanted = set(names.values())
     own = {
         name: text
         for name, text in recipe.parts.items()
-        if name.startswith("values of model.") and name.removeprefix("values of model.") in wanted
+        if name.startswith(f"{_VALUES}model.") and name.removeprefix(f"{_VALUES}model.") in wanted
     }
     if not own:
         return ""
@@ -89,32 +119,19 @@ def name_of_constants(recipe: Recipe, names: Mapping[str, str]) -> str:
     return f"constants-{found.hexdigest()}.safetensors"
 
 
-def _made(trainer: "Trainer") -> Recipe:
-    found = Description()
+def _made(trainer: "Trainer", *, values: bool = True) -> Recipe:
+    found = Description(values=values)
     for name, what in trainer.given.items():
         for key, one in what.items() if isinstance(what, Mapping) else [("", what)]:
             _tell(found, f"{name}.{key}" if key else name, getattr(one, "function", one))
     for name, tensor in constants(trainer).items():
-        found.tell_array(f"model.{name}", tensor)
+        found.tell_array(f"model.{name}", tensor)  # nothing without values
     _tell_optimizers(found, trainer)
+    found.values = False  # of these, the digest of the data says
     if isinstance(trainer.data.train, Own):
-        _tell_data(found, trainer.data.train)
+        data = trainer.data.train.data
+        _tell(found, "data", data.source if isinstance(data, Stream) else data)
     return Recipe(found.parts, found.options, found.code, MAGIC_NUMBER.hex())
-
-
-def _tell_data(found: Description, own: Own) -> None:
-    """What a data set consists of, but for what changes as it is read: caches, counters, logs."""
-    described: list[Description] = []
-    data = own.data.source if isinstance(own.data, Stream) else own.data
-    for again in (False, True):
-        if again and not isinstance(own.data, Stream):
-            with suppress(Exception):  # who reads it in a step says so
-                own.first()
-        described.append(Description(values=False))  # the digest of the data has the values
-        _tell(described[-1], "data", data)
-    for table in ("parts", "options", "code"):
-        before, after = (getattr(one, table) for one in described)
-        getattr(found, table).update(before.items() & after.items())
 
 
 def _tell(found: Description, name: str, what: Any) -> None:

@@ -18,7 +18,7 @@ from mpitrain.checkpoint.manifest import (
     SavedPiece,
 )
 from mpitrain.checkpoint.reader import Checkpoint
-from mpitrain.checkpoint.recipe import name_of_constants, recipe_of
+from mpitrain.checkpoint.recipe import name_of_constants, settled_recipe_of
 from mpitrain.config import Config, Own
 from mpitrain.parallel.arena import Tensor
 from mpitrain.parallel.store import overlaps
@@ -33,7 +33,7 @@ def collect(trainer: "Trainer") -> tuple[dict[str, Array], list[SavedPiece], Man
 
     Collective; nothing of the training is changed.
     """
-    recipe = recipe_of(trainer)
+    recipe = settled_recipe_of(trainer)
     together = workers.together(trainer)
     arrays: dict[str, Array] = {}
     pieces: list[SavedPiece] = []

@@ -20,6 +20,7 @@ from mpitrain.run import resume
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 torch.set_num_threads(1)
+nn = torch.nn
 
 #: A program, as text, since what is compared is its code; each change replaces some of it.
 PROGRAM = '''
@@ -298,6 +299,54 @@ def test_objects_of_any_kind_are_told():
     for number, what in enumerate((loop, odd, {"a": loop}, np.ones(2), len, int, sys, (), b"x")):
         _tell(found, f"thing{number}", what)
     assert "values of thing3" in found.parts
+
+
+def test_what_a_program_changes_as_it_runs_is_no_part_of_the_job(tmp_path):
+    """Counters, caches and logs of a data set, a loss and a metric; the trainer that one holds."""
+    seen = []
+
+    class Counts(torch.utils.data.Dataset):
+        def __init__(self):
+            self.read, self.cache = 0, {}
+
+        def __len__(self):
+            return 16
+
+        def __getitem__(self, index):
+            self.read += 1
+            self.cache[self.read] = [index]
+            return torch.full((3,), float(index)), torch.ones(1)
+
+    class Logged:
+        def __init__(self):
+            self.calls, self.kept, self.trainer = 0, [], None
+
+        def __call__(self, outputs, labels):
+            self.calls += 1
+            self.kept.append(Logged)
+            seen.append(len(self.kept))
+            return (outputs - labels).square().mean()
+
+    loss, metric = Logged(), Logged()
+    for epochs, workers, resumes in ((1, 1, False), (2, 0, True), (3, 0, True)):
+        data = Counts()
+        for _ in range(3 * epochs):
+            data[0]
+        job = mpitrain.Trainer(
+            MPI.COMM_SELF,
+            model=lambda: nn.Linear(3, 1),
+            train_data=data,
+            test_data=Counts(),
+            loss=loss,
+            metrics={"own": metric},
+            batch_size=8,
+            epochs=epochs,
+            workers=workers,
+            run={"dir": str(tmp_path / "run")},
+        )
+        metric.trainer = loss.trainer = job
+        job.fit(resume=resumes)
+        job.close()
 
 
 def test_differences_are_those_that_both_have_first():
