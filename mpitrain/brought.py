@@ -45,6 +45,11 @@ def model(
             given = given()
         if isinstance(given, Mapping):
             return None, given
+    if not isinstance(given, torch.nn.Module):
+        raise ConfigError(
+            f"model: a torch module is needed, or layers by name, or a function that makes one of "
+            f"them, which made an object of type {type(given).__name__}"
+        )
     if any(map(torch.nn.parameter.is_lazy, given.parameters())) and hasattr(data, "__getitem__"):
         _give_shapes(given, data, seed)
     if (own := list(given.parameters())) and not any(p.requires_grad for p in own):

@@ -19,6 +19,11 @@ def configured(config: Config, settings: Mapping[str, Any]) -> Config:
         TypeError: for a keyword that is none of them.
         ConfigError: for a value that cannot be.
     """
+    if not isinstance(config, Config):
+        raise TypeError(
+            f"config is a {type(config).__name__}, and a Config is needed; give tables of a job as "
+            "keywords, as in data={...}"
+        )
     tables = msgspec.to_builtins(config)
     fields = {t.name: msgspec.structs.fields(t.type) for t in msgspec.structs.fields(Config)}
     places: dict[str, list[str]] = {}
