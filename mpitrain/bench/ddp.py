@@ -1,6 +1,6 @@
 """A GPT's training step beside PyTorch's DistributedDataParallel over Gloo, in the same processes.
 
-    mpirun -n 2 python -m mpitrain.bench.ddp
+    mpirun -n 2 python -m mpitrain.bench.ddp             # with --load 2: beside two busy processes
 
 Of the same model, batch, type and threads: DDP over Gloo; the same torch module with our
 communication, overlapped and at the end; our own layers.  Steps of the rows take turns, so that
@@ -11,8 +11,10 @@ import argparse
 import json
 import os
 import socket
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -128,11 +130,25 @@ def main() -> int:
     with threadpool_limits(threads, user_api="blas"):
         torch.set_num_threads(threads)
         _join_gloo(comm, options.address)
-        rows = _measure(comm, options)
+        with _loaded(options.load if comm.rank == 0 else 0):
+            rows = _measure(comm, options)
         if comm.rank == 0:
             _report(comm, options, rows)
         torch.distributed.destroy_process_group()
     return 0
+
+
+@contextmanager
+def _loaded(processes: int) -> Iterator[None]:
+    """So many other processes compute meanwhile, on cores that the ranks want, too."""
+    command = [sys.executable, "-S", "-c", "while True: pass"]
+    started = [subprocess.Popen(command) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
 
 
 def _measure(comm: Communicator, options: argparse.Namespace) -> dict[str, list[float]]:
@@ -246,7 +262,7 @@ def _report(comm: Communicator, options: argparse.Namespace, rows: dict[str, lis
     print(
         f"GPT of {options.blocks} blocks, width {options.width}, {count} parameters; "
         f"{comm.size} ranks, batch {options.batch} x {options.context} a rank, float32; "
-        f"PyTorch {torch.__version__}, {release()}"
+        f"PyTorch {torch.__version__}, {release()}, {options.load} busy processes beside"
     )
     first = median(next(iter(rows.values())))
     print(f"{'':<26} {'ms/step':>8} {'x DDP':>6}")
@@ -273,6 +289,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--warmup", type=int, default=5)
     parser.add_argument("--threads", type=int, default=0, help="a rank; its share of the cores")
+    parser.add_argument("--load", type=int, default=0, help="busy processes beside the ranks")
     parser.add_argument("--address", default="", help="of rank 0, if its name cannot be resolved")
     parser.add_argument("--algorithm", default="auto", help="of our all-reduce")
     parser.add_argument("--bucket-bytes", type=int, default=2**20)
