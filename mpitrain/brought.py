@@ -74,19 +74,21 @@ def _give_shapes(module: Any, data: Any, seed: int) -> None:
     from mpitrain.data.own import Own
     from mpitrain.fields import as_given, fields
 
-    kind = str(torch.get_default_dtype()).removeprefix("torch.")
-    parts = {n: torch.from_numpy(a) for n, a in fields(Own(data, kind, seed)[:1].inputs).items()}
+    kind = next(one.dtype for one in module.parameters() if torch.nn.parameter.is_lazy(one))
+    first = fields(Own(data, "float32", seed)[:1].inputs)
+    parts = {n: torch.from_numpy(a) for n, a in first.items()}
+    parts = {n: a.to(kind) if a.is_floating_point() else a for n, a in parts.items()}
     modes = [(part, part.training) for part in module.modules()]
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(seed)
-            first = as_given(parts)
-            if isinstance(first, dict) and not isinstance(module, torch.nn.Sequential):
-                module.eval()(**first)
-            elif isinstance(first, tuple) and not isinstance(module, torch.nn.Sequential):
-                module.eval()(*first)
+            given = as_given(parts)
+            if isinstance(given, dict) and not isinstance(module, torch.nn.Sequential):
+                module.eval()(**given)
+            elif isinstance(given, tuple) and not isinstance(module, torch.nn.Sequential):
+                module.eval()(*given)
             else:
-                module.eval()(first)
+                module.eval()(given)
     except Exception as error:  # whatever the module's own code raises
         raise ConfigError(
             f"model: it has lazy parts, and the first sample cannot give them their shapes "

@@ -9,6 +9,7 @@ import dis
 import hashlib
 import sys
 import sysconfig
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -34,6 +35,8 @@ _RUNNERS = (
     "collectives.", "mpi4py.", "mpitrain.training.", "mpitrain.server.", "mpitrain.federated.",
     "mpitrain.fit", "mpitrain.ranks.", "mpitrain.metrics.",
 )  # fmt: skip
+#: Time before which no program that imports this has begun.
+_BEGUN = time.time() - 600
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 #: Characters of a value that are shown, values within one another, and values of a container.
 _SHOWN, _DEPTH, _MOST = 100, 8, 1000
@@ -82,7 +85,8 @@ class Description:
             depth: of things around it.
         """
         if (text := _plain(what)) is not None:
-            if not ("/" in text or "\\" in text):  # where files lie is not what they are
+            # Where files lie is not what they are, and when a program began is not what it does.
+            if not ("/" in text or "\\" in text or _is_time(what)):
                 self.options[name] = _short(text)
         elif depth > _DEPTH or isinstance(what, ModuleType) or _runs(what):
             return
@@ -226,6 +230,11 @@ def _plain(what: Any) -> str | None:
     if isinstance(what, Enum | np.dtype) or type(what).__name__ == "dtype":  # torch's, too
         return str(what)
     return None
+
+
+def _is_time(what: Any) -> bool:
+    """Whether it is what the clock has shown since the program began."""
+    return isinstance(what, float) and not what.is_integer() and _BEGUN <= what <= time.time()
 
 
 def _short(text: str) -> str:

@@ -122,11 +122,15 @@ class Writer:
         if path.exists():
             return
         from safetensors.torch import save_file as save_tensors
+        from torch import contiguous_format
 
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         beside = path.with_name(f".{path.name}.unfinished")
         try:
-            save_tensors({key: one.cpu().clone() for key, one in give().items()}, beside)
+            found = {
+                key: one.cpu().clone(memory_format=contiguous_format) for key, one in give().items()
+            }
+            save_tensors(found, beside)
         except SafetensorError as error:
             raise OSError(None, str(error), str(path)) from error
         _sync(beside)

@@ -5,7 +5,7 @@ another number in every layout of ranks.
 """
 
 from collections.abc import Callable, Mapping
-from math import isclose, isfinite
+from math import isclose, isfinite, isinf
 from typing import Any, NamedTuple
 
 import torch
@@ -96,7 +96,7 @@ class LossMeans:
             if self._share(outputs, labels, row, whole.by, Slack(64 * least, 0.0)) is None:
                 return None
             try:
-                with _Wide():
+                with Wide():
                     wide = {n: _as_wide(part) for n, part in outputs.items()}
                     by = self.gradients(wide, labels).by
                     share = self._share(wide, labels, row, by, _IN_FLOAT64)
@@ -188,8 +188,9 @@ class LossMeans:
             )
         )
         mean = (one + other) / 2
-        if isclose(found, mean, rel_tol=1e-3, abs_tol=1e-5) or not (
-            isfinite(found) or isfinite(mean)
+        if isclose(found, mean, rel_tol=1e-3, abs_tol=1e-5) or (
+            isinf(found)  # too large to tell
+            or not (isfinite(found) or isfinite(mean))
         ):
             return None
         return ConfigError(
@@ -208,17 +209,26 @@ class LossMeans:
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-class _Wide(TorchFunctionMode):
-    """Functions of torch compute in float64, whatever type a loss keeps its constants in."""
+class Wide(TorchFunctionMode):
+    """Functions of torch compute in float64, whatever type a loss asks for or has constants in."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        return function(*tree_map(_as_wide, args), **tree_map(_as_wide, kwargs or {}))
+        if function in _CASTS:
+            function = torch.Tensor.double
+        return tree_map(
+            _as_wide, function(*tree_map(_as_wide, args), **tree_map(_as_wide, kwargs or {}))
+        )
+
+
+_CASTS = (torch.Tensor.half, torch.Tensor.bfloat16, torch.Tensor.float)
 
 
 def _as_wide(value: Any) -> Any:
-    """In float64 what is a tensor in less."""
+    """In float64 what is a tensor in less; float64 in the place of a type with less."""
+    if isinstance(value, torch.dtype):
+        return torch.float64 if value in FLOATS[:3] else value
     is_narrow = isinstance(value, torch.Tensor) and value.dtype in FLOATS[:3]
     return value.double() if is_narrow else value
 

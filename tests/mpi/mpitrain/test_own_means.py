@@ -231,6 +231,17 @@ def test_lazy_modules_and_class_labels_beside_several_outputs(comm, folder):
         assert trainer.module.one.weight.shape == (3, 6)
 
 
+@pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16])
+def test_lazy_modules_of_any_type_get_their_shapes(comm, folder, kind):
+    def model():
+        return torch.nn.Sequential(torch.nn.LazyLinear(3), torch.nn.LazyLinear(1)).to(kind)
+
+    given = dict(model=model, test_data=None, metrics=None, epochs=1)
+    with made(folder, **given) as trainer:
+        assert trainer.module[0].weight.dtype == kind
+        assert trainer.module[0].weight.shape == (3, 6)
+
+
 def frozen():
     return torch.nn.Linear(6, 1).requires_grad_(False)
 

@@ -23,6 +23,7 @@ class Adapted(nn.Module):
         self.head = nn.Linear(6, 1)
         self.register_buffer("scale", torch.full((6,), 2.0))
         self.register_buffer("counts", torch.arange(3))
+        self.register_buffer("turned", torch.arange(6.0).reshape(2, 3).t())
         self.register_buffer("coarse", torch.ones(2, dtype=torch.bfloat16))
         self.register_buffer("unsaved", torch.ones(6), persistent=False)
 

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -302,19 +303,20 @@ def test_objects_of_any_kind_are_told():
 
 
 def test_what_a_program_changes_as_it_runs_is_no_part_of_the_job(tmp_path):
-    """Counters, caches and logs of a data set, a loss and a metric; the trainer that one holds."""
+    """Counters, caches and logs of a data set, a loss and a metric; the trainer that one holds;
+    when the program began."""
     seen = []
 
     class Counts(torch.utils.data.Dataset):
         def __init__(self):
-            self.read, self.cache = 0, {}
+            self.read, self.cache, self.began = 0, {}, time.time()
 
         def __len__(self):
             return 16
 
         def __getitem__(self, index):
             self.read += 1
-            self.cache[self.read] = [index]
+            self.cache[self.read] = [index, time.time() - self.began]
             return torch.full((3,), float(index)), torch.ones(1)
 
     class Logged:

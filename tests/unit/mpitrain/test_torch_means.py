@@ -111,9 +111,19 @@ def margin(outputs, labels):
     return F.multi_margin_loss(outputs.float(), labels)
 
 
+def narrow(outputs, labels):
+    return F.cross_entropy(outputs.bfloat16(), labels).float()
+
+
+def narrower(outputs, labels):
+    wanted = torch.zeros(outputs.shape, dtype=torch.float16)
+    wanted[torch.arange(len(labels)), labels] = 1
+    return -(wanted * F.log_softmax(outputs.to(torch.float16), 1)).sum(1).mean()
+
+
 @settings(max_examples=100, deadline=None)
 @given(
-    loss=st.sampled_from([F.cross_entropy, smooth, by_hand, margin]),
+    loss=st.sampled_from([F.cross_entropy, smooth, by_hand, margin, narrow, narrower]),
     count=st.integers(1, 40),
     scale=st.sampled_from([1e-4, 1.0, 20.0, 200.0]),
     right=st.booleans(),
@@ -172,6 +182,14 @@ def test_a_label_that_is_left_out_is_seen_where_each_rank_has_one_sample():
     assert faults(F.cross_entropy, 1, 2, 3) == "None"
     for loss in (F.cross_entropy, guarded):
         assert "of 2 samples is" in faults(loss, 1, -100)
+
+
+def test_a_loss_that_is_too_large_for_its_type_is_no_fault():
+    loss = TorchLoss(F.mse_loss)
+    loss.expect((2,), (2,), np.float32)
+    outputs = np.array([[1.5e19, 1e19], [0, 0], [2e19, 2e19]], np.float32)
+    assert np.isinf(loss(outputs, np.zeros((3, 2), np.float32), 3.0)[0])
+    assert loss.fault is None
 
 
 def test_losses_that_are_no_functions_of_samples():
