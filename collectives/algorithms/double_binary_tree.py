@@ -127,7 +127,13 @@ def broadcast(rank: int, size: int) -> Iterator[Round]:
 
     Cost: 1 + ceil(log2 p) rounds, half of the buffer in each message.
     """
-    both = trees(rank, size)
+    # Rank 0, which is below the other tree's root, has all already, and its memory may be read-only.
+    both = [
+        tree._replace(
+            parent=tree.parent if rank else None, children=tuple(c for c in tree.children if c)
+        )
+        for tree in trees(rank, size)
+    ]
     second = _second_root(size)
     yield (Copy(recvbuf[0:2], sendbuf[0:2]),) if rank == 0 else ()
     if rank == 0:

@@ -1,6 +1,6 @@
 """Several plans and requests at once."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Protocol
 
 from collectives.calls.engine import Engine
@@ -36,9 +36,10 @@ class Requests:
         """Moves plans and mpi4py's requests along; returns whether all have completed."""
         return all([request.Test() for request in requests])
 
-    def Waitall(self, requests: Sequence[Testable]) -> None:
+    def Waitall(self, requests: Iterable[Testable]) -> None:
         """Completes plans and mpi4py's requests, in whatever order they end; all plans that this
         thread has started go on meanwhile."""
+        left = list(requests)
         with self._engine.waiting("Waitall", by_all=False):
-            while not self.Testall(requests):
+            while not self.Testall(left):
                 self._engine.underway.progress()

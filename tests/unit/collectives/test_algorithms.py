@@ -35,6 +35,15 @@ def test_ring_has_the_published_cost(p):
     assert (gather.latency, gather.sent) == (p - 1, pytest.approx((p - 1) / p))
 
 
+@pytest.mark.parametrize("algorithm", names("broadcast"))
+@pytest.mark.parametrize("p", SIZES)
+def test_no_broadcast_stores_to_the_memory_of_the_root_that_may_be_read_only(algorithm, p):
+    for root in {0, 1, p - 1}:
+        schedule = build("broadcast", algorithm, p, root=root)
+        steps = [step for steps in schedule.rounds(root) for step in steps]
+        assert all(isinstance(step, Send | Copy) for step in steps)
+
+
 @pytest.mark.parametrize("p", SIZES)
 def test_circulant_has_the_rings_volume_in_logarithmic_rounds(p):
     circulant = cost("allreduce", "circulant", p)
