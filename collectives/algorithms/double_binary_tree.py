@@ -127,7 +127,7 @@ def broadcast(rank: int, size: int) -> Iterator[Round]:
 
     Cost: 1 + ceil(log2 p) rounds, half of the buffer in each message.
     """
-    # Rank 0, which is below the other tree's root, has all already, and its memory may be read-only.
+    # Rank 0, which the other tree's root is above, has all already; its memory may be read-only.
     both = [
         tree._replace(
             parent=tree.parent if rank else None, children=tuple(c for c in tree.children if c)

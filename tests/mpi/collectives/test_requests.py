@@ -132,7 +132,6 @@ def test_plans_and_requests_together(comm, algorithms):
         plan.Free()
     begun = [comm.Iallreduce(MPI.IN_PLACE, x, algorithm=a) for x, a in zip(items, algorithms)]
     comm.Waitall(iter([*begun, comm.Isend(mine, right), comm.Irecv(passed, left)]))
-    assert not any(one.is_underway for one in begun)
     assert comm.Testall([]) and all((x == ranks * comm.size).all() for x in items)
 
 
