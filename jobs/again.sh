@@ -72,8 +72,8 @@ come_back() {
         [ -z "${SLURM_ARRAY_JOB_ID:-}" ] || job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
         echo "jobs: job $job on $SLURM_JOB_NODELIST, restart $restarts"
     fi
-    if [[ ! ${MPITRAIN_MAX_RESTARTS:-20} =~ ^[0-9]+$ ]]; then
-        echo "jobs: MPITRAIN_MAX_RESTARTS=$MPITRAIN_MAX_RESTARTS: a number is needed" >&2
+    if [[ ! ${MPITRAIN_MAX_RESTARTS:-20} =~ ^[0-9]{1,9}$ ]]; then
+        echo "jobs: MPITRAIN_MAX_RESTARTS=$MPITRAIN_MAX_RESTARTS: a number of at most 9 digits is needed" >&2
         exit 2
     fi
     case ${1:?a job file or a program is needed} in

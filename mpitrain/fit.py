@@ -279,7 +279,8 @@ class Trainer(trainer.Trainer):
             ConfigError: on all ranks: values that were loaded into ``module`` after the trainer
                 was made would be lost, and hooks that its parameters were given.
             Stopped: on all ranks: SIGTERM, SIGUSR1 or the end of the SLURM job's time has stopped
-                one of them; exit status 75 where nobody catches it.
+                one of them; exit status 75 where nobody catches it.  Signals are heard in the
+                main thread alone.
             Exception: on all ranks, as :func:`mpitrain.train`.  What a model or a loss raises on
                 one rank alone ends the job, whoever would catch it.
         """

@@ -32,7 +32,10 @@ def parse(argv: Sequence[str], *, speak: bool = True) -> argparse.Namespace:
     ):
         words, behind = _cut(argv)
         options = parsed(_parser(), words)
-        options.behind = behind
+        options.behind, options.set_behind = behind, []
+        if behind and options.config is not None and options.config.suffix != ".py":
+            told = parsed(_parser(), ["train", str(options.config), *behind])
+            options.set_behind = told.set
         return options
 
 

@@ -91,13 +91,14 @@ def _words(options: argparse.Namespace) -> list[str]:
     """What ``jobs/again.sh`` is to run: a job file, a program, or what stands behind ``--``."""
     behind = list(options.behind)
     if options.config is None and behind:
-        if behind[0] != "-m":
+        if behind[0] != "-m" or not behind[1:]:
             raise ConfigError(f"-- {behind[0]}: give the program before --, or -m MODULE behind it")
         return behind
     if options.config is None:
         raise ConfigError("submit needs a job file or a program; mpitrain submit --help")
     if options.config.suffix != ".py":
-        load(options.config, options.set)  # what cannot be need not wait in a queue
+        # What cannot be need not wait in a queue.
+        load(options.config, options.set + options.set_behind)
         return [str(options.config), *(p for s in options.set for p in ("--set", s)), *behind]
     if options.set:
         raise ConfigError(f"--set: {options.config} is no job file; its arguments stand behind --")
@@ -112,6 +113,7 @@ def _settings(options: argparse.Namespace) -> dict[str, str]:
         for name, value in os.environ.items()
         if name.startswith(("MPITRAIN_", "COLLECTIVES_"))
         and name.isidentifier()
+        and name.isascii()
         and name not in _OF_A_JOB
     }
     given = {

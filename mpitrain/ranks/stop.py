@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from time import time
@@ -68,18 +69,21 @@ def stop_flag(
     """A flag that SIGTERM and SIGUSR1 raise, and the end of a SLURM job ``grace_s`` before it.
 
     ``SLURM_JOB_END_TIME``, where SLURM sets it, is when the job is killed.  A flag ``beside`` it
-    that is raised raises it, too.  Collective to enter.
+    that is raised raises it, too.  Python hears signals in the main thread alone, so that in
+    another thread signals stay with the program.  Collective to enter.
 
     Raises:
         ConfigError: on all ranks of ``comm``, if that is no time.
     """
     flag = StopFlag(together(comm, lambda: _deadline(grace_s, environment), ConfigError), beside)
-    former = {number: signal.signal(number, flag.hear) for number in _HEARD}
+    heard = _HEARD if threading.current_thread() is threading.main_thread() else ()
+    former = {number: signal.signal(number, flag.hear) for number in heard}
     try:
         yield flag
     finally:
         for number, handler in former.items():
-            signal.signal(number, handler)
+            # Python does not know a handler of a C library, and cannot put it back.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def _deadline(grace_s: float, environment: Mapping[str, str]) -> float | None:

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -34,3 +35,24 @@ def test_signals_are_heard_and_given_back():
         os.kill(os.getpid(), signal.SIGUSR1)
         assert flag.raised() and flag.reason == "signal SIGUSR1"
     assert signal.getsignal(signal.SIGUSR1) == former
+
+
+def test_a_thread_beside_the_main_one_leaves_signals_alone():
+    def near():
+        with stop_flag(100.0, environment={"SLURM_JOB_END_TIME": "1"}) as flag:
+            return flag.raised(), signal.getsignal(signal.SIGUSR1)
+
+    with ThreadPoolExecutor() as threads:
+        assert threads.submit(near).result() == (True, signal.getsignal(signal.SIGUSR1))
+
+
+def test_a_handler_that_python_did_not_set_is_no_error(monkeypatch):
+    """Python names it ``None``, and does not take that."""
+    former, put = signal.getsignal(signal.SIGUSR1), signal.signal
+    monkeypatch.setattr(signal, "signal", lambda number, handler: put(number, handler) and None)
+    try:
+        with stop_flag(100.0, environment={}):
+            pass
+        assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
+    finally:
+        put(signal.SIGUSR1, former)

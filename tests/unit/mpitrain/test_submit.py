@@ -206,9 +206,17 @@ def test_a_program_and_its_arguments(capsys, tmp_path, monkeypatch):
         ([], "needs a job file or a program"),
         (["--", "train.py"], "give the program before --"),
         (["--", "-c", "x"], "give the program before --"),
+        (["--", "-m"], "-m MODULE behind it"),
+        (["digits", "--", "--set", "optim.rate=1"], "optim.rate: unknown key"),
     ):
         assert run(parse(["submit", *words])) == 2
         assert message in capsys.readouterr().err
+
+
+def test_words_behind_a_job_file_are_those_of_train(capsys):
+    with pytest.raises(SystemExit):
+        parse(["submit", "digits", "--", "--epochs", "3"])
+    assert "unrecognized arguments: --epochs 3" in capsys.readouterr().err
 
 
 LINES = [words for words in commands_of(ROOT / "docs/sites.md") if "submit" in words[:-1]]
@@ -384,12 +392,13 @@ def test_a_job_in_a_container_is_that_of_train(tmp_path):
     assert calls[1] == f"600|{image}{train}"
 
 
-def test_a_limit_of_restarts_that_is_no_number_is_refused(tmp_path):
+@pytest.mark.parametrize("limit", ["x", "9" * 20])
+def test_a_limit_of_restarts_that_bash_cannot_compare_is_refused(limit):
     """It would compare as smaller for ever."""
-    env = {"MPITRAIN_MAX_RESTARTS": "x", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a"}
+    env = {"MPITRAIN_MAX_RESTARTS": limit, "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a"}
     text = f". {ROOT}/jobs/launch.sh; . {ROOT}/jobs/again.sh; come_back x.toml"
     told = subprocess.run(["bash", "-euc", text], env=env, capture_output=True, text=True)
-    assert told.returncode == 2 and "MPITRAIN_MAX_RESTARTS=x: a number" in told.stderr
+    assert told.returncode == 2 and f"MPITRAIN_MAX_RESTARTS={limit}: a number" in told.stderr
 
 
 @pytest.mark.parametrize(
