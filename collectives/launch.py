@@ -42,7 +42,7 @@ def abort_on_exception(comm: MPI.Comm) -> Iterator[None]:
     passes; any other ends the job with that status.  A rank whose parent dies ends too: MPICH's
     ranks otherwise go on for ever when the daemon of their node is killed, and ``mpiexec`` waits.
     """
-    over = threading.Event()
+    over, own = threading.Event(), os.getpid()
     if comm.size > 1:
         threading.Thread(
             target=_end_with, args=(os.getppid(), comm.rank, over), daemon=True
@@ -50,6 +50,8 @@ def abort_on_exception(comm: MPI.Comm) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
+        if os.getpid() != own:
+            raise  # a child that a program has forked is no rank
         if comm.size == 1 or (isinstance(error, SystemExit) and error.code in (None, 0)):
             raise
         end_job(comm, error)

@@ -1,5 +1,6 @@
 """An error of one rank becomes an error of all, so that nobody waits for those who left."""
 
+import os
 import socket
 import time
 from abc import ABC, abstractmethod
@@ -80,10 +81,12 @@ def all_or_nobody(
     if comm.size == 1 or not aborts():
         yield
         return
-    words = MPI.Intracomm(comm).Dup()
+    words, own = MPI.Intracomm(comm).Dup(), os.getpid()
     try:
         yield
     except BaseException as error:
+        if os.getpid() != own:
+            raise  # a child that a program has forked is no rank
         if isinstance(error, MPI.Exception) and is_death(error):
             raise  # the others have it when they wait for the dead
         if alone and isinstance(error, alone):

@@ -141,6 +141,31 @@ def test_a_rank_that_exits_where_the_others_wait_for_it_ends_the_job(tmp_path):
     assert "wait for this one, so that the job ends here" in ended.stderr
 
 
+def test_a_child_that_a_program_forks_is_no_rank(tmp_path):
+    ended = job(
+        tmp_path,
+        """
+        import os
+        from collectives.launch import abort_on_exception
+        from mpitrain.ranks.together import all_or_nobody
+
+        child = None
+        try:
+            with abort_on_exception(comm), all_or_nobody(comm, 0.5):
+                if comm.rank == 1:
+                    child = os.fork()
+                    if child == 0:
+                        sys.exit(3)
+                    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        except SystemExit:
+            os._exit(7)
+        comm.Barrier()
+        print("goes on", flush=True)
+        """,
+    )
+    assert ended.returncode == 0 and ended.stdout.count("goes on") == 3
+
+
 def test_an_error_of_one_rank_that_looks_like_one_of_all_ends_the_job(tmp_path):
     """A class that all ranks raise together elsewhere, while a checkpoint is being written."""
     ended = job(
