@@ -377,7 +377,10 @@ def plain():
 
 @pytest.mark.parametrize("name", TABLE)
 def test_it_does_what_mpi4pys_does(comm, plain, name):
-    assert tried(comm, name) == tried(plain, name)
+    expected = tried(plain, name)
+    if expected is NotImplementedError:
+        pytest.skip("this MPI has none, whatever ours does")
+    assert tried(comm, name) == expected
 
 
 @pytest.mark.parametrize("name", COMMUNICATORS)
