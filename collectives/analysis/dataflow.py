@@ -94,7 +94,7 @@ class Dataflow:
         return any(since < count <= until for count in self._awaited[rank])
 
     def at(self, chunk: Chunk, segment: int) -> Chunk:
-        """What ``chunk`` of the first segment is in another one."""
+        """The chunk of another segment that has the place of ``chunk`` in the first one."""
         further = segment * self.stride
         return Chunk(chunk.buffer, chunk.start + further, chunk.stop + further)
 

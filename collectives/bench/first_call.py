@@ -1,4 +1,4 @@
-"""What the first call on an array costs, which binds it, and what later ones do."""
+"""Cost of the first call on an array, which binds a plan, beside later ones."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
