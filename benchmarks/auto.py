@@ -6,8 +6,8 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from benchmarks.words import bytes_in_words
 from collectives.analysis.records import Record, read
-from collectives.bench.compare import bytes_in_words
 from collectives.errors import CollectiveError
 
 #: Below this, in the median of the runs, a case is named.

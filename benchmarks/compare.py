@@ -1,11 +1,20 @@
-"""Several benchmark files (of different MPIs, clusters, days) as one Markdown table."""
+"""Several files of ``bench -J`` (of different MPIs, clusters, days) as one Markdown table.
 
+python -m benchmarks.compare runs/*.json
+python -m benchmarks.compare --peers runs/peers/allreduce_*.json
+python -m benchmarks.compare --auto runs/?/*.json
+"""
+
+import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from collectives.analysis.pictures import pyplot
+from benchmarks import auto, program
+from benchmarks.words import bytes_in_words
+from collectives.analysis.pictures import expect_picture, pyplot
 from collectives.analysis.records import Measured, Record, read
 from collectives.errors import CollectiveError
 
@@ -59,14 +68,6 @@ def _cell(times: dict[Any, float], memory: str, algorithm: str, size: int) -> st
     if algorithm == "native" or native is None:
         return f"{time:.1f}"
     return f"{native / time:.2f}x"
-
-
-def bytes_in_words(size: int) -> str:
-    """As in ``256 KiB``."""
-    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if size >= 1 << power and size % (1 << power) == 0:
-            return f"{size >> power} {unit}"
-    return f"{size} B"
 
 
 def _line(cells: list[str]) -> str:
@@ -231,3 +232,41 @@ class Run:
         """The library's time over that of ``auto`` on a kind of memory; ``None`` if unmeasured."""
         times = [r.p50_us for r in self.ours if (r.algorithm, r.memory) == ("auto", memory)]
         return self.native / min(times) if times else None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints a table; draws a picture with ``--plot``."""
+    parser = argparse.ArgumentParser(prog="benchmarks.compare", description=__doc__)
+    parser.add_argument("files", nargs="+", type=Path, metavar="JSON", help="file of 'bench -J'")
+    against = parser.add_mutually_exclusive_group()
+    against.add_argument(
+        "--peers",
+        action="store_true",
+        help="compare our algorithms with each MPI library's own, one file for each MPI",
+    )
+    against.add_argument(
+        "--auto",
+        action="store_true",
+        help="compare auto with the library's own on the same memory, over the files of several "
+        "runs, and name where it is slower",
+    )
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help="draw how many times as fast auto is as each library, on every kind of memory",
+    )
+
+    def act(options: argparse.Namespace) -> int:
+        if options.plot:
+            expect_picture(options.plot)
+            plot(options.plot, options.files)
+        show = peers if options.peers else auto.report if options.auto else table
+        print(show(options.files))
+        return 0
+
+    return program.run(parser, arguments, act)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,6 +1,6 @@
 """A GPT's training step beside PyTorch's DistributedDataParallel over Gloo, in the same processes.
 
-    mpirun -n 2 python -m mpitrain.bench.ddp             # with --load 2: beside two busy processes
+    mpirun -n 2 python -m benchmarks.ddp             # with --load 2: beside two busy processes
 
 Of the same model, batch, type and threads: DDP over Gloo; the same torch module with our
 communication, overlapped and at the end; our own layers.  Steps of the rows take turns, so that
@@ -279,7 +279,7 @@ def _report(comm: Communicator, options: argparse.Namespace, rows: dict[str, lis
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="mpitrain.bench.ddp", description=__doc__)
+    parser = argparse.ArgumentParser(prog="benchmarks.ddp", description=__doc__)
     parser.add_argument("--vocabulary", type=int, default=256)
     parser.add_argument("--context", type=int, default=64)
     parser.add_argument("--width", type=int, default=256)

@@ -1,5 +1,10 @@
-"""Cost of the first call on an array, which binds a plan, beside later ones."""
+"""Cost of the first call on an array, which binds a plan, beside later ones.
 
+mpirun -n 2 python -m benchmarks.first_call -b 1M -e 1G -f 4
+"""
+
+import argparse
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter, process_time
@@ -7,13 +12,15 @@ from time import perf_counter, process_time
 import numpy as np
 from mpi4py import MPI
 
+from collectives.bench.inputs import sizes
 from collectives.bench.measure import allocator
+from collectives.commands.arguments import size
 from collectives.communicator import Communicator
 
 _TURNS = 3
 
 
-def report_first(comm: Communicator, lengths: Sequence[int], memories: Sequence[str]) -> int:
+def report_first(comm: Communicator, lengths: Sequence[int], memories: Sequence[str]) -> None:
     """Prints, on rank 0, milliseconds of all-reduces in place by ``auto`` beside native's: each
     first call on arrays of their own, the least of three such.
 
@@ -42,7 +49,6 @@ def report_first(comm: Communicator, lengths: Sequence[int], memories: Sequence[
             if comm.rank == 0:
                 cells = [f"{1e3 * wall:.1f} ({1e3 * cpu:.1f})".rjust(17) for wall, cpu in times]
                 print(f"{nbytes:>17}{memory:>17}{''.join(cells)}", flush=True)
-    return 0
 
 
 def _times(comm: Communicator, nbytes: int, memory: str) -> list[tuple[float, float]]:
@@ -68,3 +74,22 @@ def _times(comm: Communicator, nbytes: int, memory: str) -> list[tuple[float, fl
     begun = partial(comm.Iallreduce, MPI.IN_PLACE, items)
     found += [timed(lambda: begun().Wait()), timed(lambda: begun().Wait())]
     return [*found, timed(lambda: begun(algorithm="native").Wait())]
+
+
+def main() -> int:
+    """Measures the sizes and memories that the command line names."""
+    parser = argparse.ArgumentParser(prog="benchmarks.first_call", description=__doc__)
+    parser.add_argument("-b", "--minbytes", type=size, default=1 << 20, help="smallest array (1M)")
+    parser.add_argument("-e", "--maxbytes", type=size, default=1 << 26, help="largest array (64M)")
+    parser.add_argument("-f", "--stepfactor", type=int, default=4, help="factor between sizes (4)")
+    memories = ("numpy", "shared", "adopted")
+    parser.add_argument("--memory", nargs="+", choices=memories, default=memories)
+    options = parser.parse_args()
+    lengths = [*sizes(options.minbytes, options.maxbytes, options.stepfactor, None)]
+    comm = Communicator(MPI.COMM_WORLD, attach=False, turns=False)
+    report_first(comm, lengths, options.memory)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

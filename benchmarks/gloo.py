@@ -1,6 +1,6 @@
 """Gloo's collectives, by PyTorch, in the form of our benchmark's files: one more row to compare.
 
-    python -m collectives.bench.gloo allreduce -n 2 -J gloo.json
+    python -m benchmarks.gloo allreduce -n 2 -J gloo.json
 
 It needs PyTorch and no MPI.  The buffers are the same in every call, as by default in ours.
 """

@@ -1,12 +1,20 @@
 """A tuning table as rules for Open MPI's ``coll_tuned``.
 
+    python -m benchmarks.openmpi_rules tuned.json > rules
+
 Open MPI has many of the same algorithms.  Where one of them was the fastest of ours on ordinary
 memory, it is likely to be a good choice for Open MPI as well; use the file with
 ``--mca coll_tuned_use_dynamic_rules 1 --mca coll_tuned_dynamic_rules_filename FILE``.
 """
 
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks import program
 from collectives.algorithms import parse
-from collectives.calls.tuner import Rule, Table
+from collectives.calls.tuner import Rule, Table, load
 from collectives.errors import CollectiveError
 
 #: Numbers of the collectives in ``coll_base_functions.h``, and of their algorithms in
@@ -53,3 +61,19 @@ def _rule(rule: Rule, algorithms: dict[str, int]) -> str:
     """Bytes from which it holds, algorithm (0: Open MPI's own choice), fan-out, segment size."""
     name, _ = parse(rule.algorithm)
     return f"{rule.from_bytes} {algorithms.get(name, 0)} 0 0 # {rule.algorithm}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints the file of rules."""
+    parser = argparse.ArgumentParser(prog="benchmarks.openmpi_rules", description=__doc__)
+    parser.add_argument("table", type=Path, nargs="?", help="file of tune (default: that in use)")
+
+    def act(options: argparse.Namespace) -> int:
+        print(rules_file(load(options.table)), end="")
+        return 0
+
+    return program.run(parser, arguments, act)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,6 +1,10 @@
-"""What one round costs, in parts: the messages, the reduction, and Python's share of both; and what
-a blocking call adds, which looks its plan up."""
+"""Cost of one round, split into messages, reduction and Python; and of each form of a call.
 
+mpirun -n 2 python -m benchmarks.round_cost
+"""
+
+import argparse
+import sys
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter
@@ -8,13 +12,13 @@ from time import perf_counter
 import numpy as np
 from mpi4py import MPI
 
+from collectives.commands.arguments import positive
 from collectives.communicator import Communicator
 
-_CALLS = 5000
 _REPEATS = 9
 
 
-def report_round(comm: Communicator) -> int:
+def report_round(comm: Communicator, turns: int) -> int:
     """Prints the table on rank 0; needs two ranks, each with a core."""
     if comm.size != 2:
         if comm.rank == 0:
@@ -22,7 +26,7 @@ def report_round(comm: Communicator) -> int:
         return 2
     rows = [["bytes", "native", "round", "messages", "reduction", "empty calls"]]
     for nbytes in (8, 1024, 16384):
-        rows.append([str(nbytes), *(f"{us:.2f}" for us in _parts(comm, nbytes))])
+        rows.append([str(nbytes), *(f"{us:.2f}" for us in _parts(comm, nbytes, turns))])
     if comm.rank == 0:
         print("# microseconds, median of repeats, largest of the two ranks")
         print("# round: a bound butterfly all-reduce; messages: its Start and Wait calls alone;")
@@ -31,7 +35,7 @@ def report_round(comm: Communicator) -> int:
             print("".join(cell.rjust(13) for cell in row))
         print("\n# the same all-reduce of 8 bytes, microseconds")
     calls = _calls(comm)
-    times = [[_time(comm, call) for call in calls.values()] for _ in range(_REPEATS)]
+    times = [[_time(comm, call, turns) for call in calls.values()] for _ in range(_REPEATS)]
     for name, column in zip(calls, zip(*times)):
         if comm.rank == 0:
             print(f"{name:42}{1e6 * float(np.median(column)):8.2f}")
@@ -59,7 +63,7 @@ def _calls(comm: Communicator) -> dict[str, Callable[[], object]]:
     }
 
 
-def _parts(comm: Communicator, nbytes: int) -> list[float]:
+def _parts(comm: Communicator, nbytes: int, turns: int) -> list[float]:
     send, recv, other = (np.ones(nbytes // 4, np.float32) for _ in range(3))
     spec = [send, send.size, MPI.FLOAT], [recv, recv.size, MPI.FLOAT]
     native = comm.Allreduce_init(*spec, algorithm="native")
@@ -92,7 +96,7 @@ def _parts(comm: Communicator, nbytes: int) -> list[float]:
         partial(np.add, send, other, recv),
         empty,
     ]
-    times = [[_time(comm, call) for call in measured] for _ in range(_REPEATS)]
+    times = [[_time(comm, call, turns) for call in measured] for _ in range(_REPEATS)]
     for request in requests:
         request.Free()
     channel.Free()
@@ -104,9 +108,21 @@ def _nothing() -> None:
     pass
 
 
-def _time(comm: Communicator, call: Callable[[], object]) -> float:
+def _time(comm: Communicator, call: Callable[[], object], turns: int) -> float:
     comm.Barrier()
     begun = perf_counter()
-    for _ in range(_CALLS):
+    for _ in range(turns):
         call()
-    return comm.allreduce((perf_counter() - begun) / _CALLS, op=MPI.MAX)
+    return comm.allreduce((perf_counter() - begun) / turns, op=MPI.MAX)
+
+
+def main() -> int:
+    """Prints both tables."""
+    parser = argparse.ArgumentParser(prog="benchmarks.round_cost", description=__doc__)
+    parser.add_argument("--calls", type=positive, default=5000, help="calls in a repeat (5000)")
+    options = parser.parse_args()
+    return report_round(Communicator(MPI.COMM_WORLD, attach=False, turns=False), options.calls)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

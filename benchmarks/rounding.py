@@ -1,20 +1,28 @@
-"""How far the sums of all-reduce algorithms are from the exact ones: each adds in its own order."""
+"""Distance of each all-reduce's sums from the exact ones, as each adds in its own order.
 
+python -m benchmarks.rounding -n 8
+"""
+
+import argparse
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from collectives.algorithms import build
-from collectives.errors import UnknownAlgorithm
+from benchmarks import program
+from collectives.algorithms import build, names
+from collectives.bench.inputs import parse_dtype
+from collectives.commands.arguments import known, not_negative, positive, rank_count
+from collectives.errors import CollectiveError, UnknownAlgorithm
 from collectives.execution.exact import exact_sum
 from collectives.execution.local import run
 from collectives.execution.memory import Items
 
 
 class Rounding(NamedTuple):
-    """Of one algorithm's sums, in units in the last place of the exact sum, rounded.
+    """Errors of one algorithm's sums, in units in the last place of the rounded exact sum.
 
     Attributes:
         largest, mean: distance over all items.
@@ -36,11 +44,11 @@ def drawn(size: int, count: int, dtype: "np.dtype[Any]", spread: float, seed: in
     return [*(rng.standard_normal((size, count)) * powers).astype(dtype)]
 
 
-def measure(names: Sequence[str], inputs: list[Items]) -> Iterator[Rounding]:
+def measure(wanted: Sequence[str], inputs: list[Items]) -> Iterator[Rounding]:
     """All ranks in this process.  Algorithms that are not for so many ranks are left out."""
     exact = np.empty_like(inputs[0])
     exact_sum(inputs, exact)
-    for name in names:
+    for name in wanted:
         try:
             schedule = build("allreduce", name, len(inputs))
         except UnknownAlgorithm:
@@ -65,3 +73,47 @@ def disagreement(found: Sequence[Rounding]) -> float:
     for one in found[1:]:
         other |= one.total != first
     return float(other.mean())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints a row for each algorithm."""
+    parser = argparse.ArgumentParser(prog="benchmarks.rounding", description=__doc__)
+    parser.add_argument("-n", "--ranks", type=rank_count, default=8, help="number of ranks (8)")
+    parser.add_argument("-d", "--datatype", default="float", help="float, double or half (float)")
+    parser.add_argument("--count", type=positive, default=100_000, help="numbers a rank (100000)")
+    spread = "the numbers' sizes go over so many powers of ten (3)"
+    parser.add_argument("--spread", type=not_negative, default=3.0, help=spread)
+    parser.add_argument("--seed", type=int, default=0, help="seed of the numbers (0)")
+    which = "names with options, mine.py:name, or all (all)"
+    parser.add_argument("--algorithm", default="all", metavar="A,B", help=which)
+    return program.run(parser, arguments, rounding)
+
+
+def rounding(options: argparse.Namespace) -> int:
+    """A row for each algorithm."""
+    try:
+        dtype = parse_dtype(options.datatype)
+    except ValueError as error:
+        raise CollectiveError(str(error)) from None
+    if dtype.kind != "f":
+        raise CollectiveError(f"sums of {dtype} are exact, or not looked at; name float or double")
+    if options.spread > 30 or options.seed < 0:
+        raise CollectiveError("--spread is at most 30, and --seed a number from 0 on")
+    wanted = names("allreduce") if options.algorithm == "all" else known(options.algorithm)
+    inputs = drawn(options.ranks, options.count, dtype, options.spread, options.seed)
+    print(f"all-reduce of {options.count} x {dtype} on {options.ranks} ranks, last places from the")
+    print("exact sum, rounded (Communicator(..., reproducible=True) gives that one)")
+    print(f"{'algorithm':<24}{'largest':>9}{'mean':>9}{'right':>9}")
+    found = []
+    for row in measure(wanted, inputs):
+        found.append(row)
+        print(f"{row.algorithm:<24}{row.largest:>9}{row.mean:>9.3f}{row.right:>9.1%}", flush=True)
+    if not found:
+        raise UnknownAlgorithm(f"--algorithm names none that is for {options.ranks} ranks")
+    if len(found) > 1:
+        print(f"not all of them have the same bits in {disagreement(found):.1%} of the sums")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

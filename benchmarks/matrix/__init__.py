@@ -1,1 +1,1 @@
-"""Comparisons with other trainers."""
+"""Methods of training x algorithms x layouts x links: what pays on which link."""

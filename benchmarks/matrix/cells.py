@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 
+from benchmarks.matrix.results import DENSE, SHARED, Cell
 from collectives import Link, MPITransport, delayed
 from collectives import algorithms as known_algorithms
 from collectives.analysis.own import named
 from mpitrain.compress import parse
-from mpitrain.report.results import DENSE, SHARED, Cell
 
 #: By name, what differs from the example ``digits_mlp`` or ``gpt_data``: models of 1 to 2 MB, which
 #: a rank trains faster than a slow link sums them.

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
+from benchmarks.matrix import curves
+from benchmarks.matrix.results import DENSE, Cell, Matrix, Result, first, in_order
 from mpitrain.metrics.words import in_words
-from mpitrain.report import curves
 from mpitrain.report.facts import duration, number
-from mpitrain.report.results import DENSE, Cell, Matrix, Result, first, in_order
 from mpitrain.report.style import STYLE
 
 Row = tuple[Cell, Result]

@@ -16,9 +16,18 @@ from importlib.util import find_spec
 from math import isfinite
 from pathlib import Path
 
+from benchmarks.matrix import cells
+from benchmarks.matrix.page import write_page
+from benchmarks.matrix.results import (
+    VERSION,
+    Cell,
+    Matrix,
+    Result,
+    read_matrix,
+    write_matrix,
+)
 from collectives import CollectiveError, Communicator, UnknownAlgorithm, provenance
 from collectives.errors import install
-from mpitrain.bench import cells
 from mpitrain.checkpoint import CheckpointError
 from mpitrain.config import Config, ConfigError, load
 from mpitrain.data import DataError
@@ -28,15 +37,6 @@ from mpitrain.parallel.replicas import ReplicaMismatch
 from mpitrain.ranks.stop import StopFlag, Stopped
 from mpitrain.ranks.together import all_here, together
 from mpitrain.report.facts import duration, number
-from mpitrain.report.matrix import write_page
-from mpitrain.report.results import (
-    VERSION,
-    Cell,
-    Matrix,
-    Result,
-    read_matrix,
-    write_matrix,
-)
 from mpitrain.run import train
 from mpitrain.step.agreement import NonFinite
 from mpitrain.training.evaluation import evaluate

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from collectives.about import load_mpi
 from collectives.algorithms import find, names, parse
 from collectives.analysis.pictures import expect_picture, pyplot
-from collectives.bench import auto, compare
 from collectives.commands.arguments import above_zero, count, known, not_negative, positive, size
 from collectives.commands.program import add_verbose, show_log
 from collectives.contracts import CONTRACTS
@@ -39,41 +38,16 @@ _MEMORY = {
 
 
 def add(commands: "Commands") -> None:
-    """Adds ``bench`` and ``compare``."""
+    """Adds ``bench``."""
     parser = commands.add_parser("bench", help="measure under mpirun, beside the MPI library")
     _add_flags(parser.add_argument)
     add_verbose(parser)
     parser.set_defaults(run=run)
 
-    comparing = commands.add_parser("compare", help="show several files of 'bench -J' in one table")
-    comparing.add_argument("files", nargs="+", type=Path, metavar="JSON", help="file of 'bench -J'")
-    against = comparing.add_mutually_exclusive_group()
-    against.add_argument(
-        "--peers",
-        action="store_true",
-        help="compare our algorithms with each MPI library's own, one file for each MPI",
-    )
-    against.add_argument(
-        "--auto",
-        action="store_true",
-        help="compare auto with the library's own on the same memory, over the files of several "
-        "runs, and name where it is slower",
-    )
-    comparing.add_argument(
-        "--plot",
-        type=Path,
-        metavar="FILE",
-        help="draw how many times as fast auto is as each library, on every kind of memory",
-    )
-    comparing.set_defaults(run=_compare)
-
 
 def _add_flags(add: Callable[..., object]) -> None:
-    tests = ("latency", "bandwidth", "bibandwidth", "multipair", "round", "first")
-    told = (
-        "a collective, messages between pairs of ranks, the parts of one round, or what first "
-        "calls cost"
-    )
+    tests = ("latency", "bandwidth", "bibandwidth", "multipair")
+    told = "a collective, or messages between pairs of ranks"
     add("collective", choices=[*CONTRACTS, *tests], help=told)
     listed = "names with options, mine.py:name, auto, native, nccl (on a GPU); default: all of ours"
     add("--algorithm", default="all", metavar="A,B", help=listed)
@@ -135,15 +109,6 @@ def _add_flags(add: Callable[..., object]) -> None:
     add("--min-busbw", type=not_negative, default=0, help=judged)
 
 
-def _compare(options: argparse.Namespace) -> int:
-    if options.plot:
-        expect_picture(options.plot)
-        compare.plot(options.plot, options.files)
-    show = compare.peers if options.peers else auto.report if options.auto else compare.table
-    print(show(options.files))
-    return 0
-
-
 def algorithms(collective: str, text: str) -> list[str]:
     """Those of ``--algorithm``, each known, with native among them; those of files and packages
     are proved and registered."""
@@ -171,17 +136,6 @@ def run(options: argparse.Namespace) -> int:
     comm = Communicator(MPI.COMM_WORLD, attach=False, turns=False)
     show_log(options, comm.rank)
     with abort_on_exception(comm), _deadline(comm, options.timeout):
-        if options.collective == "round":
-            from collectives.bench.round_cost import report_round
-
-            return report_round(comm)
-        if options.collective == "first":
-            from collectives.bench.first_call import report_first
-            from collectives.bench.inputs import sizes
-
-            steps = options.stepfactor, options.stepbytes
-            lengths = sizes(options.minbytes, options.maxbytes, *steps)
-            return report_first(comm, list(lengths), _MEMORY[options.memory])
         return _measure(comm, options)
 
 

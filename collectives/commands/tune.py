@@ -1,4 +1,4 @@
-"""``tune``: what ``algorithm="auto"`` goes by; ``export``: the same for Open MPI."""
+"""``tune`` measures the table by which ``algorithm="auto"`` chooses."""
 
 import argparse
 import sys
@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from collectives.about import load_mpi
-from collectives.calls.tuner import load
 from collectives.commands.arguments import positive, size
 from collectives.commands.program import add_verbose, show_log
 from collectives.contracts import CONTRACTS
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def add(commands: "Commands") -> None:
-    """Adds ``tune`` and ``export``."""
+    """Adds ``tune``."""
     tuning = commands.add_parser(
         "tune", help="measure under mpirun which algorithm 'auto' should choose"
     )
@@ -56,14 +55,6 @@ def add(commands: "Commands") -> None:
     add_verbose(tuning)
     tuning.set_defaults(run=run)
 
-    exporting = commands.add_parser(
-        "export", help="print a tuning table as a rules file for Open MPI's coll_tuned"
-    )
-    exporting.add_argument(
-        "table", type=Path, nargs="?", help="file of tune (default: the table in use)"
-    )
-    exporting.set_defaults(run=_export)
-
 
 def run(options: argparse.Namespace) -> int:
     """Measures a tuning table."""
@@ -92,10 +83,3 @@ def run(options: argparse.Namespace) -> int:
             return 2
         tune(comm, options, sizes, known)
         return 0
-
-
-def _export(options: argparse.Namespace) -> int:
-    from collectives.bench.openmpi_rules import rules_file
-
-    print(rules_file(load(options.table)), end="")
-    return 0

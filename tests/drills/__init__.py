@@ -1,10 +1,10 @@
-"""``mpitrain chaos``: what a job does when things go wrong, tried out before they do.
+"""Drills: what a job does when things go wrong, tried out before they do.
 
 A *fault* is one thing that goes wrong (:mod:`.faults`); some happen inside a rank (:mod:`.inject`),
 others around the job (:mod:`.outside`).  A *drill* runs a job with a fault, resumes it, and judges
 both (:mod:`.drill`).
 """
 
-from mpitrain.chaos.faults import KINDS, Fault, draw, parse
+from tests.drills.faults import KINDS, Fault, draw, parse
 
 __all__ = ["KINDS", "Fault", "draw", "parse"]

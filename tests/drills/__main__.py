@@ -1,4 +1,7 @@
-"""``mpitrain chaos``: drills from the command line."""
+"""Faults tried out on a job, on ranks that this program starts.
+
+python -m tests.drills tests/drills/drill.toml -n 4 --seeds 3
+"""
 
 import argparse
 import shlex
@@ -7,14 +10,15 @@ from pathlib import Path
 
 import msgspec
 
-from mpitrain.chaos.drill import Drills, Outcome
-from mpitrain.chaos.faults import KINDS, draw
-from mpitrain.chaos.outside import Disk, Outside
-from mpitrain.chaos.table import markdown
+from collectives.commands.arguments import positive
 from mpitrain.config import ConfigError, load, refuse_servers
+from tests.drills.drill import Drills, Outcome
+from tests.drills.faults import KINDS, draw
+from tests.drills.outside import Disk, Outside
+from tests.drills.table import markdown
 
 
-def chaos(options: argparse.Namespace, drills: Drills | None = None) -> int:
+def run(options: argparse.Namespace, drills: Drills | None = None) -> int:
     """Run a job once for each fault and seed; prints a line each, then the table.
 
     Leaves ``outcomes.jsonl`` and ``table.md`` in the folder.
@@ -29,11 +33,11 @@ def chaos(options: argparse.Namespace, drills: Drills | None = None) -> int:
     for kind in kinds:
         if kind not in KINDS:
             raise ConfigError(f"no fault {kind!r}; there are {', '.join(KINDS)}")
-    refuse_servers(load(options.config, options.set), "chaos")
+    refuse_servers(load(options.config, options.set), "drills")
     options.output.mkdir(parents=True, exist_ok=True)
     disks: dict[str, Outside] = {kind: Disk(kind) for kind in ("full", "readonly")}
     drills = drills or Drills(
-        shlex.split((options.launcher or _launcher()).replace("{n}", str(options.ranks))),
+        shlex.split(options.launcher.replace("{n}", str(options.ranks))),
         options.config,
         options.output.absolute(),
         options.set,
@@ -58,7 +62,33 @@ def chaos(options: argparse.Namespace, drills: Drills | None = None) -> int:
     return 0 if all(outcome.good for outcome in outcomes) else 1
 
 
-def _launcher() -> str:
-    """The ``mpiexec`` beside this Python, or the one that the shell finds."""
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the job and the options of all drills."""
+    parser.add_argument("config", type=Path, help="the job file")
+    parser.add_argument("--seeds", type=positive, default=3, help="runs of each kind (3)")
+    parser.add_argument("--faults", metavar="KIND,...", help="try only these kinds")
+    parser.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE")
+    parser.add_argument("-o", "--output", type=Path, default=Path("runs/drills"))
+
+
+def main() -> int:
+    """Runs the drills; 2 for a job that cannot be."""
+    kinds = "; ".join(f"{name}: {kind.text}" for name, kind in KINDS.items())
+    parser = argparse.ArgumentParser(prog="tests.drills", description=f"Kinds: {kinds}.")
+    add_options(parser)
+    parser.add_argument("-n", "--ranks", type=positive, default=4, help="ranks of each run (4)")
     beside = Path(sys.executable).with_name("mpiexec")
-    return f"{beside if beside.exists() else 'mpiexec'} -n {{n}}"
+    parser.add_argument(
+        "--launcher",
+        default=f"{beside if beside.exists() else 'mpiexec'} -n {{n}}",
+        help="command before python; {n} becomes the number of ranks",
+    )
+    try:
+        return run(parser.parse_args())
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

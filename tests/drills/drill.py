@@ -16,11 +16,11 @@ from typing import TypeVar
 from msgspec import Struct
 
 from mpitrain.arrays import Array
-from mpitrain.chaos.faults import KINDS, Fault
-from mpitrain.chaos.outside import Outside
 from mpitrain.checkpoint import Checkpoint, CheckpointError, newest
 from mpitrain.metrics import Start, Straggler, Summary, count_steps, read_records
 from mpitrain.ranks.processes import running
+from tests.drills.faults import KINDS, Fault
+from tests.drills.outside import Outside
 
 #: A job without a fault takes no longer.
 _PATIENCE_S = 600.0
@@ -95,7 +95,7 @@ class Drills:
         """Run, break, resume; ``weights`` are to come out."""
         outside = self.outside.get(fault.kind)
         if outside is None and not KINDS[fault.kind].inside:
-            why = "this command cannot do it; python -m tests.cluster.drills can"
+            why = "it needs two hosts; python -m tests.cluster.drills has them"
             return Outcome(str(fault), fault.kind, "skipped", good=True, words=why)
         if outside and (why := outside.missing()):
             return Outcome(str(fault), fault.kind, "skipped", good=True, words=why)
@@ -176,7 +176,8 @@ class Drills:
         self, run: Path, settings: Sequence[str] = (), options: Sequence[str] = ()
     ) -> subprocess.Popen[str]:
         run.mkdir(parents=True, exist_ok=True)
-        command = [*self.launcher, sys.executable, "-m", "mpitrain", "train", str(self.job)]
+        program = [sys.executable, "-m", "tests.drills.train", "train", str(self.job)]
+        command = [*self.launcher, *program]
         for setting in (*self.settings, *settings, f"run.dir={run}"):
             command += ["--set", setting]
         with (run / "output").open("a") as output:

@@ -103,7 +103,7 @@ def parse(text: str) -> Fault:
     Raises:
         ValueError: in one sentence.
     """
-    kind, *pairs = text.split() or [""]
+    kind, *pairs = text.replace(",", " ").split() or [""]
     if kind not in KINDS:
         raise ValueError(f"no fault {kind!r}; there are {', '.join(KINDS)}")
     values: dict[str, float] = {}

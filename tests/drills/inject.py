@@ -12,9 +12,9 @@ from mpi4py import MPI
 from collectives import CheckedTransport, MPITransport
 from collectives.execution.transport import Bytes
 from collectives.execution.transport.checked import SealedSend
-from mpitrain.chaos.faults import KINDS, Fault
 from mpitrain.config import ConfigError
 from mpitrain.training.trainer import Trainer
+from tests.drills.faults import KINDS, Fault
 
 
 class Injector:
@@ -27,7 +27,7 @@ class Injector:
             ConfigError: the rank does not exist, or the fault happens around a job.
         """
         if not KINDS[fault.kind].inside:
-            raise ConfigError(f"a rank cannot do {fault.kind!r} to itself; mpitrain chaos can")
+            raise ConfigError(f"no rank does {fault.kind!r} to itself; python -m tests.drills can")
         if not 0 <= fault.rank < comm.size:
             raise ConfigError(f"there is no rank {fault.rank} of {comm.size}")
         self.fault = fault

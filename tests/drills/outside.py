@@ -55,7 +55,7 @@ class Disk:
     def around(self, run: Path) -> Iterator[None]:
         folder = _folder(run)
         folder.mkdir(parents=True, exist_ok=True)
-        _call("mount", "-t", "tmpfs", "-o", f"size={_DISK_BYTES}", "mpitrain-chaos", str(folder))
+        _call("mount", "-t", "tmpfs", "-o", f"size={_DISK_BYTES}", "mpitrain-drills", str(folder))
         try:
             yield
         finally:

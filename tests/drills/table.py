@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from mpitrain.chaos.drill import Outcome
-from mpitrain.chaos.faults import KINDS
+from tests.drills.drill import Outcome
+from tests.drills.faults import KINDS
 
 _HEAD = ("fault", "drills", "went on", "named, resumed", "wrong", "slowest end", "steps lost")
 

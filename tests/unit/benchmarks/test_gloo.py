@@ -1,4 +1,4 @@
-"""``python -m collectives.bench.gloo``: another library's row in a file like our benchmark's."""
+"""``python -m benchmarks.gloo``: another library's row in a file like our benchmark's."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from collectives.bench.compare import table
+from benchmarks.compare import table
 
 pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 ROOT = Path(__file__).parents[3]
@@ -15,7 +15,7 @@ EACH = ("allreduce", "allgather", "alltoall", "broadcast", "reduce_scatter")
 
 def measured(collective, ranks, path):
     how = [collective, f"--ranks={ranks}", "-b8", "-e64", "--repeats=1", f"-J{path}"]
-    command = [sys.executable, "-m", "collectives.bench.gloo", *how]
+    command = [sys.executable, "-m", "benchmarks.gloo", *how]
     subprocess.run(command, cwd=ROOT, check=True, timeout=120)
     return table([path]).splitlines()
 

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mpi4py import MPI
 
-from mpitrain.chaos import KINDS, Fault, draw, drill, parse
-from mpitrain.chaos.drill import Outcome
-from mpitrain.chaos.inject import Injector, flip
-from mpitrain.chaos.table import markdown
 from mpitrain.config import ConfigError
 from mpitrain.metrics import Start, Straggler, json_lines
+from tests.drills import KINDS, Fault, draw, drill, parse
+from tests.drills.drill import Outcome
+from tests.drills.inject import Injector, flip
+from tests.drills.table import markdown
 
 
 @given(st.sampled_from(list(KINDS)), st.integers(0, 10**6), st.integers(1, 64), st.integers(2, 500))

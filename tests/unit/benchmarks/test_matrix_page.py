@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("mpi4py")
-from collectives import Link
-from mpitrain.bench import cells
-from mpitrain.config import ConfigError, expect_on_link, load
-from mpitrain.report.matrix import gain, verdict, write_page
-from mpitrain.report.results import (
+from benchmarks.matrix import cells
+from benchmarks.matrix.page import gain, verdict, write_page
+from benchmarks.matrix.results import (
     DENSE,
     SHARED,
     VERSION,
@@ -21,6 +19,8 @@ from mpitrain.report.results import (
     read_matrix,
     write_matrix,
 )
+from collectives import Link
+from mpitrain.config import ConfigError, expect_on_link, load
 
 
 def result(losses, seconds, **more):

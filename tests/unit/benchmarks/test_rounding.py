@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from collectives.__main__ import main
-from collectives.bench.rounding import disagreement, measure
+from benchmarks.rounding import disagreement, main, measure
 
 
 def columns(*numbers):
@@ -36,7 +35,7 @@ def test_algorithms_that_are_not_for_so_many_ranks_are_left_out():
 
 
 def test_the_command(capsys):
-    assert main(["rounding", "-n", "5", "--count", "2000", "-d", "double"]) == 0
+    assert main(["-n", "5", "--count", "2000", "-d", "double"]) == 0
     lines = capsys.readouterr().out.splitlines()
     rows = {line.split()[0]: line.split()[1:] for line in lines[3:-1]}
     assert {"ring", "double_binary_tree", "butterfly", "direct"} <= rows.keys()
@@ -54,5 +53,5 @@ def test_the_command(capsys):
     ],
 )
 def test_what_cannot_be_is_refused(capsys, arguments, sentence):
-    assert main(["rounding", "--count", "10", *arguments]) == 2
+    assert main(["--count", "10", *arguments]) == 2
     assert sentence in capsys.readouterr().err
