@@ -27,7 +27,6 @@ JOBS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 #: What goes with a code, by its name: these have the momentum.
 _BESIDE: Mapping[str, tuple[str, ...]] = {
     "dgc": ("optim.momentum=0",),
-    "demo": ("optim.momentum=0",),
 }
 #: By name, what it is in a job; any other method is a code of gradients.
 METHODS: Mapping[str, tuple[str, ...]] = {

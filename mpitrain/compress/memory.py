@@ -4,20 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from collectives.codec import Residual, bounded
+from collectives.codec import Residual
 from mpitrain.arrays import Array
-
-
-class DecayingResidual(Residual):
-    """What a code left out, less of it in each step: a momentum of which the sent part is taken."""
-
-    def __init__(self, value: Array, decay: float) -> None:
-        """``value``: memory of it, zeros at first."""
-        super().__init__(value)
-        self._decay = decay
-
-    def add_to(self, x: Array) -> None:
-        bounded(np.add, x, self._decay * self.value, x)
 
 
 class UpdateResidual(Residual):

@@ -9,9 +9,8 @@ import msgspec
 from collectives.codec import Codec
 from mpitrain.compress.atomo import Atomo
 from mpitrain.compress.blocks import Int4, Int8
-from mpitrain.compress.casts import BF16, FP8, FP16
+from mpitrain.compress.casts import BF16, FP16
 from mpitrain.compress.codec import Linear, Sparse, feedback_of
-from mpitrain.compress.demo import DeMo
 from mpitrain.compress.dgc import DGC
 from mpitrain.compress.dither import QSGD
 from mpitrain.compress.options import shown
@@ -30,7 +29,6 @@ CODECS: dict[str, type[Any]] = {
     for kind in (
         BF16,
         FP16,
-        FP8,
         Int8,
         Int4,
         Sign,
@@ -46,7 +44,6 @@ CODECS: dict[str, type[Any]] = {
         Blocks,
         PowerSGD,
         Atomo,
-        DeMo,
         Rotated,
     )
 }

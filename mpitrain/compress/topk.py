@@ -1,7 +1,6 @@
 """The largest elements."""
 
 from dataclasses import dataclass
-from math import log2
 from typing import ClassVar
 
 import numpy as np
@@ -12,8 +11,6 @@ from mpitrain.compress.options import Named, expect_share, kept_of
 Indices = np.ndarray[tuple[int], np.dtype[np.uint32]]
 #: Every so many elements one is looked at, to guess where the largest begin.
 _STRIDE = 128
-#: Elements that 16 bits tell apart.
-_REACH = 1 << 16
 
 
 def largest(x: Array, k: int) -> Indices:
@@ -83,21 +80,3 @@ class TopK(Named):
 
     def values(self, chosen: Array) -> Array:
         return chosen
-
-
-def pairs_bytes(k: int) -> int:
-    """Of k values of float32 with an index of 32 bits."""
-    return 8 * k
-
-
-def offsets_bytes(n: int, k: int) -> int:
-    """Of k values of float32 with an offset of 16 bits in blocks of 65536, counted by 32 bits."""
-    return 6 * k + 4 * -(-n // _REACH)
-
-
-def entropy_bytes(n: int, k: int) -> float:
-    """Below which no code of k of n places and float32 values comes, if all are equally likely."""
-    if not 0 < k < n:
-        return 4.0 * k
-    share = k / n
-    return 4.0 * k - n * (share * log2(share) + (1 - share) * log2(1 - share)) / 8
