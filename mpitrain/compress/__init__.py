@@ -1,4 +1,4 @@
-"""Gradients in fewer bytes: codes of three kinds, by what of them adds up over ranks."""
+"""Codecs for gradients, of three kinds: what adds up over ranks decides the collective."""
 
 from mpitrain.compress.codec import (
     Codec,
@@ -13,8 +13,8 @@ from mpitrain.compress.codec import (
 )
 from mpitrain.compress.table import (
     CODECS,
+    AnyCodec,
     CodecError,
-    Compressor,
     Description,
     describe,
     kind_of,
@@ -25,7 +25,7 @@ __all__ = [
     "CODECS",
     "Codec",
     "CodecError",
-    "Compressor",
+    "AnyCodec",
     "Description",
     "Feedback",
     "Linear",

@@ -1,4 +1,4 @@
-"""Adasum: a sum that is a mean of what is parallel."""
+"""Adasum: the mean of parallel vectors and the sum of orthogonal ones."""
 
 from collections.abc import Sequence
 
@@ -24,11 +24,11 @@ def pair(a: Array, b: Array) -> Array:
 
 
 def levels(size: int) -> list[list[tuple[int, int]]]:
-    """Which ranks meet, level by level, the first of a pair going on with both: the fixed tree.
+    """Pairs of ranks that combine their vectors, level by level; the first of a pair keeps both.
 
-    Of p ranks, those from the largest power of two on first meet the ranks as much below; then
-    neighbours, neighbours of neighbours and so on do.  The rule is not associative: the tree is
-    part of the result.
+    Ranks from the largest power of two on first combine with the ranks as far below; then
+    neighbours do, neighbours of neighbours and so on.  The rule is not associative, so that the
+    tree is part of the result.
     """
     power = 1 << size.bit_length() - 1
     found = [[(rank - power, rank) for rank in range(power, size)]] if size > power else []

@@ -1,4 +1,4 @@
-"""Casts: each number in fewer bits, the sum wide.
+"""Casts: each number in fewer bits, summed in full width.
 
 The bytes of an all-reduce in 16 bits, without its rounding at each of the p - 1 hops of a ring.
 """
@@ -18,7 +18,7 @@ class BF16(Named):
     """bfloat16: 2 bytes a number, 8 bits of mantissa, the range of float32.
 
     Rounds to nearest, at most 2**-9 of a number; the largest numbers saturate.  Biased, yet so
-    little that it needs no feedback: the code to begin with.
+    little that it needs no feedback.  Try it first.
     """
 
     name: ClassVar[str] = "bf16"
@@ -42,7 +42,8 @@ class BF16(Named):
 class FP16(Named):
     """IEEE float16: 2 bytes a number, 11 bits of mantissa; above 65504 it saturates.
 
-    Below 6e-5 precision is lost, below 6e-8 all is: gradients are small, so mind the loss scale.
+    Numbers below 6e-5 lose precision, those below 6e-8 become 0: gradients are small, so mind the
+    loss scale.
     """
 
     name: ClassVar[str] = "fp16"

@@ -1,4 +1,4 @@
-"""Levels between 0 and a norm, taken by dice."""
+"""Random rounding to levels between 0 and a norm."""
 
 from dataclasses import dataclass
 from math import sqrt
@@ -36,7 +36,7 @@ class QSGD(Named):
         levels: above 0; at most 32767.
         block: elements with one norm; 0 for all of a message.
         norm: "l2", or "max", whose levels are closer.
-        damped: made smaller, biased and with feedback.
+        damped: multiplied by 1/(1 + omega), biased, with feedback.
     """
 
     name: ClassVar[str] = "qsgd"
@@ -60,7 +60,7 @@ class QSGD(Named):
 
     @property
     def _bits(self) -> int:
-        """Of a sign and a level."""
+        """Bits of a sign and a level."""
         return 1 + self.levels.bit_length()
 
     def omega(self, n: int) -> float:

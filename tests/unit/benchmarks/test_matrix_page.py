@@ -136,7 +136,7 @@ def test_what_is_chosen_is_all_combinations():
     ]
     with pytest.raises(ValueError, match="there is no layout 'ring'; there are data, "):
         cells.chosen([], [], [], ["ring"], [])
-    with pytest.raises(ValueError, match="there is no code 'topck'; there are bf16"):
+    with pytest.raises(ValueError, match="there is no codec 'topck'; there are bf16"):
         cells.chosen([], ["topk", "topck"], [], [], [])
     with pytest.raises(ValueError, match="no allreduce algorithm 'rign'; did you mean 'ring'"):
         cells.chosen([], [], ["rign"], [], [])

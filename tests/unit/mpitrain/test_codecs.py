@@ -354,7 +354,7 @@ def test_a_code_is_written_as_the_job_file_has_it(text):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("int9", "there is no code 'int9'"),
+        ("int9", "there is no codec 'int9'"),
         ("int8:blocks=4", "which has block, rounding, power"),
         ("int8:block=4,block=5", "block is there twice"),
         ("int8:block=-1", "must be at least 1 element"),

@@ -135,8 +135,8 @@ def test_what_was_sent_and_what_is_left_are_what_was_given(text):
     [
         ("rotate+signum", "cannot be rotated"),
         ("rotate+rotate", "cannot be rotated"),
-        ("rotate+topk", "no code of single numbers"),
-        ("int8+int8", "takes no other code"),
+        ("rotate+topk", "no codec of single numbers"),
+        ("int8+int8", "takes no other codec"),
         ("rotate:block=3", "power of two"),
         ("rotate:code=int8", "no option of rotate"),
         ("atomo:rank=0", "at least 1"),

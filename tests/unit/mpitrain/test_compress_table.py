@@ -25,7 +25,7 @@ def job(codec, sync=None, optim=None, parallel=None, **how):
     ("codec", "more", "why"),
     [
         ("none", {"start": 3}, "name a codec"),
-        ("nosuch", {}, "there is no code 'nosuch'"),
+        ("nosuch", {}, "there is no codec 'nosuch'"),
         ("auto", {"exchange": "gathered"}, "auto chooses the code"),
         ("powersgd", {"exchange": "gathered"}, "powersgd adds up and goes by all-reduces"),
         ("topk", {"exchange": "two_phase"}, "topk goes by the sparse all-reduce"),
