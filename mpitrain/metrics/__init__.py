@@ -1,4 +1,4 @@
-"""What a run reports: to a file, to the console, and to TensorBoard."""
+"""Reports of a run: to a file, to the console and to TensorBoard."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -64,13 +64,13 @@ __all__ = [
 def recorder(
     config: Config, steps: int, done: int = 0, *, tests_again: bool = False
 ) -> Iterator[Write]:
-    """Open the reports of a run of ``steps`` steps: a function to call with each record.
+    """Opens the reports of a run; yields a function to call with each record.
 
     Args:
         config: the job.
-        steps: of the whole run.
-        done: steps of an earlier run that this one continues; what it reported up to there stays.
-        tests_again: but for a test after the last of these, which comes again.
+        steps: steps of the whole run.
+        done: steps of an earlier run that this one continues, whose reports stay.
+        tests_again: replace the test after these steps, which comes again.
 
     Raises:
         ReportError: ``config.run.dir`` cannot be made or written, now or later.

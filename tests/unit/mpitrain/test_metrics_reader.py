@@ -80,15 +80,6 @@ def test_what_a_newer_version_writes(path):
     assert log.start().config["compress"] == {"codec": "new"}
 
 
-def test_what_an_older_version_wrote(path):
-    old = json.loads(path.read_text().splitlines()[2])
-    del old["wait_share"]
-    path.write_text(json.dumps(old) + "\n")
-    assert read_records(path).last(Step).wait_share == 0.0
-    path.write_text('{"event":"epoch","epoch":0,"test_accuracy":0.5,"test_loss":1.5}\n')
-    assert read_records(path).records == [Epoch(0, 1.5, {"accuracy": 0.5})]
-
-
 def test_numbers_that_are_not_finite(path):
     with json_lines(path) as write:
         write(msgspec.structs.replace(RECORDS[2], loss=math.inf, grad_norm=math.nan))
