@@ -1,4 +1,4 @@
-"""Codecs for gradients, of three kinds: what adds up over ranks decides the collective."""
+"""Codecs for gradients, of three kinds, which decide the collective."""
 
 from mpitrain.compress.codec import (
     Codec,

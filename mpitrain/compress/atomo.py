@@ -24,8 +24,8 @@ class Atomo(Named):
 
     Attributes:
         rank: atoms of a message.
-        columns: of the matrix whose rows the vector is, the last filled up with zeros; 0 for the
-            most square one.
+        columns: columns of the matrix, whose last row is filled up with zeros; 0 for the most
+            square one.
     """
 
     name: ClassVar[str] = "atomo"

@@ -1,4 +1,4 @@
-"""What a rank keeps of its own gradients from step to step, other than a plain residual."""
+"""Memories of a rank's own gradients that are no plain residual."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from mpitrain.arrays import Array
 
 
 class UpdateResidual(Residual):
-    """Residual times the learning rate of its step: what the weights still lack.
+    """Residual times the learning rate of its step, which the weights still lack.
 
     In a later step it is added as a gradient of that step's rate.  So a rate that falls does not
     take back what was given at a higher one.  With plain gradient descent, the change of the

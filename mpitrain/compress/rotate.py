@@ -1,7 +1,7 @@
 """Rotations: the energy of a vector spread evenly over its elements, before they are rounded.
 
 A rotation has orthonormal rows, so that lengths stay and sums of rotated vectors are the rotated
-sum: it may be undone after the sum.  Of the rotated vector no element is much larger than the
+sum: it may be undone after the sum.  No element of the rotated vector is much larger than the
 others, whatever the vector was, so that a quantiser with one scale loses the least
 (Konecny et al. 2016; Suresh et al. 2017).
 """
@@ -38,7 +38,7 @@ def rotate(x: Array, signs: Array, block: int = 0) -> Array:
     Args:
         x: shape (n,); not changed.
         signs: D, -1 or 1, shape (padded(n, block),).
-        block: a power of two: so many elements are rotated among themselves; 0 for all.
+        block: elements that are rotated together, a power of two; 0 for all.
 
     Returns:
         float64 of shape (padded(n, block),).

@@ -23,7 +23,7 @@ class Rotated(Named):
     less where few elements are large, and takes log2(block) additions more a number.
 
     Attributes:
-        block: a power of two: so many elements are rotated among themselves; 0 for all.
+        block: elements that are rotated together, a power of two; 0 for all.
         keep: share of the rotated elements that is sent, chosen at random; with an
             unbiased codec times 1/keep, so that it stays unbiased.
         code: codec of the rotated elements.

@@ -120,7 +120,7 @@ class Signum(Named):
     minority cannot turn an element in which the others agree.
 
     Attributes:
-        momentum: of a rank's own mean of gradients; 0 is signSGD.
+        momentum: decay of a rank's own mean of gradients; 0 is signSGD.
     """
 
     name: ClassVar[str] = "signum"

@@ -23,7 +23,7 @@ from mpitrain.compress.threshold import Strom, Threshold
 from mpitrain.compress.topk import TopK
 
 AnyCodec = Codec | Linear | Sparse
-#: Classes whose fields are the options; their docstrings say what they are.
+#: Classes by name; their fields are the options.
 CODECS: dict[str, type[Any]] = {
     kind.name: kind
     for kind in (
