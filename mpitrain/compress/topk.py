@@ -61,7 +61,8 @@ def _exactly(size: Array, k: int) -> Array:
 class TopK(Named):
     """The largest numbers in size, exactly (Aji and Heafield 2017; Alistarh et al. 2018).
 
-    The first of equal ones are taken, so that every machine takes the same.  Bytes: 8 a pair.  Biased: with feedback, which keeps at most 1 - keep of a vector's square.
+    The first of equal ones are taken, so that every machine takes the same.  Bytes: 8 a pair.
+    Biased: with feedback, which keeps at most 1 - keep of a vector's square.
 
     Attributes:
         keep: share of the elements that is sent; at least one is.
