@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING
 
-from mpitrain.report.figures import COLOURS, bare, both
+from mpitrain.report.figures import COLOURS, bare, svg
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,7 +35,7 @@ class Curve:
 def against_seconds(curves: Sequence[Curve], target: float) -> str:
     """The curves, time on a logarithmic scale, and the loss that they are timed to as a line."""
 
-    def draw(figure: "Figure", narrow: bool) -> None:
+    def draw(figure: "Figure") -> None:
         from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
         axes = figure.subplots()
@@ -56,9 +56,6 @@ def against_seconds(curves: Sequence[Curve], target: float) -> str:
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_xlabel("seconds of training")
         axes.set_ylabel("loss")
-        if narrow:
-            figure.legend(loc="outside lower center", ncols=3, frameon=False, handlelength=1.6)
-        else:
-            figure.legend(loc="outside right upper", frameon=False, handlelength=1.6)
+        figure.legend(loc="outside right upper", frameon=False, handlelength=1.6)
 
-    return both(draw, 330, 340)
+    return svg(draw, 340)

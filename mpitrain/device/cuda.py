@@ -68,7 +68,7 @@ class Cuda(Device):
             return lambda: array
         pinned = self._pinned(host)
         pinned[...] = host
-        # What was queued before may still use this memory of the pool.
+        # Work queued before may still use this memory of the pool.
         self._copies.wait_event(self._mark())
         array.set(pinned, self._copies)
         copied = self._mark(self._copies)
