@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from mpitrain.compress import Momentum, parse
@@ -26,7 +26,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: make test T
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 WIDTH = 6
 #: Drawn examples of a quick and a slow test; ``SWEEPS`` as for drawn moments of faults.
-FEW, MANY = 2, 8 * int(os.environ.get("SWEEPS", "3"))
+FEW, MANY = 4, 10 * int(os.environ.get("SWEEPS", "3"))
 
 
 class Enter(torch.nn.Module):
@@ -304,13 +304,12 @@ def check(case, comm, folder):
 
 # -- what is drawn
 
-USES = st.sampled_from(["always", "never", "aside", 0, 1])
+USES = st.sampled_from(["always", "never", "aside", 0, 1, 0, 1])
 TREES = st.recursive(
     st.tuples(USES, st.just(())),
     lambda trees: st.tuples(USES, st.lists(trees, max_size=2).map(tuple)),
     max_leaves=4,
 )
-SPECIAL = st.lists(st.integers(0, 59), max_size=4).map(tuple)
 FLAGS = st.booleans()
 
 
@@ -329,13 +328,15 @@ def cases(draw, tables):
         optimizer["nesterov"] = optimizer["momentum"] > 0 and draw(FLAGS)
     optimizer["clip_norm"] = draw(st.sampled_from([0.0, 0.5]))
     optimizer["average"] = draw(st.sampled_from([0.0, 0.7]))
-    batch_size = draw(st.sampled_from([2, 5, 12]))
+    batch_size = draw(st.sampled_from([5, 12, 2]))
+    samples = batch_size * draw(st.integers(4, 8)) - draw(st.integers(0, 1))
+    special = st.lists(st.integers(0, samples - 1), min_size=1, max_size=4).map(tuple)
     return Case(
         trees=tuple(draw(st.lists(TREES, min_size=1, max_size=4))),
         tied=draw(FLAGS),
         whole="pipe" not in given.get("parallel", {}) and draw(FLAGS),
-        special=(draw(SPECIAL), draw(SPECIAL)),
-        samples=batch_size * draw(st.integers(2, 5)) - draw(st.integers(0, 1)),
+        special=(draw(special), draw(special)),
+        samples=samples,
         batch_size=batch_size,
         micro_batches=draw(st.integers(1, 3)),
         optimizer=optimizer,
@@ -356,7 +357,7 @@ OF_SHARDS = ("bf16", "int8:rounding=stochastic", "qsgd", "terngrad")
 
 def coded(codecs):
     return st.fixed_dictionaries(
-        {"codec": st.sampled_from(codecs), "least": st.sampled_from([0, 40])},
+        {"codec": st.sampled_from(codecs), "least": st.sampled_from([0, 20])},
         optional={"start": st.just(1)},
     )
 
@@ -388,7 +389,7 @@ def of_pipelines(draw):
 def of_workers(draw):
     """Workers that train by themselves and meet now and then."""
     kind = draw(st.sampled_from(["local", "local", "delayed"]))
-    period = draw(st.integers(1, 4))
+    period = draw(st.integers(1, 3))
     sync = {"kind": kind, "period": period, "start": draw(st.integers(0, 2))}
     sync["agree"] = draw(st.integers(1, 3))
     codes = sorted(CODECS)
@@ -397,10 +398,10 @@ def of_workers(draw):
     else:
         sync["outer"] = draw(st.sampled_from(["plain", "momentum:lr=0.01", "nesterov"]))
         sync["state"] = draw(st.sampled_from(["own", "averaged"]))
-        if draw(FLAGS):  # the streaming form
-            sync |= {"delay": draw(st.integers(0, period - 1)), "state": "own"}
+        if period > 1 and draw(FLAGS):  # the streaming form
+            sync |= {"delay": draw(st.integers(1, period - 1)), "state": "own"}
             sync |= {"fragments": draw(st.integers(1, min(3, period)))}
-            sync["mix"] = draw(st.sampled_from([0.0, 0.3, 0.5, 0.9]))
+            sync["mix"] = draw(st.sampled_from([0.3, 0.0, 0.5, 0.9]))
     found = {"sync": sync, "parallel": draw(st.fixed_dictionaries(PARALLEL))}
     match draw(st.sampled_from(["dense", "dense", "coded", "adasum"])):
         case "coded":
@@ -447,22 +448,22 @@ class Drawing:
             assert case is None, case
             return
 
-        @settings(
-            max_examples=examples,
-            deadline=None,
-            database=None,
-            derandomize=True,
-            suppress_health_check=list(HealthCheck),
-        )
-        @given(cases(tables))
         def one_after_the_other(case):
             self.comm.bcast(case)
             if wrong := self._verdict(case):
                 pytest.fail(f"{case}\n{wrong}", pytrace=False)
 
         failed = "rank 0 has ended"
+        # Behind the tenth, hypothesis changes earlier ones a little: rounds of ten are more unlike.
+        rounds = settings(
+            max_examples=min(examples, 10),
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        )
         try:
-            one_after_the_other()
+            for number in range(0, examples, 10):
+                rounds(seed(number)(given(cases(tables))(one_after_the_other)))()
             failed = None
         except BaseException as error:
             failed = str(error)
