@@ -19,7 +19,7 @@ HALF = ITEMS // 2 + 1
 #: Items of a block by the name that its contract gives; only two ranks know those of pairs.
 UNEQUAL = {0: 5, 1: ITEMS, (0, 0): 5, (0, 1): ITEMS, (1, 0): 3, (1, 1): 4}
 NAMES = {"broadcast": "Bcast", "reduce_scatter": "Reduce_scatter_block"}
-#: An algorithm of ours that does not serve blocks of such lengths in the order of the ranks alone.
+#: One of our algorithms for each collective; it takes unequal blocks where the collective does.
 OURS = {
     "allreduce": "butterfly",
     "reduce_scatter": "ring",
@@ -54,8 +54,11 @@ def marks(lengths, memory):
 
 
 def check(comm, collective, items, memory, algorithm, forms=("",)):
-    """Calls on blocks of ``items`` each, ``None``: unequal ones; in place where nothing is copied
-    for that.  Every mark must be the sum that the contract says, and all else zero."""
+    """Calls on blocks of ``items`` each, ``None``: unequal ones.  Every mark must be the sum that
+    the contract says, and all else zero.
+
+    In place where that copies nothing, as memory is short.
+    """
     contract = CONTRACTS[collective]
     member = Member(comm.rank, 2, root=1 if contract.rooted else 0)
 
