@@ -78,8 +78,9 @@ def check(comm, collective, items, memory, algorithm, forms=("",)):
     can = contract.in_place is not None and collective not in ("alltoall", "exscan")
     place = contract.place(member) if can else None
     recv = MEMORIES[memory](comm, sum(received))
-    own = slice(sum(received[:place]), sum(received[:place]) + sum(sent))
-    send = MEMORIES[memory](comm, sum(sent)) if place is None else recv[own]
+    send = MEMORIES[memory](comm, sum(sent) if place is None else 0)  # the ranks make it together
+    if place is not None:
+        send = recv[sum(received[:place]) :][: sum(sent)]
     given = [MPI.IN_PLACE if place is not None else specification(sent, send)]
     given.append(specification(received, recv))
     name = NAMES.get(collective, collective.capitalize()) + ("" if items else "v")
