@@ -1,12 +1,21 @@
-"""Schedules carried out with stages that sleep: the idle time that ranks, messages and all have."""
+"""Idle share of the ranks in pipeline schedules whose stages sleep instead of computing.
 
+    mpirun -n 4 python -m benchmarks.rehearse -m 8
+
+It stands beside the simulated share and the published formula.
+"""
+
+import argparse
+import sys
 from dataclasses import dataclass
 from time import perf_counter, sleep
 from typing import Any
 
 import numpy as np
+from mpi4py import MPI
 
-from collectives import Communicator
+from collectives import Communicator, abort_on_exception
+from collectives.commands.arguments import above_zero, positive
 from mpitrain.arrays import Array, Gradients, Parameters
 from mpitrain.nn.context import RESTING, Context
 from mpitrain.parallel.grid import Layout
@@ -20,11 +29,11 @@ from mpitrain.pipeline.stage import Emit
 
 
 class SleepingStage:
-    """Chunks that take as long as they are told to, and count what they hold together.
+    """Chunks that sleep for given times and count their activations.
 
     Attributes:
-        busy: seconds that they slept.
-        held, most_held: activations, or what weight gradients need of them.
+        busy: seconds of sleep.
+        held, most_held: activations that are held now, and at most.
     """
 
     def __init__(self, times: Times, chunks: int) -> None:
@@ -88,7 +97,7 @@ class _NoWeights:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """A schedule's idle share as a formula, a simulation and the run have it.
+    """Idle share and activations of a schedule.
 
     Attributes:
         name: the schedule's name.
@@ -107,7 +116,7 @@ class Rehearsal:
 def rehearse(
     comm: Communicator, name: str, micro_batches: int, times: Times, chunks: int = 1
 ) -> Rehearsal:
-    """Run a schedule once, a stage a rank; collective."""
+    """Runs a schedule once, with a stage on each rank; collective."""
     schedule = SCHEDULES[name]
     layout = Layout((1,) * comm.size)
     pipeline = Pipeline(layout.replicas, micro_batches, chunks)
@@ -122,7 +131,7 @@ def rehearse(
         nothing,
         Spec((1,), np.dtype(float)),
     )
-    stage.busy, stage.held, stage.most_held = 0.0, 0, 0  # without the sample that showed shapes
+    stage.busy, stage.held, stage.most_held = 0.0, 0, 0  # without the first sample, for shapes
     comm.Barrier()
     start = perf_counter()
     runner.run(_NoData(), Latest(nothing), nothing, lambda number, loss: None)
@@ -139,3 +148,38 @@ def rehearse(
         schedule.held(comm.size, micro_batches, chunks, 0),
         held,
     )
+
+
+def main() -> int:
+    """Prints a row for each schedule."""
+    parser = argparse.ArgumentParser(prog="benchmarks.rehearse", description=__doc__)
+    add = parser.add_argument
+    add("-m", "--micro-batches", type=positive, default=8, help="micro-batches (8)")
+    add("--chunks", type=positive, default=2, help="chunks of a stage, for interleaved (2)")
+    add("--milliseconds", type=above_zero, default=30.0, help="of a forward pass (30)")
+    options = parser.parse_args()
+    seconds = options.milliseconds / 1e3
+    heads = ("formula", "simulated", "measured", "held", "promised")
+    with Communicator(MPI.COMM_WORLD) as comm, abort_on_exception(comm):
+        if comm.rank == 0:
+            print(f"{'schedule':<14}" + "".join(f"{head:>10}" for head in heads))
+        for name in SCHEDULES:
+            chunks = options.chunks if name == "interleaved" else 1
+            times = Times(seconds, seconds, seconds)
+            try:
+                one = rehearse(comm, name, options.micro_batches, times, chunks)
+            except ValueError as error:
+                if comm.rank == 0:
+                    print(f"error: {error}", file=sys.stderr)
+                return 2
+            if comm.rank == 0:
+                print(
+                    f"{name:<14}{one.formula:>10.1%}{one.simulated:>10.1%}{one.measured:>10.1%}"
+                    f"{one.held:>10}{one.promised:>10}",
+                    flush=True,
+                )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

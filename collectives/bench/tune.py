@@ -2,7 +2,7 @@
 
 import argparse
 import os
-from itertools import product, zip_longest
+from itertools import product
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -26,11 +26,6 @@ CLEARLY = 1.05
 #: So little between two of ours decides nothing: on two ranks many algorithms do nearly the same,
 #: on more the preferred ones stay good.
 ALIKE = 1.15
-#: Below so many bytes, or with so little gain, another machine, or this one tomorrow, often finds
-#: another algorithm faster.  In ordinary memory, where both move the same bytes, a butterfly that
-#: was 1.9 times as fast as native took 1.3 times as long on another machine of the same kind.
-_PORTABLE_BYTES = 32 << 10
-_PORTABLE_RATIO: dict[Kind, float] = {"shared": 1.3, "adopted": 1.3, "attached": 1.3, "numpy": 2.5}
 #: With segments, these fill the links that they leave idle without.
 _PIPELINED = {
     "broadcast": ["chain:segments=8", "double_binary_tree:segments=8"],
@@ -97,12 +92,6 @@ def tune(
     about = report.environment(comm)
     if comm.rank == 0:
         merged = _merged(known, entries)
-        if options.portable:
-            whole, merged = merged, portable(merged)
-            kept = {_situation(entry) for entry in merged}
-            for left in (entry for entry in whole if _situation(entry) not in kept):
-                told = ", ".join(map(str, _situation(left)))
-                print(f"left out, as it may not hold elsewhere: {told}")
         table = Table(1, about, alpha_us, bandwidth, merged)
         # Whole or not at all: jobs may be reading it.
         replace(options.output, msgspec.json.format(msgspec.json.encode(table), indent=1).decode())
@@ -135,37 +124,6 @@ def rules(measured: list[list[Result]]) -> list[Rule]:
             found.append(
                 Rule(start, best, round(native.time_us / times.get(best, native.time_us), 2))
             )
-    return found
-
-
-def portable(entries: list[Entry]) -> list[Entry]:
-    """What of a machine's table is likely to hold on others, for one that ships with a program.
-
-    That is our algorithms from 32 KiB on, by rules that are clear in shared memory, where they save
-    a copy that messages cannot, and far clearer in ordinary memory.  An entry of ordinary memory
-    that has no such rule is left out, and a call there stays native.
-    """
-    found = []
-    for entry in entries:
-        rules = _portable(entry.rules, entry.memory)
-        if entry.memory in _PORTABLE_RATIO and (entry.memory != "numpy" or len(rules) > 1):
-            found.append(msgspec.structs.replace(entry, rules=rules))
-    return found
-
-
-def _portable(rules: list[Rule], memory: Kind) -> list[Rule]:
-    found, least = [Rule(0, "native", 1.0)], _PORTABLE_RATIO.get(memory, 0.0)
-    for rule, after in zip_longest(rules, rules[1:]):
-        if after is not None and after.from_bytes <= _PORTABLE_BYTES:
-            continue
-        # A rule from fewer bytes has held at all sizes since; its ratio is that of the first.
-        since = rule.from_bytes < _PORTABLE_BYTES and memory != "numpy"
-        holds = since or rule.ratio >= least
-        start = max(rule.from_bytes, _PORTABLE_BYTES)
-        if not holds:
-            rule = Rule(start, "native", 1.0)
-        if rule.algorithm != found[-1].algorithm:
-            found.append(Rule(start, rule.algorithm, rule.ratio))
     return found
 
 
@@ -251,11 +209,11 @@ def known_entries(comm: Communicator, path: Path) -> list[Entry]:
 
 
 def _merged(known: list[Entry], new: list[Entry]) -> list[Entry]:
-    """The new entries in place of those of the same situation."""
+    """Entries with the new ones in place of those of the same situation."""
+    fresh = {situation(entry) for entry in new}
+    return [*(entry for entry in known if situation(entry) not in fresh), *new]
 
-    fresh = {_situation(entry) for entry in new}
-    return [*(entry for entry in known if _situation(entry) not in fresh), *new]
 
-
-def _situation(entry: Entry) -> tuple[Any, ...]:
+def situation(entry: Entry) -> tuple[Any, ...]:
+    """Everything that an entry is chosen by."""
     return entry.mpi, entry.collective, entry.memory, entry.ranks, entry.ranks_per_node

@@ -44,12 +44,6 @@ def add(commands: "Commands") -> None:
         default=Path("tuned.json"),
         help="table to write; an existing one is updated (tuned.json)",
     )
-    portable = (
-        "keep only what is likely to hold on other machines, from 32 KiB: clear rules of shared "
-        "memory, and very clear ones of ordinary memory; what is left out, of an existing table, "
-        "too, is printed"
-    )
-    tuning.add_argument("--portable", action="store_true", help=portable)
     attach = "measure ordinary memory that ranks read in one another's processes, too"
     tuning.add_argument("--attach", action="store_true", help=attach)
     add_verbose(tuning)

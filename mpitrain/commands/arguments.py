@@ -14,7 +14,7 @@ from mpitrain.commands import submitting
 from mpitrain.pipeline.schedules import SCHEDULES
 
 #: These start MPI; the others run anywhere.
-RANKS = ("train", "eval", "find-lr", "profile", "doctor", "rehearse")
+RANKS = ("train", "eval", "find-lr", "profile", "doctor")
 
 
 def needs_ranks(argv: Sequence[str]) -> bool:
@@ -153,30 +153,6 @@ def _parser() -> argparse.ArgumentParser:
         "folder", type=Path, nargs="?", default=Path("runs"), help="folder of checkpoints (runs)"
     )
     add_verbose(doctor)
-
-    rehearse = commands.add_parser(
-        "rehearse",
-        help="run the pipeline schedules with one stage on each rank, where stages sleep",
-        description="Run each pipeline schedule with stages that sleep instead of computing, and "
-        "print the idle share of the ranks beside the simulated one and the published formula.",
-        epilog="example: mpirun -n 4 %(prog)s -m 8",
-    )
-    rehearse.add_argument(
-        "-m", "--micro-batches", type=positive, default=8, help="micro-batches (8)"
-    )
-    rehearse.add_argument(
-        "--chunks",
-        type=positive,
-        default=2,
-        help="model chunks on each stage, for interleaved (2)",
-    )
-    rehearse.add_argument(
-        "--milliseconds",
-        type=above_zero,
-        default=30.0,
-        help="time of a forward pass; a backward pass takes twice that (30)",
-    )
-    add_verbose(rehearse)
 
     plan = commands.add_parser(
         "plan",

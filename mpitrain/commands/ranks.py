@@ -231,20 +231,12 @@ def doctor(comm: MPI.Intracomm, options: argparse.Namespace) -> int:
     return examine(comm, options.folder)
 
 
-def rehearse(comm: Communicator, options: argparse.Namespace) -> int:
-    """Run the pipeline schedules with stages that sleep."""
-    from mpitrain.commands.rehearse import rehearse as run_schedules
-
-    return run_schedules(comm, options)
-
-
 _COMMANDS = {
     "train": train,
     "eval": evaluate,
     "find-lr": find_lr,
     "profile": profile,
     "doctor": doctor,
-    "rehearse": rehearse,
 }
 
 

@@ -18,6 +18,12 @@ def test_a_round_is_shown_in_parts(tmp_path):
     assert "a plan in shared memory" in told
 
 
+def test_schedules_are_rehearsed(tmp_path):
+    words = ["-m", "benchmarks.rehearse", "-m4", "--milliseconds=1"]
+    rows = [line.split() for line in run(tmp_path, 2, *words).splitlines()[1:]]
+    assert all(row[-1] == row[-2] for row in rows) and len(rows) == 5  # activations
+
+
 @pytest.mark.slow
 def test_the_matrix_is_tried(tmp_path):
     pytest.importorskip("matplotlib")
@@ -41,3 +47,6 @@ def test_tables_are_made_without_ranks(tmp_path):
     content = {"version": 1, "environment": {}, "alpha_us": 1.0, "bandwidth_GBs": 1.0}
     table.write_text(json.dumps({**content, "entries": [entry]}))
     assert "0 4 0 0 # ring" in run(tmp_path, 1, "-m", "benchmarks.openmpi_rules", table)
+    told = run(tmp_path, 1, "-m", "benchmarks.portable", table, "-o", tmp_path / "kept.json")
+    assert "left out, as it may not hold elsewhere: Open MPI, allreduce, numpy" in told
+    assert json.loads((tmp_path / "kept.json").read_text())["entries"] == []
