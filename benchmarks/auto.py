@@ -10,12 +10,12 @@ from benchmarks.words import bytes_in_words
 from collectives.analysis.records import Record, read
 from collectives.errors import CollectiveError
 
-#: Below this, in the median of the runs, a case is named.
+#: Median ratio below which a case is named.
 FAIR = 0.97
 
 
 class Case(NamedTuple):
-    """What was measured in each run."""
+    """A measurement that each run has."""
 
     library: str
     collective: str

@@ -170,7 +170,7 @@ def plot(path: Path, files: list[Path]) -> None:
 
 
 def _rows(told: Measured) -> list[Record]:
-    """Those out of place; of a broadcast, which has no other, those in place."""
+    """Records out of place, or those in place of a broadcast, which has no others."""
     return [r for r in told.results if not r.in_place] or told.results
 
 
@@ -181,12 +181,12 @@ def _least(ratios: Sequence[float | None], otherwise: str = "-") -> str:
 
 #: Kinds of memory in which a program's own arrays lie, and their columns.
 _OWN = {"numpy": "ordinary", "adopted": "adopted"}
-#: Of ours: the fastest algorithm, and auto.
+#: Columns of ours: the fastest algorithm, and auto.
 _OURS = ("best", "auto")
 
 
 class Run:
-    """What one run says of one size.
+    """Results of one run at one size.
 
     Attributes:
         native: the library's time, on the memory where it is fastest.

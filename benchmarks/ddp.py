@@ -2,7 +2,7 @@
 
     mpirun -n 2 python -m benchmarks.ddp             # with --load 2: beside two busy processes
 
-Of the same model, batch, type and threads: DDP over Gloo; the same torch module with our
+Rows with the same model, batch, type and threads: DDP over Gloo; a torch module with our
 communication, overlapped and at the end; our own layers.  Steps of the rows take turns, so that
 what else the machine does falls on all of them; times are medians of the slowest rank.
 """
@@ -67,7 +67,7 @@ class Block(nn.Module):
 
 
 class TorchGPT(nn.Module):
-    """The same model in torch."""
+    """The model in torch."""
 
     def __init__(self, vocabulary: int, context: int, width: int, blocks: int, heads: int) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class TorchGPT(nn.Module):
 
 
 class Ours:
-    """The same model in our layers."""
+    """The model in our layers."""
 
     def __init__(self, comm: Communicator, model: Model, reduction: Reduction) -> None:
         names = list(model.layers)
@@ -140,7 +140,7 @@ def main() -> int:
 
 @contextmanager
 def _loaded(processes: int) -> Iterator[None]:
-    """So many other processes compute meanwhile, on cores that the ranks want, too."""
+    """Context in which other processes compute on the ranks' cores."""
     command = [sys.executable, "-S", "-c", "while True: pass"]
     started = [subprocess.Popen(command) for _ in range(processes)]
     try:

@@ -45,7 +45,7 @@ def drawn(size: int, count: int, dtype: "np.dtype[Any]", spread: float, seed: in
 
 
 def measure(wanted: Sequence[str], inputs: list[Items]) -> Iterator[Rounding]:
-    """All ranks in this process.  Algorithms that are not for so many ranks are left out."""
+    """Results of all ranks in this process; algorithms for other numbers of ranks are left out."""
     exact = np.empty_like(inputs[0])
     exact_sum(inputs, exact)
     for name in wanted:
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("-n", "--ranks", type=rank_count, default=8, help="number of ranks (8)")
     parser.add_argument("-d", "--datatype", default="float", help="float, double or half (float)")
     parser.add_argument("--count", type=positive, default=100_000, help="numbers a rank (100000)")
-    spread = "the numbers' sizes go over so many powers of ten (3)"
+    spread = "powers of ten of the numbers' sizes (3)"
     parser.add_argument("--spread", type=not_negative, default=3.0, help=spread)
     parser.add_argument("--seed", type=int, default=0, help="seed of the numbers (0)")
     which = "names with options, mine.py:name, or all (all)"

@@ -4,7 +4,7 @@
 
 Trains small models by each method, algorithm and layout, on each link, and writes
 FOLDER/matrix.json and FOLDER/matrix.html: losses against seconds, bytes that were sent, what wins
-and why.  Links other than shared memory are made up on one machine.  What the file has is not run
+and why.  Links other than shared memory are made up on one machine.  Cells in the file are not run
 again.  Without a choice it is some 90 cells; with one, all combinations, with the first value of
 each dimension that is not named.
 """

@@ -1,4 +1,4 @@
-"""The cells of the matrix: what each method, layout and link is as part of a job."""
+"""Cells of the matrix: settings of each method, layout and link in a job."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
@@ -10,7 +10,7 @@ from collectives import algorithms as known_algorithms
 from collectives.analysis.own import named
 from mpitrain.compress import parse
 
-#: By name, what differs from the example ``digits_mlp`` or ``gpt_data``: models of 1 to 2 MB, which
+#: Differences, by name, from the example ``digits_mlp`` or ``gpt_data``: models of 1 to 2 MB, which
 #: a rank trains faster than a slow link sums them.
 JOBS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "digits": (
@@ -24,11 +24,11 @@ JOBS: Mapping[str, tuple[str, tuple[str, ...]]] = {
          "optim.lr=1e-3", "parallel.bucket_bytes=26214400"),
     ),
 }  # fmt: skip
-#: What goes with a code, by its name: these have the momentum.
+#: Settings beside a codec by its name: these codecs have the momentum.
 _BESIDE: Mapping[str, tuple[str, ...]] = {
     "dgc": ("optim.momentum=0",),
 }
-#: By name, what it is in a job; any other method is a code of gradients.
+#: Settings of a job by the name of a method; other names are codecs.
 METHODS: Mapping[str, tuple[str, ...]] = {
     DENSE: (),
     "bf16": ("compress.codec=bf16",),
@@ -62,8 +62,7 @@ LINKS: Mapping[str, str] = {
 
 
 def usual() -> list[Cell]:
-    """Those that are run if none are named: each dimension beside the first value of the others,
-    and where two of them meet in earnest."""
+    """Default cells: each dimension beside the first value of the others, and some pairs."""
     found: dict[Cell, None] = {}
 
     def add(*values: Sequence[str]) -> None:
@@ -95,7 +94,7 @@ def chosen(
     layouts: Sequence[str],
     links: Sequence[str],
 ) -> list[Cell]:
-    """All combinations, each once; of what is left out, the first one.
+    """All combinations, each once, with the first value of unnamed dimensions.
 
     Raises:
         ValueError: there is no such job, method, algorithm, layout or link.
@@ -128,7 +127,7 @@ def every() -> list[Cell]:
 
 
 def overrides(cell: Cell) -> Iterator[str]:
-    """What a cell says on top of the example, as ``table.key=value``."""
+    """Settings of a cell on top of the example, as ``table.key=value``."""
     yield from JOBS[cell.job][1]
     yield f"parallel.algorithm={cell.algorithm}"
     yield from settings(cell.method)
@@ -136,17 +135,17 @@ def overrides(cell: Cell) -> Iterator[str]:
 
 
 def settings(method: str) -> list[str]:
-    """What a method is, as ``table.key=value``."""
+    """Settings of a method, as ``table.key=value``."""
     own = METHODS.get(method, (f"compress.codec={method}",))
     return [*own, *_BESIDE.get(method.partition(":")[0], ())]
 
 
 def example(cell: Cell) -> Path:
-    """The job that it begins from."""
+    """Example job of a cell."""
     return Path(JOBS[cell.job][0])
 
 
 def transport(cell: Cell) -> type[MPITransport]:
-    """What its messages go by."""
+    """Transport of a cell."""
     text = LINKS.get(cell.link, cell.link)
     return delayed(text) if text else MPITransport

@@ -65,12 +65,12 @@ def write_page(matrix: Matrix, path: Path) -> None:
 
 
 def verdict(rows: Sequence[Row], target: float, limit: float) -> str:
-    """What comes to the loss first, how much sooner than the best dense run, and why.
+    """Sentence on the run that reaches the loss first, its gain over the best dense run, and why.
 
     Args:
-        rows: of one job and link, in one layout.
+        rows: rows of one job and link, in one layout.
         target: the loss.
-        limit: seconds that runs were given.
+        limit: seconds of a run.
     """
     dense = [row for row in rows if row[0].method == DENSE]
     if not dense:
@@ -119,7 +119,7 @@ def gain(rows: Sequence[Row], target: float) -> float:
     Where no dense run comes there, the time that it was given is counted: it is more.
 
     Args:
-        rows: of one job and link, in one layout.
+        rows: rows of one job and link, in one layout.
         target: the loss.
     """
     dense = [result for cell, result in rows if cell.method == DENSE]
@@ -133,7 +133,7 @@ def gain(rows: Sequence[Row], target: float) -> float:
 
 
 def _answer(matrix: Matrix, jobs: Sequence[str]) -> str:
-    """What pays most of all that was tried, or that nothing does."""
+    """Sentence on the largest gain of all links, or that there is none."""
     every = [
         (gain(rows, matrix.target(job)), verdict(rows, matrix.target(job), matrix.limit))
         for job in jobs
@@ -149,7 +149,7 @@ def duration_ms(seconds: float) -> str:
 
 
 def _by_link(matrix: Matrix, job: str) -> Iterable[tuple[str, Sequence[Row]]]:
-    """Of each link the rows of the layout that was run first."""
+    """Rows of each link in its first layout."""
     for link in in_order(cell.link for cell, _ in matrix.done(job)):
         rows = matrix.done(job, link)
         yield link, [row for row in rows if row[0].layout == rows[0][0].layout]
@@ -172,7 +172,7 @@ def _of_job(matrix: Matrix, job: str) -> str:
 
 
 def _curves(matrix: Matrix, rows: Sequence[Row]) -> list[curves.Curve]:
-    """Of the first layout; of a method with several algorithms, each."""
+    """Curves of the first layout; a method with several algorithms has several."""
     methods = in_order(cell.method for cell, _ in matrix.rows())
     others = [method for method in methods if method != DENSE]
     layout = rows[0][0].layout

@@ -1,4 +1,4 @@
-"""What the cells of a matrix came to, as they are kept in a file, and what follows from them."""
+"""Results of a matrix's cells in a file, and numbers derived from them."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -20,7 +20,7 @@ VERSION = 1
 
 
 class Cell(NamedTuple):
-    """What is run: names of each dimension."""
+    """Cell of the matrix: a name in each dimension."""
 
     job: str
     method: str
@@ -35,22 +35,22 @@ class Cell(NamedTuple):
 
 
 class Result(Struct, frozen=True):
-    """What a cell came to; numbers are of a step and a rank, means over both.
+    """Result of a cell; numbers are means over steps and ranks.
 
     Attributes:
         state: ``done``; ``refused``, as the job cannot be; ``failed``; ``begun``, which it still is
             in the file if the ranks ended in it.
-        why: of ``refused`` and ``failed``.
+        why: reason, if it was refused or failed.
         attempts: how often it was begun.
-        settings: what its method is in a job, as ``table.key=value``.
-        losses: of each step, mean over the global batch, before the update.
+        settings: settings of its method, as ``table.key=value``.
+        losses: loss of each step, mean over the global batch, before the update.
         seconds: since the beginning, at the end of each step; tests are left out.
-        algorithm: that summed, as the run says; codes have collectives of their own.
+        algorithm: all-reduce of the run; codecs have collectives of their own.
         test_loss: on the test samples, after the last step; ``None`` if it is not finite.
-        encoded_bytes: of the code of a rank's gradients; of dense ones, of these.
+        encoded_bytes: bytes of a rank's encoded, or dense, gradients.
         sent_bytes: counted in messages of collectives; activations between stages are not in it.
         shared_bytes: counted in shared memory, in the place of messages.
-        dense_bytes: that the best dense all-reduce of the layout sends.
+        dense_bytes: bytes of the best dense all-reduce of the layout.
         comm_share: part of the time in sums of gradients, codes included, and in exchanges.
         wait_share: part of the time in waits for other stages, and for the last rank.
         codec_share: part of the time in codes: encoding, decoding, adding up what was decoded.
@@ -106,11 +106,11 @@ class Matrix(Struct):
     """The file.
 
     Attributes:
-        version: of its format.
-        ranks: of all cells.
+        version: version of the format.
+        ranks: number of ranks.
         steps: at most, of each cell.
         limit: seconds of training after which a cell is stopped.
-        command: that began it.
+        command: command that began it.
         machine: cores, memory and system; never a name.
         software: versions.
         date: when it began, UTC.
@@ -132,7 +132,7 @@ class Matrix(Struct):
         return [(Cell(*key.split(" | ")), result) for key, result in self.cells.items()]
 
     def done(self, job: str, link: str | None = None) -> list[tuple[Cell, Result]]:
-        """What has losses, of a job, and of a link or of all."""
+        """Rows with losses of a job, and of a link or all links."""
         return [
             (cell, result)
             for cell, result in self.rows()
@@ -152,7 +152,7 @@ class Matrix(Struct):
 
 
 def first(rows: Iterable[tuple[Cell, Result]], target: float) -> tuple[Cell, Result] | None:
-    """Which comes to the loss first; ``None`` if none does."""
+    """Row that reaches the loss first, or ``None``."""
     reached = [row for row in rows if math.isfinite(row[1].seconds_to(target))]
     return min(reached, key=lambda row: row[1].seconds_to(target), default=None)
 

@@ -1,8 +1,8 @@
 """Methods x algorithms x layouts x links: each trained for some steps, into one file and one page.
 
 The cells are run one after the other, all ranks together.  A job that cannot be is refused, and the
-reason stands in its place; training that fails does not end the others.  What has a result in the
-file is not run again, so that a matrix can be stopped and gone on with.
+reason stands in its place; training that fails does not end the others.  Cells with a result
+are not run again, so that a matrix can be stopped and continued.
 """
 
 import io
@@ -42,7 +42,7 @@ from mpitrain.step.agreement import NonFinite
 from mpitrain.training.evaluation import evaluate
 from mpitrain.training.trainer import Trainer
 
-#: After so many attempts in which the ranks ended, a cell is left alone.
+#: Attempts in which the ranks ended, after which a cell is left alone.
 _ATTEMPTS = 2
 _REFUSED = (ConfigError, UnknownAlgorithm)
 _FAILED = (DataError, NonFinite, ReplicaMismatch, CheckpointError, CollectiveError)
@@ -52,7 +52,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Extent:
-    """How long a cell is trained: so many steps, or until so many seconds are over."""
+    """Length of a cell's training: a number of steps, or of seconds."""
 
     steps: int
     seconds: float
@@ -75,7 +75,7 @@ def run(
         comm: the ranks.
         folder: made if it is not there.
         wanted: the cells, the same on all ranks.
-        extent: of each.
+        extent: length of each cell.
         command: by which it can be run again; for people.
         say: is called on rank 0 with a line for each cell.
 
@@ -140,7 +140,7 @@ def _note(comm: Communicator, path: Path, matrix: Matrix, cell: Cell, result: Re
 
 
 def _open(comm: Communicator, path: Path, extent: Extent, command: str) -> Matrix:
-    """What is there already, or an empty one."""
+    """The existing matrix, or an empty one."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
@@ -220,7 +220,7 @@ def _job(cell: Cell, extent: Extent, folder: Path) -> Config:
 
 
 class _Limit(StopFlag):
-    """Stops when the steps have taken so many seconds, by the records that all ranks have."""
+    """Stops after a number of seconds of steps, by the records that all ranks have."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
@@ -289,7 +289,7 @@ def _measured(
 
 
 def _of_codes(trainer: Trainer, job: Config) -> tuple[float, float]:
-    """Of this rank: encoded bytes of a step, and seconds in codes so far."""
+    """This rank's encoded bytes of a step, and its seconds in codecs so far."""
     summation = trainer.summation
     if isinstance(summation, Compressed) and summation.exchanges:
         return (

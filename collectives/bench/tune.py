@@ -23,8 +23,8 @@ from collectives.files import replace
 
 #: Ours has to be this much faster than native to be chosen: figures repeat no better.
 CLEARLY = 1.05
-#: So little between two of ours decides nothing: on two ranks many algorithms do nearly the same,
-#: on more the preferred ones stay good.
+#: Ratio between two of ours that decides nothing: on two ranks many algorithms do nearly the same,
+#: and the preferred ones stay good on more ranks.
 ALIKE = 1.15
 #: With segments, these fill the links that they leave idle without.
 _PIPELINED = {
@@ -33,15 +33,15 @@ _PIPELINED = {
 }
 
 
-#: In this order, where several are as fast: on two ranks, many algorithms are the same.
+#: Preference among equally fast algorithms.
 _PREFERRED = ("direct", "ring", "pairwise", "butterfly", "binomial_tree")
 
 
 def candidates(collective: str, size: int) -> list[str]:
-    """What is measured: native, and those of ours that are not the same at so few ranks."""
+    """Measured algorithms: native, and ours that differ on this number of ranks."""
     different: dict[object, str] = {}
     preference = {name: place for place, name in enumerate(_PREFERRED)}
-    # A table is for whoever reads it, and knows no program's own.
+    # Other programs read the table and do not know this one's own algorithms.
     there = [name for name in names(collective) if not own(collective, name)]
     ours = sorted(there, key=lambda name: preference.get(name, len(preference)))
     for name in [*ours, *_PIPELINED.get(collective, [])]:
@@ -60,8 +60,8 @@ def tune(
     """Measures, and merges the entries with those known into ``options.output``.  Collective.
 
     Args:
-        lengths: bytes of the larger buffer.
-        known: as :func:`known_entries` found them.
+        lengths: sizes of the larger buffer in bytes.
+        known: result of :func:`known_entries`.
     """
     collectives = [options.collective] if options.collective else [*CONTRACTS]
     collectives = [c for c in collectives if c != "barrier"]
@@ -93,7 +93,7 @@ def tune(
     if comm.rank == 0:
         merged = _merged(known, entries)
         table = Table(1, about, alpha_us, bandwidth, merged)
-        # Whole or not at all: jobs may be reading it.
+        # Atomic, as jobs may be reading it.
         replace(options.output, msgspec.json.format(msgspec.json.encode(table), indent=1).decode())
         print(f"wrote {options.output}; COLLECTIVES_TUNING={options.output} uses it")
 
@@ -108,10 +108,10 @@ def _join(known: list[list[Result]], new: list[list[Result]]) -> None:
 
 
 def rules(measured: list[list[Result]]) -> list[Rule]:
-    """The fastest from each size on; native where nothing is clearly faster.
+    """The fastest algorithm from each size on; native unless one is clearly faster.
 
-    Clearly is in three of four repeats, each beside native's time in the same repeat: the state of
-    a machine changes what is faster, and a table lives longer than that state.
+    It is clearly faster in three of four repeats, each beside native's time in the same repeat, as
+    a table outlives the state of a machine.
     """
     found: list[Rule] = []
     for results in measured:
@@ -128,7 +128,7 @@ def rules(measured: list[list[Result]]) -> list[Rule]:
 
 
 def _preferred(times: dict[str, float], last: str | None) -> str:
-    """One of the fastest; the one that was chosen ``last``, at the size before, if it is one."""
+    """One of the fastest, ``last`` if it is among them: the choice for the size before."""
     alike = [name for name, time in times.items() if time < ALIKE * min(times.values())]
     if last in alike:
         return last
@@ -187,10 +187,10 @@ def _in_words(rule: Rule) -> str:
 
 
 def known_entries(comm: Communicator, path: Path) -> list[Entry]:
-    """What the table in ``path`` holds already, if there is one; on rank 0.
+    """Entries of an existing table in ``path``, on rank 0.
 
     Raises:
-        CollectiveError: on all ranks, before minutes are spent: it cannot be read or written.
+        CollectiveError: on all ranks, at the beginning, if it cannot be read or written.
     """
     known: list[Entry] = []
     problem = ""

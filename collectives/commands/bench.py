@@ -110,8 +110,8 @@ def _add_flags(add: Callable[..., object]) -> None:
 
 
 def algorithms(collective: str, text: str) -> list[str]:
-    """Those of ``--algorithm``, each known, with native among them; those of files and packages
-    are proved and registered."""
+    """Known names of ``--algorithm``, with native; algorithms of files and packages are proved and
+    registered."""
     wanted: list[str] = []
     for name in known(text):
         wanted += names(collective) if name == "all" else [name]
@@ -205,7 +205,7 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
                 on = attached if memory == "attached" else comm
                 try:
                     measured = measure_pairs(comm, case) if pairs else measure(on, case)
-                except UnknownAlgorithm as error:  # not of so many ranks, on all ranks
+                except UnknownAlgorithm as error:  # on all ranks: not for this number of ranks
                     return _refuse(comm, error)
                 native = next((r for r in measured if r.algorithm == "native"), None)
                 for result in measured:
@@ -225,7 +225,7 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
 
 
 def _refuse(comm: "Communicator", error: Exception) -> int:
-    """The exit status, with a sentence of rank 0."""
+    """Prints an error on rank 0; returns the exit status."""
     if comm.rank == 0:
         print(f"error: {error}", file=sys.stderr)
     return 2
@@ -252,11 +252,7 @@ def _attached(comm: "Communicator", lengths: list[int]) -> "Communicator":
 
 
 def _check_outputs(comm: "Communicator", options: argparse.Namespace) -> None:
-    """Refuses, now rather than when all is measured, files that rank 0 cannot write.
-
-    Raises:
-        CollectiveError: on all ranks.
-    """
+    """Raises CollectiveError, on all ranks and before measuring, if rank 0 cannot write a file."""
     why = ""
     for path in (options.output_file, options.csv):
         if comm.rank == 0 and path and (path.is_dir() or not path.parent.is_dir()):
@@ -284,8 +280,7 @@ def _write(options: argparse.Namespace, results: "list[Result]", about: dict) ->
 def _write_files(
     options: argparse.Namespace, results: "list[Result]", about: dict, streams: bool
 ) -> None:
-    """What was measured so far, in files that are replaced; and in ``streams``, to which all is
-    written once."""
+    """Writes the results to files, which are replaced, and with ``streams`` to streams."""
     from collectives.bench import report
 
     config = {
@@ -301,7 +296,7 @@ def _write_files(
 
 @contextmanager
 def _deadline(comm: "Communicator", seconds: float | None) -> Iterator[None]:
-    """Aborts the job after ``seconds``: a thread does, as the main one may hang inside MPI."""
+    """Aborts the job after ``seconds`` by a thread, as the main one may hang inside MPI."""
     if seconds is None:
         yield
         return

@@ -1,7 +1,5 @@
 """Adasum: the mean of parallel vectors and the sum of orthogonal ones."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from mpitrain.arrays import Array
@@ -37,16 +35,3 @@ def levels(size: int) -> list[list[tuple[int, int]]]:
         found.append([(rank, rank + reach) for rank in range(0, power, 2 * reach)])
         reach *= 2
     return found
-
-
-def adasum(vectors: Sequence[Array]) -> Array:
-    """The Adasum of the vectors of p ranks, any p, for one tensor; shape and type of the first.
-
-    Args:
-        vectors: changes of weights, or gradients, in the order of ranks.
-    """
-    parts = [np.asarray(vector, np.float64) for vector in vectors]
-    for level in levels(len(parts)):
-        for keeps, gives in level:
-            parts[keeps] = pair(parts[keeps], parts[gives])
-    return parts[0].astype(vectors[0].dtype)

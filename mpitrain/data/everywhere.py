@@ -1,4 +1,4 @@
-"""The same data set on all ranks, or an error on all of them."""
+"""One data set on all ranks, or an error on all of them."""
 
 import socket
 from collections import Counter

@@ -8,7 +8,7 @@ from mpitrain.config import Config
 from mpitrain.metrics import tensorboard
 from mpitrain.metrics.console import console
 from mpitrain.metrics.lines import ReportError, json_lines
-from mpitrain.metrics.reader import Log, count_steps, read_records
+from mpitrain.metrics.reader import Log, read_records
 from mpitrain.metrics.records import (
     Epoch,
     Overlap,
@@ -49,7 +49,6 @@ __all__ = [
     "Times",
     "Write",
     "console",
-    "count_steps",
     "is_share",
     "json_lines",
     "measured",

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_args
 import msgspec
 
 from mpitrain.files import check_regular
-from mpitrain.metrics.records import Record, Start, Step, Summary
+from mpitrain.metrics.records import Record, Start, Summary
 
 #: Beginning of every line: a last line that begins so without a line break was cut off.
 _BEGINNING = b'{"event":"'
@@ -114,12 +114,6 @@ def lines(path: Path, data: bytes) -> Iterator[tuple[bytes, Record | Unknown | N
                     f"{path}, line {number}, is no record of a run of mpitrain: {error}"
                 ) from error
         yield line, record
-
-
-def count_steps(path: Path) -> int:
-    """Number of steps in a file, 0 without a file; quick, for polling."""
-    mark = msgspec.json.encode({"event": Step.__struct_config__.tag})[:-1] + b","
-    return path.read_bytes().count(mark) if path.exists() else 0
 
 
 def _is_cut_off(line: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""Drills: what a job does when things go wrong, tried out before they do.
+"""Drills: faults that are tried out on a job before they happen.
 
 A *fault* is one thing that goes wrong (:mod:`.faults`); some happen inside a rank (:mod:`.inject`),
 others around the job (:mod:`.outside`).  A *drill* runs a job with a fault, resumes it, and judges

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from mpitrain.arrays import Array
 from mpitrain.checkpoint import Checkpoint, CheckpointError, newest
-from mpitrain.metrics import Start, Straggler, Summary, count_steps, read_records
+from mpitrain.metrics import Start, Straggler, Summary, read_records
 from mpitrain.ranks.processes import running
 from tests.drills.faults import KINDS, Fault
 from tests.drills.outside import Outside
@@ -31,7 +31,7 @@ _Kind = TypeVar("_Kind")
 
 
 class Outcome(Struct, frozen=True):
-    """What came of a drill.
+    """Outcome of a drill.
 
     Attributes:
         fault: as ``str`` writes it.
@@ -40,7 +40,7 @@ class Outcome(Struct, frozen=True):
             to these weights when it was resumed; ``skipped``; or what was wrong.
         good: whether that is as it should be.
         seconds: from the fault's step to the end of the job.
-        words: what was said, or why it was skipped.
+        words: output, or reason of a skip.
         lost: steps that had to be done again.
     """
 
@@ -62,7 +62,7 @@ class Drills:
         job: its file.
         folder: for the runs.
         settings: ``table.key=value`` each, for all of them.
-        outside: what the faults around a job break, by kind.
+        outside: targets of faults around a job, by kind.
         environment: the launcher's environment.
         hang_s: a job that has not ended so long after its fault hangs.
         watchdog_s: a rank that waits for so long says who is missing.
@@ -105,7 +105,7 @@ class Drills:
 
     @contextmanager
     def _aside(self) -> Iterator["Drills"]:
-        """The same with a TMPDIR of its own.
+        """These drills with a TMPDIR of their own.
 
         A launcher that is killed leaves its session folder there, named by its process number, and
         Open MPI's next launcher of that number refuses to start.
@@ -143,7 +143,7 @@ class Drills:
         words = fault.named().search(said)
         if KINDS[fault.kind].survives or not words:
             return outcome("ends unnamed", said)
-        reached = count_steps(run / "metrics.jsonl")
+        reached = _count_steps(run / "metrics.jsonl")
         try:
             at = _newest(run).manifest.progress.step
         except (CheckpointError, LookupError):
@@ -162,7 +162,7 @@ class Drills:
         """Wait for the fault's step, break what is around the job, wait for its end; seconds."""
         deadline, report = monotonic() + _PATIENCE_S, run / "metrics.jsonl"
         while process.poll() is None and monotonic() < deadline:
-            if count_steps(report) + 1 >= fault.step:
+            if _count_steps(report) + 1 >= fault.step:
                 break
             sleep(_POLL_S)
         began = monotonic()
@@ -223,8 +223,13 @@ def _of(run: Path, kind: type[_Kind]) -> list[_Kind]:
     return read_records(path).of(kind) if path.exists() else []
 
 
+def _count_steps(path: Path) -> int:
+    """Number of steps in a file, 0 without a file; quick, for polling."""
+    return path.read_bytes().count(b'{"event":"step",') if path.exists() else 0
+
+
 def _straggler(run: Path) -> str:
-    """Who was said to keep the others waiting, furthest."""
+    """The slowest straggler in words."""
     found = _of(run, Straggler)
     if not found:
         return ""

@@ -1,4 +1,4 @@
-"""What can go wrong: kinds of faults, drawn from a seed, and what must be said about each."""
+"""Kinds of faults, drawn from a seed, and the words of a job that fails of them."""
 
 import random
 import re
@@ -10,7 +10,7 @@ class Kind:
     """A kind of fault.
 
     Attributes:
-        text: what happens.
+        text: the fault in words.
         inside: a rank does it to itself; else it is done around the job.
         survives: the job is to end as if nothing had happened; else it is to fail, say why, and be
             resumed.
@@ -81,7 +81,7 @@ class Fault:
         )
 
     def named(self) -> re.Pattern[str]:
-        """What a job that fails of it must say."""
+        """Pattern in the output of a job that fails of it."""
         pattern = KINDS[self.kind].named
         return re.compile(
             pattern.replace("{rank}", str(self.rank)).replace("{step}", str(self.step)), re.DOTALL
@@ -89,7 +89,7 @@ class Fault:
 
 
 def draw(kind: str, seed: int, ranks: int, steps: int) -> Fault:
-    """A fault of a kind, somewhere in a job of so many ranks and steps; the same for a seed."""
+    """A fault of a kind, at a place in a job that depends on the seed."""
     rng = random.Random(f"{kind} {seed}")
     # Not in the last steps: the job might be over before something outside of it happens.
     step = rng.randrange(2, max(3, steps - steps // 8))

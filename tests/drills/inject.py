@@ -56,7 +56,7 @@ class Injector:
                 flip(trainer.store.pieces[0].parameters.view(np.uint8), self._rng)
 
     def transport(self) -> type[MPITransport]:
-        """Of messages, the next of which has a wrong bit after ``payload`` has struck."""
+        """Transport that flips one bit in the next message after ``payload`` has struck."""
         injector = self
 
         class Corrupting(SealedSend):

@@ -21,7 +21,7 @@ class Outside(Protocol):
         """Why this machine cannot do it, or nothing."""
 
     def around(self, run: Path) -> AbstractContextManager[None]:
-        """What has to be there while a job runs in a folder."""
+        """Context of a job that runs in a folder."""
 
     def strike(self, run: Path) -> None:
         """Break it."""

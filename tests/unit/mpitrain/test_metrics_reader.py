@@ -19,7 +19,6 @@ from mpitrain.metrics import (
     Straggler,
     Summary,
     Times,
-    count_steps,
     json_lines,
     read_records,
 )
@@ -56,7 +55,6 @@ def test_records_come_back_as_they_were(path):
     assert (log.unknown, log.cut_off) == ([], False)
     assert log.last(Epoch) == RECORDS[5] and log.of(Saved) == [RECORDS[6]]
     assert log.start() == START and log.summary() == SUMMARY
-    assert count_steps(path) == 1 and count_steps(path.with_name("none")) == 0
 
 
 def test_a_run_that_goes_on_has_no_summary_yet(path):
