@@ -86,7 +86,7 @@ def main() -> int:
     parser.add_argument("--memory", nargs="+", choices=memories, default=memories)
     options = parser.parse_args()
     lengths = [*sizes(options.minbytes, options.maxbytes, options.stepfactor, None)]
-    comm = Communicator(MPI.COMM_WORLD, attach=False, turns=False)
+    comm = Communicator(MPI.COMM_WORLD)
     report_first(comm, lengths, options.memory)
     return 0
 

@@ -121,7 +121,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.round_cost", description=__doc__)
     parser.add_argument("--calls", type=positive, default=5000, help="calls in a repeat (5000)")
     options = parser.parse_args()
-    return report_round(Communicator(MPI.COMM_WORLD, attach=False, turns=False), options.calls)
+    return report_round(Communicator(MPI.COMM_WORLD), options.calls)
 
 
 if __name__ == "__main__":

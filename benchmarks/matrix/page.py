@@ -139,7 +139,7 @@ def _answer(matrix: Matrix, jobs: Sequence[str]) -> str:
         for job in jobs
         for _, rows in _by_link(matrix, job)
     ]
-    # Of equal gains, as where nothing pays, the first.
+    # The first of equal gains counts.
     return max(every, key=lambda one: one[0])[1] if every else "Nothing was trained yet."
 
 

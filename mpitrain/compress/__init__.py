@@ -14,8 +14,8 @@ from mpitrain.compress.codec import (
 from mpitrain.compress.table import (
     CODECS,
     AnyCodec,
+    CodecDescription,
     CodecError,
-    Description,
     describe,
     kind_of,
     parse,
@@ -26,7 +26,7 @@ __all__ = [
     "Codec",
     "CodecError",
     "AnyCodec",
-    "Description",
+    "CodecDescription",
     "Feedback",
     "Linear",
     "Memory",

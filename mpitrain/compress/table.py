@@ -108,7 +108,7 @@ def _options(kind: type[Any]) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Description:
+class CodecDescription:
     """Codec in words.
 
     Attributes:
@@ -126,13 +126,15 @@ class Description:
     options: dict[str, str]
 
 
-def describe() -> list[Description]:
+def describe() -> list[CodecDescription]:
     """Descriptions of all codecs."""
     found = []
     for name, kind in CODECS.items():
         line = (kind.__doc__ or "").partition("\n")[0]
         codec = kind()
-        found.append(Description(name, kind_of(codec), line, feedback_of(codec), _options(kind)))
+        found.append(
+            CodecDescription(name, kind_of(codec), line, feedback_of(codec), _options(kind))
+        )
     return found
 
 

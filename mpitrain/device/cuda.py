@@ -14,7 +14,7 @@ from mpitrain.arrays import Array, Scalar
 from mpitrain.device.host import Device, Later
 
 
-class _Arriving:
+class _Copy:
     """Copy into pinned memory, with the event that follows it."""
 
     def __init__(self, device: "Cuda", host: Array, event: Any) -> None:
@@ -103,7 +103,7 @@ class Cuda(Device):
     def snapshot(self, array: Array) -> Later:
         host = self._pinned(array)
         self.xp.ascontiguousarray(array).get(out=host, blocking=False)
-        return _Arriving(self, host, self._mark())
+        return _Copy(self, host, self._mark())
 
     def allocate(self, comm: Communicator) -> Callable[..., Array]:
         return partial(comm.empty, memory="cupy")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mpitrain.arrays import Array, Scalar
-from mpitrain.kernels.host import Kernels, Moments, Momentum
+from mpitrain.kernels.host import AdamOptions, Kernels, SGDOptions
 
 #: Threads of a block; the kernels are compiled for this number.
 THREADS = 256
@@ -136,20 +136,20 @@ class CudaKernels(Kernels):
         self._launch("scatter_add", blocks, *given, like=table)
 
     def sgd(
-        self, p: Array, g: Array, velocity: Array, how: Momentum, rate: float, scale: float
+        self, p: Array, g: Array, velocity: Array, how: SGDOptions, rate: float, scale: float
     ) -> None:
         numbers = float(rate), float(scale), how.momentum, how.weight_decay
         self._each("sgd", p, g, velocity, p.size, *numbers, int(how.nesterov), like=p)
 
     def adam(
-        self, p: Array, g: Array, mean: Array, square: Array, how: Moments, step: int,
+        self, p: Array, g: Array, mean: Array, square: Array, how: AdamOptions, step: int,
         rate: float, scale: float,
     ) -> None:  # fmt: skip
         rates = float(rate), float(scale)
         self._each("adam", p, g, mean, square, p.size, *rates, *_numbers(how, step), like=p)
 
     def adam_direction(
-        self, p: Array, g: Array, mean: Array, square: Array, how: Moments, step: int
+        self, p: Array, g: Array, mean: Array, square: Array, how: AdamOptions, step: int
     ) -> Array:
         direction = self._like(p)
         given = p, g, mean, square, direction, p.size
@@ -198,7 +198,7 @@ class CudaKernels(Kernels):
         return found
 
 
-def _numbers(how: Moments, step: int) -> tuple[float | int, ...]:
+def _numbers(how: AdamOptions, step: int) -> tuple[float | int, ...]:
     """Options of Adam in the order of its kernels' arguments."""
     corrections = 1.0 / (1.0 - how.beta1**step), 1.0 / (1.0 - how.beta2**step) ** 0.5
     return *how[:4], int(how.decoupled), *corrections

@@ -13,7 +13,7 @@ GELU_SCALE = math.sqrt(2.0 / math.pi)
 GELU_CUBIC = 0.044715
 
 
-class Momentum(NamedTuple):
+class SGDOptions(NamedTuple):
     """Options of :class:`mpitrain.optim.optimizers.SGD`."""
 
     momentum: float
@@ -21,7 +21,7 @@ class Momentum(NamedTuple):
     nesterov: bool
 
 
-class Moments(NamedTuple):
+class AdamOptions(NamedTuple):
     """Options of :class:`mpitrain.optim.optimizers.Adam`."""
 
     beta1: float
@@ -142,7 +142,7 @@ class Kernels:
         np.add.at(table, rows, values)
 
     def sgd(
-        self, p: Array, g: Array, velocity: Array, how: Momentum, rate: float, scale: float
+        self, p: Array, g: Array, velocity: Array, how: SGDOptions, rate: float, scale: float
     ) -> None:
         """Updates ``p`` along ``scale * g``."""
         if scale != 1.0:
@@ -152,7 +152,7 @@ class Kernels:
         p -= direction
 
     def adam(
-        self, p: Array, g: Array, mean: Array, square: Array, how: Moments, step: int,
+        self, p: Array, g: Array, mean: Array, square: Array, how: AdamOptions, step: int,
         rate: float, scale: float,
     ) -> None:  # fmt: skip
         """Updates ``p`` along ``scale * g``; ``step`` counts from 1."""
@@ -163,7 +163,7 @@ class Kernels:
         p -= direction
 
     def adam_direction(
-        self, p: Array, g: Array, mean: Array, square: Array, how: Moments, step: int
+        self, p: Array, g: Array, mean: Array, square: Array, how: AdamOptions, step: int
     ) -> Array:
         """Direction of Adam's step, without the rate."""
         xp = array_namespace(p)
@@ -201,7 +201,7 @@ def decayed(p: Array, g: Array, weight_decay: float) -> Array:
     return found
 
 
-def sgd_direction(p: Array, g: Array, velocity: Array, how: Momentum) -> Array:
+def sgd_direction(p: Array, g: Array, velocity: Array, how: SGDOptions) -> Array:
     """New array: the direction of a step; updates ``velocity``."""
     direction = decayed(p, g, how.weight_decay)
     velocity *= how.momentum
