@@ -36,6 +36,12 @@ def lengths(n: int, block: int) -> Array:
     return found
 
 
+def normalised(rows: Array) -> tuple[Array, Array]:
+    """Largest size of each row, float64, shape (rows, 1), and the rows over it: numbers to 1."""
+    most = np.abs(rows).max(1, initial=0, keepdims=True).astype(np.float64)
+    return most, rows / np.where(most > 0, most, 1)
+
+
 def single(values: Array) -> Array:
     """Numbers at least 0 as float32, bounded by its largest number."""
     return np.minimum(values, np.finfo(np.float32).max).astype(np.float32)

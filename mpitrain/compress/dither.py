@@ -12,6 +12,7 @@ from mpitrain.compress.blocks import round_by_dice
 from mpitrain.compress.blockwise import (
     covering,
     join,
+    normalised,
     number,
     ratios,
     read_scales,
@@ -88,8 +89,7 @@ class QSGD(Named):
         join(steps * (norms.astype(np.float64) * factor)[:, None], x)
 
     def _norms(self, rows: Array) -> Array:
-        most = np.abs(rows).max(1, initial=0, keepdims=True).astype(np.float64)
+        most, parts = normalised(rows)
         if self.norm == "max":
             return covering(most[:, 0])
-        parts = rows / np.where(most > 0, most, 1)
         return covering(times(most[:, 0], np.sqrt((parts * parts).sum(1))))

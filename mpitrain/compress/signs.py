@@ -10,6 +10,7 @@ from mpitrain.arrays import Array
 from mpitrain.compress.blockwise import (
     join,
     lengths,
+    normalised,
     number,
     power_below,
     read_scales,
@@ -52,8 +53,8 @@ class Sign(Named):
 
     def encode(self, x: Array, code: Bytes, draw: Draw) -> None:
         rows = split(x, self.block)
-        most = np.abs(rows).max(1, initial=0, keepdims=True).astype(np.float64)
-        size = np.abs(rows) / np.where(most > 0, most, 1)  # at most 1: no square overflows
+        most, parts = normalised(rows)
+        size = np.abs(parts)
         if self.scale == "rms":
             size *= size
         means = size.sum(1) / lengths(len(x), self.block)
@@ -94,8 +95,7 @@ class OneBit(Named):
 
     def encode(self, x: Array, code: Bytes, draw: Draw) -> None:
         rows = split(x, self.block)
-        most = np.abs(rows).max(1, initial=0, keepdims=True).astype(np.float64)
-        parts = rows / np.where(most > 0, most, 1)  # at most 1: no sum overflows
+        most, parts = normalised(rows)
         sums = np.stack([-np.minimum(parts, 0).sum(1), np.maximum(parts, 0).sum(1)], 1)
         below = (rows < 0).sum(1)
         counts = np.stack([below, lengths(len(x), self.block) - below], 1)

@@ -12,6 +12,7 @@ from mpitrain.compress.blockwise import (
     covering,
     join,
     lengths,
+    normalised,
     number,
     ratios,
     read_scales,
@@ -66,8 +67,7 @@ class TernGrad(Named):
 
     def _limits(self, rows: Array, n: int) -> Array:
         """``clip`` standard deviations of the numbers of each block."""
-        most = np.abs(rows).max(1, initial=0, keepdims=True).astype(np.float64)
-        parts = rows / np.where(most > 0, most, 1)
+        most, parts = normalised(rows)
         counts = lengths(n, self.block)
         mean = parts.sum(1) / counts
         square = (parts * parts).sum(1) / counts
