@@ -156,7 +156,7 @@ def main() -> int:
     add = parser.add_argument
     add("-m", "--micro-batches", type=positive, default=8, help="micro-batches (8)")
     add("--chunks", type=positive, default=2, help="chunks of a stage, for interleaved (2)")
-    add("--milliseconds", type=above_zero, default=30.0, help="of a forward pass (30)")
+    add("--milliseconds", type=above_zero, default=30.0, help="a forward pass (30)")
     options = parser.parse_args()
     seconds = options.milliseconds / 1e3
     heads = ("formula", "simulated", "measured", "held", "promised")

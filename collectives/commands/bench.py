@@ -169,7 +169,7 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
                 check_nccl(comm)
             if pairs:
                 check_device_messages(comm)
-    except (CollectiveError, ValueError) as error:  # the same on all ranks
+    except (CollectiveError, ValueError) as error:  # raised on all ranks
         return _refuse(comm, error)
 
     def say(text: str) -> None:

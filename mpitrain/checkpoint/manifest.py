@@ -131,7 +131,7 @@ def encode(manifest: Manifest) -> bytes:
     """Bytes of the file; ``CheckpointError`` if reading them would not give the manifest again."""
     data = msgspec.json.encode(manifest)
     if parse(data, "what would be written") != manifest:
-        raise CheckpointError("what would be written is not what would be read again")
+        raise CheckpointError("the manifest would be read as another one")
     return data
 
 

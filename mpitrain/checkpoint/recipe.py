@@ -126,7 +126,7 @@ def _made(trainer: "Trainer", *, values: bool = True) -> Recipe:
     for name, tensor in constants(trainer).items():
         found.tell_array(f"model.{name}", tensor)  # nothing without values
     _tell_optimizers(found, trainer)
-    found.values = False  # of these, the digest of the data says
+    found.values = False  # the digest of the data has them
     if isinstance(trainer.data.train, Own):
         data = trainer.data.train.data
         _tell(found, "data", data.source if isinstance(data, Stream) else data)
@@ -149,7 +149,7 @@ def _tell_optimizers(found: Description, trainer: "Trainer") -> None:
         number = numbers.setdefault(id(optimizer), len(numbers))
         own = f"optimizer{number or ''}"
         if own not in found.parts:
-            kind = getattr(optimizer, "kind", None)  # of torch's, whose options are told below
+            kind = getattr(optimizer, "kind", None)  # torch's class; its options follow
             _tell(found, own, optimizer if kind is None else kind)
             for key, value in described(optimizer).items():
                 found.tell(key.replace("optimizer", own), value)

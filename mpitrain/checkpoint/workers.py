@@ -1,7 +1,7 @@
 """Sections of workers that train by themselves in checkpoints.
 
 The section ``parameters`` has the workers' common weights, as tests see them, and ``parameters@2``
-those of worker 2; likewise each slot of the optimiser.  The same number of workers with the same
+those of worker 2; likewise each slot of the optimiser.  An equal number of workers with the same
 [sync] goes on bit by bit, in any layout of stages and tensor ranks.  Others begin with the common
 weights and the mean of the optimisers' states, as if all had met at that step.
 """

@@ -76,7 +76,7 @@ def power_above(scales: Array) -> Array:
 
 def power_below(scales: Array) -> Array:
     """Largest powers of two that are not above ``scales``; 0 stays 0."""
-    exponents = np.frexp(scales)[1] - 1  # of float32, so from -149 to 127
+    exponents = np.frexp(scales)[1] - 1  # from -149 to 127, as of float32
     return np.where(scales > 0, np.ldexp(np.float32(1), exponents), scales)
 
 

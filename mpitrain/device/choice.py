@@ -109,7 +109,7 @@ def look(local: int, compute: str = "same") -> Found:
         with cupy.cuda.Device(number):
             cupy.asnumpy(cupy.zeros(1, np.float32) + 1)  # a kernel that works
             return Found("", visible, local, number, _identity(cupy, number))
-    except Exception as error:  # of a driver, a compiler, memory
+    except Exception as error:  # from a driver, a compiler, memory
         return Found(f"its GPU does not work ({type(error).__name__}: {error})")
 
 

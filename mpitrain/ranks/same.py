@@ -106,7 +106,7 @@ def _plain(value: Any) -> object:
     if isinstance(value, list | tuple):
         return [_plain(one) for one in value]
     try:
-        number = float(value)  # of NumPy, too, or a tensor of one number
+        number = float(value)  # also NumPy's numbers and tensors of one number
     except OverflowError:
         return int(value)
     except (TypeError, ValueError, RuntimeError):
