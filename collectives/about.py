@@ -46,7 +46,7 @@ def program(package: str) -> str:
 
 
 def version(program: str) -> str:
-    """What ``program --version`` prints; starts no MPI."""
+    """Text that ``program --version`` prints; starts no MPI."""
     import mpi4py
     import numpy as np
 

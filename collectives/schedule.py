@@ -141,9 +141,9 @@ class Schedule:
         in_place: whether ``sendbuf`` may lie in ``recvbuf``; if not, it is copied aside first.
         generate: ``generate(rank)`` iterates over that rank's rounds in O(its own rounds).
         root: root of a broadcast, reduce, gather or scatter.
-        aligned: both ends of every message lie in rounds of the same number, as is so of all of the
-            package's.  Messages may be late, and need it not; waits for a whole round of a peer,
-            and segments that overlap, do.
+        aligned: both ends of every message lie in rounds of the same number, as in all schedules of
+            the package.  Waits for a whole round of a peer and overlapping segments need it;
+            messages do not, as they may be late.
     """
 
     collective: str
@@ -158,7 +158,7 @@ class Schedule:
 
     @property
     def contract(self) -> Contract:
-        """What it must do."""
+        """The contract of its collective."""
         return contract(self.collective)
 
     def member(self, rank: int) -> Member:

@@ -29,7 +29,7 @@ def broadcast(rank: int, size: int) -> Iterator[Round]:
 
 
 def reduce(rank: int, size: int) -> Iterator[Round]:
-    """The same way back, from rank p-1 to rank 0.  Cost: as :func:`broadcast`."""
+    """The way back, from rank p-1 to rank 0.  Cost: as :func:`broadcast`."""
     total = workspace[0] if rank else recvbuf[0]
     if rank == size - 1:
         yield (Send(rank - 1, sendbuf[0]),)

@@ -1,4 +1,4 @@
-"""What a schedule costs, counted from its steps: messages in a row, bytes sent, bytes reduced."""
+"""Cost of a schedule, counted from its steps: messages in a row, bytes sent, bytes reduced."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ from collectives.analysis.replay import Begin, End, Message, replay
 from collectives.errors import TooLarge
 from collectives.schedule import Chunk, Copy, RecvReduce, Schedule, Send
 
-#: No job has more.
+#: Most ranks of a job.
 MOST_RANKS = 1 << 20
 #: Steps of all ranks together that are counted one by one; more would take minutes.
 _MOST_STEPS = 5_000_000
@@ -62,7 +62,7 @@ def count(schedule: Schedule) -> Cost:
 
 
 def expect_countable(schedule: Schedule) -> None:
-    """Raises :class:`TooLarge` for a schedule that is not counted in minutes."""
+    """Raises :class:`TooLarge` for a schedule whose steps would take minutes to count."""
     steps = 0
     for rank in range(schedule.size):
         for made in schedule.rounds(rank):

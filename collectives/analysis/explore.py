@@ -1,6 +1,6 @@
-"""A schedule as data that a page can step through: what every cell holds after every round.
+"""Recorder of a schedule for a page that steps through it: each cell's value after each round.
 
-The values are the verifier's own: the schedule is proved, and what the proof writes is recorded.
+The values are the verifier's: the schedule is proved, and the writes of the proof are recorded.
 """
 
 from collections import defaultdict
@@ -66,7 +66,7 @@ class _Nodes:
 
     def number(self, value: Expression) -> int:
         """The number of ``value``; no deeper than there are ranks."""
-        if id(value) not in self.known:  # the same object stands for the same value
+        if id(value) not in self.known:  # an object stands for one value
             if isinstance(value, Sum):
                 left, right = map(self.number, value.operands)
             else:
@@ -157,7 +157,7 @@ def _sources(
 
 
 def _leaves(schedule: Schedule) -> list[tuple[int, int, Expression]]:
-    """What the ranks begin with: rank, chunk of its ``sendbuf``, value."""
+    """Initial values as (rank, chunk of its ``sendbuf``, value)."""
     return [
         (rank, i, Expression(i, 1 << rank, -1, True))
         for rank in range(schedule.size)

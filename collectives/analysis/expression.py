@@ -1,4 +1,4 @@
-"""What a chunk holds, where it came from, and both in words, for the verifier's complaints."""
+"""Symbolic value of a chunk, its origin, and the text of both for the verifier's errors."""
 
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -89,7 +89,7 @@ def spelled(trees: Mapping[tuple[int, int], int], expression: Expression) -> str
 
 
 def malformed(schedule: Schedule) -> str:
-    """The first round that is none, or nothing."""
+    """Error text for the first malformed round; empty if there is none."""
     for rank in range(schedule.size):
         for number, steps in enumerate(schedule.rounds(rank)):
             if why := flaw(steps):

@@ -17,7 +17,7 @@ MOST_RANKS = 32
 COLUMNS = 8
 #: With more ranks, or more messages in a round, rank 0's messages stand for all.
 CLEAR_RANKS, CLEAR_MESSAGES = 12, 100
-#: Told apart by the colour-blind, and legible on white (Okabe and Ito's, darker where pale).
+#: Colours that colour-blind readers can tell apart (Okabe and Ito's, darker where pale).
 _HUES = ("#0072b2", "#d55e00", "#009e73", "#b3568f", "#b8860b", "#3a9ad9", "#7a3b10", "#4d4d4d")
 
 
@@ -32,14 +32,14 @@ class Arrow(NamedTuple):
 
 
 class Moves(NamedTuple):
-    """What one round of all ranks moves: messages, and copies within a rank."""
+    """Messages of one round of all ranks, and copies within a rank."""
 
     arrows: list[Arrow]
     copies: list[tuple[int, Chunk]]
 
     @property
     def shape(self) -> object:
-        """Equal for rounds that differ in nothing but the chunks they move."""
+        """A value that is equal for rounds that differ only in the chunks that they move."""
         lengths = [(a.sender, a.receiver, a.reduces, _length(a.target)) for a in self.arrows]
         copied = [(rank, _length(chunk)) for rank, chunk in self.copies]
         return sorted(lengths), sorted(copied)
@@ -115,7 +115,7 @@ def moves(schedule: Schedule) -> list[Moves]:
 
 
 def columns(rounds: list[Moves]) -> list[int | str]:
-    """What is drawn: numbers of rounds and, for equal ones in a row, a note in their place."""
+    """Columns of the figure: numbers of rounds, and a note in the place of equal ones in a row."""
     numbered = list(enumerate(rounds))
     if len(rounds) <= COLUMNS:
         return [number for number, _ in numbered]
@@ -130,7 +130,7 @@ def columns(rounds: list[Moves]) -> list[int | str]:
 
 
 def shade(schedule: Schedule, chunk: int) -> tuple[float, float, float]:
-    """A chunk's colour: one for each of few; of many, an eighth share a hue, and fade in it."""
+    """Colour of a chunk; with more than eight chunks, an eighth share a hue and fade in it."""
     total = max(schedule.chunks, schedule.size)
     chunk %= total
     family, place = chunk, 0.0
@@ -152,7 +152,7 @@ def _is_crowded(schedule: Schedule, rounds: list[Moves]) -> bool:
 
 
 def _omission(schedule: Schedule, rounds: list[Moves]) -> str:
-    """What the title says of messages that are not drawn in full."""
+    """Line of the title about messages that are not drawn in full."""
     if not _is_crowded(schedule, rounds):
         return ""
     others = any(len(r.arrows) > CLEAR_MESSAGES for r in rounds)

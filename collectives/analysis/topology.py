@@ -27,7 +27,7 @@ NODE = Link(0.5e-6, 1 / 150e9)
 
 
 class Topology(Protocol):
-    """What the simulator asks of a network."""
+    """Model of a network, as the simulator uses it."""
 
     def alpha(self, source: Ranks, target: Ranks) -> Seconds:
         """Latency of each message."""

@@ -1,4 +1,4 @@
-"""What several commands read from the command line."""
+"""Types of command-line arguments that several commands share."""
 
 import argparse
 import math
@@ -10,11 +10,11 @@ from collectives.analysis.own import named
 from collectives.contracts import CONTRACTS
 
 if TYPE_CHECKING:
-    #: To which a command adds its parser.
+    #: The action to which a command adds its parser.
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
-#: What :func:`ranks` reads, for the help of the options that take it.
+#: Forms that :func:`ranks` reads, for the help of options.
 RANKS = "4,6; 8-64 for each number from 8 to 64; 8..64 for 8, 16, 32 and 64"
 
 
@@ -92,12 +92,13 @@ def ranks(text: str) -> list[int]:
 
 
 def known(text: str) -> list[str]:
-    """``"ring,mine.py:biring"`` -> ``["ring", "biring"]``: those of files and packages are proved
-    and registered.
+    """``"ring,mine.py:biring"`` -> ``["ring", "biring"]``.
+
+    Algorithms of files and packages are proved and registered.
 
     Raises:
         UnknownAlgorithm: a file has no such algorithm.
-        ScheduleError: one that was found is wrong.
+        ScheduleError: an algorithm is wrong.
     """
     return [named(name) for name in split(text)]
 

@@ -98,7 +98,7 @@ def add(commands: "Commands") -> None:
 
 
 def simulate_sizes(options: argparse.Namespace) -> int:
-    """Which algorithm wins at which number of ranks."""
+    """Prints simulated times and the fastest algorithm for each number of ranks."""
     if options.plot:
         expect_picture(options.plot)  # refused now rather than when all is simulated
         pyplot()
@@ -140,7 +140,7 @@ def simulate_sizes(options: argparse.Namespace) -> int:
 
 
 def cost(options: argparse.Namespace) -> int:
-    """Each all-reduce by its closed form, by the simulator, and as Rodriguez prints it."""
+    """Prints each all-reduce's time by closed form, by the simulator, and as Rodriguez has it."""
     model = Model(1e-6 * options.alpha, 1e-9 / options.bandwidth, 1e-9 / options.reduction)
     machine = Machine(Flat(Link(model.alpha, model.beta)), model.gamma)
     p, m = options.ranks, options.size
@@ -172,7 +172,7 @@ def _holds(formula: Formula, p: int) -> bool:
 
 
 def fit_files(options: argparse.Namespace) -> int:
-    """The parameters of a machine, and its times beside those that they predict."""
+    """Prints the fitted parameters of a machine, and measured beside predicted times."""
     samples = read(options.files, options.memory)
     fits = fit(samples)
     for found in fits:

@@ -1,4 +1,4 @@
-"""Breaks schedules step by step, to find out what the verifier would miss.
+"""Mutation of schedules, step by step, to count the faults that the verifier would miss.
 
 A *mutant* differs from its schedule in one step or in the order of two.  Each must be rejected by
 the verifier or, run on real data with all ranks in one process, give the right result all the same
@@ -75,7 +75,7 @@ def _combine(schedule: Schedule) -> Combine:
 
 
 def _same(result: Items | None, right: Items | None) -> bool:
-    """Whether a rank has what it should have; some are to have nothing."""
+    """Whether a rank has the right result, which may be none."""
     return result is right is None or (
         result is not None and right is not None and np.array_equal(result, right)
     )

@@ -1,4 +1,4 @@
-"""``list``, ``verify`` and ``draw``: which schedules there are, their proofs, their pictures."""
+"""``list``, ``verify`` and ``draw``: the schedules, their proofs, their pictures."""
 
 import argparse
 import re
@@ -126,7 +126,7 @@ def _rounded(schedule: Schedule) -> str:
 
 
 def _listed(which: str | None) -> list[Algorithm]:
-    """Those of a collective, of a file, or all, with what installed packages bring."""
+    """Algorithms of a collective, of a file, or all, installed packages' included."""
     if which is not None and which not in CONTRACTS:
         name = parse(named(which))[0]
         return [a for a in REGISTRY if a.name == name and a not in ALGORITHMS]

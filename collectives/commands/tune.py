@@ -1,4 +1,4 @@
-"""``tune``: what ``algorithm="auto"`` goes by; ``export``: the same for Open MPI."""
+"""``tune`` measures the table of ``algorithm="auto"``; ``export`` prints it for Open MPI."""
 
 import argparse
 import sys
@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
                     "tune measures what several ranks do together; start it as mpirun -n 4 python "
                     "-m collectives tune"
                 )
-        except (CollectiveError, ValueError) as error:  # the same on all ranks
+        except (CollectiveError, ValueError) as error:  # all ranks raise it
             if comm.rank == 0:
                 print(f"error: {error}", file=sys.stderr)
             return 2

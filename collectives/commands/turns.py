@@ -1,4 +1,4 @@
-"""``turns``: what ``auto`` has found by turns on this host, and how to forget it."""
+"""``turns``: shows or forgets the findings of ``auto`` by turns on this host."""
 
 import argparse
 from typing import TYPE_CHECKING
