@@ -30,7 +30,7 @@ class Algorithm:
         in_place: reads no chunk of ``sendbuf`` after its place in ``recvbuf`` has been written.
         uneven: blocks may differ in length (v-variants).
         uniform: every round moves equal messages over equal distances.
-        compose: in the place of ``rounds``: ``compose(size, **options)``, a schedule made of others;
+        compose: used without ``rounds``: ``compose(size, **options)`` is a schedule made of others;
             for a collective with a root, ``compose(size, root, **options)``.
 
     The claims ``keeps_order`` to ``uniform`` are proved: the package's by its tests, a program's by

@@ -15,7 +15,7 @@ NOT_YET = {
     "collectives/commands",
     "collectives/execution",
     "collectives/execution/transport",
-    "collectives/watchdog",
+    "collectives/failure",
     "docs",
     "mpitrain",
     "mpitrain/adapters/torch",

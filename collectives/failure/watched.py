@@ -5,10 +5,10 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from collectives.watchdog.history import Entered
+from collectives.failure.history import Entered
 
 if TYPE_CHECKING:
-    from collectives.watchdog.monitor import Watchdog
+    from collectives.failure.monitor import Watchdog
 
 
 class Watched:

@@ -15,11 +15,11 @@ from typing import Any, NoReturn
 
 from mpi4py import MPI
 
-from collectives.launch import expect_end
-from collectives.watchdog.history import Entered, History, size_of
-from collectives.watchdog.neighbours import Neighbour, Neighbours
-from collectives.watchdog.peers import MOST_BYTES, Peers
-from collectives.watchdog.report import deadlock, is_meeting, note, place, report, stacks
+from collectives.failure.abort import expect_end
+from collectives.failure.history import Entered, History, size_of
+from collectives.failure.neighbours import Neighbour, Neighbours
+from collectives.failure.peers import MOST_BYTES, Peers
+from collectives.failure.report import deadlock, is_meeting, note, place, report, stacks
 
 #: The job's exit status after a stall, as of timeout(1), and after what would come again.
 STATUS = 124

@@ -7,8 +7,8 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from collectives.watchdog.history import Entered, call_site
-from collectives.watchdog.peers import Peers
+from collectives.failure.history import Entered, call_site
+from collectives.failure.peers import Peers
 
 #: What ranks answer, by rank.
 Answers = Mapping[int, Mapping[str, Any]]
