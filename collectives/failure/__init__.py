@@ -1,4 +1,7 @@
-"""Who waits for whom, when a job hangs: opt-in, and without a price where it is off."""
+"""Failing jobs: their end, the watchdog that names who is missing, a history of calls.
+
+``docs/faults.md`` says what happens when a rank dies.
+"""
 
 from collectives.failure.monitor import Watchdog, report_calls
 from collectives.failure.watched import Watched

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from collectives.failure.processes import find
+
 
 def running(word: str) -> dict[int, list[str]]:
     """Numbers and words of the processes that have ``word`` among theirs."""
@@ -18,9 +20,5 @@ def running(word: str) -> dict[int, list[str]]:
 
 def began(number: int) -> str:
     """When a process began, in the system's ticks; empty if it has ended, even if nobody waited."""
-    try:
-        # The name may hold spaces and parentheses.
-        fields = (Path("/proc") / str(number) / "stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] in "ZX" else fields[19]
+    process = find(number)
+    return "" if process is None or process.has_ended else process.began
