@@ -29,6 +29,11 @@ class Chunk(NamedTuple):
     start: int
     stop: int
 
+    @property
+    def length(self) -> int:
+        """Number of chunks."""
+        return self.stop - self.start
+
     def __str__(self) -> str:
         last = "" if self.stop == self.start + 1 else f":{self.stop}"
         return f"{self.buffer[0]}{self.start}{last}"

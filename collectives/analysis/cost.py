@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from collectives.analysis.replay import Begin, End, Message, replay
 from collectives.errors import TooLarge
-from collectives.schedule import Chunk, Copy, RecvReduce, Schedule, Send
+from collectives.schedule import Copy, RecvReduce, Schedule, Send
 
 #: Most ranks of a job.
 MOST_RANKS = 1 << 20
@@ -46,11 +46,11 @@ def count(schedule: Schedule) -> Cost:
                 for step in steps:
                     match step:
                         case Send(_, chunk):
-                            sent[rank] += _length(chunk)
+                            sent[rank] += chunk.length
                         case RecvReduce(_, chunk, _):
-                            reduced[rank] += _length(chunk)
+                            reduced[rank] += chunk.length
                         case Copy(chunk, _):
-                            copied[rank] += _length(chunk)
+                            copied[rank] += chunk.length
             case Message(sender, _, receiver, _):
                 messages += 1
                 moved = max(clock[sender], clock[receiver]) + 1
@@ -69,7 +69,3 @@ def expect_countable(schedule: Schedule) -> None:
             steps += len(made)
             if steps > _MOST_STEPS:
                 raise TooLarge(f"{schedule} has more than {_MOST_STEPS} steps, too many to count")
-
-
-def _length(chunk: Chunk) -> int:
-    return chunk.stop - chunk.start

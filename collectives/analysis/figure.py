@@ -40,8 +40,8 @@ class Moves(NamedTuple):
     @property
     def shape(self) -> object:
         """A value that is equal for rounds that differ only in the chunks that they move."""
-        lengths = [(a.sender, a.receiver, a.reduces, _length(a.target)) for a in self.arrows]
-        copied = [(rank, _length(chunk)) for rank, chunk in self.copies]
+        lengths = [(a.sender, a.receiver, a.reduces, a.target.length) for a in self.arrows]
+        copied = [(rank, chunk.length) for rank, chunk in self.copies]
         return sorted(lengths), sorted(copied)
 
 
@@ -143,10 +143,6 @@ def shade(schedule: Schedule, chunk: int) -> tuple[float, float, float]:
     return red + (1 - red) * pale, green + (1 - green) * pale, blue + (1 - blue) * pale
 
 
-def _length(chunk: Chunk) -> int:
-    return chunk.stop - chunk.start
-
-
 def _is_crowded(schedule: Schedule, rounds: list[Moves]) -> bool:
     return schedule.size > CLEAR_RANKS or any(len(r.arrows) > CLEAR_MESSAGES for r in rounds)
 
@@ -208,7 +204,7 @@ def _draw_round(
         height = arrow.receiver + (placed[arrow.receiver] - (several - 1) / 2) * step
         placed[arrow.receiver] += 1
         start, end = (left + 0.1 + arrow.sent - number, arrow.sender), (left + 0.78, height)
-        thick = 1.3 if _length(arrow.target) == 1 else 2.2
+        thick = 1.3 if arrow.target.length == 1 else 2.2
         style = {"arrowstyle": "-|>", "color": tint, "lw": 0.7 if faint else thick, "shrinkB": 4}
         axes.annotate("", end, start, arrowprops=style, zorder=1 if faint else 2)
         if faint:
@@ -240,7 +236,7 @@ def _legend(canvas: Any, schedule: Schedule, rounds: list[Moves]) -> None:
     many = max(schedule.chunks, schedule.size) > len(_HUES)
     said = "an eighth of the chunks each, paler to its end" if many else "a chunk each"
     marks.append((Line2D([], [], color=_HUES[0], lw=2), f"colours: {said}"))
-    if any(_length(a.target) > 1 for r in rounds for a in r.arrows):
+    if any(a.target.length > 1 for r in rounds for a in r.arrows):
         marks.append((Line2D([], [], color="0.3", lw=2.2), "thick: several chunks"))
     handles, labels = zip(*marks)
     canvas.legend(handles, labels, loc="outside lower left", ncols=5, fontsize=8, frameon=False)

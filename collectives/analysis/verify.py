@@ -236,8 +236,8 @@ class Verifier:
         self, rank: int, number: int, step: Recv | RecvReduce | Copy, values: list[Expression]
     ) -> None:
         chunk, n, source = step.chunk, self.schedule.chunks, self.arrival
-        if len(values) != chunk.stop - chunk.start:
-            wanted = _in_number(chunk.stop - chunk.start)
+        if len(values) != chunk.length:
+            wanted = _in_number(chunk.length)
             raise self._fail(rank, number, step, f"expected {wanted} from {source or 'its copy'}")
         for i, value in zip(range(chunk.start, chunk.stop), values):
             if value.chunk % n != i % n:

@@ -147,7 +147,6 @@ def _alternatives(size: int, limits: dict[str, int], step: Step) -> Iterator[Ste
 
 def _shifted(limits: dict[str, int], chunk: Chunk) -> Iterator[Chunk]:
     """The chunk one further, from the end to the beginning, if it has where to go."""
-    length = chunk.stop - chunk.start
     start = chunk.start + 1 if chunk.stop < limits[chunk.buffer] else 0
     if start != chunk.start:
-        yield chunk._replace(start=start, stop=start + length)
+        yield chunk._replace(start=start, stop=start + chunk.length)
