@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-#: Where the names are that need MPI; each is imported when it is asked for.
+#: Modules of the names that need MPI; each is imported on its first use.
 _WHERE = {
     "AnyPlan": "collectives.communicator",
     "CheckedTransport": "collectives.execution.transport.checked",

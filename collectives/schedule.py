@@ -1,4 +1,4 @@
-"""The intermediate representation: what one rank does in a collective, as rounds of four steps.
+"""Intermediate representation of a collective: each rank's rounds of steps, of four kinds.
 
 An algorithm is a generator ``def ring(rank, size) -> Iterator[Round]``.  It names *chunks of
 buffers*, never addresses or byte counts, so that the same object can be verified, costed, drawn
@@ -113,7 +113,7 @@ Round = tuple[Step, ...]
 def mapped(
     step: Step, chunks: Callable[[Chunk], Iterable[Chunk]], peer: Callable[[int], int]
 ) -> Iterator[Step]:
-    """``step`` done elsewhere: one step for each chunk that its chunk becomes, with another peer.
+    """``step`` with its chunk and peer replaced: one step for each chunk that ``chunks`` returns.
 
     A copy of a chunk to itself is left out.
     """
@@ -135,7 +135,7 @@ def mapped(
 
 @dataclass(frozen=True)
 class Schedule:
-    """An algorithm at a number of ranks: what each of them does, lazily.
+    """An algorithm at a number of ranks; the rounds of each rank are generated lazily.
 
     Attributes:
         collective: name of the contract that it fulfils (``"allreduce"``, ``"allgather"``, ...).

@@ -51,7 +51,7 @@ def last_write(schedule: Schedule, rank: int, i: int) -> str:
     def is_there(chunk: Chunk) -> bool:
         return chunk.buffer == "recvbuf" and chunk.start <= i < chunk.stop
 
-    told = "no step has written there"
+    text = "no step has written there"
     current: list[tuple[int, Round]] = [(-1, ())] * schedule.size
     for event in replay(schedule):
         match event:
@@ -59,16 +59,16 @@ def last_write(schedule: Schedule, rank: int, i: int) -> str:
                 current[at] = (number, steps)
                 for step in steps if at == rank else ():
                     if isinstance(step, Copy) and is_there(step.chunk):
-                        told = f"written in round {number} by {step}"
+                        text = f"written in round {number} by {step}"
             case Message(sender, sent, receiver, received) if receiver == rank:
                 number, steps = current[rank]
                 at, others = current[sender]
                 if is_there(steps[received].chunk):
-                    told = (
+                    text = (
                         f"written in round {number} by {steps[received]}, from rank {sender}, "
                         f"whose round {at} sends {others[sent].chunk}"
                     )
-    return told
+    return text
 
 
 def spelled(trees: Mapping[tuple[int, int], int], expression: Expression) -> str:

@@ -89,8 +89,8 @@ def figure(schedule: Schedule, path: Path) -> None:
     )
     _legend(canvas, schedule, rounds)
     with plt.rc_context({"svg.hashsalt": "schedule", "svg.fonttype": "none"}):
-        told = {"metadata": {"Date": None}} if path.suffix.lower() == ".svg" else {}
-        canvas.savefig(path, dpi=110, **told)
+        without_date = {"metadata": {"Date": None}} if path.suffix.lower() == ".svg" else {}
+        canvas.savefig(path, dpi=110, **without_date)
     plt.close(canvas)
 
 

@@ -38,8 +38,8 @@ class _Commands(argparse._SubParsersAction):
 
     def add_parser(self, name: str, **options: Any) -> argparse.ArgumentParser:
         """A command, with ``help`` as its description if it has none."""
-        told = str(options["help"])
-        options.setdefault("description", f"{told[:1].upper()}{told[1:]}.")
+        text = str(options["help"])
+        options.setdefault("description", f"{text[:1].upper()}{text[1:]}.")
         made: argparse.ArgumentParser = super().add_parser(name, **options)
         return made
 
@@ -73,8 +73,10 @@ def parsed(parser: argparse.ArgumentParser, given: Sequence[str] | None) -> argp
 
 def add_version(parser: argparse.ArgumentParser) -> None:
     """Adds ``--version``."""
-    told = "this program's, the MPI library's, mpi4py's, NumPy's and Python's"
-    parser.add_argument("--version", action=_Version, nargs=0, default=argparse.SUPPRESS, help=told)
+    which = "this program's, the MPI library's, mpi4py's, NumPy's and Python's"
+    parser.add_argument(
+        "--version", action=_Version, nargs=0, default=argparse.SUPPRESS, help=which
+    )
 
 
 def add_verbose(parser: argparse.ArgumentParser) -> None:

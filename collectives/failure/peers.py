@@ -58,8 +58,8 @@ class Peers:
         host, port = socket.gethostname(), self.socket.getsockname()[1]
         #: Secret of the job, without which nobody gets an answer.
         self.token = comm.bcast(secrets.token_hex(16))
-        told = comm.allgather((host, port, os.getpid()))
-        self.hosts, self._ports, self._numbers = (list(one) for one in zip(*told))
+        gathered = comm.allgather((host, port, os.getpid()))
+        self.hosts, self._ports, self._numbers = (list(one) for one in zip(*gathered))
         #: Addresses by which each rank can be reached.
         self.addresses = [["127.0.0.1"]] * self.size
         if set(self.hosts) != {host}:
