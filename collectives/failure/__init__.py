@@ -1,6 +1,6 @@
 """Failing jobs: their end, the watchdog that names who is missing, a history of calls.
 
-``docs/faults.md`` says what happens when a rank dies.
+``docs/failures.md`` says what happens when a rank dies.
 """
 
 from collectives.failure.monitor import Watchdog, report_calls

@@ -1,6 +1,6 @@
 """End of the whole job when one rank fails, or when its launcher has died.
 
-``docs/faults.md`` says what happens when a rank dies.
+``docs/failures.md`` says what happens when a rank dies.
 """
 
 import io
