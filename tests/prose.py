@@ -74,7 +74,7 @@ def offences(folders: tuple[str, ...] = (*PACKAGES, "docs", ".")) -> Iterator[Of
 def bad_sentences(paragraph: str) -> Iterator[str]:
     """Sentences of a paragraph that have no subject or a phrase that is not allowed."""
     for i, sentence in enumerate(_SENTENCE.split(paragraph)):
-        start = sentence.lstrip("\"'(*-: ")
+        start = sentence.lstrip("\"'([*-: ")
         # After a colon or a full stop a capital begins a sentence; a paragraph may begin small.
         headless = re.match(_HEADLESS, start, re.IGNORECASE) and (i == 0 or start[:1].isupper())
         if headless or _ATTRIBUTE.match(start) or _PHRASE.search(sentence):
