@@ -10,11 +10,11 @@ import re
 import sys
 import tokenize
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.documents import ROOT, prose
+from tests.documents import DOCUMENTS, ROOT, prose
 
 PACKAGES = ("collectives", "mpitrain")
 _HEADLESS = r"(?:of|that|those|what|whose|the same|so many|as many)\b(?!:)"
@@ -55,18 +55,14 @@ class Offence(NamedTuple):
         return f"{self.path.relative_to(ROOT)}:{self.line}: {self.sentence}"
 
 
-def offences(folders: tuple[str, ...] = (*PACKAGES, "docs", ".")) -> Iterator[Offence]:
-    """Sentences to rewrite below folders; ``.`` is the README."""
-    for folder in folders:
-        if folder in (".", "README.md"):
-            files = [ROOT / "README.md"]
-        elif (ROOT / folder).is_file():
-            files = [ROOT / folder]
-        else:
-            files = sorted(p for p in (ROOT / folder).rglob("*") if p.suffix in (".py", ".md"))
-        for path in files:
-            texts = in_document(path) if path.suffix == ".md" else in_module(path)
-            for text in texts:
+def offences(folders: Sequence[str] = ()) -> Iterator[Offence]:
+    """Sentences to rewrite in files and below folders; in both packages and all documents if none
+    are given."""
+    files = {path for name in PACKAGES for path in (ROOT / name).rglob("*.py")} | set(DOCUMENTS)
+    wanted = [(ROOT / folder).resolve() for folder in folders or (".",)]
+    for path in sorted(files):
+        if any(path.is_relative_to(folder) for folder in wanted):
+            for text in in_document(path) if path.suffix == ".md" else in_module(path):
                 for sentence in bad_sentences(text.words):
                     yield Offence(path, text.line, sentence)
 
@@ -161,7 +157,7 @@ def _joined(text: str) -> str:
 
 def main(arguments: list[str]) -> int:
     """Print the offences and their number in each room; 1 where there is one."""
-    found = list(offences(tuple(arguments))) if arguments else list(offences())
+    found = list(offences(arguments))
     for offence in found:
         print(offence)
     for room, count in sorted(Counter(offence.room for offence in found).items()):

@@ -14,7 +14,6 @@ NOT_YET = {
     "collectives/commands",
     "collectives/execution",
     "collectives/execution/transport",
-    "docs",
     "mpitrain",
     "mpitrain/adapters/torch",
     "mpitrain/bench",
