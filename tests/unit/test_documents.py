@@ -88,6 +88,12 @@ def test_links_lead_somewhere(document):
             assert anchor in anchors(found), f"{target}: there is no such heading"
 
 
+def test_every_page_is_in_the_menu_of_the_site():
+    menu = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
+    for page in (ROOT / "docs").glob("*.md"):
+        assert f": {page.name}\n" in menu, f"add {page.name} to nav in mkdocs.yml"
+
+
 @every_document
 def test_files_in_the_text_exist(document):
     bases = [ROOT, document.parent, *(ROOT / name for name in ("collectives", "mpitrain", "jobs"))]
