@@ -5,16 +5,7 @@ Worringen: "Pipelining and overlapping for MPI collective operations", LCN 2003.
 
 from collections.abc import Iterator
 
-from collectives.schedule import (
-    Copy,
-    Recv,
-    RecvReduce,
-    Round,
-    Send,
-    recvbuf,
-    sendbuf,
-    workspace,
-)
+from collectives.schedule import Copy, Recv, RecvReduce, Round, Send, recvbuf, sendbuf, workspace
 
 
 def broadcast(rank: int, size: int) -> Iterator[Round]:

@@ -6,17 +6,7 @@ A. Rodriguez: "Deep Learning Systems", 2020.
 
 from collections.abc import Iterator
 
-from collectives.schedule import (
-    Chunk,
-    Copy,
-    Recv,
-    RecvReduce,
-    Round,
-    Send,
-    Step,
-    recvbuf,
-    sendbuf,
-)
+from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Send, Step, recvbuf, sendbuf
 
 
 def chain(rank: int, size: int) -> Iterator[Round]:

@@ -91,6 +91,20 @@ def ranks(text: str) -> list[int]:
     return sizes
 
 
+def add_network(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--alpha`` and ``--bandwidth`` of a modelled network."""
+    alpha = "latency of a message in microseconds (1.5)"
+    parser.add_argument("--alpha", type=not_negative, default=1.5, help=alpha)
+    bandwidth = "bandwidth of a port in GB/s (25)"
+    parser.add_argument("--bandwidth", type=above_zero, default=25.0, help=bandwidth)
+
+
+def add_algorithms(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--algorithm`` for several algorithms."""
+    which = "names with options, mine.py:name, or all (all)"
+    parser.add_argument("--algorithm", default="all", metavar="A,B", help=which)
+
+
 def known(text: str) -> list[str]:
     """``"ring,mine.py:biring"`` -> ``["ring", "biring"]``.
 

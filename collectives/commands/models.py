@@ -17,8 +17,9 @@ from collectives.analysis.topology import build as topology
 from collectives.commands.arguments import (
     RANKS,
     above_zero,
+    add_algorithms,
+    add_network,
     known,
-    not_negative,
     rank_count,
     ranks,
     size,
@@ -55,14 +56,8 @@ def add(commands: "Commands") -> None:
     timing.add_argument(
         "--ports", choices=("one", "multi"), default="one", help="ports of a rank (one)"
     )
-    which = "names with options, mine.py:name, or all (all)"
-    timing.add_argument("--algorithm", default="all", metavar="A,B", help=which)
-    timing.add_argument(
-        "--alpha", type=not_negative, default=1.5, help="latency of a message in microseconds (1.5)"
-    )
-    timing.add_argument(
-        "--bandwidth", type=above_zero, default=25.0, help="bandwidth of a port in GB/s (25)"
-    )
+    add_algorithms(timing)
+    add_network(timing)
     timing.add_argument("--plot", type=Path, help="write a PNG")
     timing.set_defaults(run=simulate_sizes)
 
@@ -71,12 +66,7 @@ def add(commands: "Commands") -> None:
     )
     pricing.add_argument("-n", "--ranks", type=rank_count, default=8, help="number of ranks (8)")
     pricing.add_argument("--size", type=size, default=1 << 20, help="bytes of the buffer (1M)")
-    pricing.add_argument(
-        "--alpha", type=not_negative, default=1.5, help="latency of a message in microseconds (1.5)"
-    )
-    pricing.add_argument(
-        "--bandwidth", type=above_zero, default=25.0, help="bandwidth of a port in GB/s (25)"
-    )
+    add_network(pricing)
     pricing.add_argument(
         "--reduction", type=above_zero, default=100.0, help="speed of a reduction in GB/s (100)"
     )

@@ -4,7 +4,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from collectives.algorithms import names
-from collectives.commands.arguments import known, not_negative, positive, rank_count
+from collectives.commands.arguments import add_algorithms, known, not_negative, positive, rank_count
 from collectives.errors import CollectiveError, UnknownAlgorithm
 
 if TYPE_CHECKING:
@@ -23,8 +23,7 @@ def add(commands: "Commands") -> None:
     spread = "the numbers' sizes go over so many powers of ten (3)"
     parser.add_argument("--spread", type=not_negative, default=3.0, help=spread)
     parser.add_argument("--seed", type=int, default=0, help="seed of the numbers (0)")
-    which = "names with options, mine.py:name, or all (all)"
-    parser.add_argument("--algorithm", default="all", metavar="A,B", help=which)
+    add_algorithms(parser)
     parser.set_defaults(run=rounding)
 
 

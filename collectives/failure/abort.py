@@ -163,12 +163,7 @@ def expect_end(own: float = _ABORT_S, launcher: float = _LAUNCHER_S) -> None:
     """
     itself = find(os.getpid())
     assert itself is not None, "this process is running"
-    kills = [
-        f"sleep {own}",
-        _kill(itself),
-        f"sleep {launcher - own}",
-        *map(_kill, _launchers()),
-    ]
+    kills = [f"sleep {own}", _kill(itself), f"sleep {launcher - own}", *map(_kill, _launchers())]
     subprocess.Popen(
         ["sh", "-c", "; ".join(kills)],
         start_new_session=True,  # it outlives this process

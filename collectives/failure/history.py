@@ -3,6 +3,7 @@
 import sys
 from collections import deque
 from collections.abc import Container
+from dataclasses import dataclass, field
 from time import monotonic
 from types import CodeType
 from typing import Any
@@ -15,28 +16,27 @@ _LONGEST = 500
 _NOT_THE_USER = (__name__.partition(".")[0], "contextlib")
 
 
+@dataclass(slots=True, eq=False)
 class Entered:
-    """One call: its name, its line in the user's code, and when it began and ended."""
+    """One call: its name, its line in the user's code, and when it began and ended.
 
-    __slots__ = ("begun", "code", "ended", "line", "number", "numbered", "outer", "what")
+    Attributes:
+        number: number of the collective that it makes, runs or waits for.
+        numbered: whether all ranks make this call.
+        what: parts of its name.
+        outer: the call that it was made in, if any.
+        code, line: place in the user's code.
+        begun, ended: seconds of a clock; ``ended`` is 0 while it lasts.
+    """
 
-    def __init__(
-        self,
-        number: int,
-        numbered: bool,
-        what: tuple[object, ...],
-        outer: "Entered | None",
-        code: CodeType | None,
-        line: int,
-    ) -> None:
-        self.number = number
-        self.numbered = numbered
-        self.what = what
-        self.outer = outer
-        self.code = code
-        self.line = line
-        self.begun = monotonic()
-        self.ended = 0.0
+    number: int
+    numbered: bool
+    what: tuple[object, ...]
+    outer: "Entered | None"
+    code: CodeType | None
+    line: int
+    begun: float = field(default_factory=monotonic)
+    ended: float = 0.0
 
     @property
     def site(self) -> str:

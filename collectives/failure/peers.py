@@ -23,10 +23,7 @@ _TRIES = 3
 #: Verbs of messages.
 _ASKS, _HAS_ENDED = "asks", "has-ended"
 #: Descriptions of a silent process by the letter of its state.
-_STATES = {
-    "T": "does not answer: it is stopped",
-    "t": "does not answer: a debugger has stopped it",
-}
+_STATES = {"T": "does not answer: it is stopped", "t": "does not answer: a debugger has stopped it"}
 _GONE = "is gone: it has died"
 _ALIVE = (
     "does not answer and is alive: it is in code that keeps Python's lock, as mpi4py's methods for "
