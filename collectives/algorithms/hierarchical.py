@@ -19,7 +19,7 @@ def allreduce(scatter: Schedule, across: Schedule, gather: Schedule) -> Schedule
 
     Args:
         scatter, gather: a reduce-scatter and an all-gather of the ranks of a node.
-        across: an all-reduce of as many ranks as there are nodes.
+        across: an all-reduce of one rank of each node.
     """
     local, nodes, shard = scatter.size, across.size, across.chunks
 
@@ -61,7 +61,7 @@ def by_leaders(inside: Schedule, across: Schedule, broadcast: Schedule) -> Sched
 
     Args:
         inside: an all-reduce of the ranks of a node.
-        across: an all-reduce of as many ranks as there are nodes.
+        across: an all-reduce of one rank of each node.
         broadcast: a broadcast of the ranks of a node.
     """
     local, nodes = inside.size, across.size

@@ -80,7 +80,7 @@ def _moved(schedule: Schedule, rank: int, segment: int, count: int) -> Iterator[
 
 
 def passes_on(schedule: Schedule) -> bool:
-    """Whether a rank reduces what it receives, or sends it on, so that it is worth a cache.
+    """Whether a rank reduces or sends on received data, so that the cache helps.
 
     Cost: one step of Python for each chunk that a step names, on all ranks, up to the first such.
     """

@@ -28,7 +28,7 @@ class Expression(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """A message: what it carries, and the sender's step, in its round ``number``."""
+    """A message: its values, and the sender's step in its round ``number``."""
 
     sender: int
     number: int

@@ -28,7 +28,7 @@ _GOOD = 0.05
 
 
 class Sample(NamedTuple):
-    """One measured time, and what the schedule counts: messages, bytes sent, bytes reduced."""
+    """One measured time, and the schedule's counts: messages, bytes sent, bytes reduced."""
 
     algorithm: str
     nbytes: int

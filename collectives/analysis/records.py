@@ -21,7 +21,7 @@ class Record(msgspec.Struct, frozen=True):
         floor_us: the time of the least memory traffic, where it was measured.
 
     Raises:
-        ValueError: a row of ours does not say what ran, or on how many ranks.
+        ValueError: a row of ours lacks ``ran`` or ``ranks``.
     """
 
     collective: str

@@ -156,7 +156,7 @@ class Verifier:
         return " in place" if self.in_place else ""
 
     def _check_round(self, rank: int, number: int, steps: Round) -> None:
-        """Types, bounds, and rule 3: what is being written is not used elsewhere in the round."""
+        """Checks types, bounds and rule 3: a written chunk is not used elsewhere in its round."""
         if type(steps) is not tuple:
             raise self._fail(rank, number, steps, "is not a round: yield a tuple of steps")
         writing: set[Cell] = set()

@@ -110,7 +110,7 @@ def simulate_sizes(options: argparse.Namespace) -> int:
             try:
                 schedule = build(options.collective, name, count)
                 seconds = simulate(schedule, options.size, machine, uniform)
-            except (TooLarge, UnknownAlgorithm):  # not of so many ranks
+            except (TooLarge, UnknownAlgorithm):  # not at this size
                 line += f"{'-':>{len(name) + 2}}"
                 continue
             table[name].append((count, seconds))

@@ -22,7 +22,7 @@ _ITEMS_PER_CHUNK = 3
 
 
 class Mutant(NamedTuple):
-    """A broken schedule, and what was done to it."""
+    """A broken schedule and a description of its fault."""
 
     description: str
     schedule: Schedule

@@ -124,5 +124,5 @@ def while_read() -> Iterator[None]:
 
 
 def _write_nothing_more() -> None:
-    """The interpreter writes what is left once more when it ends."""
+    """Closes stdout, as the interpreter would write the rest once more when it ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -20,7 +20,7 @@ def add(commands: "Commands") -> None:
     parser.add_argument("-n", "--ranks", type=rank_count, default=8, help="number of ranks (8)")
     parser.add_argument("-d", "--datatype", default="float", help="float, double or half (float)")
     parser.add_argument("--count", type=positive, default=100_000, help="numbers a rank (100000)")
-    spread = "the numbers' sizes go over so many powers of ten (3)"
+    spread = "powers of ten over which the numbers' sizes spread (3)"
     parser.add_argument("--spread", type=not_negative, default=3.0, help=spread)
     parser.add_argument("--seed", type=int, default=0, help="seed of the numbers (0)")
     add_algorithms(parser)
