@@ -43,7 +43,8 @@ _ROLE = re.compile(r":(?:attr|class|data|exc|func|meth|mod|obj):<code>~?(?:[\w.]
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the pages that are not in docs/."""
     pages = {page: (ROOT / path).read_text() for page, path in OUTSIDE.items()}
-    pages |= {page: "\n".join(map(_api, modules)) for page, modules in API.items()}
+    for page, modules in API.items():
+        pages[page] = "\n".join([f"# API of {modules[0]}\n", *map(_api, modules)])
     pages["explore.md"] = _explorers()
     for path in _linked_files():
         pages[_page_of(path)] = f"# {path}\n\n```python\n{(ROOT / path).read_text()}```\n"
@@ -100,14 +101,14 @@ def _api(module: str) -> str:
     """Section with the public names of a package, or with a whole module; imports nothing."""
     path = ROOT / module.replace(".", "/") / "__init__.py"
     if not path.exists():
-        return f"::: {module}\n"
+        return f"## `{module}`\n\n::: {module}\n    options: {{show_root_heading: false}}\n"
     tree = ast.parse(path.read_text())
     names = next(
         ast.literal_eval(node.value)
         for node in tree.body
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
     )
-    parts = [f"# `{module}`\n", f"{ast.get_docstring(tree)}\n"]
+    parts = [f"## `{module}`\n", f"{ast.get_docstring(tree)}\n"]
     parts += [f"::: {module}.{name}\n" for name in names if name != "__version__"]
     return "\n".join(parts)
 
