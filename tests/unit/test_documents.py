@@ -7,11 +7,11 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from xml.etree import ElementTree
 
 import pytest
 
 from collectives.__main__ import main as collectives
+from docs.figures import objects
 from mpitrain.__main__ import main as mpitrain
 from mpitrain.config import examples, load
 from tests.documents import (
@@ -103,23 +103,30 @@ def test_files_in_the_text_exist(document):
 
 
 @pytest.mark.parametrize("package", ["collectives", "mpitrain"])
-def test_the_map_has_every_room(package):
-    """Folders and modules of the package's root, and nothing that is not there."""
+def test_the_map_has_every_folder(package):
     text = (ROOT / "docs/structure.md").read_text()
     for path in (ROOT / package).iterdir():
-        if path.suffix == ".py" and not path.name.startswith("__"):
-            assert f"`{path.name}`" in text
-        elif (path / "__init__.py").exists():
+        if (path / "__init__.py").exists():
             assert f"`{path.name}/`" in text
 
 
-def test_the_drawn_map_names_rooms_that_exist():
-    tree = ElementTree.parse(ROOT / "docs/figures/rooms.svg")
-    drawn = " ".join(node.text or "" for node in tree.iter("{http://www.w3.org/2000/svg}text"))
-    rooms = re.findall(r"\b[\w/]+(?:\.py\b|/(?=[ ,]|$))", drawn)
-    assert len(rooms) > 30
-    for room in rooms:
-        assert any(list((ROOT / package).rglob(room)) for package in ("collectives", "mpitrain"))
+def test_the_objects_of_the_map_are_classes():
+    classes = {
+        node.name
+        for package in ("collectives", "mpitrain")
+        for path in (ROOT / package).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    }
+    explained = set(re.findall(r"^\*\*`(\w+)`\*\*", (ROOT / "docs/structure.md").read_text(), re.M))
+    drawn = {box.name for box in objects.BOXES}
+    assert len(explained) > 20
+    assert drawn <= explained
+    assert not explained - classes
+
+
+def test_the_picture_of_the_map_is_what_its_program_draws():
+    assert objects.FILE.read_text() == objects.svg()
 
 
 @every_document
