@@ -81,9 +81,6 @@ class Communicator(  # type: ignore[misc]
             They travel as messages, as many bytes as in a ring, and adding three and more takes
             some ten passes over them.  Other operations whose result depends on the order are
             refused.  The methods for objects, as ``allreduce``, stay mpi4py's.
-        attach: whether ranks of a node read one another's large ordinary arrays where they lie, by
-            Linux's cross-memory attach, where a trial shows that they can; nothing is adopted.
-            Default: whether ``COLLECTIVES_ATTACH`` is on.
         turns: whether ``auto`` tries native and ours by turns in the first calls that repeat, and
             remembers what was faster (:mod:`collectives.calls.turns`).  Default: whether
             ``COLLECTIVES_TURNS`` is on.
@@ -113,7 +110,6 @@ class Communicator(  # type: ignore[misc]
         device: str | None = None,
         transport: type[MPITransport] | None = None,
         reproducible: bool = False,
-        attach: bool | None = None,
         turns: bool | None = None,
     ) -> Self:
         from collectives.topologies import class_for, mpi_class  # whose classes are subclasses
@@ -135,7 +131,6 @@ class Communicator(  # type: ignore[misc]
             device,
             transport,
             reproducible,
-            attach,
             turns,
         )
         self._engine = Engine(self, settings)
@@ -226,12 +221,6 @@ class Communicator(  # type: ignore[misc]
     def nodes(self) -> int:
         """Lower bound on the number of nodes.  Collective at its first use."""
         return -(-self.size // self.ranks_per_node)
-
-    @property
-    def attaches(self) -> bool:
-        """Whether ranks read one another's large ordinary arrays, as ``attach`` asks for and a
-        trial has shown that they can.  Collective at its first use."""
-        return self._engine.attach()
 
     def plan(self, arguments: Arguments, algorithm: Algorithm | str | None = None) -> AnyPlan:
         """A plan for the collective that ``arguments`` name, as ``Allreduce_init`` and the others

@@ -54,19 +54,15 @@ class Dataflow:
         period: largest number of rounds of a rank in a segment.
         stride: chunks from a segment to the next one.
         rounds: largest number of rounds of a rank.
-        pulls: receivers load what is sent; without, senders store it, but for what is reduced.
     """
 
-    def __init__(
-        self, schedule: Schedule, in_place: bool, pulls: bool = False, segments: int = 1
-    ) -> None:
+    def __init__(self, schedule: Schedule, in_place: bool, segments: int = 1) -> None:
         """``schedule`` is aligned.  Cost: one step of Python for each chunk that a step names, on
         all ranks, however many segments there are."""
         self.stride = schedule.chunks
         self.schedule = schedule = first_segment(schedule, segments)
         self.segments = segments
         self.in_place = in_place
-        self.pulls = pulls
         self.programs = [list(schedule.rounds(rank)) for rank in range(schedule.size)]
         self.period = max(map(len, self.programs))
         self.rounds = self.period * segments
@@ -109,7 +105,7 @@ class Dataflow:
             return end.rank
         other = self.ends[end]
         sender, receiver = (end, other) if isinstance(step, Send) else (other, end)
-        loads = self.pulls or isinstance(self.step(receiver), RecvReduce)
+        loads = isinstance(self.step(receiver), RecvReduce)
         return receiver.rank if loads else sender.rank
 
     def cells(self, rank: int, chunk: Chunk) -> frozenset[Cell]:
@@ -134,7 +130,7 @@ class Dataflow:
 
     def storer(self, rank: int, step: Step) -> int:
         """The rank that stores to the memory of ``rank`` in a step of its."""
-        return step.peer if isinstance(step, Recv) and not self.pulls else rank
+        return step.peer if isinstance(step, Recv) else rank
 
     def available(self, end: Endpoint) -> int:
         """The count of ``end.rank`` from which its peer may load or store the chunk there."""

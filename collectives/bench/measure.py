@@ -36,9 +36,8 @@ class Case:
     Attributes:
         nbytes: size of the larger buffer, rounded down to whole items and blocks.
         memory: ``"numpy"``, ``"shared"`` for arrays of ``Communicator.empty``, ``"adopted"`` for
-            ordinary ones that ``Communicator.share`` has moved, ``"attached"`` for ordinary ones
-            that ranks read in one another's processes, where the communicator says so; on a GPU
-            ``"cupy"``, or ``"ipc"`` for arrays of ``Communicator.empty`` there.
+            ordinary ones that ``Communicator.share`` has moved; on a GPU ``"cupy"``, or ``"ipc"``
+            for arrays of ``Communicator.empty`` there.
         rotating: use as many sets of buffers in turn as have this many bytes together, so that
             none of them stays in the caches.
         tests: measure the overlap with computation, with as many calls of ``Test`` in it.

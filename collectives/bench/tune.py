@@ -15,7 +15,7 @@ from collectives.algorithms import build, names, own
 from collectives.bench import report
 from collectives.bench.measure import Case, Result, measure
 from collectives.calls.library import library
-from collectives.calls.tuner import ATTACHED_BYTES, Entry, Kind, Rule, Table, load
+from collectives.calls.tuner import Entry, Kind, Rule, Table, load
 from collectives.communicator import Communicator
 from collectives.contracts import CONTRACTS
 from collectives.errors import CollectiveError
@@ -30,7 +30,7 @@ ALIKE = 1.15
 #: another algorithm faster.  In ordinary memory, where both move the same bytes, a butterfly that
 #: was 1.9 times as fast as native took 1.3 times as long on another machine of the same kind.
 _PORTABLE_BYTES = 32 << 10
-_PORTABLE_RATIO: dict[Kind, float] = {"shared": 1.3, "adopted": 1.3, "attached": 1.3, "numpy": 2.5}
+_PORTABLE_RATIO: dict[Kind, float] = {"shared": 1.3, "adopted": 1.3, "numpy": 2.5}
 #: With segments, these fill the links that they leave idle without.
 _PIPELINED = {
     "broadcast": ["chain:segments=8", "double_binary_tree:segments=8"],
@@ -71,19 +71,13 @@ def tune(
     collectives = [options.collective] if options.collective else [*CONTRACTS]
     collectives = [c for c in collectives if c != "barrier"]
     memories: list[Kind] = ["numpy", "shared", "adopted"] if comm.nodes == 1 else ["numpy"]
-    attached = Communicator(comm, attach=True, turns=False) if options.attach else comm
-    if options.attach and attached.attaches:
-        memories.append("attached")
     measured: dict[tuple[str, Kind], list[list[Result]]] = {}
     for number in range(options.passes):
         for key in product(collectives, memories):
             if comm.rank == 0:
                 print(f"pass {number + 1} of {options.passes}: {', '.join(key)}", flush=True)
-            on, there = comm, lengths
-            if key[1] == "attached":
-                on, there = attached, [n for n in lengths if n >= ATTACHED_BYTES]
-            cases = (_case(*key, nbytes, options.repeats, comm.size) for nbytes in there)
-            results = [measure(on, case) for case in cases]
+            cases = (_case(*key, nbytes, options.repeats, comm.size) for nbytes in lengths)
+            results = [measure(comm, case) for case in cases]
             _join(measured.setdefault(key, results), results)
     entries = []
     for (collective, memory), results in measured.items():

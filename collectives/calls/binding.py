@@ -8,11 +8,9 @@ from typing import cast
 
 from collectives.algorithms import build, in_segments
 from collectives.analysis.formulas import segments_for
-from collectives.calls.buffers import Buffer
 from collectives.calls.call import Call
 from collectives.calls.exact import bind_exact, is_rounded, saturates
 from collectives.calls.library import library
-from collectives.calls.meeting import is_attached
 from collectives.calls.native import NativePlan, can_be_native, fault_of_native, waits_for_device
 from collectives.calls.nccl import bind_nccl, fault_of_nccl
 from collectives.calls.operands import Operands
@@ -21,14 +19,11 @@ from collectives.calls.resources import Resources
 from collectives.calls.settings import Settings
 from collectives.calls.tuner import Choice, Kind, Situation, choose
 from collectives.errors import CollectiveError
-from collectives.execution.attached import AttachedBinder
 from collectives.execution.lanes import Lane, Mask
-from collectives.execution.memory import Items, Memory, is_queued
+from collectives.execution.memory import Memory, is_queued
 from collectives.execution.messages import bind
 from collectives.execution.plan import Plan
 from collectives.execution.shared import Places, bind_shared, runs_shared
-from collectives.execution.shared_rounds import SharedBinder
-from collectives.execution.transport.attach import AttachedMemory
 from collectives.execution.transport.cuda_memory import CudaMemory
 from collectives.execution.underway import Underway
 
@@ -105,20 +100,17 @@ def _bound(
         if used_anywhere is not None:
             lane = node.slots.take(used_anywhere)
         if lane is not None or used_anywhere is None:
-            attached = is_attached(places)
             return bind_shared(
                 schedule,
                 node,
                 places,
                 call.count,
                 buffer.items.dtype,
-                AttachedMemory() if attached else memory,
+                memory,
                 combine,
                 lane=lane,
-                reason=f"{reason}; ranks read one another's memory" if attached else reason,
+                reason=reason,
                 underway=underway,
-                binder=AttachedBinder if attached else SharedBinder,
-                own=(_items(call.send), _items(call.recv)) if attached else (None, None),
                 met=not planned,
                 keep=keep,
             )
@@ -170,18 +162,12 @@ def best_of_ours(call: Call, resources: Resources, memory: Kind) -> Choice:
     return _in_segments(call, resources, choice)
 
 
-def _items(buffer: Buffer | None) -> Items | None:
-    return None if buffer is None else buffer.items
-
-
 def memory_of(call: Call, resources: Resources, places: Places | None) -> Kind:
     """What ``auto`` may count on; the same on all ranks."""
     if call.is_on_device:
         return "ipc" if places else "cupy"
     if places is None:
         return "numpy"
-    if is_attached(places):
-        return "attached"
     node = resources.node
     assert node is not None, "the places are in its memory"
     return "adopted" if node.has_edges(chain.from_iterable(places)) else "shared"

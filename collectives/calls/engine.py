@@ -86,18 +86,12 @@ class Engine:
         self._native_below = Limits(self.resources, self.underway)
         self._unequal_native_below = Limits(self.resources, self.underway, unequal=True)
         self._turns = Turns(self.resources, self.complete)
-        self._meetings = Meetings(
-            self.resources, self.underway, self._native_below.of_auto, self._forget
-        )
+        self._meetings = Meetings(self.resources, self.underway, self._native_below.of_auto)
 
     def empty(self, shape: Any, dtype: npt.DTypeLike, memory: str) -> npt.NDArray[Any]:
         """Zeros in the node's memory, or in ordinary memory where that cannot be."""
         with self._changing_memory("empty"):
             return self.resources.empty(shape, dtype, memory)
-
-    def attach(self) -> bool:
-        """Whether the ranks read one another's ordinary memory.  Collective at first use."""
-        return self._meetings.attach()
 
     def count(self, traffic: Traffic | None) -> None:
         """Adds what is sent from now on to ``traffic``, but for plans that are made already."""

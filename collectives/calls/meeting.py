@@ -1,17 +1,15 @@
 """Where the ranks' buffers lie in memory that they share: told when the ranks meet, and read."""
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from collectives.calls.call import Call
 from collectives.calls.resources import Resources
-from collectives.calls.tuner import ATTACHED_BYTES
 from collectives.execution.memory import HOST
-from collectives.execution.plan import Action, Plan
+from collectives.execution.plan import Plan
 from collectives.execution.shared import Places
-from collectives.execution.transport.attach import can_be_read
 from collectives.execution.transport.shared_memory import WORDS, Meeting, NodeMemory
-from collectives.execution.transport.windows import ATTACHED, Place
+from collectives.execution.transport.windows import Place
 from collectives.execution.underway import Underway
 
 # Instead of a window's number, and of an address:
@@ -25,7 +23,6 @@ class Meetings:
 
     Args:
         auto_below: the bytes below which ``auto`` is native, of a collective.
-        forget: lets go of what is remembered of calls before the ranks met.
     """
 
     def __init__(
@@ -33,38 +30,23 @@ class Meetings:
         resources: Resources,
         underway: Underway,
         auto_below: Callable[[str], int],
-        forget: Action,
     ) -> None:
         self._resources = resources
         self._underway = underway
         self._auto_below = auto_below
-        self._forget = forget
 
     def words(self, call: Call) -> tuple[int, ...] | None:
         """What this rank says of where its buffers lie; ``None`` if the ranks do not meet for this
         call.  Which of both is the same on all ranks.  Collective at first use."""
         if call.counts is not None:
             return None
-        attaches = call.nbytes >= ATTACHED_BYTES and self.attach()
         node = self._resources.node
         if node is None:
             return None
-        may_be_native = call.algorithm == "auto" and not call.is_on_device and not attaches
+        may_be_native = call.algorithm == "auto" and not call.is_on_device
         if may_be_native and call.nbytes < self._auto_below(call.collective):
             return None
-        return words(call, node, attaches)
-
-    def attach(self) -> bool:
-        """Whether the ranks read one another's ordinary memory.  Collective at first use."""
-        resources = self._resources
-        if not resources.settings.attach:
-            return False
-        if resources.attaches is None:
-            self._underway.expect_whole()
-            resources.attach()
-            # From now on, the ranks meet, also for calls that were made before.
-            self._forget()
-        return bool(resources.attaches)
+        return words(call, node)
 
     def meet(self, mine: tuple[int, ...], plan: Plan | None = None) -> Meeting:
         """What each rank brought: its :func:`words`, and which ``plan`` it has for such a call."""
@@ -79,25 +61,18 @@ class Meetings:
             raise
 
 
-def words(call: Call, node: NodeMemory, attaches: bool) -> tuple[int, ...]:
-    """What a rank says of where its buffers lie, when the ranks meet: their windows and offsets,
-    and their addresses where others may read there."""
+def words(call: Call, node: NodeMemory) -> tuple[int, ...]:
+    """What a rank says of where its buffers lie, when the ranks meet: their windows and offsets."""
     found: list[int] = []
-    addresses: list[int] = []
     apart = call.algorithm != "auto" or not call.overlap
     for buffer in (call.send, call.recv):
         if buffer is None:
             found += (_NO_BUFFER, 0)
-            addresses.append(_NO_BUFFER)
         elif call.counts or call.aside or buffer.gaps is not None or not apart:
             found += (_ORDINARY, 0)
-            addresses.append(_ORDINARY)
         else:
             found += node.locate(buffer.address, buffer.items.nbytes) or (_ORDINARY, 0)
-            readable = attaches and buffer.memory is HOST
-            readable = readable and can_be_read(buffer.address, buffer.items.nbytes)
-            addresses.append(buffer.address if readable else _ORDINARY)
-    return (*found, *addresses)
+    return tuple(found)
 
 
 def still_there(words: tuple[int, ...], node: NodeMemory) -> bool:
@@ -112,15 +87,15 @@ def all_have(meeting: Meeting, plan: Plan) -> bool:
 
 
 def shared_places(meeting: Meeting, node: NodeMemory) -> Places | None:
-    """Where all ranks' buffers lie: in memory that all of them map, or else where all others may
-    read; ``None`` if some are neither, or on a GPU and others not.
+    """Where all ranks' buffers lie in memory that all of them map; ``None`` if some are not there,
+    or on a GPU and others not.
 
     Args:
         meeting: where all ranks brought their :func:`words`.
     """
     told = [struct.unpack(_FORMAT, words) for words in meeting]
     if any(_ORDINARY in (words[0], words[2]) for words in told):
-        return _attached_places([words[4:6] for words in told])
+        return None
 
     def place(window: int, offset: int) -> Place | None:
         return None if window == _NO_BUFFER else Place(window, offset)
@@ -128,19 +103,3 @@ def shared_places(meeting: Meeting, node: NodeMemory) -> Places | None:
     places = tuple((place(*words[:2]), place(*words[2:4])) for words in told)
     on_host = {node.windows[one.window].memory is HOST for both in places for one in both if one}
     return places if len(on_host) == 1 else None
-
-
-def _attached_places(told: Sequence[Sequence[int]]) -> Places | None:
-    """The addresses of all ranks' buffers, if all may be read."""
-    if any(_ORDINARY in addresses for addresses in told):
-        return None
-
-    def place(address: int) -> Place | None:
-        return None if address == _NO_BUFFER else Place(ATTACHED, address)
-
-    return tuple((place(addresses[0]), place(addresses[1])) for addresses in told)
-
-
-def is_attached(places: Places) -> bool:
-    """Whether these are addresses in the ranks' ordinary memory."""
-    return any(place.window == ATTACHED for both in places for place in both if place)

@@ -33,7 +33,6 @@ class Resources:
     Attributes:
         devices: the GPUs, where buffers are on them.
         node: memory that all ranks can address, once some was asked for and can be had.
-        attaches: whether ranks read one another's ordinary memory; ``None``: not yet known.
     """
 
     def __init__(
@@ -50,7 +49,6 @@ class Resources:
         self._wait = wait
         self._drain = drain
         self.node: NodeMemory | None = None
-        self.attaches: bool | None = None
         self.tags = Lanes(min(_tags() // TAGS_PER_PLAN - 1, 1 << 30))
         self._transport: MPITransport | None = None
         # No cached_property: before Python 3.12, one lock of all communicators is held in it, and
@@ -215,20 +213,6 @@ class Resources:
         except InvalidBuffer as error:  # on all ranks
             log.warning("the arrays stay ordinary memory: %s", error)
 
-    def attach(self) -> None:
-        """Finds out whether the ranks can read one another's memory.  Collective."""
-        self._drain()
-        self.attaches = False
-        if self._alone or self.comm.size == 1:
-            return
-        try:
-            if self.node is None:
-                self.node = NodeMemory(self.channel)
-            self.node.attach()
-            self.attaches = True
-        except InvalidBuffer as error:  # on all ranks
-            log.warning("ordinary arrays go as messages, without attach: %s", error)
-
     @property
     def _alone(self) -> bool:
         """Whether arrays cannot be shared, whatever the memory; the same on all ranks."""
@@ -254,7 +238,7 @@ class Resources:
         self.devices.revoke()
         if self.node is not None:
             self.node.give_back()
-            self.node, self.attaches = None, None
+            self.node = None
         if self._transport is not None:
             self._transport.channel.Revoke()
             self._transport = None
@@ -264,7 +248,7 @@ class Resources:
         self.devices.close()
         if self.node is not None:
             self.node.close()
-            self.node, self.attaches = None, None
+            self.node = None
         if self._transport is not None:
             self._transport.channel.Free()
             self._transport = None

@@ -24,7 +24,6 @@ class Settings(NamedTuple):
         device: how messages of device memory go: ``"auto"``, ``"direct"`` or ``"staged"``.
         transport: carries messages.
         reproducible: whether sums of floating-point numbers are exact, and rounded once.
-        attach: whether ranks of a node may read one another's ordinary arrays.
         turns: whether ``auto`` tries native and ours by turns for calls that repeat.
     """
 
@@ -35,7 +34,6 @@ class Settings(NamedTuple):
     device: str = "auto"
     transport: type[MPITransport] = MPITransport
     reproducible: bool = False
-    attach: bool = False
     turns: bool = False
 
     @classmethod
@@ -48,7 +46,6 @@ class Settings(NamedTuple):
         device: str | None,
         transport: type[MPITransport] | None,
         reproducible: bool,
-        attach: bool | None,
         turns: bool | None,
     ) -> Self:
         """What is ``None`` is as the environment says.
@@ -58,11 +55,9 @@ class Settings(NamedTuple):
             ValueError: the device or an environment variable has a value that is not allowed, or
                 an algorithm is asked for with ``reproducible``.
         """
-        _expect_types(check, tuning, timeout, transport, reproducible, attach, turns)
+        _expect_types(check, tuning, timeout, transport, reproducible, turns)
         if check is None:
             check = switch("COLLECTIVES_CHECK")
-        if attach is None:
-            attach = switch("COLLECTIVES_ATTACH")
         if turns is None:
             turns = switch("COLLECTIVES_TURNS")
         if timeout is None:
@@ -79,9 +74,7 @@ class Settings(NamedTuple):
                 "then; name algorithms in the calls that do not sum"
             )
         exact = bool(reproducible)
-        return cls(
-            algorithm, check, tuning, timeout, device, transport, exact, bool(attach), bool(turns)
-        )
+        return cls(algorithm, check, tuning, timeout, device, transport, exact, bool(turns))
 
     @property
     def has_checksums(self) -> bool:
@@ -116,7 +109,6 @@ def _expect_types(
     timeout: object,
     transport: object,
     reproducible: object,
-    attach: object,
     turns: object,
 ) -> None:
     """Any text would be true, and a number an open file."""
@@ -129,7 +121,6 @@ def _expect_types(
         ("tuning", tuning, isinstance(tuning, str | Path), "a file's name or Path"),
         ("timeout", timeout, is_time, "a number of seconds"),
         ("transport", transport, is_transport, "MPITransport, CheckedTransport or a subclass"),
-        ("attach", attach, isinstance(attach, switches), "True or False"),
         ("turns", turns, isinstance(turns, switches), "True or False"),
     ):
         if value is not None and not fits:

@@ -3,7 +3,7 @@ collective."""
 
 from collectives.calls.library import COUNTABLE, library
 from collectives.calls.resources import Resources
-from collectives.calls.tuner import ATTACHED_BYTES, NEVER, ORDINARY, SHARED
+from collectives.calls.tuner import NEVER, ORDINARY, SHARED
 from collectives.calls.turns import TURNS_BYTES
 from collectives.contracts import contract
 from collectives.execution.underway import Underway
@@ -45,6 +45,4 @@ class Limits(dict[str, int]):
         per_node, table = resources.facts
         memories = ORDINARY if resources.node is None or self.unequal else SHARED
         below = table.native_below(library(), collective, resources.comm.size, per_node, memories)
-        if settings.attach and not self.unequal:
-            below = min(below, ATTACHED_BYTES)
         return min(below, TURNS_BYTES) if settings.turns else below

@@ -23,7 +23,7 @@ DEFAULT = Path(__file__).with_name("tuned.json")
 #: Of the file; another would be read differently.
 _VERSION = 1
 
-Kind = Literal["numpy", "shared", "adopted", "attached", "cupy", "ipc"]
+Kind = Literal["numpy", "shared", "adopted", "cupy", "ipc"]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=(1 << 31) - 1)]
 
@@ -34,18 +34,12 @@ SHARED: tuple[Kind, ...] = ("numpy", "shared", "adopted")
 #: More bytes than there are: nothing of ours is faster.
 NEVER = 1 << 62
 #: Kinds of memory whose traffic does not depend on the MPI library.
-_LOADED = ("shared", "adopted", "attached")
-#: Below so many bytes, no rank looks into another's memory: the waits take longer than a message.
-ATTACHED_BYTES = 256 << 10
+_LOADED = ("shared", "adopted")
 #: The first and last pages of an adopted array take longer to copy than it gains, up to so many
 #: times the bytes from which shared memory pays.
 _EDGES = 4
 #: A measurement says nothing about so many times more, or fewer, ranks than it was made on.
 _FAR = 4
-#: What the setting ``attach`` is for, where the table says nothing of it, and from how many bytes:
-#: what only moves data is as fast, or faster, in the libraries' own messages.
-_ATTACHED = ("allreduce", "reduce_scatter")
-_UNMEASURED_ATTACHED = 1 << 20
 
 
 class Choice(NamedTuple):
@@ -186,8 +180,7 @@ class Situation(NamedTuple):
         uneven: whether blocks differ in length.
         memory: of the buffers: ``"numpy"``, ``"shared"`` (all ranks can address it), ``"cupy"`` or
             ``"ipc"`` (on a GPU, and all ranks can address it), ``"adopted"`` (as shared, but that
-            bytes on the first and last pages are copied), ``"attached"`` (ranks read it in one
-            another's processes).
+            bytes on the first and last pages are copied).
         has_checksums: whether messages must carry checksums.
         delays: whether messages arrive as over a slower link.
         nccl: whether NCCL can do it, as far as the call alone says.
@@ -219,7 +212,6 @@ class Situation(NamedTuple):
 _KINDS = {
     "shared": " in shared memory",
     "adopted": " in adopted memory",
-    "attached": " in memory that the ranks read in one another's processes",
     "cupy": " in device memory",
     "ipc": " in device memory that the ranks share",
 }
@@ -255,10 +247,6 @@ def choose(table: Table, call: Situation) -> Choice:
             if rule.algorithm == "native":
                 return Choice("native", f"{where}: fastest, {measured}")
             return Choice(rule.algorithm, f"{where}: {rule.ratio:.1f}x native, {measured}")
-    if call.memory == "attached" and entry is None and call.nbytes >= _UNMEASURED_ATTACHED:
-        algorithm = "direct" if call.collective == "allreduce" else _WITHOUT_TABLE[call.collective]
-        if call.collective in _ATTACHED and call.size > 1 and call.allows(algorithm):
-            return Choice(algorithm, f"{where}: as attach asks for, not measured")
     if call.native:
         return Choice("native", f"{where}: {_why_not(call, entry)}")
     reason = "this MPI has no such datatype or count"
@@ -289,8 +277,7 @@ def _why_not(call: Situation, entry: Entry | None) -> str:
         )
         if call.memory in ("cupy", "ipc"):  # which tune leaves out
             return missing
-        flag = "--attach " if call.memory == "attached" else ""
-        tune = f"mpirun -n {call.size} python -m collectives tune {flag}-o tuned.json"
+        tune = f"mpirun -n {call.size} python -m collectives tune -o tuned.json"
         return f"{missing}; {tune} measures it"
     rules = [rule for rule in entry.rules if rule.from_bytes <= call.nbytes]
     if not rules:

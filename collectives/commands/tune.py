@@ -51,8 +51,6 @@ def add(commands: "Commands") -> None:
         "too, is printed"
     )
     tuning.add_argument("--portable", action="store_true", help=portable)
-    attach = "measure ordinary memory that ranks read in one another's processes, too"
-    tuning.add_argument("--attach", action="store_true", help=attach)
     add_verbose(tuning)
     tuning.set_defaults(run=run)
 
@@ -75,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
     from collectives.communicator import Communicator
     from collectives.launch import abort_on_exception
 
-    comm = Communicator(MPI.COMM_WORLD, attach=False, turns=False)
+    comm = Communicator(MPI.COMM_WORLD, turns=False)
     show_log(options, comm.rank)
     with abort_on_exception(comm):
         try:

@@ -33,8 +33,6 @@ COPIED_BYTES = 1 << 22
 
 #: For each rank, where its send and its receive buffer lie; ``None``: in place, or it has none.
 Places = tuple[tuple[Place | None, Place | None], ...]
-#: A rank's arrays, as its caller gave them.
-Own = tuple[Items | None, Items | None]
 
 
 def runs_shared(schedule: Schedule, places: Places) -> bool:
@@ -66,8 +64,6 @@ def bind_shared(
     lane: Lane | None,
     reason: str,
     underway: Underway,
-    binder: type[SharedBinder],
-    own: Own = (None, None),
     met: bool = False,
     keep: Callable[[Plan], object] | None = None,
 ) -> Plan:
@@ -79,8 +75,6 @@ def bind_shared(
         memory: the kind of memory that all buffers are in.
         lane: tells its counters from other plans' under way; ``None`` for a blocking call's plan,
             which names the memory by address and does not keep it.
-        binder: of memory that all ranks map, or that they read in one another's processes.
-        own: this rank's send and receive buffer, where the node's memory does not keep them.
         met: whenever the plan runs, the ranks have just met, so each knows that all are in it.
         keep: as of :class:`Plan`; keeps the memory until then, which the plan names by address.
     """
@@ -88,17 +82,15 @@ def bind_shared(
     slot = BLOCKING if lane is None else BLOCKING + 1 + lane.number
     blocks = schedule.contract.blocks(schedule.size)
     segments = _segments(schedule, count, dtype, memory)
-    flow = Dataflow(schedule, _is_in_place(schedule, places), binder.pulls, segments)
+    flow = Dataflow(schedule, _is_in_place(schedule, places), segments)
     layout = Layout.even(count, blocks, flow.schedule.chunks)
     buffers = []
     for rank in range(schedule.size):
-        kept = own if rank == node.rank and not borrow else (None, None)
-        named = _buffers(schedule, rank, node, places[rank], count, memory.empty(0, dtype), kept)
-        borrows = borrow and not (binder.pulls and rank != node.rank)
-        buffers.append({k: memory.borrowed(v) if borrows else v for k, v in named.items()})
+        named = _buffers(schedule, rank, node, places[rank], count, memory.empty(0, dtype))
+        buffers.append({k: memory.borrowed(v) if borrow else v for k, v in named.items()})
     combine = combine and memory.combine(combine)
     met = met and not (is_queued(memory) or node.has_edges(chain(*places)))
-    bound = binder(flow, node, slot, memory, buffers, layout, combine, met)
+    bound = SharedBinder(flow, node, slot, memory, buffers, layout, combine, met)
     edges = _edges(node, places[node.rank], buffers[node.rank], borrow)
     before: list[Action] = [partial(HOST.copy, copy, own) for own, copy in chain(*edges)]
     if not borrow:  # other calls have just looked where their memory is
@@ -141,7 +133,6 @@ def _buffers(
     places: tuple[Place | None, Place | None],
     count: int,
     nothing: Items,
-    own: Own,
 ) -> dict[str, Items]:
     """The send and receive buffer of ``rank``, as this process addresses them."""
     member = schedule.member(rank)._replace(chunks=1)
@@ -150,9 +141,9 @@ def _buffers(
     send_place, recv_place = places
     send = recv = nothing
     if send_place is not None:
-        send = node.view(rank, send_place, sent, nothing.dtype) if own[0] is None else own[0]
+        send = node.view(rank, send_place, sent, nothing.dtype)
     if recv_place is not None:
-        recv = node.view(rank, recv_place, received, nothing.dtype) if own[1] is None else own[1]
+        recv = node.view(rank, recv_place, received, nothing.dtype)
     if send_place is None and sent:  # in place
         start = (schedule.contract.place(member) or 0) * count
         send = recv[start : start + sent]

@@ -8,8 +8,6 @@ with these, everything before the store is done before everything after the load
 of 8 bytes is stored and loaded as one on all of them.
 """
 
-from collections.abc import Sequence
-
 from collectives.execution.plan import Action
 from collectives.execution.waiting import give_way, is_contended
 
@@ -145,32 +143,3 @@ class FencedTick(Tick):
     def __call__(self) -> None:
         self._fence()
         super().__call__()
-
-
-class Mark:
-    """Something that a rank tells all others in a run, beside its count: two numbers.
-
-    It is set before a tick, and read after a flag has seen that.
-    """
-
-    def __init__(
-        self, counters: Sequence[memoryview], rank: int, slot: int, runs: RunCount
-    ) -> None:
-        self._counters = counters
-        self._rank = rank
-        self._slot = slot
-        self._runs = runs
-
-    def set(self, first: int, second: int) -> None:
-        """Of this rank, in this run."""
-        own, at = self._counters[self._rank], self._slot
-        own[at + 2], own[at + 3] = first, second
-        own[at + 1] = self._runs.base + 1
-
-    def found(self) -> tuple[int, int, int] | None:
-        """The first rank that has set its own in this run, and the numbers."""
-        for rank, counters in enumerate(self._counters):
-            at = self._slot
-            if counters[at + 1] == self._runs.base + 1:
-                return rank, counters[at + 2], counters[at + 3]
-        return None

@@ -20,7 +20,6 @@ from collectives.execution.memory import HOST, Items, Memory, is_queued
 from collectives.execution.plan import Action, Plan
 from collectives.execution.transport import Bytes, cuda_ipc
 from collectives.execution.transport.adopted import Adopted, Extent
-from collectives.execution.transport.attach import PeerMemory, expect_readable
 from collectives.execution.transport.fences import Fences
 from collectives.execution.transport.flags import (
     BLOCKING,
@@ -28,7 +27,6 @@ from collectives.execution.transport.flags import (
     FencedFlag,
     FencedTick,
     Flag,
-    Mark,
     RunCount,
     Tick,
 )
@@ -39,7 +37,7 @@ _LINE = 8  # a cache line in 8-byte words: two ranks never write to the same one
 #: Plans in flight at a time that can be told apart.
 SLOTS = 512
 #: How many 8-byte words each rank can bring to :meth:`NodeMemory.meet`.
-WORDS = 7
+WORDS = 5
 
 
 #: What each rank brought to a meeting.
@@ -125,14 +123,6 @@ class NodeMemory:
             raise InvalidBuffer(f"the ranks cannot share their arrays: {'; '.join(problems)}")
         self.windows.add(window, own.owner)
 
-    def attach(self) -> None:
-        """From now on, ranks may read one another's ordinary memory.  Collective.
-
-        Raises:
-            InvalidBuffer: on all ranks, if one cannot read another's.
-        """
-        self.windows.attach(expect_readable(self.comm))
-
     def close(self) -> None:
         """Lets go of the other ranks' device memory, and gives adopted arrays private pages; arrays
         of :meth:`empty` on the host stay.  Collective."""
@@ -183,10 +173,6 @@ class NodeMemory:
             flag.Wait()
         return [bytes(brought) for brought in self._boards[number]]
 
-    def mark(self, slot: int) -> Mark:
-        """What ranks tell one another beside their counts in a run of ``slot``."""
-        return Mark(self._counters, self.rank, slot * _LINE, self._runs[slot])
-
     def advance(self, slot: int, ticks: int) -> Action:
         """The action that begins a run."""
         return partial(self._runs[slot].advance, ticks)
@@ -199,12 +185,9 @@ class NodeMemory:
                 return Place(number, offset)
         return None
 
-    def view(self, rank: int, place: Place, count: int, dtype: np.dtype[Any]) -> Any:
+    def view(self, rank: int, place: Place, count: int, dtype: np.dtype[Any]) -> Items:
         """``count`` items at ``place`` of ``rank``."""
-        window = self.windows[place.window]
-        if isinstance(window, PeerMemory):
-            return window.items(rank, place.offset, count, dtype)
-        segment = window.segment(rank)
+        segment = self.windows[place.window].segment(rank)
         return segment[place.offset : place.offset + count * dtype.itemsize].view(dtype)
 
     def used_by(self, place: Place | None, plan: Plan) -> None:

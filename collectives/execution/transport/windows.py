@@ -13,10 +13,6 @@ from collectives.execution.transport.pages import discard
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-#: The number of the window that is the ranks' whole memory, read by the kernel
-#: (:mod:`collectives.execution.transport.attach`).
-ATTACHED = -3
-
 
 class Place(NamedTuple):
     """Where an array lies: in which window, and how many bytes from its start on this rank."""
@@ -104,10 +100,6 @@ class Windows:
         if window.lent is None:
             self._ends[number] = weakref.finalize(owner, self._end_use, number, window.end)
             self._ends[number].atexit = False
-
-    def attach(self, peers: Window) -> None:
-        """The ranks' whole memory is one of them from now on."""
-        self._kept[ATTACHED] = peers
 
     def __getitem__(self, number: int) -> Window:
         return self._kept[number]

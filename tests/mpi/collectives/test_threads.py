@@ -64,7 +64,7 @@ def nodes(comm):
     assert 1 <= comm.ranks_per_node <= SIZE
 
 
-SETTINGS = ({}, {}, {"turns": True}, {"check": True}, {"attach": True})
+SETTINGS = ({}, {}, {"turns": True}, {"check": True})
 KINDS = (blocking, nonblocking, persistent, shared, adopted, large, barrier, nodes)
 
 
