@@ -24,7 +24,7 @@ from mpi4py import MPI
 from collectives.codec import Array, Bytes, Codec, Dice, Memory, Residual, shards
 from collectives.communicator import AnyPlan, Communicator
 from collectives.errors import InvalidBuffer
-from collectives.execution.underway import Moving
+from collectives.execution.progress import Moving
 
 #: Decoded numbers are added in this type, in which sums of float32 hardly round at all.
 _WIDE = np.float64

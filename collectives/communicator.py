@@ -22,10 +22,10 @@ from collectives.calls.methods import (
     Requests,
 )
 from collectives.calls.settings import Settings
+from collectives.execution.progress import Moving
 from collectives.execution.traffic import Traffic
 from collectives.execution.transport import Bytes, Envelope
 from collectives.execution.transport.mpi import MPITransport
-from collectives.execution.underway import Moving
 from collectives.launch import abort_when_uncaught
 from collectives.launchers import check_launch
 from collectives.watchdog import report_calls
@@ -77,12 +77,12 @@ class Communicator(  # type: ignore[misc]
             library's messages cannot be delayed: those of the methods for objects are not.
             Default: as ``COLLECTIVES_CHECKSUMS`` and ``COLLECTIVES_LINK`` say.
         reproducible: whether sums of floating-point and complex arrays are exact and rounded once
-            (:mod:`collectives.calls.exact`): the same bits on any number of ranks, in any order.
+            (:mod:`collectives.calls.reproducible`): the same bits on any number of ranks, in any order.
             They travel as messages, as many bytes as in a ring, and adding three and more takes
             some ten passes over them.  Other operations whose result depends on the order are
             refused.  The methods for objects, as ``allreduce``, stay mpi4py's.
         turns: whether ``auto`` tries native and ours by turns in the first calls that repeat, and
-            remembers what was faster (:mod:`collectives.calls.turns`).  Default: whether
+            remembers what was faster (:mod:`collectives.calls.autotune`).  Default: whether
             ``COLLECTIVES_TURNS`` is on.
         device: how messages of arrays on a GPU go: ``"direct"``, handed to a CUDA-aware MPI;
             ``"staged"`` through pinned host memory; ``"auto"``: direct if a transfer between two

@@ -18,15 +18,15 @@ from mpi4py import MPI
 
 from collectives.algorithms.butterfly import Fold
 from collectives.calls.engine import Engine
-from collectives.calls.pairs import agreed, expect_rising
 from collectives.coded import Part, Phased
 from collectives.communicator import Communicator
 from collectives.errors import CollectiveError, InvalidBuffer
-from collectives.execution.lanes import Lane
 from collectives.execution.messages import TAGS_PER_PLAN
 from collectives.execution.pairs import Array, Stream, add
+from collectives.execution.tags import Lane
 from collectives.execution.traffic import Traffic
 from collectives.execution.transport import Bytes, Envelope
+from collectives.sparse_arguments import agreed, expect_rising
 
 #: In the header of a message, where the number of pairs would be: the vector follows.
 _DENSE = -1

@@ -7,8 +7,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-from collectives.analysis.replay import Begin, Message, replay
 from collectives.analysis.verify import Expression, Verifier
+from collectives.compile.replay import Begin, Message, replay
 from collectives.errors import CollectiveError
 from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send
 

@@ -12,7 +12,7 @@ from math import ceil, floor, log2
 from typing import NamedTuple
 
 from collectives.algorithms.segments import MOST_SEGMENTS
-from collectives.analysis.cost import count
+from collectives.compile.cost import count
 from collectives.schedule import Schedule
 
 

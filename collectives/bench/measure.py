@@ -15,7 +15,7 @@ from collectives.bench import inputs
 from collectives.bench.device import ByTheHost, Row
 from collectives.bench.overlap import overlap
 from collectives.calls.arguments import Arguments
-from collectives.calls.specification import TYPES
+from collectives.calls.mpi4py_spec import TYPES
 from collectives.communicator import Communicator
 from collectives.contracts import CONTRACTS, Member, contract
 from collectives.execution.transport.cuda_memory import CudaMemory

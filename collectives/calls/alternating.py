@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from collectives.calls.autotune import DECISIONS, ORDER, Trial, verdict
 from collectives.calls.native import NativePlan
-from collectives.calls.turns import DECISIONS, ORDER, Trial, verdict
 from collectives.execution.plan import Plan
 
 

@@ -11,9 +11,9 @@ import numpy.typing as npt
 from mpi4py import MPI
 from mpi4py.util import dtlib
 
-from collectives.calls.exported import memory_of
-from collectives.calls.gaps import Block, Gaps, fills_its_extent, is_one_block
-from collectives.calls.specification import (
+from collectives.calls.buffer_protocols import memory_of
+from collectives.calls.derived_types import Block, Gaps, fills_its_extent, is_one_block
+from collectives.calls.mpi4py_spec import (
     TYPES,
     named_type,
     number,

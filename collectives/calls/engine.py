@@ -15,26 +15,26 @@ from numpy import ndarray
 from collectives.algorithms import Algorithm
 from collectives.calls.alternating import AlternatingPlan
 from collectives.calls.arguments import Arguments
-from collectives.calls.binding import best_of_ours, bind_call, memory_of, tags_of
+from collectives.calls.autotune import Trial, Turns
+from collectives.calls.bind import best_of_ours, bind_call, memory_of, tags_of
 from collectives.calls.call import Call
-from collectives.calls.meeting import Meetings, all_have, shared_places, still_there
+from collectives.calls.fast_path import DTYPES, REDUCED, nbytes_of
 from collectives.calls.native import Native, NativePlan, call_native, waits_for_device
 from collectives.calls.native_request import NativeRequest
-from collectives.calls.recent import Entry, Plans, Recent
+from collectives.calls.plan_cache import Entry, Plans, Recent
+from collectives.calls.rendezvous import Meetings, all_have, shared_places, still_there
 from collectives.calls.resources import Resources
 from collectives.calls.settings import Settings
 from collectives.calls.small import Limits
 from collectives.calls.tuner import Choice
-from collectives.calls.turns import Trial, Turns
-from collectives.calls.understanding import Understanding
-from collectives.calls.unread import DTYPES, REDUCED, nbytes_of
+from collectives.calls.validate import Understanding
 from collectives.contracts import contract
 from collectives.errors import CollectiveError
-from collectives.execution.lanes import Lane, Mask
 from collectives.execution.plan import Plan
+from collectives.execution.progress import Underway
 from collectives.execution.shared import Places
+from collectives.execution.tags import Lane, Mask
 from collectives.execution.traffic import Traffic
-from collectives.execution.underway import Underway
 from collectives.watchdog import Watchdog, Watched
 
 AnyPlan = Plan | NativePlan | AlternatingPlan | Watched

@@ -9,16 +9,16 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.calls.arguments import Arguments
+from collectives.calls.buffer_protocols import memory_of
 from collectives.calls.call import Call
-from collectives.calls.exported import memory_of
-from collectives.calls.gaps import free_types
+from collectives.calls.derived_types import free_types
 from collectives.calls.library import COUNTABLE, library
 from collectives.calls.native_request import NativeRequest
 from collectives.errors import InvalidBuffer
 from collectives.execution.memory import gpu_of, is_on_device
 from collectives.execution.plan import Action
+from collectives.execution.progress import Underway
 from collectives.execution.transport.cuda_memory import CudaMemory
-from collectives.execution.underway import Underway
 
 #: The names of MPI's methods; nonblocking ones begin with an I.
 _METHODS = {

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from mpi4py import MPI
 
-from collectives.execution.underway import Underway
+from collectives.execution.progress import Underway
 
 if TYPE_CHECKING:
     from collectives.calls.native import NativePlan

@@ -20,8 +20,8 @@ from collectives.errors import CollectiveError
 from collectives.execution.device_plan import DevicePlan
 from collectives.execution.memory import Items
 from collectives.execution.plan import Action, BoundRound
+from collectives.execution.progress import Underway
 from collectives.execution.transport.cuda_memory import CudaMemory
-from collectives.execution.underway import Underway
 
 _REDUCED = (
     *("int8", "uint8", "int32", "uint32", "int64", "uint64"),

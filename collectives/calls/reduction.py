@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from collectives.calls.unread import LETTERS
+from collectives.calls.fast_path import LETTERS
 from collectives.errors import InvalidBuffer
 from collectives.execution.memory import Combine, Items
 

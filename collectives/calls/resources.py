@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from collectives.calls.buffer_protocols import small_float
 from collectives.calls.devices import Devices
-from collectives.calls.exported import small_float
 from collectives.calls.settings import Settings
 from collectives.calls.tuner import Table, load
 from collectives.errors import CollectiveError, InvalidBuffer
-from collectives.execution.lanes import Lanes
 from collectives.execution.memory import Items
 from collectives.execution.messages import TAGS_PER_PLAN
-from collectives.execution.transport.adopted import extent
+from collectives.execution.tags import Lanes
 from collectives.execution.transport.cuda_memory import CudaMemory
 from collectives.execution.transport.delayed import clock
 from collectives.execution.transport.mpi import MPITransport
+from collectives.execution.transport.remapped import extent
 from collectives.execution.transport.shared_memory import NodeMemory
 from collectives.execution.transport.windows import Place
 

@@ -1,12 +1,12 @@
 """Below how many bytes whatever we did first would take longer than the MPI library's own
 collective."""
 
+from collectives.calls.autotune import TURNS_BYTES
 from collectives.calls.library import COUNTABLE, library
 from collectives.calls.resources import Resources
 from collectives.calls.tuner import NEVER, ORDINARY, SHARED
-from collectives.calls.turns import TURNS_BYTES
 from collectives.contracts import contract
-from collectives.execution.underway import Underway
+from collectives.execution.progress import Underway
 
 
 class Limits(dict[str, int]):

@@ -7,7 +7,7 @@ from mpi4py import MPI
 
 from collectives.calls.arguments import Arguments
 from collectives.calls.buffers import Buffer
-from collectives.calls.unread import nbytes_of
+from collectives.calls.fast_path import nbytes_of
 from collectives.contracts import contract
 from collectives.execution.memory import HOST, is_on_device
 

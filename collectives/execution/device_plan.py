@@ -12,9 +12,9 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol
 
-from collectives.execution.lanes import Lane
 from collectives.execution.plan import BoundRound, Plan
-from collectives.execution.underway import Underway
+from collectives.execution.progress import Underway
+from collectives.execution.tags import Lane
 from collectives.execution.waiting import give_way
 
 

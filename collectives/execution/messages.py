@@ -10,12 +10,12 @@ import numpy as np
 
 from collectives.errors import InvalidBuffer, ScheduleError
 from collectives.execution.device_plan import DevicePlan, Gate, behind
-from collectives.execution.lanes import Lane
 from collectives.execution.memory import HOST, Combine, DeviceMemory, Items, Memory, is_queued
 from collectives.execution.plan import Action, BoundRound, Plan
+from collectives.execution.progress import Underway
+from collectives.execution.tags import Lane
 from collectives.execution.traffic import Traffic
 from collectives.execution.transport import Bytes, DeviceTransport, Request, Transport
-from collectives.execution.underway import Underway
 from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send
 
 #: Tags of one plan; messages between two ranks cycle through them.

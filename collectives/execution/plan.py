@@ -6,9 +6,9 @@ from threading import Lock
 from typing import Any, Self
 
 from collectives.errors import CorruptMessage
-from collectives.execution.lanes import Lane
+from collectives.execution.progress import Moving, Underway
+from collectives.execution.tags import Lane
 from collectives.execution.transport import Request
-from collectives.execution.underway import Moving, Underway
 
 Action = Callable[[], object]
 

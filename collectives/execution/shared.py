@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from collectives.algorithms.segments import MOST_SEGMENTS, passes_on
-from collectives.analysis.dataflow import Dataflow, Endpoint
+from collectives.compile.dataflow import Dataflow, Endpoint
 from collectives.execution.device_plan import DevicePlan
-from collectives.execution.lanes import Lane
 from collectives.execution.memory import HOST, Combine, Items, Memory, is_queued
 from collectives.execution.messages import Layout
 from collectives.execution.plan import Action, Plan
+from collectives.execution.progress import Underway
 from collectives.execution.shared_rounds import SharedBinder
+from collectives.execution.tags import Lane
 from collectives.execution.transport.flags import BLOCKING, Flag
 from collectives.execution.transport.windows import Edge, Place
-from collectives.execution.underway import Underway
 from collectives.schedule import Copy, Schedule
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from collectives.analysis.dataflow import Cell, Dataflow, Endpoint, entered, moved
+from collectives.compile.dataflow import Cell, Dataflow, Endpoint, entered, moved
 from collectives.errors import ScheduleError
 from collectives.execution.device_plan import Gate, behind
 from collectives.execution.memory import Combine, Items, Memory, is_queued

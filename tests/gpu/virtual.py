@@ -24,8 +24,8 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from collectives.algorithms import build as schedule_of
-from collectives.execution.lanes import Lane
 from collectives.execution.messages import bind
+from collectives.execution.tags import Lane
 from collectives.execution.transport.device import DirectTransport, StagedTransport
 from mpitrain.config import Config, Data, Model, Optim, Run, Train
 from mpitrain.parallel.summation import KeepsNothing

@@ -5,10 +5,10 @@ from contextlib import ExitStack, contextmanager
 import numpy as np
 
 from collectives.execution.messages import bind
+from collectives.execution.progress import Underway
 from collectives.execution.transport.cuda_memory import CudaMemory
 from collectives.execution.transport.device import DirectTransport, StagedTransport
 from collectives.execution.transport.local import connect
-from collectives.execution.underway import Underway
 from tests import queued_cupy
 from tests.queued_cupy import Machine, RecordedLocal
 

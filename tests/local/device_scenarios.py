@@ -7,7 +7,7 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 
 from collectives.algorithms import build
-from collectives.execution.lanes import Lane
+from collectives.execution.tags import Lane
 from mpitrain.device.cuda import Cuda
 from tests import queued_cupy
 from tests.local.device_ranks import Ranks

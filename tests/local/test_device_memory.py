@@ -11,8 +11,8 @@ import pytest
 
 from collectives.algorithms import ALGORITHMS, build
 from collectives.errors import InvalidBuffer
-from collectives.execution.lanes import Lane
 from collectives.execution.local import run
+from collectives.execution.tags import Lane
 from tests.local.device_ranks import Ranks
 from tests.queued_cupy.machine import POISON
 

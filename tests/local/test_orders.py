@@ -15,10 +15,10 @@ from collectives.contracts import contract
 from collectives.execution import shared
 from collectives.execution.memory import HOST
 from collectives.execution.messages import bind
+from collectives.execution.progress import Underway
 from collectives.execution.transport.flags import Flag, RunCount, Tick
 from collectives.execution.transport.shared_memory import Place
 from collectives.execution.transport.windows import Edge
-from collectives.execution.underway import Underway
 from collectives.schedule import Copy, RecvReduce, Schedule, Send, recvbuf, sendbuf
 from tests.local.references import reference
 

@@ -14,9 +14,9 @@ import pytest
 from collectives.algorithms import ALGORITHMS, build
 from collectives.contracts import contract
 from collectives.execution.memory import HostMemory
+from collectives.execution.progress import Underway
 from collectives.execution.shared import bind_shared
 from collectives.execution.transport.shared_memory import Place
-from collectives.execution.underway import Underway
 from collectives.schedule import Copy, Recv, RecvReduce, Schedule, Send, recvbuf, sendbuf
 from tests.local.test_orders import in_two, lends_and_writes
 

@@ -187,7 +187,7 @@ ON_RANKS = [
         "    if not is_direct:\n", "    if False:\n",
     ),
     Mutant(
-        "the current GPU and not the array's", "other_gpu", "collectives/calls/binding.py",
+        "the current GPU and not the array's", "other_gpu", "collectives/calls/bind.py",
         "    memory = resources.devices.memory(call.buffer.gpu)\n",
         "    memory = resources.devices.memory(CudaMemory().gpu)\n",
     ),

@@ -134,7 +134,7 @@ FAULTS = [
     Fault(
         "recent: a plan found whatever the length",
         "tests/mpi/collectives/test_collectives.py",
-        "collectives/calls/recent.py",
+        "collectives/calls/plan_cache.py",
         "return _address(buffer), buffer.nbytes, buffer.dtype\n    if buffer is None",
         "return _address(buffer), buffer.dtype\n    if buffer is None",
     ),
@@ -155,7 +155,7 @@ FAULTS = [
     Fault(
         "gaps: results are not unpacked",
         "tests/mpi/collectives/test_buffer_kinds.py",
-        "collectives/calls/operands.py",
+        "collectives/calls/staging.py",
         "self.after.insert(0, partial(buffer.gaps.unpack, buffer.items))",
         "self.after.insert(0, partial(buffer.gaps.pack, buffer.items))",
     ),

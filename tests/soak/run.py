@@ -25,8 +25,9 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator
-from collectives.calls import small, turns
-from collectives.calls.specification import TYPES
+from collectives.calls import autotune as turns
+from collectives.calls import small
+from collectives.calls.mpi4py_spec import TYPES
 from tests.soak.calls import Draw, Drawn, Side
 from tests.soak.kinds import ROOM, Made, Refused, Workshop
 

@@ -15,11 +15,10 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from collectives.errors import InvalidBuffer
-from collectives.execution.lanes import Lanes
 from collectives.execution.memory import HOST, Items, Memory, is_queued
 from collectives.execution.plan import Action, Plan
+from collectives.execution.tags import Lanes
 from collectives.execution.transport import Bytes, cuda_ipc
-from collectives.execution.transport.adopted import Adopted, Extent
 from collectives.execution.transport.fences import Fences
 from collectives.execution.transport.flags import (
     BLOCKING,
@@ -31,6 +30,7 @@ from collectives.execution.transport.flags import (
     Tick,
 )
 from collectives.execution.transport.pages import Mapping
+from collectives.execution.transport.remapped import Adopted, Extent
 from collectives.execution.transport.windows import Edge, Place, Window, Windows
 
 _LINE = 8  # a cache line in 8-byte words: two ranks never write to the same one

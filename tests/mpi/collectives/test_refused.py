@@ -9,7 +9,7 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from collectives.calls.library import library
-from collectives.calls.specification import TYPES
+from collectives.calls.mpi4py_spec import TYPES
 
 pytestmark = pytest.mark.mpi
 

@@ -8,8 +8,8 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from collectives.algorithms import build, names
-from collectives.analysis.cost import count
 from collectives.coded import TwoPhase
+from collectives.compile.cost import count
 from collectives.sparse import SparseAllreduce, sparse_allreduce
 
 pytestmark = pytest.mark.mpi

@@ -11,7 +11,8 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from collectives.__main__ import main
-from collectives.calls import alternating, turns
+from collectives.calls import alternating
+from collectives.calls import autotune as turns
 from collectives.calls.remembered import where
 
 pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(3)]

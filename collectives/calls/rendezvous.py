@@ -7,10 +7,10 @@ from collectives.calls.call import Call
 from collectives.calls.resources import Resources
 from collectives.execution.memory import HOST
 from collectives.execution.plan import Plan
+from collectives.execution.progress import Underway
 from collectives.execution.shared import Places
 from collectives.execution.transport.shared_memory import WORDS, Meeting, NodeMemory
 from collectives.execution.transport.windows import Place
-from collectives.execution.underway import Underway
 
 # Instead of a window's number, and of an address:
 _NO_BUFFER = -1

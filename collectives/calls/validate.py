@@ -12,14 +12,14 @@ from collectives.calls.agreement import Agreement
 from collectives.calls.arguments import Arguments
 from collectives.calls.buffers import read_buffer
 from collectives.calls.call import Call
-from collectives.calls.exact import is_rounded
+from collectives.calls.fast_path import is_misread
+from collectives.calls.parse_call import expect_able, read_call
 from collectives.calls.proofs import Proofs
-from collectives.calls.reading import expect_able, read_call
+from collectives.calls.reproducible import is_rounded
 from collectives.calls.resources import Resources
 from collectives.calls.settings import Settings
-from collectives.calls.unread import is_misread
 from collectives.errors import CollectiveError, InvalidBuffer
-from collectives.execution.underway import Underway
+from collectives.execution.progress import Underway
 
 
 class Understanding:

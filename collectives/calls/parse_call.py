@@ -10,10 +10,10 @@ from collectives.algorithms import check, find, parse
 from collectives.calls.arguments import Arguments
 from collectives.calls.buffers import Buffer, read_buffer, unit_of, vector_buffer
 from collectives.calls.call import Call
+from collectives.calls.fast_path import LETTERS
 from collectives.calls.library import library
 from collectives.calls.nccl import fault_of_nccl
 from collectives.calls.reduction import combiner
-from collectives.calls.unread import LETTERS
 from collectives.calls.words import with_sure_words, with_types
 from collectives.contracts import Member, contract
 from collectives.errors import InvalidBuffer, UnknownAlgorithm

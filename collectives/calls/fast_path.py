@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from collectives.calls.specification import PREDEFINED, TYPES
+from collectives.calls.mpi4py_spec import PREDEFINED, TYPES
 from collectives.execution.memory import is_on_device
 
 #: Types of NumPy whose items are MPI's, too; a string's are its letters, and of times mpi4py

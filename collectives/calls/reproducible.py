@@ -15,16 +15,16 @@ from mpi4py import MPI
 
 from collectives.algorithms import build
 from collectives.calls.call import Call
-from collectives.calls.operands import Operands
 from collectives.calls.reduction import combiner
+from collectives.calls.staging import Operands
 from collectives.errors import InvalidBuffer, UnknownAlgorithm
 from collectives.execution.exact import exact_sum, extreme
-from collectives.execution.lanes import Lane
 from collectives.execution.memory import Items
 from collectives.execution.messages import Counts, bind
 from collectives.execution.plan import Action, BoundRound, Plan
+from collectives.execution.progress import Underway
+from collectives.execution.tags import Lane
 from collectives.execution.transport.mpi import MPITransport
-from collectives.execution.underway import Underway
 
 #: How floating-point arrays are reduced without an order.
 _WITHOUT_ORDER: list[tuple[MPI.Op, Callable[[Sequence[Items], Items], None]]] = [

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from collectives.algorithms.segments import first_segment
-from collectives.analysis.replay import Begin, Message, replay
+from collectives.compile.replay import Begin, Message, replay
 from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send, Step
 
 #: A chunk of a buffer; in place, a chunk of ``sendbuf`` is that of ``recvbuf`` where it lies.

@@ -20,7 +20,7 @@ from mpi4py import MPI
 from collectives.algorithms import Algorithm
 from collectives.calls.arguments import Arguments
 from collectives.calls.call import Call
-from collectives.calls.specification import PREDEFINED
+from collectives.calls.mpi4py_spec import PREDEFINED
 from collectives.execution.plan import Plan
 from collectives.execution.transport.shared_memory import Meeting
 

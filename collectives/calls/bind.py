@@ -9,23 +9,23 @@ from typing import cast
 from collectives.algorithms import build, in_segments
 from collectives.analysis.formulas import segments_for
 from collectives.calls.call import Call
-from collectives.calls.exact import bind_exact, is_rounded, saturates
 from collectives.calls.library import library
 from collectives.calls.native import NativePlan, can_be_native, fault_of_native, waits_for_device
 from collectives.calls.nccl import bind_nccl, fault_of_nccl
-from collectives.calls.operands import Operands
 from collectives.calls.reduction import combiner
+from collectives.calls.reproducible import bind_exact, is_rounded, saturates
 from collectives.calls.resources import Resources
 from collectives.calls.settings import Settings
+from collectives.calls.staging import Operands
 from collectives.calls.tuner import Choice, Kind, Situation, choose
 from collectives.errors import CollectiveError
-from collectives.execution.lanes import Lane, Mask
 from collectives.execution.memory import Memory, is_queued
 from collectives.execution.messages import bind
 from collectives.execution.plan import Plan
+from collectives.execution.progress import Underway
 from collectives.execution.shared import Places, bind_shared, runs_shared
+from collectives.execution.tags import Lane, Mask
 from collectives.execution.transport.cuda_memory import CudaMemory
-from collectives.execution.underway import Underway
 
 log = logging.getLogger("collectives")
 
@@ -44,7 +44,7 @@ def bind_call(
         places: where all ranks' buffers lie, if that is in the node's memory.
         underway: the communicator's plans that are under way.
         used_anywhere: for a plan of the caller's, how the ranks agree on tags and counters that no
-            other plan has (:class:`~collectives.execution.lanes.Lanes`).  ``None`` for a blocking
+            other plan has (:class:`~collectives.execution.tags.Lanes`).  ``None`` for a blocking
             call: it has those of all blocking calls, and names the memory by address, so that the
             plan does not keep it.
         keep: of a nonblocking call in host memory that the ranks share: takes the plan at the end
