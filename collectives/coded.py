@@ -59,7 +59,7 @@ class Phased(ABC):
 
     def __init__(self, comm: Communicator, plans: Sequence[AnyPlan]) -> None:
         """``plans``: all that a run may use, on ``comm``; freed with it."""
-        self._underway = comm._engine.underway
+        self._progress = comm._engine.progress
         self.among: list[Moving] = []
         self._moves = False
         self._broken = False
@@ -83,9 +83,9 @@ class Phased(ABC):
             raise RuntimeError(f"{self!r} was freed; make another one")
         if self._current is not None:
             raise RuntimeError(f"{self!r} was started twice without Wait or a true Test in between")
-        self._underway.expect_whole()
+        self._progress.expect_whole()
         self._run = self.phases()
-        self._underway.add(self)
+        self._progress.add(self)
         self._go_on()
 
     def Test(self) -> bool:
@@ -95,7 +95,7 @@ class Phased(ABC):
             CollectiveError: it was left in the middle.
         """
         if self._broken:
-            self._underway.expect_whole()
+            self._progress.expect_whole()
         if self._moves:  # a part of it waits, and moves along what is under way
             return False
         self._moves = True
@@ -113,15 +113,15 @@ class Phased(ABC):
 
     def Wait(self) -> None:
         """Complete it; other plans that this thread has started go on meanwhile."""
-        self._underway.adopt(self)
+        self._progress.adopt(self)
         while not self.Test():
-            self._underway.progress()
+            self._progress.advance()
 
     def abandon(self) -> None:
         """Give it up in the middle: ``Wait`` and ``Test`` say so from now on."""
         self._current, self._broken = None, True
-        if self in self._underway.plans:
-            self._underway.remove(self)
+        if self in self._progress.plans:
+            self._progress.remove(self)
 
     def Free(self) -> None:
         """Free what is bound to the communicator.
@@ -140,7 +140,7 @@ class Phased(ABC):
 
     def _leave(self, error: BaseException) -> None:
         """An exception ends it on this rank alone."""
-        self._underway.leave(f"the {self!r}", error)
+        self._progress.leave(f"the {self!r}", error)
         self.abandon()
 
     def _go_on(self) -> None:
@@ -155,7 +155,7 @@ class Phased(ABC):
         finally:
             self.working += perf_counter() - begin
         if self._current is None:
-            self._underway.remove(self)
+            self._progress.remove(self)
 
 
 class TwoPhase(Phased):

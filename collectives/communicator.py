@@ -9,7 +9,7 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from collectives.algorithms import Algorithm, check_default
-from collectives.analysis.own import named
+from collectives.analysis.user_code import named
 from collectives.calls.arguments import Arguments
 from collectives.calls.engine import AnyPlan, Engine, Native
 from collectives.calls.methods import (
@@ -77,10 +77,10 @@ class Communicator(  # type: ignore[misc]
             library's messages cannot be delayed: those of the methods for objects are not.
             Default: as ``COLLECTIVES_CHECKSUMS`` and ``COLLECTIVES_LINK`` say.
         reproducible: whether sums of floating-point and complex arrays are exact and rounded once
-            (:mod:`collectives.calls.reproducible`): the same bits on any number of ranks, in any order.
-            They travel as messages, as many bytes as in a ring, and adding three and more takes
-            some ten passes over them.  Other operations whose result depends on the order are
-            refused.  The methods for objects, as ``allreduce``, stay mpi4py's.
+            (:mod:`collectives.calls.reproducible`): the same bits on any number of ranks, in any
+            order.  They travel as messages, as many bytes as in a ring, and adding three and more
+            takes some ten passes over them.  Other operations whose result depends on the order
+            are refused.  The methods for objects, as ``allreduce``, stay mpi4py's.
         turns: whether ``auto`` tries native and ours by turns in the first calls that repeat, and
             remembers what was faster (:mod:`collectives.calls.autotune`).  Default: whether
             ``COLLECTIVES_TURNS`` is on.
@@ -110,7 +110,7 @@ class Communicator(  # type: ignore[misc]
         device: str | None = None,
         transport: type[MPITransport] | None = None,
         reproducible: bool = False,
-        turns: bool | None = None,
+        autotune: bool | None = None,
     ) -> Self:
         from collectives.topologies import class_for, mpi_class  # whose classes are subclasses
 
@@ -125,13 +125,13 @@ class Communicator(  # type: ignore[misc]
         check_default(algorithm, comm.size if comm != MPI.COMM_NULL else None)
         settings = Settings.given(
             algorithm,
-            check,
-            tuning,
-            timeout,
-            device,
-            transport,
-            reproducible,
-            turns,
+            check=check,
+            tuning=tuning,
+            timeout=timeout,
+            device=device,
+            transport=transport,
+            reproducible=reproducible,
+            autotune=autotune,
         )
         self._engine = Engine(self, settings)
         return self
@@ -152,7 +152,7 @@ class Communicator(  # type: ignore[misc]
     @property
     def traffic(self) -> Traffic | None:
         """What is counted, if anything is."""
-        return self._engine.underway.traffic
+        return self._engine.progress.traffic
 
     @property
     def last_plan(self) -> AnyPlan | Native | None:
@@ -175,9 +175,9 @@ class Communicator(  # type: ignore[misc]
         Returns:
             Ends that.
         """
-        underway = self._engine.underway
-        underway.add(moving)
-        return lambda: underway.remove(moving)
+        progress = self._engine.progress
+        progress.add(moving)
+        return lambda: progress.remove(moving)
 
     def watch(self) -> None:
         """Watches the methods for objects and :meth:`waiting` without a limit of time: what can
@@ -318,12 +318,14 @@ class Communicator(  # type: ignore[misc]
         return cls(cast(MPI.Intracomm, MPI.Comm.f2py(arg)))
 
     def __reduce__(self) -> Any:
-        """Those that every process has, with their settings.
+        """Copies keep the topology and the settings; those that every process has can be pickled.
 
         Raises:
-            ValueError: another one.
+            ValueError: another one is pickled.
         """
-        return type(self), (MPI.Intracomm(self), *self._engine.settings)
+        from collectives.topologies import mpi_class
+
+        return type(self), (mpi_class(type(self))(self), *self._engine.settings)
 
     def Disconnect(self) -> None:
         """As :meth:`Free`, after all that was sent has arrived."""

@@ -23,7 +23,7 @@ from collectives.communicator import Communicator
 from collectives.errors import CollectiveError, InvalidBuffer
 from collectives.execution.messages import TAGS_PER_PLAN
 from collectives.execution.pairs import Array, Stream, add
-from collectives.execution.tags import Lane
+from collectives.execution.tags import Tags
 from collectives.execution.traffic import Traffic
 from collectives.execution.transport import Bytes, Envelope
 from collectives.sparse_arguments import agreed, expect_rising
@@ -115,11 +115,11 @@ class SparseAllreduce(Phased):
         with _engine(comm) as engine:
             nothing = np.empty(0, np.uint32), np.empty(0, dtype)
             mine, size, limit = agreed(engine, *nothing, length, dense_at, traffic)
-            lane = engine.lane()
+            tags = engine.tags()
         types = nothing[0].dtype, mine.values.dtype
-        tag = (lane.number + 1) * TAGS_PER_PLAN
+        tag = (tags.number + 1) * TAGS_PER_PLAN
         self._exchange = _Exchange(engine, types, size, limit, traffic, tag)
-        self._lane: Lane | None = lane
+        self._tags: Tags | None = tags
         self._mine = self.total = mine
         super().__init__(comm, [])
 
@@ -159,7 +159,7 @@ class SparseAllreduce(Phased):
             RuntimeError: it is under way.
         """
         super().Free()
-        self._lane = None
+        self._tags = None
 
     def phases(self) -> Iterator[Part]:
         messages = _recursive_doubling(self._exchange, self._mine)
@@ -196,7 +196,7 @@ class _Messages:
     def Wait(self) -> None:
         self.engine.complete(*(message.request for message in self.messages))
         while not self._open():
-            self.engine.underway.progress()
+            self.engine.progress.advance()
 
     def _open(self) -> bool:
         """Whether all are there, once MPI has them."""
@@ -256,7 +256,7 @@ class _Exchange:
         self.tag = tag
         self.index_type, self.value_type = types
         self.length, self.limit = length, limit
-        self.traffics = [t for t in (traffic, engine.underway.traffic) if t is not None]
+        self.traffics = [t for t in (traffic, engine.progress.traffic) if t is not None]
 
     def form(self, stream: Stream) -> Stream:
         """``stream``, as the vector that it is if there are too many pairs."""

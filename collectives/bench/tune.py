@@ -14,7 +14,7 @@ from mpi4py import MPI
 from collectives.algorithms import build, names, own
 from collectives.bench import report
 from collectives.bench.measure import Case, Result, measure
-from collectives.calls.library import library
+from collectives.calls.native import library
 from collectives.calls.tuner import Entry, Kind, Rule, Table, load
 from collectives.communicator import Communicator
 from collectives.contracts import CONTRACTS

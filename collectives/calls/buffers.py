@@ -12,9 +12,12 @@ from mpi4py import MPI
 from mpi4py.util import dtlib
 
 from collectives.calls.buffer_protocols import memory_of
-from collectives.calls.derived_types import Block, Gaps, fills_its_extent, is_one_block
 from collectives.calls.mpi4py_spec import (
     TYPES,
+    Block,
+    Gaps,
+    fills_its_extent,
+    is_one_block,
     named_type,
     number,
     numbers,

@@ -1,34 +1,37 @@
-"""What can be told of a buffer specification in less than a microsecond."""
+"""Calls that ``auto`` leaves to the MPI library before they are parsed.
+
+Parsing a call takes longer than a small collective of the library, so ``auto`` looks at little more
+than sizes and types here: in less than a microsecond, mpi4py's own method is called instead.
+"""
 
 import sys
 from array import array
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
-from collectives.calls.mpi4py_spec import PREDEFINED, TYPES
+from collectives.calls.mpi4py_spec import LETTERS, PREDEFINED, TYPES
+from collectives.calls.native import COUNTABLE, library
+from collectives.calls.resources import Resources
+from collectives.calls.tuner import AUTOTUNED_BYTES, NEVER, ORDINARY, SHARED
+from collectives.contracts import contract
 from collectives.execution.memory import is_on_device
+from collectives.execution.progress import Progress
 
-#: Types of NumPy whose items are MPI's, too; a string's are its letters, and of times mpi4py
-#: names a type and takes no buffer.
+#: NumPy's letters of types that are MPI's, too.  A string's are those of its letters, and mpi4py
+#: names types of times without taking such a buffer.
 _CHARS = frozenset(TYPES) - {"S", "U", "M", "m"}
 DTYPES = frozenset(map(np.dtype, _CHARS.intersection(np.typecodes["AllInteger"] + "?efdgFDG")))
-#: Types whose sums are left to MPI, too: it rounds a sum of 16-bit numbers with every rank.
-REDUCED = DTYPES - {np.dtype(np.float16)}
-#: Types of MPI's that name bytes and letters, which no arithmetic is defined on: some libraries
-#: add them all the same, as the small integers that they are not.
-LETTERS = (MPI.BYTE, MPI.PACKED, MPI.CHAR, MPI.WCHAR)
-#: MPI's own, by what ``id`` says of them: to ask a type takes an MPI call.
+#: ``id`` of each of MPI's own types: asking a type takes an MPI call.
 _PREDEFINED = {
     id(constant)
     for constant in vars(MPI).values()
     if isinstance(constant, MPI.Datatype) and constant.handle in PREDEFINED
 }
-_UNSUMMED = {id(constant) for constant in (*LETTERS, TYPES.get("e"))}
-#: Memory of Python's own.
+#: Python's own buffers.
 _PYTHONS = (bytearray, bytes, memoryview, array)
-#: Types of PyTorch's whose items are MPI's.
+#: Types of PyTorch whose items are MPI's.
 _TORCHS = frozenset(
     f"torch.{kind}"
     for kind in [
@@ -38,25 +41,43 @@ _TORCHS = frozenset(
 )
 
 
-def nbytes_of(spec: Any, reduces: bool = False) -> int | None:
+class Plain(NamedTuple):
+    """Types that are left to the MPI library.
+
+    Attributes:
+        dtypes: NumPy's types.
+        barred: ``id`` of types of MPI that are not left to it, although it has them.
+    """
+
+    dtypes: "frozenset[np.dtype[Any]]"
+    barred: frozenset[int]
+
+
+_BARRED = frozenset(map(id, LETTERS))
+MOVED = Plain(DTYPES, frozenset())
+#: MPI rounds a sum of 16-bit numbers with every rank: once on two, as ours is.
+SUMMED_BY_TWO = Plain(DTYPES, _BARRED)
+SUMMED = Plain(DTYPES - {np.dtype(np.float16)}, _BARRED | {id(TYPES.get("e"))})
+
+
+def nbytes_of(spec: Any, plain: Plain = MOVED) -> int | None:
     """Bytes of the memory in ``array``, ``[array, type]``, ``[array, count, type]`` and the like,
-    if it is NumPy's or Python's own and all types are MPI's; ``None`` for what takes longer to
-    read.  ``reduces``: and their sums are left to MPI."""
+    if it is NumPy's or Python's own and its types are ``plain``; ``None`` for what takes longer to
+    read."""
     kind = type(spec)
-    dtypes = REDUCED if reduces else DTYPES
     if kind is np.ndarray:
-        return spec.nbytes if spec.dtype in dtypes else None
+        return spec.nbytes if spec.dtype in plain.dtypes else None
     if kind is list or kind is tuple:
         if len(spec) < 2:  # mpi4py takes no list of an array alone
             return None
         items, last = spec[0], spec[-1]
         if id(last) not in _PREDEFINED and _is_of_program(last):
             return None
-        if reduces and id(last) in _UNSUMMED:
+        if id(last) in plain.barred:
             return None
         if type(items) is np.ndarray:
-            return items.nbytes if items.dtype in dtypes else None
-        return None if type(items) in (list, tuple) else nbytes_of(items, reduces)
+            return items.nbytes if items.dtype in plain.dtypes else None
+        return None if type(items) in (list, tuple) else nbytes_of(items, plain)
     if kind in _PYTHONS:
         try:
             view = memoryview(spec)
@@ -67,8 +88,8 @@ def nbytes_of(spec: Any, reduces: bool = False) -> int | None:
 
 
 def is_misread(spec: Any, reduces: bool) -> bool:
-    """Whether mpi4py, left alone with a buffer, may refuse its items or take them for others: it
-    knows 16-bit numbers of torch as bytes, and sums those."""
+    """Whether mpi4py may refuse a buffer's items or take them for others: it knows 16-bit numbers
+    of torch as bytes, and sums those."""
     if type(spec) is np.ndarray:
         return spec.dtype not in DTYPES
     items, last = spec, None
@@ -76,7 +97,7 @@ def is_misread(spec: Any, reduces: bool) -> bool:
         items, last = spec[0], spec[-1]
     if isinstance(last, MPI.Datatype) and _is_of_program(last):
         return False
-    if reduces and id(last) in _UNSUMMED and last in LETTERS:
+    if reduces and id(last) in _BARRED:
         return True
     if isinstance(items, np.ndarray):
         return items.dtype not in DTYPES
@@ -93,10 +114,53 @@ def _is_of_program(last: Any) -> bool:
 
 
 def _nbytes_of_tensor(tensor: Any) -> int | None:
-    """Of a tensor of PyTorch's that mpi4py reads, too."""
+    """Bytes of a tensor of PyTorch that mpi4py reads, too."""
     torch = sys.modules.get("torch")
     if torch is None or type(tensor) is not torch.Tensor or str(tensor.dtype) not in _TORCHS:
         return None
     plain = tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.requires_grad
     plain = plain and not (tensor.is_neg() or tensor.is_conj())
     return int(tensor.nbytes) if plain else None
+
+
+class Limits(dict[str, int]):
+    """For each collective, the bytes below which a call without ``algorithm`` is left to the MPI
+    library; 0 where every call is parsed.
+
+    It is a dictionary, as an all-reduce of 8 bytes takes less than ten Python calls.
+
+    Args:
+        unequal: for v-variants.  Few ranks know how long the others' blocks are, so that all of
+            them are left to the library, or none.
+    """
+
+    def __init__(self, resources: Resources, progress: Progress, unequal: bool = False) -> None:
+        self._resources = resources
+        self._progress = progress
+        self._unequal = unequal
+        #: Types of reductions that are left to the library; the first look-up knows the ranks.
+        self.summed = SUMMED
+
+    def __missing__(self, collective: str) -> int:
+        resources, settings = self._resources, self._resources.settings
+        auto = settings.algorithm == "auto" and not settings.check and not settings.timeout
+        auto = auto and not settings.needs_messages
+        auto = auto and not (settings.reproducible and contract(collective).reduces)
+        below = self.of_auto(collective) if auto else 0
+        if (self._unequal and below < NEVER) or self._progress.traffic is not None:
+            below = 0
+        if auto and resources.comm.size <= 2:
+            self.summed = SUMMED_BY_TWO
+        self[collective] = min(below, COUNTABLE)
+        return self[collective]
+
+    def of_auto(self, collective: str) -> int:
+        """The bytes below which ``auto`` takes the MPI library's own.  Collective at first use.
+
+        No array lies in memory that the ranks share before one was asked for.
+        """
+        resources = self._resources
+        per_node, table = resources.facts
+        memories = ORDINARY if resources.node is None or self._unequal else SHARED
+        below = table.native_below(library(), collective, resources.comm.size, per_node, memories)
+        return min(below, AUTOTUNED_BYTES) if resources.settings.autotune else below

@@ -8,6 +8,7 @@ numbers are rounded as the library likes.
 """
 
 import os
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,12 +16,10 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.calls.call import Call
-from collectives.calls.gpus import all_or_none
 from collectives.errors import CollectiveError
 from collectives.execution.device_plan import DevicePlan
 from collectives.execution.memory import Items
-from collectives.execution.plan import Action, BoundRound
-from collectives.execution.progress import Underway
+from collectives.execution.plan import Action, Binding, BoundRound
 from collectives.execution.transport.cuda_memory import CudaMemory
 
 _REDUCED = (
@@ -47,6 +46,13 @@ def fault_of_nccl(call: Call) -> str:
     if call.op is not None and not (_operation(call.op) and dtype in _REDUCED):
         return f"NCCL reduces no {dtype} by this operation; leave the algorithm out"
     return ""
+
+
+def all_or_none(comm: MPI.Intracomm, trouble: str) -> None:
+    """Raises :class:`CollectiveError` on all ranks where one is in ``trouble``.  Collective."""
+    for rank, told in enumerate(comm.allgather(trouble)):
+        if told:
+            raise CollectiveError(f"rank {rank}: {told}")
 
 
 class Nccl:
@@ -110,7 +116,7 @@ class Nccl:
         return value
 
 
-def bind_nccl(call: Call, nccl: Nccl, reason: str, underway: Underway, borrow: bool) -> DevicePlan:
+def bind_nccl(call: Call, nccl: Nccl, binding: Binding, borrow: bool) -> DevicePlan:
     """A plan for a call that :func:`fault_of_nccl` finds no fault in; ``borrow`` names the caller's
     memory by address, so that the plan does not keep it.
 
@@ -126,9 +132,8 @@ def bind_nccl(call: Call, nccl: Nccl, reason: str, underway: Underway, borrow: b
     with memory.working():  # what is allocated is that stream's
         before, send, recv = _operands(call, memory, borrow)
     bound = BoundRound(starts=[*before, Queuing(call, nccl, send, recv)])
-    return DevicePlan(
-        call.collective, "nccl", reason, call.nbytes, [bound], all, underway, memory=memory
-    )
+    binding = replace(binding, memory=memory)
+    return DevicePlan(call.collective, "nccl", call.nbytes, [bound], all, binding)
 
 
 def _operands(call: Call, memory: CudaMemory, borrow: bool) -> tuple[list[Action], Items, Items]:

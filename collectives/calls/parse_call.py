@@ -10,17 +10,17 @@ from collectives.algorithms import check, find, parse
 from collectives.calls.arguments import Arguments
 from collectives.calls.buffers import Buffer, read_buffer, unit_of, vector_buffer
 from collectives.calls.call import Call
-from collectives.calls.fast_path import LETTERS
-from collectives.calls.library import library
+from collectives.calls.fast_path import nbytes_of
+from collectives.calls.mpi4py_spec import LETTERS
+from collectives.calls.native import library
 from collectives.calls.nccl import fault_of_nccl
-from collectives.calls.reduction import combiner
-from collectives.calls.words import with_sure_words, with_types
 from collectives.contracts import Member, contract
 from collectives.errors import InvalidBuffer, UnknownAlgorithm
+from collectives.execution.memory import HOST, is_on_device
 from collectives.execution.messages import Counts
 
 
-def read_call(arguments: Arguments, algorithm: str, rank: int, size: int) -> Call:
+def parse_call(arguments: Arguments, algorithm: str, rank: int, size: int) -> Call:
     """Reads the buffers, as mpi4py takes them.
 
     Raises:
@@ -61,7 +61,7 @@ def read_call(arguments: Arguments, algorithm: str, rank: int, size: int) -> Cal
     if not blocks.reduces:
         send, recv = _as_units(arguments, send, recv, to_send, to_recv)
         if algorithm in ("auto", "native"):
-            arguments, send, recv = with_types(arguments, send, recv)
+            arguments, send, recv = _with_types(arguments, send, recv)
     elif send and recv and recv.items.size and send.items.dtype != recv.items.dtype:
         raise InvalidBuffer(
             f"{collective}: the send buffer is {send.items.dtype}, the receive buffer "
@@ -70,7 +70,7 @@ def read_call(arguments: Arguments, algorithm: str, rank: int, size: int) -> Cal
     counts = _counts(arguments, member, send, recv)
     if algorithm in ("auto", "native"):
         given = (None, send) if aside else (send, recv)
-        arguments = with_sure_words(arguments, *given)
+        arguments = _with_sure_words(arguments, *given)
     call = Call(arguments, member, send, recv, counts, aside, algorithm)
     _expect_ours(call)
     return call
@@ -82,7 +82,7 @@ def _expect_ours(call: Call) -> None:
     buffer = call.buffer
     is_ours = call.algorithm not in ("auto", "native", "nccl")
     if call.op is not None and (is_ours or buffer.datatype is None or buffer.datatype in LETTERS):
-        combiner(call.op, buffer.items.dtype, buffer.datatype)
+        _ = call.combine
         if call.algorithm == "native" and buffer.datatype is None:
             raise InvalidBuffer(
                 f"{call.collective}: this MPI has no type {buffer.items.dtype}, so "
@@ -251,3 +251,50 @@ def _input_where_the_result_goes(arguments: Arguments, member: Member) -> tuple[
         return whole, replace(whole, items=whole.items[:own])
     whole = read_buffer(arguments.recvbuf, "receive", member.size)
     return whole, replace(whole, items=whole.items[: whole.items.size // member.size])
+
+
+def _with_types(
+    arguments: Arguments, send: Buffer | None, recv: Buffer | None
+) -> tuple[Arguments, Buffer | None, Buffer | None]:
+    """Items that MPI has no type for as bytes, so that the library's own collective can move them:
+    other ranks, which may describe theirs by a type that it has, leave theirs to it as well."""
+    if send is not None and _is_without_type(send):
+        arguments = arguments._replace(sendbuf=send.of_type(MPI.BYTE))
+        send = replace(send, datatype=MPI.BYTE)
+    if recv is not None and _is_without_type(recv):
+        arguments = arguments._replace(recvbuf=recv.of_type(MPI.BYTE))
+        recv = replace(recv, datatype=MPI.BYTE)
+    return arguments, send, recv
+
+
+def _with_sure_words(arguments: Arguments, send: Buffer | None, recv: Buffer | None) -> Arguments:
+    """The buffers in words that mpi4py is sure to take: refused when the ranks have met already, a
+    call could not be made again.
+
+    Args:
+        send, recv: what ``arguments`` names as such.
+    """
+    same = True
+    if contract(arguments.collective).reduces and send is not None and recv is not None:
+        same = send.datatype == recv.datatype
+        recv = replace(recv, datatype=send.datatype)  # of two names of one type, one
+    if same and _takes(arguments.sendbuf, send) and _takes(arguments.recvbuf, recv):
+        return arguments
+    return arguments._replace(
+        sendbuf=_sure_words(arguments.sendbuf, send), recvbuf=_sure_words(arguments.recvbuf, recv)
+    )
+
+
+def _takes(spec: Any, buffer: Buffer | None) -> bool:
+    """Whether mpi4py takes it as it is; of long doubles that are not aligned, it knows no type."""
+    return buffer is None or (nbytes_of(spec) is not None and buffer.items.flags.aligned)
+
+
+def _sure_words(spec: Any, buffer: Buffer | None) -> Any:
+    if buffer is None or buffer.datatype is None or buffer.gaps or buffer.memory is not HOST:
+        return spec
+    return buffer.of_type(buffer.datatype)
+
+
+def _is_without_type(buffer: Buffer) -> bool:
+    return buffer.datatype is None and not is_on_device(buffer.items)

@@ -15,15 +15,11 @@ from mpi4py import MPI
 
 from collectives.algorithms import build
 from collectives.calls.call import Call
-from collectives.calls.reduction import combiner
-from collectives.calls.staging import Operands
 from collectives.errors import InvalidBuffer, UnknownAlgorithm
 from collectives.execution.exact import exact_sum, extreme
 from collectives.execution.memory import Items
-from collectives.execution.messages import Counts, bind
-from collectives.execution.plan import Action, BoundRound, Plan
-from collectives.execution.progress import Underway
-from collectives.execution.tags import Lane
+from collectives.execution.messages import Counts, Operands, bind
+from collectives.execution.plan import Action, Binding, BoundRound, Plan
 from collectives.execution.transport.mpi import MPITransport
 
 #: How floating-point arrays are reduced without an order.
@@ -68,7 +64,7 @@ def is_rounded(call: Call) -> bool:
         why = "reduces on the host; copy the array there first"
     if why:
         raise InvalidBuffer(f"{call.collective}: reproducible=True {why}")
-    combiner(op, dtype, call.buffer.datatype)  # refuses what MPI does not define
+    _ = call.combine  # raises for what MPI does not define
     if call.algorithm != "auto":
         raise UnknownAlgorithm(
             f"{call.collective}: with reproducible=True a sum has no order, so {call.algorithm!r} "
@@ -88,23 +84,22 @@ def saturates(call: Call) -> bool:
     return call.op in (MPI.SUM, MPI.PROD) and dtype.kind in "iu" and dtype.itemsize == 1
 
 
-def bind_exact(call: Call, transport: MPITransport, lane: Lane | None, underway: Underway) -> Plan:
-    """A plan for a reduction by exact sums; as of :func:`collectives.execution.messages.bind`."""
-    return _ExactBinder(call, transport, lane, underway).plan()
+def bind_exact(call: Call, transport: MPITransport, operands: Operands, binding: Binding) -> Plan:
+    """A plan for a reduction by exact sums."""
+    return _ExactBinder(call, transport, operands, binding).plan()
 
 
 class _ExactBinder:
     """The rounds of one call."""
 
     def __init__(
-        self, call: Call, transport: MPITransport, lane: Lane | None, underway: Underway
+        self, call: Call, transport: MPITransport, operands: Operands, binding: Binding
     ) -> None:
         self.call = call
         self.transport = transport
-        self.lane = lane
-        self.underway = underway
+        self.binding = binding
         self.reduce = next(way for op, way in _WITHOUT_ORDER if op == call.op)
-        self.operands = Operands(call, borrow=lane is None, widens=False)
+        self.operands = operands
         given = self.operands.recv if self.operands.send is None else self.operands.send
         assert given is not None, "every rank has something to add"
         self.given = given
@@ -134,12 +129,10 @@ class _ExactBinder:
         return Plan(
             call.collective,
             "exact",
-            "reproducible",
             call.nbytes,
             [r for r in rounds if r.starts],
             self.transport.testall,
-            self.underway,
-            self.lane,
+            self.binding,
         )
 
     def _reduce_scatter(self, terms: list[Items]) -> list[BoundRound]:
@@ -190,12 +183,5 @@ class _ExactBinder:
     ) -> list[BoundRound]:
         """The rounds of a collective that moves blocks of these lengths."""
         schedule = build(collective, algorithm, self.size, root)
-        return bind(
-            schedule,
-            self.transport,
-            send,
-            recv,
-            counts=counts,
-            lane=self.lane,
-            underway=self.underway,
-        ).rounds
+        operands = Operands(send, recv, counts)
+        return bind(schedule, self.transport, operands, None, self.binding).rounds

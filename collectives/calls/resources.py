@@ -1,6 +1,7 @@
 """What a communicator's collectives use: its duplicate, the node's memory, the table, the GPUs."""
 
 import logging
+import pickle
 from collections.abc import Callable
 from math import prod
 from operator import index
@@ -16,7 +17,7 @@ from collectives.calls.tuner import Table, load
 from collectives.errors import CollectiveError, InvalidBuffer
 from collectives.execution.memory import Items
 from collectives.execution.messages import TAGS_PER_PLAN
-from collectives.execution.tags import Lanes
+from collectives.execution.tags import TagPool
 from collectives.execution.transport.cuda_memory import CudaMemory
 from collectives.execution.transport.delayed import clock
 from collectives.execution.transport.mpi import MPITransport
@@ -46,10 +47,10 @@ class Resources:
         this communicator."""
         self._given = comm
         self.settings = settings
-        self._wait = wait
+        self.wait = wait
         self._drain = drain
         self.node: NodeMemory | None = None
-        self.tags = Lanes(min(_tags() // TAGS_PER_PLAN - 1, 1 << 30))
+        self.tags = TagPool(min(_tags() // TAGS_PER_PLAN - 1, 1 << 30))
         self._transport: MPITransport | None = None
         # No cached_property: before Python 3.12, one lock of all communicators is held in it, and
         # ranks that come to two communicators in another order would wait for one another.
@@ -78,7 +79,7 @@ class Resources:
         if self._transport is None:
             # Another rank may wait for a plan of ours on another communicator before it comes here.
             channel, request = self.comm.Idup()
-            self._wait(request)
+            self.wait(request)
             if self.settings.transport.delays:
                 self._expect_one_clock(channel)
             self._transport = self.settings.transport(channel)
@@ -87,7 +88,7 @@ class Resources:
     def _expect_one_clock(self, channel: MPI.Intracomm) -> None:
         """Raises on all ranks if messages cannot say when they are due."""
         clocks = np.array([clock(), -clock()])
-        self._wait(channel.Iallreduce(MPI.IN_PLACE, clocks, MPI.MAX))
+        self.wait(channel.Iallreduce(MPI.IN_PLACE, clocks, MPI.MAX))
         if clocks[0] != -clocks[1]:
             raise CollectiveError(
                 "messages that arrive late need ranks that see one clock, and these are on several "
@@ -99,6 +100,15 @@ class Resources:
     def channel(self) -> MPI.Intracomm:
         """The duplicate."""
         return self.transport.channel
+
+    def gathered(self, mine: Any) -> list[Any]:
+        """The objects that all ranks pass; collective."""
+        pickled, channel = np.frombuffer(pickle.dumps(mine), np.uint8), self.channel
+        lengths = np.empty(channel.size, np.int64)
+        self.wait(channel.Iallgather(np.array([pickled.size]), lengths))
+        told = np.empty(lengths.sum(), np.uint8)
+        self.wait(channel.Iallgatherv(pickled, [told, lengths]))
+        return [pickle.loads(part.tobytes()) for part in np.split(told, np.cumsum(lengths)[:-1])]
 
     @property
     def ranks_per_node(self) -> int:

@@ -33,6 +33,8 @@ ORDINARY: tuple[Kind, ...] = ("numpy",)
 SHARED: tuple[Kind, ...] = ("numpy", "shared", "adopted")
 #: More bytes than there are: nothing of ours is faster.
 NEVER = 1 << 62
+#: ``autotune`` measures no smaller calls: a table is right about them, or it does not matter.
+AUTOTUNED_BYTES = 64 << 10
 #: Kinds of memory whose traffic does not depend on the MPI library.
 _LOADED = ("shared", "adopted")
 #: The first and last pages of an adopted array take longer to copy than it gains, up to so many
@@ -61,7 +63,7 @@ class Entry(msgspec.Struct, forbid_unknown_fields=True):
     """What was measured of one collective on one kind of memory and number of ranks.
 
     Attributes:
-        mpi: the library that native was (:func:`collectives.calls.library.library`).
+        mpi: the library that native was (:func:`collectives.calls.native.library`).
         memory: as in :class:`Situation`.
         rules: by rising bytes.
 
@@ -172,7 +174,7 @@ class Situation(NamedTuple):
     """What an algorithm is chosen by; all ranks see the same.
 
     Attributes:
-        mpi: the library (:func:`collectives.calls.library.library`).
+        mpi: the library (:func:`collectives.calls.native.library`).
         nbytes: size of the largest buffer; 0 where ranks do not know it (v-variants).
         per_node: ranks of a node.
         commutes: whether the operation commutes (true where there is none).

@@ -166,7 +166,7 @@ def run(options: argparse.Namespace) -> int:
     from collectives.communicator import Communicator
     from collectives.launch import abort_on_exception
 
-    comm = Communicator(MPI.COMM_WORLD, turns=False)
+    comm = Communicator(MPI.COMM_WORLD, autotune=False)
     show_log(options, comm.rank)
     with abort_on_exception(comm), _deadline(comm, options.timeout):
         if options.collective == "round":

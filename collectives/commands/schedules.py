@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from collectives.algorithms import ALGORITHMS, REGISTRY, Algorithm, build, find, names, parse
 from collectives.analysis import draw
 from collectives.analysis.claims import prove_claims
-from collectives.analysis.own import named, packaged
+from collectives.analysis.user_code import named, packaged
 from collectives.analysis.verify import Proof, verify
 from collectives.commands.arguments import RANKS, collective_or_file, rank_count, ranks
 from collectives.commands.mutate import survey

@@ -8,15 +8,14 @@ is the business of gates (:mod:`collectives.execution.device_plan`).
 import ctypes
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import Context
 from functools import partial
 from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
-
-from collectives.execution.device_plan import Queued
 
 Items = npt.NDArray[Any]
 
@@ -60,6 +59,41 @@ class Memory(Protocol):
 
     def borrowed(self, items: Items) -> Items:
         """The same memory by address: whoever uses it must know that it is still there."""
+
+
+class Event(Protocol):
+    """A place in a stream, in CuPy's words.
+
+    Attributes:
+        done: whether the stream has passed it.
+    """
+
+    done: bool
+
+    def record(self, stream: Any = None) -> object:
+        """Puts it behind all that is queued on ``stream``, by default the current one."""
+
+    def synchronize(self) -> object:
+        """The host waits for it."""
+
+
+class Queued(Protocol):
+    """What a plan needs of the memory that it works on."""
+
+    def event(self) -> Event:
+        """A new event of this device."""
+
+    def callers(self) -> Sequence[Any]:
+        """The streams whose work comes before and after that of a call."""
+
+    def mark(self, streams: Sequence[Any], events: Sequence[Event]) -> None:
+        """Each event is behind all that its stream has queued."""
+
+    def follow(self, events: Sequence[Event]) -> None:
+        """What is queued on the own stream from here on comes after these."""
+
+    def working(self) -> AbstractContextManager[object]:
+        """In it, the own stream is the current one."""
 
 
 class DeviceMemory(Memory, Queued, Protocol):

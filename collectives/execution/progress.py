@@ -35,7 +35,7 @@ class _Here(threading.local):
 _HERE = _Here()
 
 
-class Underway:
+class Progress:
     """The plans of one communicator that are under way.
 
     A rank that waits moves all plans along that its thread has started, on whatever communicator:
@@ -75,7 +75,7 @@ class Underway:
         self.plans.remove(plan)
         plan.among.remove(plan)
 
-    def progress(self) -> None:
+    def advance(self) -> None:
         """Moves the plans of this thread along, lest a rank that waits for them wait for us."""
         for plan in tuple(_HERE.plans):
             plan.Test()
@@ -85,7 +85,7 @@ class Underway:
         """Ends the plans of this communicator: all ranks have started them.  After one was left in
         the middle, nobody knows whether the others can end."""
         while self.plans and not self.left and not all([plan.Test() for plan in tuple(self.plans)]):
-            self.progress()
+            self.advance()
 
     def forget(self) -> None:
         """Gives up the plans that nobody can end, as a collective was left in the middle."""

@@ -1,7 +1,7 @@
 """A schedule on memory that all its ranks can address: where their buffers lie, how they are cut,
 and a plan of one rank's rounds there (``shared_rounds.py``)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -10,13 +10,11 @@ import numpy as np
 
 from collectives.algorithms.segments import MOST_SEGMENTS, passes_on
 from collectives.compile.dataflow import Dataflow, Endpoint
-from collectives.execution.device_plan import DevicePlan
+from collectives.execution.device_plan import plan_class
 from collectives.execution.memory import HOST, Combine, Items, Memory, is_queued
 from collectives.execution.messages import Layout
-from collectives.execution.plan import Action, Plan
-from collectives.execution.progress import Underway
+from collectives.execution.plan import Action, Binding, Plan
 from collectives.execution.shared_rounds import SharedBinder
-from collectives.execution.tags import Lane
 from collectives.execution.transport.flags import BLOCKING, Flag
 from collectives.execution.transport.windows import Edge, Place
 from collectives.schedule import Copy, Schedule
@@ -58,28 +56,17 @@ def bind_shared(
     places: Places,
     count: int,
     dtype: "np.dtype[Any]",
-    memory: Memory,
     combine: Combine | None,
-    *,
-    lane: Lane | None,
-    reason: str,
-    underway: Underway,
-    met: bool = False,
-    keep: Callable[[Plan], object] | None = None,
+    binding: Binding,
 ) -> Plan:
     """A plan for ``schedule`` on arrays that lie in the node's memory.
 
     Args:
         places: where all ranks' buffers lie, which :func:`runs_shared` must allow.
         count: items of a block.
-        memory: the kind of memory that all buffers are in.
-        lane: tells its counters from other plans' under way; ``None`` for a blocking call's plan,
-            which names the memory by address and does not keep it.
-        met: whenever the plan runs, the ranks have just met, so each knows that all are in it.
-        keep: as of :class:`Plan`; keeps the memory until then, which the plan names by address.
     """
-    borrow = lane is None or keep is not None
-    slot = BLOCKING if lane is None else BLOCKING + 1 + lane.number
+    memory, tags, borrow = binding.memory, binding.tags, binding.borrows
+    slot = BLOCKING if tags is None else BLOCKING + 1 + tags.number
     blocks = schedule.contract.blocks(schedule.size)
     segments = _segments(schedule, count, dtype, memory)
     flow = Dataflow(schedule, _is_in_place(schedule, places), segments)
@@ -89,29 +76,24 @@ def bind_shared(
         named = _buffers(schedule, rank, node, places[rank], count, memory.empty(0, dtype))
         buffers.append({k: memory.borrowed(v) if borrow else v for k, v in named.items()})
     combine = combine and memory.combine(combine)
-    met = met and not (is_queued(memory) or node.has_edges(chain(*places)))
+    met = binding.met and not (is_queued(memory) or node.has_edges(chain(*places)))
     bound = SharedBinder(flow, node, slot, memory, buffers, layout, combine, met)
     edges = _edges(node, places[node.rank], buffers[node.rank], borrow)
     before: list[Action] = [partial(HOST.copy, copy, own) for own, copy in chain(*edges)]
     if not borrow:  # other calls have just looked where their memory is
         own_places = [place for place in places[node.rank] if place is not None]
         before[:0] = [partial(node.expect_there, p) for p in own_places if node.has_edges([p])]
-    if underway.traffic is not None:
-        moved = _moved_bytes(flow, node.rank, layout, dtype)
-        before.append(partial(underway.traffic.share, moved))
+    if (traffic := binding.progress.traffic) is not None:
+        before.append(partial(traffic.share, _moved_bytes(flow, node.rank, layout, dtype)))
     after = [partial(HOST.copy, own, copy) for own, copy in edges[1]]
-    make = partial(DevicePlan, memory=memory) if is_queued(memory) else Plan
-    plan = make(
+    plan = plan_class(binding)(
         schedule.collective,
         flow.schedule.algorithm,
-        reason,
         count * blocks * dtype.itemsize,
         bound.rounds(before, after),
         _all_reached,
-        underway,
-        lane,
+        binding,
     )
-    plan.keep = keep
     for place in places[node.rank]:
         node.used_by(place, plan)
     return plan

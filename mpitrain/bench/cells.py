@@ -6,7 +6,7 @@ from pathlib import Path
 
 from collectives import Link, MPITransport, delayed
 from collectives import algorithms as known_algorithms
-from collectives.analysis.own import named
+from collectives.analysis.user_code import named
 from mpitrain.compress import parse
 from mpitrain.report.results import DENSE, SHARED, Cell
 

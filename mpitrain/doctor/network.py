@@ -11,7 +11,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator
-from collectives.calls.library import library
+from collectives.calls.native import library
 from collectives.calls.tuner import Situation, choose, load
 from collectives.execution.transport.cuda_probe import probe
 from mpitrain.doctor.finding import Finding, Status, gathered, in_parts, leader

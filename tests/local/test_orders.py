@@ -13,9 +13,8 @@ from collectives.algorithms import ALGORITHMS
 from collectives.analysis.verify import verify
 from collectives.contracts import contract
 from collectives.execution import shared
-from collectives.execution.memory import HOST
-from collectives.execution.messages import bind
-from collectives.execution.progress import Underway
+from collectives.execution.messages import Operands, bind
+from collectives.execution.plan import Binding
 from collectives.execution.transport.flags import Flag, RunCount, Tick
 from collectives.execution.transport.shared_memory import Place
 from collectives.execution.transport.windows import Edge
@@ -89,7 +88,7 @@ class Ranks:
         self.plans = [
             shared.bind_shared(
                 schedule, Node(rank, counters, self.buffers, self.ends), places, count,
-                np.dtype(float), HOST, combine, lane=None, reason="", underway=Underway(),
+                np.dtype(float), combine, Binding(),
             )
             for rank in range(size)
         ]  # fmt: skip
@@ -263,7 +262,7 @@ def test_what_is_being_sent_does_not_change(algorithm, size):
         if send is None and recv is None:
             continue
         transport = Alone(rank)
-        bind(schedule, transport, send, recv, combine)()
+        bind(schedule, transport, Operands(send, recv), combine)()
         assert all(one.left is None for one in transport.sends)
         assert not any(one.started for one in transport.receives)
         assert schedule.size == 1 or [*chain(transport.sends, transport.receives)]

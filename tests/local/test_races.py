@@ -14,7 +14,7 @@ import pytest
 from collectives.algorithms import ALGORITHMS, build
 from collectives.contracts import contract
 from collectives.execution.memory import HostMemory
-from collectives.execution.progress import Underway
+from collectives.execution.plan import Binding
 from collectives.execution.shared import bind_shared
 from collectives.execution.transport.shared_memory import Place
 from collectives.schedule import Copy, Recv, RecvReduce, Schedule, Send, recvbuf, sendbuf
@@ -105,8 +105,8 @@ def programs(schedule, in_place, met=False):
     )
     for rank in range(size):
         plan = bind_shared(
-            schedule, Node(rank, buffers), places, COUNT, np.dtype(float), Untouched(), np.add,
-            lane=None, reason="", underway=Underway(), met=met,
+            schedule, Node(rank, buffers), places, COUNT, np.dtype(float), np.add,
+            Binding(memory=Untouched(), met=met),
         )  # fmt: skip
         callers = Touch((), tuple(buffers[rank]))
         calls = [call for bound in plan.rounds for call in (*bound.starts, *bound.finish)]

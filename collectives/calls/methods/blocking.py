@@ -9,6 +9,8 @@ from collectives.algorithms import Algorithm
 from collectives.calls import arguments
 from collectives.calls.engine import Engine
 
+Asked = Algorithm | str | None
+
 
 class Blocking:
     """Each returns ``None`` when this rank's buffers are the caller's again.
@@ -55,12 +57,7 @@ class Blocking:
     size: int
 
     def Allreduce(
-        self,
-        sendbuf: Any,
-        recvbuf: Any,
-        op: MPI.Op = MPI.SUM,
-        *,
-        algorithm: Algorithm | str | None = None,
+        self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, *, algorithm: Asked = None
     ) -> None:
         """Reduces ``sendbuf`` over all ranks into every rank's ``recvbuf``."""
         if algorithm is None and self._engine.leaves_to_native("allreduce", recvbuf, sendbuf):
@@ -68,12 +65,7 @@ class Blocking:
         self._engine.run(arguments.allreduce(sendbuf, recvbuf, op), algorithm)
 
     def Reduce_scatter_block(
-        self,
-        sendbuf: Any,
-        recvbuf: Any,
-        op: MPI.Op = MPI.SUM,
-        *,
-        algorithm: Algorithm | str | None = None,
+        self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, *, algorithm: Asked = None
     ) -> None:
         """Reduces block j of every rank's ``sendbuf`` into rank j's ``recvbuf``."""
         if algorithm is None and self._engine.leaves_to_native(
@@ -89,7 +81,7 @@ class Blocking:
         recvcounts: Sequence[int] | None = None,
         op: MPI.Op = MPI.SUM,
         *,
-        algorithm: Algorithm | str | None = None,
+        algorithm: Asked = None,
     ) -> None:
         """The same with blocks of ``recvcounts`` items; ``None``: as each rank's buffer holds."""
         out_of_place = (
@@ -103,25 +95,13 @@ class Blocking:
             return MPI.Intracomm.Reduce_scatter(self, sendbuf, recvbuf, recvcounts, op)  # type: ignore[arg-type]
         self._engine.run(arguments.reduce_scatter(sendbuf, recvbuf, recvcounts, op), algorithm)
 
-    def Allgather(
-        self,
-        sendbuf: Any,
-        recvbuf: Any,
-        *,
-        algorithm: Algorithm | str | None = None,
-    ) -> None:
+    def Allgather(self, sendbuf: Any, recvbuf: Any, *, algorithm: Asked = None) -> None:
         """Gathers every rank's ``sendbuf`` into every rank's ``recvbuf``, in rank order."""
         if algorithm is None and self._engine.leaves_to_native("allgather", recvbuf, sendbuf):
             return MPI.Intracomm.Allgather(self, sendbuf, recvbuf)  # type: ignore[arg-type]
         self._engine.run(arguments.allgather(sendbuf, recvbuf), algorithm)
 
-    def Allgatherv(
-        self,
-        sendbuf: Any,
-        recvbuf: Any,
-        *,
-        algorithm: Algorithm | str | None = None,
-    ) -> None:
+    def Allgatherv(self, sendbuf: Any, recvbuf: Any, *, algorithm: Asked = None) -> None:
         """The same with blocks of unequal length."""
         if algorithm is None and self._engine.leaves_to_native(
             "allgather", recvbuf, sendbuf, unequal=True
@@ -129,25 +109,13 @@ class Blocking:
             return MPI.Intracomm.Allgatherv(self, sendbuf, recvbuf)  # type: ignore[arg-type]
         self._engine.run(arguments.allgatherv(sendbuf, recvbuf), algorithm)
 
-    def Alltoall(
-        self,
-        sendbuf: Any,
-        recvbuf: Any,
-        *,
-        algorithm: Algorithm | str | None = None,
-    ) -> None:
+    def Alltoall(self, sendbuf: Any, recvbuf: Any, *, algorithm: Asked = None) -> None:
         """Sends block j of ``sendbuf`` to rank j, and receives its block into place j."""
         if algorithm is None and self._engine.leaves_to_native("alltoall", recvbuf, sendbuf):
             return MPI.Intracomm.Alltoall(self, sendbuf, recvbuf)  # type: ignore[arg-type]
         self._engine.run(arguments.alltoall(sendbuf, recvbuf), algorithm)
 
-    def Alltoallv(
-        self,
-        sendbuf: Any,
-        recvbuf: Any,
-        *,
-        algorithm: Algorithm | str | None = None,
-    ) -> None:
+    def Alltoallv(self, sendbuf: Any, recvbuf: Any, *, algorithm: Asked = None) -> None:
         """The same with blocks of unequal length."""
         if algorithm is None and self._engine.leaves_to_native(
             "alltoall", recvbuf, sendbuf, unequal=True
@@ -155,13 +123,7 @@ class Blocking:
             return MPI.Intracomm.Alltoallv(self, sendbuf, recvbuf)  # type: ignore[arg-type]
         self._engine.run(arguments.alltoallv(sendbuf, recvbuf), algorithm)
 
-    def Bcast(
-        self,
-        buf: Any,
-        root: int = 0,
-        *,
-        algorithm: Algorithm | str | None = None,
-    ) -> None:
+    def Bcast(self, buf: Any, root: int = 0, *, algorithm: Asked = None) -> None:
         """Copies ``buf`` of rank ``root`` to every rank's."""
         if algorithm is None and self._engine.leaves_to_native("broadcast", buf):
             return MPI.Intracomm.Bcast(self, buf, root)  # type: ignore[arg-type]
@@ -174,7 +136,7 @@ class Blocking:
         op: MPI.Op = MPI.SUM,
         root: int = 0,
         *,
-        algorithm: Algorithm | str | None = None,
+        algorithm: Asked = None,
     ) -> None:
         """Reduces ``sendbuf`` over all ranks into ``recvbuf`` of rank ``root``."""
         own, other = (recvbuf, None) if sendbuf is MPI.IN_PLACE else (sendbuf, recvbuf)
@@ -182,14 +144,7 @@ class Blocking:
             return MPI.Intracomm.Reduce(self, sendbuf, recvbuf, op, root)  # type: ignore[arg-type]
         self._engine.run(arguments.reduce(sendbuf, recvbuf, op, root), algorithm)
 
-    def Gather(
-        self,
-        sendbuf: Any,
-        recvbuf: Any,
-        root: int = 0,
-        *,
-        algorithm: Algorithm | str | None = None,
-    ) -> None:
+    def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: Asked = None) -> None:
         """Gathers every rank's ``sendbuf`` into ``recvbuf`` of rank ``root``."""
         if algorithm is None and self._engine.leaves_to_native(
             "gather", sendbuf, recvbuf, blocks=self.size
@@ -198,12 +153,7 @@ class Blocking:
         self._engine.run(arguments.gather(sendbuf, recvbuf, root), algorithm)
 
     def Gatherv(
-        self,
-        sendbuf: Any,
-        recvbuf: Any,
-        root: int = 0,
-        *,
-        algorithm: Algorithm | str | None = None,
+        self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: Asked = None
     ) -> None:
         """The same with blocks of unequal length."""
         if algorithm is None and self._engine.leaves_to_native(
@@ -213,12 +163,7 @@ class Blocking:
         self._engine.run(arguments.gatherv(sendbuf, recvbuf, root), algorithm)
 
     def Scatter(
-        self,
-        sendbuf: Any,
-        recvbuf: Any,
-        root: int = 0,
-        *,
-        algorithm: Algorithm | str | None = None,
+        self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: Asked = None
     ) -> None:
         """Sends block j of ``sendbuf`` of rank ``root`` to rank j's ``recvbuf``."""
         if algorithm is None and self._engine.leaves_to_native(
@@ -228,12 +173,7 @@ class Blocking:
         self._engine.run(arguments.scatter(sendbuf, recvbuf, root), algorithm)
 
     def Scatterv(
-        self,
-        sendbuf: Any,
-        recvbuf: Any,
-        root: int = 0,
-        *,
-        algorithm: Algorithm | str | None = None,
+        self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: Asked = None
     ) -> None:
         """The same with blocks of unequal length."""
         if algorithm is None and self._engine.leaves_to_native(
@@ -243,12 +183,7 @@ class Blocking:
         self._engine.run(arguments.scatterv(sendbuf, recvbuf, root), algorithm)
 
     def Scan(
-        self,
-        sendbuf: Any,
-        recvbuf: Any,
-        op: MPI.Op = MPI.SUM,
-        *,
-        algorithm: Algorithm | str | None = None,
+        self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, *, algorithm: Asked = None
     ) -> None:
         """Reduces ``sendbuf`` over the ranks up to this one into ``recvbuf``."""
         if algorithm is None and self._engine.leaves_to_native("scan", recvbuf, sendbuf):
@@ -256,23 +191,14 @@ class Blocking:
         self._engine.run(arguments.scan(sendbuf, recvbuf, op), algorithm)
 
     def Exscan(
-        self,
-        sendbuf: Any,
-        recvbuf: Any,
-        op: MPI.Op = MPI.SUM,
-        *,
-        algorithm: Algorithm | str | None = None,
+        self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, *, algorithm: Asked = None
     ) -> None:
         """Reduces ``sendbuf`` over the ranks before this one; rank 0's ``recvbuf`` stays."""
         if algorithm is None and self._engine.leaves_to_native("exscan", recvbuf, sendbuf):
             return MPI.Intracomm.Exscan(self, sendbuf, recvbuf, op)  # type: ignore[arg-type]
         self._engine.run(arguments.exscan(sendbuf, recvbuf, op), algorithm)
 
-    def Barrier(
-        self,
-        *,
-        algorithm: Algorithm | str | None = None,
-    ) -> None:
+    def Barrier(self, *, algorithm: Asked = None) -> None:
         """Returns when every rank has called it."""
         if algorithm is None and self._engine.leaves_to_native("barrier", arguments.NOTHING):
             return MPI.Intracomm.Barrier(self)  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from mpi4py import MPI
 from collectives.errors import InvalidBuffer
 from collectives.execution.memory import HOST, Items, Memory, is_queued
 from collectives.execution.plan import Action, Plan
-from collectives.execution.tags import Lanes
+from collectives.execution.tags import TagPool
 from collectives.execution.transport import Bytes, cuda_ipc
 from collectives.execution.transport.fences import Fences
 from collectives.execution.transport.flags import (
@@ -59,7 +59,7 @@ class NodeMemory:
         self.rank = comm.rank
         self.size = comm.size
         self.windows = Windows()
-        self.slots = Lanes(SLOTS - BLOCKING - 1)
+        self.slots = TagPool(SLOTS - BLOCKING - 1)
         control = self._allocate((SLOTS * _LINE + 2 * WORDS) * 8)
         self._counters = [memoryview(segment.data).cast("q") for segment in control]
         self._runs = [RunCount() for _ in range(SLOTS)]

@@ -64,7 +64,7 @@ def nodes(comm):
     assert 1 <= comm.ranks_per_node <= SIZE
 
 
-SETTINGS = ({}, {}, {"turns": True}, {"check": True})
+SETTINGS = ({}, {}, {"autotune": True}, {"check": True})
 KINDS = (blocking, nonblocking, persistent, shared, adopted, large, barrier, nodes)
 
 
@@ -84,7 +84,9 @@ def work(thread, comms, errors, start):
 
 @pytest.mark.parametrize("number", [16, pytest.param(64, marks=pytest.mark.slow)])
 def test_no_thread_waits_for_another_ones_communicator(number):
-    comms = [Communicator(MPI.COMM_WORLD.Dup(), **SETTINGS[n % 5]) for n in range(number)]
+    comms = [
+        Communicator(MPI.COMM_WORLD.Dup(), **SETTINGS[n % len(SETTINGS)]) for n in range(number)
+    ]
     errors, start = [], threading.Barrier(THREADS)
     threads = [
         threading.Thread(target=work, args=(thread, comms, errors, start))

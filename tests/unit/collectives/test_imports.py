@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[3]
 COLLECTIVES = ROOT / "collectives"
 #: What a schedule is, means and does needs no MPI; the transports bring it.
 LANGUAGE = [COLLECTIVES / name for name in ("schedule.py", "contracts.py", "errors.py")]
-WINGS = [COLLECTIVES / name for name in ("algorithms", "analysis", "execution")]
+WINGS = [COLLECTIVES / name for name in ("algorithms", "analysis", "compile", "execution")]
 PURE_FILES = LANGUAGE + sorted(path for wing in WINGS for path in wing.glob("*.py"))
 
 
@@ -77,7 +77,7 @@ def modules(folder):
     return {path.stem for path in folder.glob("*.py")} - {"__init__", "__main__"}
 
 
-@pytest.mark.parametrize("room", ["analysis", "calls", "execution"])
+@pytest.mark.parametrize("room", ["analysis", "calls", "compile", "execution"])
 def test_the_row_of_a_room_names_its_modules(room):
     (named,) = [names for rooms, names in rows() if f"{room}/" in rooms]
     assert {name.removesuffix(".py") for name in named} - {"methods/", "tuned.json"} == modules(

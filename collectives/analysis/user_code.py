@@ -1,8 +1,8 @@
-"""A program's own algorithms: proved before they can run, and found by name, file or package.
+"""Finds a program's own algorithms, in objects, files and installed packages, and registers them.
 
-:func:`register` adds one to the registry, and :func:`named` does so for whatever ``algorithm=`` and
-the commands take: an :class:`~collectives.algorithms.Algorithm`, ``"file.py:name"``, or a name that
-an installed package has in the entry point group ``collectives.algorithms``.
+``algorithm=`` and the commands take an :class:`~collectives.algorithms.Algorithm`,
+``"file.py:name"``, or a name that an installed package has in the entry point group
+``collectives.algorithms``.
 """
 
 import difflib
@@ -17,69 +17,15 @@ from threading import RLock
 from types import ModuleType
 
 from collectives.algorithms import REGISTRY, Algorithm
-from collectives.algorithms.guard import guarded
-from collectives.algorithms.registry import RESERVED, expect_name
-from collectives.analysis.claims import claims, fingerprint, prove_claims
-from collectives.contracts import contract
-from collectives.errors import CollectiveError, UnknownAlgorithm
+from collectives.algorithms.registry import RESERVED
+from collectives.analysis.claims import register
+from collectives.errors import UnknownAlgorithm
 
-#: Numbers of ranks at which :func:`register` proves an algorithm; other numbers, and options, are
-#: proved before a communicator first uses them.
-SIZES = range(1, 10)
 #: The group of entry points in which packages name their algorithms.
 GROUP = "collectives.algorithms"
-#: What a file's module names the lock that is held while the file is executed.
+#: Attribute of a file's module: the lock that is held while the file is executed.
 _TURN = "_collectives_turn"
 _FILE = re.compile(r"(?P<path>.+?\.py)(?::(?P<name>\w+))?(?P<options>:.*)?", re.DOTALL)
-
-
-def register(algorithm: Algorithm) -> Algorithm:
-    """Proves ``algorithm`` and everything that it claims on 1 to 9 ranks, and adds it.
-
-    From then on its name is one for ``algorithm=`` of this process; every rank registers its own.
-    A number of ranks for which the generator raises :class:`UnknownAlgorithm` is left out.
-    Registering an algorithm again, or another that does the same on 1 to 9 ranks, changes nothing.
-    Cost: some milliseconds; the proof of a collective with a root is for each root.
-
-    Returns:
-        The algorithm.
-
-    Raises:
-        ScheduleError: it is wrong, or claims what is not so, as the verifier says.
-        UnknownAlgorithm: its name is taken by another, or it is for no number of ranks.
-    """
-    if not isinstance(algorithm, Algorithm):
-        raise UnknownAlgorithm(
-            f"register takes an Algorithm, not a {type(algorithm).__name__}: "
-            "register(Algorithm('allreduce', 'mine', rounds))"
-        )
-    collective, name = algorithm.collective, algorithm.name
-    contract(collective)
-    if any(entry is algorithm for entry in REGISTRY):
-        return algorithm
-    expect_name(name)
-    if not callable(algorithm.rounds or algorithm.compose):
-        raise UnknownAlgorithm(f"{collective} {name} needs rounds, a generator function")
-    content = hashlib.sha256(claims(algorithm).encode())
-    proved = 0
-    refused: CollectiveError | None = None
-    for size in SIZES:
-        try:
-            for root in range(size if contract(collective).rooted else 1):
-                schedule = guarded(algorithm, size, root)
-                prove_claims(algorithm, schedule)
-                for rank in range(size):
-                    content.update(fingerprint(schedule, rank).encode())
-        except UnknownAlgorithm as error:
-            refused = error
-            continue
-        proved += size > 1
-    if refused is not None and not proved:
-        raise UnknownAlgorithm(f"{collective} {name} is for none of 2 to 9 ranks: {refused}")
-    digest = content.hexdigest()[:12]
-    if REGISTRY.digest(collective, name) != digest:
-        REGISTRY.add(algorithm, digest)
-    return algorithm
 
 
 def named(algorithm: Algorithm | str, collective: str | None = None) -> str:
