@@ -17,7 +17,7 @@ from collectives.calls.arguments import Arguments
 from collectives.calls.autotune import Autotune
 from collectives.calls.bind import Binder
 from collectives.calls.call import Call
-from collectives.calls.fast_path import MOVED, Limits, nbytes_of
+from collectives.calls.fast_path import Limits, nbytes_of
 from collectives.calls.native import call_native, waits_for_device
 from collectives.calls.native_plan import Native, NativePlan, NativeRequest
 from collectives.calls.plan_cache import Entry, Key, PlanCache
@@ -25,7 +25,6 @@ from collectives.calls.rendezvous import Location, Rendezvous, all_have
 from collectives.calls.resources import Resources
 from collectives.calls.settings import Settings
 from collectives.calls.validate import Validator
-from collectives.contracts import contract
 from collectives.errors import CollectiveError
 from collectives.execution.plan import Plan
 from collectives.execution.progress import Progress
@@ -346,17 +345,16 @@ class Engine:
             unequal: whether the call is a v-variant.
         """
         limits = self._unequal_native_below if unequal else self._native_below
-        below = limits[collective]
-        plain = limits.summed if contract(collective).reduces else MOVED
-        is_array = type(own) is ndarray and own.dtype in plain.dtypes
-        nbytes = own.nbytes if is_array else nbytes_of(own, plain)
+        below, dtypes, barred = limits[collective]
+        is_array = type(own) is ndarray and own.dtype in dtypes
+        nbytes = own.nbytes if is_array else nbytes_of(own, dtypes, barred)
         if nbytes is None or nbytes * blocks >= below or self.progress.plans:
             return False
         if not (
             (is_array and type(other) is ndarray and other.dtype is own.dtype)  # most are
             or other is None
             or other is MPI.IN_PLACE
-            or nbytes_of(other, plain) is not None
+            or nbytes_of(other, dtypes, barred) is not None
         ):
             return False
         self.last_plan = _LEFT_TO_NATIVE

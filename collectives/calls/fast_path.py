@@ -41,43 +41,47 @@ _TORCHS = frozenset(
 )
 
 
-class Plain(NamedTuple):
-    """Types that are left to the MPI library.
+class Limit(NamedTuple):
+    """The calls of a collective that are left to the MPI library.
 
     Attributes:
-        dtypes: NumPy's types.
+        below: bytes of the largest buffer, which these calls are below.
+        dtypes: NumPy's types of the buffers.
         barred: ``id`` of types of MPI that are not left to it, although it has them.
     """
 
+    below: int
     dtypes: "frozenset[np.dtype[Any]]"
     barred: frozenset[int]
 
 
 _BARRED = frozenset(map(id, LETTERS))
-MOVED = Plain(DTYPES, frozenset())
 #: MPI rounds a sum of 16-bit numbers with every rank: once on two, as ours is.
-SUMMED_BY_TWO = Plain(DTYPES, _BARRED)
-SUMMED = Plain(DTYPES - {np.dtype(np.float16)}, _BARRED | {id(TYPES.get("e"))})
+_ROUNDED = DTYPES - {np.dtype(np.float16)}, _BARRED | {id(TYPES.get("e"))}
 
 
-def nbytes_of(spec: Any, plain: Plain = MOVED) -> int | None:
+def nbytes_of(
+    spec: Any,
+    dtypes: "frozenset[np.dtype[Any]]" = DTYPES,
+    barred: frozenset[int] = frozenset(),
+) -> int | None:
     """Bytes of the memory in ``array``, ``[array, type]``, ``[array, count, type]`` and the like,
-    if it is NumPy's or Python's own and its types are ``plain``; ``None`` for what takes longer to
-    read."""
+    if it is NumPy's or Python's own and its types are among these; ``None`` for what takes longer
+    to read."""
     kind = type(spec)
     if kind is np.ndarray:
-        return spec.nbytes if spec.dtype in plain.dtypes else None
+        return spec.nbytes if spec.dtype in dtypes else None
     if kind is list or kind is tuple:
         if len(spec) < 2:  # mpi4py takes no list of an array alone
             return None
         items, last = spec[0], spec[-1]
         if id(last) not in _PREDEFINED and _is_of_program(last):
             return None
-        if id(last) in plain.barred:
+        if id(last) in barred:
             return None
         if type(items) is np.ndarray:
-            return items.nbytes if items.dtype in plain.dtypes else None
-        return None if type(items) in (list, tuple) else nbytes_of(items, plain)
+            return items.nbytes if items.dtype in dtypes else None
+        return None if type(items) in (list, tuple) else nbytes_of(items, dtypes, barred)
     if kind in _PYTHONS:
         try:
             view = memoryview(spec)
@@ -123,9 +127,8 @@ def _nbytes_of_tensor(tensor: Any) -> int | None:
     return int(tensor.nbytes) if plain else None
 
 
-class Limits(dict[str, int]):
-    """For each collective, the bytes below which a call without ``algorithm`` is left to the MPI
-    library; 0 where every call is parsed.
+class Limits(dict[str, Limit]):
+    """The limit of each collective.
 
     It is a dictionary, as an all-reduce of 8 bytes takes less than ten Python calls.
 
@@ -138,21 +141,21 @@ class Limits(dict[str, int]):
         self._resources = resources
         self._progress = progress
         self._unequal = unequal
-        #: Types of reductions that are left to the library; the first look-up knows the ranks.
-        self.summed = SUMMED
 
-    def __missing__(self, collective: str) -> int:
+    def __missing__(self, collective: str) -> Limit:
         resources, settings = self._resources, self._resources.settings
+        reduces = contract(collective).reduces
         auto = settings.algorithm == "auto" and not settings.check and not settings.timeout
-        auto = auto and not settings.needs_messages
-        auto = auto and not (settings.reproducible and contract(collective).reduces)
+        auto = auto and not settings.needs_messages and not (settings.reproducible and reduces)
         below = self.of_auto(collective) if auto else 0
         if (self._unequal and below < NEVER) or self._progress.traffic is not None:
             below = 0
-        if auto and resources.comm.size <= 2:
-            self.summed = SUMMED_BY_TWO
-        self[collective] = min(below, COUNTABLE)
-        return self[collective]
+        if not reduces:
+            types = DTYPES, frozenset[int]()
+        else:
+            types = (DTYPES, _BARRED) if below and resources.comm.size <= 2 else _ROUNDED
+        found = self[collective] = Limit(min(below, COUNTABLE), *types)
+        return found
 
     def of_auto(self, collective: str) -> int:
         """The bytes below which ``auto`` takes the MPI library's own.  Collective at first use.

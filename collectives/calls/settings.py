@@ -47,9 +47,12 @@ class Settings(NamedTuple):
         """
         given = {**dict.fromkeys(cls._fields[1:]), "reproducible": False, **given}
         _expect_types(given)
-        for name in ("check", "autotune"):
+        for name, variable in (
+            ("check", "COLLECTIVES_CHECK"),
+            ("autotune", "COLLECTIVES_AUTOTUNE"),
+        ):
             if given[name] is None:
-                given[name] = switch(f"COLLECTIVES_{name.upper()}")
+                given[name] = switch(variable)
         if given["timeout"] is None:
             given["timeout"] = seconds("COLLECTIVES_TIMEOUT")
         device = given["device"]
