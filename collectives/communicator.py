@@ -53,14 +53,14 @@ class Communicator(  # type: ignore[misc]
     alone.  ``sys.exit`` is no exception of that kind: guard a program that exits on one rank with
     :func:`collectives.launch.abort_on_exception`.
 
-    On device memory, blocking calls and ``Wait`` return when all is queued: what the current stream
-    does next comes after it, as it comes after what the stream had queued before.
+    On device memory, blocking calls and ``Wait`` return when all work is queued.  It comes after
+    the work that the current stream had queued before, and before what the stream does next.
 
     Args:
         comm: the communicator to work on.  It is duplicated at the first collective, so that our
             messages and the caller's cannot meet.  One with a topology keeps it: on an
             ``MPI.Cartcomm``, this makes an ``MPI.Cartcomm`` as well.
-        algorithm: what calls use that name no algorithm, where their collective has it.
+        algorithm: the algorithm of calls that name none, where their collective has it.
         check: compare every call across ranks first, so that calls that do not belong together
             raise :class:`MismatchError` on all ranks instead of hanging; one small exchange a
             call.  Default: whether ``COLLECTIVES_CHECK`` is on.
@@ -75,7 +75,7 @@ class Communicator(  # type: ignore[misc]
             latency and bandwidth.  With these two, ``auto`` is never native, and ``empty`` gives
             ordinary memory; with a link, ``native`` is an algorithm of ours, too, as the MPI
             library's messages cannot be delayed: those of the methods for objects are not.
-            Default: as ``COLLECTIVES_CHECKSUMS`` and ``COLLECTIVES_LINK`` say.
+            Default: by ``COLLECTIVES_CHECKSUMS`` and ``COLLECTIVES_LINK``.
         reproducible: whether sums of floating-point and complex arrays are exact and rounded once
             (:mod:`collectives.calls.reproducible`): the same bits on any number of ranks, in any
             order.  They travel as messages, as many bytes as in a ring, and adding three and more
@@ -139,9 +139,9 @@ class Communicator(  # type: ignore[misc]
     def count_traffic(self) -> Traffic:
         """Counts, from now on, what this rank sends in collectives; returns the counts.
 
-        They are of this communicator and of those that are made of it from now on.  What plans do
-        that were made before is not counted, nor are the point-to-point methods and those for
-        objects.  Calling it again begins again from 0.
+        They are for this communicator and for communicators that are made of it from now on.  They
+        leave out plans that were made before, the point-to-point methods and those for objects.
+        Calling it again begins again from 0.
 
         Cost: a Python call a round, 0.1 us.
         """
@@ -151,7 +151,7 @@ class Communicator(  # type: ignore[misc]
 
     @property
     def traffic(self) -> Traffic | None:
-        """What is counted, if anything is."""
+        """The counts, if anybody counts."""
         return self._engine.progress.traffic
 
     @property
@@ -164,9 +164,9 @@ class Communicator(  # type: ignore[misc]
         return report_calls()
 
     def attend(self, moving: Moving) -> Callable[[], None]:
-        """``moving.Test()`` is called from now on whenever this thread waits for a collective, as
-        another rank may wait for what it does before it comes there.  It says whether all is done:
-        a collective of the MPI library's own, which cannot call it, begins when it does.
+        """Calls ``moving.Test()`` from now on whenever this thread waits for a collective, as
+        another rank may wait for ``moving`` before it comes there.  ``Test`` returns whether it is
+        complete: a collective of the MPI library, which cannot call it, waits until it is.
 
         Args:
             moving: has ``Test()``, ``abandon()``, which gives up, and an attribute ``among``, which
@@ -208,8 +208,8 @@ class Communicator(  # type: ignore[misc]
         return self._engine.settings.transport.delays
 
     def envelope(self, data: Bytes) -> Envelope | None:
-        """What a message of these bytes needs around it that is sent by a point-to-point method,
-        if messages carry something here."""
+        """The envelope of a point-to-point message of these bytes; ``None`` if messages carry
+        nothing but bytes."""
         return self._engine.settings.transport.envelope(data)
 
     @property
@@ -243,8 +243,8 @@ class Communicator(  # type: ignore[misc]
 
         Args:
             shape: a length or several, of 0 and more, as of ``numpy.zeros``.
-            dtype: of items that processes can share: no Python objects; or a type of torch's, or
-                the name of one of ml_dtypes', as ``"bfloat16"``.
+            dtype: a type that processes can share, so no Python objects; also a type of torch, or
+                the name of one of ml_dtypes, as ``"bfloat16"``.
             memory: ``"cupy"`` for arrays on the current GPU, by CUDA IPC; the kernels of a
                 collective read and write the other GPUs' memory.  It goes when the communicator is
                 closed and the last array in it is gone.
@@ -274,12 +274,12 @@ class Communicator(  # type: ignore[misc]
         cannot be resized in place, nor a tensor's storage.  No other thread may write to the array
         during this call, ``close`` and ``fork``.
 
-        Cost: for a moment a second copy of the array; then none.  Bytes on pages that the array
+        Cost: a second copy of the array for a moment, then none.  Bytes on pages that the array
         does not fill, fewer than two pages, are copied before and after each collective.
 
         Args:
-            array: of NumPy or a CPU tensor of PyTorch, contiguous, with memory that one of these
-                or Python (``bytearray``) has allocated; or a view of such.
+            array: a contiguous array of NumPy or CPU tensor of PyTorch, with memory that one of
+                these or Python (``bytearray``) has allocated; or a view of such.
 
         Raises:
             InvalidBuffer: on all ranks, if one passes what cannot be shared, or what another

@@ -217,7 +217,7 @@ def _lengths(call: Call, nbytes: int) -> tuple[int, int]:
 
 
 def _call_on(call: Call, arrays: list[Items], algorithm: str) -> Call:
-    """The same call on other arrays, by an algorithm."""
+    """A call like this one on other arrays, by an algorithm."""
     given = call.arguments
     datatype = call.buffer.datatype if call.contract.reduces else MPI.BYTE
 

@@ -85,11 +85,11 @@ class Buffer:
         return [items[start : start + count] for start, count in pairs]
 
     def view(self, borrow: bool) -> npt.NDArray[Any]:
-        """``items``, or the same memory without keeping it alive."""
+        """``items``, or their memory without keeping it alive."""
         return self.memory.borrowed(self.items) if borrow and self.gaps is None else self.items
 
     def in_units(self, nbytes: int) -> "Buffer":
-        """The same memory as items of ``nbytes`` each, for collectives that only move data.
+        """This memory as items of ``nbytes`` each, for collectives that only move data.
 
         Ranks may describe the same bytes by different types, and must cut them at the same places.
         """
@@ -107,7 +107,7 @@ class Buffer:
         )
 
     def of_type(self, datatype: MPI.Datatype) -> list[Any]:
-        """mpi4py's specification of the same memory as items of ``datatype``, without gaps."""
+        """mpi4py's specification of this memory as items of ``datatype``, without gaps."""
         nbytes, size = self.items.view(np.uint8), self.items.itemsize
         if self.counts is None:
             return [nbytes, datatype]
@@ -142,8 +142,8 @@ def read_buffer(
         readonly: a receive buffer that this rank only reads, as the root of a broadcast does.
 
     Raises:
-        InvalidBuffer: for memory that is not contiguous, not writable, too short, or of a kind that
-            nobody can read, and for types with gaps unless ``moves``.
+        InvalidBuffer: the memory is not contiguous, not writable, too short, or of a kind that
+            nobody can read, or its type has gaps and the collective does not only move data.
     """
     data, count, displacement, named = parts(spec)
     readonly = readonly or role == "send"
@@ -166,12 +166,12 @@ def vector_buffer(spec: object, role: str, blocks: int) -> Buffer:
     """Reads ``[array, counts]``, ``[array, (counts, displacements)]``, with a type behind, or
     ``[array, counts, displacements, type]``, as mpi4py's v-variants take them.
 
-    Counts and displacements are in items; a number stands for as many equal counts, or for the
-    distance of one block from the next.  Left out, the blocks are as equal as can be, the first
-    ones longer by one, and one behind the other.
+    Counts and displacements are in items.  A single number is the count of every block, or the
+    distance of one block from the next.  Without counts, the blocks are as equal as can be, the
+    first ones longer by one; without displacements, they lie one behind the other.
 
     Raises:
-        InvalidBuffer: as :func:`read_buffer`, and for lists that are not ``blocks`` long.
+        InvalidBuffer: as :func:`read_buffer`, or a list is not ``blocks`` long.
     """
     data, lengths, starts, named = vector_parts(spec)
     space = _Space(data, named, role, readonly=role == "send", moves=True)
@@ -194,7 +194,7 @@ class _Space:
     """The memory that a specification names, before it is known which items of it are meant.
 
     Attributes:
-        datatype: of an item; as :class:`Buffer` has it.
+        datatype: the MPI type of an item, as in :class:`Buffer`.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class _Space:
         self.dtype = self.memory.dtype
         self.extent = self.memory.itemsize
         self.gapped = False
-        #: Of a type without bytes, any number of items is nothing.
+        #: Items of a type without bytes are nothing, however many there are.
         self.is_of_nothing = False
         if named is not None:
             self.datatype = datatype = named_type(named, role)
@@ -316,6 +316,6 @@ def _dtype(datatype: MPI.Datatype, extent: int) -> "np.dtype[Any]":
         dtype = np.dtype(dtlib.to_numpy_dtype(datatype))
     except (ValueError, TypeError):
         dtype = np.dtype((np.void, extent))
-    # Of several numbers, only the operation knows them.
+    # Only the operation knows items of several numbers.
     several = dtype.subdtype is not None or dtype.names is not None
     return np.dtype((np.void, extent)) if several or dtype.itemsize != extent else dtype

@@ -1,4 +1,4 @@
-"""One collective call: what it moves, what it is called, which plan may serve it."""
+"""One parsed collective call, and the function that its operation reduces by."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -22,17 +22,17 @@ from collectives.schedule import Schedule
 
 @dataclass(frozen=True)
 class Call:
-    """What a rank asks for; ``str(call)`` must be the same on all ranks.
+    """A parsed call; ``str(call)`` must be the same on all ranks.
 
     Attributes:
-        arguments: as the caller gave them.
+        arguments: the caller's, in words that mpi4py takes.
         member: this rank.
         send: ``None`` in place, or where this rank sends nothing.
         recv: ``None`` where this rank receives nothing, or at the root of a scatter in place.
         counts: lengths of the blocks of a v-variant.
         aside: in place, but the input lies where the result goes.
-        algorithm: what was asked for.
-        why: the algorithm is this one.
+        algorithm: the algorithm's name with its options, or ``auto``.
+        why: the reason for this algorithm.
         proved: the schedule of a program's own algorithm, without segments, as it was proved.
     """
 
@@ -95,13 +95,13 @@ class Call:
 
     @property
     def nbytes(self) -> int:
-        """Of the largest buffer of any rank; of unequal blocks, as this rank's are."""
+        """Bytes of the largest buffer of any rank; for unequal blocks, of this rank's."""
         return self.count * self.contract.blocks(self.member.size) * self.buffer.items.itemsize
 
     @property
     def known_nbytes(self) -> int:
-        """Of the largest buffer of any rank, as far as all ranks know it: of unequal blocks, two
-        ranks know most, and 0 is all that others know."""
+        """Bytes of the largest buffer of any rank; 0 if not every rank can compute them, as for
+        most collectives of unequal blocks."""
         if self.counts is None:
             return self.nbytes
         if self.collective in ("reduce_scatter", "allgather"):
@@ -115,10 +115,11 @@ class Call:
 
     @cached_property
     def key(self) -> tuple[object, ...] | None:
-        """Equal keys mean equal plans: memory is named by address, length and type.
+        """A key of the plan: calls with equal keys can use the same plan.
 
-        ``None`` for a call whose plan cannot be used again: its types may be freed, and another one
-        get their handles; and where one has gaps, the plan would keep the caller's memory.
+        It names memory by address, length and type.  ``None`` for a call whose plan cannot be used
+        again: its types may be freed, and other types get their handles; and with gaps, the plan
+        would keep the caller's memory.
         """
         datatype = self.buffer.datatype
         types = (b.datatype for b in (self.send, self.recv) if b is not None)
@@ -194,7 +195,7 @@ class Call:
 
 
 def _identity(op: MPI.Op | None) -> object:
-    """Of a user's operation, the object, which the plan keeps: another may get its handle."""
+    """An operation's handle; for a user's, the object: another may get its handle."""
     if op is None:
         return None
     return op.handle if op.is_predefined else (id(op),)

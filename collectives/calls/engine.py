@@ -1,4 +1,4 @@
-"""What a communicator does with a call: looks its plan up or binds one, and runs it."""
+"""Carries out the calls of a communicator: looks up a plan or binds one, and runs it."""
 
 import weakref
 from collections.abc import Iterator
@@ -48,7 +48,7 @@ class Engine:
     """The state of one communicator: its duplicate, its plans, its memory.
 
     Attributes:
-        settings: what the communicator was made with.
+        settings: the communicator's.
         last_plan: the plan of the last call.
         progress: its plans that are under way.
     """
@@ -126,8 +126,8 @@ class Engine:
         self.resources.revoke()
 
     def watch(self) -> None:
-        """A watchdog without a limit, where settings have said nothing of one.  It sees no calls
-        of arrays, whose shortest way the ranks take unequally often."""
+        """Starts a watchdog without a limit, unless settings name one.  It sees no calls of
+        arrays, as ranks leave different numbers of them to the MPI library."""
         if self.settings.timeout is None and self._onlooker is None and self.comm.size > 1:
             self._onlooker = Watchdog(MPI.Intracomm(self.comm))
             weakref.finalize(self, self._onlooker.drop).atexit = False
@@ -223,7 +223,7 @@ class Engine:
             made = self._binder.bind(call, places, planned=False)
             plan, reason = (None if isinstance(made, NativePlan) else made), made.reason
         kept = plan is None or self._cache.keep(call, places, plan)
-        # What is found again is not parsed again, and native takes the caller's own words.
+        # A call that is found again is not parsed again, and native takes the caller's own words.
         if key is not None and kept and (plan is not None or call.has_buffers_of(arguments)):
             self._cache.remember(key, Entry(arguments.op, plan, location, meeting))
         self._complete(plan, call.arguments, reason)

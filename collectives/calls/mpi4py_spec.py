@@ -32,7 +32,7 @@ LETTERS = (MPI.BYTE, MPI.PACKED, MPI.CHAR, MPI.WCHAR)
 
 
 def whole_number(value: Any) -> int | None:
-    """A whole number of any type, ``None`` for what is none."""
+    """``value`` as an integer; ``None`` if it is no whole number."""
     try:
         return index(value)
     except TypeError:
@@ -40,7 +40,7 @@ def whole_number(value: Any) -> int | None:
 
 
 def number(value: Any, role: str, what: str) -> int:
-    """Raises :class:`InvalidBuffer` for what is no number from 0 on."""
+    """A number from 0 on; raises :class:`InvalidBuffer` for anything else."""
     found = whole_number(value)
     if found is None or found < 0:
         kind = InvalidBufferType if found is None else InvalidBuffer
@@ -52,7 +52,7 @@ def numbers(values: Any, role: str, what: str, blocks: int) -> tuple[int, ...]:
     """One for each block; a single number stands for all.
 
     Raises:
-        InvalidBuffer: for what are no whole numbers, or not as many.
+        InvalidBuffer: they are no whole numbers, or not one for each block.
     """
     one = whole_number(values)
     if one is not None:
@@ -109,7 +109,7 @@ def vector_parts(spec: object) -> tuple[object, Any, Any, MPI.Datatype | str | N
 
 
 def named_type(datatype: MPI.Datatype | str, role: str) -> MPI.Datatype:
-    """Raises :class:`InvalidBuffer` for what is no type of this MPI."""
+    """A type of this MPI; raises :class:`InvalidBuffer` for anything else."""
     if isinstance(datatype, str):
         if datatype not in TYPES:
             raise UnknownType(f"the {role} buffer names the type {datatype!r}, which MPI has not")
@@ -131,12 +131,12 @@ class Block(NamedTuple):
 
 
 class Gaps:
-    """The caller's memory, whose items have gaps between or inside them, and how it is packed.
+    """Memory of the caller whose items have gaps between or inside them; packs and unpacks it.
 
     Args:
-        keep: what keeps the memory alive.
+        keep: the object that keeps the memory alive.
         address: address of item 0.
-        datatype: type of an item; duplicated, as the caller may free it before the collective runs.
+        datatype: type of an item.  It is duplicated, as the caller may free it before the run.
         blocks: which items are packed, one behind the other.
     """
 
@@ -152,8 +152,8 @@ class Gaps:
 
     @classmethod
     def at_bottom(cls, datatype: MPI.Datatype, blocks: Sequence[Block]) -> Self:
-        """Of ``MPI.BOTTOM``, from which the type's displacements are addresses; nobody can tell
-        what keeps the memory there alive but the caller."""
+        """Items whose displacements from ``MPI.BOTTOM`` are addresses; only the caller knows what
+        keeps their memory alive."""
         first, extent = datatype.Get_true_extent()[0], datatype.Get_extent()[1]
         moved = datatype.Create_hindexed([1], [-first])
         relative = moved.Create_resized(0, extent).Commit()

@@ -48,7 +48,7 @@ def can_be_native(call: Call) -> bool:
 
 
 def _most(call: Call) -> int:
-    """Of the items that MPI has to count, as many as all ranks know of; moved ones are bytes."""
+    """Largest item count passed to MPI, as known on all ranks; bytes if data is only moved."""
     size = 1 if call.contract.reduces else call.buffer.items.itemsize
     if call.counts is None:
         return call.count * size
@@ -78,8 +78,7 @@ def fault_of_native(call: Call, planned: bool) -> str:
 
 
 def waits_for_device(arguments: Arguments, is_direct: bool) -> Action | None:
-    """What the host has to do before the MPI library may use these buffers: wait for a GPU, or
-    nothing.
+    """The wait for a GPU before the MPI library may use these buffers; ``None`` on the host.
 
     Args:
         is_direct: whether this MPI is known to take device memory.

@@ -18,15 +18,17 @@ if TYPE_CHECKING:
 
 
 class Native(NamedTuple):
-    """In the place of a plan, for calls of the MPI library's own: it keeps no buffer alive."""
+    """Stands for the plan of a call that the MPI library carries out; keeps no buffer alive."""
 
     reason: str
     algorithm: str = "native"
 
 
 class NativePlan:
-    """The row beside ours, a :class:`~collectives.execution.plan.Plan` to its user; mpi4py reads
-    the buffers."""
+    """A plan by the MPI library's own collective; mpi4py reads the buffers.
+
+    Its methods are those of :class:`~collectives.execution.plan.Plan`.
+    """
 
     algorithm = "native"
 
@@ -38,7 +40,7 @@ class NativePlan:
         progress: Progress | None = None,
         before: Action | None = None,
     ) -> None:
-        """``before`` is done first, in each run; what is ``progress`` moves along meanwhile."""
+        """``before`` is done first in each run; plans in ``progress`` move along meanwhile."""
         self.collective = arguments.collective
         self.reason = reason
         self._progress = progress or Progress()
@@ -82,7 +84,7 @@ class NativePlan:
         self._request = self._start()
 
     def begin(self) -> "NativeRequest":
-        """Starts it, for one run, and is no use after it."""
+        """Starts its only run; the plan cannot be used after it."""
         self.Start()
         request, self._request = self._request, MPI.REQUEST_NULL
         buffers = self._start.args
@@ -102,7 +104,7 @@ class NativePlan:
             self._request.Wait()
 
     def synchronize(self) -> None:
-        """As :meth:`Wait`: of MPI's, nothing is queued."""
+        """As :meth:`Wait`: the library queues nothing."""
         self.Wait()
 
     def Free(self) -> None:
@@ -133,8 +135,8 @@ class NativeRequest(MPI.Request):
     and a plan for one run, whose ``Wait`` moves this thread's other plans along.
 
     Attributes:
-        plan: what it is a run of.
-        watched: whom its waits are told, if a watchdog looks.
+        plan: the plan that it is a run of.
+        watched: sees its waits, if there is a watchdog.
     """
 
     algorithm = "native"
@@ -233,8 +235,8 @@ def _as_it_is_now(spec: Any, types: dict[int, MPI.Datatype]) -> Any:
 
 
 def _word(word: Any, types: dict[int, MPI.Datatype]) -> Any:
-    """Of a specification, a type, a count, or the counts and displacements of blocks, which may be
-    arrays as well; only a tuple stays one, as one of two means something else."""
+    """A type, a count, or the counts and displacements of blocks in a specification.  Arrays
+    become lists; a tuple stays one, as a tuple of two means something else."""
     if isinstance(word, MPI.Datatype):
         if word == MPI.DATATYPE_NULL or word.is_predefined:
             return word

@@ -59,10 +59,10 @@ class Nccl:
     """NCCL among the ranks of a communicator, with a GPU each.  Making it is collective.
 
     Args:
-        gpu: that of this rank.
+        gpu: the GPU of this rank.
 
     Attributes:
-        memory: of that GPU, with a stream for these plans.
+        memory: memory of that GPU, with a stream for these plans.
 
     Raises:
         CollectiveError: on all ranks, where two of them share a GPU or CuPy has no NCCL.
@@ -96,7 +96,7 @@ class Nccl:
         self.memory = CudaMemory(gpu)
 
     def _tried(self, function: Action) -> Any:
-        """What it returns, or in words what it raises."""
+        """The result of a function, or its error as a string."""
         try:
             return function()
         except (RuntimeError, ValueError) as error:
@@ -107,7 +107,7 @@ class Nccl:
         self.channel.destroy()
 
     def abort(self) -> None:
-        """The same where other ranks may be dead."""
+        """Destroys it where other ranks may be dead."""
         self.channel.abort()
 
     def constant(self, name: str) -> int:
@@ -137,7 +137,7 @@ def bind_nccl(call: Call, nccl: Nccl, binding: Binding, borrow: bool) -> DeviceP
 
 
 def _operands(call: Call, memory: CudaMemory, borrow: bool) -> tuple[list[Action], Items, Items]:
-    """What to do first, and the two arrays that NCCL is given."""
+    """The copies to make first, and the two arrays for NCCL."""
     send, recv = (None if b is None else b.view(borrow) for b in (call.send, call.recv))
     if call.op is None:  # moved as it is
         send, recv = (items if items is None else items.view(np.uint8) for items in (send, recv))
@@ -179,5 +179,5 @@ class Queuing:
 
 
 def _count(call: Call, send: Items) -> int:
-    """Items of a block, as NCCL is told of them."""
+    """Items of a block, in NCCL's count."""
     return call.count * call.buffer.items.itemsize // send.itemsize

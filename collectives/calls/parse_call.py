@@ -1,4 +1,4 @@
-"""A collective call as the caller made it, understood or refused."""
+"""Parses a collective call as the caller made it, or refuses it."""
 
 from dataclasses import replace
 from operator import index
@@ -21,11 +21,11 @@ from collectives.execution.messages import Counts
 
 
 def parse_call(arguments: Arguments, algorithm: str, rank: int, size: int) -> Call:
-    """Reads the buffers, as mpi4py takes them.
+    """Reads the arguments, as mpi4py takes them.
 
     Raises:
-        InvalidBuffer: for buffers that cannot be used.
-        UnknownAlgorithm: for no such algorithm.
+        InvalidBuffer: the buffers cannot be used.
+        UnknownAlgorithm: the collective has no such algorithm.
     """
     collective = arguments.collective
     check(collective, algorithm)
@@ -77,8 +77,8 @@ def parse_call(arguments: Arguments, algorithm: str, rank: int, size: int) -> Ca
 
 
 def _expect_ours(call: Call) -> None:
-    """Refuses what no algorithm of ours can do, where the MPI library has no say: before the ranks
-    meet, so that this rank can make the call again."""
+    """Refuses a call that no algorithm of ours can do, if the MPI library has no say in it.  The
+    ranks have not met yet, so that this rank can make the call again."""
     buffer = call.buffer
     is_ours = call.algorithm not in ("auto", "native", "nccl")
     if call.op is not None and (is_ours or buffer.datatype is None or buffer.datatype in LETTERS):
@@ -198,8 +198,8 @@ def _counts(
 def _expect_own_block(
     collective: str, member: Member, sent: tuple[int, ...], received: tuple[int, ...]
 ) -> None:
-    """What a rank sends to itself is as long as what it receives from itself.  Of MPI libraries,
-    some refuse it on this rank, while the others wait, and some say nothing."""
+    """Refuses a rank's block to itself whose two lengths differ.  Some MPI libraries raise on this
+    rank alone while the others wait, and some say nothing."""
     block = contract(collective).block
     if block is None:
         return
@@ -272,7 +272,7 @@ def _with_sure_words(arguments: Arguments, send: Buffer | None, recv: Buffer | N
     call could not be made again.
 
     Args:
-        send, recv: what ``arguments`` names as such.
+        send, recv: the buffers that ``arguments`` names.
     """
     same = True
     if contract(arguments.collective).reduces and send is not None and recv is not None:

@@ -63,7 +63,7 @@ class PlanCache:
 
     @staticmethod
     def key(arguments: Arguments, algorithm: Algorithm | str | None) -> Key | None:
-        """What the plan of a call depends on; ``None`` where only a full reading can tell."""
+        """Everything that the plan of a call depends on; ``None`` if the call must be parsed."""
         collective, sendbuf, recvbuf, op, root, vector, recvcounts = arguments
         if algorithm is not None and not isinstance(algorithm, (str, Algorithm)):
             return None

@@ -2,7 +2,7 @@
 
 Each rank gets all ranks' numbers for its slice of the result, adds them exactly, rounds once, and
 sends the slice on: an all-to-all, :func:`~collectives.execution.exact.exact_sum`, and an
-all-gather.  That is the traffic of a ring all-reduce, 2 s (p-1)/p bytes for p ranks of s bytes, and
+all-gather.  The traffic is that of a ring all-reduce, 2 s (p-1)/p bytes for p ranks of s bytes, and
 the additions cost some twenty times as much.  As no partial sum is ever rounded, the bits depend
 on the numbers alone: not on how many ranks have them, nor on who comes first.
 """
@@ -32,11 +32,10 @@ _WITH_NAN = (MPI.FLOAT_INT, MPI.DOUBLE_INT, MPI.LONG_DOUBLE_INT)
 
 
 def is_rounded(call: Call) -> bool:
-    """Whether the numbers are such that a call's result depends on the order of its operations, so
-    that this way of reducing them is needed.
+    """Whether a call's result would depend on the order of its operations.
 
     Raises:
-        InvalidBuffer: it is needed and cannot be: for another operation, on a GPU, for long
+        InvalidBuffer: it does and cannot be reproducible: for another operation, on a GPU, for long
             doubles.
         UnknownAlgorithm: an algorithm was asked for, whose order would decide.
     """
@@ -78,8 +77,8 @@ def _has_nan(call: Call) -> bool:
 
 
 def saturates(call: Call) -> bool:
-    """Whether the MPI library's own sum or product may end at the largest number, and another time
-    go round: of 8 bits, Open MPI's does the one in long arrays."""
+    """Whether the MPI library's own sum or product may saturate in one call and wrap in another, as
+    Open MPI's do for numbers of 8 bits."""
     dtype = call.buffer.items.dtype
     return call.op in (MPI.SUM, MPI.PROD) and dtype.kind in "iu" and dtype.itemsize == 1
 

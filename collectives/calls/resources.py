@@ -1,4 +1,4 @@
-"""What a communicator's collectives use: its duplicate, the node's memory, the table, the GPUs."""
+"""A communicator's duplicate, shared memory, tuning table and GPUs."""
 
 import logging
 import pickle
@@ -29,7 +29,7 @@ log = logging.getLogger("collectives")
 
 
 class Resources:
-    """Made when they are first needed, which is collective for each of them.
+    """The resources of one communicator; each is made at its first use, which is collective.
 
     Attributes:
         devices: the GPUs, where buffers are on them.
@@ -43,8 +43,8 @@ class Resources:
         wait: Callable[[MPI.Request], None],
         drain: Callable[[], None],
     ) -> None:
-        """``wait`` for a request while plans that are under way move along; ``drain`` ends those of
-        this communicator."""
+        """``wait`` waits for a request while plans that are under way move along; ``drain`` ends
+        the plans of this communicator."""
         self._given = comm
         self.settings = settings
         self.wait = wait
@@ -66,7 +66,7 @@ class Resources:
 
     @property
     def facts(self) -> tuple[int, Table]:
-        """Ranks of the fullest node, and the tuning table: what ``auto`` goes by.
+        """Ranks of the fullest node, and the tuning table, which ``auto`` goes by.
 
         In one place, as finding each of them is collective, and ranks that ask for them in another
         order would wait for one another.
@@ -142,7 +142,7 @@ class Resources:
 
     @property
     def handed_on(self) -> Settings:
-        """The settings of communicators that are made of this one: what was found out, too."""
+        """The settings of communicators that are made of this one, with findings about the GPUs."""
         return self.settings._replace(device=self.devices.way)
 
     def empty(self, shape: Any, dtype: Any, memory: str) -> Items:

@@ -1,4 +1,4 @@
-"""What a communicator was made with: as its caller says, or the environment."""
+"""The settings of a communicator, from its caller or from the environment."""
 
 import os
 from numbers import Real
@@ -17,7 +17,7 @@ class Settings(NamedTuple):
     """As :class:`~collectives.communicator.Communicator` takes them, in its order.
 
     Attributes:
-        algorithm: name of what calls use that name none.
+        algorithm: name of the algorithm for calls that name none.
         check: whether every call is compared across ranks first.
         tuning: file of the table that ``auto`` goes by; ``None`` for the default one.
         timeout: seconds until the watchdog reports; ``None`` for no watchdog.

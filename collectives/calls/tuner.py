@@ -20,7 +20,7 @@ from collectives.errors import CollectiveError
 DEFAULT = Path(__file__).with_name("tuned.json")
 
 
-#: Of the file; another would be read differently.
+#: Version of the file's format.
 _VERSION = 1
 
 Kind = Literal["numpy", "shared", "adopted", "cupy", "ipc"]
@@ -52,7 +52,7 @@ class Choice(NamedTuple):
 
 
 class Rule(msgspec.Struct, forbid_unknown_fields=True):
-    """From this many bytes on, this algorithm; ``ratio`` is native's time over its own."""
+    """The algorithm from this many bytes on; ``ratio`` is native's time over its own."""
 
     from_bytes: Annotated[int, msgspec.Meta(ge=0)]
     algorithm: str
@@ -60,11 +60,11 @@ class Rule(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Entry(msgspec.Struct, forbid_unknown_fields=True):
-    """What was measured of one collective on one kind of memory and number of ranks.
+    """The measurements of one collective on one kind of memory and number of ranks.
 
     Attributes:
         mpi: the library that native was (:func:`collectives.calls.native.library`).
-        memory: as in :class:`Situation`.
+        memory: kind of memory, as in :class:`Situation`.
         rules: by rising bytes.
 
     Raises:
@@ -109,11 +109,10 @@ class Table(msgspec.Struct, forbid_unknown_fields=True):
     """A tuning table, as the file holds it.
 
     Attributes:
-        environment: what it was measured on.
-        alpha_us, bandwidth_GBs: of one message between two ranks, for the number of segments.
-        edges_from_bytes: where nothing was measured of adopted arrays, they are taken for shared
-            memory from so many bytes on, but at least four times those from which that pays, and
-            for ordinary memory below.
+        environment: the machine and software of the measurements.
+        alpha_us, bandwidth_GBs: cost of one message between two ranks, for the number of segments.
+        edges_from_bytes: adopted arrays that were not measured count as shared memory from this
+            many bytes on, and from four times the bytes where that pays; as ordinary memory below.
     """
 
     version: int
@@ -126,10 +125,10 @@ class Table(msgspec.Struct, forbid_unknown_fields=True):
     def entry(
         self, mpi: str, collective: str, memory: str, size: int, per_node: int
     ) -> Entry | None:
-        """The nearest in factors of ranks, if it is near enough.
+        """The entry with the nearest number of ranks, if it is near enough.
 
-        What one node is like says nothing about several, and one library's messages nothing about
-        another's; shared memory does not depend on the library, but native's time there does.
+        Measurements on one node say nothing about several nodes, and one library's messages nothing
+        about another's.  Shared memory does not depend on the library; native's time there does.
         """
 
         def apart(entry: Entry) -> tuple[float, float]:
@@ -171,7 +170,7 @@ class Table(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Situation(NamedTuple):
-    """What an algorithm is chosen by; all ranks see the same.
+    """A call as the tuning table sees it; the same on all ranks.
 
     Attributes:
         mpi: the library (:func:`collectives.calls.native.library`).
@@ -180,7 +179,7 @@ class Situation(NamedTuple):
         commutes: whether the operation commutes (true where there is none).
         native: whether this MPI can do it: has the datatype, and can count the items.
         uneven: whether blocks differ in length.
-        memory: of the buffers: ``"numpy"``, ``"shared"`` (all ranks can address it), ``"cupy"`` or
+        memory: kind of memory: ``"numpy"``, ``"shared"`` (all ranks can address it), ``"cupy"`` or
             ``"ipc"`` (on a GPU, and all ranks can address it), ``"adopted"`` (as shared, but that
             bytes on the first and last pages are copied).
         has_checksums: whether messages must carry checksums.
@@ -291,7 +290,7 @@ def load(path: str | Path | None = None) -> Table:
     """The table in ``path``; by default that of ``COLLECTIVES_TUNING``, or the one built in.
 
     Raises:
-        CollectiveError: for a file that cannot be read or says what cannot be, with the place.
+        CollectiveError: the file cannot be read, or says what cannot be; with the place.
     """
     source = Path(path or os.environ.get("COLLECTIVES_TUNING") or DEFAULT)
     try:

@@ -13,10 +13,10 @@ Asked = Algorithm | str | None
 
 
 class Blocking:
-    """Each returns ``None`` when this rank's buffers are the caller's again.
+    """Each method returns when this rank's buffers are the caller's again.
 
-    What the buffers hold of ``size`` ranks, in blocks: as many items of any type on all ranks, or,
-    where a name ends in ``v``, as the counts say.
+    The buffers hold blocks.  All blocks of a call have as many items, unless the name of the method
+    ends in ``v``: then counts say their lengths.
 
     =====================  ==================  ==================  =============================
     method                 ``sendbuf``         ``recvbuf``         in place
@@ -38,19 +38,19 @@ class Blocking:
     Barrier                none                none                no
     =====================  ==================  ==================  =============================
 
-    In place is ``MPI.IN_PLACE``, or ``None``, in the buffer's stead.  Of a buffer that only the
-    root has, the others pass ``None``.  ``Reduce_scatter`` has blocks of ``recvcounts`` items.
-    Operations reduce item by item, both buffers are of one type then.
+    For in place, pass ``MPI.IN_PLACE`` or ``None`` in the buffer's stead.  Ranks other than the
+    root pass ``None`` for a buffer that only the root has.  ``Reduce_scatter`` has blocks of
+    ``recvcounts`` items.  Operations reduce item by item, so both buffers have one type.
 
     Raises:
-        InvalidBuffer: on this rank alone, before the ranks meet, for buffers, counts, a root or an
-            operation that cannot be; the call can be made again.
+        InvalidBuffer: on this rank alone, before the ranks meet: buffers, counts, a root or an
+            operation cannot be; the call can be made again.
         UnknownAlgorithm: the collective has no such algorithm, or it cannot do this call.
-        ScheduleError: on all ranks, for an algorithm of one's own that is wrong.
+        ScheduleError: on all ranks: a program's own algorithm is wrong.
         MismatchError: on all ranks, with ``check``, if their calls do not belong together.
-        CorruptMessage: with :class:`~collectives.CheckedTransport`, for a message that changed.
+        CorruptMessage: with :class:`~collectives.CheckedTransport`: a message has changed.
         CollectiveError: a collective was left in the middle on this rank before.
-        MPI.Exception: the MPI library's own, where the call is native.
+        MPI.Exception: the MPI library raises it, where the call is native.
     """
 
     _engine: Engine
@@ -83,7 +83,8 @@ class Blocking:
         *,
         algorithm: Asked = None,
     ) -> None:
-        """The same with blocks of ``recvcounts`` items; ``None``: as each rank's buffer holds."""
+        """As :meth:`Reduce_scatter_block`, with ``recvcounts`` items for each rank; ``None``: its
+        buffer says how many."""
         out_of_place = (
             recvcounts is not None and sendbuf is not MPI.IN_PLACE and sendbuf is not None
         )
@@ -102,7 +103,7 @@ class Blocking:
         self._engine.run(arguments.allgather(sendbuf, recvbuf), algorithm)
 
     def Allgatherv(self, sendbuf: Any, recvbuf: Any, *, algorithm: Asked = None) -> None:
-        """The same with blocks of unequal length."""
+        """Gathers blocks of unequal length from every rank into every rank's ``recvbuf``."""
         if algorithm is None and self._engine.leaves_to_native(
             "allgather", recvbuf, sendbuf, unequal=True
         ):
@@ -116,7 +117,7 @@ class Blocking:
         self._engine.run(arguments.alltoall(sendbuf, recvbuf), algorithm)
 
     def Alltoallv(self, sendbuf: Any, recvbuf: Any, *, algorithm: Asked = None) -> None:
-        """The same with blocks of unequal length."""
+        """Sends blocks of unequal length to every rank, and receives them."""
         if algorithm is None and self._engine.leaves_to_native(
             "alltoall", recvbuf, sendbuf, unequal=True
         ):
@@ -155,7 +156,7 @@ class Blocking:
     def Gatherv(
         self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: Asked = None
     ) -> None:
-        """The same with blocks of unequal length."""
+        """Gathers blocks of unequal length into ``recvbuf`` of rank ``root``."""
         if algorithm is None and self._engine.leaves_to_native(
             "gather", sendbuf, recvbuf, unequal=True
         ):
@@ -175,7 +176,7 @@ class Blocking:
     def Scatterv(
         self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: Asked = None
     ) -> None:
-        """The same with blocks of unequal length."""
+        """Sends blocks of unequal length of rank ``root`` to all ranks."""
         if algorithm is None and self._engine.leaves_to_native(
             "scatter", recvbuf, sendbuf, unequal=True
         ):

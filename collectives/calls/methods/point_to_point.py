@@ -170,7 +170,7 @@ class Testable(Protocol):
 
 
 class Requests:
-    """What ``MPI.Prequest.Startall`` and ``MPI.Request.Waitall`` are for requests alone: MPI knows
+    """Starts and completes plans and requests together; MPI's own ``Startall`` and ``Waitall`` know
     nothing of plans, and would not move them along."""
 
     _engine: Engine
