@@ -52,13 +52,13 @@ def sparse_allreduce(
 
     Args:
         comm: a :class:`~collectives.Communicator`, or any other, which is duplicated for the call.
-        indices: shape (pairs,), uint32 or uint64, rising; how many is each rank's own affair.
+        indices: shape (pairs,), uint32 or uint64, rising; their number may differ between ranks.
         values: shape (pairs,), floating point or complex, ml_dtypes' types too.
         length: length of the vectors; the same on all ranks, as are the types.
         dense_at: pairs above which a vector travels, and is returned, as it is; the same on all
             ranks.  Default: where the pairs take more bytes than
             the vector.
-        traffic: what is sent is added to it.
+        traffic: counts what is sent.
 
     Returns:
         ``(indices, values)`` of the sum, or all its ``length`` values; the same form on all ranks.
@@ -92,7 +92,7 @@ class SparseAllreduce(Phased):
     their own.
 
     Attributes:
-        total: of the last run, the sum: pairs, or the vector with ``indices`` ``None``.
+        total: the sum of the last run: pairs, or the vector with ``indices`` ``None``.
     """
 
     algorithm = "sparse recursive doubling"
@@ -106,7 +106,7 @@ class SparseAllreduce(Phased):
         dense_at: int | None = None,
         traffic: Traffic | None = None,
     ) -> None:
-        """Bind it; collective.  Arguments as those of :func:`sparse_allreduce`.
+        """Binds it; collective.  Arguments as those of :func:`sparse_allreduce`.
 
         Raises:
             InvalidBuffer, MismatchError: on all ranks, as there.
@@ -124,7 +124,7 @@ class SparseAllreduce(Phased):
         super().__init__(comm, [])
 
     def give(self, indices: Array, values: Array) -> None:
-        """What the next run sums, which the caller leaves alone until the run is complete.
+        """Sets the pairs of the next run, which the caller leaves alone until it is complete.
 
         Args:
             indices: shape (pairs,), uint32, rising and below the length.
@@ -153,7 +153,7 @@ class SparseAllreduce(Phased):
         return values.nbytes + (0 if indices is None else indices.nbytes)
 
     def Free(self) -> None:
-        """Give its tags back.
+        """Gives its tags back.
 
         Raises:
             RuntimeError: it is under way.
@@ -171,7 +171,7 @@ class SparseAllreduce(Phased):
 
 
 class _Message(NamedTuple):
-    """A message under way; ``source``: of one that arrives."""
+    """A message under way; ``source`` is the sender of one that arrives."""
 
     request: MPI.Request
     envelope: Envelope | None
@@ -186,7 +186,7 @@ class _Messages:
     messages: list[_Message]
 
     def Start(self) -> None:
-        """They have been."""
+        """Does nothing: they have been started."""
 
     def Test(self) -> bool:
         if not MPI.Request.Testall([message.request for message in self.messages]):
@@ -267,7 +267,7 @@ class _Exchange:
         return Stream(None, values)
 
     def send(self, peer: int, stream: Stream) -> list[_Message]:
-        """Start to send it."""
+        """Starts to send it."""
         pairs = _DENSE if stream.indices is None else len(stream.indices)
         parts = [np.array([pairs]), stream.indices, stream.values]
         messages = [part.view(np.uint8) for part in parts if part is not None]
@@ -277,7 +277,7 @@ class _Exchange:
         return [self._sending(peer, message) for message in messages]
 
     def receive(self, peer: int) -> _Steps:
-        """What the peer sends."""
+        """Receives a vector from the peer."""
         header = np.empty(1, np.int64)
         yield [self._receiving(peer, header)]
         pairs = int(header[0])
@@ -305,7 +305,7 @@ class _Exchange:
 
 @contextmanager
 def _engine(comm: MPI.Intracomm) -> Iterator[Engine]:
-    """What holds a duplicate of ``comm``: a communicator of ours has one, for others it is made."""
+    """The engine of ``comm``; a communicator that is not ours gets one for this call."""
     if isinstance(comm, Communicator):
         if comm._engine.settings.reproducible:
             raise CollectiveError(

@@ -78,7 +78,7 @@ def parse(text: object) -> tuple[str, dict[str, Option]]:
     """``"parameter_server:servers=2"`` -> ``("parameter_server", {"servers": 2})``.
 
     Raises:
-        UnknownAlgorithm: for what is not a string of this form.
+        UnknownAlgorithm: ``text`` is no string of this form.
     """
     if not isinstance(text, str):
         raise UnknownAlgorithm(
@@ -128,12 +128,11 @@ def build(
 ) -> Schedule:
     """The schedule for an algorithm as a user spells it, with its options.
 
-    Every algorithm has the option ``segments``: as many overlapping slices of the buffers; where
-    their size is known, ``segments=auto`` is as many as the cost model finds best.
+    Every algorithm has the option ``segments``, the number of overlapping slices of the buffers.
+    Where their size is known, ``segments=auto`` takes the number that the cost model finds best.
 
     Args:
-        items: of a block, if all ranks know it: there are no more slices of a piece than it has
-            items.
+        items: items of a block, if all ranks know them: a piece has no more slices than items.
         proved: the schedule without segments, if it was made before, and is not to be made again.
 
     >>> build("allreduce", "parameter_server:servers=2", 8).chunks

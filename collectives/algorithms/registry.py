@@ -1,4 +1,4 @@
-"""The registry: the package's algorithms, and those that a program brings, by collective and name.
+"""The registry: the algorithms of the package and of the program, by collective and name.
 
 There is one, ``REGISTRY`` in the table of the package's algorithms.  Entries are added and never
 replaced or taken away, so a name means the same for as long as the process lives.
@@ -13,7 +13,7 @@ from collectives.contracts import contract
 from collectives.errors import UnknownAlgorithm
 from collectives.schedule import Schedule
 
-#: What ``algorithm=`` takes besides names of algorithms, and the benchmark.
+#: Values of ``algorithm=``, and of the benchmark's, that are no names of algorithms.
 RESERVED = ("auto", "native", "nccl", "all")
 
 
@@ -40,7 +40,7 @@ class Registry:
         """Adds an entry that is known to be right: :func:`collectives.register` proves others.
 
         Args:
-            digest: of a program's own algorithm, what identifies it; empty for the package's.
+            digest: identifies a program's own algorithm; empty for the package's.
 
         Raises:
             UnknownAlgorithm: the name is taken, or cannot be one.
@@ -95,11 +95,11 @@ class Registry:
         return entry.schedule(size, root, **options)
 
     def digest(self, collective: str, name: str) -> str:
-        """What identifies a program's own algorithm; empty for the package's and for no name."""
+        """The digest of a program's own algorithm; empty for the package's and for no name."""
         _, digest = self._entries.get((collective, name), (None, ""))
         return digest
 
     def digests(self, name: str) -> list[str]:
-        """The same for all collectives that have an own algorithm of this name."""
+        """The digests of all programs' own algorithms of this name, for any collective."""
         entries = [*self._entries.items()]
         return [digest for (_, own), (_, digest) in entries if own == name and digest]

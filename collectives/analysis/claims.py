@@ -78,7 +78,7 @@ def is_aligned(schedule: Schedule) -> bool:
 def kept(schedule: Schedule) -> Schedule:
     """``schedule`` with all ranks' rounds as they are generated now.
 
-    A generator may go by something that changes later: what was proved is then still what runs.
+    A generator may go by something that changes later; the rounds that were proved still run.
     """
     rounds = [tuple(schedule.rounds(rank)) for rank in range(schedule.size)]
     return replace(schedule, generate=lambda rank: iter(rounds[rank]))

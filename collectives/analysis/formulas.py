@@ -22,8 +22,8 @@ class Formula:
     Attributes:
         text: our closed form.
         powers_only: holds for p a power of two; other numbers of ranks are folded onto one.
-        book, book_seconds: as Rodriguez prints it, with L for alpha and T' for beta m; ``None``
-            where the book has nothing.
+        book, book_seconds: Rodriguez's form, with L for alpha and T' for beta m; ``None`` where the
+            book has none.
         difference: in one sentence, why the two are not the same.
     """
 

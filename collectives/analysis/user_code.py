@@ -23,25 +23,25 @@ from collectives.errors import UnknownAlgorithm
 
 #: The group of entry points in which packages name their algorithms.
 GROUP = "collectives.algorithms"
-#: Attribute of a file's module: the lock that is held while the file is executed.
-_TURN = "_collectives_turn"
+#: Held while a file is executed.
+_EXECUTING = RLock()
 _FILE = re.compile(r"(?P<path>.+?\.py)(?::(?P<name>\w+))?(?P<options>:.*)?", re.DOTALL)
 
 
 def named(algorithm: Algorithm | str, collective: str | None = None) -> str:
-    """The name, with options, of what was asked for, which is registered if it is not yet.
+    """The name of an algorithm with its options; registers the algorithm if it is new.
 
     Args:
         algorithm: an :class:`Algorithm`; ``"file.py:name"``, where a variable of the file or its
             algorithm has that name, or ``"file.py"`` if the file has one algorithm; a name in the
             registry or of an entry point; options may follow, as in ``"file.py:name:segments=4"``.
-            Whatever else is given back as it is.
-        collective: of the call; ``None`` if there is none yet.
+            Anything else is given back as it is.
+        collective: the call's; ``None`` if there is no call yet.
 
     Raises:
         UnknownAlgorithm: no such file, or nothing of this name in it, or the algorithm is one of
             another collective.
-        ScheduleError: what was found is wrong.
+        ScheduleError: the algorithm that was found is wrong.
     """
     if isinstance(algorithm, Algorithm):
         _expect_one_of(collective, [algorithm])
@@ -77,23 +77,23 @@ def is_own(algorithm: object) -> bool:
 
 
 def packaged() -> list[str]:
-    """Names of the algorithms that installed packages bring."""
+    """Names of the algorithms in installed packages."""
     return sorted({point.name for point in entry_points(group=GROUP)})
 
 
 def _of_file(path: Path, name: str | None) -> list[Algorithm]:
     """The algorithms of a file that have a name, or are the value of a variable of that name."""
-    brought = {
+    there = {
         variable: value
         for variable, value in vars(_imported(path)).items()
         if isinstance(value, Algorithm) and not _is_packages_own(value)
     }
-    known = dict.fromkeys(a.name for a in brought.values())
+    known = dict.fromkeys(a.name for a in there.values())
     if name is None and len(known) == 1:
         (name,) = known
-    found = [a for a in brought.values() if a.name == name]
-    if not found and name in brought:
-        found = [brought[name]]
+    found = [a for a in there.values() if a.name == name]
+    if not found and name in there:
+        found = [there[name]]
     if found:
         return found
     if not known:
@@ -109,7 +109,7 @@ def _of_file(path: Path, name: str | None) -> list[Algorithm]:
 
 
 def _is_packages_own(algorithm: Algorithm) -> bool:
-    """Whether it is one that the file imported from this package."""
+    """Whether the file has imported it from this package."""
     known = any(entry is algorithm for entry in REGISTRY)
     return known and not REGISTRY.digest(algorithm.collective, algorithm.name)
 
@@ -125,40 +125,31 @@ def _imported(path: Path) -> ModuleType:
     except (OSError, RuntimeError, ValueError) as error:
         raise UnknownAlgorithm(f"{str(path)[:80]!r} cannot be a file: {error}") from error
     key = f"_collectives_{path.stem}_{hashlib.sha256(str(resolved).encode()).hexdigest()[:8]}"
-    spec = importlib.util.spec_from_file_location(key, resolved)
-    if key not in sys.modules and (not is_file or spec is None):
-        raise UnknownAlgorithm(f"there is no file {str(path)[:80]!r}; write file.py:name")
-    mine = ModuleType(key) if spec is None else importlib.util.module_from_spec(spec)
-    turn = RLock()
-    setattr(mine, _TURN, turn)
-    with turn:
-        module = sys.modules.setdefault(key, mine)
-        if module is mine:
-            _execute(mine, path, resolved.parent)
-            return mine
-    with getattr(module, _TURN):
-        return module if sys.modules.get(key) is module else _imported(path)  # it failed there
-
-
-def _execute(module: ModuleType, path: Path, folder: Path) -> None:
-    assert module.__spec__ is not None and module.__spec__.loader is not None, "it is a file"
-    sys.path.insert(0, str(folder))
-    try:
-        module.__spec__.loader.exec_module(module)
-    except BaseException as error:
-        del sys.modules[module.__name__]
-        if not isinstance(error, Exception | SystemExit):
-            raise
-        raise UnknownAlgorithm(
-            f"{path} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
-    finally:
-        if str(folder) in sys.path:  # unless the file has taken it out
-            sys.path.remove(str(folder))
+    with _EXECUTING:
+        if key in sys.modules:
+            return sys.modules[key]
+        spec = importlib.util.spec_from_file_location(key, resolved) if is_file else None
+        if spec is None or spec.loader is None:
+            raise UnknownAlgorithm(f"there is no file {str(path)[:80]!r}; write file.py:name")
+        module = sys.modules[key] = importlib.util.module_from_spec(spec)
+        folder = str(resolved.parent)
+        sys.path.insert(0, folder)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException as error:
+            del sys.modules[key]
+            if not isinstance(error, Exception | SystemExit):
+                raise
+            why = f"{type(error).__name__}: {error}"
+            raise UnknownAlgorithm(f"{path} cannot be imported: {why}") from error
+        finally:
+            if folder in sys.path:  # unless the file has taken it out
+                sys.path.remove(folder)
+        return module
 
 
 def _of_point(point: EntryPoint) -> Iterable[Algorithm]:
-    """What a package brings under a name: an algorithm, or several of different collectives."""
+    """The algorithms that a package has under a name, each for another collective."""
     where = f"the entry point {point.name} = {point.value} of {GROUP}"
     try:
         loaded = point.load()

@@ -1,4 +1,4 @@
-"""What a schedule costs, counted from its steps: messages in a row, bytes sent, bytes reduced."""
+"""The cost of a schedule, counted from its steps: messages in a row, bytes sent, bytes reduced."""
 
 from dataclasses import dataclass
 

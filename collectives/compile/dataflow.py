@@ -41,7 +41,7 @@ def moved(number: int) -> int:
 
 
 class Dataflow:
-    """What all ranks do, in which round, to which cells.
+    """The loads and stores of all ranks, by rounds and cells.
 
     Segments that run one after the other share no cell, so the first one says it for all: in the
     next one, rounds are ``period`` and chunks ``stride`` further on.
@@ -50,7 +50,7 @@ class Dataflow:
         schedule: the first segment.
         segments: number of segments.
         programs: the rounds of each rank in the first segment.
-        ends: for each end of a message, the other.
+        ends: the other end of each end of a message.
         period: largest number of rounds of a rank in a segment.
         stride: chunks from a segment to the next one.
         rounds: largest number of rounds of a rank.
@@ -67,7 +67,7 @@ class Dataflow:
         self.period = max(map(len, self.programs))
         self.rounds = self.period * segments
         self.ends = dict(_ends(schedule))
-        #: Of each rank's cells, the first round in which each rank uses them, and stores to them.
+        #: For each rank's cells: the first round in which each rank uses them, or stores to them.
         self._used: list[dict[Cell, _Firsts]] = [defaultdict(dict) for _ in self.programs]
         self._stored: list[dict[Cell, _Firsts]] = [defaultdict(dict) for _ in self.programs]
         for rank, program in enumerate(self.programs):
@@ -118,18 +118,18 @@ class Dataflow:
         return frozenset((buffer, i + offset) for i in range(chunk.start, chunk.stop))
 
     def reads(self, rank: int, steps: Round) -> frozenset[Cell]:
-        """What ``rank`` itself or a peer reads of its memory in a round."""
+        """The cells of ``rank`` that it or a peer reads in a round."""
         return frozenset(
             cell for step in steps for chunk in _read(step) for cell in self.cells(rank, chunk)
         )
 
     def writes(self, rank: int, steps: Round) -> frozenset[Cell]:
-        """What ``rank`` itself or a peer stores to its memory in a round."""
+        """The cells of ``rank`` that it or a peer stores to in a round."""
         written = (step.chunk for step in steps if not isinstance(step, Send))
         return frozenset(cell for chunk in written for cell in self.cells(rank, chunk))
 
     def storer(self, rank: int, step: Step) -> int:
-        """The rank that stores to the memory of ``rank`` in a step of its."""
+        """The rank that stores to the memory of ``rank`` in one of its steps."""
         return step.peer if isinstance(step, Recv) else rank
 
     def available(self, end: Endpoint) -> int:

@@ -79,7 +79,7 @@ class Opening(Gate):
         return self._is_alone() or all(event.done for event in self.events)
 
     def pass_through(self) -> None:
-        """What the plan queues next comes after the callers."""
+        """Puts what the plan queues next behind the callers' work."""
         self._memory.follow(self.events)
 
 
@@ -103,7 +103,7 @@ class DevicePlan(Plan):
     the plan keeps the memory that it works on: who frees it later frees it behind the plan.
 
     Args:
-        given: as of :class:`Plan`; the binding's memory is where its work is queued.
+        given: as of :class:`Plan`; its work is queued in the binding's memory.
     """
 
     def __init__(
@@ -120,14 +120,14 @@ class DevicePlan(Plan):
         self._end = End(memory.event())
         begin = BoundRound([self._begin.Start], [self._begin], [], [self._begin.pass_through])
         end = BoundRound(starts=[self._end.Start], requests=[self._end], finish=[self._end.Wait])
-        #: What is all queued at once holds nobody up, and must be in the order of the starts.
+        #: A plan that is queued as a whole holds nobody up, and stays in the order of the starts.
         self._has_gates = any(isinstance(r, Gate) for bound in rounds for r in bound.requests)
         testall = partial(_all_done, testall)
         super().__init__(collective, algorithm, nbytes, [begin, *rounds, end], testall, binding)
 
     @property
     def is_only_queued(self) -> bool:
-        """Whether its messages are over, and only the streams have not come to its end yet:
+        """Whether its messages are over, and only the streams have not come to its end, so that
         ``Wait`` does not make the host wait."""
         return self._next >= len(self._rounds) - 1
 
@@ -181,7 +181,7 @@ class DevicePlan(Plan):
     def synchronize(self) -> None:
         """Completes it, and the host waits for the results, while other plans go on."""
         self.Wait()
-        # What NCCL ends only with other ranks, who may wait for a message of ours.
+        # NCCL's work ends only with other ranks, which may wait for a message of ours.
         while self._progress.here and not self._end.event.done:
             self._progress.advance()
         self._end.event.synchronize()

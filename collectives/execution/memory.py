@@ -1,4 +1,4 @@
-"""What a plan needs of the memory in which arrays lie, and how NumPy does it on the host.
+"""The kinds of memory that arrays lie in, as plans use them; NumPy's on the host.
 
 A GPU's memory is :mod:`collectives.execution.transport.cuda_memory`.  Work there is queued on a
 stream and done later, so MPI must not read or write it before the stream has come that far; that
@@ -32,7 +32,7 @@ class Combine(Protocol):
 
 
 class Memory(Protocol):
-    """What a binder does with the arrays of one kind of memory."""
+    """Operations on the arrays of one kind of memory."""
 
     def empty(self, count: int, dtype: "np.dtype[Any]") -> Items:
         """A new 1-D array."""
@@ -50,7 +50,7 @@ class Memory(Protocol):
         """Where an array begins."""
 
     def combine(self, function: Combine) -> Combine:
-        """The same reduction for arrays of this memory."""
+        """A reduction for arrays of this memory."""
 
     def reduction(
         self, combine: Combine, left: Items, right: Items, out: Items
@@ -58,7 +58,7 @@ class Memory(Protocol):
         """The call that puts ``left (op) right`` into ``out``; ``combine`` is this memory's."""
 
     def borrowed(self, items: Items) -> Items:
-        """The same memory by address: whoever uses it must know that it is still there."""
+        """The array's memory by address: whoever uses it must know that it is still there."""
 
 
 class Event(Protocol):
@@ -78,7 +78,7 @@ class Event(Protocol):
 
 
 class Queued(Protocol):
-    """What a plan needs of the memory that it works on."""
+    """Memory with streams of queued work."""
 
     def event(self) -> Event:
         """A new event of this device."""
@@ -90,7 +90,7 @@ class Queued(Protocol):
         """Each event is behind all that its stream has queued."""
 
     def follow(self, events: Sequence[Event]) -> None:
-        """What is queued on the own stream from here on comes after these."""
+        """Puts all that is queued on the own stream from here on behind these events."""
 
     def working(self) -> AbstractContextManager[object]:
         """In it, the own stream is the current one."""
@@ -118,7 +118,7 @@ class DeviceMemory(Memory, Queued, Protocol):
         """New memory that other processes can map."""
 
     def handle(self, items: Items) -> bytes:
-        """What another process maps :meth:`shareable` memory by."""
+        """The handle by which another process maps :meth:`shareable` memory."""
 
     def mapped(self, handle: bytes, nbytes: int) -> npt.NDArray[np.uint8]:
         """Another process's memory."""
@@ -155,7 +155,7 @@ class HostMemory:
 
     @staticmethod
     def combine(function: Combine) -> Combine:
-        """In a context of its own, where no overflow raises or warns, whatever the caller's
+        """Runs it in a context of its own, where no overflow raises or warns, whatever the caller's
         ``np.errstate``: MPI's operations never do, and a rank that raised alone would leave the
         others waiting."""
         if not isinstance(function, np.ufunc):
@@ -164,8 +164,8 @@ class HostMemory:
 
     @staticmethod
     def reduction(combine: Combine, left: Items, right: Items, out: Items) -> Callable[[], object]:
-        """In two parts, so that all but the first few stores begin with a cache line: malloc's
-        large blocks begin 16 bytes behind one."""
+        """Reduces in two parts, so that all but the first few stores begin with a cache line:
+        malloc's large blocks begin 16 bytes behind one."""
         size = out.itemsize
         if out.nbytes >= _LONG and _LINE % size == 0:
             head, between = divmod(-HostMemory.address(out) % _LINE, size)

@@ -95,8 +95,8 @@ class _Binder:
         return self.gated(bound, self.memory) if is_queued(self.memory) else bound
 
     def gated(self, bound: list[BoundRound], memory: DeviceMemory) -> list[BoundRound]:
-        """Before each round with messages, a gate: until then, what MPI is to send is not there,
-        and what it receives would be written over."""
+        """Puts a gate before each round with messages: before it, the stream has not written what
+        MPI sends, and may still use what MPI receives into."""
         transport = cast(DeviceTransport, self.transport)
         gate, rounds = Gate(memory.event()), []
         for each in bound:
@@ -106,7 +106,7 @@ class _Binder:
         return rounds
 
     def arriving(self, steps: Round) -> int:
-        """Items that have to be kept aside until they are reduced."""
+        """Items that are kept aside until they are reduced."""
         return sum(self.view(step.chunk).size for step in steps if isinstance(step, RecvReduce))
 
     def round(self, steps: Round, arrivals: Items) -> BoundRound:
@@ -265,7 +265,7 @@ def bind(
 def _layouts(
     schedule: Schedule, rank: int, send: Items | None, recv: Items | None, counts: Counts | None
 ) -> dict[str, Layout]:
-    """Of each buffer of ``rank``, by name; the sizes given must fit them."""
+    """The layout of each buffer of ``rank``, by name; the given sizes must fit."""
     member, n = schedule.member(rank), schedule.chunks
     blocks = {
         "sendbuf": schedule.contract.send_blocks(member),

@@ -73,7 +73,7 @@ class Plan:
         reason: why it was chosen.
         collective: name of the collective.
         nbytes: size of the larger buffer.
-        keep: of a plan that is for one run, takes what it was, as another plan, at the end of that.
+        keep: takes a plan for one run, as another plan, at the end of that run.
     """
 
     def __init__(
@@ -102,12 +102,12 @@ class Plan:
         self._broken = False
         #: The plans of the thread that moves it along.
         self.among: list[Moving] = []
-        # Of two threads, one moves it along.
+        # Only one thread at a time moves it along.
         self._turn = Lock()
 
     @property
     def rounds(self) -> list[BoundRound]:
-        """What it does, for a plan that has it as a part."""
+        """Its rounds, for a plan that has it as a part."""
         return self._rounds
 
     def begin(self) -> Self:

@@ -135,7 +135,7 @@ def _buffers(
 
 
 def _moved_bytes(flow: Dataflow, rank: int, layout: Layout, dtype: "np.dtype[Any]") -> int:
-    """What a rank stores into others' memory, and loads from it, in one run."""
+    """Bytes that a rank stores into others' memory, and loads from it, in one run."""
     items = 0
     for number, steps in enumerate(flow.programs[rank]):
         for position, step in enumerate(steps):
@@ -153,7 +153,7 @@ def _edges(
     buffers: dict[str, Items],
     borrow: bool,
 ) -> tuple[list[Edge], list[Edge]]:
-    """Of this rank's send and of its receive buffer."""
+    """The edges of this rank's send buffer and of its receive buffer."""
     found = []
     for place, name in zip(places, ("sendbuf", "recvbuf")):
         edges = node.edges(place, buffers[name].nbytes)

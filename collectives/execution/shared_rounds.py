@@ -44,10 +44,10 @@ class SharedBinder:
     """Turns one rank's rounds into calls.
 
     Args:
-        flow: of the schedule, with in place as the caller has it.
+        flow: the schedule's data flow, in place as the caller has it.
         node: the ranks' memory; ``slot`` is that of the counters.
-        memory: what kind of memory the buffers are in.
-        buffers: for each rank, by name.
+        memory: the kind of memory that the buffers lie in.
+        buffers: each rank's buffers, by name.
         met: all ranks are in it when it begins, and may use one another's memory.
     """
 

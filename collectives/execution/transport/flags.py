@@ -86,7 +86,7 @@ class Flag:
 
 
 class FencedFlag(Flag):
-    """The same on a processor that reorders loads."""
+    """A :class:`Flag` on a processor that reorders loads."""
 
     __slots__ = ("_fence",)
 
@@ -130,7 +130,7 @@ class Tick:
 
 
 class FencedTick(Tick):
-    """The same on a processor that reorders loads and stores."""
+    """A :class:`Tick` on a processor that reorders loads and stores."""
 
     __slots__ = ("_fence",)
 

@@ -30,7 +30,7 @@ class MPITransport:
 
     @classmethod
     def envelope(cls, data: Bytes) -> Envelope | None:
-        """What a message of these bytes needs that is sent in another way; ``None``: nothing."""
+        """The envelope of a message of these bytes; ``None`` if it needs none."""
         return None
 
     def send_init(self, data: Bytes, peer: int, tag: int) -> Request:

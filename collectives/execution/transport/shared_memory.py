@@ -40,7 +40,7 @@ SLOTS = 512
 WORDS = 5
 
 
-#: What each rank brought to a meeting.
+#: The words that each rank brought to a meeting.
 Meeting = list[bytes]
 
 
@@ -196,7 +196,7 @@ class NodeMemory:
             self.windows[place.window].used_by(plan)
 
     def edges(self, place: Place | None, nbytes: int) -> list[Edge]:
-        """Of this rank's memory there, what is to be copied before and after others use it."""
+        """The parts of this rank's memory there that are copied before and after others use it."""
         return [] if place is None else self.windows[place.window].edges(place.offset, nbytes)
 
     def expect_there(self, place: Place) -> None:
