@@ -22,7 +22,6 @@ from collectives.calls.mpi4py_spec import (
     number,
     numbers,
     parts,
-    vector_parts,
     whole_number,
 )
 from collectives.errors import InvalidBuffer
@@ -173,7 +172,7 @@ def vector_buffer(spec: object, role: str, blocks: int) -> Buffer:
     Raises:
         InvalidBuffer: as :func:`read_buffer`, or a list is not ``blocks`` long.
     """
-    data, lengths, starts, named = vector_parts(spec)
+    data, lengths, starts, named = parts(spec, vector=True)
     space = _Space(data, named, role, readonly=role == "send", moves=True)
     if lengths is None:
         length, longer = divmod(space.whole_items(0), blocks)
@@ -225,7 +224,8 @@ class _Space:
             self.gapped = not (
                 whole or self.is_of_nothing or (datatype.is_predefined and not moves)
             )
-            self.dtype = _dtype(datatype, self.extent)
+            if not self.gapped:  # whose extent may be the distance of two addresses
+                self.dtype = _dtype(datatype, self.extent)
         #: Its type says where in this process's memory the items are.
         self.at_bottom = self.gapped and data is MPI.BOTTOM
         if self.gapped and (not moves or self.extent <= 0 or is_on_device(self.memory)):

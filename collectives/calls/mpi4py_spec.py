@@ -68,44 +68,23 @@ def numbers(values: Any, role: str, what: str, blocks: int) -> tuple[int, ...]:
     return found
 
 
-def parts(spec: object) -> tuple[object, Any, Any, MPI.Datatype | str | None]:
-    """The array, count, displacement and type of a specification."""
-    if not isinstance(spec, list | tuple):
-        return spec, None, None, None
-    match spec:
-        case [data]:
-            return data, None, None, None
-        case [data, MPI.Datatype() | str() as datatype]:
-            return data, None, None, datatype
-        case [data, [count, displacement]] | [data, (count, displacement)]:
-            return data, count, displacement, None
-        case [data, count]:
-            return data, count, None, None
-        case [data, [count, displacement], datatype]:
-            return data, count, displacement, datatype
-        case [data, count, datatype]:
-            return data, count, None, datatype
-        case [data, count, displacement, datatype]:
-            return data, count, displacement, datatype
-    raise InvalidBuffer(f"a buffer specification has 1 to 4 parts, this one has {len(spec)}")
-
-
-def vector_parts(spec: object) -> tuple[object, Any, Any, MPI.Datatype | str | None]:
-    """The array, counts, displacements and type of a v-variant's specification."""
+def parts(spec: object, vector: bool = False) -> tuple[object, Any, Any, MPI.Datatype | str | None]:
+    """The array, count, displacement and type of a specification; those of blocks if it is a
+    v-variant's, where a list of two is two counts."""
     if not isinstance(spec, list | tuple):
         return spec, None, None, None
     data, *rest = spec or [None] * 5
     datatype = None
     if rest and isinstance(rest[-1], MPI.Datatype | str):
         datatype = rest.pop()
-    elif len(rest) > 1 and rest[-1] is None:
-        rest.pop()  # the type is to be inferred
-    if len(rest) == 1 and isinstance(rest[0], tuple) and len(rest[0]) == 2:
-        rest = list(rest[0])  # counts and displacements
+    elif len(rest) > 1 and (rest[-1] is None or not vector):
+        datatype = rest.pop()  # to be inferred, or refused
+    if len(rest) == 1 and isinstance(rest[0], tuple if vector else (list, tuple)):
+        rest = list(rest[0]) if len(rest[0]) == 2 else rest
     if len(rest) > 2:
         raise InvalidBuffer(f"a buffer specification has 1 to 4 parts, this one has {len(spec)}")
-    lengths, starts = [*rest, None, None][:2]
-    return data, lengths, starts, datatype
+    count, displacement = [*rest, None, None][:2]
+    return data, count, displacement, datatype
 
 
 def named_type(datatype: MPI.Datatype | str, role: str) -> MPI.Datatype:
