@@ -14,7 +14,7 @@ from mpi4py import MPI
 from collectives.calls.mpi4py_spec import LETTERS, PREDEFINED, TYPES
 from collectives.calls.native import COUNTABLE, library
 from collectives.calls.resources import Resources
-from collectives.calls.tuner import AUTOTUNED_BYTES, NEVER, ORDINARY, SHARED
+from collectives.calls.tuner import AUTOTUNED_BYTES, NEVER, ORDINARY, SHARED, Situation
 from collectives.contracts import contract
 from collectives.execution.memory import is_on_device
 from collectives.execution.progress import Progress
@@ -165,5 +165,6 @@ class Limits(dict[str, Limit]):
         resources = self._resources
         per_node, table = resources.facts
         memories = ORDINARY if resources.node is None or self._unequal else SHARED
-        below = table.native_below(library(), collective, resources.comm.size, per_node, memories)
+        call = Situation(library(), collective, 0, resources.comm.size, per_node)
+        below = table.native_below(call, memories)
         return min(below, AUTOTUNED_BYTES) if resources.settings.autotune else below

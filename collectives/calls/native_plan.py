@@ -135,12 +135,14 @@ class NativeRequest(MPI.Request):
     and a plan for one run, whose ``Wait`` moves this thread's other plans along.
 
     Attributes:
-        plan: the plan that it is a run of.
+        collective: name of the collective.
+        reason: why it is native.
         watched: sees its waits, if there is a watchdog.
     """
 
     algorithm = "native"
-    plan: NativePlan
+    collective: str
+    reason: str
     watched: "Watched | None"
     _progress: Progress
     _buffers: Any
@@ -150,21 +152,11 @@ class NativeRequest(MPI.Request):
     ) -> Self:
         """``buffers`` are kept until it has ended, which mpi4py's requests do not do."""
         self = super().__new__(cls, request)
-        self.plan = plan
+        self.collective, self.reason = plan.collective, plan.reason
         self.watched = None
         self._progress = progress
         self._buffers = buffers
         return self
-
-    @property
-    def collective(self) -> str:
-        """By the name of its algorithms."""
-        return self.plan.collective
-
-    @property
-    def reason(self) -> str:
-        """Why it is native."""
-        return self.plan.reason
 
     def Test(self, status: MPI.Status | None = None) -> bool:
         """Makes progress; returns whether it has completed."""
@@ -199,11 +191,11 @@ class NativeRequest(MPI.Request):
         self.Wait(status)
 
     def synchronize(self) -> None:
-        """:meth:`Wait`: of MPI's, nothing is queued."""
+        """:meth:`Wait`: the library queues nothing."""
         self.Wait()
 
     def Start(self) -> None:
-        """There is one run.
+        """Refuses a second run.
 
         Raises:
             RuntimeError: always.

@@ -122,9 +122,7 @@ class Table(msgspec.Struct, forbid_unknown_fields=True):
     entries: list[Entry]
     edges_from_bytes: Annotated[int, msgspec.Meta(ge=0)] = 128 << 10
 
-    def entry(
-        self, mpi: str, collective: str, memory: str, size: int, per_node: int
-    ) -> Entry | None:
+    def entry(self, call: "Situation") -> Entry | None:
         """The entry with the nearest number of ranks, if it is near enough.
 
         Measurements on one node say nothing about several nodes, and one library's messages nothing
@@ -132,40 +130,35 @@ class Table(msgspec.Struct, forbid_unknown_fields=True):
         """
 
         def apart(entry: Entry) -> tuple[float, float]:
-            return abs(log2(size / entry.ranks)), abs(log2(per_node / entry.ranks_per_node))
+            ranks, per_node = call.size / entry.ranks, call.per_node / entry.ranks_per_node
+            return abs(log2(ranks)), abs(log2(per_node))
 
         def distance(entry: Entry) -> float:
-            return sum(apart(entry)) + 100 * (entry.mpi != mpi)
+            return sum(apart(entry)) + 100 * (entry.mpi != call.mpi)
 
         fitting = (
             entry
             for entry in self.entries
-            if (entry.collective, entry.memory) == (collective, memory)
-            and (entry.ranks == entry.ranks_per_node) == (size == per_node)
-            and (entry.mpi == mpi or memory in _LOADED)
+            if (entry.collective, entry.memory) == (call.collective, call.memory)
+            and (entry.ranks == entry.ranks_per_node) == (call.size == call.per_node)
+            and (entry.mpi == call.mpi or call.memory in _LOADED)
             and max(apart(entry)) <= log2(_FAR)
         )
         return min(fitting, key=distance, default=None)
 
-    def of(self, call: "Situation") -> Entry | None:
-        """The entry that is nearest to a call."""
-        return self.entry(call.mpi, call.collective, call.memory, call.size, call.per_node)
-
     def edged(self, call: "Situation") -> "Situation":
         """A call on adopted arrays as one on the memory that they are taken for."""
-        if call.memory != "adopted" or self.of(call) is not None:
+        if call.memory != "adopted" or self.entry(call) is not None:
             return call
         shared = call._replace(memory="shared")
-        entry = self.of(shared)
+        entry = self.entry(shared)
         pays = _EDGES * entry.ours_from if entry is not None else 0
         is_long = call.nbytes >= max(self.edges_from_bytes, pays)
         return shared if is_long else call._replace(memory="numpy")
 
-    def native_below(
-        self, mpi: str, collective: str, size: int, per_node: int, memories: tuple[Kind, ...]
-    ) -> int:
-        """Bytes below which each of these kinds of memory is served best by the MPI library."""
-        entries = (self.entry(mpi, collective, memory, size, per_node) for memory in memories)
+    def native_below(self, call: "Situation", memories: tuple[Kind, ...]) -> int:
+        """Bytes below which the MPI library serves such a call best in each kind of memory."""
+        entries = (self.entry(call._replace(memory=memory)) for memory in memories)
         return min((entry.ours_from for entry in entries if entry is not None), default=NEVER)
 
 
@@ -239,7 +232,7 @@ def choose(table: Table, call: Situation) -> Choice:
     call = table.edged(call)
     kind = _KINDS.get(call.memory, "")
     where = f"{call.nbytes} bytes{kind}, {call.size} ranks"
-    entry = table.of(call)
+    entry = table.entry(call)
     if call.size > 1 and entry is not None:
         rules = [rule for rule in entry.rules if rule.from_bytes <= call.nbytes]
         if rules and call.allows(rules[-1].algorithm):

@@ -218,8 +218,7 @@ def tuning(comm: MPI.Intracomm, folder: Path) -> Finding:
         own.close()
         table = load()
         call = Situation(library(), "allreduce", _JUDGED, comm.size, per_node)
-        known = table.entry(call.mpi, call.collective, call.memory, call.size, call.per_node)
-        return known is not None, choose(table, call).reason
+        return table.entry(call) is not None, choose(table, call).reason
 
     return in_parts(comm, "tuning", [lambda _: Communicator(comm), look], judge_tuning)
 

@@ -178,7 +178,7 @@ def test_one_library_says_nothing_about_another():
 )
 def test_native_below(mpi, ranks, ordinary, shared):
     def below(memories):
-        return TABLE.native_below(mpi, "allreduce", ranks, ranks, memories)
+        return TABLE.native_below(Situation(mpi, "allreduce", 0, ranks, ranks), memories)
 
     assert (below(ORDINARY), below(SHARED)) == (ordinary, shared)
 
