@@ -120,11 +120,14 @@ class Autotune:
         """The faster one of native and the best of ours."""
         wait, channel = self._resources.wait, self._resources.channel
         self._progress.drain()
-        traffic, self._progress.traffic = self._progress.traffic, None  # of the caller's calls
         ours = self._binder.best_of_ours(call, memory).algorithm
         arrays = [self._scratch(n, call, memory) for n in _lengths(call, nbytes)]
         algorithms = {"native": "native", "ours": ours}
-        plans = {turn: self._bind(_call_on(call, arrays, a)) for turn, a in algorithms.items()}
+        traffic, self._progress.traffic = self._progress.traffic, None  # counts the caller's calls
+        try:
+            plans = {turn: self._bind(_call_on(call, arrays, a)) for turn, a in algorithms.items()}
+        finally:
+            self._progress.traffic = traffic
         seconds = np.empty(len(ORDER))
         for number, turn in enumerate(ORDER):
             wait(channel.Ibarrier())
@@ -133,7 +136,6 @@ class Autotune:
             seconds[number] = perf_counter() - begun
         for plan in plans.values():
             plan.Free()
-        self._progress.traffic = traffic
         wait(channel.Iallreduce(MPI.IN_PLACE, seconds, MPI.MAX))
         ratio = float(f"{ratio_of(seconds):.3g}")
         about = f"{call.collective}, {memory}, {nbytes} bytes"
@@ -158,7 +160,8 @@ class Autotune:
 
     def _remembered(self) -> Findings:
         """The findings in this rank's file."""
-        mine = [e for e in _entries() if (e.mpi, e.ranks, e.ranks_per_node) == self._here]
+        here = self._here  # collective at its first use
+        mine = [e for e in _entries() if (e.mpi, e.ranks, e.ranks_per_node) == here]
         return {
             (entry.collective, entry.memory, rule.from_bytes.bit_length() - 1): rule
             for entry in mine

@@ -13,6 +13,7 @@ from mpi4py import MPI
 from collectives import Communicator
 from collectives.calls import autotune
 from collectives.calls.autotune import ORDER, table_of_host
+from collectives.calls.native import library
 
 pytestmark = [pytest.mark.mpi, pytest.mark.quick_on(3)]
 
@@ -224,3 +225,19 @@ def test_the_environment_asks_for_it(monkeypatch):
             plan = comm.Allreduce_init(MPI.IN_PLACE, np.zeros(ITEMS))
             assert ("autotuned" in plan.reason) == wanted
             plan.Free()
+
+
+@needs_two
+def test_auto_by_name_reads_the_file_on_all_ranks_together(file):
+    """Only rank 0 has one, and no rank has asked before how many ranks a node has."""
+    if RANK == 0:
+        entry = {"mpi": library(), "collective": "allreduce", "memory": "numpy", "ranks": SIZE}
+        rule = {"from_bytes": 8 * ITEMS, "algorithm": "ring", "ratio": 2.0}
+        entry |= {"ranks_per_node": SIZE, "rules": [rule]}
+        table = {"version": 1, "environment": {}, "alpha_us": 1, "bandwidth_GBs": 1}
+        file.parent.mkdir(parents=True)
+        file.write_text(json.dumps(table | {"entries": [entry]}))
+    with Communicator(MPI.COMM_WORLD, autotune=True) as comm:
+        total = np.ones(ITEMS)
+        comm.Allreduce(MPI.IN_PLACE, total, algorithm="auto")
+        assert comm.last_plan.algorithm == "ring" and (total == SIZE).all()
