@@ -12,7 +12,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.algorithms import build, in_segments
-from collectives.calls.buffers import Buffer
+from collectives.calls.buffers import CallBuffer
 from collectives.calls.call import Call
 from collectives.calls.native import can_be_native, fault_of_native, library, waits_for_device
 from collectives.calls.native_plan import NativePlan
@@ -236,7 +236,7 @@ class _Staging:
         self.before: list[Action] = []
         self.after: list[Action] = []
 
-    def packed(self, buffer: Buffer | None, reads: bool, writes: bool) -> Items | None:
+    def packed(self, buffer: CallBuffer | None, reads: bool, writes: bool) -> Items | None:
         """The items of a buffer, one behind the other."""
         if buffer is None:
             return None

@@ -30,7 +30,7 @@ from collectives.execution.transport.cuda_memory import CudaMemory
 
 
 @dataclass(frozen=True)
-class Buffer:
+class CallBuffer:
     """Memory as MPI sees it: ``items.size`` items of one type.
 
     Attributes:
@@ -87,7 +87,7 @@ class Buffer:
         """``items``, or their memory without keeping it alive."""
         return self.memory.borrowed(self.items) if borrow and self.gaps is None else self.items
 
-    def in_units(self, nbytes: int) -> "Buffer":
+    def in_units(self, nbytes: int) -> "CallBuffer":
         """This memory as items of ``nbytes`` each, for collectives that only move data.
 
         Ranks may describe the same bytes by different types, and must cut them at the same places.
@@ -127,7 +127,7 @@ def unit_of(block_bytes: int) -> int:
 
 def read_buffer(
     spec: object, role: str, blocks: int = 1, *, moves: bool = False, readonly: bool = False
-) -> Buffer:
+) -> CallBuffer:
     """Reads ``array``, ``[array, type]``, ``[array, count]``, ``[array, count, type]``,
     ``[array, (count, displ), type]`` or ``[array, count, displ, type]``.
 
@@ -161,7 +161,7 @@ def read_buffer(
     return space.buffer([Block(start, length)])
 
 
-def vector_buffer(spec: object, role: str, blocks: int) -> Buffer:
+def vector_buffer(spec: object, role: str, blocks: int) -> CallBuffer:
     """Reads ``[array, counts]``, ``[array, (counts, displacements)]``, with a type behind, or
     ``[array, counts, displacements, type]``, as mpi4py's v-variants take them.
 
@@ -193,7 +193,7 @@ class _Space:
     """The memory that a specification names, before it is known which items of it are meant.
 
     Attributes:
-        datatype: the MPI type of an item, as in :class:`Buffer`.
+        datatype: the MPI type of an item, as in :class:`CallBuffer`.
     """
 
     def __init__(
@@ -245,10 +245,10 @@ class _Space:
             )
         return nbytes // max(self.extent, 1)
 
-    def buffer(self, blocks: list[Block], counts: tuple[int, ...] | None = None) -> Buffer:
+    def buffer(self, blocks: list[Block], counts: tuple[int, ...] | None = None) -> CallBuffer:
         """These items; ``counts`` are those of a v-variant."""
         if self.is_of_nothing:
-            return Buffer(self.memory.view(np.uint8)[:0], MPI.BYTE, _times(counts, 0))
+            return CallBuffer(self.memory.view(np.uint8)[:0], MPI.BYTE, _times(counts, 0))
         for j, (start, count) in enumerate(blocks):
             asked = f"{count} were asked for" if counts is None else f"block {j} is {count} items"
             self._expect(start, count, f"{asked} from item {start} on" if start else asked)
@@ -260,18 +260,18 @@ class _Space:
             if self.dtype is not items.dtype or length * self.extent != items.nbytes:
                 part = items.view(np.uint8)[start * self.extent : (start + length) * self.extent]
                 items = part.view(self.dtype)
-            return Buffer(items, self.datatype, writable=self.writable)
+            return CallBuffer(items, self.datatype, writable=self.writable)
         starts, lengths = zip(*blocks)
         first = starts[0] if lengths[0] else 0
         behind = tuple(accumulate(lengths[:-1], initial=first))
         raw = self.memory.view(np.uint8)
         if all(d == p for d, p, n in zip(starts, behind, lengths) if n):
             part = raw[first * self.extent : (first + sum(lengths)) * self.extent]
-            return Buffer(part.view(self.dtype), self.datatype, counts)
+            return CallBuffer(part.view(self.dtype), self.datatype, counts)
         whole = raw[: len(raw) // self.extent * self.extent].view(self.dtype)
-        return Buffer(whole, self.datatype, counts, starts)
+        return CallBuffer(whole, self.datatype, counts, starts)
 
-    def _packed(self, blocks: list[Block], counts: tuple[int, ...] | None) -> Buffer:
+    def _packed(self, blocks: list[Block], counts: tuple[int, ...] | None) -> CallBuffer:
         assert self.datatype is not None, "only a type that was named has gaps"
         size = self.datatype.Get_size()
         packed = np.empty(sum(count for _, count in blocks), np.dtype((np.void, size)))
@@ -279,7 +279,7 @@ class _Space:
             gaps = Gaps.at_bottom(self.datatype, blocks)
         else:
             gaps = Gaps(self.memory, HOST.address(self.memory), self.datatype, blocks)
-        return Buffer(
+        return CallBuffer(
             packed.view(np.uint8), self.datatype, _times(counts, size), None, gaps, self.writable
         )
 

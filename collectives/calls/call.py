@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from collectives.algorithms import own
 from collectives.calls.arguments import Arguments
-from collectives.calls.buffers import Buffer
+from collectives.calls.buffers import CallBuffer
 from collectives.calls.mpi4py_spec import LETTERS
 from collectives.contracts import Contract, Member, contract
 from collectives.errors import InvalidBuffer
@@ -38,8 +38,8 @@ class Call:
 
     arguments: Arguments
     member: Member
-    send: Buffer | None
-    recv: Buffer | None
+    send: CallBuffer | None
+    recv: CallBuffer | None
     counts: Counts | None
     aside: bool
     algorithm: str
@@ -63,7 +63,7 @@ class Call:
         return self.arguments.root
 
     @cached_property
-    def buffer(self) -> Buffer:
+    def buffer(self) -> CallBuffer:
         """One of the two buffers: both have the same type."""
         buffer = self.recv or self.send
         assert buffer is not None, "every rank of a collective has a buffer"

@@ -20,7 +20,7 @@ from collectives.calls.call import Call
 from collectives.calls.fast_path import Limits, nbytes_of
 from collectives.calls.native import call_native, waits_for_device
 from collectives.calls.native_plan import Native, NativePlan, NativeRequest
-from collectives.calls.plan_cache import Entry, Key, PlanCache
+from collectives.calls.plan_cache import CachedCall, Key, PlanCache
 from collectives.calls.rendezvous import Location, Rendezvous, all_have
 from collectives.calls.resources import Resources
 from collectives.calls.settings import Settings
@@ -225,7 +225,7 @@ class Engine:
         kept = plan is None or self._cache.keep(call, places, plan)
         # A call that is found again is not parsed again, and native takes the caller's own words.
         if key is not None and kept and (plan is not None or call.has_buffers_of(arguments)):
-            self._cache.remember(key, Entry(arguments.op, plan, location, meeting))
+            self._cache.remember(key, CachedCall(arguments.op, plan, location, meeting))
         self._complete(plan, call.arguments, reason)
         if plan is not None and not kept:
             plan.Free()

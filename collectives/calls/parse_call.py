@@ -8,7 +8,7 @@ from mpi4py import MPI
 
 from collectives.algorithms import check, find, parse
 from collectives.calls.arguments import Arguments
-from collectives.calls.buffers import Buffer, read_buffer, unit_of, vector_buffer
+from collectives.calls.buffers import CallBuffer, read_buffer, unit_of, vector_buffer
 from collectives.calls.call import Call
 from collectives.calls.fast_path import nbytes_of
 from collectives.calls.mpi4py_spec import LETTERS
@@ -40,8 +40,8 @@ def parse_call(arguments: Arguments, algorithm: str, rank: int, size: int) -> Ca
     blocks = contract(collective)
     to_send, to_recv = blocks.send_blocks(member), blocks.recv_blocks(member)
     aside = collective == "reduce_scatter" and arguments.is_in_place
-    send: Buffer | None
-    recv: Buffer | None
+    send: CallBuffer | None
+    recv: CallBuffer | None
     if aside:
         send, recv = _input_where_the_result_goes(arguments, member)
     else:
@@ -111,8 +111,12 @@ def _root(arguments: Arguments, size: int) -> int:
 
 
 def _as_units(
-    arguments: Arguments, send: Buffer | None, recv: Buffer | None, to_send: int, to_recv: int
-) -> tuple[Buffer | None, Buffer | None]:
+    arguments: Arguments,
+    send: CallBuffer | None,
+    recv: CallBuffer | None,
+    to_send: int,
+    to_recv: int,
+) -> tuple[CallBuffer | None, CallBuffer | None]:
     """Both buffers in units that all ranks come to, however they describe the same bytes."""
     pairs = ((send, to_send), (recv, to_recv))
     blocks = [b.items.nbytes // n for b, n in pairs if b is not None]
@@ -161,7 +165,7 @@ _VECTORS = {
 
 def _buffer(
     arguments: Arguments, spec: Any, role: str, blocks: int, member: Member
-) -> Buffer | None:
+) -> CallBuffer | None:
     if not blocks or spec is None or spec is MPI.IN_PLACE:
         return None
     if arguments.vector and role in _VECTORS.get(arguments.collective, ()):
@@ -174,7 +178,7 @@ def _buffer(
 
 
 def _counts(
-    arguments: Arguments, member: Member, send: Buffer | None, recv: Buffer | None
+    arguments: Arguments, member: Member, send: CallBuffer | None, recv: CallBuffer | None
 ) -> Counts | None:
     """Lengths of the blocks of a v-variant."""
     if arguments.recvcounts is not None:
@@ -213,13 +217,13 @@ def _expect_own_block(
             )
 
 
-def _lengths(buffer: Buffer | None) -> tuple[int, ...]:
+def _lengths(buffer: CallBuffer | None) -> tuple[int, ...]:
     if buffer is None:
         return ()
     return (buffer.items.size,) if buffer.counts is None else buffer.counts
 
 
-def _expect(role: str, buffer: Buffer | None, items: int) -> None:
+def _expect(role: str, buffer: CallBuffer | None, items: int) -> None:
     if buffer is not None and buffer.items.size != items:
         size = buffer.items.itemsize
         raise InvalidBuffer(
@@ -241,7 +245,9 @@ def _recvcounts(arguments: Arguments, member: Member) -> tuple[int, ...]:
     return counts
 
 
-def _input_where_the_result_goes(arguments: Arguments, member: Member) -> tuple[Buffer, Buffer]:
+def _input_where_the_result_goes(
+    arguments: Arguments, member: Member
+) -> tuple[CallBuffer, CallBuffer]:
     """Reduce-scatter in place: the result goes to the beginning of the input."""
     if arguments.vector:
         if arguments.recvcounts is None:
@@ -254,8 +260,8 @@ def _input_where_the_result_goes(arguments: Arguments, member: Member) -> tuple[
 
 
 def _with_types(
-    arguments: Arguments, send: Buffer | None, recv: Buffer | None
-) -> tuple[Arguments, Buffer | None, Buffer | None]:
+    arguments: Arguments, send: CallBuffer | None, recv: CallBuffer | None
+) -> tuple[Arguments, CallBuffer | None, CallBuffer | None]:
     """Items that MPI has no type for as bytes, so that the library's own collective can move them:
     other ranks, which may describe theirs by a type that it has, leave theirs to it as well."""
     if send is not None and _is_without_type(send):
@@ -267,7 +273,9 @@ def _with_types(
     return arguments, send, recv
 
 
-def _with_sure_words(arguments: Arguments, send: Buffer | None, recv: Buffer | None) -> Arguments:
+def _with_sure_words(
+    arguments: Arguments, send: CallBuffer | None, recv: CallBuffer | None
+) -> Arguments:
     """The buffers in words that mpi4py is sure to take: refused when the ranks have met already, a
     call could not be made again.
 
@@ -285,16 +293,16 @@ def _with_sure_words(arguments: Arguments, send: Buffer | None, recv: Buffer | N
     )
 
 
-def _takes(spec: Any, buffer: Buffer | None) -> bool:
+def _takes(spec: Any, buffer: CallBuffer | None) -> bool:
     """Whether mpi4py takes it as it is; of long doubles that are not aligned, it knows no type."""
     return buffer is None or (nbytes_of(spec) is not None and buffer.items.flags.aligned)
 
 
-def _sure_words(spec: Any, buffer: Buffer | None) -> Any:
+def _sure_words(spec: Any, buffer: CallBuffer | None) -> Any:
     if buffer is None or buffer.datatype is None or buffer.gaps or buffer.memory is not HOST:
         return spec
     return buffer.of_type(buffer.datatype)
 
 
-def _is_without_type(buffer: Buffer) -> bool:
+def _is_without_type(buffer: CallBuffer) -> bool:
     return buffer.datatype is None and not is_on_device(buffer.items)

@@ -34,7 +34,7 @@ Key = tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CachedCall:
     """A call that was made before.
 
     Attributes:
@@ -58,7 +58,7 @@ class PlanCache:
     """
 
     def __init__(self) -> None:
-        self._entries: dict[Key, Entry] = {}
+        self._entries: dict[Key, CachedCall] = {}
         self._plans: OrderedDict[object, Plan] = OrderedDict()
 
     @staticmethod
@@ -77,14 +77,14 @@ class PlanCache:
             return None
         return collective, algorithm, id(op), root, send, recv
 
-    def find(self, key: Key) -> Entry | None:
+    def find(self, key: Key) -> CachedCall | None:
         """The call that was made before."""
         entry = self._entries.get(key)
         if entry is not None and entry.plan is not None and entry.plan.is_freed:
             return None
         return entry
 
-    def remember(self, key: Key, entry: Entry) -> None:
+    def remember(self, key: Key, entry: CachedCall) -> None:
         """Keeps a call, but nothing of its buffers."""
         if len(self._entries) >= _MOST:
             self._entries.clear()

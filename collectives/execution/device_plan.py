@@ -36,7 +36,7 @@ class Gate:
         """Nothing to release."""
 
 
-class End(Gate):
+class EndGate(Gate):
     """The gate at the end of a plan: streams wait for it, and the host does not.
 
     Attributes:
@@ -52,7 +52,7 @@ class End(Gate):
             stream.wait_event(self.event)
 
 
-class Opening(Gate):
+class OpeningGate(Gate):
     """The gate at the beginning of a plan, which follows what its callers had queued.
 
     The own stream waits for them at once where nobody else has more to queue there.  Another plan
@@ -116,8 +116,8 @@ class DevicePlan(Plan):
         binding: Binding,
     ) -> None:
         self._memory = memory = cast(DeviceMemory, binding.memory)
-        self._begin = Opening(memory, self._is_alone)
-        self._end = End(memory.event())
+        self._begin = OpeningGate(memory, self._is_alone)
+        self._end = EndGate(memory.event())
         begin = BoundRound([self._begin.Start], [self._begin], [], [self._begin.pass_through])
         end = BoundRound(starts=[self._end.Start], requests=[self._end], finish=[self._end.Wait])
         #: A plan that is queued as a whole holds nobody up, and stays in the order of the starts.
