@@ -20,7 +20,7 @@ class Algorithm:
     >>> Algorithm("allreduce", "mine", rounds, "what it does", "whose it is")  # doctest: +SKIP
 
     Attributes:
-        collective, name: what it is asked for by.
+        collective, name: the names by which calls and commands ask for it.
         rounds: the generator ``rounds(rank, size, **options)``; for a collective with a root,
             ``rounds(rank, size, root, **options)``.
         summary, reference: one line each, printed by ``python -m collectives list``.
@@ -33,8 +33,8 @@ class Algorithm:
         compose: instead of ``rounds``: ``compose(size, **options)``, a schedule made of others; for
             a collective with a root, ``compose(size, root, **options)``.
 
-    The claims ``keeps_order`` to ``uniform`` are proved: of the package's algorithms by its tests,
-    of others by :func:`collectives.register`.
+    The claims ``keeps_order`` to ``uniform`` are proved: the package's tests do so for its own
+    algorithms, and :func:`collectives.register` for others.
     """
 
     collective: str
@@ -66,7 +66,7 @@ class Algorithm:
         """The algorithm at ``size`` ranks.
 
         Raises:
-            UnknownAlgorithm: for an option that it does not have or a value that cannot be.
+            UnknownAlgorithm: it has no such option, or the option no such value.
         """
         self.check(options, size)
         if self.compose:
