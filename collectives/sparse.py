@@ -26,6 +26,7 @@ from collectives.execution.pairs import Array, Stream, add
 from collectives.execution.tags import Tags
 from collectives.execution.traffic import Traffic
 from collectives.execution.transport import Bytes, Envelope
+from collectives.execution.transport.mpi import largest_tag
 from collectives.sparse_arguments import agreed, expect_rising
 
 #: In the header of a message, where the number of pairs would be: the vector follows.
@@ -73,8 +74,7 @@ def sparse_allreduce(
         mine, length, limit = agreed(engine, indices, values, length, dense_at, traffic)
         assert mine.indices is not None, "callers give pairs"
         types = mine.indices.dtype, mine.values.dtype
-        tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767
-        exchange = _Exchange(engine, types, length, limit, traffic, tag)
+        exchange = _Exchange(engine, types, length, limit, traffic, largest_tag())
         messages = _recursive_doubling(exchange, mine)
         try:
             while True:

@@ -26,7 +26,14 @@ _REDUCED = (
     *("int8", "uint8", "int32", "uint32", "int64", "uint64"),
     *("float16", "bfloat16", "float32", "float64"),
 )
-_COLLECTIVES = ("allreduce", "reduce_scatter", "allgather", "broadcast", "reduce")
+#: NCCL's collectives, by CuPy's names.
+_METHODS = {
+    "allreduce": "allReduce",
+    "reduce_scatter": "reduceScatter",
+    "allgather": "allGather",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+}
 
 
 def _operation(op: MPI.Op | None) -> str:
@@ -39,7 +46,7 @@ def fault_of_nccl(call: Call) -> str:
     """Why NCCL cannot serve a call: the same on all ranks; empty if it can."""
     if not call.is_on_device:
         return "NCCL's collectives are for arrays on a GPU; leave the algorithm out"
-    if call.collective not in _COLLECTIVES or call.counts is not None:
+    if call.collective not in _METHODS or call.counts is not None:
         kind = " of unequal blocks" if call.counts is not None else ""
         return f"NCCL has no {call.collective}{kind}; leave the algorithm out"
     dtype = call.buffer.items.dtype.name
@@ -131,7 +138,7 @@ def bind_nccl(call: Call, nccl: Nccl, binding: Binding, borrow: bool) -> DeviceP
     memory = nccl.memory
     with memory.working():  # what is allocated is that stream's
         before, send, recv = _operands(call, memory, borrow)
-    bound = BoundRound(starts=[*before, Queuing(call, nccl, send, recv)])
+    bound = BoundRound(starts=[*before, _queuing(call, nccl, send, recv)])
     binding = replace(binding, memory=memory)
     return DevicePlan(call.collective, "nccl", call.nbytes, [bound], all, binding)
 
@@ -152,32 +159,19 @@ def _operands(call: Call, memory: CudaMemory, borrow: bool) -> tuple[list[Action
     return [], send, recv
 
 
-class Queuing:
+def _queuing(call: Call, nccl: Nccl, send: Items, recv: Items) -> Action:
     """The action that queues a call on NCCL's stream; it keeps the arrays."""
+    memory, method = nccl.memory, getattr(nccl.channel, _METHODS[call.collective])
+    count = call.count * call.buffer.items.itemsize // send.itemsize
+    given = [memory.address(send), memory.address(recv), count]
+    given.append(nccl.constant(send.dtype.name.upper()))
+    if call.op is not None:
+        given.append(nccl.constant(_operation(call.op)))
+    if call.contract.rooted:
+        given.append(call.root)
+    given.append(memory.stream.ptr)
 
-    def __init__(self, call: Call, nccl: Nccl, send: Items, recv: Items) -> None:
-        self._arrays = send, recv
-        memory = nccl.memory
-        channel, stream = nccl.channel, memory.stream.ptr
-        kind = nccl.constant(send.dtype.name.upper())
-        given = memory.address(send), memory.address(recv), _count(call, send), kind
-        op = nccl.constant(_operation(call.op)) if call.op is not None else None
-        match call.collective:
-            case "allreduce":
-                self._run = partial(channel.allReduce, *given, op, stream)
-            case "reduce_scatter":
-                self._run = partial(channel.reduceScatter, *given, op, stream)
-            case "reduce":
-                self._run = partial(channel.reduce, *given, op, call.root, stream)
-            case "allgather":
-                self._run = partial(channel.allGather, *given, stream)
-            case _:
-                self._run = partial(channel.broadcast, *given, call.root, stream)
+    def queue(keeps: tuple[Items, Items] = (send, recv)) -> None:
+        method(*given)
 
-    def __call__(self) -> None:
-        self._run()
-
-
-def _count(call: Call, send: Items) -> int:
-    """Items of a block, in NCCL's count."""
-    return call.count * call.buffer.items.itemsize // send.itemsize
+    return queue

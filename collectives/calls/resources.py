@@ -20,7 +20,7 @@ from collectives.execution.messages import TAGS_PER_PLAN
 from collectives.execution.tags import TagPool
 from collectives.execution.transport.cuda_memory import CudaMemory
 from collectives.execution.transport.delayed import clock
-from collectives.execution.transport.mpi import MPITransport
+from collectives.execution.transport.mpi import MPITransport, largest_tag
 from collectives.execution.transport.remapped import extent
 from collectives.execution.transport.shared_memory import NodeMemory
 from collectives.execution.transport.windows import Place
@@ -50,7 +50,7 @@ class Resources:
         self.wait = wait
         self._drain = drain
         self.node: NodeMemory | None = None
-        self.tags = TagPool(min(_tags() // TAGS_PER_PLAN - 1, 1 << 30))
+        self.tags = TagPool(min(largest_tag() // TAGS_PER_PLAN - 1, 1 << 30))
         self._transport: MPITransport | None = None
         # No cached_property: before Python 3.12, one lock of all communicators is held in it, and
         # ranks that come to two communicators in another order would wait for one another.
@@ -262,11 +262,6 @@ class Resources:
         if self._transport is not None:
             self._transport.channel.Free()
             self._transport = None
-
-
-def _tags() -> int:
-    """The largest tag of this MPI, which no plan uses."""
-    return MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767
 
 
 def _read_shape(shape: Any, dtype: "np.dtype[Any]") -> tuple[int, ...]:

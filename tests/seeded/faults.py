@@ -153,7 +153,7 @@ FAULTS = [
         "part = items.view(np.uint8)[: length * self.extent]",
     ),
     Fault(
-        "bind: results are not unpacked",
+        "bind: results are not unpacked into gaps",
         "tests/mpi/collectives/test_buffer_kinds.py",
         "collectives/calls/bind.py",
         "self.after.insert(0, partial(buffer.gaps.unpack, buffer.items))",

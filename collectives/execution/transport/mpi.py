@@ -8,6 +8,11 @@ from mpi4py import MPI
 from collectives.execution.transport import Bytes, Envelope, Request
 
 
+def largest_tag() -> int:
+    """The largest tag of this MPI, which no plan uses."""
+    return MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767
+
+
 class MPITransport:
     """Messages over ``channel``, a communicator that nothing else sends on.
 

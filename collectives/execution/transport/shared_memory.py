@@ -29,6 +29,7 @@ from collectives.execution.transport.flags import (
     RunCount,
     Tick,
 )
+from collectives.execution.transport.mpi import largest_tag
 from collectives.execution.transport.pages import Mapping
 from collectives.execution.transport.remapped import Adopted, Extent
 from collectives.execution.transport.windows import Edge, Place, Window, Windows
@@ -68,8 +69,7 @@ class NodeMemory:
         cores = set[int]().union(*comm.allgather(os.sched_getaffinity(0)))
         self._polite = comm.size > len(cores)
         # Nobody sends itself such a message, so the library looks at all that it has to do.
-        tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767
-        self._progress = partial(comm.Iprobe, comm.rank, tag)
+        self._progress = partial(comm.Iprobe, comm.rank, largest_tag())
         # Two boards, as a rank may come to the next meeting before all have read those of this one.
         self._boards: list[list[memoryview]] = []
         for first in (SLOTS * _LINE, SLOTS * _LINE + WORDS):
