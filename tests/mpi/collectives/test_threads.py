@@ -83,7 +83,8 @@ def work(thread, comms, errors, start):
 
 
 @pytest.mark.parametrize("number", [16, pytest.param(64, marks=pytest.mark.slow)])
-def test_no_thread_waits_for_another_ones_communicator(number):
+def test_no_thread_waits_for_another_ones_communicator(number, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     comms = [
         Communicator(MPI.COMM_WORLD.Dup(), **SETTINGS[n % len(SETTINGS)]) for n in range(number)
     ]
