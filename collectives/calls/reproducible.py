@@ -15,11 +15,12 @@ from mpi4py import MPI
 
 from collectives.algorithms import build
 from collectives.calls.call import Call
+from collectives.codec import shards
 from collectives.errors import InvalidBuffer, UnknownAlgorithm
 from collectives.execution.exact import exact_sum, extreme
 from collectives.execution.memory import Items
 from collectives.execution.messages import Counts, Operands, bind
-from collectives.execution.plan import Action, Binding, BoundRound, Plan
+from collectives.execution.plan import Binding, BoundRound, Plan
 from collectives.execution.transport.mpi import MPITransport
 
 #: How floating-point arrays are reduced without an order.
@@ -85,102 +86,52 @@ def saturates(call: Call) -> bool:
 
 def bind_exact(call: Call, transport: MPITransport, operands: Operands, binding: Binding) -> Plan:
     """A plan for a reduction by exact sums."""
-    return _ExactBinder(call, transport, operands, binding).plan()
+    reduce = next(way for op, way in _WITHOUT_ORDER if op == call.op)
+    size, rank, recv = call.member.size, call.member.rank, operands.recv
+    given = recv if operands.send is None else operands.send
+    assert given is not None, "every rank has something to add"
+    slices = _slices(call, given.size)
+    own, dtype = slices[rank], given.dtype
 
-
-class _ExactBinder:
-    """The rounds of one call."""
-
-    def __init__(
-        self, call: Call, transport: MPITransport, operands: Operands, binding: Binding
-    ) -> None:
-        self.call = call
-        self.transport = transport
-        self.binding = binding
-        self.reduce = next(way for op, way in _WITHOUT_ORDER if op == call.op)
-        self.operands = operands
-        given = self.operands.recv if self.operands.send is None else self.operands.send
-        assert given is not None, "every rank has something to add"
-        self.given = given
-        self.size, self.rank = call.member.size, call.member.rank
-        #: How many items of the result each rank sums.
-        self.slices = self._slices()
-        self.own = self.slices[self.rank]
-
-    def _slices(self) -> tuple[int, ...]:
-        if self.call.collective == "reduce_scatter":
-            return tuple(self.call.counts.send) if self.call.counts else self._equal()
-        length, longer = divmod(self.given.size, self.size)
-        return tuple(length + (rank < longer) for rank in range(self.size))
-
-    def _equal(self) -> tuple[int, ...]:
-        return (self.call.count,) * self.size
-
-    def plan(self) -> Plan:
-        work = np.empty(self.size * self.own, self.given.dtype)
-        terms = [work[i * self.own : (i + 1) * self.own] for i in range(self.size)]
-        there = Counts(self.slices, (self.own,) * self.size)
-        rounds = [BoundRound(starts=[*self.operands.before])]
-        rounds += self._moved("alltoall", "pairwise", self.given, work, there)
-        rounds += getattr(self, f"_{self.call.collective}")(terms)
-        rounds.append(BoundRound(starts=[*self.operands.after]))
-        call = self.call
-        return Plan(
-            call.collective,
-            "exact",
-            call.nbytes,
-            [r for r in rounds if r.starts],
-            self.transport.testall,
-            self.binding,
-        )
-
-    def _reduce_scatter(self, terms: list[Items]) -> list[BoundRound]:
-        recv = self.operands.recv
-        assert recv is not None, "every rank of a reduce-scatter receives"
-        return [BoundRound(starts=[partial(self.reduce, terms, recv)])]
-
-    def _allreduce(self, terms: list[Items]) -> list[BoundRound]:
-        total = np.empty_like(terms[0])
-        back = Counts((self.own,), self.slices)
-        moved = self._moved("allgather", "direct", total, self.operands.recv, back)
-        return [BoundRound(starts=[partial(self.reduce, terms, total)]), *moved]
-
-    def _reduce(self, terms: list[Items]) -> list[BoundRound]:
-        total = np.empty_like(terms[0])
-        back = Counts((self.own,), self.slices if self.call.member.is_root else ())
-        recv = self.operands.recv if self.call.member.is_root else None
-        moved = self._moved("gather", "direct", total, recv, back, self.call.root)
-        return [BoundRound(starts=[partial(self.reduce, terms, total)]), *moved]
-
-    def _scan(self, terms: list[Items]) -> list[BoundRound]:
-        return self._prefixes(terms, first=0)
-
-    def _exscan(self, terms: list[Items]) -> list[BoundRound]:
-        return self._prefixes(terms, first=1)
-
-    def _prefixes(self, terms: list[Items], first: int) -> list[BoundRound]:
-        """Rank k gets the sum of all ranks before it, and of its own unless ``first`` is 1."""
-        sums = np.empty(self.size * self.own, self.given.dtype)
-        parts = [sums[i * self.own : (i + 1) * self.own] for i in range(self.size - first)]
-        actions: list[Action] = [
-            partial(self.reduce, terms[: k + 1], part) for k, part in enumerate(parts)
-        ]
-        sent = tuple(self.own if rank >= first else 0 for rank in range(self.size))
-        received = self.slices if self.rank >= first else (0,) * self.size
-        back = Counts(sent, received)
-        moved = self._moved("alltoall", "pairwise", sums, self.operands.recv, back)
-        return [BoundRound(starts=actions), *moved]
-
-    def _moved(
-        self,
-        collective: str,
-        algorithm: str,
-        send: Items,
-        recv: Items | None,
-        counts: Counts,
-        root: int = 0,
+    def moved(
+        how: tuple[str, str], send: Items, recv: Items | None, counts: Counts
     ) -> list[BoundRound]:
-        """The rounds of a collective that moves blocks of these lengths."""
-        schedule = build(collective, algorithm, self.size, root)
-        operands = Operands(send, recv, counts)
-        return bind(schedule, self.transport, operands, None, self.binding).rounds
+        schedule = build(*how, size, call.root if how[0] == "gather" else 0)
+        return bind(schedule, transport, Operands(send, recv, counts), None, binding).rounds
+
+    exchange = ("alltoall", "pairwise")
+    work, total = np.empty(size * own, dtype), np.empty(own, dtype)
+    terms = [*work.reshape(size, own)]
+    rounds = [BoundRound(starts=[*operands.before])]
+    rounds += moved(exchange, given, work, Counts(slices, (own,) * size))
+    match call.collective:
+        case "reduce_scatter":
+            assert recv is not None, "every rank of a reduce-scatter receives"
+            rounds.append(BoundRound(starts=[partial(reduce, terms, recv)]))
+        case (
+            "scan" | "exscan"
+        ):  # rank k gets the sum of the ranks before it, in a scan its own, too
+            first = int(call.collective == "exscan")
+            sums = np.empty((size, own), dtype)
+            prefixes = (partial(reduce, terms[: k + 1], sums[k]) for k in range(size - first))
+            rounds.append(BoundRound(starts=[*prefixes]))
+            sent = tuple(own if receiver >= first else 0 for receiver in range(size))
+            received = slices if rank >= first else (0,) * size
+            rounds += moved(exchange, sums.reshape(-1), recv, Counts(sent, received))
+        case collective:
+            rounds.append(BoundRound(starts=[partial(reduce, terms, total)]))
+            how = ("gather" if collective == "reduce" else "allgather", "direct")
+            gets = collective == "allreduce" or call.member.is_root
+            counts = Counts((own,), slices if gets else ())
+            rounds += moved(how, total, recv if gets else None, counts)
+    rounds.append(BoundRound(starts=[*operands.after]))
+    rounds = [bound for bound in rounds if bound.starts]
+    return Plan(call.collective, "exact", call.nbytes, rounds, transport.testall, binding)
+
+
+def _slices(call: Call, items: int) -> tuple[int, ...]:
+    """Items of the result that each rank sums."""
+    size = call.member.size
+    if call.collective == "reduce_scatter":
+        return tuple(call.counts.send) if call.counts else (call.count,) * size
+    return tuple(shards(items, size))

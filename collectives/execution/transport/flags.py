@@ -8,6 +8,8 @@ with these, everything before the store is done before everything after the load
 of 8 bytes is stored and loaded as one on all of them.
 """
 
+from typing import Any
+
 from collectives.execution.plan import Action
 from collectives.execution.waiting import give_way, is_contended
 
@@ -90,17 +92,8 @@ class FencedFlag(Flag):
 
     __slots__ = ("_fence",)
 
-    def __init__(
-        self,
-        counters: memoryview,
-        slot: int,
-        runs: RunCount,
-        value: int,
-        polite: bool,
-        progress: Action,
-        fence: Action,
-    ) -> None:
-        super().__init__(counters, slot, runs, value, polite, progress)
+    def __init__(self, *given: Any, fence: Action) -> None:
+        super().__init__(*given)
         self._fence = fence
 
     def Test(self) -> bool:
@@ -134,10 +127,8 @@ class FencedTick(Tick):
 
     __slots__ = ("_fence",)
 
-    def __init__(
-        self, counters: memoryview, slot: int, runs: RunCount, value: int, fence: Action
-    ) -> None:
-        super().__init__(counters, slot, runs, value)
+    def __init__(self, *given: Any, fence: Action) -> None:
+        super().__init__(*given)
         self._fence = fence
 
     def __call__(self) -> None:

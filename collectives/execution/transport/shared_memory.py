@@ -145,12 +145,12 @@ class NodeMemory:
         """The condition that ``rank`` has counted up to ``value`` in this run of ``slot``."""
         counters, at, runs = self._counters[rank], slot * _LINE, self._runs[slot]
         given = counters, at, runs, value, self._polite, self._progress
-        return FencedFlag(*given, self._fences) if self._fences else Flag(*given)
+        return FencedFlag(*given, fence=self._fences) if self._fences else Flag(*given)
 
     def tick(self, slot: int, value: int) -> Tick:
         """The action that sets this rank's count."""
         given = self._counters[self.rank], slot * _LINE, self._runs[slot], value
-        return FencedTick(*given, self._fences) if self._fences else Tick(*given)
+        return FencedTick(*given, fence=self._fences) if self._fences else Tick(*given)
 
     def meet(self, words: tuple[int, ...], idle: Action | None) -> Meeting:
         """Waits for all ranks to call this, and returns what each of them brought.
