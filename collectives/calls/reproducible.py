@@ -108,9 +108,8 @@ def bind_exact(call: Call, transport: MPITransport, operands: Operands, binding:
         case "reduce_scatter":
             assert recv is not None, "every rank of a reduce-scatter receives"
             rounds.append(BoundRound(starts=[partial(reduce, terms, recv)]))
-        case (
-            "scan" | "exscan"
-        ):  # rank k gets the sum of the ranks before it, in a scan its own, too
+        case "scan" | "exscan":
+            # Rank k gets the sum of the ranks before it, with its own numbers in a scan.
             first = int(call.collective == "exscan")
             sums = np.empty((size, own), dtype)
             prefixes = (partial(reduce, terms[: k + 1], sums[k]) for k in range(size - first))
