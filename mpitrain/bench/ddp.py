@@ -33,7 +33,7 @@ from mpitrain.adapters.torch.gradients import Bucket
 from mpitrain.adapters.torch.hooks import UnderWay
 from mpitrain.arrays import Gradients
 from mpitrain.group import TensorGroup
-from mpitrain.models import gpt
+from mpitrain.models.gpt import GPT
 from mpitrain.models.model import Model
 from mpitrain.objective.cross_entropy import CrossEntropy
 from mpitrain.optim.optimizers import Adam
@@ -166,7 +166,7 @@ def _measure(comm: Communicator, options: argparse.Namespace) -> dict[str, list[
     late = DataParallel(comm, TorchGPT(*shape), overlap=False, algorithm=options.algorithm)
     own = list(TorchGPT(*shape).parameters())
     alone = Bucket(comm, own, options.algorithm, UnderWay(comm))
-    layers = gpt.layers(
+    layers = GPT(
         vocabulary=options.vocabulary,
         context=options.context,
         width=options.width,
@@ -174,7 +174,7 @@ def _measure(comm: Communicator, options: argparse.Namespace) -> dict[str, list[
         heads=options.heads,
         group=TensorGroup(),
         sequence=False,
-    )
+    ).layers()
     native = Ours(
         comm,
         Model(layers, CrossEntropy(TensorGroup(), options.vocabulary), TensorGroup()),

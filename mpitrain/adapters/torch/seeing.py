@@ -20,7 +20,7 @@ from mpitrain.adapters.torch.purity import ImpureModule, is_held, keeps_running
 from mpitrain.arrays import Array
 from mpitrain.nn.batch_norm import follow, input_gradient, moments
 from mpitrain.nn.context import RESTING, Context
-from mpitrain.nn.dropout import mask
+from mpitrain.nn.dropout import dropout_mask
 
 #: Whole channels drop out: of an input of so many axes, samples first.
 _CHANNELS: Mapping[type[nn.Module], int] = {nn.Dropout1d: 3, nn.Dropout2d: 4, nn.Dropout3d: 5}
@@ -77,7 +77,7 @@ class Dropout(Seeing):
                 f"{len(x)}"
             )
         self.turn += 1
-        factors = mask(context.inside(str(self.turn)), self.p, shape)
+        factors = dropout_mask(context.inside(str(self.turn)), self.p, shape)
         if factors is None:
             return x
         those = torch.from_numpy(factors).to(x)
