@@ -29,8 +29,8 @@ from torch import nn
 from collectives import Communicator
 from collectives.calls.library import release
 from mpitrain.adapters.torch import DataParallel
+from mpitrain.adapters.torch.comm_hooks import UnderWay
 from mpitrain.adapters.torch.gradients import Bucket
-from mpitrain.adapters.torch.hooks import UnderWay
 from mpitrain.arrays import Gradients
 from mpitrain.group import TensorGroup
 from mpitrain.models.gpt import GPT
@@ -38,7 +38,7 @@ from mpitrain.models.model import Model
 from mpitrain.objective.cross_entropy import CrossEntropy
 from mpitrain.optim.optimizers import Adam
 from mpitrain.parallel.arena import DATA, Arena
-from mpitrain.parallel.replicated import Replicated
+from mpitrain.parallel.data_parallel import Replicated
 from mpitrain.parallel.store import Reduction
 from mpitrain.parallel.summation import Dense
 from mpitrain.pipeline.stage import LayerStage

@@ -19,7 +19,7 @@ from mpitrain.config import (
 )
 from mpitrain.metrics.words import counted, in_words
 from mpitrain.parallel.grid import Layout, Place
-from mpitrain.parallel.wire import adasum_bytes, coded_bytes, dense_bytes
+from mpitrain.parallel.sent_bytes import adasum_bytes, coded_bytes, dense_bytes
 from mpitrain.pipeline.profiles import LayerProfile, measure
 from mpitrain.pipeline.schedules import SCHEDULES
 from mpitrain.pipeline.simulate import Times, simulate

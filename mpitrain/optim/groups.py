@@ -7,7 +7,7 @@ from typing import Any
 
 from mpitrain.config import ConfigError, Optim
 from mpitrain.optim.optimizers import Optimizer
-from mpitrain.optim.own_schedule import Table
+from mpitrain.optim.schedule_table import Table
 
 
 @dataclass(frozen=True)

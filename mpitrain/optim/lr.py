@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from mpitrain.config import Optim, Train
-from mpitrain.optim.own_schedule import Table
+from mpitrain.optim.schedule_table import Table
 
 #: Where one_cycle begins and ends, in parts of its peak: torch's defaults.
 _BEGINNING = 1 / 25

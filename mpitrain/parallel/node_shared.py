@@ -16,7 +16,7 @@ from mpitrain.arrays import Array, Parameters
 from mpitrain.config import ConfigError
 from mpitrain.group import share
 from mpitrain.parallel.arena import Arena, Bucket, Tensor
-from mpitrain.parallel.compressed import Compressed
+from mpitrain.parallel.compressed_sum import Compressed
 from mpitrain.parallel.store import Allocate, Piece, Reduction
 from mpitrain.parallel.summation import Sum, Summand
 from mpitrain.parallel.whole import WholeGradients

@@ -21,7 +21,7 @@ from mpitrain.parallel.summation import Kept, Summand
 from mpitrain.ranks.together import together
 
 if TYPE_CHECKING:
-    from mpitrain.parallel.compressed import Compressed
+    from mpitrain.parallel.compressed_sum import Compressed
 
 
 class NodeSum(Phased):

@@ -9,8 +9,8 @@ from mpi4py import MPI
 
 from mpitrain.arrays import Array, Scalar, array_namespace
 from mpitrain.config import ConfigError
+from mpitrain.parallel.data_parallel import Replicated
 from mpitrain.parallel.grid import ProcessGrid
-from mpitrain.parallel.replicated import Replicated
 from mpitrain.pipeline.runtime import Runner
 from mpitrain.pipeline.weights import Policy, VersionedWeights
 from mpitrain.step.agreement import NonFinite, named, nonfinite

@@ -8,7 +8,7 @@ from math import sqrt
 from msgspec import UNSET, UnsetType
 
 from mpitrain.metrics import Served, Step
-from mpitrain.server.log import Push
+from mpitrain.server.service_log import Push
 from mpitrain.server.work import Work
 
 

@@ -28,10 +28,10 @@ from mpitrain.parallel.store import Piece, Reduction, Store
 from mpitrain.parallel.summation import Dense
 from mpitrain.parallel.whole import WholeGradients
 from mpitrain.server.account import Told
+from mpitrain.server.messages import Kind
 from mpitrain.server.order import Order
 from mpitrain.server.roles import Roles
 from mpitrain.server.trainer import ServedTrainer
-from mpitrain.server.wire import Kind
 from mpitrain.server.work import Exchange
 
 

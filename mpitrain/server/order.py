@@ -6,8 +6,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from mpitrain.config import ConfigError
-from mpitrain.server.log import Begun, Log, Pull, Push, Replayed, name, remove_others
-from mpitrain.server.turns import Logged, RoundRobin, Turns
+from mpitrain.server.service_log import Begun, Log, Pull, Push, Replayed, name, remove_others
+from mpitrain.server.service_order import Logged, RoundRobin, Turns
 
 
 def check_folders(replay: str, folder: Path) -> None:

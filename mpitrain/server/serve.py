@@ -6,10 +6,10 @@ from time import perf_counter
 
 from collectives import Communicator
 from mpitrain.config import ConfigError
-from mpitrain.server.log import Pull, Push
+from mpitrain.server.messages import Clients, Kind
+from mpitrain.server.service_log import Pull, Push
+from mpitrain.server.service_order import Turns
 from mpitrain.server.shard import Shard
-from mpitrain.server.turns import Turns
-from mpitrain.server.wire import Clients, Kind
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from mpitrain.arrays import Array
 from mpitrain.optim.optimizers import State
 from mpitrain.parallel.store import Piece
 from mpitrain.server.corrections import Correction
-from mpitrain.server.log import Pull, Push
+from mpitrain.server.service_log import Pull, Push
 
 
 class Shard:

@@ -29,15 +29,15 @@ from mpitrain.ranks.together import together
 from mpitrain.server.account import Told, steps
 from mpitrain.server.corrections import correction
 from mpitrain.server.decay import in_parts
-from mpitrain.server.log import Begun, LogError, decisive
 from mpitrain.server.meetings import next_meeting
+from mpitrain.server.messages import Clients, Servers, check_size
 from mpitrain.server.order import Order, check_folders
 from mpitrain.server.roles import Roles, roles
 from mpitrain.server.serve import Serving
+from mpitrain.server.service_log import Begun, LogError, decisive
+from mpitrain.server.service_order import Turns
 from mpitrain.server.shard import Shard
 from mpitrain.server.store import Kept, Pulled, Spread
-from mpitrain.server.turns import Turns
-from mpitrain.server.wire import Clients, Servers, check_size
 from mpitrain.server.work import Exchange, Worker
 from mpitrain.step.agreement import NonFinite
 from mpitrain.training import build

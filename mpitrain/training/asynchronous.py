@@ -9,7 +9,7 @@ from mpi4py import MPI
 from mpitrain import nn
 from mpitrain.arrays import Array
 from mpitrain.metrics import Step
-from mpitrain.parallel.replicated import Replicated
+from mpitrain.parallel.data_parallel import Replicated
 from mpitrain.pipeline.window import Window
 from mpitrain.training.feed import Held
 from mpitrain.training.placed import Placed

@@ -21,14 +21,14 @@ from mpitrain.models import Model
 from mpitrain.optim.optimizers import LAMB, LARS, SGD, Adam, Optimizer
 from mpitrain.parallel.adasum_sum import Adasum
 from mpitrain.parallel.arena import Arena
-from mpitrain.parallel.choosing import choose
-from mpitrain.parallel.compressed import Compressed, Compression
+from mpitrain.parallel.codec_trial import choose
+from mpitrain.parallel.compressed_sum import Compressed, Compression
+from mpitrain.parallel.data_parallel import Replicated
 from mpitrain.parallel.grid import Layout
 from mpitrain.parallel.node_shared import NodeShared
-from mpitrain.parallel.replicated import Replicated
-from mpitrain.parallel.sharded import ShardedGradients, ShardedOptimizer, ShardedParameters
 from mpitrain.parallel.store import Allocate, Reduction, Store
 from mpitrain.parallel.summation import Dense, Summation
+from mpitrain.parallel.zero import ShardedGradients, ShardedOptimizer, ShardedParameters
 from mpitrain.pipeline.actions import Pipeline
 from mpitrain.pipeline.replay import PipelineError, Report, replay
 from mpitrain.pipeline.schedules import SCHEDULES

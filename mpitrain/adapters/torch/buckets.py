@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from collectives import Communicator
+from mpitrain.adapters.torch.comm_hooks import Hook, UnderWay
 from mpitrain.adapters.torch.failing import HookErrors
 from mpitrain.adapters.torch.gradients import Bucket, cut
-from mpitrain.adapters.torch.hooks import Hook, UnderWay
 
 
 class Buckets:

@@ -8,13 +8,13 @@ import torch
 from collectives.codec import Dice
 from collectives.communicator import Communicator
 from mpitrain.adapters.torch.arrays import as_array, as_tensor
-from mpitrain.adapters.torch.hooks import GradBucket
+from mpitrain.adapters.torch.comm_hooks import GradBucket
 from mpitrain.adapters.torch.replica import DataParallel
 from mpitrain.compress import CodecError, Momentum, parse
 from mpitrain.config import Compress
 from mpitrain.config.exchange import code_conflicts
 from mpitrain.parallel.arena import DATA, Bucket
-from mpitrain.parallel.compressed import Compressed, Exchange
+from mpitrain.parallel.compressed_sum import Compressed, Exchange
 from mpitrain.parallel.summation import Dense, Sum, Summand
 from mpitrain.training.build import compression
 

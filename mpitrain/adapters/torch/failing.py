@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from mpi4py import MPI
 
-from mpitrain.adapters.torch.meeting import Final, in_words, largest
+from mpitrain.adapters.torch.rendezvous import Final, in_words, largest
 
 #: Of the messages that end the waiting for sums.
 _TAG = 1

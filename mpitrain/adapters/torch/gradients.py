@@ -8,7 +8,7 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from mpitrain.adapters.torch.arrays import as_array, as_tensor
-from mpitrain.adapters.torch.hooks import GradBucket, Hook, UnderWay, mean_of
+from mpitrain.adapters.torch.comm_hooks import GradBucket, Hook, UnderWay, mean_of
 
 
 def refusal(parameter: torch.nn.Parameter, gradient: torch.Tensor) -> str:

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 import torch
 
 from mpitrain.adapters.torch.inventory import share
-from mpitrain.adapters.torch.meeting import AVERAGE, FORWARD, JOIN, JOINED, WEIGH, largest, total
 from mpitrain.adapters.torch.reducer import Reducer
+from mpitrain.adapters.torch.rendezvous import AVERAGE, FORWARD, JOIN, JOINED, WEIGH, largest, total
 
 
 class Join(NamedTuple):

@@ -19,7 +19,7 @@ from mpitrain.adapters.torch.arrays import (
     moved,
     on_stream_of,
 )
-from mpitrain.adapters.torch.purity import (
+from mpitrain.adapters.torch.checks.module import (
     ImpureModule,
     Watched,
     examine,
@@ -30,7 +30,7 @@ from mpitrain.adapters.torch.purity import (
     keeps_running,
     refuse,
 )
-from mpitrain.adapters.torch.seeing import parts, seeing, show
+from mpitrain.adapters.torch.stand_ins import parts, seeing, show
 from mpitrain.arrays import Array, Gradients, Parameters, Shape, array_namespace
 from mpitrain.fields import Fields, as_given, fields, joined, named, partial, unused, zeros
 from mpitrain.nn import Layer
@@ -86,8 +86,8 @@ class TorchLayer(Layer):
     and sample, moments are over the batch of all replicas.  Otherwise, a module must be a function
     of its parameters and its input: what is random, changes buffers, mixes the samples of a batch
     or depends on ``.training`` is refused, by its class when the layer is made, by trying it at its
-    first batch (:func:`mpitrain.adapters.torch.purity.examine` says what that cannot see), and by
-    watching torch's generator and the buffers at each one.  Constant buffers, and parameters that
+    first batch (:func:`mpitrain.adapters.torch.checks.module.examine` says what that cannot see),
+    and by watching torch's generator and the buffers at each one.  Constant buffers, and parameters that
     need no gradient, are fine: they are cast as the parameters are, and stay as they were brought.
 
     A module need not take a batch of no samples: where a rank has none, it is called with a sample

@@ -7,11 +7,11 @@ import torch
 from mpi4py import MPI
 
 from mpitrain.adapters.torch.arrays import as_tensor
+from mpitrain.adapters.torch.checks.module import ImpureModule, is_held, keeps_running
+from mpitrain.adapters.torch.checks.shared_memory import expect_apart
 from mpitrain.adapters.torch.cutting import cut, has_hooks
 from mpitrain.adapters.torch.layer import TorchLayer
-from mpitrain.adapters.torch.memory import expect_apart
-from mpitrain.adapters.torch.purity import ImpureModule, is_held, keeps_running
-from mpitrain.adapters.torch.seeing import expect_replaceable
+from mpitrain.adapters.torch.stand_ins import expect_replaceable
 from mpitrain.nn import Chain, Layer, Wrapper
 from mpitrain.ranks.together import together
 from mpitrain.training.averaged import averaged

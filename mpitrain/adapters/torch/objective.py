@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from mpitrain.adapters.torch.arrays import Moved, as_array, as_tensors, moved, on_stream_of
-from mpitrain.adapters.torch.means import (
+from mpitrain.adapters.torch.checks.loss import (
     MISFITS,
     Function,
     Gradients,
@@ -19,7 +19,7 @@ from mpitrain.adapters.torch.means import (
     Wide,
     gradients,
 )
-from mpitrain.adapters.torch.metric_means import MetricMeans
+from mpitrain.adapters.torch.checks.metric import MetricMeans
 from mpitrain.arrays import Array, Scalar, Shape, array_namespace
 from mpitrain.config import ConfigError
 from mpitrain.fields import as_given, fields, joined, named, partial, zeros
@@ -55,8 +55,8 @@ class TorchLoss:
     over micro-batches and ranks is the mean over the batch.  That needs equal weights: a function
     that leaves labels out (``ignore_index``) or weighs them is a mean over other things, which is
     an error in the first step in which it matters
-    (:class:`mpitrain.adapters.torch.means.LossMeans`).  Outputs in 16 bits are cast to float32
-    before, as under ``torch.autocast``.
+    (:class:`mpitrain.adapters.torch.checks.loss.LossMeans`).  Outputs in 16 bits are cast to
+    float32 before, as under ``torch.autocast``.
     """
 
     def __init__(self, function: Function) -> None:

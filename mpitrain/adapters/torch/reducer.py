@@ -9,12 +9,14 @@ import torch
 
 from collectives import Communicator
 from collectives.launch import note_shared
+from mpitrain.adapters.torch.backward_pass import Reference, is_alive, join
 from mpitrain.adapters.torch.buckets import Buckets
+from mpitrain.adapters.torch.checks.module import is_due
+from mpitrain.adapters.torch.comm_hooks import Function, Hook, UnderWay
 from mpitrain.adapters.torch.failing import HookErrors, HookFailed
 from mpitrain.adapters.torch.gradients import refusal
-from mpitrain.adapters.torch.hooks import Function, Hook, UnderWay
 from mpitrain.adapters.torch.inventory import OTHER_PARAMETERS, SAME, Inventory, share
-from mpitrain.adapters.torch.meeting import (
+from mpitrain.adapters.torch.rendezvous import (
     AVERAGE,
     BEGIN,
     CLOSE,
@@ -30,9 +32,7 @@ from mpitrain.adapters.torch.meeting import (
     meet,
     total,
 )
-from mpitrain.adapters.torch.passes import Reference, is_alive, join
-from mpitrain.adapters.torch.purity import is_due
-from mpitrain.parallel.trial import Trial
+from mpitrain.parallel.overlap_trial import Trial
 
 #: For the next one; those that share ranks have different ones, the same on all of their ranks.
 _next_number = 0

@@ -8,7 +8,7 @@ import torch
 
 from collectives import Algorithm, Communicator
 from collectives.analysis.own import named
-from mpitrain.adapters.torch.hooks import Function, UnderWay
+from mpitrain.adapters.torch.comm_hooks import Function, UnderWay
 from mpitrain.adapters.torch.joining import Join, JoiningReducer
 from mpitrain.adapters.torch.reducer import Options
 from mpitrain.ranks.together import ClosedTogether

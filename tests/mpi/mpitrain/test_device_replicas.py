@@ -16,7 +16,7 @@ from tests.strict_cupy import counts
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 from mpitrain.adapters.torch import DataParallel, DistributedDataParallel, gradients  # noqa: E402
-from mpitrain.adapters.torch import hooks as torch_hooks  # noqa: E402
+from mpitrain.adapters.torch import comm_hooks as torch_hooks  # noqa: E402
 
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 

@@ -9,9 +9,9 @@ from collectives import Communicator
 from collectives.codec import Dice
 from mpitrain.config import Compress, ConfigError
 from mpitrain.parallel.arena import DATA, Bucket
-from mpitrain.parallel.compressed import Compressed
+from mpitrain.parallel.compressed_sum import Compressed
+from mpitrain.parallel.sent_bytes import coded_bytes
 from mpitrain.parallel.summation import Dense, Summand
-from mpitrain.parallel.wire import coded_bytes
 from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.training import build
 from mpitrain.training.trainer import Trainer

@@ -6,9 +6,9 @@ from mpi4py import MPI
 from collectives import Communicator
 from collectives.codec import Dice
 from mpitrain.config import Compress
-from mpitrain.parallel.compressed import Compressed
+from mpitrain.parallel.compressed_sum import Compressed
+from mpitrain.parallel.sent_bytes import coded_bytes, dense_bytes
 from mpitrain.parallel.summation import Dense
-from mpitrain.parallel.wire import coded_bytes, dense_bytes
 from mpitrain.sync import Delayed, Local, Quorum
 from mpitrain.sync.outer import outer
 from mpitrain.training import build

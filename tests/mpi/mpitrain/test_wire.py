@@ -9,9 +9,9 @@ from collectives.codec import Dice
 from mpitrain.compress import CODECS, Sparse, parse
 from mpitrain.config import Compress
 from mpitrain.parallel.arena import DATA, Bucket
-from mpitrain.parallel.compressed import Compressed
+from mpitrain.parallel.compressed_sum import Compressed
+from mpitrain.parallel.sent_bytes import coded_bytes, dense_bytes
 from mpitrain.parallel.summation import Dense, Summand
-from mpitrain.parallel.wire import coded_bytes, dense_bytes
 from mpitrain.training import build
 
 pytestmark = pytest.mark.mpi

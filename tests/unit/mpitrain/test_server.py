@@ -12,7 +12,10 @@ from mpitrain.optim.optimizers import SGD
 from mpitrain.parallel.arena import DATA
 from mpitrain.parallel.store import Piece
 from mpitrain.server.corrections import correction
-from mpitrain.server.log import (
+from mpitrain.server.meetings import next_meeting
+from mpitrain.server.messages import Kind, Message, check_size
+from mpitrain.server.roles import Roles, roles
+from mpitrain.server.service_log import (
     Begun,
     Log,
     LogError,
@@ -23,11 +26,8 @@ from mpitrain.server.log import (
     name,
     remove_others,
 )
-from mpitrain.server.meetings import next_meeting
-from mpitrain.server.roles import Roles, roles
+from mpitrain.server.service_order import Logged, RoundRobin
 from mpitrain.server.shard import Shard
-from mpitrain.server.turns import Logged, RoundRobin
-from mpitrain.server.wire import Kind, Message, check_size
 
 
 class Descent:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpitrain.parallel.trial import Trial
+from mpitrain.parallel.overlap_trial import Trial
 
 
 @pytest.mark.parametrize("faster", [True, False])

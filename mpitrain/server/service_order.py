@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from mpitrain.config import ConfigError
-from mpitrain.server.log import Pull, Push
+from mpitrain.server.service_log import Pull, Push
 
 
 class Turns(Protocol):

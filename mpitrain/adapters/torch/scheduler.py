@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from mpitrain.adapters.torch.optimizer import TorchOptimizer
 from mpitrain.config import ConfigError
-from mpitrain.optim.own_schedule import Schedule, Table, tabulated
+from mpitrain.optim.schedule_table import Schedule, Table, tabulated
 
 
 class TorchSchedule(Schedule):
@@ -27,7 +27,7 @@ class TorchSchedule(Schedule):
         self._groups = groups
 
     def table(self, rows: int) -> Table:
-        """As :class:`~mpitrain.optim.own_schedule.Schedule`; a column for each group, or one.
+        """As :class:`~mpitrain.optim.schedule_table.Schedule`; a column for each group, or one.
 
         Raises:
             ConfigError: it is neither, ends before training, gives rates that are none, follows

@@ -8,7 +8,7 @@ from collectives.codec import shards
 from mpitrain.arrays import Shape
 from mpitrain.compress import Linear, Sparse
 from mpitrain.compress.adasum import levels
-from mpitrain.parallel.compressed import Compression
+from mpitrain.parallel.compressed_sum import Compression
 
 #: Of a message of the sparse all-reduce: how many pairs follow.
 _HEADER = 8

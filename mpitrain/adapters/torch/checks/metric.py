@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mpitrain.adapters.torch.means import FLOATS, MISFITS, Function, Tensors, rows
+from mpitrain.adapters.torch.checks.loss import FLOATS, MISFITS, Function, Tensors, rows
 from mpitrain.config import ConfigError
 from mpitrain.fields import as_given
 
