@@ -18,7 +18,7 @@ from mpitrain.config import (
     refuse_servers,
 )
 from mpitrain.metrics.words import counted, in_words
-from mpitrain.parallel.grid import Layout, Place
+from mpitrain.parallel.grid import Coordinates, Layout
 from mpitrain.parallel.sent_bytes import adasum_bytes, coded_bytes, dense_bytes
 from mpitrain.pipeline.profiles import LayerProfile, measure
 from mpitrain.pipeline.schedules import SCHEDULES
@@ -214,7 +214,7 @@ def _state(config: Config, layout: Layout, stage: int, count: int) -> float:
 
 def _ranks(layout: Layout, stage: int) -> str:
     groups = [
-        [layout.rank(Place(stage, replica, tensor)) for tensor in range(layout.tensor)]
+        [layout.rank(Coordinates(stage, replica, tensor)) for tensor in range(layout.tensor)]
         for replica in range(layout.replicas[stage])
     ]
     told = ["+".join(map(str, group)) for group in groups]

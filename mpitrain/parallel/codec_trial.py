@@ -1,4 +1,4 @@
-"""Whether a code of gradients pays on this link: tried, once, on gradients of the job's shapes."""
+"""Choice of a codec by timing sums of gradients of the job's shapes on this link."""
 
 from collections.abc import Callable, Mapping
 from time import perf_counter
@@ -13,19 +13,19 @@ from mpitrain.parallel.arena import DATA, Arena
 from mpitrain.parallel.store import Allocate
 from mpitrain.parallel.summation import Sum, Summand, Summation
 
-#: What ``auto`` tries beside dense sums; the first changes gradients least, the last one most.
+#: Codecs that ``auto`` tries beside dense sums, from the one that changes gradients least on.
 CANDIDATES = ("bf16", "int8", "powersgd:rank=4")
 #: A code is taken if it takes less than this part of the time of dense sums.
 _PAYS = 0.8
 _RUNS = 5
 
 
-class Choice(NamedTuple):
-    """What was chosen.
+class CodecChoice(NamedTuple):
+    """The chosen codec.
 
     Attributes:
-        codec: as ``compress.codec`` has it.
-        why: one sentence, with the seconds of each.
+        codec: value of ``compress.codec``.
+        why: one sentence, with the seconds of each codec.
     """
 
     codec: str
@@ -40,22 +40,23 @@ def choose(
     bucket_bytes: int,
     make: Callable[[str], Summation],
     allocate: Allocate,
-) -> Choice:
-    """Time the sum of one step's gradients by each code, the fastest of five runs on the slowest
-    rank; collective.
+) -> CodecChoice:
+    """Time the sum of one step's gradients by each codec; collective.
+
+    The fastest of five runs on the slowest rank counts.
 
     Args:
         comm: all ranks of the job.
-        groups: the ranks that sum, for each group of the arena.
-        arena: the parameters of this rank.
+        groups: ranks that sum, for each group of the arena.
+        arena: layout of the parameters of this rank.
         itemsize: bytes of a gradient.
-        bucket_bytes: as of the job.
-        make: the summation of a codec.
+        bucket_bytes: least size of a bucket.
+        make: makes the summation for a codec.
         allocate: ``allocate(size, dtype)`` makes the memory of the gradients.
     """
     most = comm.allreduce(groups[DATA].size if DATA in groups else 1, MPI.MAX)
     if most == 1:
-        return Choice("none", "a single replica sends nothing")
+        return CodecChoice("none", "a single replica sends nothing")
     seconds = {}
     for codec in ("none", *CANDIDATES):
         own = _seconds(groups, arena, itemsize, bucket_bytes, make(codec), allocate)
@@ -63,8 +64,8 @@ def choose(
     dense, fastest = seconds["none"], min(CANDIDATES, key=seconds.__getitem__)
     told = ", ".join(f"{codec} {1e3 * value:.3g} ms" for codec, value in seconds.items())
     if seconds[fastest] < _PAYS * dense:
-        return Choice(fastest, f"the fastest on this link ({told})")
-    return Choice("none", f"on this link coding takes longer than it saves ({told})")
+        return CodecChoice(fastest, f"the fastest on this link ({told})")
+    return CodecChoice("none", f"on this link coding takes longer than it saves ({told})")
 
 
 def _seconds(
@@ -75,7 +76,7 @@ def _seconds(
     summation: Summation,
     allocate: Allocate,
 ) -> float:
-    """Of one step's sums on this rank."""
+    """Seconds of one step's sums on this rank."""
     dtype = np.dtype(f"f{itemsize}")
     flat = allocate(arena.size, dtype)
     drawn = np.random.default_rng(0).normal(size=arena.size).astype(dtype)

@@ -1,20 +1,20 @@
-"""Whether sums that overlap with computation are faster here than sums at its end: by trying."""
+"""Choice between sums that overlap with computation and sums at its end, by timing steps."""
 
 from statistics import median
 
-#: Steps that do not count: buffers are touched for the first time, plans are bound.
+#: First steps, which do not count: buffers are touched for the first time, plans are bound.
 _FIRST = 2
-#: Steps of each way that do; the ways take turns, so that neither has the quiet minutes alone.
+#: Timed steps of each way; the ways alternate, so that both meet the same load of the machine.
 _EACH = 5
 
 
-class Trial:
-    """Times the first steps both ways, and keeps the better: the same numbers either way.
+class OverlapTrial:
+    """Times the first steps both ways, and keeps the faster way; the numbers are the same.
 
     Attributes:
-        overlap: the way of the present step.
-        decided: whether it is that of all steps from now on.
-        seconds: median of a step with overlap and without it, once it is decided.
+        overlap: whether sums overlap in the present step.
+        decided: whether the choice is made.
+        seconds: median of a step with overlap and without, once it is decided.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Trial:
         self._lasted: dict[bool, list[float]] = {True: [], False: []}
 
     def tell(self, seconds: float) -> bool:
-        """A step lasted so long; whether enough of them are known now to :meth:`decide`."""
+        """Note the duration of a step; returns whether :meth:`decide` is due."""
         if self.decided:
             return False
         self._steps += 1
@@ -38,6 +38,6 @@ class Trial:
         return True
 
     def decide(self, overlapped: float, late: float) -> None:
-        """By seconds with overlap and without it that all ranks have agreed on."""
+        """Choose by seconds with overlap and without, on which all ranks have agreed."""
         self.seconds = overlapped, late
         self.overlap, self.decided = overlapped <= late, True

@@ -1,4 +1,4 @@
-"""A bucket's gradients as two arrays: the elements that are coded, and the others."""
+"""A bucket's gradients as two arrays: the coded elements, and the rest."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from collectives.codec import shards
 from collectives.coded import Part
 from collectives.communicator import AnyPlan, Communicator
 from mpitrain.arrays import Array, Shape
-from mpitrain.parallel.summation import Kept, Summand
+from mpitrain.parallel.summation import KeptElements, Summand
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,9 @@ class Run:
     """Consecutive elements of a bucket that are coded, or that are not.
 
     Attributes:
-        start, stop: in the bucket.
-        at: where they begin in their array.
-        coded: whether they are.
+        start, stop: elements of the bucket.
+        at: first element in the array of the half.
+        coded: whether the elements are coded.
     """
 
     start: int
@@ -31,37 +31,64 @@ class Run:
     coded: bool
 
 
+@dataclass
+class Half:
+    """The coded elements of a bucket, or the rest.
+
+    Attributes:
+        array: the rank's elements, and for the rest perhaps one more, see :class:`Packed`.
+        counts: elements of each rank's shard; None: each rank gets the whole sum.
+        shard: elements whose sum this rank gets.
+        total: memory of the sum: ``array`` itself, or an array of the shard.
+    """
+
+    array: Array
+    counts: list[int] | None
+    shard: slice
+
+    def __post_init__(self) -> None:
+        size = self.shard.stop - self.shard.start
+        is_whole = self.counts is None
+        self.total = self.array if is_whole else np.empty(size, self.array.dtype)
+
+    @property
+    def sum(self) -> Array:
+        """The sum of the shard."""
+        return self.total[: self.shard.stop - self.shard.start]
+
+    def take_shard(self) -> None:
+        """The own array holds the whole sum: keep the shard."""
+        if self.counts is not None:
+            self.total[...] = self.array[self.shard]
+
+
 class Packed:
     """The elements of a summand, sorted into two arrays.
 
     Attributes:
-        coded: shape (coded elements,); the summand's own memory, if there are no others.
-        rest: shape (other elements,).
-        tensors: those that are coded, by name, as views into ``coded``.
-        coded_counts, rest_counts: elements of each rank's shard, if the summand has shards.
-        coded_total, rest_total: where the sums go: the arrays themselves, or the own shard's.
-        runs: where everything lies.
+        coded: coded elements; their array is the summand's own memory, if there are no others.
+        rest: other elements.
+        tensors: coded tensors, by name, as views.
+        runs: places of all elements.
     """
 
     def __init__(
         self, summand: Summand, coded: Callable[[Shape], bool], *, tells: bool = False
     ) -> None:
-        """Lay them out.
+        """Lay the elements out.
 
         Args:
-            summand: whose elements; without tensors it is one.
-            coded: says of a tensor's shape whether it is.
-            tells: one more element goes with the rest, by which all ranks know whether the
+            summand: the gradients; without named tensors, they are one tensor.
+            coded: whether tensors of a shape are coded.
+            tells: whether one more element goes with the rest, which shows all ranks whether the
                 gradients of all of them are finite.
         """
-        self._is_coded, self._tells = coded, tells
+        self._is_coded, self._tells, self._summand = coded, tells, summand
         own = summand.own
-        self._summand = summand
-        named = summand.tensors or {"": own}
         self.runs: list[Run] = []
         ends, start = {True: 0, False: 0}, 0
         where = {}
-        for name, tensor in named.items():
+        for name, tensor in (summand.tensors or {"": own}).items():
             is_coded = coded(tensor.shape)
             at = ends[is_coded]
             ends[is_coded] += tensor.size
@@ -69,52 +96,29 @@ class Packed:
                 where[name] = (slice(at, ends[is_coded]), tensor.shape)
             self.runs.append(Run(start, start + tensor.size, at, is_coded))
             start += tensor.size
-        self.rest = np.zeros(ends[False] + tells, own.dtype)
-        self.coded = np.empty(ends[True], own.dtype) if self.rest.size else own
-        self.tensors = {name: self.coded[at].reshape(shape) for name, (at, shape) in where.items()}
-        self.coded_counts = self._counts(coded=True)
-        self.rest_counts = self._counts(coded=False)
-        self.coded_total = self._total(self.coded, self.coded_counts)
-        self.rest_total = self._total(self.rest, self.rest_counts)
+        rest = np.zeros(ends[False] + tells, own.dtype)
+        array = np.empty(ends[True], own.dtype) if rest.size else own
+        self.tensors = {name: array[at].reshape(shape) for name, (at, shape) in where.items()}
+        self.coded = self._half(array, ends[True], coded=True)
+        self.rest = self._half(rest, ends[False], coded=False)
 
     def of(self, summand: Summand) -> "Packed":
-        """The same of another summand of these tensors."""
+        """The same layout of another summand."""
         return Packed(summand, self._is_coded, tells=self._tells)
 
     @property
     def share(self) -> float:
         """Part of the elements that is coded."""
-        return self.coded.size / max(1, self._summand.own.size)
+        return self.coded.array.size / max(1, self._summand.own.size)
 
     @property
     def part(self) -> slice:
-        """Of what is coded, the elements whose codes this rank adds, where all ranks get them."""
-        rank, lengths = self._summand.comm.rank, shards(self.coded.size, self._summand.comm.size)
-        return slice(sum(lengths[:rank]), sum(lengths[: rank + 1]))
-
-    @property
-    def shard(self) -> slice:
-        """The own shard of what is coded."""
-        counts, rank = self.coded_counts, self._summand.comm.rank
-        if counts is None:
-            return slice(0, self.coded.size)
-        return slice(sum(counts[:rank]), sum(counts[: rank + 1]))
-
-    @property
-    def rest_shard(self) -> slice:
-        """The own shard of what is not coded."""
-        counts, rank = self.rest_counts, self._summand.comm.rank
-        if counts is None:
-            return slice(0, self.rest.size - self._tells)
-        return slice(sum(counts[:rank]), sum(counts[: rank + 1]))
-
-    @property
-    def rest_sum(self) -> Array:
-        """The sum of what is not coded, or the own shard of it."""
-        return self.rest_total[: self.rest_total.size - self._tells]
+        """Coded elements whose codes this rank adds up, where all ranks get the sum."""
+        comm = self._summand.comm
+        return _part(shards(self.coded.array.size, comm.size), comm.rank)
 
     def runs_of(self, part: slice, *, coded: bool) -> Iterator[Run]:
-        """Where the elements of ``part`` of an array lie, ``at`` counted from its start."""
+        """Places of the elements ``part`` of a half; ``at`` counts from the part's start."""
         for run in self.runs:
             if run.coded == coded:
                 first = max(part.start, run.at)
@@ -125,106 +129,102 @@ class Packed:
 
     def kept(
         self, name: str, values: Array, part: slice, *, coded: bool, **more: Any
-    ) -> Iterator[Kept]:
-        """What is kept of the elements of ``part`` of an array, as elements of the arena.
+    ) -> Iterator[KeptElements]:
+        """Values kept for the elements ``part`` of a half, as elements of the arena.
 
         Args:
-            name, more: as of :class:`~mpitrain.parallel.summation.Kept`.
+            name, more: attributes of :class:`~mpitrain.parallel.summation.KeptElements`.
             values: shape (elements of ``part``,).
-            part: of what is coded, or is not.
-            coded: which of the two.
+            part: elements of the half.
+            coded: which half.
         """
         start = self._summand.bucket.start
         for run in self.runs_of(part, coded=coded):
             own = values[run.at : run.at + run.stop - run.start]
-            yield Kept(name, start + run.start, own, **more)
+            yield KeptElements(name, start + run.start, own, **more)
 
     def pack(self, scale: float, share: float = 1.0) -> bool:
-        """Sort the gradients into the arrays; false, and zeros, if one of them is not finite.
+        """Sort the gradients into the halves, divided by ``scale`` and multiplied by ``share``.
 
-        They are divided by ``scale``, as codes and what they leave out are of gradients, and
-        multiplied by ``share``.
+        Codes, and what they leave out, are in units of unscaled gradients.
+
+        Returns:
+            Whether all gradients are finite; if not, the halves are 0.
         """
         own = self._summand.own
         is_finite = bool(np.isfinite(own).all())
-        if self.coded is not own:
+        halves = self.coded.array, self.rest.array
+        if self.coded.array is not own:
             for run in self.runs:
-                array = self.coded if run.coded else self.rest
+                array = halves[not run.coded]
                 array[run.at : run.at + run.stop - run.start] = own[run.start : run.stop]
-        if scale != 1.0:
-            self.coded /= scale
-            self.rest /= scale
-        if share != 1.0:
-            self.coded *= share
-            self.rest *= share
-        if not is_finite:
-            self.coded[...] = 0
-            self.rest[...] = 0
+        for array in halves:
+            if scale != 1.0:
+                array /= scale
+            if share != 1.0:
+                array *= share
+            if not is_finite:
+                array[...] = 0
         if self._tells:
-            self.rest[-1] = 0 if is_finite else np.nan
+            self.rest.array[-1] = 0 if is_finite else np.nan
         return is_finite
 
     def all_finite(self, is_finite: bool) -> bool:
-        """Whether the gradients of all ranks were, if they tell, after the sum; else this one's."""
-        return bool(np.isfinite(self.rest_total[-1])) if self._tells else is_finite
+        """Whether the gradients of all ranks were finite, if they tell, after the sum; else this
+        rank's."""
+        return bool(np.isfinite(self.rest.total[-1])) if self._tells else is_finite
 
     def unpack(self, scale: float, is_finite: bool) -> None:
-        """Put the sums together; not a number, all of them, unless ``is_finite``."""
-        total = self._summand.total
+        """Put the sums together; the total is not a number unless ``is_finite``."""
+        total, coded, rest = self._summand.total, self.coded, self.rest
         if not is_finite:
             total[...] = np.nan
             return
         if scale != 1.0:
-            self.coded_total *= scale
-            self.rest_total *= scale
-        if self.coded is self._summand.own:
-            if self.coded_total is not total:
-                total[...] = self.coded_total
+            coded.total *= scale
+            rest.total *= scale
+        if coded.array is self._summand.own:
+            if coded.total is not total:
+                total[...] = coded.total
             return
-        low, high = self._bounds()
+        bounds = _shard(self._summand.counts, self._summand.comm.rank, self._summand.own.size)
         seen = {True: 0, False: 0}
         for run in self.runs:
-            first, last = max(low, run.start), min(high, run.stop)
+            first, last = max(bounds.start, run.start), min(bounds.stop, run.stop)
             if first < last:
-                source = self.coded_total if run.coded else self.rest_total
+                source = coded.total if run.coded else rest.total
                 start = seen[run.coded]
-                total[first - low : last - low] = source[start : start + last - first]
+                own = slice(first - bounds.start, last - bounds.start)
+                total[own] = source[start : start + last - first]
                 seen[run.coded] += last - first
 
     def bind_rest(self, comm: Communicator) -> AnyPlan | None:
-        """The sum of what is not coded, if there is any; collective."""
-        if not self.rest.size:
+        """The sum of the rest, if there is any; collective."""
+        rest = self.rest
+        if not rest.array.size:
             return None
-        if self.rest_counts is None:
-            return ordered(comm, self.rest)
-        return comm.Reduce_scatter_init(
-            self.rest, self.rest_total, list(self.rest_counts), algorithm="ring"
-        )
+        if rest.counts is None:
+            return ordered(comm, rest.array)
+        return comm.Reduce_scatter_init(rest.array, rest.total, rest.counts, algorithm="ring")
 
-    def _bounds(self) -> tuple[int, int]:
-        """Of the own shard in the bucket."""
-        counts, rank = self._summand.counts, self._summand.comm.rank
-        if counts is None:
-            return 0, self._summand.own.size
-        return sum(counts[:rank]), sum(counts[: rank + 1])
+    def _half(self, array: Array, size: int, *, coded: bool) -> Half:
+        counts = None
+        if self._summand.counts is not None:
+            ends = np.cumsum([0, *self._summand.counts]).tolist()
+            runs = [run for run in self.runs if run.coded == coded]
+            counts = [
+                sum(max(0, min(high, run.stop) - max(low, run.start)) for run in runs)
+                for low, high in pairwise(ends)
+            ]
+        return Half(array, counts, _shard(counts, self._summand.comm.rank, size))
 
-    def _counts(self, *, coded: bool) -> list[int] | None:
-        if self._summand.counts is None:
-            return None
-        ends = np.cumsum([0, *self._summand.counts]).tolist()
-        return [
-            sum(
-                max(0, min(high, run.stop) - max(low, run.start))
-                for run in self.runs
-                if run.coded == coded
-            )
-            for low, high in pairwise(ends)
-        ]
 
-    def _total(self, array: Array, counts: Sequence[int] | None) -> Array:
-        if counts is None:
-            return array
-        return np.empty(counts[self._summand.comm.rank], array.dtype)
+def _part(lengths: Sequence[int], rank: int) -> slice:
+    return slice(sum(lengths[:rank]), sum(lengths[: rank + 1]))
+
+
+def _shard(counts: Sequence[int] | None, rank: int, size: int) -> slice:
+    return slice(0, size) if counts is None else _part(counts, rank)
 
 
 class Together:
@@ -249,8 +249,9 @@ class Together:
 
 
 def ordered(comm: Communicator, array: Array) -> AnyPlan:
-    """The all-reduce of an array in place, by an algorithm of ours: its messages have tags of their
-    own, so that ranks may start it in another order among their sums, as the library's may not.
+    """The all-reduce of an array in place, by an algorithm whose messages have tags of their own.
+
+    So ranks may start it in another order among their sums, which the library's does not allow.
 
     Cost: 2 log2 p rounds, 2 (p-1)/p times its bytes sent by a rank.
     """

@@ -1,4 +1,4 @@
-"""Bytes that a sum of gradients sends, by formula: what plans say, and what counts must be."""
+"""Bytes that a sum of gradients sends, by formula, for ``mpitrain plan`` and tests of counts."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,20 +8,22 @@ from collectives.codec import shards
 from mpitrain.arrays import Shape
 from mpitrain.compress import Linear, Sparse
 from mpitrain.compress.adasum import levels
-from mpitrain.parallel.compressed_sum import Compression
+from mpitrain.parallel.coded_sum import Coding
 
-#: Of a message of the sparse all-reduce: how many pairs follow.
+#: Bytes before the pairs in a message of the sparse all-reduce.
 _HEADER = 8
 
 
 def dense_bytes(nbytes: int, ranks: int) -> int:
-    """Of all ranks together, for an all-reduce by an algorithm of the least volume."""
+    """Bytes sent by all ranks together in an all-reduce of least volume."""
     return 2 * (ranks - 1) * nbytes
 
 
 def sparse_bytes(n: int, pairs: int, ranks: int, itemsize: int = 4) -> int:
-    """Of all ranks together, for the sparse all-reduce of n elements of which all ranks choose the
-    same ``pairs``."""
+    """Bytes sent by all ranks together in a sparse all-reduce of n elements.
+
+    All ranks choose the same ``pairs``.
+    """
     rounds = ranks.bit_length() - 1
     doubled = 1 << rounds
     messages = doubled * rounds + 2 * (ranks - doubled)
@@ -29,7 +31,7 @@ def sparse_bytes(n: int, pairs: int, ranks: int, itemsize: int = 4) -> int:
 
 
 def coded_bytes(
-    how: Compression,
+    how: Coding,
     shapes: Sequence[Shape],
     ranks: int,
     itemsize: int = 4,
@@ -37,17 +39,17 @@ def coded_bytes(
     shard: int | None = None,
     nodes: int | None = None,
 ) -> int:
-    """Of all ranks together, for the sum of a bucket.
+    """Bytes sent by all ranks together in the sum of a bucket.
 
     Args:
         how: how gradients are coded.
-        shapes: of the tensors in the bucket.
-        ranks: that sum.
+        shapes: shapes of the tensors in the bucket.
+        ranks: number of ranks.
         itemsize: bytes of a gradient.
         pairs: elements that each rank chooses, the same ones, by a ``Sparse`` code.
-        shard: where each rank gets its shard of the sum alone, and of what ``Codec`` codes: the
-            most coded elements of one.
-        nodes: on which the ranks are, where one of each codes its node's sum.
+        shard: most coded elements in a rank's shard, where each rank gets only its shard of the
+            sum; for a ``Codec``.
+        nodes: number of nodes, where one rank of each codes its node's sum.
     """
     if how.nodes and nodes is not None:
         n = itemsize * sum(map(prod, shapes))
@@ -73,7 +75,7 @@ def coded_bytes(
 
 
 def adasum_bytes(shapes: Sequence[Shape], ranks: int, itemsize: int = 4) -> int:
-    """Of all ranks together, for the Adasum of a bucket."""
+    """Bytes sent by all ranks together in the Adasum of a bucket."""
     block = shards(sum(map(prod, shapes)), ranks)[0]
     products = sum(dense_bytes(24 * len(level) * len(shapes), ranks) for level in levels(ranks))
     return 2 * ranks * (ranks - 1) * block * itemsize + products

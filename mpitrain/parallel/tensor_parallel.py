@@ -1,10 +1,10 @@
-"""Tensor parallelism: ranks that share each layer, and the layers between them that communicate.
+"""Tensor parallelism: ranks share each layer, and layers between the shared parts communicate.
 
 A matrix product ``x A B`` is cut as ``sum_r (x A_r) B_r``: columns of A and rows of B to each rank
 r, no message between the two (Megatron, Shoeybi et al. 2019).  :class:`Enter` stands before such a
-part of a model and :class:`Leave` after it.  With ``sequence``, the ranks share the positions of
-what lies between the parts too (Korthikanti et al. 2022): norms and residuals are computed once
-over the group, the messages have the same bytes.
+part of a model and :class:`Leave` after it.  With ``sequence``, the ranks also share the positions
+between the parts (Korthikanti et al. 2022): norms and residuals are computed once over the group,
+and the messages have the same bytes.
 """
 
 from mpitrain.arrays import Array, Parameters
@@ -13,9 +13,9 @@ from mpitrain.nn.layer import Elementwise
 
 
 class Enter(Elementwise):
-    """Into a part of the model that the group shares: x as it is, the sum of gradients back.
+    """Entry of a part of the model that the group shares: forward x, backward the sum of gradients.
 
-    With ``sequence``: positions gathered, the sum of gradients scattered.
+    With ``sequence``: forward gathers positions, backward scatters the sum of gradients.
     """
 
     def __init__(self, group: TensorGroup, *, sequence: bool = False) -> None:
@@ -30,9 +30,9 @@ class Enter(Elementwise):
 
 
 class Leave(Elementwise):
-    """Out of it: the sum of x over the group, the gradient back as it is.
+    """Exit of such a part: forward the sum of x over the group, backward the gradient.
 
-    With ``sequence``: each rank takes its positions of the sum, and gradients are gathered.
+    With ``sequence``: forward scatters the sum, backward gathers the gradients.
     """
 
     def __init__(self, group: TensorGroup, *, sequence: bool = False) -> None:

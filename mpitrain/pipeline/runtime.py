@@ -10,7 +10,7 @@ from collectives import Communicator
 from mpitrain.arrays import Array, Gradients, Scalar
 from mpitrain.device import HOST, Device
 from mpitrain.nn.context import RESTING, Context
-from mpitrain.parallel.grid import Layout, Place
+from mpitrain.parallel.grid import Coordinates, Layout
 from mpitrain.parallel.store import Sink, Weights
 from mpitrain.pipeline.actions import (
     Action,
@@ -264,7 +264,7 @@ class Runner:
         """Who has a micro-batch in a virtual stage, among those with our part of the layers."""
         stage = virtual % self.pipeline.stages
         replica = self.pipeline.replica(stage, micro_batch)
-        return self.layout.rank(Place(stage, replica, self.place.tensor))
+        return self.layout.rank(Coordinates(stage, replica, self.place.tensor))
 
     def _arrivals(self) -> list[tuple[int, int, int, Spec]]:
         """(micro-batch, rank, tag, spec) of the messages that our actions need, in order."""
@@ -289,11 +289,11 @@ class Runner:
                 sample = self._device.xp.zeros((1, *specs[-1].shape), specs[-1].dtype)
                 y, _ = self.chunks[chunk].forward(probe, sample)
                 found = Spec(y.shape[1:], y.dtype)
-            specs.append(self.comm.bcast(found, self.layout.rank(Place(stage, 0, 0))))
+            specs.append(self.comm.bcast(found, self.layout.rank(Coordinates(stage, 0, 0))))
         return specs
 
 
-def reads(pipeline: Pipeline, report: Report, place: Place) -> list[int]:
+def reads(pipeline: Pipeline, report: Report, place: Coordinates) -> list[int]:
     """The micro-batches of a run that a rank takes through the first or the last stage, in turn."""
     ends = (0, pipeline.virtual_stages - 1)
     found = [

@@ -24,9 +24,9 @@ from mpitrain.config import ConfigError
 from mpitrain.group import TensorGroup, share
 from mpitrain.kernels import square_sum
 from mpitrain.parallel.arena import DATA, OWN, Arena
+from mpitrain.parallel.data_parallel import WholeGradients
 from mpitrain.parallel.store import Piece, Reduction, Store
 from mpitrain.parallel.summation import Dense
-from mpitrain.parallel.whole import WholeGradients
 from mpitrain.server.account import Told
 from mpitrain.server.messages import Kind
 from mpitrain.server.order import Order

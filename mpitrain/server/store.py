@@ -1,16 +1,15 @@
 """What workers and servers hold: all parameters to look at, and a server its part to update."""
 
-from collections.abc import Sequence
 from time import perf_counter
 
 import numpy as np
 
 from collectives import Communicator
-from mpitrain.arrays import Array, Gradients, Parameters
+from mpitrain.arrays import Array, Gradients
 from mpitrain.group import share
 from mpitrain.parallel.arena import DATA, Arena
+from mpitrain.parallel.data_parallel import WholeGradients
 from mpitrain.parallel.store import Piece, Reduction, Store
-from mpitrain.parallel.whole import WholeGradients
 from mpitrain.server.roles import Roles
 
 
@@ -46,8 +45,6 @@ class Pulled(WholeGradients):
         spread: the parameters.
     """
 
-    pieces: Sequence[Piece] = ()
-
     def __init__(self, arena: Arena, spread: Spread, reduction: Reduction) -> None:
         """Bind the sums; collective over the group.
 
@@ -59,11 +56,8 @@ class Pulled(WholeGradients):
         comm = reduction.groups[DATA]
         super().__init__(arena, reduction, comm.empty(arena.size, spread.flat.dtype))
         self.spread = spread
-        self._views = arena.views(spread.flat)
+        self.views = arena.views(spread.flat)
         self.bind_sums()
-
-    def take(self, layer: int) -> Parameters:
-        return self._views[layer]
 
     def publish(self) -> float:
         return self.spread.meet()
@@ -80,13 +74,10 @@ class Kept(Store):
         """``number``: which server this is; the others are as of :class:`Pulled`."""
         super().__init__(arena, reduction, reduction.bucket_bytes, spread.flat.itemsize)
         self.spread = spread
-        self._views = arena.views(spread.flat)
+        self.views = arena.views(spread.flat)
         part = spread.parts[number]
         own = spread.flat[part]
         self.pieces = [Piece(part.start, own, np.zeros_like(own), DATA)]
-
-    def take(self, layer: int) -> Parameters:
-        return self._views[layer]
 
     def accumulate(self, layer: int, gradients: Gradients) -> None:
         """Nothing: a server has no samples of its own."""

@@ -21,9 +21,9 @@ from mpitrain.group import share
 from mpitrain.metrics import Skipped, Step, Straggler
 from mpitrain.optim.groups import Grouping
 from mpitrain.parallel.arena import DATA
+from mpitrain.parallel.data_parallel import WholeGradients
 from mpitrain.parallel.grid import Layout, use_once
 from mpitrain.parallel.store import Store
-from mpitrain.parallel.whole import WholeGradients
 from mpitrain.pipeline.runtime import Latest, reads
 from mpitrain.ranks.together import together
 from mpitrain.server.account import Told, steps

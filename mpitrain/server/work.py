@@ -14,7 +14,7 @@ from mpitrain.arrays import Array
 from mpitrain.config import ConfigError, Server
 from mpitrain.data import DataError
 from mpitrain.kernels import square_sum
-from mpitrain.parallel.whole import WholeGradients
+from mpitrain.parallel.data_parallel import WholeGradients
 from mpitrain.server.messages import Kind
 from mpitrain.step.agreement import NonFinite, nonfinite
 from mpitrain.training.feed import Held

@@ -12,7 +12,7 @@ from mpitrain.data import Dataset
 from mpitrain.device import Device
 from mpitrain.group import TensorGroup
 from mpitrain.models import Model
-from mpitrain.parallel.grid import Layout, Place, ProcessGrid
+from mpitrain.parallel.grid import Coordinates, Layout, ProcessGrid
 from mpitrain.parallel.store import Store, Weights
 from mpitrain.pipeline.actions import Pipeline
 from mpitrain.pipeline.messages import Spec
@@ -138,7 +138,7 @@ class Passes:
         for virtual in range(self._virtual_stages):
             chunk, stage = divmod(virtual, self._layout.stages)
             is_ours = stage == self._place.stage
-            rank = self._layout.rank(Place(stage, 0, 0))
+            rank = self._layout.rank(Coordinates(stage, 0, 0))
             yield rank, partial(forward, self._stages[chunk]) if is_ours else None
 
     def forget(self) -> None:

@@ -30,7 +30,7 @@ from mpitrain.optim.schedule_table import Factor, Schedule
 from mpitrain.parallel.arena import Arena
 from mpitrain.parallel.data_parallel import Replicated
 from mpitrain.parallel.grid import ProcessGrid, shared_name
-from mpitrain.parallel.overlap_trial import Trial
+from mpitrain.parallel.overlap_trial import OverlapTrial
 from mpitrain.parallel.replicas import ReplicaMismatch, check_replicas
 from mpitrain.parallel.store import Store
 from mpitrain.pipeline.runtime import Span, no_span
@@ -469,7 +469,7 @@ class Placed(ClosedTogether):
         self.store.publish()
         self.passes.forget()
 
-    def _begin_trial(self) -> Trial | None:
+    def _begin_trial(self) -> OverlapTrial | None:
         """Of ``parallel.overlap = "auto"``, if a rank has sums that could overlap; collective."""
         parallel = self.config.parallel
         if parallel.overlap != "auto" or parallel.schedule == "asynchronous":
@@ -477,7 +477,7 @@ class Placed(ClosedTogether):
         if self.config.sync.kind != "every_step":  # sums inside of a worker alone
             return None
         overlaps = self.comm.allreduce(self.store.set_overlap(True), MPI.LOR)
-        return Trial() if overlaps else None
+        return OverlapTrial() if overlaps else None
 
     def expect_open(self) -> None:
         """Raises RuntimeError: it is closed."""

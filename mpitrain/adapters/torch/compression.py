@@ -14,7 +14,8 @@ from mpitrain.compress import CodecError, Momentum, parse
 from mpitrain.config import Compress
 from mpitrain.config.exchange import code_conflicts
 from mpitrain.parallel.arena import DATA, Bucket
-from mpitrain.parallel.compressed_sum import Compressed, Exchange
+from mpitrain.parallel.coded_sum import CodedSum
+from mpitrain.parallel.compression import CompressedSummation
 from mpitrain.parallel.summation import Dense, Sum, Summand
 from mpitrain.training.build import compression
 
@@ -69,7 +70,7 @@ class Compression:
             raise CodecError(str(error)) from error
         self._comm: Communicator
         self._comm, self._under_way = net.under_way
-        self._summation = Compressed(
+        self._summation = CompressedSummation(
             compression(table), Dice(seed, self._comm.rank), Dense(), tells=True
         )
         self._sums: dict[int, tuple[int, Sum]] = {}
@@ -104,9 +105,9 @@ class Compression:
         self._summation.dice.step = self.steps - 1
         found.Start()
         ended = None
-        if isinstance(found, Exchange):
+        if isinstance(found, CodedSum):
 
-            def ended(exchange: Exchange = found) -> None:
+            def ended(exchange: CodedSum = found) -> None:
                 (exchange.commit if exchange.is_finite else exchange.rollback)()
 
         return self._under_way.add(found, buffer, ended)

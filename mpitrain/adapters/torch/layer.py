@@ -87,8 +87,8 @@ class TorchLayer(Layer):
     of its parameters and its input: what is random, changes buffers, mixes the samples of a batch
     or depends on ``.training`` is refused, by its class when the layer is made, by trying it at its
     first batch (:func:`mpitrain.adapters.torch.checks.module.examine` says what that cannot see),
-    and by watching torch's generator and the buffers at each one.  Constant buffers, and parameters that
-    need no gradient, are fine: they are cast as the parameters are, and stay as they were brought.
+    and by watching torch's generator and the buffers at each one.  Constant buffers, and parameters
+    that need no gradient, are fine: they are cast as the parameters are, and stay as they were.
 
     A module need not take a batch of no samples: where a rank has none, it is called with a sample
     of zeros that counts nowhere, so that it meets the other ranks in batch norm all the same.

@@ -32,7 +32,7 @@ from mpitrain.adapters.torch.rendezvous import (
     meet,
     total,
 )
-from mpitrain.parallel.overlap_trial import Trial
+from mpitrain.parallel.overlap_trial import OverlapTrial
 
 #: For the next one; those that share ranks have different ones, the same on all of their ranks.
 _next_number = 0
@@ -77,7 +77,7 @@ class Reducer:
         self._divides_by_all = True
         self._unsummed = False
         self._onto_mean = False
-        self._trial = Trial() if options.overlap == "auto" and comm.size > 1 else None
+        self._trial = OverlapTrial() if options.overlap == "auto" and comm.size > 1 else None
         self._begun: float | None = None
         self.synchronises = True
         self.pending = False

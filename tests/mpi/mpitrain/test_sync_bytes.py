@@ -6,7 +6,7 @@ from mpi4py import MPI
 from collectives import Communicator
 from collectives.codec import Dice
 from mpitrain.config import Compress
-from mpitrain.parallel.compressed_sum import Compressed
+from mpitrain.parallel.compression import CompressedSummation
 from mpitrain.parallel.sent_bytes import coded_bytes, dense_bytes
 from mpitrain.parallel.summation import Dense
 from mpitrain.sync import Delayed, Local, Quorum
@@ -41,7 +41,7 @@ def test_workers_send_an_all_reduce_a_period(monkeypatch, kind, widths, codec):
 
     def summation():
         dense = Dense("ring")
-        return Compressed(how, Dice(1, comm.rank), dense) if how else dense
+        return CompressedSummation(how, Dice(1, comm.rank), dense) if how else dense
 
     with Communicator(MPI.COMM_WORLD) as comm:
         traffic = comm.count_traffic()
