@@ -29,8 +29,8 @@ from torch import nn
 from collectives import Communicator
 from collectives.calls.library import release
 from mpitrain.adapters.torch import DataParallel
+from mpitrain.adapters.torch.buckets import GradientBucket
 from mpitrain.adapters.torch.comm_hooks import UnderWay
-from mpitrain.adapters.torch.gradients import Bucket
 from mpitrain.arrays import Gradients
 from mpitrain.group import TensorGroup
 from mpitrain.models.gpt import GPT
@@ -165,7 +165,7 @@ def _measure(comm: Communicator, options: argparse.Namespace) -> dict[str, list[
     torch.manual_seed(0)
     late = DataParallel(comm, TorchGPT(*shape), overlap=False, algorithm=options.algorithm)
     own = list(TorchGPT(*shape).parameters())
-    alone = Bucket(comm, own, options.algorithm, UnderWay(comm))
+    alone = GradientBucket(comm, own, options.algorithm, UnderWay(comm))
     layers = GPT(
         vocabulary=options.vocabulary,
         context=options.context,

@@ -1,4 +1,4 @@
-"""What happens at the end of the backward pass that is under way."""
+"""Calls at the end of the backward pass that is under way."""
 
 import threading
 import weakref
@@ -10,49 +10,45 @@ import torch
 class BackwardPass:
     """Autograd calls it when a backward pass has ended well, and drops it when one has raised.
 
-    Nothing but autograd keeps it alive, so that a weak reference says how the pass ended.
+    Only autograd keeps it alive, so that a weak reference shows how the pass ended.
 
     Attributes:
-        over: it was called, or is being called.
+        over: whether the pass has ended.
     """
 
     def __init__(self) -> None:
         self._ends: list[tuple[int, Callable[[], None]]] = []
         self.over = False
 
-    def join(self, number: int, end: Callable[[], None]) -> None:
-        """Call ``end`` at the end of it, in the order of ``number``, which all ranks have alike."""
-        self._ends.append((number, end))
-
     def __call__(self) -> None:
         self.over = True
-        # Not in the order of autograd, which may be another on each rank.
+        # The order of autograd may differ between ranks.
         for _, end in sorted(self._ends, key=lambda entry: entry[0]):
             end()
 
+    @classmethod
+    def join(cls, number: int, end: Callable[[], None]) -> "weakref.ref[BackwardPass]":
+        """Call ``end`` at the end of this thread's backward pass; call it from a hook of autograd.
 
-Reference = weakref.ref[BackwardPass]
-
-
-def is_alive(reference: Reference | None) -> bool:
-    """Whether a pass is under way."""
-    found = reference() if reference else None
-    return found is not None and not found.over
+        ``number`` orders the calls, alike on all ranks.
+        """
+        found = _latest.reference() if _latest.reference else None
+        if found is None or found.over:
+            found = cls()
+            torch.autograd.Variable._execution_engine.queue_callback(found)
+            _latest.reference = weakref.ref(found)
+        found._ends.append((number, end))
+        return weakref.ref(found)
 
 
 class _Latest(threading.local):
-    reference: Reference | None = None
+    reference: weakref.ref[BackwardPass] | None = None
 
 
 _latest = _Latest()
 
 
-def join(number: int, end: Callable[[], None]) -> Reference:
-    """Join the pass of this thread; call it from one of autograd's hooks."""
-    found = _latest.reference() if _latest.reference else None
-    if found is None or found.over:
-        found = BackwardPass()
-        torch.autograd.Variable._execution_engine.queue_callback(found)
-        _latest.reference = weakref.ref(found)
-    found.join(number, end)
-    return weakref.ref(found)
+def is_alive(reference: weakref.ref[BackwardPass] | None) -> bool:
+    """Whether a backward pass is under way."""
+    found = reference() if reference else None
+    return found is not None and not found.over

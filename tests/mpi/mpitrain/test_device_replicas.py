@@ -82,7 +82,7 @@ def test_parameters_are_those_of_sums_on_the_host(device, dtype, overlap, accumu
 
 def test_buckets_are_plans_on_device_memory(device):
     with DataParallel(device, module(), bucket_bytes=200) as replica:
-        plans = [bucket._plan for bucket in replica._reducer._buckets._buckets]
+        plans = [bucket._plan for bucket in replica._reducer.buckets._buckets]
         assert len(plans) > 1
         assert SIZE == 1 or all(isinstance(plan, DevicePlan) for plan in plans)
 
