@@ -14,7 +14,7 @@ from mpitrain.ranks.same import name_of
 if TYPE_CHECKING:
     from mpitrain.optim.groups import Grouping
     from mpitrain.optim.optimizers import Optimizer
-    from mpitrain.optim.schedule_table import Factor, Schedule
+    from mpitrain.optim.schedule_table import Factor, TabulatedSchedule
 
 
 def model(
@@ -142,7 +142,7 @@ class OfTorch(NamedTuple):
 
     optimizer: "Optimizer"
     grouping: "Grouping"
-    schedule: "Factor | Schedule | None"
+    schedule: "Factor | TabulatedSchedule | None"
     options: dict[str, object]
 
 

@@ -1,4 +1,4 @@
-"""Optimisers over flat arrays: what a piece of the parameters becomes, given that of the gradients.
+"""Optimisers over flat arrays: they update a piece of the parameters by its gradients.
 
 They change parameters and state in place, element by element, so that any shard can be updated by
 itself.  LARS and LAMB also need the norms of whole tensors, which the caller adds up over shards.
@@ -35,7 +35,7 @@ class Optimizer(Protocol):
     def ratio(self, p_norm: Scalar, g_norm: Scalar, direction_norm: Scalar) -> Scalar:
         """Trust ratio of a tensor by Euclidean norms of it, its gradient and its direction.
 
-        Of many tensors at once, where these are arrays.
+        Arrays of norms give the ratios of many tensors.
         """
 
     def apply(self, p: Array, direction: Array, state: State, rate: float | Array) -> None:
@@ -44,12 +44,12 @@ class Optimizer(Protocol):
 
 @runtime_checkable
 class InOne(Protocol):
-    """An optimiser that takes a step in one go, which may be one kernel."""
+    """An optimiser whose whole step may be one kernel."""
 
     def take_step(
         self, p: Array, g: Array, state: State, number: int, rate: float, scale: float
     ) -> None:
-        """Direction along ``scale * g`` and move; ``number`` counts from 1."""
+        """Take a step along ``scale * g``; ``number`` counts from 1."""
 
 
 def step_by(
@@ -61,7 +61,7 @@ def step_by(
     rate: float,
     scale: float,
 ) -> None:
-    """A step of any optimiser along ``scale * g``; ``g`` may be scaled in its place."""
+    """Take a step of any optimiser along ``scale * g``; ``g`` may be scaled in place."""
     if isinstance(optimizer, InOne):
         optimizer.take_step(p, g, state, number, rate, scale)
         return

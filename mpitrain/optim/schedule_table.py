@@ -1,4 +1,4 @@
-"""A schedule of the program's own: what the scaled rate is multiplied by in each step."""
+"""Schedules of a user's own: factors on the scaled rate for each step."""
 
 import math
 from abc import ABC, abstractmethod
@@ -13,19 +13,19 @@ from mpitrain.arrays import Array
 from mpitrain.config import ConfigError, Optim
 from mpitrain.ranks.together import together
 
-#: ``factor(step)``: what the scaled rate is multiplied by in a step, counted from 0.
+#: ``factor(step)``: factor on the scaled rate in a step, counted from 0.
 Factor = Callable[[int], float]
 
 
 @dataclass(frozen=True)
-class Table:
-    """A schedule of the program's own, worked out before the first step.
+class ScheduleTable:
+    """A user's own schedule, evaluated before the first step.
 
     Attributes:
-        factors: what the scaled rate is multiplied by, of shape (rows, groups of parameters), or
-            (rows, 1) for all groups alike, each times its own factor.
-        steps: that a row is for: 1, or those of an epoch.
-        options: what else each group is updated with in each row, by name; None: nothing.
+        factors: factors on the scaled rate, of shape (rows, groups of parameters), or (rows, 1)
+            for all groups, each times its own factor.
+        steps: steps of a row: 1, or those of an epoch.
+        options: other options of each group in each row, by name; None: there are none.
     """
 
     factors: Array
@@ -33,29 +33,29 @@ class Table:
     options: Sequence[Mapping[str, Sequence[Any]]] | None = None
 
     def factor(self, step: int, group: int = 0) -> float:
-        """Of a step, counted from 0."""
+        """The factor of a step, counted from 0."""
         return float(self.factors[step // self.steps, group])
 
 
-class Schedule(ABC):
-    """A schedule that says itself what it is in each step."""
+class TabulatedSchedule(ABC):
+    """A schedule that makes its own table."""
 
     @abstractmethod
-    def table(self, rows: int) -> Table:
-        """Of so many steps or epochs; ``ConfigError`` if it cannot be worked out."""
+    def table(self, rows: int) -> ScheduleTable:
+        """The table of all steps or epochs; ``ConfigError``: it cannot be evaluated."""
 
 
 def tabulated(factor: Factor, steps: int) -> Array:
-    """A program's own factors of all steps, of shape (steps,), float64.
+    """The factors of a user's function for all steps, of shape (steps,), float64.
 
     Raises:
-        ConfigError: one of them is no number, negative or not finite, or cannot be computed.
+        ConfigError: a factor is no number, negative or not finite, or cannot be computed.
     """
     found = np.empty(steps)
     for step in range(steps):
         try:
             found[step] = value = factor(step)
-        except Exception as error:  # whatever a program's own function raises
+        except Exception as error:  # user code may raise anything
             raise ConfigError(
                 f"schedule: the function fails at step {step}: {type(error).__name__}: {error}; it "
                 "takes the step's number, or with optimizer= of torch that optimiser, of which it "
@@ -72,18 +72,18 @@ def tabulated(factor: Factor, steps: int) -> Array:
 def agreed(
     comm: MPI.Intracomm,
     optim: Optim,
-    schedule: Factor | Schedule | None,
+    schedule: Factor | TabulatedSchedule | None,
     steps_per_epoch: int,
     total_steps: int,
-) -> Table | None:
-    """What rank 0's ``schedule`` is in all steps of a run, told to all ranks; collective.
+) -> ScheduleTable | None:
+    """The table of rank 0's ``schedule`` for all steps of a run, on all ranks; collective.
 
     Returns:
-        The table, or None without a schedule of the program's own.
+        The table, or None without a user's own schedule.
 
     Raises:
         ConfigError: on all ranks: the [optim] table names another schedule, or rank 0's cannot be
-            worked out.
+            evaluated.
     """
     if schedule is None:
         if optim.schedule_by != "step":
@@ -101,12 +101,12 @@ def agreed(
     steps = steps_per_epoch if optim.schedule_by == "epoch" else 1
     rows = -(-total_steps // steps)
 
-    def made() -> Table | None:
+    def made() -> ScheduleTable | None:
         if comm.rank > 0:
             return None
-        if isinstance(schedule, Schedule):
+        if isinstance(schedule, TabulatedSchedule):
             return replace(schedule.table(rows), steps=steps)
-        return Table(tabulated(schedule, rows)[:, None], steps)
+        return ScheduleTable(tabulated(schedule, rows)[:, None], steps)
 
-    table: Table = comm.bcast(together(comm, made, ConfigError))
+    table: ScheduleTable = comm.bcast(together(comm, made, ConfigError))
     return table

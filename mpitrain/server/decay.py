@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from mpitrain.optim.groups import Group, Grouping
+from mpitrain.optim.groups import Grouping, ParameterGroup
 from mpitrain.optim.optimizers import Adam
 
 
@@ -11,9 +11,9 @@ def in_parts(usual: Grouping, part: float) -> Grouping:
 
     AdamW's stays: each push is a step of the whole rate there, and its decay a part of that step.
     """
-    known: dict[int, Group] = {}
+    known: dict[int, ParameterGroup] = {}
 
-    def grouped(name: str) -> Group:
+    def grouped(name: str) -> ParameterGroup:
         found = usual(name)
         optimizer = found.optimizer
         if isinstance(optimizer, Adam) and optimizer.decoupled:

@@ -8,7 +8,7 @@ import numpy as np
 from collectives import Communicator
 from mpitrain.arrays import Array, array_namespace
 from mpitrain.config import ConfigError
-from mpitrain.optim.groups import Group, Grouping
+from mpitrain.optim.groups import Grouping, ParameterGroup
 from mpitrain.optim.optimizers import Optimizer, step_by
 from mpitrain.parallel.store import Allocate, Piece, Store, overlaps
 from mpitrain.step.trust import TrustRatios
@@ -27,7 +27,7 @@ class _Run(NamedTuple):
     """
 
     part: slice
-    group: Group
+    group: ParameterGroup
     left_out: int
 
     def follows(self, other: "_Run") -> bool:

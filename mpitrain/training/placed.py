@@ -26,7 +26,7 @@ from mpitrain.optim import groups, schedule_table
 from mpitrain.optim.groups import Grouping
 from mpitrain.optim.lr import Rates
 from mpitrain.optim.optimizers import Optimizer
-from mpitrain.optim.schedule_table import Factor, Schedule
+from mpitrain.optim.schedule_table import Factor, TabulatedSchedule
 from mpitrain.parallel.arena import Arena
 from mpitrain.parallel.data_parallel import Replicated
 from mpitrain.parallel.grid import ProcessGrid, shared_name
@@ -122,7 +122,7 @@ class Placed(ClosedTogether):
         metrics: Mapping[str, Metric] | None = None,
         optimizer: Optimizer | None = None,
         grouping: Grouping | None = None,
-        schedule: Factor | Schedule | None = None,
+        schedule: Factor | TabulatedSchedule | None = None,
         before_step: Callable[[Any], None] | None = None,
         device: Device | None = None,
     ) -> None:
@@ -235,7 +235,7 @@ class Placed(ClosedTogether):
         self,
         data: Dataset | None,
         metrics: Mapping[str, Metric] | None,
-        schedule: Factor | Schedule | None,
+        schedule: Factor | TabulatedSchedule | None,
     ) -> None:
         """The data, the order of samples, and the rate of each step."""
         config = self.config

@@ -9,7 +9,7 @@ import torch
 from collectives import Communicator
 from mpitrain.adapters.torch.backward_pass import BackwardPass, is_alive
 from mpitrain.adapters.torch.buckets import refusal
-from mpitrain.adapters.torch.checks.module import is_due
+from mpitrain.adapters.torch.checks.probe import is_due
 from mpitrain.adapters.torch.comm_hooks import Function, Hook
 from mpitrain.adapters.torch.inventory import OTHER_PARAMETERS, SAME, Inventory
 from mpitrain.adapters.torch.rendezvous import (

@@ -1,4 +1,4 @@
-"""Schedulers of torch, worked out for all steps before the first."""
+"""Schedulers of torch, evaluated for all steps before the first."""
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -10,36 +10,37 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from mpitrain.adapters.torch.optimizer import TorchOptimizer
 from mpitrain.config import ConfigError
-from mpitrain.optim.schedule_table import Schedule, Table, tabulated
+from mpitrain.optim.schedule_table import ScheduleTable, TabulatedSchedule, tabulated
 
 
-class TorchSchedule(Schedule):
-    """What a function makes of the optimiser, or, if that is no scheduler, what it makes of a step.
+class TorchSchedule(TabulatedSchedule):
+    """The schedule of a function that makes a scheduler of an optimiser, or a factor of a step.
 
-    The scheduler works on an optimiser of the same kind and groups over parameters of its own, so
-    that none of the program's is touched.  It takes a step after each of training (or epoch), as in
-    a loop of torch; what it writes into the groups, the rate, momentum or betas, is what the
-    groups of the trainer have in that step.
+    The scheduler works on an optimiser of the same kind with parameters of its own, so that the
+    program's stays as it is.  It takes a step after each training step (or epoch), as in a loop of
+    torch.  The options that it writes into the groups, such as rate, momentum or betas, are the
+    trainer's options in that step.
     """
 
     def __init__(self, function: Callable[[Any], Any], groups: Sequence[TorchOptimizer]) -> None:
         self._function = function
         self._groups = groups
 
-    def table(self, rows: int) -> Table:
-        """As :class:`~mpitrain.optim.schedule_table.Schedule`; a column for each group, or one.
+    def table(self, rows: int) -> ScheduleTable:
+        """The factors of all steps or epochs; a column for each group, or one for all.
 
         Raises:
-            ConfigError: it is neither, ends before training, gives rates that are none, follows
-                what is measured, or begins a momentum that the optimiser does not have.
+            ConfigError: the function gives neither, or a scheduler that ends before training, gives
+                invalid rates, depends on measurements, or begins a momentum that the optimiser does
+                not have.
         """
         optimizer = self._groups[0].over(self._groups)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of the order of calls, and of old ones
+            warnings.simplefilter("ignore", UserWarning)  # about the order of calls
             try:
                 found = self._function(optimizer)
                 why = f"gives a {type(found).__name__}"
-            except Exception as error:  # whatever a program's own function raises
+            except Exception as error:  # user code may raise anything
                 found, why = None, f"fails: {type(error).__name__}: {error}"
             if not isinstance(found, LRScheduler):
                 return self._of_steps(rows, why)
@@ -47,13 +48,13 @@ class TorchSchedule(Schedule):
             every = _written(found, optimizer, rows)
         return self._table(every, rows)
 
-    def _of_steps(self, rows: int, why: str) -> Table:
+    def _of_steps(self, rows: int, why: str) -> ScheduleTable:
         try:
-            return Table(tabulated(self._function, rows)[:, None])
+            return ScheduleTable(tabulated(self._function, rows)[:, None])
         except ConfigError as error:
             raise ConfigError(f"{error} (called with the optimiser, it {why})") from error
 
-    def _table(self, every: Sequence[Sequence[Mapping[str, Any]]], rows: int) -> Table:
+    def _table(self, every: Sequence[Sequence[Mapping[str, Any]]], rows: int) -> ScheduleTable:
         first = self._groups[0].lr
         factors = np.array([[float(group["lr"]) / first for group in row] for row in every])
         if len(wrong := np.argwhere(~(np.isfinite(factors) & (factors >= 0)))):
@@ -72,7 +73,7 @@ class TorchSchedule(Schedule):
             }
             _expect_the_same_state(own, changed)
             options.append(changed)
-        return Table(factors, 1, options)
+        return ScheduleTable(factors, 1, options)
 
 
 def _expect_known(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
@@ -99,7 +100,7 @@ def _written(
             optimizer.step()  # without gradients: it does nothing, and schedulers ask for it
             try:
                 scheduler.step()
-            except Exception as error:  # as of one that has an end
+            except Exception as error:  # a scheduler may have an end
                 raise ConfigError(
                     f"schedule: {type(scheduler).__name__} has no value for step {row} of {rows}: "
                     f"{type(error).__name__}: {error}"
@@ -111,7 +112,7 @@ def _written(
 
 
 def _expect_the_same_state(own: TorchOptimizer, changed: Mapping[str, Sequence[Any]]) -> None:
-    """A momentum that is 0 at times keeps nothing then."""
+    """Refuse a momentum that is 0 at times: the optimiser has no state then."""
     tried: set[tuple[bool, ...]] = set()
     for row in zip(*changed.values(), strict=True):
         pattern = tuple(

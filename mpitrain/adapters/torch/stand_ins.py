@@ -1,7 +1,7 @@
-"""Dropout and batch norm of torch, as parts of a layer that sees where it is.
+"""Stand-ins for torch's dropout and batch norm, which know the context of a forward pass.
 
-Their classes stay torch's to whoever looks at the module that was given; a layer has a copy with
-these in their places, under the same names.
+The user's module stays as it is; a layer has a copy with these in the places of torch's, under the
+same names.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,20 +22,20 @@ from mpitrain.nn.batch_norm import follow, input_gradient, moments
 from mpitrain.nn.context import RESTING, Context
 from mpitrain.nn.dropout import dropout_mask
 
-#: Whole channels drop out: of an input of so many axes, samples first.
+#: Axes of the input of dropout of whole channels, samples first.
 _CHANNELS: Mapping[type[nn.Module], int] = {nn.Dropout1d: 3, nn.Dropout2d: 4, nn.Dropout3d: 5}
 
-#: SyncBatchNorm is over the samples of all ranks, as each of these is here.
+#: SyncBatchNorm is over the samples of all ranks, as every stand-in is.
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
-class Seeing(nn.Module):
-    """A part that is told before each forward pass where it is, and what computes there.
+class StandIn(nn.Module):
+    """A part that gets the context before each forward pass.
 
     Attributes:
-        context: where it is.
-        xp: what computes there.
-        counts: whether its input has samples, and not a sample of zeros in the place of none.
+        context: context of the forward pass.
+        xp: namespace of its arrays.
+        counts: whether the input has samples, rather than a sample of zeros in the place of none.
     """
 
     context: Context = RESTING
@@ -43,14 +43,14 @@ class Seeing(nn.Module):
     counts = True
 
     def state(self, dtype: DTypeLike) -> dict[str, Array]:
-        """What it keeps, as it begins."""
+        """Initial values of arrays that are no parameters."""
         return {}
 
 
-class Dropout(Seeing):
-    """``nn.Dropout``, and with ``axes`` those of whole channels.
+class DropoutStandIn(StandIn):
+    """``nn.Dropout``, and with ``axes`` dropout of whole channels.
 
-    A module that calls it several times gets another mask each time.
+    Several calls within a forward pass have different masks.
     """
 
     turn = 0
@@ -84,7 +84,7 @@ class Dropout(Seeing):
         return x.mul_(those) if self.inplace else x * those
 
 
-class BatchNorm(Seeing):
+class BatchNormStandIn(StandIn):
     """``nn.BatchNorm1d``, ``2d`` and ``3d`` over the batch of all replicas."""
 
     def __init__(self, like: nn.modules.batchnorm._BatchNorm) -> None:
@@ -101,7 +101,7 @@ class BatchNorm(Seeing):
         return {name: values.astype(dtype) for name, values in self._begin.items()}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Of an input of the shape (samples, channels, ...)."""
+        """Normalise an input of the shape (samples, channels, ...)."""
         context = self.context
         state = dict(context.state) or {
             name: self.xp.asarray(value) for name, value in self.state(np.float64).items()
@@ -121,12 +121,12 @@ class BatchNorm(Seeing):
         if self.weight is not None:
             normal = normal * self.weight + self.bias
         normal = normal.transpose(1, -1)
-        # As torch's own, lest a module's view() of it fail.
+        # The result is contiguous as torch's own, lest a module's view() of it fail.
         return normal.contiguous() if x.is_contiguous() else normal
 
 
 class HeldBatchNorm(nn.Module):
-    """``nn.BatchNorm`` that is held in evaluation mode: what it keeps is constant."""
+    """``nn.BatchNorm`` that is held in evaluation mode: its running values are constant."""
 
     def __init__(self, like: nn.modules.batchnorm._BatchNorm) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class HeldBatchNorm(nn.Module):
             self.register_buffer(name, buffer)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Of an input of the shape (samples, channels, ...)."""
+        """Normalise an input of the shape (samples, channels, ...)."""
         mean, variance = self.get_buffer("running_mean"), self.get_buffer("running_var")
         return nn.functional.batch_norm(
             x, mean, variance, self.weight, self.bias, training=False, eps=self.epsilon
@@ -182,12 +182,12 @@ class _Normalised(torch.autograd.Function):
         return as_tensor(xp.ascontiguousarray(dx)).reshape(dy.shape), *[None] * 6
 
 
-def seeing(module: nn.Module, training: bool) -> nn.Module:
-    """The module itself, or a copy with our dropout and batch norm where it has torch's.
+def with_stand_ins(module: nn.Module, training: bool) -> nn.Module:
+    """The module itself, or a copy with stand-ins for its dropout and batch norm.
 
     Args:
-        module: a part of a module, or all of it.
-        training: the mode of all of it.
+        module: a module, or a part of one.
+        training: mode of the whole module.
     """
     if not any(_replaced(part, training) for part in module.modules()):
         return module
@@ -203,11 +203,11 @@ def seeing(module: nn.Module, training: bool) -> nn.Module:
 
 
 def expect_replaceable(module: nn.Module) -> None:
-    """Refuse dropout and batch norm that ours could not stand for.
+    """Refuse dropout and batch norm that a stand-in cannot replace.
 
     Raises:
-        ImpureModule: with the name of the part: it is held in training mode within a module that
-            is not, or does something of its own besides.
+        ImpureModule: with the name of the part: it is in training mode within a module that is not,
+            or has a hook or a forward() of its own.
     """
     for name, part in module.named_modules():
         if not _replaced(part, module.training):
@@ -225,30 +225,32 @@ def expect_replaceable(module: nn.Module) -> None:
             )
 
 
-def parts(module: nn.Module) -> Iterator[tuple[str, Seeing]]:
-    """The parts that see, by name."""
+def stand_ins(module: nn.Module) -> Iterator[tuple[str, StandIn]]:
+    """The stand-ins of a module, by name."""
     for name, part in module.named_modules():
-        if isinstance(part, Seeing):
+        if isinstance(part, StandIn):
             yield name, part
 
 
-def show(module: nn.Module, context: Context, xp: ModuleType, *, counts: bool = True) -> None:
-    """Tell the parts where they are; their state is the context's own arrays, which are xp's."""
-    for name, part in parts(module):
+def set_context(
+    module: nn.Module, context: Context, xp: ModuleType, *, counts: bool = True
+) -> None:
+    """Give the stand-ins their context; their state is the context's own arrays, which are xp's."""
+    for name, part in stand_ins(module):
         part.context, part.xp = context.inside(name) if name else context, xp
         part.counts = counts
-        if isinstance(part, Dropout):
+        if isinstance(part, DropoutStandIn):
             part.turn = 0
 
 
 def _replaced(part: nn.Module, training: bool) -> nn.Module | None:
-    """What stands for a module of torch within one of this mode; None for one that stays."""
+    """The stand-in for a part of a module in this mode; None for a part that stays."""
     kind, held = type(part), is_held(part, training)
     if kind is nn.Dropout or kind in _CHANNELS:
         assert isinstance(part, nn.modules.dropout._DropoutNd)
         p = 0.0 if held else part.p
-        return Dropout(p, _CHANNELS.get(kind), inplace=part.inplace)
+        return DropoutStandIn(p, _CHANNELS.get(kind), inplace=part.inplace)
     if kind in _NORMS and keeps_running(part):
         assert isinstance(part, nn.modules.batchnorm._BatchNorm)
-        return HeldBatchNorm(part) if held else BatchNorm(part)
+        return HeldBatchNorm(part) if held else BatchNormStandIn(part)
     return None

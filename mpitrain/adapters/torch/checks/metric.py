@@ -1,17 +1,27 @@
-"""Whether metrics are means over samples of equal weights, looked at in every call."""
+"""Check that metrics are means over samples of equal weights, in every call."""
 
 from math import isfinite
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
 
-from mpitrain.adapters.torch.checks.loss import FLOATS, MISFITS, Function, Tensors, rows
+from mpitrain.adapters.torch.checks.probe import (
+    FLOATS,
+    MISFITS,
+    Function,
+    Tensors,
+    beside,
+    length,
+    one_line,
+    rows,
+    value,
+)
 from mpitrain.config import ConfigError
-from mpitrain.fields import as_given
 
 
-class Kept(NamedTuple):
-    """A sample, and the value of a metric of it alone."""
+class _Sample(NamedTuple):
+    """A sample, and the value of a metric for it alone."""
 
     value: float
     outputs: Tensors
@@ -19,48 +29,48 @@ class Kept(NamedTuple):
 
 
 class MetricMeans:
-    """Whether a function of samples is a mean over them, seen by its values.
+    """Checks by values whether a function of samples is a mean over them.
 
     The value of a micro-batch beside as many copies of one sample is the mean of both values if all
-    weigh the same.  Two samples are kept for that, those of the least and the largest value so far;
-    where all values are equal, so is every mean.
+    samples have equal weights.  Two samples are kept for that, those of the least and the largest
+    value so far; where all values are equal, so is every mean.
 
     Attributes:
-        fault: why it is none, once that was seen.
+        fault: the first fault, once it was seen.
     """
 
     def __init__(self, function: Function, what: str) -> None:
         self._function, self._what = function, what
         self._calls = 0
-        self._kept: list[Kept] = []
+        self._kept: list[_Sample] = []
         self.fault: ValueError | None = None
 
     @torch.no_grad()
-    def compare(self, outputs: Tensors, labels: Tensors, value: Any) -> None:
-        """Look at a micro-batch, of which the function has this ``value``."""
-        if self.fault is not None or not isfinite(found := float(value)):
+    def compare(self, outputs: Tensors, labels: Tensors, result: Any) -> None:
+        """Check a micro-batch, for which the function gives this ``result``."""
+        if self.fault is not None or not isfinite(found := float(result)):
             return
-        count = len(next(iter(labels.values())))
+        count = length(labels)
         row, self._calls = self._calls * 7919 % count, self._calls + 1
         try:
-            one: Tensors = rows(outputs, row)
-            other: Tensors = rows(labels, row)
-            alone = self._of(one, other)
-            kept = [*self._kept, Kept(alone, _copied(one), _copied(other))]
-            if isfinite(alone):
-                self._kept = [min(kept, key=_value_of), max(kept, key=_value_of)]
-            beside, one, other = max(kept, key=lambda entry: abs(entry.value - found))
-            whole = self._of(_beside(outputs, one, count), _beside(labels, other, count))
+            one, label = _copied(rows(outputs, row)), _copied(rows(labels, row))
+            kept = [*self._kept, _Sample(value(self._function, one, label), one, label)]
+            if isfinite(kept[-1].value):
+                key = attrgetter("value")
+                self._kept = [min(kept, key=key), max(kept, key=key)]
+            alone, one, label = max(kept, key=lambda entry: abs(entry.value - found))
+            two = beside(outputs, one, count), beside(labels, label, count)
+            whole = value(self._function, *two)
         except MISFITS as error:
             self.fault = ConfigError(
-                f"{self._what} cannot take some number of samples ({' '.join(str(error).split())})"
+                f"{self._what} cannot take some number of samples ({one_line(error)})"
                 "; it must take any, or return (sum, count)"
             )
             return
-        kind = getattr(value, "dtype", None)
+        kind = getattr(result, "dtype", None)
         slack = 64 * torch.finfo(kind if kind in FLOATS else torch.float32).eps
-        mean = (found + beside) / 2
-        if not abs(whole - mean) <= slack * max(abs(found), abs(beside)):
+        mean = (found + alone) / 2
+        if not abs(whole - mean) <= slack * max(abs(found), abs(alone)):
             self.fault = ConfigError(
                 f"{self._what} of {2 * count} samples is {whole:.6g}, and the mean over them "
                 f"{mean:.6g}; it must be a mean over samples with equal weights (labels that it "
@@ -68,17 +78,6 @@ class MetricMeans:
                 "every layout"
             )
 
-    def _of(self, outputs: Tensors, labels: Tensors) -> float:
-        return float(self._function(as_given(outputs), as_given(labels)))
-
 
 def _copied(parts: Tensors) -> Tensors:
     return {name: part.clone() for name, part in parts.items()}
-
-
-def _value_of(kept: Kept) -> float:
-    return kept.value
-
-
-def _beside(parts: Tensors, one: Tensors, count: int) -> dict[str, torch.Tensor]:
-    return {n: torch.cat([p, one[n].expand(count, *p.shape[1:])]) for n, p in parts.items()}

@@ -1,30 +1,61 @@
-"""Whether a module is a function of its parameters and its input, and of nothing else."""
+"""Check that a module is a function of its parameters and its input, and of nothing else."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import nn
 
+from mpitrain.adapters.torch.checks.probe import Tensors, alike, close, one_line
 from mpitrain.config import ConfigError
 from mpitrain.fields import named
 from mpitrain.nn.layer import Verdict
 
-Tensors = Mapping[str, torch.Tensor]
 Run = Callable[..., Tensors]
 _ELSEWHERE = "or train it with DataParallel in a loop of your own"
+_RANDOM = "it draws random numbers in training, which would differ from layout to layout; set {}=0"
+_BATCH_NORM = nn.modules.batchnorm._BatchNorm
 
-#: Whose results are random in training, and the number that says so.
-_RANDOM: tuple[tuple[type[nn.Module] | tuple[type[nn.Module], ...], str], ...] = (
-    (nn.modules.dropout._DropoutNd, "p"),
-    ((nn.RNNBase, nn.MultiheadAttention), "dropout"),
+#: Parts of modules that cannot be layers, and why.
+_REFUSED: tuple[tuple[Callable[[nn.Module], bool], str], ...] = (
+    (
+        lambda part: isinstance(part, torch.jit.ScriptModule),
+        "it is compiled by torch.jit, and the trainer gives modules other parameters for each "
+        "call; give the module that it was made of",
+    ),
+    (
+        lambda part: isinstance(part, _BATCH_NORM),
+        "its results depend on which samples are in a micro-batch, and so on the layout of the "
+        f"ranks; use GroupNorm or LayerNorm, {_ELSEWHERE}",
+    ),
+    (
+        lambda part: getattr(part, "track_running_stats", False),
+        "it changes its running statistics in training; use track_running_stats=False, "
+        f"{_ELSEWHERE}",
+    ),
+    (
+        lambda part: isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0,
+        f"{_RANDOM.format('p')}, {_ELSEWHERE}",
+    ),
+    (
+        lambda part: isinstance(part, (nn.RNNBase, nn.MultiheadAttention)) and part.dropout > 0,
+        f"{_RANDOM.format('dropout')}, {_ELSEWHERE}",
+    ),
+    (
+        lambda part: getattr(part, "scale_grad_by_freq", False),
+        "it divides gradients by how often a row is in a micro-batch, which depends on the layout "
+        f"of the ranks; set scale_grad_by_freq=False, {_ELSEWHERE}",
+    ),
+    (
+        lambda part: isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and part.sparse,
+        "its gradients are sparse, and the trainer has dense ones alone; set sparse=False",
+    ),
+    (
+        lambda part: isinstance(part, (nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)),
+        "it draws random numbers, which would differ from layout to layout; use another, "
+        f"{_ELSEWHERE}",
+    ),
 )
-_ALWAYS_RANDOM = (nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
-
-
-def is_due(calls: int) -> bool:
-    """Whether the latest of ``calls`` is to be looked at: the first, second, fourth, eighth one."""
-    return calls & (calls - 1) == 0
 
 
 class ImpureModule(ConfigError):
@@ -32,50 +63,16 @@ class ImpureModule(ConfigError):
 
 
 def refuse(name: str, module: nn.Module) -> None:
-    """Refuse what its classes, parameters and buffers show.
+    """Refuse a module by its classes, parameters and buffers.
 
     Raises:
-        ImpureModule: with the name of the part and what to do instead.
+        ImpureModule: with the name of the part and the way out.
     """
     for inner, part in module.named_modules():
-        if isinstance(part, torch.jit.ScriptModule):
-            raise ImpureModule(
-                f"{name}{inner and f'.{inner}'} is compiled by torch.jit, and the trainer gives "
-                "modules other parameters for each call; give the module that it was made of"
-            )
-    for inner, part in module.named_modules():
-        what = f"{name}{inner and f'.{inner}'} ({type(part).__name__})"
-        if isinstance(part, nn.modules.batchnorm._BatchNorm):
-            raise ImpureModule(
-                f"{what}: its results depend on which samples are in a micro-batch, and so on the "
-                f"layout of the ranks; use GroupNorm or LayerNorm, {_ELSEWHERE}"
-            )
-        if getattr(part, "track_running_stats", False):
-            raise ImpureModule(
-                f"{what}: it changes its running statistics in training; use "
-                f"track_running_stats=False, {_ELSEWHERE}"
-            )
-        for kind, number in _RANDOM:
-            if isinstance(part, kind) and getattr(part, number) > 0:
-                raise ImpureModule(
-                    f"{what}: it draws random numbers in training, which would differ from layout "
-                    f"to layout; set {number}=0, {_ELSEWHERE}"
-                )
-        if getattr(part, "scale_grad_by_freq", False):
-            raise ImpureModule(
-                f"{what}: it divides gradients by how often a row is in a micro-batch, which "
-                f"depends on the layout of the ranks; set scale_grad_by_freq=False, {_ELSEWHERE}"
-            )
-        if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and part.sparse:
-            raise ImpureModule(
-                f"{what}: its gradients are sparse, and the trainer has dense ones alone; set "
-                "sparse=False"
-            )
-        if isinstance(part, _ALWAYS_RANDOM):
-            raise ImpureModule(
-                f"{what}: it draws random numbers, which would differ from layout to layout; use "
-                f"another, {_ELSEWHERE}"
-            )
+        for is_refused, why in _REFUSED:
+            if is_refused(part):
+                what = f"{name}{inner and f'.{inner}'} ({type(part).__name__})"
+                raise ImpureModule(f"{what}: {why}")
     for inner, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if nn.parameter.is_lazy(tensor) or tensor.device.type != "cpu":
             raise ImpureModule(
@@ -87,10 +84,9 @@ def refuse(name: str, module: nn.Module) -> None:
                 f"{name}.{inner} is {'quantised' if tensor.is_quantized else tensor.layout}; "
                 "layers of the trainer have dense values alone: to_dense() or dequantize()"
             )
-    for inner, parameter in module.named_parameters():
-        if parameter.requires_grad and not parameter.is_floating_point():
+        if tensor.requires_grad and not tensor.is_floating_point():
             raise ImpureModule(
-                f"{name}.{inner} is of {parameter.dtype}, and the trainer has real numbers alone"
+                f"{name}.{inner} is of {tensor.dtype}, and the trainer has real numbers alone"
             )
     if inner := hooked(module):
         raise ImpureModule(
@@ -100,21 +96,19 @@ def refuse(name: str, module: nn.Module) -> None:
 
 
 def keeps_running(part: nn.Module) -> bool:
-    """Whether it is a batch norm whose running values change in training."""
+    """Whether a part is a batch norm with running values, which change in training."""
     return (
-        isinstance(part, nn.modules.batchnorm._BatchNorm)
-        and part.track_running_stats
-        and part.running_mean is not None
+        isinstance(part, _BATCH_NORM) and part.track_running_stats and part.running_mean is not None
     )
 
 
 def is_held(part: nn.Module, training: bool) -> bool:
-    """Whether a part is in evaluation mode within a module that is not."""
+    """Whether a part is in evaluation mode within a module in training mode."""
     return training and not part.training
 
 
 def hooked(module: nn.Module) -> str:
-    """The name of a parameter with a hook on its gradient, if there is one."""
+    """The name of a parameter with a hook on its gradient; empty without one."""
     for name, parameter in module.named_parameters():
         if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
             return name
@@ -122,11 +116,11 @@ def hooked(module: nn.Module) -> str:
 
 
 class Watched(nn.Module):
-    """A module that says when it changes a buffer or draws random numbers.
+    """A module that notices when it changes a buffer or draws random numbers.
 
     Attributes:
-        changes_input: it computes in the place of its input, which is another layer's, and so is
-            given a copy.
+        changes_input: whether the module computes in the place of its input, which belongs to
+            another layer; it is given a copy.
     """
 
     def __init__(self, name: str, module: nn.Module) -> None:
@@ -136,11 +130,15 @@ class Watched(nn.Module):
         self.changes_input = any(getattr(part, "inplace", False) for part in module.modules())
         self.verdict = Verdict()
 
+    def say(self, fault: str) -> None:
+        """Raise :class:`ImpureModule`, now or later; the sentence follows the module's name."""
+        self.verdict.say(ImpureModule(f"{self.name} {fault}"))
+
     def forward(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> Tensors:
-        """The module's outputs by name (:mod:`mpitrain.fields`).
+        """The module's outputs by name (:mod:`mpitrain.fields`); generators stay as they are.
 
         Raises:
-            ImpureModule: as the class says; the generator is as it was before.
+            ImpureModule: the module draws random numbers, changes a buffer, or gives no tensors.
         """
         states = [(generator, generator.get_state()) for generator in _generators()]
         before = [(b, b._version) for b in self.module.buffers()]
@@ -149,18 +147,16 @@ class Watched(nn.Module):
         for generator, state in drawn_from:
             generator.set_state(state)
         if drawn_from:
-            self.verdict.say(
-                ImpureModule(
-                    f"{self.name} draws random numbers in its forward pass, which would differ "
-                    f"from layout to layout; do without dropout, {_ELSEWHERE}"
-                )
+            self.say(
+                "draws random numbers in its forward pass, which would differ from layout to "
+                f"layout; do without dropout, {_ELSEWHERE}"
             )
         after = dict(self.module.named_buffers())
         for (buffer, version), (inner, found) in zip(before, after.items()):
             if found is not buffer or found._version != version:
-                self.verdict.say(_changes(self.name, inner))
+                self.say(_changes(inner))
         if len(after) != len(before):
-            self.verdict.say(_changes(self.name, "a new one"))
+            self.say(_changes("a new one"))
         outputs: Tensors = named(y)
         for part in outputs.values():
             if not isinstance(part, torch.Tensor):
@@ -172,14 +168,14 @@ class Watched(nn.Module):
 
 
 def _generators() -> list[torch.Generator]:
-    """What torch draws from: the CPU's, and that of the GPU in use."""
+    """torch's generators of random numbers: the CPU's, and that of the GPU in use."""
     if not torch.cuda.is_initialized():
         return [torch.default_generator]
     return [torch.default_generator, torch.cuda.default_generators[torch.cuda.current_device()]]
 
 
 def expect_the_same_trained(watched: Watched, module: nn.Module, names: Collection[str]) -> None:
-    """``names`` are what the trainer trains, whatever the program has done to its module since."""
+    """Check that the module still trains the parameters ``names`` that the trainer took over."""
     now = {name for name, p in module.named_parameters() if p.requires_grad}
     if changed := sorted(now ^ set(names)):
         watched.verdict.say(
@@ -198,11 +194,11 @@ def expect_given_values(
     x: Sequence[torch.Tensor],
     own: Sequence[torch.Tensor],
 ) -> None:
-    """Refuse a module that uses other values than those that it is given.
+    """Refuse a module that uses other values than the parameters that it is given.
 
-    Its results and gradients must stay as they are when the values that its parameters have
-    themselves become NaN: in a function that holds on to a module, or goes forward once more
-    within the backward pass, they would be the ones of the beginning for ever.
+    Its results and gradients must not change when the values in its own parameters become NaN.  A
+    function that holds on to a module, or goes forward once more within the backward pass, would
+    use the initial values for ever.
 
     Raises:
         ImpureModule: it does.
@@ -225,8 +221,8 @@ def expect_given_values(
         with _poisoned(modules):
             poisoned = results()
     except RuntimeError as error:
-        raise ImpureModule(f"{name} cannot go backward: {' '.join(str(error).split())}") from error
-    if not _alike({k: v.detach() for k, v in usual.items()}, poisoned):
+        raise ImpureModule(f"{name} cannot go backward: {one_line(error)}") from error
+    if not alike({k: v.detach() for k, v in usual.items()}, poisoned):
         raise ImpureModule(
             f"{name} uses values of parameters that it is not given: in a function that holds on "
             "to a module, or by torch.utils.checkpoint, for which there is parallel.recompute; "
@@ -236,9 +232,9 @@ def expect_given_values(
 
 @contextmanager
 def _poisoned(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """The parameters' own values are NaN meanwhile, for all that looks at their memory.
+    """The parameters' own values are NaN within this block, for every reader of their memory.
 
-    Frozen ones may lie in a file that nobody can write, and are replaced.
+    Frozen ones may lie in a read-only file, and are replaced.
     """
     parameters = {id(p): p for module in modules for p in module.parameters()}.values()
     known = [p for p in parameters if p.is_floating_point()]
@@ -259,34 +255,29 @@ def _poisoned(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 
 @torch.no_grad()
-def examine(
-    watched: Watched,
-    run: Run,
-    buffers: Tensors,
-    x: Sequence[torch.Tensor],
-) -> None:
-    """Run a module some times more and refuse it if the results are not those of a function.
+def examine(watched: Watched, run: Run, buffers: Tensors, x: Sequence[torch.Tensor]) -> None:
+    """Run a module several times and refuse it if the results are not those of a function.
 
     It goes forward twice in training mode, once in evaluation mode, and on the first sample alone.
-    What this cannot see: what happens for other inputs or in later steps only, and randomness that
-    does not come from torch's generator and happens to repeat.
+    Faults that only other inputs or later steps show stay unseen, and so does randomness that does
+    not come from torch's generator and happens to repeat.
 
     Args:
-        watched: in whose name errors speak.
-        run: goes forward.
-        buffers: those that it goes forward with.
-        x: a batch of at least one sample, as many tensors as the module takes.
+        watched: the module.
+        run: forward pass of the module.
+        buffers: buffers of the forward pass.
+        x: a batch of at least one sample, with all inputs of the module.
 
     Raises:
-        ImpureModule: with what to do instead.
+        ImpureModule: with the way out.
     """
     name, values = watched.name, {inner: b.clone() for inner, b in buffers.items()}
-    with _modes_kept(watched.module):
+    with modes_kept(watched.module):
         watched.module.train()
         given = _copy(x)
         versions = [part._version for part in given]
         first, second = run(*given), run(*_copy(x))
-        if versions != [part._version for part in given] or not all(map(_close, given, x)):
+        if versions != [part._version for part in given] or not all(map(close, given, x)):
             watched.changes_input = True
             if len(x) > 1:
                 raise ImpureModule(
@@ -294,14 +285,14 @@ def examine(
                 )
         for inner, before in values.items():
             if not torch.equal(before, buffers[inner]):
-                raise _changes(name, inner)
-        if not _alike(first, second):
+                raise ImpureModule(f"{name} {_changes(inner)}")
+        if not alike(first, second):
             raise ImpureModule(
                 f"{name} gives two results for one input in training: it draws random numbers, or "
                 f"keeps state that is no parameter; do without, {_ELSEWHERE}"
             )
         watched.module.eval()
-        if not _alike(first, run(*_copy(x))):
+        if not alike(first, run(*_copy(x))):
             raise ImpureModule(
                 f"{name} gives other results in evaluation than in training mode, and the trainer "
                 f"knows one mode only; make its forward pass independent of .training, {_ELSEWHERE}"
@@ -318,10 +309,10 @@ def _keeps_samples_apart(run: Run, x: Sequence[torch.Tensor]) -> bool:
     whole = run(*_copy(x))
     try:
         alone = run(*(part[:1].clone() for part in x))
-        return all(len(part) == len(x[0]) for part in whole.values()) and _alike(
+        return all(len(part) == len(x[0]) for part in whole.values()) and alike(
             {name: part[:1] for name, part in whole.items()}, alone
         )
-    except (RuntimeError, ValueError, TypeError):  # as of a number, which has no first
+    except (RuntimeError, ValueError, TypeError):  # a single number has no first sample
         return False
 
 
@@ -329,36 +320,19 @@ def _copy(x: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [part.clone() for part in x]
 
 
-def _alike(one: Tensors, other: Tensors) -> bool:
-    return one.keys() == other.keys() and all(_close(one[name], other[name]) for name in one)
-
-
-def _changes(name: str, inner: str) -> ImpureModule:
-    return ImpureModule(
-        f"{name} changes its buffer {inner} in its forward pass, and the trainer neither averages "
+def _changes(inner: str) -> str:
+    return (
+        f"changes its buffer {inner} in its forward pass, and the trainer neither averages "
         f"nor saves that; keep buffers constant, {_ELSEWHERE}"
     )
 
 
-class _modes_kept:
-    """Each module is in its own mode again at the end."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._modes = [(part, part.training) for part in module.modules()]
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *error: object) -> None:
-        for part, mode in self._modes:
+@contextmanager
+def modes_kept(module: nn.Module) -> Iterator[None]:
+    """Each part of a module is in its own mode again after this block."""
+    modes = [(part, part.training) for part in module.modules()]
+    try:
+        yield
+    finally:
+        for part, mode in modes:
             part.training = mode
-
-
-def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Up to rounding, for which half of the digits are left."""
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    if not a.is_floating_point() or not a.numel():
-        return torch.equal(a, b)
-    most = b.abs().nan_to_num().max().item()
-    return torch.allclose(a, b, rtol=0, atol=torch.finfo(a.dtype).eps ** 0.5 * most, equal_nan=True)

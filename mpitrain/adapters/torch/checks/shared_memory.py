@@ -1,4 +1,4 @@
-"""Tensors of a module that lie in one memory, and so would change with one another in torch."""
+"""Check that tensors of a module lie apart: in torch, those in one memory change together."""
 
 from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
@@ -16,11 +16,11 @@ class _Piece(NamedTuple):
     """A tensor of a module.
 
     Attributes:
-        start, end: addresses of its first byte and behind its last one.
-        name: in the module.
-        owner: equal for one that has several names.
-        tensor: itself.
-        changes: in training.
+        start, end: addresses of the first byte and behind the last one.
+        name: name in the module.
+        owner: key of the tensor, equal for all of its names.
+        tensor: the tensor.
+        changes: whether training changes it.
     """
 
     start: int
@@ -32,14 +32,13 @@ class _Piece(NamedTuple):
 
 
 def expect_apart(module: nn.Module) -> None:
-    """What changes in training shares no memory with another tensor of the module.
+    """Check that no tensor that training changes shares memory with another one.
 
-    A layer has values of its own for each of them, so that what torch trains as one memory would
-    be trained as two.  One ``Parameter`` with several names is one; views without a common element
-    are apart.
+    A layer has values of its own for each tensor, so that one memory of torch would be trained as
+    two.  A ``Parameter`` with several names is one tensor; views without common elements are apart.
 
     Raises:
-        ImpureModule: it does, with both names.
+        ImpureModule: two tensors do, with both names.
     """
     pieces = sorted(_pieces(module), key=lambda piece: piece[:2])
     for index, one in enumerate(pieces):
@@ -80,7 +79,7 @@ def _pieces(module: nn.Module) -> Iterator[_Piece]:
 
 
 def _of(part: nn.Module, training: bool) -> Iterator[tuple[str, object, object, bool]]:
-    """Names, values and owners of what a module has itself, and whether it changes."""
+    """Names, values and owners of a part's own attributes, and whether training changes them."""
     for name, parameter in part._parameters.items():
         if parameter is not None:
             yield name, parameter, id(parameter), parameter.requires_grad
@@ -94,7 +93,7 @@ def _of(part: nn.Module, training: bool) -> Iterator[tuple[str, object, object, 
 
 
 def _held(name: str, value: object) -> Iterable[tuple[str, object]]:
-    """A plain attribute, or what is in one."""
+    """A plain attribute, or the values in a container."""
     if isinstance(value, dict):
         return [(f"{name}[{key!r}]", held) for key, held in value.items()]
     if isinstance(value, (list, tuple)):
@@ -103,7 +102,7 @@ def _held(name: str, value: object) -> Iterable[tuple[str, object]]:
 
 
 def _overlaps_itself(tensor: torch.Tensor) -> bool:
-    """Unless the steps of its axes show that no two elements lie in one place."""
+    """Whether two elements may lie in one place, by the steps of the axes."""
     reach = 0
     for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:
@@ -114,7 +113,7 @@ def _overlaps_itself(tensor: torch.Tensor) -> bool:
 
 
 def _share(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether they have an element in common, or hardly anybody could tell."""
+    """Whether they have an element in common, or the question is too hard."""
     try:
         return np.shares_memory(_place(one), _place(other), max_work=100_000)  # type: ignore[arg-type]
     except RuntimeError:  # NumPy's TooHardError
@@ -122,7 +121,7 @@ def _share(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _place(tensor: torch.Tensor) -> Array:
-    """The memory of a tensor of any type, as NumPy reads it of other libraries."""
+    """The memory of a tensor of any type as a NumPy array."""
     size = tensor.element_size()
     interface = {
         "data": (tensor.data_ptr(), False),
