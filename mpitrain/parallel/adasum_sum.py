@@ -14,11 +14,11 @@ from mpitrain.compress.adasum import levels
 from mpitrain.config import ConfigError
 from mpitrain.parallel.arena import DATA, Arena
 from mpitrain.parallel.packing import ordered
-from mpitrain.parallel.summation import KeepsNothing, Sum, Summand
+from mpitrain.parallel.summation import Sum, Summand, Summation
 
 
 @dataclass(frozen=True)
-class Adasum(KeepsNothing):
+class Adasum(Summation):
     """A :class:`~mpitrain.parallel.summation.Summation` between a mean and a sum.
 
     Each rank's gradients are its part of the mean: equal gradients of p ranks give the mean, and

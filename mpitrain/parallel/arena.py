@@ -168,12 +168,8 @@ class Arena:
 
     def within(self, layer: int, bucket: Bucket, flat: Array) -> dict[str, Array]:
         """The tensors of a layer that lie in ``bucket``, as views into its elements ``flat``."""
-        tensors = {own: self._by_name[full] for own, full in self._names[layer].items()}
-        return {
-            own: flat[t.start - bucket.start : t.stop - bucket.start].reshape(t.shape)
-            for own, t in tensors.items()
-            if bucket.start <= t.start and t.stop <= bucket.stop
-        }
+        inside = self.inside(bucket, flat)
+        return {own: inside[full] for own, full in self._names[layer].items() if full in inside}
 
     def fill(self, flat: Array, layer: int, values: Parameters) -> None:
         """Write the own parts of a layer's whole parameters into ``flat``.

@@ -12,10 +12,10 @@ from mpitrain.parallel.arena import DATA, Arena
 from mpitrain.parallel.coded_sum import CodingRun
 from mpitrain.parallel.node_sum import NodeSum
 from mpitrain.parallel.packing import Packed
-from mpitrain.parallel.summation import KeptElements, Sum, Summand
+from mpitrain.parallel.summation import KeptElements, Sum, Summand, Summation
 
 
-class CompressedSummation(CodingRun):
+class CompressedSummation(CodingRun, Summation):
     """A :class:`~mpitrain.parallel.summation.Summation` by codes.
 
     Sums over other groups of ranks than the replicas stay dense: tensors that pipeline stages or

@@ -116,14 +116,20 @@ class ProcessGrid(ClosedTogether):
             self.tensor = TensorGroup(sharers)
         else:
             self.tensor = TensorGroup()
-        for stages in self._shared:
-            color = tensor if stage in stages else MPI.UNDEFINED
-            holders = comm.Split(color, comm.rank)
-            if stage in stages:
-                self.groups[shared_name(stages)] = holders
-                self._comms.append(holders)
+        self._comms += self._split_holders(self.groups, tensor)
         for own in self._comms:
             use_once(own, self._xp)
+
+    def _split_holders(self, groups: dict[str, Communicator], color: int) -> list[Communicator]:
+        """Add the ranks of each set of stages that hold a tensor together to groups; collective."""
+        made = []
+        for stages in self._shared:
+            is_in = self.place.stage in stages
+            holders = self.comm.Split(color if is_in else MPI.UNDEFINED, self.comm.rank)
+            if is_in:
+                groups[shared_name(stages)] = holders
+                made.append(holders)
+        return made
 
     @property
     def data(self) -> Communicator:
@@ -135,19 +141,14 @@ class ProcessGrid(ClosedTogether):
 
         All stages of the layout have equally many replicas.
         """
-        stage, replica, tensor = self.place
+        _, replica, tensor = self.place
         alone = self.groups[OWN]
         groups = {DATA: alone, COPIES: alone, OWN: alone}
         column = self.comm.Split(replica, self.comm.rank)
         made = [column]
         if self.tensor.comm is not None:
             groups[SUMMED] = self.tensor.comm
-        for stages in self._shared:
-            color = replica * self.layout.tensor + tensor if stage in stages else MPI.UNDEFINED
-            holders = self.comm.Split(color, self.comm.rank)
-            if stage in stages:
-                groups[shared_name(stages)] = holders
-                made.append(holders)
+        made += self._split_holders(groups, replica * self.layout.tensor + tensor)
         for own in made:
             use_once(own, self._xp)
         self._comms += made

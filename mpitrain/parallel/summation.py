@@ -8,6 +8,7 @@ A second collective of a Sum, started in ``Test``, needs a communicator of its o
 complete in another order on each rank.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
@@ -112,8 +113,8 @@ class Keeper(Protocol):
         """Other arrays, by name, the same on all replicas."""
 
 
-class Summation(Keeper, Protocol):
-    """A way of summing gradients over ranks.
+class Summation(ABC):
+    """A way of summing gradients over ranks; without overrides, it keeps nothing.
 
     Its state follows the steps that count: :meth:`begin`, the sums, then :meth:`commit` or
     :meth:`rollback`.
@@ -122,76 +123,58 @@ class Summation(Keeper, Protocol):
         acts_alone: whether the sum over one rank differs from the rank's gradients.
     """
 
-    @property
-    def acts_alone(self) -> bool: ...
+    acts_alone: ClassVar[bool] = False
 
-    def check(self, arena: Arena) -> None:
+    @property
+    def needs_all(self) -> bool:
+        """Whether the first sum may begin only when all gradients of this rank are there."""
+        return False
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether this rank's gradients of the step were finite, if their sum may not show it."""
+        return True
+
+    def check(self, arena: Arena) -> None:  # noqa: B027
         """Check that the gradients of these tensors can be summed so; not collective.
 
         Raises:
             ConfigError: they cannot.
         """
 
+    @abstractmethod
     def bind(self, summand: Summand) -> Sum:
         """The sum of these arrays, not started yet; collective over ``summand.comm``."""
 
-    def begin(self, step: int, scale: float, rate: float = 1.0) -> None:
+    def begin(self, step: int, scale: float, rate: float = 1.0) -> None:  # noqa: B027
         """Begin ``step``, counted from 0, whose gradients come multiplied by ``scale``.
 
         They go into an update of this learning rate.
         """
 
-    @property
-    def needs_all(self) -> bool:
-        """Whether the first sum may begin only when all gradients of this rank are there."""
-
-    def prepare(self, gradients: Array, ranks: int) -> None:
+    def prepare(self, gradients: Array, ranks: int) -> None:  # noqa: B027
         """Look at all gradients of this rank, one of ``ranks``, before the sums begin.
 
         Called if :attr:`needs_all`.
         """
 
-    @property
-    def is_finite(self) -> bool:
-        """Whether this rank's gradients of the step were finite, if their sum may not show it."""
-
-    def commit(self) -> None:
+    def commit(self) -> None:  # noqa: B027
         """End a step that counts."""
 
-    def rollback(self) -> None:
+    def rollback(self) -> None:  # noqa: B027
         """End a step that is skipped."""
 
-
-class KeepsNothing:
-    """The part of a :class:`Summation` without state."""
-
-    acts_alone: ClassVar[bool] = False
-    is_finite: ClassVar[bool] = True
-    needs_all: ClassVar[bool] = False
-
-    def begin(self, step: int, scale: float, rate: float = 1.0) -> None:
-        """Nothing is kept."""
-
-    def prepare(self, gradients: Array, ranks: int) -> None:
-        """Nothing is looked at."""
-
-    def commit(self) -> None:
-        """Nothing is kept."""
-
-    def rollback(self) -> None:
-        """Nothing is kept."""
-
     def kept(self) -> Iterator[KeptElements]:
-        """Nothing is kept."""
+        """Values kept for elements of the parameters."""
         return iter(())
 
     def state(self) -> Mapping[str, Array]:
-        """Nothing is kept."""
+        """Other arrays, by name, the same on all replicas."""
         return {}
 
 
 @dataclass(frozen=True)
-class Dense(KeepsNothing):
+class Dense(Summation):
     """Uncompressed sums, one collective a bucket.
 
     Attributes:
@@ -199,9 +182,6 @@ class Dense(KeepsNothing):
     """
 
     algorithm: str = "auto"
-
-    def check(self, arena: Arena) -> None:
-        """All gradients can be summed so."""
 
     def bind(self, summand: Summand) -> Sum:
         """An all-reduce in place, or a reduce-scatter."""

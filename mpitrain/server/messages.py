@@ -19,14 +19,14 @@ from mpitrain.config import ConfigError
 
 _TAG = 1
 _BYTE = np.dtype(np.uint8)
-#: Kind, clock, clocks; the numbers after it are aligned.
+#: MessageKind, clock, clocks; the numbers after it are aligned.
 _HEADER = np.dtype([("kind", "<i8"), ("clock", "<i8"), ("clocks", "<i8"), ("unused", "<i8", (5,))])
 #: MPI counts the bytes of a message in 32 bits.
 _LARGEST = 2**31 - 1
 
 
-class Kind(IntEnum):
-    """Of a message."""
+class MessageKind(IntEnum):
+    """Kinds of messages."""
 
     #: A worker wants the parameters, to compute on the batch ``clock``.
     PULL = 1
@@ -34,7 +34,7 @@ class Kind(IntEnum):
     PUSH = 2
     #: A worker sends nothing more before the meeting.
     DONE = 3
-    #: So does this one, for it has failed.
+    #: A worker has failed, and sends nothing more before the meeting.
     FAILED = 4
     #: A server's parameters.
     PARAMETERS = 5
@@ -42,8 +42,8 @@ class Kind(IntEnum):
     STOP = 6
 
 
-class Message:
-    """A buffer.
+class ParameterMessage:
+    """A header and numbers in one buffer.
 
     Attributes:
         values: the numbers, of shape (elements,), or the bytes of their code.
@@ -57,37 +57,37 @@ class Message:
 
     @property
     def nbytes(self) -> int:
-        """Of all of it."""
+        """Bytes of the message."""
         return self._bytes.nbytes
 
     @property
     def buffer(self) -> tuple[Array, MPI.Datatype]:
-        """As MPI takes it."""
+        """The buffer for MPI."""
         return self._bytes, MPI.BYTE
 
-    def write(self, kind: Kind, clock: int = 0, clocks: int = 0) -> None:
+    def write(self, kind: MessageKind, clock: int = 0, clocks: int = 0) -> None:
         """Fill in the header."""
         self._header[0] = (kind, clock, clocks, 0)
 
     @property
-    def kind(self) -> Kind:
-        """What it is."""
-        return Kind(self._header["kind"][0])
+    def kind(self) -> MessageKind:
+        """The kind of message."""
+        return MessageKind(self._header["kind"][0])
 
     @property
     def clock(self) -> int:
-        """The (first) batch that it is of."""
+        """The (first) batch of the message."""
         return int(self._header["clock"][0])
 
     @property
     def clocks(self) -> int:
-        """How many batches."""
+        """Number of batches."""
         return int(self._header["clocks"][0])
 
 
-def _pushed(size: int, dtype: Any, codec: Codec | None) -> Message:
-    """A push of so many numbers, by a code if there is one."""
-    return Message(codec.nbytes(size), _BYTE) if codec else Message(size, dtype)
+def _pushed(size: int, dtype: Any, codec: Codec | None) -> ParameterMessage:
+    """Memory for a push of ``size`` numbers, by a code if there is one."""
+    return ParameterMessage(codec.nbytes(size), _BYTE) if codec else ParameterMessage(size, dtype)
 
 
 def check_size(elements: int, servers: int, dtype: Any) -> None:
@@ -106,12 +106,12 @@ def check_size(elements: int, servers: int, dtype: Any) -> None:
 
 
 class Clients:
-    """A server's side: what each worker sends, and what it is sent.
+    """A server's messages from and to each worker.
 
     Attributes:
-        inbox: the message of each worker that came last; :meth:`pushed` has its numbers.
-        outbox: what each worker was sent last.
-        sent: bytes of the parameters sent, by clock.
+        inbox: last message of each worker; :meth:`pushed` has its numbers.
+        outbox: last message to each worker.
+        sent: bytes of parameters sent, by clock.
     """
 
     def __init__(
@@ -126,18 +126,18 @@ class Clients:
         """Bind the messages.
 
         Args:
-            comm: of workers and servers alone.
-            workers: ranks of those who talk to servers.
+            comm: communicator of workers and servers alone.
+            workers: ranks of workers that talk to servers.
             size: elements of this server's part.
             dtype: type of the parameters.
-            traffic: counts what is sent, besides.
-            codec: by which gradients are pushed; None: as they are.
+            traffic: counter of bytes, besides.
+            codec: codec of pushed gradients, if there is one.
         """
         self._traffic = traffic
         self._codec = codec
         self._decoded: Array = np.empty(size if codec else 0, dtype)
         self.inbox = [_pushed(size, dtype, codec) for _ in workers]
-        self.outbox = [Message(size, dtype) for _ in workers]
+        self.outbox = [ParameterMessage(size, dtype) for _ in workers]
         self.sent: Counter[int] = Counter()
         self._receives = [
             comm.Recv_init(message.buffer, worker, _TAG)
@@ -149,13 +149,13 @@ class Clients:
         ]
 
     def listen(self, worker: int) -> None:
-        """To the next message of a worker."""
+        """Receive the next message of a worker."""
         self._receives[worker].Start()
 
     def arrived(self, *, wait: bool) -> Sequence[int]:
-        """The workers whose messages have come since the last time, and one at least with ``wait``.
+        """The workers whose messages have come since the last call, at least one with ``wait``.
 
-        All that have come are told of at once, so that the caller, not MPI, chooses among them.
+        All of them are returned at once, so that the caller, not MPI, chooses among them.
         """
         some = MPI.Request.Waitsome if wait else MPI.Request.Testsome
         return some(self._receives) or ()
@@ -168,7 +168,7 @@ class Clients:
         self._codec.decode(values, self._decoded)
         return self._decoded
 
-    def answer(self, worker: int, kind: Kind, clock: int) -> None:
+    def answer(self, worker: int, kind: MessageKind, clock: int) -> None:
         """Send a worker its outbox."""
         message = self.outbox[worker]
         message.write(kind, clock)
@@ -177,8 +177,8 @@ class Clients:
         self._sends[worker].Start()
 
     def sending(self, worker: int) -> Array:
-        """The numbers of a worker's outbox, once what was in it has left."""
-        self._sends[worker].Wait()  # at once: the worker has it, or it would not ask again
+        """The numbers of a worker's outbox, after the last message has left."""
+        self._sends[worker].Wait()  # at once: a worker asks again only when it has the message
         return self.outbox[worker].values
 
     def free(self) -> None:
@@ -190,7 +190,7 @@ class Clients:
 
 
 class Servers:
-    """A worker's side: its messages to and from each server.
+    """A worker's messages to and from each server.
 
     Attributes:
         sent: bytes sent, by clock.
@@ -210,14 +210,14 @@ class Servers:
         """Bind the messages.
 
         Args:
-            comm: whose watchdog looks on.
-            wire: of workers and servers alone.
-            servers: their ranks.
-            parts: of the parameters, by server.
-            parameters: flat; pulls replace them.
-            traffic: counts what is sent, besides.
-            codec: by which gradients are pushed; None: as they are.
-            dice: that a code draws with, of this worker and the last clock of a push.
+            comm: communicator with the watchdog.
+            wire: communicator of workers and servers alone.
+            servers: ranks of the servers.
+            parts: elements of each server.
+            parameters: flat parameters, which pulls replace.
+            traffic: counter of bytes, besides.
+            codec: codec of pushed gradients, if there is one.
+            dice: random numbers of the codec, for this worker and the last clock of a push.
         """
         self._codec, self._dice = codec, dice or Dice()
         self._comm = comm
@@ -227,20 +227,20 @@ class Servers:
         self.sent: Counter[int] = Counter()
         sizes = [part.stop - part.start for part in parts]
         self._pushed = [_pushed(size, parameters.dtype, codec) for size in sizes]
-        self._pulled = [Message(size, parameters.dtype) for size in sizes]
-        self._asked = [Message(0, parameters.dtype) for _ in sizes]
+        self._pulled = [ParameterMessage(size, parameters.dtype) for size in sizes]
+        self._asked = [ParameterMessage(0, parameters.dtype) for _ in sizes]
         to = list(zip(servers, self._pushed, self._pulled, self._asked, strict=True))
         self._pushes = [wire.Send_init(push.buffer, rank, _TAG) for rank, push, _, _ in to]
         self._pulls = [wire.Recv_init(pull.buffer, rank, _TAG) for rank, _, pull, _ in to]
         self._asks = [wire.Send_init(ask.buffer, rank, _TAG) for rank, _, _, ask in to]
 
     def pull(self, clock: int) -> bool:
-        """Replace the parameters by the servers'; False: a server says stop."""
+        """Replace the parameters by the servers'; false if a server says stop."""
         MPI.Prequest.Startall(self._pulls)
-        self._ask(Kind.PULL, clock)
+        self._ask(MessageKind.PULL, clock)
         with self._comm.waiting("the parameters of the servers", by_all=False):
             MPI.Request.Waitall(self._pulls)
-        if any(message.kind is Kind.STOP for message in self._pulled):
+        if any(message.kind is MessageKind.STOP for message in self._pulled):
             return False
         for part, message in zip(self._parts, self._pulled, strict=True):
             self._parameters[part] = message.values
@@ -249,30 +249,30 @@ class Servers:
     def push(self, clock: int, clocks: int, gradient: Array, rate: float) -> None:
         """Send each server its part of a gradient, which may change at once.
 
-        The servers have a ``rate`` of their own.
+        ``rate`` is not used: the servers have a rate of their own.
         """
         MPI.Request.Waitall(self._pushes)
         for part, message in zip(self._parts, self._pushed, strict=True):
             self._write(gradient[part], part.start, message, clock + clocks - 1)
-            message.write(Kind.PUSH, clock, clocks)
+            message.write(MessageKind.PUSH, clock, clocks)
             self.sent[clock + clocks - 1] += message.nbytes
             self._traffic.send(1, message.nbytes)
         MPI.Prequest.Startall(self._pushes)
 
-    def _write(self, gradient: Array, start: int, message: Message, clock: int) -> None:
+    def _write(self, gradient: Array, start: int, message: ParameterMessage, clock: int) -> None:
         if self._codec is None:
             message.values[...] = gradient
             return
         self._dice.step = clock
         self._codec.encode(gradient, message.values, lambda: self._dice.draw(start, 0))
 
-    def end(self, kind: Kind, clock: int) -> None:
+    def end(self, kind: MessageKind, clock: int) -> None:
         """Send nothing more before the meeting."""
         self._ask(kind, clock)
         with self._comm.waiting("the servers to take what was pushed", by_all=False):
             MPI.Request.Waitall([*self._asks, *self._pushes])
 
-    def _ask(self, kind: Kind, clock: int) -> None:
+    def _ask(self, kind: MessageKind, clock: int) -> None:
         MPI.Request.Waitall(self._asks)
         for message in self._asked:
             message.write(kind, clock)

@@ -1,7 +1,7 @@
-"""A server's log: in which order it served pulls and pushes, a line each, and which versions.
+"""A server's log of pulls and pushes, a line each, in the order of service.
 
-``server-0.jsonl`` in the run's folder begins with who wrote it (:class:`Begun`).  A :class:`Window`
-is the time between two meetings of all ranks; the lines after it are what was served then.
+``server-0.jsonl`` in the run's folder begins with a :class:`Begun`.  A :class:`LoggedWindow` is the
+time between two meetings of all ranks; the lines after it are the messages served in it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,14 +24,14 @@ class LogError(RuntimeError):
 
 
 class Begun(Struct, frozen=True, forbid_unknown_fields=True, tag="begun", tag_field="event"):
-    """A run begins here, or goes on.
+    """The beginning or resumption of a run.
 
     Attributes:
         format: number of this file's format.
-        server, servers: whose log it is, of how many.
-        workers: groups of workers that push.
+        server, servers: number of the server, and of all servers.
+        workers: number of groups of workers that push.
         step: steps that were done.
-        job: what of the job decides the numbers, by key.
+        job: settings of the job that decide the numbers, by key.
     """
 
     format: int
@@ -42,8 +42,10 @@ class Begun(Struct, frozen=True, forbid_unknown_fields=True, tag="begun", tag_fi
     job: dict[str, Any]
 
 
-class Window(Struct, frozen=True, forbid_unknown_fields=True, tag="window", tag_field="event"):
-    """The batches ``first <= i < stop`` between two meetings; so many ``events`` follow."""
+class LoggedWindow(
+    Struct, frozen=True, forbid_unknown_fields=True, tag="window", tag_field="event"
+):
+    """The batches ``first <= i < stop`` between two meetings; ``events`` lines follow."""
 
     first: int
     stop: int
@@ -55,8 +57,8 @@ class Pull(Struct, frozen=True, forbid_unknown_fields=True, tag="pull", tag_fiel
 
     Attributes:
         worker: group of workers.
-        clock: the batch that they are for.
-        version: pushes that were in them, of those since the last meeting.
+        clock: batch for which the parameters are.
+        version: pushes applied to the parameters since the last meeting.
     """
 
     worker: int
@@ -69,12 +71,12 @@ class Push(Struct, frozen=True, forbid_unknown_fields=True, tag="push", tag_fiel
 
     Attributes:
         worker: group of workers.
-        clock, clocks: the first batch that it is of, and how many.
-        pulled: version of the parameters that it was computed on.
+        clock, clocks: first batch, and number of batches.
+        pulled: version of the parameters on which the gradient was computed.
         version: pushes that were served before it, since the last meeting.
-        lag: those of them that these parameters lack.
-        behind: clocks of which these parameters lack a push of the slowest worker, at most
-            ``bound``: the own clock less the slowest one's at the pull.
+        lag: number of these pushes that the parameters lack.
+        behind: clocks of the slowest worker that the parameters lack, at most ``bound``: the own
+            clock less the slowest one's at the pull.
     """
 
     worker: int
@@ -86,20 +88,16 @@ class Push(Struct, frozen=True, forbid_unknown_fields=True, tag="push", tag_fiel
     behind: int
 
 
-Event = Begun | Window | Pull | Push
+Event = Begun | LoggedWindow | Pull | Push
 
 
 def name(server: int) -> str:
-    """Of a server's log in the run's folder."""
+    """File name of a server's log in the run's folder."""
     return f"server-{server}.jsonl"
 
 
 def remove_others(folder: Path, servers: int) -> None:
-    """Delete the logs of an earlier run that had more servers.
-
-    Raises:
-        LogError: one cannot be deleted.
-    """
+    """Delete logs of an earlier run with more servers; ``LogError``: one cannot be deleted."""
     for path in folder.glob("server-*.jsonl"):
         number = path.stem.removeprefix("server-")
         if number.isdecimal() and path.name == name(int(number)) and int(number) >= servers:
@@ -110,7 +108,10 @@ def remove_others(folder: Path, servers: int) -> None:
 
 
 def decisive(job: Config, data: str) -> dict[str, Any]:
-    """What of a job decides its numbers and its meetings, by key; ``data`` is the data's digest."""
+    """Settings of a job that decide its numbers and meetings, by key.
+
+    ``data`` is the data's digest.
+    """
     tables = msgspec.json.decode(msgspec.json.encode(job))  # as it will be read
     for table, keys in {
         "run": ("dir", "log_every", "check_every", "tensorboard", "trace"),
@@ -127,11 +128,11 @@ def decisive(job: Config, data: str) -> dict[str, Any]:
     return {**found, "data": data}
 
 
-class Log:
+class ServiceLog:
     """The log that a server writes, a window at a time."""
 
     def __init__(self, path: Path, begun: Begun) -> None:
-        """Keep what was logged up to ``begun.step``, and begin.
+        """Keep the log up to ``begun.step``, and begin.
 
         Raises:
             LogError: it cannot be written.
@@ -150,12 +151,12 @@ class Log:
         self._write([begun])
 
     def add(self, first: int, stop: int, events: Sequence[Pull | Push]) -> None:
-        """Write a window and what was served in it.
+        """Write a window and the messages served in it.
 
         Raises:
             LogError: they cannot be written.
         """
-        self._write([Window(first, stop, len(events)), *events])
+        self._write([LoggedWindow(first, stop, len(events)), *events])
 
     def _write(self, lines: Sequence[Event]) -> None:
         data = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
@@ -166,7 +167,7 @@ class Log:
             raise LogError(self._why(error)) from error
 
     def close(self) -> None:
-        """No line follows."""
+        """Close the file."""
         self._file.close()
 
     def _why(self, error: OSError) -> str:
@@ -176,12 +177,12 @@ class Log:
         )
 
 
-class Replayed:
-    """A log that was written, by windows.
+class ReplayedLog:
+    """An existing log, by windows.
 
     Attributes:
         path: the file.
-        begun: the runs in it, which all have the same numbers of servers and workers.
+        begun: the runs in it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -192,13 +193,13 @@ class Replayed:
         """
         self.path = path
         self.begun: list[Begun] = []
-        self._windows: dict[int, tuple[Window, list[Pull | Push]]] = {}
+        self._windows: dict[int, tuple[LoggedWindow, list[Pull | Push]]] = {}
         events: list[Pull | Push] = []
         for event in _read(path):
             match event:
                 case Begun():
                     self.begun.append(event)
-                case Window():
+                case LoggedWindow():
                     events = []
                     self._windows[event.first] = event, events
                 case _:
@@ -207,7 +208,7 @@ class Replayed:
             raise ConfigError(f"server.replay: {path} is empty; it is no log of a server")
 
     def expect(self, mine: Begun) -> None:
-        """It is of the same training.
+        """Check that the log is of the same training.
 
         Raises:
             ConfigError: it is not.
@@ -229,10 +230,10 @@ class Replayed:
                     )
 
     def window(self, first: int, stop: int) -> Sequence[Pull | Push]:
-        """What was served in a window.
+        """The messages served in a window.
 
         Raises:
-            ConfigError: it is not in the log.
+            ConfigError: the log does not have the window.
         """
         whole = {f: w for f, w in self._windows.items() if len(w[1]) == w[0].events}
         found = whole.get(first)
@@ -262,7 +263,7 @@ def _read(path: Path) -> Iterator[Event]:
             yield msgspec.json.decode(line, type=Event)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             if number == len(lines) and not line.endswith(b"\n"):
-                return  # it was cut off, as was its window
+                return  # the line was cut off, as was its window
             raise ConfigError(
                 f"server.replay: {path}, line {number}, is no line of a server's log: {error}"
             ) from error
@@ -274,6 +275,6 @@ def _until(path: Path, step: int) -> Iterator[bytes]:
     with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         for line in path.read_bytes().splitlines(keepends=True):
             event = msgspec.json.decode(line, type=Event)
-            if (isinstance(event, Window) and event.stop > step) or not line.endswith(b"\n"):
+            if (isinstance(event, LoggedWindow) and event.stop > step) or not line.endswith(b"\n"):
                 return
             yield line

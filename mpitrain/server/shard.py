@@ -1,4 +1,4 @@
-"""A server's part of the parameters: what a pull gives, and what a push does.  No messages here."""
+"""A server's part of the parameters, and the effects of pulls and pushes, without messages."""
 
 from collections.abc import Callable
 
@@ -18,9 +18,9 @@ class Shard:
     batches.  Versions count the pushes that were served since the last meeting.
 
     Attributes:
-        clocks: of each worker.
-        version: pushes that were served.
-        squares: squared norm of the sum of a clock's gradients, by clock, where ``bound`` is 0.
+        clocks: clock of each worker.
+        version: number of pushes that were served.
+        squares: squared norm of the sum of a clock's gradients, by clock, with ``bound = 0``.
     """
 
     def __init__(
@@ -37,12 +37,12 @@ class Shard:
 
         Args:
             piece: the own part.
-            state: the optimiser's arrays of it.
-            update: takes a step along the piece's gradients, with a learning rate, of this number.
-            rate: the learning rate of a step, counted from 0.
-            workers: how many push.
-            limit: clocks that one may be ahead of the slowest; None: any number.
-            correction: makes what meets staleness, for a time between two meetings.
+            state: arrays of the optimiser.
+            update: takes a step along the piece's gradients, of a learning rate and a number.
+            rate: learning rate of a step, counted from 0.
+            workers: number of workers that push.
+            limit: most clocks ahead of the slowest worker; None: any number.
+            correction: makes the correction for the time between two meetings.
         """
         self._piece = piece
         self._state = state
@@ -54,7 +54,7 @@ class Shard:
         self.meet(0)
 
     def meet(self, clock: int) -> None:
-        """All workers have this clock, and nothing is on its way."""
+        """Begin again: all workers have this clock, and no message is on its way."""
         self.clocks = [clock] * self._workers
         self.version = 0
         self.squares: dict[int, float] = {}
@@ -66,7 +66,7 @@ class Shard:
 
     @property
     def step(self) -> int:
-        """The step that the learning rate is of: the mean of the clocks, rounded down."""
+        """The step for the learning rate: the mean of the clocks, rounded down."""
         return sum(self.clocks) // self._workers
 
     def may_pull(self, worker: int) -> bool:
@@ -74,7 +74,7 @@ class Shard:
         return self._limit is None or min(self.clocks) >= self.clocks[worker] - self._limit
 
     def pull(self, worker: int, clock: int, out: Array) -> Pull:
-        """Write what a worker of this clock is sent to ``out``, of shape (elements,)."""
+        """Write the parameters for a worker of this clock to ``out``, of shape (elements,)."""
         out[...] = self._piece.parameters
         self._correction.on_pull(out, self._state, self._rate(self.step))
         self._last[worker] = self.version, min(self.clocks)
@@ -85,11 +85,11 @@ class Shard:
         """Apply a gradient, or with ``limit`` 0 the sum of all workers' when the last has come.
 
         Args:
-            worker: whose.
-            clock: the first batch that it is of.
-            clocks: the batches that it is of.
-            gradient: of shape (elements,).
-            pulled: what the worker was last sent.
+            worker: number of the worker.
+            clock: first batch of the gradient.
+            clocks: number of batches.
+            gradient: gradient, of shape (elements,).
+            pulled: parameters that the worker was last sent.
         """
         version, slowest = self._first[worker] or self._last[worker]
         self._first[worker] = None

@@ -1,4 +1,4 @@
-"""What workers and servers hold: all parameters to look at, and a server its part to update."""
+"""Stores of workers and servers: all have all parameters, and a server updates its part."""
 
 from time import perf_counter
 
@@ -14,13 +14,13 @@ from mpitrain.server.roles import Roles
 
 
 class Spread:
-    """The parameters whole on every rank, each server's part from that server.
+    """All parameters on every rank, each server's part from that server.
 
     Cost of :meth:`meet`, of s bytes: a broadcast of s / servers from each server.
 
     Attributes:
-        flat: in the arena's layout.
-        parts: of each server.
+        flat: parameters in the arena's layout.
+        parts: elements of each server.
     """
 
     def __init__(self, comm: Communicator, roles: Roles, flat: Array) -> None:
@@ -30,7 +30,7 @@ class Spread:
         self._roles = roles
 
     def meet(self) -> float:
-        """All ranks have the servers' parameters now; returns seconds.  Collective."""
+        """Give all ranks the servers' parameters; returns seconds.  Collective."""
         start = perf_counter()
         for number, part in enumerate(self.parts):
             if part.start < part.stop:
@@ -38,8 +38,8 @@ class Spread:
         return perf_counter() - start
 
 
-class Pulled(WholeGradients):
-    """A worker's: parameters as they were pulled, and its gradients, summed over its group.
+class WorkerStore(WholeGradients):
+    """Pulled parameters of a worker, and its gradients, summed over its group.
 
     Attributes:
         spread: the parameters.
@@ -49,7 +49,7 @@ class Pulled(WholeGradients):
         """Bind the sums; collective over the group.
 
         Args:
-            arena: the layout.
+            arena: layout of the parameters.
             spread: the parameters.
             reduction: how gradients are summed over the group.
         """
@@ -63,15 +63,15 @@ class Pulled(WholeGradients):
         return self.spread.meet()
 
 
-class Kept(Store):
-    """A server's: the part that it updates, and all of the parameters for tests.
+class ServerStore(Store):
+    """The part that a server updates, and all parameters for tests.
 
     Attributes:
         spread: the parameters.
     """
 
     def __init__(self, arena: Arena, spread: Spread, reduction: Reduction, number: int) -> None:
-        """``number``: which server this is; the others are as of :class:`Pulled`."""
+        """``number``: number of the server; the others are as for :class:`WorkerStore`."""
         super().__init__(arena, reduction, reduction.bucket_bytes, spread.flat.itemsize)
         self.spread = spread
         self.views = arena.views(spread.flat)

@@ -12,7 +12,7 @@ from mpitrain.adapters.torch.checks.probe import one_line
 from mpitrain.arrays import Array
 from mpitrain.config import ConfigError
 from mpitrain.optim.groups import Grouping, ParameterGroup
-from mpitrain.optim.optimizers import State
+from mpitrain.optim.optimizers import Optimizer, State
 
 #: Makes an optimiser of some parameters, as ``lambda p: torch.optim.AdamW(p, lr=3e-3)``.
 Factory = Callable[[Sequence[torch.nn.Parameter]], torch.optim.Optimizer]
@@ -28,8 +28,8 @@ _ELEMENTWISE = (
 _BEGINNINGS = ("initial_accumulator_value",)
 
 
-class TorchOptimizer:
-    """An :class:`mpitrain.optim.optimizers.Optimizer` whose step is one of torch's optimiser.
+class TorchOptimizer(Optimizer):
+    """An optimiser whose step is one of torch's.
 
     torch's optimiser is made anew for each step, with a flat piece of the parameters; the arrays of
     its state are the trainer's, which shards and saves them.
@@ -41,8 +41,6 @@ class TorchOptimizer:
         kind: class of torch's optimiser.
         name: name of the class.
     """
-
-    layerwise = False
 
     def __init__(self, like: torch.optim.Optimizer, options: Mapping[str, Any]) -> None:
         """Try it on two numbers.
@@ -111,9 +109,6 @@ class TorchOptimizer:
         """The gradient as it is."""
         self._step = step
         return g
-
-    def ratio(self, p_norm: float, g_norm: float, direction_norm: float) -> float:
-        return 1.0
 
     def apply(self, p: Array, direction: Array, state: State, rate: Any) -> None:
         """torch's step on a piece, at this rate."""
