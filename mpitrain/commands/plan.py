@@ -22,7 +22,7 @@ from mpitrain.parallel.grid import Coordinates, Layout
 from mpitrain.parallel.sent_bytes import adasum_bytes, coded_bytes, dense_bytes
 from mpitrain.pipeline.profiles import LayerProfile, measure
 from mpitrain.pipeline.schedules import SCHEDULES
-from mpitrain.pipeline.simulate import Times, simulate
+from mpitrain.pipeline.simulate import PassTimes, simulate
 from mpitrain.training import build
 from mpitrain.training.build import compression
 
@@ -187,12 +187,12 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _times(own: list[LayerProfile], layout: Layout, config: Config) -> Times:
+def _times(own: list[LayerProfile], layout: Layout, config: Config) -> PassTimes:
     """Of a micro-batch: the profile's is that of one replica."""
     part = 1 / lcm(*layout.replicas) / layout.tensor
     forward = part * sum(layer.forward_s for layer in own)
     backward = part * sum(layer.backward_s for layer in own)
-    return Times(forward, backward / 2, backward / 2)
+    return PassTimes(forward, backward / 2, backward / 2)
 
 
 def _activations(own: list[LayerProfile], layout: Layout, config: Config) -> float:

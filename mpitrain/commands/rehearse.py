@@ -6,7 +6,7 @@ from collectives import Communicator
 from mpitrain.config import ConfigError
 from mpitrain.pipeline.rehearse import rehearse as run_schedule
 from mpitrain.pipeline.schedules import SCHEDULES
-from mpitrain.pipeline.simulate import Times
+from mpitrain.pipeline.simulate import PassTimes
 
 
 def rehearse(comm: Communicator, options: argparse.Namespace) -> int:
@@ -21,7 +21,7 @@ def rehearse(comm: Communicator, options: argparse.Namespace) -> int:
         chunks = options.chunks if name == "interleaved" else 1
         try:
             found = run_schedule(
-                comm, name, options.micro_batches, Times(seconds, seconds, seconds), chunks
+                comm, name, options.micro_batches, PassTimes(seconds, seconds, seconds), chunks
             )
         except ValueError as error:
             raise ConfigError(str(error)) from error

@@ -1,4 +1,4 @@
-"""Activations and gradients between stages: shapes agreed once, sends that nobody waits for."""
+"""Messages with activations and gradients between stages."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -31,7 +31,8 @@ class Expected(NamedTuple):
         tag: tag of the edge between the stages.
         samples: number of samples in the micro-batch.
         spec: shape and type of one sample.
-        is_gradient: some of whose fields may be marked as unused: a byte each at its end.
+        is_gradient: whether it is a gradient, with a byte at the end for each field, which marks it
+            as unused.
     """
 
     source: int
@@ -62,14 +63,14 @@ class Mailbox:
     def __init__(
         self, comm: Communicator, expected: Sequence[Expected], device: Device = HOST
     ) -> None:
-        """``device``: where arrays are; those of a GPU pass through pinned memory."""
+        """``device``: device of the arrays; a GPU's pass through pinned memory."""
         self._comm = comm
         self._wraps = comm.checks_messages or comm.delays_messages
         self._device = device
         self._expected = deque(expected)
         self._leaving: deque[_Letter] = deque()
         self._leave_alone: Callable[[], None] | None = None
-        #: Of :meth:`Communicator.attend`.
+        #: Set by :meth:`Communicator.attend`.
         self.among: list[Any] = []
         self._posted: deque[tuple[MPI.Request, Array, Array, int, Envelope | None]] = deque()
         self._sent: list[tuple[MPI.Request, Array, Envelope | None]] = []
@@ -101,16 +102,16 @@ class Mailbox:
 
     def send(self, array: Array, target: int, tag: int, *, is_gradient: bool = False) -> None:
         """Send without waiting; the array must not change afterwards."""
-        # A checksum, or a time, is behind all of a message, which has its full length then.
+        # A checksum, or a time, is at the end of a message, which then has its full length.
         tail = marks(array) if is_gradient and (self._wraps or unused(array)) else None
         self._leaving.append(_Letter(self._device.bring(array), tail, target, tag))
         if not self.Test() and self._leave_alone is None:
             self._leave_alone = self._comm.attend(self)
 
     def Test(self) -> bool:
-        """Start the messages whose arrays the host has, in their order; whether all have started.
+        """Start messages whose arrays are on the host, in order; returns whether all have started.
 
-        Others may wait for them while this rank waits for others: see ``Communicator.attend``.
+        Other ranks may wait for them while this rank waits elsewhere: see ``Communicator.attend``.
         """
         while self._leaving and self._leaving[0].array.done:
             self._start(self._leaving.popleft())
@@ -122,12 +123,12 @@ class Mailbox:
         return True
 
     def abandon(self) -> None:
-        """Give up what has not left."""
+        """Give up messages that have not started."""
         self._leaving.clear()
         self.Test()
 
     def flush(self, progress: Callable[[], None]) -> None:
-        """Until all messages have started; meanwhile, ``progress`` moves other things along."""
+        """Wait until all messages have started; meanwhile, ``progress`` moves other work along."""
         while not self.Test():
             progress()
             give_way()
@@ -145,7 +146,7 @@ class Mailbox:
         self._sent.append((request, data, sealed))
 
     def finish(self) -> None:
-        """Wait for what was sent."""
+        """Wait for the messages that were sent."""
         with self._comm.waiting("activations to leave", by_all=False):
             self.flush(lambda: None)
             MPI.Request.Waitall([request for request, _, _ in self._sent])
@@ -168,7 +169,7 @@ class Mailbox:
 
 
 def _gone(request: MPI.Request, array: Array, sealed: Envelope | None) -> bool:
-    """Whether a message has been sent; what belongs to it is released then."""
+    """Whether a message has been sent; its envelope is released then."""
     if not request.Test():
         return False
     if sealed:

@@ -1,4 +1,4 @@
-"""Schedules carried out with stages that sleep: the idle time that ranks, messages and all have."""
+"""Schedules run with stages that sleep, which shows the idle time of ranks."""
 
 from dataclasses import dataclass
 from time import perf_counter, sleep
@@ -15,20 +15,20 @@ from mpitrain.pipeline.messages import Spec
 from mpitrain.pipeline.replay import replay
 from mpitrain.pipeline.runtime import Latest, Runner
 from mpitrain.pipeline.schedules import SCHEDULES
-from mpitrain.pipeline.simulate import Times, simulate
+from mpitrain.pipeline.simulate import PassTimes, simulate
 from mpitrain.pipeline.stage import Emit
 
 
 class SleepingStage:
-    """Chunks that take as long as they are told to, and count what they hold together.
+    """Chunks that take given times, and count their activations.
 
     Attributes:
         busy: seconds that they slept.
-        held, most_held: activations, or what weight gradients need of them.
+        held, most_held: present and most activations, or their parts for weight gradients.
     """
 
-    def __init__(self, times: Times, chunks: int) -> None:
-        self._times = Times(
+    def __init__(self, times: PassTimes, chunks: int) -> None:
+        self._times = PassTimes(
             times.forward / chunks, times.backward_input / chunks, times.backward_weight / chunks
         )
         self.busy = 0.0
@@ -88,7 +88,7 @@ class _NoWeights:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """A schedule's idle share as a formula, a simulation and the run have it.
+    """A schedule's idle share by a formula, by simulation and in a run.
 
     Attributes:
         name: the schedule's name.
@@ -105,7 +105,7 @@ class Rehearsal:
 
 
 def rehearse(
-    comm: Communicator, name: str, micro_batches: int, times: Times, chunks: int = 1
+    comm: Communicator, name: str, micro_batches: int, times: PassTimes, chunks: int = 1
 ) -> Rehearsal:
     """Run a schedule once, a stage a rank; collective."""
     schedule = SCHEDULES[name]
@@ -116,13 +116,16 @@ def rehearse(
     runner = Runner(
         comm,
         layout,
-        pipeline,
         replay(schedule.generate, pipeline),
         [stage] * chunks,
         nothing,
         Spec((1,), np.dtype(float)),
     )
-    stage.busy, stage.held, stage.most_held = 0.0, 0, 0  # without the sample that showed shapes
+    stage.busy, stage.held, stage.most_held = (
+        0.0,
+        0,
+        0,
+    )  # without the probe for shapes
     comm.Barrier()
     start = perf_counter()
     runner.run(_NoData(), Latest(nothing), nothing, lambda number, loss: None)

@@ -1,4 +1,4 @@
-"""Pipeline schedules: pure generators of what a replica of a stage does.
+"""Pipeline schedules: pure generators of the actions of a replica of a stage.
 
 Each yields, for one run of the pipeline, every Forward and Backward of its micro-batches and at
 last an Update (those that update as they go: after each Backward).  p stages, m micro-batches a
@@ -32,7 +32,7 @@ def gpipe(pipeline: Pipeline, stage: int, replica: int) -> Iterator[Action]:
 
 
 def one_f_one_b(pipeline: Pipeline, stage: int, replica: int) -> Iterator[Action]:
-    """As few forward as fill the stages after, then backward and forward in turn (PipeDream-flush).
+    """Forward passes to fill the later stages, then backward and forward in turn (PipeDream-flush).
 
     Bubble (p-1)/(m+p-1); stage s holds the activations of at most p-s micro-batches (Narayanan et
     al. 2021).
@@ -73,8 +73,8 @@ def interleaved(pipeline: Pipeline, stage: int, replica: int) -> Iterator[Action
 def zero_bubble(pipeline: Pipeline, stage: int, replica: int) -> Iterator[Action]:
     """1F1B whose weight gradients wait for the bubbles (ZB-H1, Qi et al. 2024).
 
-    Bubble (p-1)(F+B-W) of (p-1)(F+B-W) + m(F+B+W), a third of 1F1B's if F = B = W; activations or
-    what is left of them are held for at most p micro-batches.
+    Bubble (p-1)(F+B-W) of (p-1)(F+B-W) + m(F+B+W), a third of 1F1B's if F = B = W; activations, or
+    their parts for weight gradients, are held for at most p micro-batches.
     """
     own = pipeline.own(stage, replica)
     ahead = min(len(own), _stages_after(pipeline, stage))
@@ -128,17 +128,16 @@ Generator = Callable[[Pipeline, int, int], Iterator[Action]]
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """A schedule and what is known of it.
+class PipelineSchedule:
+    """A schedule and its published properties.
 
     Attributes:
-        name: in job files and on the command line.
+        name: name in job files and on the command line.
         generate: the actions of a replica of a stage.
         description: one line.
-        synchronous: one update at the end of a run.
-        bubble: idle share of p stages, m micro-batches a replica and v chunks, as published, for
-            times F, B and W.
-        held: activations that stage s holds at most, as published.
+        synchronous: whether the only update is at the end of a run.
+        bubble: idle share for p stages, m micro-batches a replica, v chunks and times F, B and W.
+        held: most activations that stage s holds.
     """
 
     name: str
@@ -161,7 +160,7 @@ def _zero_bubble_share(p: int, m: int, v: int, f: float, b: float, w: float) -> 
 SCHEDULES = {
     schedule.name: schedule
     for schedule in (
-        Schedule(
+        PipelineSchedule(
             "gpipe",
             gpipe,
             "all forward, then all backward (Huang et al. 2019)",
@@ -169,7 +168,7 @@ SCHEDULES = {
             _flush_bubble,
             lambda p, m, v, s: m,
         ),
-        Schedule(
+        PipelineSchedule(
             "1f1b",
             one_f_one_b,
             "forward and backward in turn, then an update (PipeDream-flush)",
@@ -177,7 +176,7 @@ SCHEDULES = {
             _flush_bubble,
             lambda p, m, v, s: min(m, p - s),
         ),
-        Schedule(
+        PipelineSchedule(
             "interleaved",
             interleaved,
             "1F1B over several chunks of the model a stage (Narayanan et al. 2021)",
@@ -185,7 +184,7 @@ SCHEDULES = {
             _flush_bubble,
             lambda p, m, v, s: min(m * v, 2 * (p - 1 - s) + (v - 1) * p + 1),
         ),
-        Schedule(
+        PipelineSchedule(
             "zero_bubble",
             zero_bubble,
             "1F1B with weight gradients in the bubbles (ZB-H1, Qi et al. 2024)",
@@ -193,7 +192,7 @@ SCHEDULES = {
             _zero_bubble_share,
             lambda p, m, v, s: min(m, p),
         ),
-        Schedule(
+        PipelineSchedule(
             "asynchronous",
             asynchronous,
             "1F1B that never drains, on weights of several ages (PipeDream 2019)",

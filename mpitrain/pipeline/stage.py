@@ -1,4 +1,4 @@
-"""What a pipeline stage computes, whatever it is made of."""
+"""Computations of a pipeline stage."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -34,7 +34,7 @@ class LayerStage:
     def __init__(
         self, layers: Sequence[Layer], first: int = 0, names: Sequence[str] | None = None
     ) -> None:
-        """``first`` is the index of the first of them in the store; ``names`` are the model's."""
+        """``first``: index of the first layer in the store; ``names``: names in the model."""
         self.layers = tuple(enumerate(layers, first))
         self.names = list(names or map(str, range(first, first + len(layers))))
 

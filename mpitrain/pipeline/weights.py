@@ -1,7 +1,7 @@
-"""Which weights a micro-batch sees where updates do not wait for it.
+"""Weights of a micro-batch in schedules whose updates do not wait for it.
 
-Versions are counted in updates, and which one is due follows from the schedule before anything
-runs: see ``Report.versions`` and ``Report.staleness`` of :mod:`mpitrain.pipeline.replay`.
+Versions are counted in updates; the schedule says which one is due before anything runs: see
+``Report.versions`` and ``Report.staleness`` of :mod:`mpitrain.pipeline.replay`.
 
 | policy      | forward                           | backward   | found in                       |
 | ----------- | --------------------------------- | ---------- | ------------------------------ |
@@ -18,11 +18,10 @@ from typing import Literal
 
 from mpitrain.arrays import Array, Parameters
 from mpitrain.parallel.arena import Arena
-from mpitrain.pipeline.actions import Pipeline
 from mpitrain.pipeline.replay import Report
 
 Policy = Literal["stash", "vertical", "two_buffers", "spectrain", "linear", "latest"]
-#: Of these, the backward pass goes by other weights than the forward pass.
+#: Policies whose backward pass has other weights than the forward pass.
 OTHER_IN_BACKWARD: tuple[Policy, ...] = ("spectrain", "linear", "latest")
 
 
@@ -40,11 +39,11 @@ class FixedWeights:
 
 
 class VersionedWeights:
-    """Keeps the versions that micro-batches on their way still need.
+    """Keeps the versions that micro-batches under way still need.
 
-    The store's flat parameters are the latest; a version is copied when an update is about to
-    change it and somebody needs it still, or before anybody sees it where layers hold what they
-    were given (:attr:`mpitrain.nn.Layer.holds`).
+    The store's flat parameters are the latest version.  It is copied before an update if a
+    micro-batch still needs it, or before its first use if layers hold their parameters
+    (:attr:`mpitrain.nn.Layer.holds`).
     """
 
     def __init__(
@@ -52,19 +51,18 @@ class VersionedWeights:
         policy: Policy,
         arena: Arena,
         latest: Array,
-        pipeline: Pipeline,
         report: Report,
         stage: int,
         along_velocity: Callable[[], Array],
         *,
         are_held: bool = False,
     ) -> None:
-        """``along_velocity()``: what the velocity moves the flat weights by in one update;
+        """``along_velocity()``: motion of the flat weights by the velocity in one update;
         ``are_held``: whether layers hold the weights of their forward passes."""
         self._policy = policy
         self._arena = arena
         self._latest = latest
-        self._pipeline = pipeline
+        self._pipeline = report.pipeline
         self._report = report
         self._stage = stage
         self._along_velocity = along_velocity
@@ -99,7 +97,7 @@ class VersionedWeights:
         self._kept = {v: flat for v, flat in self._kept.items() if v in needed}
 
     def before_update(self) -> None:
-        """The latest weights are about to change."""
+        """Keep the latest weights before they change, if they are needed."""
         if self._policy == "linear":
             self._before = self._latest.copy()
         if self._version in self._due.values():
@@ -112,7 +110,7 @@ class VersionedWeights:
         return 1 + len(self._kept)
 
     def _motion(self) -> Array:
-        """By what one update is expected to move the weights."""
+        """Expected motion of the weights in one update."""
         if self._policy == "spectrain":
             return self._along_velocity()
         if self._before is None:

@@ -91,11 +91,10 @@ class Passes:
     def runner(self, steps: int = 1) -> Runner:
         """What carries it out; collective, the first time."""
         if steps not in self._runners:
-            pipeline, report = self.schedule(steps)
+            _, report = self.schedule(steps)
             self._runners[steps] = Runner(
                 self._comm,
                 self._layout,
-                pipeline,
                 report,
                 self._stages,
                 self.weights,
