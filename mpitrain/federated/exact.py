@@ -1,9 +1,9 @@
 """Means of clients' changes as whole numbers, which add up to the same bits in any order.
 
-A change ``x - w`` is ``a * unit + b * unit / 2**places`` with whole ``a`` and ``b`` of 64 bits, one
-unit for all clients.  Sums of whole numbers have no order: the mean of a round is the same on any
-number of ranks, and of one client it is its change, but for what is below ``2**(-2 * places)`` of
-the largest: 2**-80 where weights add up to a million.
+A change ``x - w`` is ``a * unit + b * unit / 2**places`` with whole ``a`` and ``b`` of 64 bits and
+one unit for all clients.  Sums of whole numbers have no order: the mean of a round is the same on
+any number of ranks.  The mean of one client is its change, except for parts below
+``2**(-2 * places)`` of the largest: 2**-80 where weights add up to a million.
 """
 
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ from mpitrain.arrays import Array
 _LEAST = -900
 
 
-#: What is not finite is found in the result.
+#: Numbers that are not finite are found in the result.
 @np.errstate(over="ignore", invalid="ignore")
 def difference(x: Array, w: Array) -> tuple[Array, Array]:
-    """``x - w`` as a rounded difference and what rounding took, float64 (Knuth's TwoSum)."""
+    """``x - w`` as a rounded difference and its rounding error, float64 (Knuth's TwoSum)."""
     x, w = x.astype(np.float64, copy=False), w.astype(np.float64, copy=False)
     total = x - w
     of_w = x - total
@@ -53,8 +53,7 @@ class Grid:
         return cls(max(exponent, _LEAST), 60 - weight.bit_length())
 
     def words(self, change: tuple[Array, Array]) -> Array:
-        """Whole numbers, of shape (2, elements), int64: of a change in two parts, as
-        :func:`difference` has it."""
+        """Whole numbers of a change in two parts, of shape (2, elements), int64."""
         found = np.zeros((2, change[0].size), np.int64)
         for part in change:
             scaled = part * ldexp(1.0, self.places - self.exponent)

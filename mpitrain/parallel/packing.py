@@ -103,7 +103,7 @@ class Packed:
         self.rest = self._half(rest, ends[False], coded=False)
 
     def of(self, summand: Summand) -> "Packed":
-        """The same layout of another summand."""
+        """Another summand in this layout."""
         return Packed(summand, self._is_coded, tells=self._tells)
 
     @property

@@ -88,8 +88,8 @@ class GradientBucket:
         A hook makes the mean itself: its gradients are larger by the number of ranks.
 
         Args:
-            weight: the same as every other rank's when left out; 0 on a rank without samples, whose
-                gradients need not be numbers.
+            weight: weight of this rank; equal weights when left out; 0 on a rank without samples,
+                whose gradients need not be numbers.
         """
         for part, parameter in zip(self._parts, self.parameters, strict=True):
             gradient = parameter.grad
