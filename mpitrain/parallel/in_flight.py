@@ -74,8 +74,9 @@ class SumsInFlight:
 
     def _move(self, is_done: Callable[[Sum], bool]) -> None:
         left: list[_Started] = []
+        late: set[int] = set()  # buckets with a sum that is not complete
         for one in self._started:
-            if any(one.bucket is other.bucket for other in left):
+            if id(one.bucket) in late:
                 left.append(one)
                 continue
             try:
@@ -89,4 +90,5 @@ class SumsInFlight:
                 one.complete()
             else:
                 left.append(one)
+                late.add(id(one.bucket))
         self._started = left

@@ -13,10 +13,10 @@ from mpitrain.parallel.grid import Layout
 from mpitrain.pipeline.actions import Pipeline
 from mpitrain.pipeline.messages import Spec
 from mpitrain.pipeline.replay import replay
-from mpitrain.pipeline.runtime import Latest, Runner
+from mpitrain.pipeline.runtime import Runner
 from mpitrain.pipeline.schedules import SCHEDULES
 from mpitrain.pipeline.simulate import PassTimes, simulate
-from mpitrain.pipeline.stage import Emit
+from mpitrain.pipeline.stage import Emit, Latest
 
 
 class SleepingStage:

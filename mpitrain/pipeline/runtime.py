@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from collectives import Communicator
 from mpitrain.arrays import Array, Gradients, Scalar
@@ -24,47 +23,7 @@ from mpitrain.pipeline.actions import (
 )
 from mpitrain.pipeline.messages import Expected, Mailbox, Spec
 from mpitrain.pipeline.replay import Report
-from mpitrain.pipeline.stage import Emit, Stage
-
-
-class Source(Protocol):
-    """The micro-batches of a run, by number."""
-
-    def samples(self, micro_batch: int) -> int:
-        """Number of samples."""
-
-    def inputs(self, micro_batch: int) -> Array:
-        """Inputs of the first stage."""
-
-    def loss(self, micro_batch: int, outputs: Array) -> tuple[Scalar, Array]:
-        """The loss of the last stage's outputs, and its gradient by them."""
-
-
-class WeightsInTime(Protocol):
-    """Weights of each micro-batch, in schedules that update as they go."""
-
-    def forward(self, micro_batch: int) -> Weights: ...
-    def backward(self, micro_batch: int) -> Weights: ...
-    def done(self, micro_batch: int) -> None: ...
-
-
-@dataclass(frozen=True)
-class Latest:
-    """The latest weights for all micro-batches, as in synchronous training."""
-
-    weights: Weights
-
-    def forward(self, micro_batch: int) -> Weights:
-        """For the forward pass."""
-        return self.weights
-
-    def backward(self, micro_batch: int) -> Weights:
-        """For the backward pass."""
-        return self.weights
-
-    def done(self, micro_batch: int) -> None:
-        """Its backward pass is over."""
-
+from mpitrain.pipeline.stage import Emit, Source, Stage, WeightsInTime
 
 #: Result of an update.
 Updated = TypeVar("Updated")

@@ -24,7 +24,8 @@ from mpitrain.parallel.arena import DATA
 from mpitrain.parallel.data_parallel import WholeGradients
 from mpitrain.parallel.grid import Layout, use_once
 from mpitrain.parallel.store import Store
-from mpitrain.pipeline.runtime import Latest, reads
+from mpitrain.pipeline.runtime import reads
+from mpitrain.pipeline.stage import Latest
 from mpitrain.ranks.together import together
 from mpitrain.server.account import RankReport, next_meeting, steps
 from mpitrain.server.corrections import correction, with_decay_in_parts

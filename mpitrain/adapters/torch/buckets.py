@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from mpi4py import MPI
@@ -26,6 +26,11 @@ def refusal(parameter: torch.nn.Parameter, gradient: torch.Tensor) -> str:
         if given != needed:
             return f"its gradient has {of} {given}, and it has {needed}"
     return ""
+
+
+def memory_of(parameter: torch.nn.Parameter) -> Literal["numpy", "cupy"]:
+    """Kind of memory of gradients, for ``Communicator.empty``."""
+    return "cupy" if parameter.is_cuda else "numpy"
 
 
 class GradientBucket:
@@ -62,8 +67,7 @@ class GradientBucket:
         self.parameters = tuple(parameters)
         sizes = [p.numel() for p in self.parameters]
         kind = as_array(torch.empty(0, dtype=self.parameters[0].dtype)).dtype
-        where = "cupy" if self.parameters[0].is_cuda else "numpy"
-        memory = comm.empty(sum(sizes), kind, memory=where)  # type: ignore[arg-type]
+        memory = comm.empty(sum(sizes), kind, memory=memory_of(self.parameters[0]))
         self._buffer = as_tensor(memory)
         parts = self._buffer.split(sizes)
         self._parts = [part.view(p.shape) for part, p in zip(parts, self.parameters, strict=True)]

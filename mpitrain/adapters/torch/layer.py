@@ -15,62 +15,24 @@ from mpitrain.adapters.torch.arrays import (
     as_array,
     as_bytes,
     as_tensor,
-    as_tensors,
     moved,
     on_stream_of,
 )
 from mpitrain.adapters.torch.checks.module import (
-    ImpureModule,
     Watched,
     examine,
     expect_given_values,
     expect_the_same_trained,
-    is_held,
-    keeps_running,
-    refuse,
 )
+from mpitrain.adapters.torch.checks.module_class import ImpureModule, is_held, keeps_running, refuse
 from mpitrain.adapters.torch.checks.probe import is_due, one_line
+from mpitrain.adapters.torch.module_calls import call_with, expect_outputs, tensors_of
 from mpitrain.adapters.torch.stand_ins import set_context, stand_ins, with_stand_ins
 from mpitrain.arrays import Array, Gradients, Parameters, Shape, array_namespace
 from mpitrain.fields import Fields, as_given, fields, joined, named, partial, unused, zeros
 from mpitrain.nn import Layer
 from mpitrain.nn.context import RESTING, Context
 from mpitrain.nn.layer import Verdict
-
-
-def _tensors(
-    arrays: Mapping[str, Array], kind: torch.dtype | None = None
-) -> dict[str, torch.Tensor]:
-    """Tensors of arrays by name; numbers in records as wide as ``kind``."""
-    found = as_tensors(arrays)
-    if kind is None or not kind.is_floating_point:
-        return found
-    return {
-        name: part.to(kind) if name and part.is_floating_point() else part
-        for name, part in found.items()
-    }
-
-
-def _called(
-    module: torch.nn.Module,
-    values: Mapping[str, torch.Tensor],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
-    """Outputs of a module with these parameters and buffers, under all names that they have.
-
-    torch's ``tie_weights`` would take a part of two names for two parts, and keep its values.
-    """
-    own = [*module.named_parameters(), *module.named_buffers()]
-    given = {id(tensor): values[name] for name, tensor in own if name in values}
-    every = {
-        f"{prefix}{prefix and '.'}{name}": given[id(tensor)]
-        for prefix, part in module.named_modules()
-        for name, tensor in (*part._parameters.items(), *part._buffers.items())
-        if id(tensor) in given
-    }
-    return torch.func.functional_call(module, every, args, kwargs, tie_weights=False)
-
 
 #: Kinds of devices of torch.autocast.
 _KINDS = ("cpu", "cuda")
@@ -187,7 +149,7 @@ class TorchLayer(Layer):
         refused: Exception | None = None
         for value, dtype in ((0, kind), (0, torch.int64), (1, kind), (1, torch.int64)):
             wide = as_array(torch.ones(0, dtype=dtype)).dtype
-            sample = _tensors(zeros(1, shape, wide), kind)
+            sample = tensors_of(zeros(1, shape, wide), kind)
             try:
                 found = self._tried({name: part.fill_(value) for name, part in sample.items()})
                 self._filler = value
@@ -202,26 +164,8 @@ class TorchLayer(Layer):
         """Shape of the output for one sample; buffers and the generator stay as they are."""
         buffers = {name: b.clone() for name, b in self.module.named_buffers()}
         with torch.random.fork_rng(devices=[]):
-            found = named(_called(self.module, buffers, *self._arguments(x)))
-        for name, part in found.items():
-            of = f"its output {name!r}" if name else "its output"
-            if not isinstance(part, torch.Tensor):
-                raise ValueError(
-                    f"{of} is a {type(part).__name__}; all outputs are tensors; of an LSTM, put it "
-                    "into a module that gives what is needed: return self.lstm(x)[0]"
-                )
-            if part.layout != torch.strided or part.is_quantized:
-                raise ValueError(
-                    f"{of} is {'quantised' if part.is_quantized else part.layout}, and layers pass "
-                    "dense tensors alone; give to_dense() or dequantize() of it"
-                )
-            if not part.dim():
-                raise ValueError(f"{of} is a single number; outputs have one for each sample")
-            if part.is_complex():
-                raise ValueError(
-                    f"{of} is of {part.dtype}, and layers pass real numbers alone; put what gives "
-                    "complex numbers and what takes them into one module, or give view_as_real()"
-                )
+            found = named(call_with(self.module, buffers, *self._arguments(x)))
+        expect_outputs(found)
         if "" in found:
             return tuple(found[""].shape[1:])
         return Fields(joined({name: as_array(part) for name, part in found.items()}).dtype)
@@ -269,7 +213,7 @@ class TorchLayer(Layer):
         counts = len(x) > 0
         if not counts:
             x = xp.full((1, *x.shape[1:]), self._filler, x.dtype)
-        given = _tensors(fields(x), next((p.dtype for p in own.values()), None))
+        given = tensors_of(fields(x), next((p.dtype for p in own.values()), None))
         buffers = self._buffers(own, next(iter(given.values())))
         values = {f"module.{name}": value for name, value in (own | buffers).items()}
         self._forwards += 1
@@ -281,7 +225,7 @@ class TorchLayer(Layer):
             if self._watched.changes_input:
                 tensors = tuple(part.clone() for part in tensors)
             arguments = self._arguments(dict(zip(given, tensors, strict=True)))
-            found: dict[str, torch.Tensor] = _called(self._watched, values, *arguments)
+            found: dict[str, torch.Tensor] = call_with(self._watched, values, *arguments)
             return found
 
         if counts and not self._watched.verdict.examined:
@@ -322,7 +266,7 @@ class TorchLayer(Layer):
         counts = len(dy) > 0
         if wanted and outputs:
             gradients = (
-                _tensors({name: fields(dy)[name] for name in outputs})
+                tensors_of({name: fields(dy)[name] for name in outputs})
                 if counts
                 else {name: torch.zeros_like(part) for name, part in outputs.items()}
             )

@@ -7,7 +7,7 @@ import torch
 from mpi4py import MPI
 
 from mpitrain.adapters.torch.arrays import as_tensor
-from mpitrain.adapters.torch.checks.module import ImpureModule, is_held, keeps_running
+from mpitrain.adapters.torch.checks.module_class import ImpureModule, is_held, keeps_running
 from mpitrain.adapters.torch.checks.shared_memory import expect_apart
 from mpitrain.adapters.torch.cutting import cut, has_hooks
 from mpitrain.adapters.torch.layer import TorchLayer

@@ -15,7 +15,7 @@ from tests import strict_cupy
 from tests.strict_cupy import counts
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
-from mpitrain.adapters.torch import DataParallel, DistributedDataParallel, gradients  # noqa: E402
+from mpitrain.adapters.torch import DataParallel, DistributedDataParallel, buckets  # noqa: E402
 from mpitrain.adapters.torch import comm_hooks as torch_hooks  # noqa: E402
 
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
@@ -28,7 +28,7 @@ def device(monkeypatch):
     """Buckets lie there."""
     monkeypatch.setattr(counts, "polls", 2)
     cupy = strict_cupy.install(monkeypatch)
-    monkeypatch.setattr(gradients, "memory_of", lambda parameter: "cupy")
+    monkeypatch.setattr(buckets, "memory_of", lambda parameter: "cupy")
     monkeypatch.setattr(torch_hooks, "namespace_of", lambda tensor: cupy)
     with Communicator(MPI.COMM_WORLD, device="staged") as comm:
         yield comm

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from mpitrain.adapters.torch.checks.module import ImpureModule, is_held, keeps_running
+from mpitrain.adapters.torch.checks.module_class import ImpureModule, is_held, keeps_running
 from mpitrain.arrays import Array
 
 
