@@ -11,7 +11,7 @@ from mpitrain.parallel.arena import Bucket
 from mpitrain.parallel.summation import Sum, arrived
 
 
-class _Started(NamedTuple):
+class _StartedSum(NamedTuple):
     bucket: Bucket
     its_sum: Sum
     complete: Callable[[], None]
@@ -26,7 +26,7 @@ class SumsInFlight:
     def __init__(self, buckets: Sequence[Bucket]) -> None:
         """``buckets``: the numbering of buckets in errors."""
         self._buckets = buckets
-        self._started: list[_Started] = []
+        self._started: list[_StartedSum] = []
         self._seconds = 0.0
 
     def start(
@@ -38,7 +38,7 @@ class SumsInFlight:
         """
         with self.timed():
             its_sum.Start()
-        self._started.append(_Started(bucket, its_sum, complete))
+        self._started.append(_StartedSum(bucket, its_sum, complete))
 
     def progress(self) -> None:
         """Move all sums along without waiting."""
@@ -73,7 +73,7 @@ class SumsInFlight:
         self._seconds += perf_counter() - start
 
     def _move(self, is_done: Callable[[Sum], bool]) -> None:
-        left: list[_Started] = []
+        left: list[_StartedSum] = []
         late: set[int] = set()  # buckets with a sum that is not complete
         for one in self._started:
             if id(one.bucket) in late:

@@ -16,7 +16,7 @@ from mpitrain.parallel.summation import KeptElements, Summand
 
 
 @dataclass(frozen=True)
-class Run:
+class ElementRun:
     """Consecutive elements of a bucket that are coded, or that are not.
 
     Attributes:
@@ -85,7 +85,7 @@ class Packed:
         """
         self._is_coded, self._tells, self._summand = coded, tells, summand
         own = summand.own
-        self.runs: list[Run] = []
+        self.runs: list[ElementRun] = []
         ends, start = {True: 0, False: 0}, 0
         where = {}
         for name, tensor in (summand.tensors or {"": own}).items():
@@ -94,7 +94,7 @@ class Packed:
             ends[is_coded] += tensor.size
             if is_coded:
                 where[name] = (slice(at, ends[is_coded]), tensor.shape)
-            self.runs.append(Run(start, start + tensor.size, at, is_coded))
+            self.runs.append(ElementRun(start, start + tensor.size, at, is_coded))
             start += tensor.size
         rest = np.zeros(ends[False] + tells, own.dtype)
         array = np.empty(ends[True], own.dtype) if rest.size else own
@@ -117,7 +117,7 @@ class Packed:
         comm = self._summand.comm
         return _part(shards(self.coded.array.size, comm.size), comm.rank)
 
-    def runs_of(self, part: slice, *, coded: bool) -> Iterator[Run]:
+    def runs_of(self, part: slice, *, coded: bool) -> Iterator[ElementRun]:
         """Places of the elements ``part`` of a half; ``at`` counts from the part's start."""
         for run in self.runs:
             if run.coded == coded:
@@ -125,7 +125,7 @@ class Packed:
                 last = min(part.stop, run.at + run.stop - run.start)
                 if first < last:
                     start = run.start + first - run.at
-                    yield Run(start, start + last - first, first - part.start, coded)
+                    yield ElementRun(start, start + last - first, first - part.start, coded)
 
     def kept(
         self, name: str, values: Array, part: slice, *, coded: bool, **more: Any

@@ -135,7 +135,7 @@ class HookErrors:
         return [rank for rank in range(self._comm.size) if rank != self._comm.rank]
 
 
-class _Started(NamedTuple):
+class _HookSum(NamedTuple):
     request: Any
     future: Tensors
     tensor: torch.Tensor
@@ -154,7 +154,7 @@ class UnderWay:
         """``waits`` is called again and again while a sum is waited for; its errors end that."""
         self._comm = comm
         self._waits = waits
-        self._sums: deque[_Started] = deque()
+        self._sums: deque[_HookSum] = deque()
         #: Error of a ``then()``; other ranks have started sums since.
         self.failure: Exception | None = None
 
@@ -180,7 +180,7 @@ class UnderWay:
             ended: called before the future gets its value.
         """
         future = _Driven(self)
-        self._sums.append(_Started(request, future, tensor, ended))
+        self._sums.append(_HookSum(request, future, tensor, ended))
         return future
 
     def test(self) -> None:

@@ -7,7 +7,7 @@ import torch
 from mpitrain.adapters.torch.inventory import share
 from mpitrain.adapters.torch.reducer import Reducer
 from mpitrain.adapters.torch.rendezvous import AVERAGE, FORWARD, JOIN, JOINED, WEIGH
-from mpitrain.adapters.torch.session import Join, Step
+from mpitrain.adapters.torch.session import GradientState, Join
 
 
 class JoiningReducer(Reducer):
@@ -28,7 +28,7 @@ class JoiningReducer(Reducer):
     def leave_join(self) -> None:
         """End the block."""
         self.join = None
-        self.step.weight = None
+        self.state.weight = None
 
     def attend(self, join: Join) -> int:
         """Take part with nothing until no rank has a batch left.
@@ -44,7 +44,7 @@ class JoiningReducer(Reducer):
         """
         self._settle()
         fault, join.absent = self._why_not_absent(join), True
-        self.step.weight = None
+        self.state.weight = None
         missed = 0
         while (agreed := self._meet(JOINED, fault=fault)).doing != JOINED:
             missed = 1
@@ -52,7 +52,7 @@ class JoiningReducer(Reducer):
                 self._go_forward(agreed)
             elif agreed.doing == WEIGH:
                 self._meetings.total(0)
-                self.step.weight = 0.0
+                self.state.weight = 0.0
             elif agreed.doing == AVERAGE:
                 self._check_average(agreed)
                 nothing = [False] * len(self.buckets.known())
@@ -63,7 +63,7 @@ class JoiningReducer(Reducer):
             return -1
         self._inventory.share(self._words, int(root))
         self._share_gradients(int(root))
-        self.step = Step()
+        self.state = GradientState()
         self._forwards = 0  # an optimiser that has fallen behind is found after its next step
         return int(root)
 
@@ -76,10 +76,10 @@ class JoiningReducer(Reducer):
     def _why_not_absent(self, join: Join) -> str:
         if join.throw_on_early_termination:
             return "it has no batch left, and join() was given throw_on_early_termination"
-        if self.step.weight is not None:
+        if self.state.weight is not None:
             return "its last batch was weighed and did not go backward"
         gradients = [p.grad for p in self._inventory.trained if p.grad is not None]
-        if self.step.unsummed and any(bool(gradient.any()) for gradient in gradients):
+        if self.state.unsummed and any(bool(gradient.any()) for gradient in gradients):
             return (
                 "it has no batch left, and gradients from no_sync() that no mean has: average each "
                 "rank's last pass, or call zero_grad() where they are not wanted"

@@ -21,7 +21,7 @@ from mpitrain.adapters.torch.rendezvous import (
     Meeting,
     Refused,
 )
-from mpitrain.adapters.torch.session import Session, Step
+from mpitrain.adapters.torch.session import GradientState, Session
 from mpitrain.parallel.overlap_trial import OverlapTrial
 
 #: Attribute of a gradient that is a mean: its version then, as torch counts changes.
@@ -70,15 +70,15 @@ class Reducer(Session):
         self._settle()
         if not self.synchronises:
             return
-        self.step.begun = self._clock() if self._trial else None
+        self.state.begun = self._clock() if self._trial else None
         changed, changes = self._inventory.change(), self._inventory.changes()
         self._go_forward(self._meet(FORWARD, changed, changes, -changes))
-        self.step.verified = True
+        self.state.verified = True
 
     def reduce(self) -> None:
         """Average gradients that are no means yet; collective."""
         self._settle()
-        if self.step.pending:
+        if self.state.pending:
             self._average()
 
     def weigh(self, samples: float) -> None:
@@ -93,7 +93,7 @@ class Reducer(Session):
         total = self._meetings.total(samples)
         if not total:
             raise Refused("DataParallel: no rank has a sample in this batch")
-        self.step.weight = samples / total
+        self.state.weight = samples / total
 
     def register(self, state: Any, function: Function) -> None:
         """Let a communication hook sum the buckets; collective.
@@ -147,12 +147,12 @@ class Reducer(Session):
 
     def _arrived(self, bucket: int, index: int, parameter: torch.Tensor) -> None:
         """Autograd has accumulated the gradient of a parameter."""
-        self.step.pending = True
+        self.state.pending = True
         if self.join and parameter.grad is not None:
             before = parameter.grad._version - 1
-            self.step.onto_mean |= getattr(parameter.grad, _MEAN_AT, None) == before
+            self.state.onto_mean |= getattr(parameter.grad, _MEAN_AT, None) == before
         if not self.synchronises:
-            self.step.unsummed = True
+            self.state.unsummed = True
             return
         if not is_alive(self._pass):
             self._settle()
@@ -220,10 +220,10 @@ class Reducer(Session):
         self.buckets.start(self._weight, complete=False)
         late, known = self.buckets.late(), self.buckets.known()
         # Ranks that met before the forward pass know the parameters already.
-        verified = self.step.verified
+        verified = self.state.verified
         changed = self._inventory.change_of_buffers() if verified else self._inventory.change()
         incomplete = any(late) or not all(known)
-        agreed = self._meet(AVERAGE, changed, incomplete, self.step.onto_mean, fault=self._fault())
+        agreed = self._meet(AVERAGE, changed, incomplete, self.state.onto_mean, fault=self._fault())
         self._check_average(agreed)
         if agreed.numbers[0] != SAME:
             self._take_over(agreed)
@@ -231,7 +231,7 @@ class Reducer(Session):
             self._inventory.compare(self._words, "at the end of backward()")
             return self._average()
         self.buckets.give_back(*self._complete_means(agreed, late, known))
-        begun, self.step = self.step.begun, Step()
+        begun, self.state = self.state.begun, GradientState()
         self._note_time(begun)
         if self.join:
             for gradient in (p.grad for p in self._inventory.trained):
@@ -252,7 +252,7 @@ class Reducer(Session):
 
     def _is_by_ranks(self, agreed: Meeting) -> bool:
         """Whether some ranks have joined, and the others count alike."""
-        return agreed.joined and self.step.weight is None
+        return agreed.joined and self.state.weight is None
 
     @property
     def _divides_by_all(self) -> bool:
@@ -275,7 +275,7 @@ class Reducer(Session):
             self._give_up()
         self._inventory.share_buffers(self._words, agreed.first)  # for tests between steps
         by_ranks = self._is_by_ranks(agreed)
-        self.step.weight, self.step.onto_mean = None, False
+        self.state.weight, self.state.onto_mean = None, False
         if not by_ranks or self._divides_by_all:
             return known, 1.0
         present = not (self.join and self.join.absent)

@@ -81,7 +81,7 @@ class DataParallel(ClosedTogether, torch.nn.Module):
             again = torch._C._current_graph_task_id() >= 0
             if self.module.training and not again:
                 self._reducer.begin_forward()
-            self._reducer.step.pending = True
+            self._reducer.state.pending = True
         return self.module(*inputs, **keywords)
 
     @property

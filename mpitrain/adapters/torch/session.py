@@ -25,7 +25,7 @@ _next_number = 0
 
 
 @dataclass
-class Step:
+class GradientState:
     """State of the gradients since the last mean.
 
     Attributes:
@@ -72,7 +72,7 @@ class Session:
     """Meetings of the replicas of a module, at each of which all sums that were started end.
 
     Attributes:
-        step: state of the gradients since the last mean.
+        state: state of the gradients since the last mean.
         join: state of a block in which ranks may run out of batches; None outside of one.
         buckets: buckets of the gradients.
     """
@@ -84,7 +84,7 @@ class Session:
         self._errors = HookErrors(self._meetings)
         self.buckets = GradientBuckets(comm, self._errors)
         self._pass: weakref.ref[BackwardPass] | None = None
-        self.step = Step()
+        self.state = GradientState()
         self.join: Join | None = None
         self._ended = ""
         self._meetings.number = _agree_on_number(lambda n: int(self._meet(BEGIN, n).numbers[0]))
@@ -101,7 +101,7 @@ class Session:
     @property
     def _weight(self) -> float | None:
         """This rank's weight in the mean."""
-        return 0.0 if self.join and self.join.absent else self.step.weight
+        return 0.0 if self.join and self.join.absent else self.state.weight
 
     def _settle(self) -> None:
         """After a backward pass that raised: receive what other ranks sent, and forget it."""
@@ -111,7 +111,7 @@ class Session:
             self._pass = None
             self.buckets.start(self._weight, complete=False)
             self._meet(GIVE_UP)
-            self.step.weight = None
+            self.state.weight = None
 
     def _meet(self, doing: str, a: int = 0, b: int = 0, c: int = 0, fault: str = "") -> Meeting:
         """Meet the other ranks, and complete all sums that were started."""
@@ -129,7 +129,7 @@ class Session:
             if error.final:
                 self._give_up()
             self._complete(error.doing)
-            self.step.weight = None
+            self.state.weight = None
             raise
         self._complete(agreed.doing)
         return agreed
