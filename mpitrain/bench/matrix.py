@@ -23,7 +23,7 @@ from mpitrain.checkpoint import CheckpointError
 from mpitrain.config import Config, ConfigError, load
 from mpitrain.data import DataError
 from mpitrain.metrics import Record, Step
-from mpitrain.parallel.compression import CompressedSummation
+from mpitrain.parallel.compressed_summation import CompressedSummation
 from mpitrain.parallel.replicas import ReplicaMismatch
 from mpitrain.ranks.stop import StopFlag, Stopped
 from mpitrain.ranks.together import all_here, together

@@ -7,7 +7,7 @@ import numpy as np
 
 from mpitrain.arrays import Array
 from mpitrain.config.federated import Federated
-from mpitrain.federated.exact import subtract
+from mpitrain.federated.exact_mean import subtract
 from mpitrain.optim import groups
 from mpitrain.optim.optimizers import LAMB, SGD, Adam, Optimizer
 from mpitrain.parallel.data_parallel import Replicated

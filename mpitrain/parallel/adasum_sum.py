@@ -13,7 +13,7 @@ from collectives.communicator import AnyPlan
 from mpitrain.compress.adasum import levels
 from mpitrain.config import ConfigError
 from mpitrain.parallel.arena import DATA, Arena
-from mpitrain.parallel.packing import ordered
+from mpitrain.parallel.packed_bucket import ordered
 from mpitrain.parallel.summation import Sum, Summand, Summation
 
 

@@ -21,7 +21,7 @@ from mpitrain.arrays import Array, Shape
 from mpitrain.compress import Compressor, Linear, Momentum, Remembering, Sketch, Sparse
 from mpitrain.compress.memory import UpdateResidual
 from mpitrain.parallel.linear_sum import LinearSum
-from mpitrain.parallel.packing import Packed, Together
+from mpitrain.parallel.packed_bucket import Packed, Together
 from mpitrain.parallel.sparse_sum import SparseSum
 from mpitrain.parallel.summation import Dense, KeptElements, Summand
 

@@ -8,7 +8,7 @@ from collectives.codec import Dice, Memory, Residual
 from collectives.coded import Part, Phased
 from collectives.communicator import AnyPlan, Communicator
 from mpitrain.compress import Linear
-from mpitrain.parallel.packing import Packed, ordered
+from mpitrain.parallel.packed_bucket import Packed, ordered
 
 
 class LinearSum(Phased):

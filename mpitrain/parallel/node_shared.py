@@ -16,7 +16,7 @@ from mpitrain.arrays import Array
 from mpitrain.config import ConfigError
 from mpitrain.group import share
 from mpitrain.parallel.arena import Arena, Bucket, Tensor
-from mpitrain.parallel.compression import CompressedSummation
+from mpitrain.parallel.compressed_summation import CompressedSummation
 from mpitrain.parallel.data_parallel import WholeGradients
 from mpitrain.parallel.store import Allocate, Piece, Reduction
 from mpitrain.parallel.summation import Sum, Summand

@@ -16,7 +16,7 @@ from collectives.communicator import AnyPlan, Communicator
 from mpitrain.arrays import Array
 from mpitrain.config import ConfigError
 from mpitrain.parallel.coded_sum import CodingRun
-from mpitrain.parallel.packing import Packed, ordered
+from mpitrain.parallel.packed_bucket import Packed, ordered
 from mpitrain.parallel.summation import KeptElements, Summand
 from mpitrain.ranks.together import together
 

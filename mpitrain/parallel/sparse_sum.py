@@ -9,7 +9,7 @@ from collectives.coded import Part, Phased
 from collectives.communicator import Communicator
 from collectives.sparse import SparseAllreduce
 from mpitrain.compress import Sparse
-from mpitrain.parallel.packing import Packed
+from mpitrain.parallel.packed_bucket import Packed
 
 
 class SparseSum(Phased):

@@ -11,7 +11,7 @@ from mpitrain.arrays import Array, Gradients, Parameters
 from mpitrain.nn.context import RESTING, Context
 from mpitrain.parallel.grid import Layout
 from mpitrain.pipeline.actions import Pipeline
-from mpitrain.pipeline.messages import Spec
+from mpitrain.pipeline.mailbox import Spec
 from mpitrain.pipeline.replay import replay
 from mpitrain.pipeline.runtime import Runner
 from mpitrain.pipeline.schedules import SCHEDULES

@@ -21,7 +21,7 @@ from mpitrain.pipeline.actions import (
     Pipeline,
     Update,
 )
-from mpitrain.pipeline.messages import Expected, Mailbox, Spec
+from mpitrain.pipeline.mailbox import Expected, Mailbox, Spec
 from mpitrain.pipeline.replay import Report
 from mpitrain.pipeline.stage import Emit, Source, Stage, WeightsInTime
 

@@ -15,7 +15,7 @@ from mpitrain.models import Model
 from mpitrain.parallel.grid import Coordinates, Layout, ProcessGrid
 from mpitrain.parallel.store import Store, Weights
 from mpitrain.pipeline.actions import Pipeline
-from mpitrain.pipeline.messages import Spec
+from mpitrain.pipeline.mailbox import Spec
 from mpitrain.pipeline.replay import Report
 from mpitrain.pipeline.runtime import Runner, Span
 from mpitrain.pipeline.stage import LayerStage, Stage

@@ -14,7 +14,7 @@ from mpitrain.config import Compress
 from mpitrain.config.exchange import code_conflicts
 from mpitrain.parallel.arena import DATA, Bucket
 from mpitrain.parallel.coded_sum import CodedSum
-from mpitrain.parallel.compression import CompressedSummation
+from mpitrain.parallel.compressed_summation import CompressedSummation
 from mpitrain.parallel.summation import Dense, Sum, Summand
 from mpitrain.training.build import compression
 

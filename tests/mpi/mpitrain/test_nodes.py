@@ -9,7 +9,7 @@ from collectives import Communicator
 from collectives.codec import Dice
 from mpitrain.config import Compress, ConfigError
 from mpitrain.parallel.arena import DATA, Bucket
-from mpitrain.parallel.compression import CompressedSummation
+from mpitrain.parallel.compressed_summation import CompressedSummation
 from mpitrain.parallel.sent_bytes import coded_bytes
 from mpitrain.parallel.summation import Dense, Summand
 from mpitrain.ranks.threads import limit_blas_threads

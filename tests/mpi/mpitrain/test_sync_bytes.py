@@ -6,7 +6,7 @@ from mpi4py import MPI
 from collectives import Communicator
 from collectives.codec import Dice
 from mpitrain.config import Compress
-from mpitrain.parallel.compression import CompressedSummation
+from mpitrain.parallel.compressed_summation import CompressedSummation
 from mpitrain.parallel.sent_bytes import coded_bytes, dense_bytes
 from mpitrain.parallel.summation import Dense
 from mpitrain.sync import Delayed, Local, Quorum

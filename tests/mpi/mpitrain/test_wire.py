@@ -9,7 +9,7 @@ from collectives.codec import Dice
 from mpitrain.compress import CODECS, Sparse, parse
 from mpitrain.config import Compress
 from mpitrain.parallel.arena import DATA, Bucket
-from mpitrain.parallel.compression import CompressedSummation
+from mpitrain.parallel.compressed_summation import CompressedSummation
 from mpitrain.parallel.sent_bytes import coded_bytes, dense_bytes
 from mpitrain.parallel.summation import Dense, Summand
 from mpitrain.training import build

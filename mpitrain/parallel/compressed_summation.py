@@ -11,7 +11,7 @@ from mpitrain.config import ConfigError
 from mpitrain.parallel.arena import DATA, Arena
 from mpitrain.parallel.coded_sum import CodingRun
 from mpitrain.parallel.node_sum import NodeSum
-from mpitrain.parallel.packing import Packed
+from mpitrain.parallel.packed_bucket import Packed
 from mpitrain.parallel.summation import KeptElements, Sum, Summand, Summation
 
 
