@@ -12,15 +12,19 @@ from mpitrain.group import TensorGroup
 from mpitrain.nn.layer import Elementwise
 
 
-class Enter(Elementwise):
-    """Entry of a part of the model that the group shares: forward x, backward the sum of gradients.
-
-    With ``sequence``: forward gathers positions, backward scatters the sum of gradients.
-    """
+class _Boundary(Elementwise):
+    """An end of a part of the model that a group shares, perhaps by positions around it."""
 
     def __init__(self, group: TensorGroup, *, sequence: bool = False) -> None:
         self.group = group
         self.sequence = sequence
+
+
+class Enter(_Boundary):
+    """Entry of a part of the model that the group shares: forward x, backward the sum of gradients.
+
+    With ``sequence``: forward gathers positions, backward scatters the sum of gradients.
+    """
 
     def forward(self, parameters: Parameters, x: Array) -> tuple[Array, None]:
         return (self.group.gather(x) if self.sequence else x), None
@@ -29,15 +33,11 @@ class Enter(Elementwise):
         return (self.group.scatter(dy) if self.sequence else self.group.sum(dy)), None
 
 
-class Leave(Elementwise):
+class Leave(_Boundary):
     """Exit of such a part: forward the sum of x over the group, backward the gradient.
 
     With ``sequence``: forward scatters the sum, backward gathers the gradients.
     """
-
-    def __init__(self, group: TensorGroup, *, sequence: bool = False) -> None:
-        self.group = group
-        self.sequence = sequence
 
     def forward(self, parameters: Parameters, x: Array) -> tuple[Array, None]:
         return (self.group.scatter(x) if self.sequence else self.group.sum(x)), None
