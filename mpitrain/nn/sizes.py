@@ -34,7 +34,7 @@ def expect_features(layer: str, features: int, shape: Shape) -> None:
 
 
 def expect_image(layer: str, shape: Shape, channels: int | str = "channels") -> None:
-    """Raise ``ValueError`` unless a sample is an image, with so many channels if given."""
+    """Raise ``ValueError`` unless a sample is an image, of this number of channels if given."""
     if len(shape) != 3 or (isinstance(channels, int) and shape[2] != channels):
         raise ValueError(
             f"a {layer} needs images of shape (rows, columns, {channels}), not {shape}"

@@ -96,6 +96,7 @@ class Compression:
             return self._under_way.all_reduce(buffer)
         if index not in self._sums:
             self._sums[index] = buffer.data_ptr(), self._bind(bucket)
+            self._restore()
         address, found = self._sums[index]
         if address != buffer.data_ptr():
             raise RuntimeError(
@@ -125,7 +126,10 @@ class Compression:
             for number, gradient in enumerate(bucket.gradients())
         }
         where = Bucket(start, self._start, frozenset(), DATA)
-        found = self._summation.bind(Summand(where, self._comm, own, tensors, own))
+        return self._summation.bind(Summand(where, self._comm, own, tensors, own))
+
+    def _restore(self) -> None:
+        """Write loaded values into the sums that keep them."""
         for name, values in self._kept().items():
             if name in self._loaded:
                 saved = self._loaded.pop(name)
@@ -135,7 +139,6 @@ class Compression:
                         f"{tuple(values.shape)}; take a DataParallel with the same bucket_bytes"
                     )
                 values.copy_(saved)
-        return found
 
     def _kept(self) -> dict[str, torch.Tensor]:
         """Views of all values that are kept, by name."""
