@@ -18,7 +18,7 @@ import numpy as np
 from collectives.codec import Dice, Memory, Residual
 from collectives.coded import Gathered, Part, Phased, TwoPhase
 from mpitrain.arrays import Array, Shape
-from mpitrain.compress import Compressor, Linear, Momentum, Remembering, Sketch, Sparse
+from mpitrain.compress import AnyCodec, Linear, Momentum, Remembering, Sketch, Sparse
 from mpitrain.compress.memory import UpdateResidual
 from mpitrain.parallel.linear_sum import LinearSum
 from mpitrain.parallel.packed_bucket import Packed, Together
@@ -44,7 +44,7 @@ class Coding:
         nodes: whether one rank of each node codes its node's sum.
     """
 
-    code: Compressor
+    code: AnyCodec
     feedback: bool
     start: int = 0
     least: int = 1024
