@@ -27,7 +27,7 @@ from mpitrain.parallel.summation import Dense, KeptElements, Summand
 
 
 @dataclass(frozen=True)
-class Coding:
+class CodingOptions:
     """How gradients are coded.
 
     Attributes:
@@ -114,7 +114,7 @@ class CodingRun:
         share: factor on this rank's gradients before they are coded.
     """
 
-    how: Coding
+    how: CodingOptions
     dice: Dice
     dense: Dense
     tells: bool = False

@@ -8,7 +8,7 @@ from collectives.codec import shards
 from mpitrain.arrays import Shape
 from mpitrain.compress import Linear, Sparse
 from mpitrain.compress.adasum import levels
-from mpitrain.parallel.coded_sum import Coding
+from mpitrain.parallel.coded_sum import CodingOptions
 
 #: Bytes before the pairs in a message of the sparse all-reduce.
 _HEADER = 8
@@ -31,7 +31,7 @@ def sparse_bytes(n: int, pairs: int, ranks: int, itemsize: int = 4) -> int:
 
 
 def coded_bytes(
-    how: Coding,
+    how: CodingOptions,
     shapes: Sequence[Shape],
     ranks: int,
     itemsize: int = 4,

@@ -22,7 +22,7 @@ from mpitrain.optim.optimizers import LAMB, LARS, SGD, Adam, Optimizer
 from mpitrain.parallel.adasum_sum import Adasum
 from mpitrain.parallel.arena import Arena
 from mpitrain.parallel.codec_trial import choose
-from mpitrain.parallel.coded_sum import Coding
+from mpitrain.parallel.coded_sum import CodingOptions
 from mpitrain.parallel.compressed_summation import CompressedSummation
 from mpitrain.parallel.data_parallel import Replicated
 from mpitrain.parallel.grid import Layout
@@ -228,11 +228,11 @@ def strategy(config: Config, workers: Workers) -> Strategy:
             return Quorum(workers, s.needed(comm.size), s.behind, replay)
 
 
-def compression(table: Compress, every: int = 1) -> Coding:
+def compression(table: Compress, every: int = 1) -> CodingOptions:
     """How gradients are coded, summed after ``every`` steps, of a table that names a codec."""
     code = parse(table.codec)
     feedback = (feedback_of(code) if table.feedback == "auto" else table.feedback) == "on"
-    return Coding(
+    return CodingOptions(
         code,
         feedback,
         table.start,
