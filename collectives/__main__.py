@@ -5,13 +5,7 @@ import sys
 
 from collectives.about import program
 from collectives.commands import bench, explore, models, schedules, tune, turns
-from collectives.commands.program import (
-    add_commands,
-    add_verbose,
-    add_version,
-    parsed,
-    while_read,
-)
+from collectives.commands.program import add_commands, add_verbose, add_version, parsed, while_read
 from collectives.errors import CollectiveError
 
 

@@ -131,7 +131,7 @@ def run(options: argparse.Namespace) -> int:
     from mpi4py import MPI
 
     from collectives.communicator import Communicator
-    from collectives.launch import abort_on_exception
+    from collectives.failure.abort import abort_on_exception
 
     comm = Communicator(MPI.COMM_WORLD, attach=False, turns=False)
     show_log(options, comm.rank)

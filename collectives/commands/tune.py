@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
     from collectives.bench import inputs
     from collectives.bench.tune import known_entries, tune
     from collectives.communicator import Communicator
-    from collectives.launch import abort_on_exception
+    from collectives.failure.abort import abort_on_exception
 
     comm = Communicator(MPI.COMM_WORLD, attach=False, turns=False)
     show_log(options, comm.rank)
@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
                     "tune measures what several ranks do together; start it as mpirun -n 4 python "
                     "-m collectives tune"
                 )
-        except (CollectiveError, ValueError) as error:  # raised on all ranks
+        except (CollectiveError, ValueError) as error:  # all ranks raise it
             if comm.rank == 0:
                 print(f"error: {error}", file=sys.stderr)
             return 2

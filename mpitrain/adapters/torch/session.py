@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from collectives import Communicator
-from collectives.launch import note_shared
+from collectives.failure.abort import note_shared
 from mpitrain.adapters.torch.backward_pass import BackwardPass, is_alive
 from mpitrain.adapters.torch.buckets import GradientBuckets
 from mpitrain.adapters.torch.comm_hooks import HookErrors, HookFailed

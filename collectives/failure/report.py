@@ -1,4 +1,4 @@
-"""What the ranks' answers say: who is missing, what can never end, and the words for it."""
+"""Reports made of the ranks' answers: who is missing, and which calls can never end."""
 
 import linecache
 import sys
@@ -7,25 +7,25 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from collectives.watchdog.history import Entered, call_site
-from collectives.watchdog.peers import Peers
+from collectives.failure.history import Entered, call_site
+from collectives.failure.peers import Peers
 
-#: What ranks answer, by rank.
+#: Status of each rank that answered, by rank.
 Answers = Mapping[int, Mapping[str, Any]]
-#: Collectives that end nowhere before all ranks have come.
+#: Collectives that end on no rank before all ranks have called them.
 _MEETINGS = ("allgather", "allreduce", "alltoall", "barrier", "reduce_scatter")
-#: Frames of these packages are not the user's code.
+#: Packages whose frames are not the user's code.
 _LIBRARIES = ("collectives", "contextlib", "mpitrain", "torch", "numpy")
 _SHOWN = 8
 
 
 def is_meeting(call: Entered) -> bool:
-    """Whether a call waits for all ranks to make it, and has begun with it."""
+    """Whether a call is a collective that needs all ranks."""
     return call.numbered and str(call.what[0]).partition(" of ")[0] in _MEETINGS
 
 
 def missing(peers: Peers, number: int, answers: Answers) -> list[int]:
-    """The ranks that have not come to the collective of this number, or do not answer."""
+    """Ranks that have not called the collective of this number, or do not answer."""
     found = []
     for rank in range(peers.size):
         status = answers.get(rank)
@@ -33,7 +33,7 @@ def missing(peers: Peers, number: int, answers: Answers) -> list[int]:
             if rank not in peers.ended or peers.ended[rank][0] < number:
                 found.append(rank)
             continue
-        # One that polls has come as far as its last call, and is in none when it is asked.
+        # A rank that polls is in no call when it is asked; its last call says how far it is.
         polls = status["call"] is None and status["polls"]
         come = status["made"] if polls else status["number"]
         if come is None or come < number:
@@ -42,9 +42,9 @@ def missing(peers: Peers, number: int, answers: Answers) -> list[int]:
 
 
 def deadlock(token: str, answers: Answers) -> str:
-    """Two ranks that wait for each other in calls that need both, in words; or nothing.
+    """Sentence about two ranks that wait for each other; empty if there are none.
 
-    It does not go by time: a rank that waits for all ranks in one call makes no other one before.
+    No time is needed for the proof: a rank that waits in a collective makes no other call.
     """
     waiting = {rank: status for rank, status in answers.items() if status["meets"]}
     for rank, status in waiting.items():
@@ -61,7 +61,7 @@ def deadlock(token: str, answers: Answers) -> str:
 
 
 def report(peers: Peers, call: Entered, answers: Answers, why: str) -> str:
-    """All that is known of a call that has not ended, or cannot, as ``why`` says."""
+    """Report about a call that has not ended or cannot end, as ``why`` says."""
     collective = f"collective number {call.number}"
     if not call.numbered:
         collective = f"wait behind {collective}"
@@ -93,7 +93,7 @@ def _nobody(call: Entered, answers: Answers) -> str:
 
 
 def note(peers: Peers, call: Entered, answers: Answers, seconds: float) -> str:
-    """Whom this rank waits for, and where those are; nothing if for nobody."""
+    """Note about the ranks that this rank waits for, and their lines of code; may be empty."""
     absent = missing(peers, call.number, answers) if call.numbered else []
     absent += [rank for rank in range(peers.size) if rank not in answers and rank not in absent]
     if not absent:
@@ -114,7 +114,7 @@ def note(peers: Peers, call: Entered, answers: Answers, seconds: float) -> str:
 
 
 def place() -> str:
-    """Where the main thread is in the user's code, with the line as it is written."""
+    """Line of the user's code that the main thread is in, with its source."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     code, line = call_site(frame, _LIBRARIES)
     if code is None:
@@ -126,7 +126,7 @@ def place() -> str:
 
 
 def stacks() -> str:
-    """Where all threads of this process are, but for the watchdog's own."""
+    """Stacks of all threads of this process except the watchdog's."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     parts = []
     for ident, frame in sys._current_frames().items():

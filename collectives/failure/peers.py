@@ -1,7 +1,7 @@
-"""Asking the other ranks how far they are, while they and we are stuck in MPI.
+"""Sockets by which ranks ask one another for their progress while they are stuck in MPI.
 
-Each rank answers datagrams from a thread of its own, so it needs no MPI and no shared file, and
-what gives no answer is dead, stopped, or out of reach.  A rank whose program ends tells the others.
+A thread of each rank answers datagrams, without MPI or shared files.  A rank that does not answer
+is dead, stopped or out of reach.  A rank whose program ends says so to the others.
 """
 
 import contextlib
@@ -9,25 +9,22 @@ import json
 import os
 import secrets
 import socket
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from mpi4py import MPI
 
+from collectives.failure.processes import find
+
 #: Largest answer with its stack, in bytes: it must fit a datagram.
 MOST_BYTES = 32_000
-#: A datagram may get lost, so a rank is asked this often.
+#: Questions to a rank, as a datagram may get lost.
 _TRIES = 3
 #: Verbs of messages.
 _ASKS, _HAS_ENDED = "asks", "has-ended"
-#: Of a process that does not answer, by its letter in ``/proc/PID/stat``.
-_STATES = {
-    "": "is gone: it has died",
-    "Z": "is gone: it has died",
-    "T": "does not answer: it is stopped",
-    "t": "does not answer: a debugger has stopped it",
-}
+#: Descriptions of a silent process by the letter of its state.
+_STATES = {"T": "does not answer: it is stopped", "t": "does not answer: a debugger has stopped it"}
+_GONE = "is gone: it has died"
 _ALIVE = (
     "does not answer and is alive: it is in code that keeps Python's lock, as mpi4py's methods for "
     "objects do while they wait, or has dropped this communicator"
@@ -37,13 +34,13 @@ _SHOWN = 8
 
 
 class Peers:
-    """The ranks' sockets; making it is collective.
+    """The ranks' sockets; the constructor is collective.
 
     Attributes:
         socket: readable when another rank asks.
-        job: the ranks' numbers in the job, by which people know them.
-        ended: ranks whose programs have ended: how many collectives they had made, and when this
-            rank has heard of it.
+        job: each rank's number in the job, for messages to people.
+        ended: for each rank whose program has ended, the number of its collectives, and when the
+            message about its end came.
         left_to: when a lower rank, which waits as well, last asked all others.
     """
 
@@ -56,11 +53,11 @@ class Peers:
         self.socket.bind(("", 0))
         self.socket.setblocking(False)
         host, port = socket.gethostname(), self.socket.getsockname()[1]
-        #: Nobody outside of the job gets an answer.
+        #: Secret of the job, without which nobody gets an answer.
         self.token = comm.bcast(secrets.token_hex(16))
-        told = comm.allgather((host, port, os.getpid()))
-        self.hosts, self._ports, self._numbers = (list(one) for one in zip(*told))
-        #: By which each of them can be reached.
+        gathered = comm.allgather((host, port, os.getpid()))
+        self.hosts, self._ports, self._numbers = (list(one) for one in zip(*gathered))
+        #: Addresses by which each rank can be reached.
         self.addresses = [["127.0.0.1"]] * self.size
         if set(self.hosts) != {host}:
             found = comm.allgather(_addresses(host))
@@ -71,13 +68,13 @@ class Peers:
         self.left_to = float("-inf")
 
     def answer(self, status: dict[str, Any]) -> None:
-        """Takes one message that has come in, if no other thread has; answers a question.
+        """Reads one message, if no other thread has read it, and answers a question.
 
         Args:
-            status: JSON, short but for its ``"stack"``, a text that loses its beginning where the
-                answer would be longer than ``MOST_BYTES``.
+            status: the answer, as JSON; its ``"stack"`` loses its beginning where the answer would
+                be longer than ``MOST_BYTES``.
         """
-        # Whoever asked asks again, and no failure here may end the thread that watches.
+        # A rank asks several times, and no failure here may end the thread that watches.
         with contextlib.suppress(OSError, ValueError):
             said, address = self.socket.recvfrom(100)
             token, *what = said.decode(errors="replace").split()
@@ -92,7 +89,7 @@ class Peers:
             self.socket.sendto(_fitting(status), address)
 
     def ask(self, seconds: float) -> dict[int, dict[str, Any]]:
-        """The status of every other rank that answers in time."""
+        """Statuses of the other ranks that answer within ``seconds``, by rank."""
         answers: dict[int, dict[str, Any]] = {}
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
             for _ in range(_TRIES):
@@ -111,47 +108,45 @@ class Peers:
         return answers
 
     def say_farewell(self, made: int) -> None:
-        """The program of this rank ends, after ``made`` collectives."""
+        """Sends that this rank's program ends after ``made`` collectives."""
         for rank in range(self.size):
             self._send(self.socket, rank, f"{_HAS_ENDED} {self.rank} {made}")
 
     def state(self, rank: int) -> str:
-        """Of a rank that does not answer, for people."""
+        """Sentence for people about a rank that does not answer."""
         on = f"on {self.hosts[rank]}"
         if rank in self.ended:
             return f"{on} has ended: its program is over"
         if self.hosts[rank] != socket.gethostname():
             return f"{on} does not answer: it is dead, stopped or out of reach"
-        try:
-            stat = Path(f"/proc/{self._numbers[rank]}/stat").read_text()
-            letter = stat.rpartition(")")[2].split()[0]
-        except OSError:
-            letter = ""
-        return f"{on} {_STATES.get(letter, _ALIVE)}"
+        process = find(self._numbers[rank])
+        if process is None or process.has_ended:
+            return f"{on} {_GONE}"
+        return f"{on} {_STATES.get(process.state, _ALIVE)}"
 
     def _send(self, by: socket.socket, rank: int, what: str) -> None:
         if rank == self.rank:
             return
         for address in self.addresses[rank]:
-            # No way there is the same as no answer.
+            # An unreachable rank is treated as one that does not answer.
             with contextlib.suppress(OSError):
                 by.sendto(f"{self.token} {what}".encode(), (address, self._ports[rank]))
 
     @property
     def group(self) -> str:
-        """Which ranks of the job these are, or nothing if all."""
+        """Text with these ranks' numbers in the job; empty if they are all ranks."""
         if len(self.job) == MPI.COMM_WORLD.size:
             return ""
         more = f" and {self.size - _SHOWN} more" if self.size > _SHOWN else ""
         return f"ranks {', '.join(map(str, self.job[:_SHOWN]))}{more}"
 
     def close(self) -> None:
-        """No more answers."""
+        """Stops answering."""
         self.socket.close()
 
 
 def _fitting(status: dict[str, Any]) -> bytes:
-    """Whole JSON of at most ``MOST_BYTES``; characters take one to six of them."""
+    """Valid JSON of at most ``MOST_BYTES``; a character takes one to six bytes."""
     while True:
         encoded = json.dumps(status, ensure_ascii=False).encode(errors="replace")
         stack = status["stack"]
@@ -161,7 +156,7 @@ def _fitting(status: dict[str, Any]) -> bytes:
 
 
 def _addresses(host: str) -> list[str]:
-    """Addresses by which other hosts may reach this one."""
+    """Addresses of this host at which other hosts may reach it."""
     found: list[str] = []
     with contextlib.suppress(OSError):  # a host may not know its own name
         found += [str(info[4][0]) for info in socket.getaddrinfo(host, None, socket.AF_INET)]

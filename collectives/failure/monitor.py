@@ -1,4 +1,4 @@
-"""The thread that notices that a collective does not end, says who is missing, and ends the job."""
+"""Watchdog thread: notices a collective that does not end, reports who is missing, ends the job."""
 
 import atexit
 import contextlib
@@ -15,47 +15,53 @@ from typing import Any, NoReturn
 
 from mpi4py import MPI
 
-from collectives.launch import expect_end
-from collectives.watchdog.history import Entered, History, size_of
-from collectives.watchdog.neighbours import Neighbour, Neighbours
-from collectives.watchdog.peers import MOST_BYTES, Peers
-from collectives.watchdog.report import deadlock, is_meeting, note, place, report, stacks
+from collectives.failure.abort import expect_end
+from collectives.failure.history import Entered, History, size_of
+from collectives.failure.neighbours import Neighbour, Neighbours
+from collectives.failure.peers import MOST_BYTES, Peers
+from collectives.failure.report import deadlock, is_meeting, note, place, report, stacks
 
-#: The job's exit status after a stall, as of timeout(1), and after what would come again.
+#: Exit status of the job after a stall, as of timeout(1).
 STATUS = 124
+#: Exit status of the job after a fault that a restart would meet again.
 FAULT = 1
-#: How long the others may take to answer, and how long ranks wait for one to write the report.
+#: Seconds for the other ranks to answer.
 _ANSWER_S = 1.0
+#: Seconds that ranks wait for one of them to write the report.
 _GRACE_S = 3.0
-#: How often a thread that answers looks whether it is still needed, and one that watches at all.
+#: Seconds between two looks of an answering thread at whether it is still needed.
 _TURN_S = 0.1
+#: Seconds between two looks of the watching thread.
 _SELECT_S = 0.25
-#: How long a rank may be waited for that has ended: its exit handlers may be at work.
+#: Seconds for the exit handlers of a rank whose program has ended.
 _LEFT_S = 3.0
-#: After so long a rank that waits asks the others, each so much later than the one before it.
+#: Seconds until a waiting rank asks the others, and the further seconds for each rank below it.
 _LOOK_S = 5.0
 _BESIDE_S = 0.01
-#: After so long it says whom it waits for, once for each place; at once if one does not answer.
+#: Seconds until a waiting rank writes a note, once for each place; 0 if a rank is silent.
 _NOTE_S = 30.0
-#: Communicators of which a rank answers.
-_MOST_TOLD = 100
+#: Most communicators in an answer.
+_MOST_SHOWN = 100
 
 
 class Watchdog:
-    """Watches one communicator's collectives.  Making it is collective.
+    """Watches one communicator's collectives.  The constructor is collective.
 
     A call that cannot end ends the job with status 1, in seconds: a rank's program has ended
     without it, or two ranks wait for each other in calls on two communicators.  Slowness is no
-    fault: after half a minute, and once for each place, a rank says whom it waits for, and waits.
+    fault: after half a minute, once for each place, a rank writes whom it waits for, and waits on.
 
-    After ``timeout`` seconds in one call, one of the ranks that wait reports which call that is,
-    how far every rank is, who is missing and where these are, and the job ends with status 124.
-    Neighbours see a process die, and ``SIGUSR2`` makes a rank write its last calls to stderr, even
-    while it is stuck inside MPI.
+    After ``timeout`` seconds in one call, one of the waiting ranks reports the call, every rank's
+    progress, the missing ranks and their stacks, and the job ends with status 124.  Neighbours see
+    a process die.  ``SIGUSR2`` makes a rank write its last calls to stderr, even while it is stuck
+    inside MPI.
 
     Args:
-        comm: a communicator; no messages are sent on it later.
-        timeout: seconds; without one, slowness, deaths and signals are left alone.
+        comm: a communicator; the watchdog sends no messages on it later.
+        timeout: seconds; without one, slowness, deaths and signals are ignored.
+
+    Raises:
+        ValueError: ``timeout`` is no finite number above 0.
     """
 
     def __init__(self, comm: MPI.Intracomm, timeout: float | None = None) -> None:
@@ -69,8 +75,8 @@ class Watchdog:
         self._peers = Peers(comm)
         self._neighbours = None
         world = MPI.Comm.Compare(comm, MPI.COMM_WORLD) in (MPI.IDENT, MPI.CONGRUENT)
-        # One ring sees all.  Each rank's threads make theirs in an order of their own, so the ranks
-        # say whether they have one.
+        # One ring is enough.  Threads may make watchdogs in another order on each rank, so the
+        # ranks agree whether there is a ring.
         here = any(other._neighbours for other in _running())
         if timeout and world and not any(comm.allgather(here)):
             hosts, addresses = self._peers.hosts, self._peers.addresses
@@ -88,17 +94,17 @@ class Watchdog:
         self._thread.start()
 
     def enter(self, arguments: Any, algorithm: str | None) -> Entered:
-        """A call begins.  Cost: about a microsecond, with :meth:`leave`."""
+        """Records that a call begins.  Cost: about a microsecond, with :meth:`leave`."""
         size = size_of(arguments.recvbuf) or size_of(arguments.sendbuf)
         return self.calls.enter(arguments.collective, algorithm, size)
 
     def leave(self, call: Entered, completes: bool = True) -> None:
-        """It has ended; ``completes`` unless its collective is under way from now on."""
+        """Records that a call ended; ``completes`` is false if its collective is still running."""
         self.calls.leave(call, completes)
 
     @contextmanager
     def waiting(self, what: str, *, numbered: bool) -> Iterator[None]:
-        """Something else that waits for other ranks."""
+        """Marks a block that waits for other ranks in another way than a collective."""
         call = self.calls.enter(what, numbered=numbered)
         try:
             yield
@@ -106,7 +112,7 @@ class Watchdog:
             self.calls.leave(call)
 
     def __str__(self) -> str:
-        """The last calls of this rank, for people."""
+        """Text with the last calls of this rank."""
         peers = self._peers
         among = f", among {peers.group}" if peers.group else ""
         place = f"rank {peers.job[peers.rank]} of {MPI.COMM_WORLD.size}{among}"
@@ -118,7 +124,7 @@ class Watchdog:
         if listened and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGUSR2, self._previous)
             signal.set_wakeup_fd(-1)
-            for other in _running():  # hears of signals from now on
+            for other in _running():  # receives the signals from now on
                 if other is not self and other.timeout < float("inf"):
                     other._previous = other._listen_to_signals()
                     break
@@ -128,26 +134,26 @@ class Watchdog:
             self._neighbours.close()
 
     def drop(self) -> None:
-        """Stops watching, and waits for nothing."""
+        """Stops watching, without waiting for the thread."""
         atexit.unregister(self._leave)
         self._stop = True
         with contextlib.suppress(OSError):  # it is closed already
             self._signalled.send(b"\0")
 
     def _leave(self) -> None:
-        """The program ends, and this rank will come to no collective any more."""
+        """Says to the other ranks that this rank will make no collective any more."""
         if os.getpid() == self._process:
             self._peers.say_farewell(self.calls.made)
 
     def _listen_to_signals(self) -> Any:
-        """Python's own handlers run only between byte codes, so not while a rank is inside MPI.
+        """Has signals written to a file descriptor, which the thread reads.
 
-        The file descriptor is written to at once, and the thread reads it.
+        Python's own handlers run between byte codes, so not while a rank is inside MPI.
         """
         if threading.current_thread() is not threading.main_thread():
             return None
         other = signal.set_wakeup_fd(self._signalled.fileno(), warn_on_full_buffer=False)
-        if other != -1:  # an event loop's, which needs it more
+        if other != -1:  # an event loop of the program uses it
             signal.set_wakeup_fd(other)
             return None
         previous = signal.getsignal(signal.SIGUSR2)
@@ -162,14 +168,9 @@ class Watchdog:
                 ready.register(neighbour.connection, selectors.EVENT_READ, neighbour)
             while not self._stop:
                 for key, _ in ready.select(min(_SELECT_S, self.timeout / 4)):
-                    if self._neighbours and isinstance(key.data, Neighbour):
+                    if isinstance(key.data, Neighbour):
                         ready.unregister(key.fileobj)
-                        if text := self._neighbours.listen(key.data):
-                            _say(text)
-                    elif key.fileobj is self._peers.socket:
-                        self._peers.answer(self._status())
-                    elif signal.SIGUSR2 in self._wakeup.recv(100):
-                        _say(report_calls())
+                    self._read(key)
                 call = self.calls.current
                 if call is not None:
                     self._look(call, monotonic() - call.begun)
@@ -177,7 +178,18 @@ class Watchdog:
             end.close()
         self._peers.close()
 
+    def _read(self, key: selectors.SelectorKey) -> None:
+        """Reads from a socket that has become readable."""
+        if self._neighbours and isinstance(key.data, Neighbour):
+            if text := self._neighbours.listen(key.data):
+                _say(text)
+        elif key.fileobj is self._peers.socket:
+            self._peers.answer(self._status())
+        elif signal.SIGUSR2 in self._wakeup.recv(100):
+            _say(report_calls())
+
     def _status(self) -> dict[str, Any]:
+        """This rank's answer to a question of another one."""
         call = self.calls.current
         waited = 0.0 if call is None else monotonic() - call.begun
         running = [watchdog for watchdog in _running() if watchdog is not self]
@@ -191,17 +203,17 @@ class Watchdog:
             "number": None if call is None else call.number,
             "meets": call is not None and is_meeting(call),
             "made": self.calls.made,
-            "made_on": {other._peers.token: other.calls.made for other in running[-_MOST_TOLD:]},
+            "made_on": {other._peers.token: other.calls.made for other in running[-_MOST_SHOWN:]},
             "elsewhere": [(token, it.number, str(it)) for token, it in elsewhere[:1]],
             "polls": monotonic() - self.calls.polled < min(1.0, 0.5 * self.timeout),
-            # Ranks enter one after the other, and the first to complain asks all at once.
+            # Ranks enter a call one after the other, and the first one asks all at once.
             "waits": waited > 0.5 * self.timeout,
             "where": place(),
             "stack": stacks()[-MOST_BYTES // 2 :],
         }
 
     def _look(self, call: Entered, waited: float) -> None:
-        """A call has lasted for so many seconds."""
+        """Acts on a call that has lasted ``waited`` seconds."""
         if waited > self.timeout:
             self._stalled(call)
             return
@@ -234,12 +246,9 @@ class Watchdog:
                 _say(text)
 
     def _asked(self, call: Entered) -> dict[int, dict[str, Any]]:
-        """What all ranks answer; nothing if the call has gone on after all."""
+        """Statuses of all ranks that answer; empty if the call has ended meanwhile."""
         over = threading.Event()
-        answering = threading.Thread(
-            target=self._keep_answering, args=(over,), name="watchdog", daemon=True
-        )
-        answering.start()
+        answering = self._start_answering(over)
         answers = self._peers.ask(_ANSWER_S)
         over.set()
         answering.join()
@@ -259,25 +268,29 @@ class Watchdog:
         self._end(text, STATUS)
 
     def _end(self, text: str, status: int) -> NoReturn:
-        """Ends the job with these words, or after those of another rank."""
-        answering = threading.Thread(
-            target=self._keep_answering, args=(threading.Event(),), name="watchdog", daemon=True
-        )
-        answering.start()
+        """Ends the job with a report, or after another rank has written one."""
+        self._start_answering(threading.Event())
         if text:
             _say(text)
         else:
             sleep(_GRACE_S)
         sys.stdout.flush()
         sys.stderr.flush()
-        sleep(0.2)  # for the launcher to forward it
+        sleep(0.2)  # the launcher forwards it
         expect_end()
         if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
             self._comm.Abort(status)
         os._exit(status)
 
+    def _start_answering(self, over: threading.Event) -> threading.Thread:
+        """A thread that answers the other ranks, which may ask at the same time, until ``over``."""
+        answering = threading.Thread(
+            target=self._keep_answering, args=(over,), name="watchdog", daemon=True
+        )
+        answering.start()
+        return answering
+
     def _keep_answering(self, over: threading.Event) -> None:
-        """The others ask at the same time."""
         with selectors.DefaultSelector() as ready:
             ready.register(self._peers.socket, selectors.EVENT_READ)
             while not over.is_set():
@@ -286,21 +299,21 @@ class Watchdog:
 
 
 class _Thread(threading.Thread):
-    """What a watchdog does in the background."""
+    """The background thread of a watchdog."""
 
     def __init__(self, watchdog: Watchdog) -> None:
-        # A daemon: a thread that waits for a hang must not keep a job from ending.
+        # As a daemon it keeps no job from ending.
         super().__init__(target=watchdog._watch, name="watchdog", daemon=True)
         self.watchdog = watchdog
 
 
 def report_calls() -> str:
-    """The last calls of this process on each communicator that is watched, for people."""
+    """Text with the last calls of this process on each watched communicator."""
     return "\n".join(str(watchdog) for watchdog in _running() if watchdog.calls)
 
 
 def _running() -> list[Watchdog]:
-    """Those of this process that are not closed."""
+    """Open watchdogs of this process."""
     threads = [thread for thread in threading.enumerate() if isinstance(thread, _Thread)]
     return [thread.watchdog for thread in threads if not thread.watchdog._stop]
 
@@ -310,4 +323,4 @@ def _say(text: str) -> None:
 
 
 def _nothing(*_: object) -> None:
-    """A handler that makes Python notice the signal."""
+    """Handler without effect, by which Python writes to the file descriptor."""

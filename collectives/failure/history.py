@@ -1,42 +1,42 @@
-"""The last calls of a rank, kept cheaply and put into words only when somebody asks."""
+"""Record of the last calls of a rank, cheap to keep and formatted only when somebody asks."""
 
 import sys
 from collections import deque
 from collections.abc import Container
+from dataclasses import dataclass, field
 from time import monotonic
 from types import CodeType
 from typing import Any
 
 #: Calls kept per communicator.
 KEPT = 64
-#: Letters of a call's name that are told, so that a report fits a datagram.
+#: Most characters of a call's name in a report, which must fit a datagram.
 _LONGEST = 500
 #: Frames of these modules are not the user's code.
 _NOT_THE_USER = (__name__.partition(".")[0], "contextlib")
 
 
+@dataclass(slots=True, eq=False)
 class Entered:
-    """One call: what it was, where the user's code made it, and when it began and ended."""
+    """One call: its name, its line in the user's code, and when it began and ended.
 
-    __slots__ = ("begun", "code", "ended", "line", "number", "numbered", "outer", "what")
+    Attributes:
+        number: number of the collective that it makes, runs or waits for.
+        numbered: whether all ranks make this call.
+        what: parts of its name.
+        outer: the call that it was made in, if any.
+        code, line: place in the user's code.
+        begun, ended: seconds of a clock; ``ended`` is 0 while it lasts.
+    """
 
-    def __init__(
-        self,
-        number: int,
-        numbered: bool,
-        what: tuple[object, ...],
-        outer: "Entered | None",
-        code: CodeType | None,
-        line: int,
-    ) -> None:
-        self.number = number
-        self.numbered = numbered
-        self.what = what
-        self.outer = outer
-        self.code = code
-        self.line = line
-        self.begun = monotonic()
-        self.ended = 0.0
+    number: int
+    numbered: bool
+    what: tuple[object, ...]
+    outer: "Entered | None"
+    code: CodeType | None
+    line: int
+    begun: float = field(default_factory=monotonic)
+    ended: float = 0.0
 
     @property
     def site(self) -> str:
@@ -45,7 +45,7 @@ class Entered:
 
     @property
     def words(self) -> str:
-        """What it is."""
+        """Collective, algorithm and size of the call, as text."""
         what = " ".join(str(part) for part in self.what if part is not None)
         return f"{what[:_LONGEST]}..." if len(what) > _LONGEST else what
 
@@ -59,13 +59,13 @@ class Entered:
 
 
 class History:
-    """The ring buffer.
+    """Ring buffer of a rank's last calls on a communicator.
 
     Attributes:
         current: the call that this rank is in, if any.
-        made: how many collective calls this rank has made, the same on all ranks that are as far.
+        made: number of collective calls that this rank has made; all ranks count alike.
         completed: the highest number of a collective that has ended.
-        polled: when this rank last found, by ``Test``, one that had not ended.
+        polled: when a ``Test`` on this rank last found an unfinished collective.
     """
 
     def __init__(self) -> None:
@@ -76,13 +76,12 @@ class History:
         self._kept: deque[Entered] = deque(maxlen=KEPT)
 
     def enter(self, *what: object, numbered: bool = True, of: int | None = None) -> Entered:
-        """A call begins; ``what`` is put into words later, so it must not hold on to buffers.
+        """Records that a call begins.
 
         Args:
-            what: it is.
-            numbered: all ranks make it, so that its number says how far each of them is.
-            of: the number of the collective that it runs or waits for: ranks may do that in calls
-                of their own, as ``Wait`` and ``Test``, so that it has no other.
+            *what: parts of its name, formatted later; must keep no buffer alive.
+            numbered: whether all ranks make this call, so that its number is each rank's progress.
+            of: number of the collective that this call runs or waits for, as ``Wait`` does.
         """
         if of is None:
             self.made += numbered
@@ -93,13 +92,13 @@ class History:
         return call
 
     def leave(self, call: Entered, completes: bool = True) -> None:
-        """It has ended; ``completes`` unless its collective is under way from now on."""
+        """Records that a call ended; ``completes`` is false if its collective is still running."""
         call.ended = monotonic()
-        if completes and call.numbered:  # others bear that of the last that began
+        if completes and call.numbered:  # other calls have the number of the last collective
             self.complete(call.number)
         if self.current is call:
             self.current = call.outer
-        else:  # another thread is still in one that began later
+        else:  # another thread is still in a call that began later
             inner = self.current
             while inner is not None and inner.outer is not call:
                 inner = inner.outer
@@ -108,7 +107,7 @@ class History:
         call.outer = None
 
     def complete(self, number: int) -> None:
-        """This collective has ended."""
+        """Records that the collective of this number has ended."""
         self.completed = max(self.completed, number)
 
     def __bool__(self) -> bool:
@@ -122,11 +121,11 @@ class History:
 def call_site(
     frame: Any = None, leaving_out: Container[str] = _NOT_THE_USER
 ) -> tuple[CodeType | None, int]:
-    """The innermost frame outside of some packages, as its code and line.
+    """Code and line of the innermost frame outside of some packages.
 
     Args:
-        frame: where to begin; the caller's by default.
-        leaving_out: names of packages, this one by default.
+        frame: frame to begin with; the caller's by default.
+        leaving_out: names of the packages; this one by default.
     """
     frame = frame or sys._getframe(1)
     while frame is not None:
@@ -137,7 +136,7 @@ def call_site(
 
 
 def size_of(buffer: object) -> str | None:
-    """``"400 bytes"``, as far as that can be told without reading the buffer's specification."""
+    """``"400 bytes"``, if the size is known without parsing the buffer's specification."""
     array = buffer[0] if isinstance(buffer, list | tuple) and buffer else buffer
     nbytes = getattr(array, "nbytes", None)
     return None if nbytes is None else f"{nbytes} bytes"

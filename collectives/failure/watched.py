@@ -1,24 +1,24 @@
-"""A plan that a watchdog looks at."""
+"""A plan under the eyes of a watchdog."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from collectives.watchdog.history import Entered
+from collectives.failure.history import Entered
 
 if TYPE_CHECKING:
-    from collectives.watchdog.monitor import Watchdog
+    from collectives.failure.monitor import Watchdog
 
 
 class Watched:
-    """A plan whose runs and waits are watched, by the number of the call that has made it.
+    """A plan whose runs and waits are watched, under the number of the call that made it.
 
-    Runs have no numbers of their own: a rank may ``Wait`` where another calls ``Test``.
+    Runs have no numbers, as a rank may call ``Wait`` where another calls ``Test``.
     """
 
     def __init__(self, plan: Any, made: Entered, watchdog: "Watchdog") -> None:
-        """``made``: the call that has made it."""
+        """Watches ``plan``, which the call ``made`` has made."""
         self._plan = plan
         self._number = made.number
         self._collective, _, self._size = made.what
@@ -30,7 +30,7 @@ class Watched:
             self._plan()
 
     def begin(self) -> Any:
-        """Starts it, for one run; of a request of MPI's, that watches itself by this."""
+        """Starts one run; a request of MPI's gets this object as its ``watched``."""
         begun = self._plan.begin()
         if begun is self._plan:
             return self
@@ -44,25 +44,25 @@ class Watched:
         return done
 
     def tested(self, done: bool) -> None:
-        """What a ``Test`` has found."""
+        """Records the result of a ``Test``."""
         if done:
             self._watchdog.calls.complete(self._number)
         else:
             self._watchdog.calls.polled = monotonic()
 
     def Wait(self) -> None:
-        """Completes it."""
+        """Completes the run."""
         with self.waiting("Wait for"):
             self._plan.Wait()
 
     def synchronize(self) -> None:
-        """Completes it; the host can read the results."""
+        """Completes the run; the host can read the results."""
         with self.waiting("Wait for"):
             self._plan.synchronize()
 
     @contextmanager
     def waiting(self, how: str | None = None) -> Iterator[None]:
-        """Marks a block that waits for its run."""
+        """Marks a block that waits for the run."""
         calls = self._watchdog.calls
         what = how, self._collective, self._plan.algorithm, self._size
         call = calls.enter(*what, of=self._number)

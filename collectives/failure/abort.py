@@ -1,4 +1,7 @@
-"""Guards for a rank that dies alone, and a launcher that dies first."""
+"""End of the whole job when one rank fails, or when its launcher has died.
+
+``docs/failures.md`` says what happens when a rank dies.
+"""
 
 import io
 import os
@@ -10,37 +13,36 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from mpi4py import MPI
 
 from collectives.environment import switch
+from collectives.failure.processes import Process, find
 from collectives.launchers import PROCESSES
 
-#: What a launcher has not forwarded when it hears of an abort may be lost: MPICH's sometimes loses
-#: the traceback.
+#: Seconds for the launcher to forward output before an abort; MPICH's may lose a traceback.
 _FORWARDING_S = 0.2
-#: How long ranks leave it to one of them to write what all have raised, and to end them.
+#: Seconds for one rank to write an error that all ranks have raised, and to end the job.
 _FIRST_S = 3
-#: How long ``Abort`` may take; it is done in milliseconds, or never.
+#: Seconds for ``Abort``, which takes milliseconds or never returns.
 _ABORT_S = 5
-#: A launcher that cannot reach another node waits for TCP to give up: 15 minutes.
+#: Seconds for the launcher, which may wait 15 minutes for a node that it cannot reach.
 _LAUNCHER_S = 30
-#: How often a rank looks whether it still has the parent that it began with.
+#: Seconds between two looks at the parent process.
 _PARENT_S = 1.0
-#: The exit status of one that has not: 128 + SIGHUP.
+#: Exit status of a rank whose parent has died: 128 + SIGHUP.
 ORPHANED = 129
 
 
 @contextmanager
 def abort_on_exception(comm: MPI.Comm) -> Iterator[None]:
-    """Ends the whole job when this rank fails, its traceback first.
+    """Ends the whole job when this rank fails; its traceback is written first.
 
     Without it the other ranks wait for this one for ever.  ``SystemExit`` with status 0 or none
-    passes; any other ends the job with that status.  A rank whose parent dies ends too: MPICH's
-    ranks otherwise go on for ever when the daemon of their node is killed, and ``mpiexec`` waits.
+    passes; any other ends the job with that status.  A rank whose parent dies ends too; MPICH's
+    ranks otherwise run on when the daemon of their node is killed, and ``mpiexec`` waits for them.
     """
     over, own = threading.Event(), os.getpid()
     if comm.size > 1:
@@ -60,14 +62,14 @@ def abort_on_exception(comm: MPI.Comm) -> Iterator[None]:
 
 
 def end_job(comm: MPI.Comm, error: BaseException, why: str = "") -> NoReturn:
-    """Ends all ranks for an error of this one, its traceback first.
+    """Ends all ranks because of an error on this one; its traceback is written first.
 
-    The exit status is that of a ``SystemExit`` where it has one but 0, else 1.
+    The exit status is 1, or that of a ``SystemExit`` if it is not 0.
 
     Args:
         comm: the ranks.
-        error: its text alone is written where it is a ``SystemExit`` and there is no ``why``.
-        why: a sentence for people, written behind the traceback.
+        error: the error; a ``SystemExit`` without ``why`` is written without its traceback.
+        why: a sentence for people, written after the traceback.
     """
     status = error.code if isinstance(error, SystemExit) else None
     if isinstance(error, SystemExit) and not why:
@@ -84,7 +86,7 @@ def end_job(comm: MPI.Comm, error: BaseException, why: str = "") -> NoReturn:
 
 
 def note_shared(comm: MPI.Comm, error: BaseException, teller: int = 0) -> None:
-    """Notes that all of these ranks have raised this error, so that one writes it for all."""
+    """Marks an error that all ranks raise, so that rank ``teller`` writes it for all."""
     if comm.size == MPI.COMM_WORLD.size and not hasattr(error, "_teller"):
         abort_when_uncaught()
         with suppress(AttributeError, TypeError):  # a class may take no attributes
@@ -110,36 +112,36 @@ class _AbortingHook:
 
 
 def abort_when_uncaught(environment: Mapping[str, str] = os.environ) -> None:
-    """From now on, an exception that nobody catches on this rank ends the whole job.
+    """Installs a hook: an exception that nobody catches on this rank ends the whole job.
 
-    Its traceback comes first, as Python writes it.  Does nothing if ``COLLECTIVES_ABORT`` is off,
-    or a second time.
+    Python writes its traceback first.  A second call does nothing, nor does any call if
+    ``COLLECTIVES_ABORT`` is off.
     """
     if aborts(environment) and not isinstance(sys.excepthook, _AbortingHook):
         sys.excepthook = _AbortingHook(sys.excepthook)
 
 
 def aborts(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether an error of one rank is to end the job."""
+    """Whether an error of one rank ends the job."""
     return "COLLECTIVES_ABORT" not in environment or switch("COLLECTIVES_ABORT", environment)
 
 
 def _say_where(comm: MPI.Comm, error: BaseException) -> None:
-    """Whose error is written next; what all ranks have raised, one of them writes."""
+    """Writes which rank failed; waits first if another rank writes the error of all ranks."""
     where = f"rank {comm.rank} of {comm.size} on {socket.gethostname()}"
     teller = getattr(error, "_teller", None)
     if teller == comm.rank:
         where = f"all {comm.size} ranks"
     elif teller is not None:
-        time.sleep(_FIRST_S)  # longer only where that one has caught it
+        time.sleep(_FIRST_S)  # the job ends meanwhile, unless that rank has caught the error
     print(f"[{where}] ", file=sys.stderr, end="", flush=True)
 
 
 def _end_with(parent: int, rank: int, over: threading.Event) -> None:
-    """Ends this process soon after its parent, unless it is ``over`` before."""
+    """Ends this process when its parent has ended; returns once ``over`` is set."""
     while not over.wait(_PARENT_S):
         if os.getppid() != parent:
-            with suppress(OSError):  # the launcher may have been who reads it
+            with suppress(OSError):  # the launcher may have read our stderr
                 print(
                     f"[rank {rank} on {socket.gethostname()}] process {parent}, the launcher's on "
                     "this node, is gone, and this rank ends with it",
@@ -150,22 +152,18 @@ def _end_with(parent: int, rank: int, over: threading.Event) -> None:
 
 
 def expect_end(own: float = _ABORT_S, launcher: float = _LAUNCHER_S) -> None:
-    """The job is about to be aborted: kill this process, and what launched it, if they do not end.
+    """Starts a shell that kills this process and its launcher if the abort does not end them.
 
     Where another node cannot be reached, MPICH's ``Abort`` may never return, and no thread of
-    Python runs while it is called; Open MPI's ``mpirun`` waits for that node's daemon.
+    Python runs meanwhile; Open MPI's ``mpirun`` waits for that node's daemon.
 
     Args:
         own: seconds until this process is killed.
-        launcher: seconds until the launcher's processes on this node are.
+        launcher: seconds until the launcher's processes on this node are killed.
     """
-    number = os.getpid()
-    kills = [
-        f"sleep {own}",
-        _kill(number, _stat(number)),
-        f"sleep {launcher - own}",
-        *(_kill(*found) for found in _launchers()),
-    ]
+    itself = find(os.getpid())
+    assert itself is not None, "this process is running"
+    kills = [f"sleep {own}", _kill(itself), f"sleep {launcher - own}", *map(_kill, _launchers())]
     subprocess.Popen(
         ["sh", "-c", "; ".join(kills)],
         start_new_session=True,  # it outlives this process
@@ -175,48 +173,31 @@ def expect_end(own: float = _ABORT_S, launcher: float = _LAUNCHER_S) -> None:
     )
 
 
-class _Stat(NamedTuple):
-    """Of ``/proc/PID/stat``."""
-
-    name: str
-    parent: int
-    began: str
+def _kill(process: Process) -> str:
+    """A shell command that kills a process, unless its number is another process's by then."""
+    began = f'sed "s/.*) //" /proc/{process.number}/stat 2>/dev/null | cut -d" " -f20'
+    return f'[ "$({began})" = {process.began} ] && kill -KILL {process.number}'
 
 
-def _stat(number: int) -> _Stat:
-    # The name may hold spaces and parentheses.
-    before, _, rest = Path(f"/proc/{number}/stat").read_text().rpartition(")")
-    fields = rest.split()
-    return _Stat(before.partition("(")[2], int(fields[1]), fields[19])
-
-
-def _kill(number: int, stat: _Stat) -> str:
-    """In the words of a shell; by then the number may be another process's."""
-    began = f'sed "s/.*) //" /proc/{number}/stat 2>/dev/null | cut -d" " -f20'
-    return f'[ "$({began})" = {stat.began} ] && kill -KILL {number}'
-
-
-def _launchers() -> Iterator[tuple[int, _Stat]]:
+def _launchers() -> Iterator[Process]:
     """The parent and, if it runs on this node, the launcher above it."""
     parent = number = os.getppid()
-    with suppress(OSError):  # one has ended
-        while number > 1:
-            stat = _stat(number)
-            launches = stat.name.startswith(PROCESSES)
-            if launches or number == parent:
-                yield number, stat
-            if launches:
-                return
-            number = stat.parent
+    while number > 1 and (process := find(number)):
+        launches = process.name.startswith(PROCESSES)
+        if launches or number == parent:
+            yield process
+        if launches:
+            return
+        number = process.parent
 
 
 def _abort(comm: MPI.Comm, status: int) -> NoReturn:
     if isinstance(sys.stderr, io.StringIO) and sys.__stderr__ is not None:
-        # As the hook of torch.distributed, which would write it once we are back.
+        # The hook of torch.distributed collects stderr, and would write it after we return.
         print(sys.stderr.getvalue(), file=sys.__stderr__, end="", flush=True)
     sys.stdout.flush()
     sys.stderr.flush()
     time.sleep(_FORWARDING_S)
     expect_end()
     comm.Abort(status)
-    os._exit(status)  # some launchers kill only a moment later, and nothing may run until then
+    os._exit(status)  # nothing may run until the launcher kills this process

@@ -1,8 +1,7 @@
-"""Sees another rank's process die, at once and independently of MPI.
+"""Ring of connections between the ranks, by which a rank sees its neighbour die, without MPI.
 
-The ranks are connected in a ring.  The system closes a connection when the process at its end
-terminates, for whatever reason.  MPI libraries often name the rank that noticed, not the one that
-died.
+The system closes a connection when the process at its other end terminates, for whatever reason.
+MPI libraries often name the rank that noticed a death in the place of the dead one.
 """
 
 import atexit
@@ -19,7 +18,7 @@ _FAREWELL = b"b"
 
 
 class Neighbour(NamedTuple):
-    """A rank that we are connected to."""
+    """A rank that this rank is connected to."""
 
     rank: int
     host: str
@@ -27,7 +26,7 @@ class Neighbour(NamedTuple):
 
 
 class Neighbours:
-    """The two ranks beside this one; making it is collective.
+    """The two ranks beside this one; the constructor is collective.
 
     Attributes:
         alive: neighbours whose connections are open.
@@ -40,7 +39,7 @@ class Neighbours:
         addresses: Sequence[Sequence[str]],
         token: str,
     ) -> None:
-        """``hosts`` and ``addresses`` are those of each rank; ``token`` is the job's secret."""
+        """Connects; ``hosts`` and ``addresses`` are each rank's, ``token`` is the job's secret."""
         self.alive: list[Neighbour] = []
         self._leaving = False
         self._rank = comm.rank
@@ -58,12 +57,12 @@ class Neighbours:
         atexit.register(self.close)
 
     def listen(self, neighbour: Neighbour) -> str:
-        """Reads from a connection that has become readable; returns the message to print, or ""."""
+        """Reads from a readable connection; returns the message to print, or ``""``."""
         try:
             died = neighbour.connection.recv(1) != _FAREWELL
         except OSError:
             died = True
-        if self._leaving:  # what we send to one that has left cuts its farewell off
+        if self._leaving:  # our farewell may have cut off the one of a neighbour that left first
             return ""
         neighbour.connection.close()
         self.alive.remove(neighbour)
@@ -92,7 +91,7 @@ def _connect(addresses: Sequence[str], port: int, token: str) -> socket.socket |
 
 
 def _accept(listening: socket.socket, token: str) -> socket.socket:
-    """The next connection that knows the job's secret."""
+    """Next connection whose peer knows the job's secret."""
     while True:
         connection, _ = listening.accept()
         connection.settimeout(_CONNECT_S)
