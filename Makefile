@@ -152,13 +152,13 @@ bench: install
 	$(MPIEXEC) -n 2 $(BIN)/python -m collectives bench allreduce -b 8 -e 64M -f 8 \
 		--algorithm ring,double_binary_tree,butterfly,direct,auto --memory both \
 		-J runs/allreduce_2_$(MPI).json --plot runs/allreduce_2_$(MPI).png
-	$(MPIEXEC) -n 2 $(BIN)/python -m collectives bench round
+	$(MPIEXEC) -n 2 $(BIN)/python -m benchmarks.round_cost
 
 tune: install
 	$(MPIEXEC) -n $(NP) $(BIN)/python -m collectives tune -o runs/tuned.json
 
 # One table a collective: the libraries' own, and ours under each of them, on 2 ranks; into PEERS.
-# Several runs: make peers PEERS=runs/1, and 2, then collectives compare --auto runs/?/*.json
+# Several runs: make peers PEERS=runs/1, and 2, then python -m benchmarks.compare --auto runs/?/*.json
 PEERS ?= runs/peers
 OURS_allreduce := direct,butterfly,auto
 OURS_allgather := direct,auto
@@ -186,8 +186,8 @@ peers-%:
 	LD_LIBRARY_PATH=$(CURDIR)/.venv-impi/lib \
 	.venv-impi/bin/mpiexec -n 2 .venv-impi/bin/python -m collectives bench $* $(SWEEP) \
 		--memory host --floor --algorithm $(OURS_$*) -J $(PEERS)/$*_impi.json
-	.venv-gloo/bin/python -m collectives.bench.gloo $* $(SWEEP) -J $(PEERS)/$*_gloo.json
-	$(BIN)/python -m collectives compare --peers $(PEERS)/$*_openmpi.json \
+	.venv-gloo/bin/python -m benchmarks.gloo $* $(SWEEP) -J $(PEERS)/$*_gloo.json
+	$(BIN)/python -m benchmarks.compare --peers $(PEERS)/$*_openmpi.json \
 		$(PEERS)/$*_mpich.json $(PEERS)/$*_mpich_single.json $(PEERS)/$*_impi.json \
 		$(PEERS)/$*_gloo.json --plot $(PEERS)/$*.png
 

