@@ -40,7 +40,7 @@ export OMPI_MCA_rmaps_base_oversubscribe ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 
-.PHONY: help install train doctor test quick slow test-full bench lint check lowest wheel-check seeded soak conformance tune peers hosts cluster container clean
+.PHONY: help install train doctor test quick slow test-full bench lint check lowest wheel-check docs seeded soak conformance tune peers hosts cluster container clean
 
 help:
 	@echo "make train          train $(CONFIG) on NP=$(NP) ranks"
@@ -51,6 +51,7 @@ help:
 	@echo "make test-full      all tests, those with MPI on $(FULL) ranks; an hour or two"
 	@echo "make check          ruff, mypy and the tests without MPI; minutes"
 	@echo "make lint           ruff and mypy alone; seconds"
+	@echo "make docs           the documentation as a site in site/; links are checked"
 	@echo "make seeded         thirty faults put into a copy, and which tests notice"
 	@echo "make lowest         the tests of tests/unit with the oldest dependencies that are allowed"
 	@echo "make wheel-check    build the wheel, install it and use it where there is no repository"
@@ -120,6 +121,13 @@ lint: install
 
 check: lint
 	$(BIN)/python -m pytest -q -m "not slow" $(WORKERS) tests/unit tests/local
+
+docs: export NO_MKDOCS_2_WARNING = 1
+docs:
+	test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -e ".[docs]"
+	.venv-docs/bin/mkdocs build --quiet
+	@echo "the site is in site/: open site/index.html"
 
 lowest:
 	test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
@@ -198,4 +206,4 @@ cluster: install
 	$(BIN)/python -m pytest -q tests/cluster
 
 clean:
-	rm -rf .venv-openmpi .venv-mpich .venv-system .venv-impi .venv-gloo .venv-lowest build *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv-openmpi .venv-mpich .venv-system .venv-impi .venv-gloo .venv-lowest .venv-docs site build *.egg-info .mypy_cache .ruff_cache .pytest_cache

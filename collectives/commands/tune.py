@@ -44,8 +44,6 @@ def add(commands: "Commands") -> None:
         default=Path("tuned.json"),
         help="table to write; an existing one is updated (tuned.json)",
     )
-    attach = "measure ordinary memory that ranks read in one another's processes, too"
-    tuning.add_argument("--attach", action="store_true", help=attach)
     add_verbose(tuning)
     tuning.set_defaults(run=run)
 
@@ -58,9 +56,9 @@ def run(options: argparse.Namespace) -> int:
     from collectives.bench import inputs
     from collectives.bench.tune import known_entries, tune
     from collectives.communicator import Communicator
-    from collectives.launch import abort_on_exception
+    from collectives.failure.abort import abort_on_exception
 
-    comm = Communicator(MPI.COMM_WORLD, attach=False, turns=False)
+    comm = Communicator(MPI.COMM_WORLD, autotune=False)
     show_log(options, comm.rank)
     with abort_on_exception(comm):
         try:
@@ -71,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
                     "tune measures what several ranks do together; start it as mpirun -n 4 python "
                     "-m collectives tune"
                 )
-        except (CollectiveError, ValueError) as error:  # raised on all ranks
+        except (CollectiveError, ValueError) as error:  # all ranks raise it
             if comm.rank == 0:
                 print(f"error: {error}", file=sys.stderr)
             return 2

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from collectives.failure.processes import find
+
 
 def running(word: str) -> dict[int, list[str]]:
     """Command lines, by process number, that have ``word`` among their words."""
@@ -17,10 +19,6 @@ def running(word: str) -> dict[int, list[str]]:
 
 
 def began(number: int) -> str:
-    """Start of a process in the system's ticks; empty if it has ended, also as a zombie."""
-    try:
-        # The name may hold spaces and parentheses.
-        fields = (Path("/proc") / str(number) / "stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] in "ZX" else fields[19]
+    """Start of a process, in the system's ticks; empty if it has ended, even if nobody waited."""
+    process = find(number)
+    return "" if process is None or process.has_ended else process.began
