@@ -21,6 +21,8 @@ DEEPER = {
     "collectives.execution.transport.cuda_probe": "doctor tries a transfer of device memory",
     "collectives.execution.transport.shared_memory": "doctor tries the node's memory alone",
     "collectives.execution.waiting": "ranks wait alike in pipelines and in collectives",
+    "collectives.failure.abort": "an error that no rank catches ends all ranks of a job",
+    "collectives.failure.processes": "a trainer ends with the processes that it has started",
 }
 
 
