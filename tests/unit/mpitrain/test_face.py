@@ -22,7 +22,7 @@ DEEPER = {
     "collectives.execution.transport.shared_memory": "doctor tries the node's memory alone",
     "collectives.execution.waiting": "ranks wait alike in pipelines and in collectives",
     "collectives.failure.abort": "an error that no rank catches ends all ranks of a job",
-    "collectives.failure.processes": "a trainer ends with the processes that it has started",
+    "collectives.failure.processes": "the lock of a job looks up processes of this machine",
 }
 
 
