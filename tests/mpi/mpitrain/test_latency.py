@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from collectives import Communicator, delayed
 from mpitrain.config import Sync
-from mpitrain.parallel.summation import Dense, KeepsNothing
+from mpitrain.parallel.summation import Dense, Summation
 from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.sync import Delayed
 from mpitrain.training.trainer import Trainer
@@ -31,7 +31,7 @@ def comm():
 
 
 @dataclass
-class Line(KeepsNothing):
+class Line(Summation):
     """Sums that are there so many steps' time after they have begun.
 
     Attributes:

@@ -16,7 +16,7 @@ from mpitrain.checkpoint import Writer
 from mpitrain.config import Checkpoint, Compress, Config, Optim, Run, Train
 from mpitrain.data import Dataset, Samples
 from mpitrain.metrics import Skipped
-from mpitrain.objective.elementwise import Elementwise
+from mpitrain.objective.elementwise import ElementwiseLoss
 from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.run import checkpoints, resume, save
 from mpitrain.sync import Quorum
@@ -49,7 +49,7 @@ def comm():
         yield world
 
 
-class Product(Elementwise):
+class Product(ElementwiseLoss):
     """Scores times labels."""
 
     def compare(self, given, wanted):

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from collectives import Communicator
 from mpitrain.config import Sync
 from mpitrain.metrics import Step
-from mpitrain.parallel.wire import dense_bytes
+from mpitrain.parallel.sent_bytes import dense_bytes
 from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.report.facts import ranks, waited_for
 from mpitrain.training.trainer import Trainer
