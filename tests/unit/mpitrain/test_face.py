@@ -21,7 +21,7 @@ DEEPER = {
     "collectives.execution.transport.cuda_probe": "doctor tries a transfer of device memory",
     "collectives.execution.transport.shared_memory": "doctor tries the node's memory alone",
     "collectives.failure.abort": "an error of all ranks ends the job once, with one report",
-    "collectives.failure.processes": "doctor and launches read the states of processes alike",
+    "collectives.failure.processes": "ranks find processes as the guards against dead ranks do",
     "collectives.execution.waiting": "ranks wait alike in pipelines and in collectives",
 }
 
