@@ -81,9 +81,9 @@ class Communicator(  # type: ignore[misc]
             order.  They travel as messages, as many bytes as in a ring, and adding three and more
             takes some ten passes over them.  Other operations whose result depends on the order
             are refused.  The methods for objects, as ``allreduce``, stay mpi4py's.
-        turns: whether ``auto`` tries native and ours by turns in the first calls that repeat, and
+        autotune: whether ``auto`` measures native and ours when a kind of call first comes, and
             remembers what was faster (:mod:`collectives.calls.autotune`).  Default: whether
-            ``COLLECTIVES_TURNS`` is on.
+            ``COLLECTIVES_AUTOTUNE`` is on.
         device: how messages of arrays on a GPU go: ``"direct"``, handed to a CUDA-aware MPI;
             ``"staged"`` through pinned host memory; ``"auto"``: direct if a transfer between two
             processes of its own works.  Default: the value of ``COLLECTIVES_DEVICE``, or auto.
