@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tests.strict_cupy.base import POISON
+
 #: Operations that are put off; a GPU has some such number, too.
 _MOST = 400
-#: What freed and fresh memory holds: a number that shows.
-POISON = 0xA5
 
 
 class Range(NamedTuple):

@@ -6,13 +6,7 @@ from functools import partial
 import numpy as np
 
 from tests.queued_cupy.machine import Range, view_at
-
-
-class Flags:
-    """CuPy's, which do not say ``writeable``."""
-
-    def __init__(self, flags):
-        self.c_contiguous, self.f_contiguous = flags.c_contiguous, flags.f_contiguous
+from tests.strict_cupy.base import DeviceArray
 
 
 def bounds(array):
@@ -20,11 +14,9 @@ def bounds(array):
     return Range(*np.lib.array_utils.byte_bounds(array)) if array.size else Range(0, 0)
 
 
-class ndarray:
+class ndarray(DeviceArray):
     """As CuPy's; ``_a`` is the memory as the executor sees it, ``_memory`` keeps it."""
 
-    __hash__ = None
-    __array_priority__ = 100
     __array_ufunc__ = None
 
     def __init__(self, shape, dtype=float, memptr=None):
@@ -45,39 +37,12 @@ class ndarray:
         made._a, made._memory = array, self._memory
         return made
 
-    dtype = property(lambda self: self._a.dtype)
-    flags = property(lambda self: Flags(self._a.flags))
-    itemsize = property(lambda self: self._a.itemsize)
-    nbytes = property(lambda self: self._a.nbytes)
-    ndim = property(lambda self: self._a.ndim)
-    shape = property(lambda self: self._a.shape)
-    size = property(lambda self: self._a.size)
-    strides = property(lambda self: self._a.strides)
     T = property(lambda self: self.of(self._a.T))
     device = property(lambda self: self.runtime.Device(self._memory.device_id))
 
     @property
     def data(self):
         return self.runtime.MemoryPointer(self._memory.mem, bounds(self._a).start, absolute=True)
-
-    @property
-    def __cuda_array_interface__(self):
-        own = self._a.__array_interface__
-        return {
-            "shape": self.shape,
-            "typestr": own["typestr"],
-            "descr": own["descr"],
-            "strides": None if self._a.flags.c_contiguous else self.strides,
-            "data": (bounds(self._a).start, False),
-            "version": 3,
-            "stream": 1,
-        }
-
-    def __array__(self, *given, **named):
-        raise TypeError("Implicit conversion to a NumPy array is not allowed. Please use `.get()`")
-
-    def __len__(self):
-        return len(self._a)
 
     def __getitem__(self, key):
         found = self._a[key]

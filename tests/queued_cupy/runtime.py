@@ -1,19 +1,16 @@
 """``cupy`` and ``cupy.cuda`` on a :class:`~tests.queued_cupy.machine.Machine`."""
 
 import ctypes
-import mmap
 import os
-import struct
 import threading
 from functools import cache, partial
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
 
-from tests.queued_cupy.machine import POISON, Range
+from tests.queued_cupy.machine import Range
 from tests.queued_cupy.ndarray import bounds, ndarray
-
-_HANDLE = "iiq48x"
+from tests.strict_cupy.base import POISON, SharedMemory
 
 
 class CUDARuntimeError(RuntimeError):
@@ -29,17 +26,12 @@ class Thread(threading.local):
 
 
 class Runtime:
-    """The functions of the two modules, for one machine.
-
-    Attributes:
-        mapped: by address, what is mapped of other processes.
-    """
+    """The functions of the two modules, for one machine."""
 
     def __init__(self, machine):
         self.machine = machine
         self.thread = Thread()
-        self.mapped = {}
-        self.allocated = {}
+        self.shared = SharedMemory()
         self.pinned = {}
         self.ndarray = type("ndarray", (ndarray,), {"runtime": self, "__module__": "cupy"})
         self.Stream, self.Event, self.Device = _streams(self)
@@ -137,25 +129,14 @@ class Runtime:
 
     # Between processes.
 
-    def ipcGetMemHandle(self, address):
-        if address not in self.allocated:
-            raise CUDARuntimeError("cudaErrorInvalidValue: not where an allocation begins")
-        return struct.pack(_HANDLE, os.getpid(), *self.allocated[address])
-
     def ipcOpenMemHandle(self, handle, flags=1):
-        process, file, size = struct.unpack(_HANDLE, handle)
-        if process == os.getpid():
-            raise CUDARuntimeError("cudaErrorDeviceUninitialized: this process's own memory")
-        theirs = os.open(f"/proc/{process}/fd/{file}", os.O_RDWR)
-        array, address = _mapping(theirs, size)
-        os.close(theirs)
-        self.mapped[address] = array
-        self.machine.register(address, size, self.thread.device)
+        address = self.shared.opened(handle)
+        self.machine.register(address, self.shared.mapped[address].size, self.thread.device)
         return address
 
     def ipcCloseMemHandle(self, address):
         self.machine.unregister(address)
-        self.machine._kept.append(self.mapped.pop(address))
+        self.machine._kept.append(self.shared.closed(address))
 
 
 class _Block:
@@ -176,24 +157,16 @@ class _Shareable:
     def __init__(self, runtime, size):
         self.runtime, self.size = runtime, size
         self.device_id = runtime.thread.device
-        file = os.memfd_create("device memory")
-        os.truncate(file, size)
-        self.array, self.ptr = _mapping(file, size)
+        self.array, self.ptr = runtime.shared.allocate(size)
         self.array.fill(POISON)
-        runtime.allocated[self.ptr] = file, size
         runtime.machine.register(self.ptr, size, self.device_id)
 
     def __del__(self):
         """``cudaFree`` waits for the device."""
         machine = self.runtime.machine
         machine._kept.append(self.array)  # queued work with a fault in it may still use it
-        os.close(self.runtime.allocated.pop(self.ptr)[0])
+        self.runtime.shared.free(self.ptr)
         machine.unmap(self.ptr, self.device_id)
-
-
-def _mapping(file, size):
-    array = np.frombuffer(mmap.mmap(file, size), np.uint8)
-    return array, array.__array_interface__["data"][0]
 
 
 @cache
@@ -369,10 +342,10 @@ def modules(runtime, nccl):
         getDeviceProperties=lambda number: {"name": b"no GPU at all"},
         memcpyAsync=runtime.memcpyAsync,
         memcpyDefault=4,
-        **{
-            name: getattr(runtime, name)
-            for name in ("setDevice", "ipcGetMemHandle", "ipcOpenMemHandle", "ipcCloseMemHandle")
-        },
+        setDevice=runtime.setDevice,
+        ipcGetMemHandle=runtime.shared.handle_of,
+        ipcOpenMemHandle=runtime.ipcOpenMemHandle,
+        ipcCloseMemHandle=runtime.ipcCloseMemHandle,
     )
     return {"cupy": cupy, "cupy.cuda": cuda, "cupy.cuda.nccl": nccl}
 

@@ -6,11 +6,10 @@ No subclass of ``numpy.ndarray``: what CuPy refuses is refused here, with its wo
 import numpy as np
 from mpi4py import MPI
 
+from tests.strict_cupy.base import POISON, DeviceArray
 from tests.strict_cupy.counts import caller, counts
 from tests.strict_cupy.signatures import METHODS, check
 
-#: What memory holds before anything is written there: a number that shows.
-POISON = 0xA5
 _VIEWS = ("ravel", "reshape", "swapaxes", "transpose", "view")
 
 
@@ -52,14 +51,6 @@ def launch(name, run, *, kernels=1, reads=(), like=None, flops=0):
         return run()
 
 
-class Flags:
-    """CuPy's, which do not say ``writeable``."""
-
-    def __init__(self, flags):
-        self.c_contiguous, self.f_contiguous = flags.c_contiguous, flags.f_contiguous
-        self.owndata, self.forc = flags.owndata, flags.forc
-
-
 class Device:
     """A GPU as arrays name it."""
 
@@ -73,13 +64,11 @@ class Device:
         return hash(self.id)
 
 
-class ndarray:
+class ndarray(DeviceArray):
     """See the module."""
 
     __module__ = "cupy"
-    __hash__ = None
-    __array_priority__ = 100
-    __slots__ = ("__weakref__", "_a", "_memory")
+    __slots__ = ()
 
     def __init__(self, shape, dtype=float, memptr=None, strides=None, order="C"):
         kind = np.dtype(dtype)
@@ -105,14 +94,6 @@ class ndarray:
         made._a, made._memory = array, memory
         return made
 
-    dtype = property(lambda self: self._a.dtype)
-    flags = property(lambda self: Flags(self._a.flags))
-    itemsize = property(lambda self: self._a.itemsize)
-    nbytes = property(lambda self: self._a.nbytes)
-    ndim = property(lambda self: self._a.ndim)
-    shape = property(lambda self: self._a.shape)
-    size = property(lambda self: self._a.size)
-    strides = property(lambda self: self._a.strides)
     T = property(lambda self: ndarray.of(self._a.T, self._memory))
     device = property(lambda self: Device(0))
     base = property(lambda self: None if self._a.base is None else self)
@@ -120,16 +101,6 @@ class ndarray:
     @property
     def data(self):
         return MemoryPointer(self._a.__array_interface__["data"][0], self._memory)
-
-    @property
-    def __cuda_array_interface__(self):
-        own = self._a.__array_interface__
-        return {key: own[key] for key in ("shape", "typestr", "descr")} | {
-            "strides": None if self._a.flags.c_contiguous else self._a.strides,
-            "data": (own["data"][0], False),
-            "version": 3,
-            "stream": 1,
-        }
 
     def __dlpack_device__(self):
         return 1, 0  # for torch on the CPU, which stands for torch on a GPU
@@ -141,9 +112,6 @@ class ndarray:
 
         return to_dlpack(as_tensor(self._a))
 
-    def __len__(self):
-        return len(self._a)
-
     def __iter__(self):
         if not self.ndim:
             raise TypeError("iteration over a 0-d array")
@@ -151,12 +119,6 @@ class ndarray:
 
     def __repr__(self):
         return f"cupy.ndarray({self._a!r})"
-
-    def __array__(self, *given, **named):
-        raise TypeError(
-            "Implicit conversion to a NumPy array is not allowed. Please use `.get()` to construct "
-            "a NumPy array explicitly."
-        )
 
     def __array_ufunc__(self, ufunc, method, *inputs, **named):
         if method != "__call__":
