@@ -220,7 +220,7 @@ SEVERAL = {
 
 def tensors(part):
     """Inputs or labels as torch takes them: a tensor, or tensors by name."""
-    if isinstance(part, np.ndarray):
+    if part.dtype.names is None:
         return torch.from_numpy(part)
     return {name: torch.from_numpy(values) for name, values in fields(part).items()}
 
