@@ -5,9 +5,9 @@ import os
 import numpy as np
 import pytest
 
-from mpitrain.chaos import KINDS, draw
-from mpitrain.chaos.drill import Drills
-from mpitrain.chaos.outside import Disk
+from tests.drills import KINDS, draw
+from tests.drills.drill import Drills
+from tests.drills.outside import Disk
 from tests.launch.programs import LAUNCHER, ROOT
 
 #: The others need hosts: tests/cluster.
@@ -21,8 +21,8 @@ SWEEPS = int(os.environ.get("SWEEPS", "3"))
 def drills(tmp_path_factory):
     return Drills(
         [LAUNCHER, "-n", str(RANKS)],
-        ROOT / "jobs/examples/drill.toml",
-        tmp_path_factory.mktemp("chaos"),
+        ROOT / "tests/drills/drill.toml",
+        tmp_path_factory.mktemp("drills"),
         [f"data.path={ROOT}/README.md"],
         {kind: Disk(kind) for kind in ("full", "readonly")},
         {**os.environ, "PYTHONPATH": str(ROOT)},

@@ -16,7 +16,7 @@ SHORT = ["federated.rounds=4", "checkpoint.every=1", f"federated.secure={str(SEC
 
 def start(folder, command, *words, ranks=2):
     sets = [part for text in (f"run.dir={folder}", *SHORT) for part in ("--set", text)]
-    program = ("-m", "mpitrain", command, "federated")
+    program = ("-m", "tests.drills.train", command, "federated")
     return run(folder, *program, *sets, *words, ranks=ranks, seconds=200)
 
 

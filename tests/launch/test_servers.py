@@ -24,7 +24,7 @@ pytestmark = [
 
 def start(folder, *options, ranks=3, example=EXAMPLE, **variables):
     """``mpitrain train`` of an example, in ``folder``."""
-    program = ("-m", "mpitrain", "train", example, "--set", f"run.dir={folder}/run")
+    program = ("-m", "tests.drills.train", "train", example, "--set", f"run.dir={folder}/run")
     return programs.start(*program, *options, ranks=ranks, **variables)
 
 

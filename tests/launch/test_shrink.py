@@ -1,13 +1,14 @@
 """Going on without a rank that died, where Open MPI's ULFM can."""
 
 import subprocess
+import sys
 
 import mpi4py
 import numpy as np
 import pytest
 
 from mpitrain.checkpoint import Checkpoint
-from tests.launch.programs import LAUNCHER, MPITRAIN, ROOT, scratch
+from tests.launch.programs import LAUNCHER, ROOT, scratch
 
 mpi4py.rc.initialize = False
 from mpi4py import MPI  # noqa: E402
@@ -19,8 +20,9 @@ needs_ulfm = pytest.mark.skipif(not ULFM, reason="ULFM is Open MPI's")
 
 
 def train(folder, ranks, *words, launch=("--with-ft", "ulfm"), settings=()):
-    command = [LAUNCHER, *launch, "-n", str(ranks), *MPITRAIN, "train"]
-    command += [str(ROOT / "jobs/examples/drill.toml"), *words]
+    program = [sys.executable, "-m", "tests.drills.train", "train"]
+    command = [LAUNCHER, *launch, "-n", str(ranks), *program]
+    command += [str(ROOT / "tests/drills/drill.toml"), *words]
     # Before step 18, the newest checkpoint is that of step 15.
     for setting in (f"run.dir={folder}", "checkpoint.background=false", *settings):
         command += ["--set", setting]
