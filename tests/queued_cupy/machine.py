@@ -354,6 +354,11 @@ def _merge(clock, other):
             clock[stream] = number
 
 
+def bounds(array):
+    """The bytes of an array of the host's."""
+    return Range(*np.lib.array_utils.byte_bounds(array)) if array.size else Range(0, 0)
+
+
 def view_at(start, nbytes):
     """Bytes at an address."""
     import ctypes
