@@ -3,7 +3,7 @@
 import pytest
 from mpi4py import MPI
 
-import mpitrain
+from mpitrain import nn
 from mpitrain.config import ConfigError
 from mpitrain.data import DataError
 from tests.mpi.mpitrain.fits import (
@@ -84,7 +84,7 @@ class Odd(Waves):
         ({"batchsize": 4}, TypeError, "batchsize is no setting of a job; did you mean batch_size?"),
         ({"name": "adam"}, TypeError, "key of several tables"),
         (
-            {"layers": {"one": mpitrain.nn.ReLU()}},
+            {"layers": {"one": nn.ReLU()}},
             ConfigError,
             'layers: this is model.layers, .* give layers of your own as model={"name": layer, ',
         ),
