@@ -117,7 +117,13 @@ class ndarray(DeviceArray):
     def __dlpack_device__(self):
         return 1, 0  # for torch on the CPU, which stands for torch on a GPU
 
-    def __dlpack__(self, **_):
+    @property
+    def __dlpack__(self):
+        if counts.backend is not None:  # mpi4py shall take the CUDA array interface
+            raise AttributeError("__dlpack__")
+        return self._dlpack
+
+    def _dlpack(self, **_):
         from torch.utils.dlpack import to_dlpack
 
         from mpitrain.adapters.torch.arrays import as_tensor
