@@ -27,7 +27,7 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import nn
 
 from collectives import Communicator
-from collectives.calls.library import release
+from collectives.calls.native import release
 from mpitrain.adapters.torch import DataParallel
 from mpitrain.adapters.torch.gradients import Bucket
 from mpitrain.adapters.torch.hooks import UnderWay

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from collectives.algorithms import Algorithm
-from collectives.analysis.own import register
+from collectives.analysis.claims import register
 from collectives.analysis.verify import verify
 from collectives.errors import (
     CollectiveError,

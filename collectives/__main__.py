@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from collectives.about import program
-from collectives.commands import bench, explore, models, schedules, tune, turns
+from collectives.commands import bench, explore, models, schedules, tune
 from collectives.commands.program import add_commands, add_verbose, add_version, parsed, while_read
 from collectives.errors import CollectiveError
 
@@ -25,7 +25,6 @@ def main(arguments: list[str] | None = None) -> int:
     bench.add(commands)
     models.add(commands)
     tune.add(commands)
-    turns.add(commands)
     try:
         with while_read():
             options = parsed(parser, arguments)

@@ -1,37 +1,26 @@
 """Communicators with a topology of MPI's: Cartesian, graph, distributed graph."""
 
-from collections.abc import Callable, Sequence
-from functools import wraps
-from typing import Any, Self
+from collections.abc import Sequence
+from typing import Self
 
 from mpi4py import MPI
 
-from collectives.calls.engine import Engine
+from collectives.calls.methods.objects import after_plans
 from collectives.communicator import Communicator
+
+_NEIGHBOURHOOD = "a neighbourhood collective"
 
 
 class _Neighbours:
-    """mpi4py's neighbourhood collectives, called after all running plans have ended."""
+    """mpi4py's neighbourhood collectives, once the plans that are under way have ended."""
 
-    _engine: Engine
-
-
-def _after_plans(name: str) -> Callable[..., Any]:
-    """The method ``name`` of mpi4py, behind the plans of the communicator."""
-
-    @wraps(getattr(MPI.Topocomm, name))
-    def method(self: _Neighbours, *args: Any, **kwargs: Any) -> Any:
-        with self._engine.after_plans("a neighbourhood collective"):
-            return getattr(super(_Neighbours, self), name)(*args, **kwargs)
-
-    return method
-
-
-for _name in (
-    "Neighbor_allgather", "Neighbor_allgatherv", "Neighbor_alltoall", "Neighbor_alltoallv",
-    "Neighbor_alltoallw", "neighbor_allgather", "neighbor_alltoall",
-):  # fmt: skip
-    setattr(_Neighbours, _name, _after_plans(_name))
+    Neighbor_allgather = after_plans(MPI.Topocomm.Neighbor_allgather, _NEIGHBOURHOOD)
+    Neighbor_allgatherv = after_plans(MPI.Topocomm.Neighbor_allgatherv, _NEIGHBOURHOOD)
+    Neighbor_alltoall = after_plans(MPI.Topocomm.Neighbor_alltoall, _NEIGHBOURHOOD)
+    Neighbor_alltoallv = after_plans(MPI.Topocomm.Neighbor_alltoallv, _NEIGHBOURHOOD)
+    Neighbor_alltoallw = after_plans(MPI.Topocomm.Neighbor_alltoallw, _NEIGHBOURHOOD)
+    neighbor_allgather = after_plans(MPI.Topocomm.neighbor_allgather, _NEIGHBOURHOOD)
+    neighbor_alltoall = after_plans(MPI.Topocomm.neighbor_alltoall, _NEIGHBOURHOOD)
 
 
 class Cartesian(_Neighbours, MPI.Cartcomm, Communicator):  # type: ignore[misc]
@@ -85,5 +74,5 @@ def class_for(cls: type[Communicator], comm: MPI.Intracomm) -> type[Communicator
 
 
 def mpi_class(cls: type[MPI.Comm]) -> type[MPI.Intracomm]:
-    """The class of mpi4py whose methods ``cls`` has."""
+    """The class of mpi4py for the same kind of communicator."""
     return next((base for base in _KINDS if issubclass(cls, base)), MPI.Intracomm)

@@ -37,14 +37,18 @@ def guarded(algorithm: Algorithm, size: int, root: int = 0, **options: Option) -
         raise ScheduleError(f"{where}: {words(error)}") from error
     if not isinstance(schedule, Schedule):
         raise ScheduleError(f"{where}: compose gave {schedule!r}, not a Schedule")
-    for what, least in (("chunks", 1), ("workspace", 0)):
-        value = getattr(schedule, what)
+    most = _most(size)
+    # Each rank may need workspace for a block of every rank.
+    for what, value, least, limit in (
+        ("chunks", schedule.chunks, 1, most),
+        ("workspace", schedule.workspace, 0, most * size),
+    ):
         if type(value) is not int or value < least:
             raise ScheduleError(f"{where}: {what} is {value!r}, not a number from {least} on")
-        # Each rank may need room for a block of every rank.
-        most = _most(size) * (1 if what == "chunks" else size)
-        if value > most:
-            raise ScheduleError(f"{where}: {what} is {value}, more than the {most} that are proved")
+        if value > limit:
+            raise ScheduleError(
+                f"{where}: {what} is {value}, more than the {limit} that are proved"
+            )
     if (schedule.collective, schedule.size) != (algorithm.collective, size):
         raise ScheduleError(f"{where}: compose gave a schedule of {schedule}")
     if contract(schedule.collective).rooted and schedule.root != root:

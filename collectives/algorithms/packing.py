@@ -15,7 +15,7 @@ import numpy as np
 from collectives.algorithms.links import Lanes
 
 
-class Place(NamedTuple):
+class TreePlace(NamedTuple):
     """Position of a rank in a tree; ``height`` counts from the leaves."""
 
     height: int
@@ -49,7 +49,7 @@ class Tree:
         return max(place.height for place in self.places)
 
     @cached_property
-    def places(self) -> list[Place]:
+    def places(self) -> list[TreePlace]:
         children: list[list[int]] = [[] for _ in self.parents]
         for parent, rank in zip(*self.links):
             children[parent].append(rank)
@@ -60,7 +60,7 @@ class Tree:
         for rank in reversed(order):
             heights[rank] = max((heights[child] + 1 for child in children[rank]), default=0)
         return [
-            Place(
+            TreePlace(
                 heights[rank],
                 None if parent == rank else parent,
                 heights[parent],

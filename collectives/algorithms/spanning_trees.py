@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from collectives.algorithms.links import Lanes, named
-from collectives.algorithms.packing import Place, Tree, connectivity, pack
+from collectives.algorithms.packing import Tree, TreePlace, connectivity, pack
 from collectives.contracts import contract
 from collectives.errors import TooLarge, UnknownAlgorithm
 from collectives.schedule import (
@@ -116,7 +116,7 @@ class _Share(NamedTuple):
     """A rank's place in one tree, and the chunks that this tree carries."""
 
     chunks: slice
-    place: Place
+    place: TreePlace
 
 
 def _shares(rank: int, trees: Sequence[Tree]) -> list[_Share]:

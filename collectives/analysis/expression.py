@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from collectives.algorithms.guard import flaw
-from collectives.analysis.replay import Begin, Message, replay
+from collectives.compile.replay import Begin, Message, replay
 from collectives.schedule import Chunk, Copy, Round, Schedule, Step
 
 

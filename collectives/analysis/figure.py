@@ -5,10 +5,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from collectives.analysis.cost import count
 from collectives.analysis.pictures import expect_picture, pyplot
-from collectives.analysis.replay import Begin, Message, replay
 from collectives.analysis.structure import draw_structure
+from collectives.compile.cost import count
+from collectives.compile.replay import Begin, Message, replay
 from collectives.errors import CollectiveError
 from collectives.schedule import Chunk, Copy, RecvReduce, Round, Schedule
 

@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from collectives.algorithms import build, names, parse
 from collectives.analysis import records
-from collectives.analysis.cost import Cost, count, expect_countable
-from collectives.analysis.formulas import Model
+from collectives.compile.cost import Cost, count, expect_countable
+from collectives.compile.pipelining import Model
 from collectives.errors import CollectiveError
 
 #: Kinds of memory that the model is for.

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import msgspec
 
-from collectives.analysis.cost import MOST_RANKS
+from collectives.compile.cost import MOST_RANKS
 from collectives.errors import CollectiveError
 
 

@@ -19,7 +19,7 @@ from collectives.analysis.expression import (
     members,
     spelled,
 )
-from collectives.analysis.replay import Begin, End, Message, replay
+from collectives.compile.replay import Begin, End, Message, replay
 from collectives.errors import ScheduleError
 from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send
 

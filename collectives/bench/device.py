@@ -6,9 +6,8 @@ from mpi4py import MPI
 
 from collectives.calls.arguments import Arguments
 from collectives.calls.engine import AnyPlan
-from collectives.calls.gpus import all_or_none
-from collectives.calls.native import NativePlan
-from collectives.calls.nccl import Nccl
+from collectives.calls.native_plan import NativePlan
+from collectives.calls.nccl import Nccl, all_or_none
 from collectives.errors import INSTALL_CUPY
 from collectives.execution.memory import Items
 from collectives.execution.transport.cuda_memory import CudaMemory

@@ -15,7 +15,7 @@ from collectives.bench import inputs
 from collectives.bench.device import ByTheHost, Row
 from collectives.bench.overlap import overlap
 from collectives.calls.arguments import Arguments
-from collectives.calls.specification import TYPES
+from collectives.calls.mpi4py_spec import TYPES
 from collectives.communicator import Communicator
 from collectives.contracts import CONTRACTS, Member, contract
 from collectives.execution.transport.cuda_memory import CudaMemory
@@ -36,9 +36,8 @@ class Case:
     Attributes:
         nbytes: size of the larger buffer, rounded down to whole items and blocks.
         memory: ``"numpy"``, ``"shared"`` for arrays of ``Communicator.empty``, ``"adopted"`` for
-            ordinary ones that ``Communicator.share`` has moved, ``"attached"`` for ordinary ones
-            that ranks read in one another's processes, where the communicator says so; on a GPU
-            ``"cupy"``, or ``"ipc"`` for arrays of ``Communicator.empty`` there.
+            ordinary ones that ``Communicator.share`` has moved; on a GPU ``"cupy"``, or ``"ipc"``
+            for arrays of ``Communicator.empty`` there.
         rotating: bytes of all sets of buffers, which take turns so that none stays in the caches.
         tests: number of calls of ``Test`` in the measured overlap with computation.
         floor: whether to measure the time of the least memory traffic.

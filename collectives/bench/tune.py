@@ -14,8 +14,8 @@ from mpi4py import MPI
 from collectives.algorithms import build, names, own
 from collectives.bench import report
 from collectives.bench.measure import Case, Result, measure
-from collectives.calls.library import library
-from collectives.calls.tuner import ATTACHED_BYTES, Entry, Kind, Rule, Table, load
+from collectives.calls.native import library
+from collectives.calls.tuner import Entry, Kind, Rule, Table, load
 from collectives.communicator import Communicator
 from collectives.contracts import CONTRACTS
 from collectives.errors import CollectiveError
@@ -66,19 +66,13 @@ def tune(
     collectives = [options.collective] if options.collective else [*CONTRACTS]
     collectives = [c for c in collectives if c != "barrier"]
     memories: list[Kind] = ["numpy", "shared", "adopted"] if comm.nodes == 1 else ["numpy"]
-    attached = Communicator(comm, attach=True, turns=False) if options.attach else comm
-    if options.attach and attached.attaches:
-        memories.append("attached")
     measured: dict[tuple[str, Kind], list[list[Result]]] = {}
     for number in range(options.passes):
         for key in product(collectives, memories):
             if comm.rank == 0:
                 print(f"pass {number + 1} of {options.passes}: {', '.join(key)}", flush=True)
-            on, there = comm, lengths
-            if key[1] == "attached":
-                on, there = attached, [n for n in lengths if n >= ATTACHED_BYTES]
-            cases = (_case(*key, nbytes, options.repeats, comm.size) for nbytes in there)
-            results = [measure(on, case) for case in cases]
+            cases = (_case(*key, nbytes, options.repeats, comm.size) for nbytes in lengths)
+            results = [measure(comm, case) for case in cases]
             _join(measured.setdefault(key, results), results)
     entries = []
     for (collective, memory), results in measured.items():

@@ -5,8 +5,8 @@ import math
 import re
 from typing import TYPE_CHECKING
 
-from collectives.analysis.cost import MOST_RANKS
-from collectives.analysis.own import named
+from collectives.analysis.user_code import named
+from collectives.compile.cost import MOST_RANKS
 from collectives.contracts import CONTRACTS
 
 if TYPE_CHECKING:

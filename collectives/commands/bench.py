@@ -30,7 +30,6 @@ _MEMORY = {
     "shared": ["shared"],
     "adopted": ["adopted"],
     "both": ["numpy", "shared"],
-    "attached": ["attached"],
     "host": ["numpy", "shared", "adopted"],
     "cupy": ["cupy"],
     "ipc": ["ipc"],
@@ -81,9 +80,8 @@ def _add_flags(add: Callable[..., object]) -> None:
     )
     memory = (
         "memory of the buffers: numpy is ordinary memory, shared that of Communicator.empty, "
-        "adopted ordinary memory that Communicator.share has moved, attached ordinary memory that "
-        "ranks read in one another's processes, from 256K; both is numpy and shared, host "
-        "these and adopted; cupy is GPU memory, ipc GPU memory that the ranks map (numpy)"
+        "adopted ordinary memory that Communicator.share has moved; both is numpy and shared, "
+        "host these and adopted; cupy is GPU memory, ipc GPU memory that the ranks map (numpy)"
     )
     add("--memory", choices=_MEMORY, default="numpy", help=memory)
     cached = "cached: the same buffers in every call; rotating: more buffers than the caches hold"
@@ -133,7 +131,7 @@ def run(options: argparse.Namespace) -> int:
     from collectives.communicator import Communicator
     from collectives.failure.abort import abort_on_exception
 
-    comm = Communicator(MPI.COMM_WORLD, attach=False, turns=False)
+    comm = Communicator(MPI.COMM_WORLD, autotune=False)
     show_log(options, comm.rank)
     with abort_on_exception(comm), _deadline(comm, options.timeout):
         return _measure(comm, options)
@@ -161,7 +159,6 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
         lengths = list(
             inputs.sizes(options.minbytes, options.maxbytes, options.stepfactor, options.stepbytes)
         )
-        attached = _attached(comm, lengths) if options.memory == "attached" else comm
         about = report.environment(comm)
         if on_device:
             about["gpu"] = use_own_gpu(comm)
@@ -202,10 +199,9 @@ def _measure(comm: "Communicator", options: argparse.Namespace) -> int:
                     tests=options.overlap,
                     floor=options.floor and not on_device and options.collective in FLOORS,
                 )
-                on = attached if memory == "attached" else comm
                 try:
-                    measured = measure_pairs(comm, case) if pairs else measure(on, case)
-                except UnknownAlgorithm as error:  # on all ranks: not for this number of ranks
+                    measured = measure_pairs(comm, case) if pairs else measure(comm, case)
+                except UnknownAlgorithm as error:  # not of so many ranks, on all ranks
                     return _refuse(comm, error)
                 native = next((r for r in measured if r.algorithm == "native"), None)
                 for result in measured:
@@ -229,26 +225,6 @@ def _refuse(comm: "Communicator", error: Exception) -> int:
     if comm.rank == 0:
         print(f"error: {error}", file=sys.stderr)
     return 2
-
-
-def _attached(comm: "Communicator", lengths: list[int]) -> "Communicator":
-    """One whose ranks read one another's memory.
-
-    Raises:
-        CollectiveError: on all ranks: they cannot, or would not for so few bytes.
-    """
-    from collectives.calls.tuner import ATTACHED_BYTES
-    from collectives.communicator import Communicator
-
-    if min(lengths) < ATTACHED_BYTES:
-        raise CollectiveError(
-            f"--memory attached is for {ATTACHED_BYTES >> 10} KiB and more, and the smallest size "
-            f"is {min(lengths)} bytes; begin with -b {ATTACHED_BYTES >> 10}K"
-        )
-    made = Communicator(comm, attach=True, turns=False)
-    if not made.attaches:
-        raise CollectiveError("the ranks cannot read one another's memory: the log says why")
-    return made
 
 
 def _check_outputs(comm: "Communicator", options: argparse.Namespace) -> None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from collectives.algorithms import build
 from collectives.analysis.explore import record
-from collectives.analysis.own import named
 from collectives.analysis.page import fill
+from collectives.analysis.user_code import named
 from collectives.commands.arguments import RANKS, ranks
 from collectives.contracts import CONTRACTS, contract
 from collectives.errors import CollectiveError

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from collectives.algorithms import build, find, names, parse
 from collectives.analysis import draw
 from collectives.analysis.fit import MEMORIES, Fit, Sample, fit, read
-from collectives.analysis.formulas import FORMULAS, Formula, Model
+from collectives.analysis.formulas import FORMULAS, Formula
 from collectives.analysis.pictures import expect_picture, pyplot
 from collectives.analysis.simulate import Machine, simulate
 from collectives.analysis.topology import TOPOLOGIES, Flat, Link
@@ -24,6 +24,7 @@ from collectives.commands.arguments import (
     ranks,
     size,
 )
+from collectives.compile.pipelining import Model
 from collectives.contracts import CONTRACTS
 from collectives.errors import TooLarge, UnknownAlgorithm
 

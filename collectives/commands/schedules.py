@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from collectives.algorithms import ALGORITHMS, REGISTRY, Algorithm, build, find, names, parse
 from collectives.analysis import draw
 from collectives.analysis.claims import prove_claims
-from collectives.analysis.cost import count, expect_countable
-from collectives.analysis.own import named, packaged
+from collectives.analysis.user_code import named, packaged
 from collectives.analysis.verify import Proof, verify
 from collectives.commands.arguments import RANKS, collective_or_file, rank_count, ranks
 from collectives.commands.mutate import survey
+from collectives.compile.cost import count, expect_countable
 from collectives.contracts import CONTRACTS
 from collectives.errors import CollectiveError, TooLarge, UnknownAlgorithm
 from collectives.schedule import Schedule

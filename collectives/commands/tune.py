@@ -44,8 +44,6 @@ def add(commands: "Commands") -> None:
         default=Path("tuned.json"),
         help="table to write; an existing one is updated (tuned.json)",
     )
-    attach = "measure ordinary memory that ranks read in one another's processes, too"
-    tuning.add_argument("--attach", action="store_true", help=attach)
     add_verbose(tuning)
     tuning.set_defaults(run=run)
 
@@ -60,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
     from collectives.communicator import Communicator
     from collectives.failure.abort import abort_on_exception
 
-    comm = Communicator(MPI.COMM_WORLD, attach=False, turns=False)
+    comm = Communicator(MPI.COMM_WORLD, autotune=False)
     show_log(options, comm.rank)
     with abort_on_exception(comm):
         try:

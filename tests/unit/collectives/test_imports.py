@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[3]
 COLLECTIVES = ROOT / "collectives"
 #: What a schedule is, means and does needs no MPI; the transports bring it.
 LANGUAGE = [COLLECTIVES / name for name in ("schedule.py", "contracts.py", "errors.py")]
-WINGS = [COLLECTIVES / name for name in ("algorithms", "analysis", "execution")]
+WINGS = [COLLECTIVES / name for name in ("algorithms", "analysis", "compile", "execution")]
 PURE_FILES = LANGUAGE + sorted(path for wing in WINGS for path in wing.glob("*.py"))
 
 
@@ -71,10 +71,11 @@ FLOORS = (
     {"about", "contracts", "launchers"},
     {"failure", "schedule"},
     {"algorithms"},
+    {"compile"},
     {"analysis"},
     {"execution"},
     {"calls"},
-    {"coded", "communicator", "sparse", "topologies"},
+    {"coded", "communicator", "sparse", "sparse_arguments", "topologies"},
     {"bench", "commands"},
     {"__init__", "__main__"},
 )

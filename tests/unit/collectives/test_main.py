@@ -75,7 +75,7 @@ def test_files_that_are_no_benchmarks_are_refused(capsys, tmp_path, told):
 def test_fit_refuses_numbers_of_ranks_that_cannot_be(
     capsys, tmp_path, monkeypatch, ranks, sentence
 ):
-    monkeypatch.setattr("collectives.analysis.cost._MOST_STEPS", 5000)
+    monkeypatch.setattr("collectives.compile.cost._MOST_STEPS", 5000)
     path = tmp_path / "a.json"
     path.write_text(json.dumps({"environment": ABOUT, "results": [RECORD | {"ranks": ranks}]}))
     assert main(["fit", str(path)]) == 2

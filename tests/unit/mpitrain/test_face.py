@@ -8,10 +8,10 @@ ROOT = Path(__file__).parents[3]
 FACE = {"collectives"} | {f"collectives.{p.stem}" for p in (ROOT / "collectives").glob("*.py")}
 #: What lies deeper, and why mpitrain needs it.
 DEEPER = {
-    "collectives.analysis.own": "a job may name an algorithm of the program's own",
+    "collectives.analysis.user_code": "a job may name an algorithm of the program's own",
     "collectives.analysis.page": "pages of pipeline schedules have the style and keys of explore",
     "collectives.analysis.pictures": "find-lr refuses a picture's name as draw does, beforehand",
-    "collectives.calls.library": "doctor looks up the tuning table as a call does",
+    "collectives.calls.native": "doctor looks up the tuning table as a call does",
     "collectives.calls.tuner": "doctor says what auto would choose on this machine",
     "collectives.commands.arguments": "numbers on both command lines are read alike",
     "collectives.commands.program": "both command lines have --version and -v",

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from collectives.algorithms.segments import first_segment
-from collectives.analysis.replay import Begin, Message, replay
+from collectives.compile.replay import Begin, Message, replay
 from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send, Step
 
 #: A chunk of a buffer; in place, a chunk of ``sendbuf`` is that of ``recvbuf`` where it lies.
@@ -41,7 +41,7 @@ def moved(number: int) -> int:
 
 
 class Dataflow:
-    """What all ranks do, in which round, to which cells.
+    """The loads and stores of all ranks, by rounds and cells.
 
     Segments that run one after the other share no cell, so the first one says it for all: in the
     next one, rounds are ``period`` and chunks ``stride`` further on.
@@ -50,28 +50,24 @@ class Dataflow:
         schedule: the first segment.
         segments: number of segments.
         programs: the rounds of each rank in the first segment.
-        ends: for each end of a message, the other.
+        ends: the other end of each end of a message.
         period: largest number of rounds of a rank in a segment.
         stride: chunks from a segment to the next one.
         rounds: largest number of rounds of a rank.
-        pulls: receivers load what is sent; without, senders store it, but for what is reduced.
     """
 
-    def __init__(
-        self, schedule: Schedule, in_place: bool, pulls: bool = False, segments: int = 1
-    ) -> None:
+    def __init__(self, schedule: Schedule, in_place: bool, segments: int = 1) -> None:
         """``schedule`` is aligned.  Cost: one step of Python for each chunk that a step names, on
         all ranks, however many segments there are."""
         self.stride = schedule.chunks
         self.schedule = schedule = first_segment(schedule, segments)
         self.segments = segments
         self.in_place = in_place
-        self.pulls = pulls
         self.programs = [list(schedule.rounds(rank)) for rank in range(schedule.size)]
         self.period = max(map(len, self.programs))
         self.rounds = self.period * segments
         self.ends = dict(_ends(schedule))
-        #: Of each rank's cells, the first round in which each rank uses them, and stores to them.
+        #: For each rank's cells: the first round in which each rank uses them, or stores to them.
         self._used: list[dict[Cell, _Firsts]] = [defaultdict(dict) for _ in self.programs]
         self._stored: list[dict[Cell, _Firsts]] = [defaultdict(dict) for _ in self.programs]
         for rank, program in enumerate(self.programs):
@@ -109,7 +105,7 @@ class Dataflow:
             return end.rank
         other = self.ends[end]
         sender, receiver = (end, other) if isinstance(step, Send) else (other, end)
-        loads = self.pulls or isinstance(self.step(receiver), RecvReduce)
+        loads = isinstance(self.step(receiver), RecvReduce)
         return receiver.rank if loads else sender.rank
 
     def cells(self, rank: int, chunk: Chunk) -> frozenset[Cell]:
@@ -122,19 +118,19 @@ class Dataflow:
         return frozenset((buffer, i + offset) for i in range(chunk.start, chunk.stop))
 
     def reads(self, rank: int, steps: Round) -> frozenset[Cell]:
-        """What ``rank`` itself or a peer reads of its memory in a round."""
+        """The cells of ``rank`` that it or a peer reads in a round."""
         return frozenset(
             cell for step in steps for chunk in _read(step) for cell in self.cells(rank, chunk)
         )
 
     def writes(self, rank: int, steps: Round) -> frozenset[Cell]:
-        """What ``rank`` itself or a peer stores to its memory in a round."""
+        """The cells of ``rank`` that it or a peer stores to in a round."""
         written = (step.chunk for step in steps if not isinstance(step, Send))
         return frozenset(cell for chunk in written for cell in self.cells(rank, chunk))
 
     def storer(self, rank: int, step: Step) -> int:
-        """The rank that stores to the memory of ``rank`` in a step of its."""
-        return step.peer if isinstance(step, Recv) and not self.pulls else rank
+        """The rank that stores to the memory of ``rank`` in one of its steps."""
+        return step.peer if isinstance(step, Recv) else rank
 
     def available(self, end: Endpoint) -> int:
         """The count of ``end.rank`` from which its peer may load or store the chunk there."""

@@ -1,12 +1,11 @@
-"""Calls on the same memory as before: blocking ones are found again without reading their buffers.
+"""The plans of earlier calls, by the memory of these calls.
 
-Reading a call costs some 20 us; a loop that reduces one array again and again should not pay that
-in every turn.
-
-A call is known by what its plan depends on, and by nothing else: address, bytes and type of each
-buffer as they are *now*.  So it does not matter which object names the memory, whether the one of
-before is gone, was resized, or another one lies in its place: a plan that is found is right for
-the memory that the caller holds.
+Parsing a call costs some 20 us; a loop that reduces one array again and again should pay that once.
+So a blocking call is first looked up as the caller made it, by what its plan depends on and nothing
+else: address, bytes and type of each buffer as they are *now*.  Which object names the memory plays
+no part, nor whether the one of before is gone, was resized, or another one lies in its place: a
+plan that is found is right for the memory that the caller holds.  Calls that take longer to read
+are looked up once they are parsed.
 """
 
 import sys
@@ -20,13 +19,14 @@ from mpi4py import MPI
 from collectives.algorithms import Algorithm
 from collectives.calls.arguments import Arguments
 from collectives.calls.call import Call
-from collectives.calls.specification import PREDEFINED
+from collectives.calls.mpi4py_spec import PREDEFINED
+from collectives.calls.rendezvous import Location
 from collectives.execution.plan import Plan
 from collectives.execution.transport.shared_memory import Meeting
 
-#: Calls that are remembered, and plans that are kept, up to this size each.
+#: Largest number of calls, and of plans, that are kept; and bytes of a plan's buffers.
 _MOST = 256
-_MOST_PLANS = 32
+_MOST_PLANS = 64
 _MOST_BYTES = 4 << 20
 _address = MPI.Get_address
 
@@ -34,31 +34,36 @@ Key = tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CachedCall:
     """A call that was made before.
 
     Attributes:
         op: the operation, kept lest another one comes to lie where it was.
-        plan: ``None`` for the MPI library's own collective.
-        words: what this rank brings when the ranks meet; ``None`` if they need not meet.
-        meeting: what all ranks brought when they met.
+        plan: its plan; ``None`` for the MPI library's own collective.
+        location: this rank's part of the meeting; ``None`` if the ranks need not meet.
+        meeting: the ranks' locations when they met.
     """
 
     op: MPI.Op | None
     plan: Plan | None
-    words: tuple[int, ...] | None
+    location: Location | None
     meeting: Meeting | None
 
 
-class Recent:
-    """Calls by their memory."""
+class PlanCache:
+    """The calls and plans of one communicator.
+
+    ``where`` is where a parsed call's memory lies: the places of all ranks' buffers for a blocking
+    call, this rank's location for a nonblocking one, ``None`` in ordinary memory.
+    """
 
     def __init__(self) -> None:
-        self._entries: dict[Key, Entry] = {}
+        self._entries: dict[Key, CachedCall] = {}
+        self._plans: OrderedDict[object, Plan] = OrderedDict()
 
     @staticmethod
     def key(arguments: Arguments, algorithm: Algorithm | str | None) -> Key | None:
-        """What the plan of a call depends on; ``None`` where only a full reading can tell."""
+        """Everything that the plan of a call depends on; ``None`` if the call must be parsed."""
         collective, sendbuf, recvbuf, op, root, vector, recvcounts = arguments
         if algorithm is not None and not isinstance(algorithm, (str, Algorithm)):
             return None
@@ -72,36 +77,21 @@ class Recent:
             return None
         return collective, algorithm, id(op), root, send, recv
 
-    def find(self, key: Key) -> Entry | None:
+    def find(self, key: Key) -> CachedCall | None:
         """The call that was made before."""
         entry = self._entries.get(key)
         if entry is not None and entry.plan is not None and entry.plan.is_freed:
             return None
         return entry
 
-    def remember(self, key: Key, entry: Entry) -> None:
+    def remember(self, key: Key, entry: CachedCall) -> None:
         """Keeps a call, but nothing of its buffers."""
         if len(self._entries) >= _MOST:
             self._entries.clear()
         self._entries[key] = entry
 
-    def clear(self) -> None:
-        """Forgets all."""
-        self._entries.clear()
-
-
-class Plans:
-    """Plans of blocking or of nonblocking calls, for the next one that reads the same."""
-
-    def __init__(self) -> None:
-        self._plans: OrderedDict[object, Plan] = OrderedDict()
-
     def take(self, call: Call, where: tuple[object, ...] | None) -> Plan | None:
-        """The plan of such a call, which is not kept any more.
-
-        Args:
-            where: its memory lies among the ranks' shared memory.
-        """
+        """The plan of such a call, which is not kept any more."""
         plan = self._plans.pop((call.key, where), None)
         return None if plan is None or plan.is_freed else plan
 
@@ -114,18 +104,23 @@ class Plans:
             self._plans.popitem(last=False)[1].Free()
         return True
 
+    def forget_calls(self) -> None:
+        """Forgets where calls had their memory; the plans stay."""
+        self._entries.clear()
+
     def free(self) -> None:
-        """Frees all."""
+        """Frees all plans."""
         while self._plans:
             self._plans.popitem()[1].Free()
 
     def forget(self) -> None:
-        """Lets go of all as they are."""
+        """Lets go of everything as it is."""
+        self._entries.clear()
         self._plans.clear()
 
 
 def _memory(buffer: Any, writable: bool) -> tuple[object, ...] | None:
-    """Where an array of NumPy's or CuPy's lies, and what it is; empty for ``MPI.IN_PLACE``,
+    """Address, bytes and type of an array of NumPy's or CuPy's; empty for ``MPI.IN_PLACE``,
     ``None`` for others.
 
     An array may be followed by its count and a type of MPI's own, as in ``[array, MPI.FLOAT]``;
@@ -156,7 +151,7 @@ def _memory(buffer: Any, writable: bool) -> tuple[object, ...] | None:
 
 
 def _device_memory(buffer: Any) -> tuple[object, ...] | None:
-    """The same of CuPy's arrays; ``None`` for what is none."""
+    """As :func:`_memory`, for CuPy's arrays; ``None`` for others."""
     cupy = sys.modules.get("cupy")
     if cupy is None or type(buffer) is not cupy.ndarray or not buffer.flags.c_contiguous:
         return None

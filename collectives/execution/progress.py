@@ -1,4 +1,4 @@
-"""Which plans are under way: what a rank that waits must move along."""
+"""The plans under way, which a rank that waits must move along."""
 
 import threading
 from typing import Protocol
@@ -9,7 +9,7 @@ from collectives.execution.waiting import give_way
 
 
 class Moving(Protocol):
-    """What a rank that waits must move along: a plan.
+    """A plan, which a rank that waits must move along.
 
     Attributes:
         among: the plans of the thread that moves it along.
@@ -25,7 +25,7 @@ class Moving(Protocol):
 
 
 class _Here(threading.local):
-    """Of each thread, as a plan is moved by the thread that started it."""
+    """The plans of each thread, as a plan is moved by the thread that started it."""
 
     def __init__(self) -> None:
         self.plans: list[Moving] = []
@@ -35,7 +35,7 @@ class _Here(threading.local):
 _HERE = _Here()
 
 
-class Underway:
+class Progress:
     """The plans of one communicator that are under way.
 
     A rank that waits moves all plans along that its thread has started, on whatever communicator:
@@ -44,7 +44,7 @@ class Underway:
     Attributes:
         plans: those of this communicator, in the order in which they were started.
         left: which collective was left in the middle, and by what exception; empty if none was.
-        traffic: what plans add to that are bound from now on, if anybody counts.
+        traffic: counts of the plans that are bound from now on, if anybody counts.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class Underway:
         self.plans.remove(plan)
         plan.among.remove(plan)
 
-    def progress(self) -> None:
+    def advance(self) -> None:
         """Moves the plans of this thread along, lest a rank that waits for them wait for us."""
         for plan in tuple(_HERE.plans):
             plan.Test()
@@ -85,7 +85,7 @@ class Underway:
         """Ends the plans of this communicator: all ranks have started them.  After one was left in
         the middle, nobody knows whether the others can end."""
         while self.plans and not self.left and not all([plan.Test() for plan in tuple(self.plans)]):
-            self.progress()
+            self.advance()
 
     def forget(self) -> None:
         """Gives up the plans that nobody can end, as a collective was left in the middle."""
@@ -97,7 +97,7 @@ class Underway:
         self.left = self.left or f"{what} was left in the middle by {type(error).__name__}"
 
     def keep(self, used: object) -> None:
-        """Keeps what a collective that was left may still read and write."""
+        """Keeps memory that an abandoned collective may still read and write."""
         if self.left:
             _HERE.left.append(used)
 

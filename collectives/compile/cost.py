@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from collectives.analysis.replay import Begin, End, Message, replay
+from collectives.compile.replay import Begin, End, Message, replay
 from collectives.errors import TooLarge
 from collectives.schedule import Copy, RecvReduce, Schedule, Send
 

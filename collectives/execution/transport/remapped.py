@@ -142,7 +142,7 @@ class Adopted(Window):
 
     Attributes:
         first, last: address of the first whole page, and the one behind the last.
-        file: that these are mapped from, as the kernel counts files; 0 for none.
+        file: the kernel's number of the file that these are mapped from; 0 for none.
     """
 
     has_edges = True
@@ -154,7 +154,7 @@ class Adopted(Window):
         self._owner = weakref.ref(own.owner)
         self._begin = _begin(own.owner)
         self.first, self.last = own.pages
-        #: Of the own segment.
+        #: Address of the own segment.
         self._shared = HOST.address(segments[rank])
         self.file = 0
         self._plans: weakref.WeakSet[Plan] = weakref.WeakSet()
@@ -238,7 +238,7 @@ def restore(windows: Iterable[Adopted]) -> Iterator[tuple[int, int]]:
 
 #: The arrays of this process: what a child process sees is the same for all communicators.
 _LIVE: "weakref.WeakSet[Adopted]" = weakref.WeakSet()
-#: Those that could not be given private pages.
+#: Arrays that could not be given private pages.
 _KEPT: list[Adopted] = []
 
 

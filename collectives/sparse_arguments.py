@@ -1,4 +1,4 @@
-"""What a sparse all-reduce is called with: read on each rank, refused on all of them."""
+"""The arguments of a sparse all-reduce: read on each rank, refused on all of them."""
 
 import operator
 import sys
@@ -54,7 +54,7 @@ def agreed(
 
 
 def _raise_all(engine: Engine, rank: int, reason: str) -> None:
-    """Raises what ``rank`` has to say on all ranks."""
+    """Raises the refusal of ``rank`` on all ranks."""
     text = np.zeros(_REASON_BYTES, np.uint8)
     encoded = reason.encode()[:_REASON_BYTES]
     text[: len(encoded)] = list(encoded)

@@ -14,8 +14,12 @@ from collectives.execution.memory import Items, is_on_device
 
 
 def memory_of(data: Any, typed: bool, role: str, readonly: bool, moves: bool = True) -> Items:
-    """A 1-D view of what the caller passed; of bytes or of its own type if it is to be ``typed``
-    by an MPI type that was named; of unknown numbers that only ``moves`` their bytes do."""
+    """A 1-D view of what the caller passed.
+
+    Args:
+        typed: the caller names an MPI type, so that the view may be of bytes.
+        moves: the collective only moves data, so that numbers of unknown types will do.
+    """
     if data is None or data is MPI.BOTTOM:
         if not typed:
             raise InvalidBuffer(f"the {role} buffer is None; pass an array, or [None, 0, type]")
@@ -61,13 +65,13 @@ def _host_array(data: Any, typed: bool, role: str, readonly: bool, moves: bool) 
 
 
 def _is_negated(data: Any) -> bool:
-    """Whether it is a tensor of torch's whose memory has the numbers with another sign."""
+    """Whether it is a tensor of torch whose memory has the numbers with another sign."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(data, torch.Tensor) and data.is_neg()
 
 
 def _way_out(error: str, readonly: bool) -> str:
-    """What to write in the place of a tensor that its library gives no access to."""
+    """The method to call on a tensor that its library gives no access to."""
     back = "" if readonly else ", and copy it back"
     for reason, method in (("contiguous", "contiguous"), ("conjugate", "resolve_conj")):
         if reason in error:
@@ -139,7 +143,7 @@ _DLPACK_KINDS = {
     (5, 1): "c",
     (6, 1): "b",
 }
-#: Those of one item that ml_dtypes has.
+#: DLPack's kinds of small floating-point numbers, by ml_dtypes' names.
 _SMALL_FLOATS = {
     4: "bfloat16",
     7: "float8_e3m4",

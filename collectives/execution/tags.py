@@ -12,7 +12,7 @@ Mask = npt.NDArray[np.uint8]
 _BATCH = 512
 
 
-class Lane:
+class Tags:
     """A number that no other plan has while this object lives."""
 
     __slots__ = ("__weakref__", "number")
@@ -21,7 +21,7 @@ class Lane:
         self.number = number
 
 
-class Lanes:
+class TagPool:
     """Gives out the numbers below ``most``, the same on all ranks.
 
     Ranks make their plans in the same order, but each drops them when it likes.  So numbers come
@@ -33,9 +33,9 @@ class Lanes:
         self._fresh = 0
         self._looked = 0
         self._free: deque[int] = deque()
-        self._held: WeakValueDictionary[int, Lane] = WeakValueDictionary()
+        self._held: WeakValueDictionary[int, Tags] = WeakValueDictionary()
 
-    def take(self, used_anywhere: Callable[[Mask], Mask]) -> Lane | None:
+    def take(self, used_anywhere: Callable[[Mask], Mask]) -> Tags | None:
         """The next free number, ``None`` if no number is free on all ranks.
 
         Args:
@@ -44,7 +44,7 @@ class Lanes:
         """
         if self._fresh < self.most:
             self._fresh += 1
-            return self._lane(self._fresh - 1)
+            return self._tags(self._fresh - 1)
         for _ in range(-(-self.most // _BATCH)):
             if self._free:
                 break
@@ -53,8 +53,8 @@ class Lanes:
             used = np.array([n in self._held for n in range(first, last)], np.uint8)
             self._free.extend((first + np.flatnonzero(used_anywhere(used) == 0)).tolist())
             self._looked = last
-        return self._lane(self._free.popleft()) if self._free else None
+        return self._tags(self._free.popleft()) if self._free else None
 
-    def _lane(self, number: int) -> Lane:
-        lane = self._held[number] = Lane(number)
-        return lane
+    def _tags(self, number: int) -> Tags:
+        tags = self._held[number] = Tags(number)
+        return tags

@@ -1,4 +1,4 @@
-"""A collective call as the caller made it, understood or refused."""
+"""Parses a collective call as the caller made it, or refuses it."""
 
 from dataclasses import replace
 from operator import index
@@ -8,24 +8,24 @@ from mpi4py import MPI
 
 from collectives.algorithms import check, find, parse
 from collectives.calls.arguments import Arguments
-from collectives.calls.buffers import Buffer, read_buffer, unit_of, vector_buffer
+from collectives.calls.buffers import CallBuffer, read_buffer, unit_of, vector_buffer
 from collectives.calls.call import Call
-from collectives.calls.library import library
+from collectives.calls.fast_path import nbytes_of
+from collectives.calls.mpi4py_spec import LETTERS
+from collectives.calls.native import library
 from collectives.calls.nccl import fault_of_nccl
-from collectives.calls.reduction import combiner
-from collectives.calls.unread import LETTERS
-from collectives.calls.words import with_sure_words, with_types
 from collectives.contracts import Member, contract
 from collectives.errors import InvalidBuffer, UnknownAlgorithm
+from collectives.execution.memory import HOST, is_on_device
 from collectives.execution.messages import Counts
 
 
-def read_call(arguments: Arguments, algorithm: str, rank: int, size: int) -> Call:
-    """Reads the buffers, as mpi4py takes them.
+def parse_call(arguments: Arguments, algorithm: str, rank: int, size: int) -> Call:
+    """Reads the arguments, as mpi4py takes them.
 
     Raises:
-        InvalidBuffer: for buffers that cannot be used.
-        UnknownAlgorithm: for no such algorithm.
+        InvalidBuffer: the buffers cannot be used.
+        UnknownAlgorithm: the collective has no such algorithm.
     """
     collective = arguments.collective
     check(collective, algorithm)
@@ -40,8 +40,8 @@ def read_call(arguments: Arguments, algorithm: str, rank: int, size: int) -> Cal
     blocks = contract(collective)
     to_send, to_recv = blocks.send_blocks(member), blocks.recv_blocks(member)
     aside = collective == "reduce_scatter" and arguments.is_in_place
-    send: Buffer | None
-    recv: Buffer | None
+    send: CallBuffer | None
+    recv: CallBuffer | None
     if aside:
         send, recv = _input_where_the_result_goes(arguments, member)
     else:
@@ -61,7 +61,7 @@ def read_call(arguments: Arguments, algorithm: str, rank: int, size: int) -> Cal
     if not blocks.reduces:
         send, recv = _as_units(arguments, send, recv, to_send, to_recv)
         if algorithm in ("auto", "native"):
-            arguments, send, recv = with_types(arguments, send, recv)
+            arguments, send, recv = _with_types(arguments, send, recv)
     elif send and recv and recv.items.size and send.items.dtype != recv.items.dtype:
         raise InvalidBuffer(
             f"{collective}: the send buffer is {send.items.dtype}, the receive buffer "
@@ -70,19 +70,19 @@ def read_call(arguments: Arguments, algorithm: str, rank: int, size: int) -> Cal
     counts = _counts(arguments, member, send, recv)
     if algorithm in ("auto", "native"):
         given = (None, send) if aside else (send, recv)
-        arguments = with_sure_words(arguments, *given)
+        arguments = _with_sure_words(arguments, *given)
     call = Call(arguments, member, send, recv, counts, aside, algorithm)
     _expect_ours(call)
     return call
 
 
 def _expect_ours(call: Call) -> None:
-    """Refuses what no algorithm of ours can do, where the MPI library has no say: before the ranks
-    meet, so that this rank can make the call again."""
+    """Refuses a call that no algorithm of ours can do, if the MPI library has no say in it.  The
+    ranks have not met yet, so that this rank can make the call again."""
     buffer = call.buffer
     is_ours = call.algorithm not in ("auto", "native", "nccl")
     if call.op is not None and (is_ours or buffer.datatype is None or buffer.datatype in LETTERS):
-        combiner(call.op, buffer.items.dtype, buffer.datatype)
+        _ = call.combine
         if call.algorithm == "native" and buffer.datatype is None:
             raise InvalidBuffer(
                 f"{call.collective}: this MPI has no type {buffer.items.dtype}, so "
@@ -111,8 +111,12 @@ def _root(arguments: Arguments, size: int) -> int:
 
 
 def _as_units(
-    arguments: Arguments, send: Buffer | None, recv: Buffer | None, to_send: int, to_recv: int
-) -> tuple[Buffer | None, Buffer | None]:
+    arguments: Arguments,
+    send: CallBuffer | None,
+    recv: CallBuffer | None,
+    to_send: int,
+    to_recv: int,
+) -> tuple[CallBuffer | None, CallBuffer | None]:
     """Both buffers in units that all ranks come to, however they describe the same bytes."""
     pairs = ((send, to_send), (recv, to_recv))
     blocks = [b.items.nbytes // n for b, n in pairs if b is not None]
@@ -161,7 +165,7 @@ _VECTORS = {
 
 def _buffer(
     arguments: Arguments, spec: Any, role: str, blocks: int, member: Member
-) -> Buffer | None:
+) -> CallBuffer | None:
     if not blocks or spec is None or spec is MPI.IN_PLACE:
         return None
     if arguments.vector and role in _VECTORS.get(arguments.collective, ()):
@@ -174,7 +178,7 @@ def _buffer(
 
 
 def _counts(
-    arguments: Arguments, member: Member, send: Buffer | None, recv: Buffer | None
+    arguments: Arguments, member: Member, send: CallBuffer | None, recv: CallBuffer | None
 ) -> Counts | None:
     """Lengths of the blocks of a v-variant."""
     if arguments.recvcounts is not None:
@@ -198,8 +202,8 @@ def _counts(
 def _expect_own_block(
     collective: str, member: Member, sent: tuple[int, ...], received: tuple[int, ...]
 ) -> None:
-    """What a rank sends to itself is as long as what it receives from itself.  Of MPI libraries,
-    some refuse it on this rank, while the others wait, and some say nothing."""
+    """Refuses a rank's block to itself whose two lengths differ.  Some MPI libraries raise on this
+    rank alone while the others wait, and some say nothing."""
     block = contract(collective).block
     if block is None:
         return
@@ -213,13 +217,13 @@ def _expect_own_block(
             )
 
 
-def _lengths(buffer: Buffer | None) -> tuple[int, ...]:
+def _lengths(buffer: CallBuffer | None) -> tuple[int, ...]:
     if buffer is None:
         return ()
     return (buffer.items.size,) if buffer.counts is None else buffer.counts
 
 
-def _expect(role: str, buffer: Buffer | None, items: int) -> None:
+def _expect(role: str, buffer: CallBuffer | None, items: int) -> None:
     if buffer is not None and buffer.items.size != items:
         size = buffer.items.itemsize
         raise InvalidBuffer(
@@ -241,7 +245,9 @@ def _recvcounts(arguments: Arguments, member: Member) -> tuple[int, ...]:
     return counts
 
 
-def _input_where_the_result_goes(arguments: Arguments, member: Member) -> tuple[Buffer, Buffer]:
+def _input_where_the_result_goes(
+    arguments: Arguments, member: Member
+) -> tuple[CallBuffer, CallBuffer]:
     """Reduce-scatter in place: the result goes to the beginning of the input."""
     if arguments.vector:
         if arguments.recvcounts is None:
@@ -251,3 +257,52 @@ def _input_where_the_result_goes(arguments: Arguments, member: Member) -> tuple[
         return whole, replace(whole, items=whole.items[:own])
     whole = read_buffer(arguments.recvbuf, "receive", member.size)
     return whole, replace(whole, items=whole.items[: whole.items.size // member.size])
+
+
+def _with_types(
+    arguments: Arguments, send: CallBuffer | None, recv: CallBuffer | None
+) -> tuple[Arguments, CallBuffer | None, CallBuffer | None]:
+    """Items that MPI has no type for as bytes, so that the library's own collective can move them:
+    other ranks, which may describe theirs by a type that it has, leave theirs to it as well."""
+    if send is not None and _is_without_type(send):
+        arguments = arguments._replace(sendbuf=send.of_type(MPI.BYTE))
+        send = replace(send, datatype=MPI.BYTE)
+    if recv is not None and _is_without_type(recv):
+        arguments = arguments._replace(recvbuf=recv.of_type(MPI.BYTE))
+        recv = replace(recv, datatype=MPI.BYTE)
+    return arguments, send, recv
+
+
+def _with_sure_words(
+    arguments: Arguments, send: CallBuffer | None, recv: CallBuffer | None
+) -> Arguments:
+    """The buffers in words that mpi4py is sure to take: refused when the ranks have met already, a
+    call could not be made again.
+
+    Args:
+        send, recv: the buffers that ``arguments`` names.
+    """
+    same = True
+    if contract(arguments.collective).reduces and send is not None and recv is not None:
+        same = send.datatype == recv.datatype
+        recv = replace(recv, datatype=send.datatype)  # of two names of one type, one
+    if same and _takes(arguments.sendbuf, send) and _takes(arguments.recvbuf, recv):
+        return arguments
+    return arguments._replace(
+        sendbuf=_sure_words(arguments.sendbuf, send), recvbuf=_sure_words(arguments.recvbuf, recv)
+    )
+
+
+def _takes(spec: Any, buffer: CallBuffer | None) -> bool:
+    """Whether mpi4py takes it as it is; of long doubles that are not aligned, it knows no type."""
+    return buffer is None or (nbytes_of(spec) is not None and buffer.items.flags.aligned)
+
+
+def _sure_words(spec: Any, buffer: CallBuffer | None) -> Any:
+    if buffer is None or buffer.datatype is None or buffer.gaps or buffer.memory is not HOST:
+        return spec
+    return buffer.of_type(buffer.datatype)
+
+
+def _is_without_type(buffer: CallBuffer) -> bool:
+    return buffer.datatype is None and not is_on_device(buffer.items)
