@@ -81,7 +81,7 @@ def start(*arguments, ranks, **variables):
 
 
 def ended(process, seconds=100):
-    """What a process wrote; one that hangs is killed, so that it slows no other test down."""
+    """Output and errors of a process; one that hangs is killed, so that no other test waits."""
     try:
         return process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:

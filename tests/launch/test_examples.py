@@ -13,7 +13,7 @@ pytestmark = [scratch, needs_launcher]
 
 
 def run(folder, ranks, *arguments):
-    """What ``python arguments`` prints on ``ranks`` ranks, started in ``folder``."""
+    """Output of ``python arguments`` on ``ranks`` ranks, started in ``folder``."""
     done = programs.run(folder, *arguments, ranks=ranks)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -344,7 +344,7 @@ WAITS = {
 }
 
 
-# What waits in MPI, in a plan and in shared memory, once each.
+# One wait each in MPI, in a plan and in shared memory.
 QUICK = {("native", "busy"), ("plan", "stopped"), ("shared", "busy")}
 
 

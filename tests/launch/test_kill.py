@@ -106,7 +106,7 @@ def ranks_of(folder):
         for number, words in running(str(folder / "job.toml")).items()
         if words[1:3] == ["-m", "mpitrain"]
     }
-    # Those that read ahead are their children, of the same words.
+    # Processes that read ahead are their children, with the same words.
     return sorted(number for number in found if parent(number) not in found)
 
 

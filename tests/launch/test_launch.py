@@ -258,7 +258,7 @@ def test_what_does_not_end_by_itself_is_ended(tmp_path):
 
 
 def living(folder):
-    """What of ``folder`` each process was started with or, if it is a script, runs."""
+    """Names in ``folder`` with which processes were started or, if scripts, which they run."""
     found = set()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):

@@ -20,7 +20,7 @@ def pbs(tmp_path):
 
 
 def submit(pbs, folder, *words, launcher="pals", **environment):
-    """What ``mpitrain submit`` says, called in this folder."""
+    """Output of ``mpitrain submit``, called in this folder."""
     command = [sys.executable, "-m", "mpitrain", "submit", "--scheduler", "pbs", *words]
     command[6:6] = ["--account", "A", "--launcher", launcher, "--nodes", "1"]
     command[6:6] = ["--before", f"export PYTHONPATH={ROOT}"]

@@ -1,4 +1,4 @@
-"""What a fault in the order of a GPU's work would spoil: each says whether all was right."""
+"""Scenarios that a fault in the order of a GPU's work spoils: each says whether all was right."""
 
 import gc
 import sys
@@ -51,7 +51,7 @@ def late(patch, seed):
 
 
 def staged(patch, seed):
-    """The same by way of the host."""
+    """The sum by way of the host."""
     return direct(patch, seed, "staged")
 
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tests.strict_cupy.base import POISON
+from tests.strict_cupy.memory import POISON
 
 #: Operations that are put off; a GPU has some such number, too.
 _MOST = 400
@@ -169,7 +169,7 @@ class Machine:
         return self.launch(stream, "event", None)
 
     def wait(self, stream, op):
-        """What is queued on ``stream`` from here on comes after ``op``."""
+        """Later work on ``stream`` comes after ``op``."""
         if op is not None:
             stream.awaited.append(op)
 
@@ -270,7 +270,7 @@ class Machine:
         self.races.append(Race(first, second))
 
     def _forget(self):
-        """What the host has waited for is before all that comes."""
+        """Drops uses that the host has waited for: they come before all later ones."""
         self._used = [used for used in self._used if not used[0].comes_after(self.host)]
 
     # Memory.

@@ -10,7 +10,7 @@ import numpy as np
 
 from tests import strict_cupy
 from tests.queued_cupy.machine import Range, bounds
-from tests.strict_cupy.base import POISON, SharedMemory
+from tests.strict_cupy.memory import POISON, SharedMemory
 from tests.strict_cupy.namespace import asarray
 from tests.strict_cupy.ndarray import MemoryPointer, ndarray
 
@@ -20,7 +20,7 @@ class CUDARuntimeError(RuntimeError):
 
 
 class Thread(threading.local):
-    """What CUDA and CuPy keep for each thread: the current device and the stack of streams."""
+    """The current device and the stack of streams, which CUDA and CuPy keep for each thread."""
 
     def __init__(self):
         self.device = 0

@@ -1,4 +1,4 @@
-"""What a program asked of the stand-in: kernels, synchronisations of the host, copies to it."""
+"""Counts of a program's kernels, synchronisations of the host and copies to it."""
 
 import sys
 from collections import Counter

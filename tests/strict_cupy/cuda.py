@@ -4,8 +4,8 @@ import ctypes
 from functools import partial
 from types import SimpleNamespace
 
-from tests.strict_cupy.base import SharedMemory
 from tests.strict_cupy.counts import counts
+from tests.strict_cupy.memory import SharedMemory
 from tests.strict_cupy.ndarray import Device, MemoryPointer
 
 

@@ -67,7 +67,7 @@ def array(obj, dtype=None, copy=True, order="K", subok=False, ndmin=0, *, blocki
 
 
 def stacked(obj, dtype):
-    """Of a list of arrays."""
+    """One array of a list of arrays."""
     return wrapped(launch("concatenate", lambda: np.array([one._a for one in obj], dtype)))
 
 

@@ -6,8 +6,8 @@ No subclass of ``numpy.ndarray``: what CuPy refuses is refused here, with its wo
 import numpy as np
 from mpi4py import MPI
 
-from tests.strict_cupy.base import POISON, DeviceArray
 from tests.strict_cupy.counts import caller, counts
+from tests.strict_cupy.memory import POISON
 from tests.strict_cupy.signatures import METHODS, check
 
 _VIEWS = ("ravel", "reshape", "swapaxes", "transpose", "view")
@@ -55,6 +55,14 @@ def launch(name, run, *, kernels=1, reads=(), writes=(), like=None, flops=0):
         return run()
 
 
+class Flags:
+    """CuPy's, which do not say ``writeable``."""
+
+    def __init__(self, flags):
+        self.c_contiguous, self.f_contiguous = flags.c_contiguous, flags.f_contiguous
+        self.owndata, self.forc = flags.owndata, flags.forc
+
+
 class Device:
     """A GPU as arrays name it."""
 
@@ -68,11 +76,13 @@ class Device:
         return hash(self.id)
 
 
-class ndarray(DeviceArray):
+class ndarray:
     """See the module."""
 
     __module__ = "cupy"
-    __slots__ = ()
+    __hash__ = None
+    __array_priority__ = 100
+    __slots__ = ("__weakref__", "_a", "_memory")
 
     def __init__(self, shape, dtype=float, memptr=None, strides=None, order="C"):
         kind = np.dtype(dtype)
@@ -100,6 +110,14 @@ class ndarray(DeviceArray):
         made._a, made._memory = array, memory
         return made
 
+    dtype = property(lambda self: self._a.dtype)
+    flags = property(lambda self: Flags(self._a.flags))
+    itemsize = property(lambda self: self._a.itemsize)
+    nbytes = property(lambda self: self._a.nbytes)
+    ndim = property(lambda self: self._a.ndim)
+    shape = property(lambda self: self._a.shape)
+    size = property(lambda self: self._a.size)
+    strides = property(lambda self: self._a.strides)
     T = property(lambda self: ndarray.of(self._a.T, self._memory))
     base = property(lambda self: None if self._a.base is None else self)
 
@@ -113,6 +131,25 @@ class ndarray(DeviceArray):
     def data(self):
         start = self._a.__array_interface__["data"][0]
         return MemoryPointer(start, getattr(self._memory, "mem", None))
+
+    @property
+    def __cuda_array_interface__(self):
+        own = self._a.__array_interface__
+        return {key: own[key] for key in ("shape", "typestr", "descr")} | {
+            "strides": None if self._a.flags.c_contiguous else self._a.strides,
+            "data": (own["data"][0] if self._a.size else 0, False),
+            "version": 3,
+            "stream": 1,
+        }
+
+    def __len__(self):
+        return len(self._a)
+
+    def __array__(self, *given, **named):
+        raise TypeError(
+            "Implicit conversion to a NumPy array is not allowed. Please use `.get()` to construct "
+            "a NumPy array explicitly."
+        )
 
     def __dlpack_device__(self):
         return 1, 0  # for torch on the CPU, which stands for torch on a GPU
@@ -256,7 +293,7 @@ def _keys(key):
 
 
 def _read_key(key):
-    """What NumPy indexes with, and whether elements are selected one by one."""
+    """The index for NumPy, and whether it selects elements one by one."""
     keys = _keys(key)
     selects = any(isinstance(one, (ndarray, np.ndarray, list)) for one in keys)
     counts.uploads += sum(isinstance(one, (np.ndarray, list)) for one in keys)

@@ -95,7 +95,7 @@ FIRST = {
 @pytest.mark.parametrize("first", FIRST)
 @pytest.mark.parametrize("parallel", layouts())
 def test_ranks_without_samples(comm, folder, alone, parallel, first):
-    """Of the last batch of an epoch, which has one sample, and of a test on three."""
+    """The last batch of an epoch has one sample, and the test has three."""
     changed = {
         "model": lambda: torch.nn.Sequential(
             FIRST[first](), *(torch.nn.Linear(1, 1) for _ in range(RANKS - 1))

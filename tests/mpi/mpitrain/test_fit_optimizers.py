@@ -81,7 +81,7 @@ def test_groups_of_a_job(comm, folder, parallel):
     ],
 )
 def test_optimisers_of_torch(comm, folder, alone, name, zero):
-    """The same as in torch's own loop, also when it is interrupted."""
+    """The numbers are those of torch's own loop, also when the run is interrupted."""
     changed = {
         "optimizer": OPTIMIZERS[name],
         "optim": {"schedule": "cosine"},

@@ -1,4 +1,4 @@
-"""What ``mpitrain.Trainer`` refuses of modules, data and losses, on all ranks at once."""
+"""Modules, data and losses that ``mpitrain.Trainer`` refuses, on all ranks at once."""
 
 import pytest
 from mpi4py import MPI
@@ -332,7 +332,7 @@ class Impure(torch.nn.Module):
 )
 @pytest.mark.parametrize("zero", [0, pytest.param(3, marks=pytest.mark.slow)])
 def test_no_pure_function_is_an_error_of_all_ranks(comm, folder, how, where, message, zero):
-    """Of whichever stage it is, with one message."""
+    """Any stage may have it, and all ranks have one message."""
 
     def model():
         layers = [torch.nn.Linear(6, 16), *(torch.nn.Linear(16, 16) for _ in range(RANKS))]

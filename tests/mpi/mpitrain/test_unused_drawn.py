@@ -28,7 +28,7 @@ FLAGS = st.booleans()
 
 @st.composite
 def cases(draw, tables):
-    """Of any module and optimiser, with what ``tables`` draws."""
+    """Cases with any module and optimiser, and with what ``tables`` draws."""
     given = draw(tables)
     codec = given.get("compress", {}).get("codec", "none")
     plain = codec in CODECS and isinstance(parse(codec), Momentum)
@@ -130,7 +130,7 @@ def of_quorums():
     return st.fixed_dictionaries({"sync": sync})
 
 
-#: What the trainer may say to a drawn job.
+#: Sentences with which the trainer may refuse a drawn job.
 REFUSALS = (
     r"would move each weight by 1",
     r"gives every rank the whole vote",
@@ -192,7 +192,7 @@ class Drawing:
             self.comm.bcast(failed)
 
     def _verdict(self, case):
-        """What is wrong on some rank, the same on all; collective."""
+        """A fault on some rank, as text that all ranks get; collective."""
         said = wrong = ""
         try:
             said = self._check(case, self.comm, self.folder / str(len(self.refused)))

@@ -20,7 +20,7 @@ WIDTH = 6
 
 
 class Enter(torch.nn.Module):
-    """What branches pass on: values, what the loss leaves out, and whether a sample is special."""
+    """Values, what the loss leaves out, and whether a sample is special: branches pass them on."""
 
     def __init__(self):
         super().__init__()
@@ -212,7 +212,7 @@ class Twins:
             self.anchor.load_state_dict(self.workers[0].state_dict())
 
     def _backward(self, number, module, batch):
-        """Of a worker's micro-batches, as many times larger as there are workers."""
+        """Gradients of a worker's micro-batches, times the number of workers."""
         (x, special), y = batch
         count, parts = len(self.workers), self.case.micro_batches * len(self.workers)
         module.zero_grad()
@@ -226,7 +226,7 @@ class Twins:
     def _update(self, number, module, step):
         case, counts = self.case, self.left_out[number]
         for name, p in module.named_parameters():
-            # What a code has kept back comes later.
+            # A code sends later what it has kept back.
             if p.grad is None and (not case.coded or counts.get(name, 0) == step):
                 counts[name] = counts.get(name, 0) + 1
         own = [p.grad for p in module.parameters() if p.grad is not None]
@@ -247,7 +247,7 @@ class Twins:
             one.load_state_dict(self.anchor.state_dict())
 
     def end(self):
-        """What tests and the trained module have."""
+        """Values that tests use and the trained module has."""
         found = deepcopy(self.begin)
         averaged = self.averages if self.case.optimizer["average"] else self.workers
         for p, mean in zip(found.parameters(), _means(averaged), strict=True):
@@ -293,7 +293,7 @@ def check(case, comm, folder):
 
 
 class Pixels(torch.nn.Module):
-    """What :class:`Enter` takes, of digits; bright corners are special."""
+    """Digits as :class:`Enter` takes them; bright corners are special."""
 
     def forward(self, x):
         x = x.flatten(1).double()

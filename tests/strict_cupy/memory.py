@@ -1,4 +1,4 @@
-"""What both stand-ins for CuPy share: attributes of arrays, and memory that processes map."""
+"""Memory of a device that does not exist, which other processes can map."""
 
 import mmap
 import os
@@ -6,53 +6,9 @@ import struct
 
 import numpy as np
 
-#: What memory holds before anything is written there: a number that shows.
+#: Fresh and freed memory holds this byte, which shows in results.
 POISON = 0xA5
 _HANDLE = "iiq48x"
-
-
-class Flags:
-    """CuPy's, which do not say ``writeable``."""
-
-    def __init__(self, flags):
-        self.c_contiguous, self.f_contiguous = flags.c_contiguous, flags.f_contiguous
-        self.owndata, self.forc = flags.owndata, flags.forc
-
-
-class DeviceArray:
-    """Attributes of ``cupy.ndarray``; ``_a`` is the array of the host behind it."""
-
-    __hash__ = None
-    __array_priority__ = 100
-    __slots__ = ("__weakref__", "_a", "_memory")
-
-    dtype = property(lambda self: self._a.dtype)
-    flags = property(lambda self: Flags(self._a.flags))
-    itemsize = property(lambda self: self._a.itemsize)
-    nbytes = property(lambda self: self._a.nbytes)
-    ndim = property(lambda self: self._a.ndim)
-    shape = property(lambda self: self._a.shape)
-    size = property(lambda self: self._a.size)
-    strides = property(lambda self: self._a.strides)
-
-    @property
-    def __cuda_array_interface__(self):
-        own = self._a.__array_interface__
-        return {key: own[key] for key in ("shape", "typestr", "descr")} | {
-            "strides": None if self._a.flags.c_contiguous else self._a.strides,
-            "data": (own["data"][0] if self._a.size else 0, False),
-            "version": 3,
-            "stream": 1,
-        }
-
-    def __len__(self):
-        return len(self._a)
-
-    def __array__(self, *given, **named):
-        raise TypeError(
-            "Implicit conversion to a NumPy array is not allowed. Please use `.get()` to construct "
-            "a NumPy array explicitly."
-        )
 
 
 class SharedMemory:
