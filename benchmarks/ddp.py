@@ -29,16 +29,16 @@ from torch import nn
 from collectives import Communicator
 from collectives.calls.native import release
 from mpitrain.adapters.torch import DataParallel
-from mpitrain.adapters.torch.gradients import Bucket
-from mpitrain.adapters.torch.hooks import UnderWay
+from mpitrain.adapters.torch.buckets import GradientBucket
+from mpitrain.adapters.torch.comm_hooks import UnderWay
 from mpitrain.arrays import Gradients
 from mpitrain.group import TensorGroup
-from mpitrain.models import gpt
+from mpitrain.models.gpt import GPT
 from mpitrain.models.model import Model
 from mpitrain.objective.cross_entropy import CrossEntropy
 from mpitrain.optim.optimizers import Adam
 from mpitrain.parallel.arena import DATA, Arena
-from mpitrain.parallel.replicated import Replicated
+from mpitrain.parallel.data_parallel import Replicated
 from mpitrain.parallel.store import Reduction
 from mpitrain.parallel.summation import Dense
 from mpitrain.pipeline.stage import LayerStage
@@ -165,8 +165,8 @@ def _measure(comm: Communicator, options: argparse.Namespace) -> dict[str, list[
     torch.manual_seed(0)
     late = DataParallel(comm, TorchGPT(*shape), overlap=False, algorithm=options.algorithm)
     own = list(TorchGPT(*shape).parameters())
-    alone = Bucket(comm, own, options.algorithm, UnderWay(comm))
-    layers = gpt.layers(
+    alone = GradientBucket(comm, own, options.algorithm, UnderWay(comm))
+    layers = GPT(
         vocabulary=options.vocabulary,
         context=options.context,
         width=options.width,
@@ -174,7 +174,7 @@ def _measure(comm: Communicator, options: argparse.Namespace) -> dict[str, list[
         heads=options.heads,
         group=TensorGroup(),
         sequence=False,
-    )
+    ).layers()
     native = Ours(
         comm,
         Model(layers, CrossEntropy(TensorGroup(), options.vocabulary), TensorGroup()),

@@ -20,12 +20,12 @@ from mpitrain.arrays import Array, Gradients, Parameters
 from mpitrain.nn.context import RESTING, Context
 from mpitrain.parallel.grid import Layout
 from mpitrain.pipeline.actions import Pipeline
-from mpitrain.pipeline.messages import Spec
+from mpitrain.pipeline.mailbox import Spec
 from mpitrain.pipeline.replay import replay
-from mpitrain.pipeline.runtime import Latest, Runner
+from mpitrain.pipeline.runtime import Runner
 from mpitrain.pipeline.schedules import SCHEDULES
-from mpitrain.pipeline.simulate import Times, simulate
-from mpitrain.pipeline.stage import Emit
+from mpitrain.pipeline.simulate import PassTimes, simulate
+from mpitrain.pipeline.stage import Emit, Latest
 
 
 class SleepingStage:
@@ -36,8 +36,8 @@ class SleepingStage:
         held, most_held: activations that are held now, and at most.
     """
 
-    def __init__(self, times: Times, chunks: int) -> None:
-        self._times = Times(
+    def __init__(self, times: PassTimes, chunks: int) -> None:
+        self._times = PassTimes(
             times.forward / chunks, times.backward_input / chunks, times.backward_weight / chunks
         )
         self.busy = 0.0
@@ -114,7 +114,7 @@ class Rehearsal:
 
 
 def rehearse(
-    comm: Communicator, name: str, micro_batches: int, times: Times, chunks: int = 1
+    comm: Communicator, name: str, micro_batches: int, times: PassTimes, chunks: int = 1
 ) -> Rehearsal:
     """Runs a schedule once, with a stage on each rank; collective."""
     schedule = SCHEDULES[name]
@@ -125,7 +125,6 @@ def rehearse(
     runner = Runner(
         comm,
         layout,
-        pipeline,
         replay(schedule.generate, pipeline),
         [stage] * chunks,
         nothing,
@@ -165,7 +164,7 @@ def main() -> int:
             print(f"{'schedule':<14}" + "".join(f"{head:>10}" for head in heads))
         for name in SCHEDULES:
             chunks = options.chunks if name == "interleaved" else 1
-            times = Times(seconds, seconds, seconds)
+            times = PassTimes(seconds, seconds, seconds)
             try:
                 one = rehearse(comm, name, options.micro_batches, times, chunks)
             except ValueError as error:

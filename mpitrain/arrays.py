@@ -1,4 +1,4 @@
-"""What arrays are here, and the namespace that they come from."""
+"""Types of arrays, and the namespace of an array's functions."""
 
 import sys
 from collections.abc import Mapping
@@ -8,20 +8,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-#: A NumPy array, or a CuPy array: it has the same methods.
+#: A NumPy array, or a CuPy array, which has the same methods.
 Array = NDArray[Any]
 #: A number, or one that lies on a device, where :meth:`mpitrain.device.Device.read` waits for it.
 Scalar = Any
 #: A layer's arrays by name: parameters, or the gradients of the loss by them.
 Parameters = Mapping[str, Array]
-#: The gradients of the loss by a layer's parameters; None of one that had no part in it.
+#: Gradients of the loss by a layer's parameters; None for a parameter without a part in the loss.
 Gradients = Mapping[str, Array | None]
 #: Shape of one sample: there is no batch axis.
 Shape = tuple[int, ...]
 
 
 def is_floating(kind: Any) -> bool:
-    """Whether a ``dtype`` is of floating point; to NumPy, bfloat16 is a type of another kind."""
+    """Whether a ``dtype`` is a floating-point type; bfloat16 has another kind in NumPy."""
     return kind.kind == "f" or kind.name == "bfloat16"
 
 

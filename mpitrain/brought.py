@@ -14,7 +14,7 @@ from mpitrain.ranks.same import name_of
 if TYPE_CHECKING:
     from mpitrain.optim.groups import Grouping
     from mpitrain.optim.optimizers import Optimizer
-    from mpitrain.optim.own_schedule import Factor, Schedule
+    from mpitrain.optim.schedule_table import Factor, TabulatedSchedule
 
 
 def model(
@@ -142,7 +142,7 @@ class OfTorch(NamedTuple):
 
     optimizer: "Optimizer"
     grouping: "Grouping"
-    schedule: "Factor | Schedule | None"
+    schedule: "Factor | TabulatedSchedule | None"
     options: dict[str, object]
 
 
@@ -156,7 +156,7 @@ def optimizer(
     """
     from mpitrain.adapters.torch.modules import trained
     from mpitrain.adapters.torch.optimizer import grouped
-    from mpitrain.adapters.torch.schedule import TorchSchedule
+    from mpitrain.adapters.torch.scheduler import TorchSchedule
 
     own = trained(module, layers or {}) if module is not None else {}
     groups, grouping = grouped(given, own)

@@ -256,7 +256,7 @@ class Trainer(trainer.Trainer):
                 "model: its parameters were given other values after the trainer was made, which "
                 "has had them since then; load them before, as in the function that makes the model"
             )
-        from mpitrain.adapters.torch.purity import hooked
+        from mpitrain.adapters.torch.checks.module_class import hooked
 
         if name := hooked(self.module):
             raise ConfigError(

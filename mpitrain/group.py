@@ -1,4 +1,4 @@
-"""Ranks that share something, and which part of it is whose."""
+"""Groups of ranks that share items, and each rank's part."""
 
 from mpi4py import MPI
 
@@ -19,8 +19,8 @@ class TensorGroup:
     """Ranks that share each layer.
 
     Attributes:
-        comm: of these ranks; None for a rank by itself.
-        rank, size: in it.
+        comm: communicator of the ranks; None for a single rank.
+        rank, size: own rank in it, and number of ranks.
     """
 
     def __init__(self, comm: Communicator | None = None) -> None:
@@ -35,7 +35,7 @@ class TensorGroup:
     def sum(self, x: Array, op: MPI.Op = MPI.SUM) -> Array:
         """Sum of x over the ranks, the same bits on all of them.
 
-        x stays as it is; the result is a new array, or x itself on a rank by itself.
+        x stays as it is; the result is a new array, or x itself on a single rank.
         """
         if self.comm is None:
             return x

@@ -32,7 +32,7 @@ from mpitrain.checkpoint import CheckpointError
 from mpitrain.config import Config, ConfigError, load
 from mpitrain.data import DataError
 from mpitrain.metrics import Record, Step
-from mpitrain.parallel.compressed import Compressed
+from mpitrain.parallel.compressed_summation import CompressedSummation
 from mpitrain.parallel.replicas import ReplicaMismatch
 from mpitrain.ranks.stop import StopFlag, Stopped
 from mpitrain.ranks.together import all_here, together
@@ -291,10 +291,10 @@ def _measured(
 def _of_codes(trainer: Trainer, job: Config) -> tuple[float, float]:
     """This rank's encoded bytes of a step, and its seconds in codecs so far."""
     summation = trainer.summation
-    if isinstance(summation, Compressed) and summation.exchanges:
+    if isinstance(summation, CompressedSummation) and summation.sums:
         return (
-            sum(one.encoded for one in summation.exchanges),
-            sum(one.working for one in summation.exchanges),
+            sum(one.encoded for one in summation.sums),
+            sum(one.working for one in summation.sums),
         )
     nbytes = float(trainer.arena.size * trainer.store.pieces[0].parameters.dtype.itemsize)
     return nbytes / (job.sync.period if job.sync.drifts else 1), 0.0

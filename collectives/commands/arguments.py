@@ -99,12 +99,6 @@ def add_network(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bandwidth", type=above_zero, default=25.0, help=bandwidth)
 
 
-def add_algorithms(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--algorithm`` for several algorithms."""
-    which = "names with options, mine.py:name, or all (all)"
-    parser.add_argument("--algorithm", default="all", metavar="A,B", help=which)
-
-
 def known(text: str) -> list[str]:
     """``"ring,mine.py:biring"`` -> ``["ring", "biring"]``.
 

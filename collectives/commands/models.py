@@ -17,7 +17,6 @@ from collectives.analysis.topology import build as topology
 from collectives.commands.arguments import (
     RANKS,
     above_zero,
-    add_algorithms,
     add_network,
     known,
     rank_count,
@@ -57,7 +56,8 @@ def add(commands: "Commands") -> None:
     timing.add_argument(
         "--ports", choices=("one", "multi"), default="one", help="ports of a rank (one)"
     )
-    add_algorithms(timing)
+    which = "names with options, mine.py:name, or all (all)"
+    timing.add_argument("--algorithm", default="all", metavar="A,B", help=which)
     add_network(timing)
     timing.add_argument("--plot", type=Path, help="write a PNG")
     timing.set_defaults(run=simulate_sizes)

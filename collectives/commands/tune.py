@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
                     "tune measures what several ranks do together; start it as mpirun -n 4 python "
                     "-m collectives tune"
                 )
-        except (CollectiveError, ValueError) as error:  # all ranks raise it
+        except (CollectiveError, ValueError) as error:  # raised on all ranks
             if comm.rank == 0:
                 print(f"error: {error}", file=sys.stderr)
             return 2

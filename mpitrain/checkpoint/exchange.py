@@ -17,7 +17,7 @@ from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.checkpoint.workers import among
 from mpitrain.parallel.arena import Tensor
 from mpitrain.parallel.store import Piece, overlaps
-from mpitrain.parallel.summation import Keeper, Kept
+from mpitrain.parallel.summation import Keeper, KeptElements
 
 if TYPE_CHECKING:
     from mpitrain.training.trainer import Trainer
@@ -40,7 +40,7 @@ class KeptPart:
     values: Array
 
 
-def parts(trainer: "Trainer", *, written: bool = False) -> Iterator[tuple[Kept, KeptPart]]:
+def parts(trainer: "Trainer", *, written: bool = False) -> Iterator[tuple[KeptElements, KeptPart]]:
     """State of tensors' elements on this rank, or the part of it that the rank writes."""
     replica = trainer.grid.place.replica
     for kept in chain.from_iterable(one.kept() for one in _keepers(trainer)):
@@ -102,7 +102,9 @@ def restore(trainer: "Trainer", checkpoint: Checkpoint) -> list[str]:
     return anew
 
 
-def _sources(trainer: "Trainer", kept: Kept, checkpoint: Checkpoint, tensor: Tensor) -> list[str]:
+def _sources(
+    trainer: "Trainer", kept: KeptElements, checkpoint: Checkpoint, tensor: Tensor
+) -> list[str]:
     """Sections whose sum this replica takes."""
     name = f"{EXCHANGE}{kept.name}"
     numbers = sorted(

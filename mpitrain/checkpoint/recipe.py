@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from mpitrain.checkpoint.described import Description
 from mpitrain.data.own import Own
-from mpitrain.data.stream import Stream
+from mpitrain.data.stream import Stream, Streamed
 from mpitrain.nn import Chain
 from mpitrain.ranks.same import described
 
@@ -97,9 +97,10 @@ def settled_recipe_of(trainer: "Trainer") -> Recipe:
     found = recipe_of(trainer)
     if found.changing is None and trainer.comm.rank == 0:
         train = trainer.data.train
-        if isinstance(train, Own) and not isinstance(train.data, Stream):
-            with suppress(Exception):  # other processes may have read all that was read so far
-                train.first()
+        others_read = trainer.config.data.workers or not isinstance(train, Streamed)
+        if isinstance(train, Own) and others_read:
+            with suppress(Exception):  # a read shows here what changed in the other processes
+                train.read_anew()
         trainer.recipe = found = found.settled(_made(trainer, values=False))
     return found
 

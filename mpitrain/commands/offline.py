@@ -28,12 +28,12 @@ def schedules(options: argparse.Namespace) -> int:
     from mpitrain.pipeline.explore import explorer
     from mpitrain.pipeline.replay import replay
     from mpitrain.pipeline.schedules import SCHEDULES
-    from mpitrain.pipeline.simulate import Times, simulate
+    from mpitrain.pipeline.simulate import PassTimes, simulate
 
     unknown = set(options.names) - set(SCHEDULES)
     if unknown:
         raise ConfigError(f"no schedule {sorted(unknown)[0]!r}; there are {', '.join(SCHEDULES)}")
-    times = Times(*options.times)
+    times = PassTimes(*options.times)
     p, m = options.stages, options.micro_batches
     pipelines = {
         name: Pipeline((1,) * p, m, options.chunks if name == "interleaved" else 1)

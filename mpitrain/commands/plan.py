@@ -18,11 +18,11 @@ from mpitrain.config import (
     refuse_servers,
 )
 from mpitrain.metrics.words import counted, in_words
-from mpitrain.parallel.grid import Layout, Place
-from mpitrain.parallel.wire import adasum_bytes, coded_bytes, dense_bytes
+from mpitrain.parallel.grid import Coordinates, Layout
+from mpitrain.parallel.sent_bytes import adasum_bytes, coded_bytes, dense_bytes
 from mpitrain.pipeline.profiles import LayerProfile, measure
 from mpitrain.pipeline.schedules import SCHEDULES
-from mpitrain.pipeline.simulate import Times, simulate
+from mpitrain.pipeline.simulate import PassTimes, simulate
 from mpitrain.training import build
 from mpitrain.training.build import compression
 
@@ -187,12 +187,12 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _times(own: list[LayerProfile], layout: Layout, config: Config) -> Times:
+def _times(own: list[LayerProfile], layout: Layout, config: Config) -> PassTimes:
     """Of a micro-batch: the profile's is that of one replica."""
     part = 1 / lcm(*layout.replicas) / layout.tensor
     forward = part * sum(layer.forward_s for layer in own)
     backward = part * sum(layer.backward_s for layer in own)
-    return Times(forward, backward / 2, backward / 2)
+    return PassTimes(forward, backward / 2, backward / 2)
 
 
 def _activations(own: list[LayerProfile], layout: Layout, config: Config) -> float:
@@ -214,7 +214,7 @@ def _state(config: Config, layout: Layout, stage: int, count: int) -> float:
 
 def _ranks(layout: Layout, stage: int) -> str:
     groups = [
-        [layout.rank(Place(stage, replica, tensor)) for tensor in range(layout.tensor)]
+        [layout.rank(Coordinates(stage, replica, tensor)) for tensor in range(layout.tensor)]
         for replica in range(layout.replicas[stage])
     ]
     told = ["+".join(map(str, group)) for group in groups]

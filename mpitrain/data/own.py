@@ -79,6 +79,10 @@ class Own:
         """A sample with the shapes of all."""
         return self._read(0)
 
+    def read_anew(self) -> None:
+        """Reads a sample in this process, beside all passes."""
+        self._read(0)
+
     def _read(self, index: int) -> Pair:
         with seeded(self.seed, 1, self.epoch + 1, index):
             try:

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mpitrain.data.dataset import DataError
@@ -91,6 +91,9 @@ class Streamed(Own):
         if not self.cursor.first:
             self._read(0)
         return self._arrays_of(0, self.cursor.first[0])
+
+    def read_anew(self) -> None:
+        replace(self, cursor=_Cursor())._read(0)
 
     def _read(self, index: int) -> Pair:
         if index == 0 and self.epoch < 0 and self.cursor.first:

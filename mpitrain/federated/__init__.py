@@ -1,7 +1,7 @@
-"""Federated learning: clients that keep their samples, a server that averages what they learn.
+"""Federated learning: clients keep their samples, and a server averages their changes.
 
-``trainer.py`` has the rounds; ``choice.py`` says who takes part, ``split.py`` who has which
-samples, ``client.py`` trains, ``sums.py`` adds up, by ``exact.py``, ``codes.py`` or ``secure.py``,
+``trainer.py`` runs the rounds; ``choice.py`` chooses clients, ``split.py`` their samples;
+``client.py`` trains, ``sums.py`` adds up, by ``exact_mean.py``, ``codes.py`` or ``secure.py``;
 ``server.py`` moves the weights.
 """
 

@@ -1,7 +1,7 @@
-"""Who takes part in a round: whom the server asks, when they are done, and whose changes count.
+"""Clients of a round: the server asks some, and the changes of the first to arrive count.
 
-Time is that of a clock that the seed drives, never the wall's: a round has the same clients on one
-rank and on eight, today and after a resume.
+Time is virtual and follows from the seed: a round has the same clients on one rank and on eight,
+now and after a resume.
 """
 
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ from mpitrain.config.federated import Federated
 
 @dataclass(frozen=True)
 class Part:
-    """What a client does in a round.
+    """Part of a client in a round.
 
     Attributes:
-        client: its number.
-        draws: how often it was drawn and counts.
+        client: number of the client.
+        draws: times that it was drawn and counts.
         steps: local steps that it takes.
-        whole: whether these are all that it was asked for.
-        weight: of its change in the mean, a whole number.
+        whole: whether it takes all steps that it was asked for.
+        weight: weight of its change in the mean, a whole number.
     """
 
     client: int
@@ -37,12 +37,12 @@ class Cohort:
     """The clients of a round.
 
     Attributes:
-        number: of the round, counted from 0.
-        draws: how many were asked, counted as often as they were drawn.
-        asked: those clients, each once, rising.
-        parts: those whose changes count, rising.
-        seconds: on the clock, until the last of these is done.
-        most_weight: what the weights of all that were asked could add up to.
+        number: number of the round, from 0 on.
+        draws: number of draws of clients that were asked.
+        asked: clients that were asked, each once, rising.
+        parts: clients whose changes count, rising.
+        seconds: virtual time until the last of these is done.
+        most_weight: largest possible sum of the weights of all clients that were asked.
     """
 
     number: int
@@ -54,12 +54,12 @@ class Cohort:
 
     @property
     def taken(self) -> int:
-        """How many count, as often as they were drawn."""
+        """Number of draws of clients that count."""
         return sum(part.draws for part in self.parts)
 
     @property
     def weight(self) -> int:
-        """Of all of them."""
+        """Sum of the weights."""
         return sum(part.weight for part in self.parts)
 
 
@@ -79,7 +79,7 @@ class Choice:
         self.speeds: Array = np.exp(own.spread * normal)
 
     def most_weight(self) -> int:
-        """What the weights of a round's clients can add up to at most."""
+        """Largest possible sum of the weights of a round's clients."""
         own = self._own
         if own.scheme == "weighted":
             each = self._sizes * (self.work if own.weigh == "work" else 1)
@@ -87,14 +87,14 @@ class Choice:
         return own.asked * (int(self.work.max()) if own.weigh == "work" else 1)
 
     def ask(self, number: int) -> Array:
-        """The clients that are asked in a round, one a draw; of shape (asked,)."""
+        """Clients that are asked in a round, one a draw; of shape (asked,)."""
         own, rng = self._own, generator(self._seed, "clients", "ask", number)
         if own.scheme == "weighted":
             return rng.choice(own.clients, own.asked, replace=False)
         return rng.choice(own.clients, own.asked, p=self._sizes / self._sizes.sum())
 
     def cohort(self, number: int) -> Cohort:
-        """Whom a round has, counted from 0; the first ``take`` to arrive."""
+        """The clients of a round, counted from 0: the first ``take`` to arrive."""
         own = self._own
         asked, draws = np.unique(self.ask(number), return_counts=True)
         dice = generator(self._seed, "clients", "dropout", number).random(own.clients)
@@ -122,7 +122,7 @@ class Choice:
         return Cohort(number, own.asked, tuple(asked.tolist()), rising, seconds, most)
 
     def _until(self, client: int) -> tuple[int, float]:
-        """The steps that a client has done when it sends its change, and when that is."""
+        """Steps that a client has done when it sends its change, and the time of that."""
         work, speed = int(self.work[client]), float(self.speeds[client])
         deadline = self._own.deadline
         if deadline and work / speed > deadline:

@@ -14,7 +14,7 @@ from mpitrain.config.federated import Federated
 from mpitrain.data import DataError, Dataset, Sampler
 from mpitrain.metrics import Step
 from mpitrain.optim.lr import Rates
-from mpitrain.parallel.replicated import Replicated
+from mpitrain.parallel.data_parallel import Replicated
 from mpitrain.parallel.store import Store
 from mpitrain.step.agreement import Agreed, NonFinite, Told
 from mpitrain.step.gradient import GlobalGradient

@@ -1,4 +1,4 @@
-"""Changes as few and short numbers whose sums can be decoded: rotated, masked, on a shared grid.
+"""Changes as few, short numbers whose sums can be decoded: rotated, masked, on a shared grid.
 
 Signs, mask and grid are those of all clients of a round, so that coding is linear: the codes are
 added up as they are, and only their sum is decoded.  Without ``clip`` the decoded mean is unbiased
@@ -17,19 +17,19 @@ from mpitrain.config.federated import Federated
 
 
 def most_bits(weight: int, word: int) -> int:
-    """Of a code, so that codes whose weights add up to ``weight`` have a sum in ``word`` bits."""
+    """Most bits of a code such that sums with total weight ``weight`` fit into ``word`` bits."""
     return ((2**word - 1) // weight + 1).bit_length() - 1
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """What the clients of a round have in common.
+    """Random choices that the clients of a round share.
 
     Attributes:
-        elements: of a change.
+        elements: number of elements of a change.
         signs: +-1, of the padded length; None: changes are not rotated.
-        kept: the elements that are sent, rising.
-        length: elements of which these are drawn.
+        kept: elements that are sent, rising.
+        length: number of elements from which these are drawn.
     """
 
     elements: int
@@ -39,7 +39,7 @@ class Drawn:
 
     @classmethod
     def of(cls, own: Federated, seed: int, number: int, elements: int) -> "Drawn":
-        """Those of a round, counted from 0."""
+        """The choices of a round, counted from 0."""
         length, signs = elements, None
         if own.rotate:
             length = padded(elements)
@@ -57,8 +57,7 @@ class Drawn:
         return found
 
     def back(self, sent: Array) -> Array:
-        """A change from the elements that were sent: the others are 0, and these larger by as much
-        as they stand for."""
+        """A change from the elements that were sent, scaled up; the others are 0."""
         whole = np.zeros(self.length)
         whole[self.kept] = sent * (self.length / self.kept.size)
         return whole if self.signs is None else unrotate(whole, self.elements, self.signs)
@@ -69,8 +68,8 @@ class Steps:
     """A grid of ``2**bits`` numbers from ``-largest`` to ``largest``.
 
     Attributes:
-        bits: of a code.
-        largest: magnitude.
+        bits: bits of a code.
+        largest: largest magnitude.
     """
 
     bits: int
@@ -78,12 +77,14 @@ class Steps:
 
     @property
     def width(self) -> float:
-        """From one number to the next."""
+        """Distance of neighbouring numbers."""
         return 2.0 * self.largest / (2**self.bits - 1)
 
     def encode(self, sent: Array, dice: np.random.Generator) -> Array:
-        """The numbers' places on the grid, int64: the one below or above, by chance, so that the
-        mean is the number itself.  What is beyond the ends is cut."""
+        """The numbers' places on the grid, int64, rounded at random without bias.
+
+        Numbers beyond the ends are cut.
+        """
         if not self.width:  # no change, or one that is hardly a number
             return np.zeros(sent.size, np.int64)
         cut = np.clip(sent, -self.largest, self.largest)
@@ -99,5 +100,5 @@ class Steps:
 
 
 def dice(seed: int, number: int, client: int) -> np.random.Generator:
-    """By which a client rounds in a round."""
+    """Random numbers by which a client rounds in a round."""
     return generator(seed, "clients", "dice", number, client)

@@ -1,4 +1,4 @@
-"""What can go wrong with a round."""
+"""Errors of a round."""
 
 
 class RoundError(RuntimeError):

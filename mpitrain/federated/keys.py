@@ -16,16 +16,12 @@ from mpitrain.config import ConfigError
 
 #: Bytes of a key, secret or public.
 KEY_BYTES = 32
-#: What sealing adds to a message.
+#: Bytes that sealing adds to a message.
 TAG_BYTES = 16
 
 
 def check() -> None:
-    """Whether the package is here.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Raise :class:`ConfigError` if the package is not installed."""
     if find_spec("cryptography") is None:
         cure = install("cryptography", "secure")
         raise ConfigError(f"federated.secure needs cryptography: {cure}")
@@ -63,7 +59,7 @@ class Pair:
 
 
 def numbers(key: bytes, count: int) -> Array:
-    """So many numbers of 32 bits that follow from a key, whole, and look random; uint32.
+    """Pseudo-random numbers of 32 bits that follow from a key; uint32.
 
     A key is used once, so its nonce is 0.
     """
@@ -75,9 +71,9 @@ def numbers(key: bytes, count: int) -> Array:
 
 
 def seal(key: bytes, sender: int, receiver: int, message: bytes) -> bytes:
-    """A message that only who has the key reads, and nobody changes unseen; 16 bytes longer.
+    """Encrypt and authenticate a message; the result is 16 bytes longer.
 
-    Two clients have one key, and each of them sends one message: the sender is the nonce.
+    Two clients share a key, and each of them sends one message: the sender is the nonce.
     """
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
@@ -89,7 +85,7 @@ def unseal(key: bytes, sender: int, receiver: int, sealed: bytes) -> bytes:
     """The message of :func:`seal`.
 
     Raises:
-        ValueError: it was changed, or is another's.
+        ValueError: it was changed, or belongs to another client.
     """
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305

@@ -1,4 +1,4 @@
-"""Secure aggregation: the sum of clients' vectors, and of no client its own.
+"""Secure aggregation: the sum of clients' vectors, without any client's own.
 
 Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning" (CCS 2017),
 for clients and a server that are honest but curious:
@@ -8,9 +8,9 @@ for clients and a server that are honest but curious:
 3. Each sends its vector plus the numbers of its seed, and plus or minus those that follow from the
    common key with each other client: what the one adds, the other subtracts.  Numbers are of 32
    bits and go round, so their sum is exact in any order.
-4. Of a client that has sent its vector, the others tell their shares of its seed; of one that has
-   left, those of its mask key.  Never both: with both, its vector would be known.  The server takes
-   the seeds' numbers off the sum, and those that the lost clients' masks have left in it.
+4. The others reveal their shares of the seed of a client that has sent its vector, or of the mask
+   key of a client that has left; never both, which would show its vector.  The server subtracts the
+   numbers of the seeds from the sum, and the masks of lost clients that are left in it.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -25,18 +25,18 @@ from mpitrain.federated.keys import KEY_BYTES, TAG_BYTES, Pair, numbers, seal, u
 from mpitrain.federated.shamir import SHARE_BYTES, at_zero, secret, shares
 
 _MASK, _MESSAGE = b"mpitrain federated mask", b"mpitrain federated message"
-#: Of the two public keys of a client.
+#: Bytes of the two public keys of a client.
 PUBLIC_BYTES = 2 * KEY_BYTES
-#: Of the message with two shares.
+#: Bytes of the message with two shares.
 MESSAGE_BYTES = 2 * SHARE_BYTES + TAG_BYTES
 
 
 @dataclass(frozen=True)
 class Public:
-    """What all know of a client.
+    """Public keys of a client.
 
     Attributes:
-        mask, message: public keys, 32 bytes each.
+        mask, message: keys for masks and for messages, 32 bytes each.
     """
 
     mask: bytes
@@ -44,10 +44,10 @@ class Public:
 
 
 class Participant:
-    """A client in one secure sum; every number that it draws is of this sum alone."""
+    """A client in one secure sum, for which it draws its numbers anew."""
 
     def __init__(self, number: int, random: Callable[[int], bytes] = urandom) -> None:
-        """``number`` of the client; ``random`` gives so many bytes."""
+        """``number`` of the client; ``random`` gives random bytes."""
         self.number = number
         self._mask, self._message = Pair(random(KEY_BYTES)), Pair(random(KEY_BYTES))
         self._seed = random(KEY_BYTES)
@@ -61,7 +61,7 @@ class Participant:
         return Public(self._mask.public, self._message.public)
 
     def deal(self, everybody: Mapping[int, Public], threshold: int) -> dict[int, bytes]:
-        """The sealed shares of its secrets, by client; its own it keeps.
+        """The sealed shares of its secrets, by client; it keeps its own.
 
         Args:
             everybody: all clients of the sum, this one as well.
@@ -95,7 +95,7 @@ class Participant:
         return self._common[other]
 
     def masked(self, vector: Array, everybody: Mapping[int, Public]) -> Array:
-        """What it sends: its vector of uint32, and all masks on it."""
+        """The vector of uint32 with all masks, which it sends."""
         found = vector + numbers(self._seed, vector.size)
         for other, public in everybody.items():
             if other != self.number:
@@ -118,7 +118,7 @@ class Participant:
 
 
 def expect_enough(survivors: int, asked: int, threshold: int) -> None:
-    """Whether a sum of so many survivors can be unmasked, and hides each of them.
+    """Check that a sum of survivors can be unmasked, and hides each of them.
 
     Raises:
         RoundError: it cannot, or does not.
@@ -132,7 +132,7 @@ def expect_enough(survivors: int, asked: int, threshold: int) -> None:
 
 
 class Unmasking:
-    """What the server does once the survivors have revealed their shares."""
+    """The server's work after the survivors have revealed their shares."""
 
     def __init__(
         self,
@@ -141,14 +141,14 @@ class Unmasking:
         threshold: int,
         revealed: Mapping[int, Mapping[int, bytes]],
     ) -> None:
-        """Take what is needed.
+        """Keep the shares of ``threshold`` survivors.
 
         Args:
             everybody: the public keys of all clients.
             survivors: the clients whose vectors are in the sum.
             threshold: shares that give a secret.
-            revealed: by survivor, its shares of each client's secret; of ``threshold`` survivors
-                or more.
+            revealed: shares of each client's secret, by survivor; of ``threshold`` survivors or
+                more.
 
         Raises:
             RoundError: too few survivors have revealed theirs.
@@ -165,8 +165,9 @@ class Unmasking:
         self._revealed = revealed
 
     def leftover(self, client: int, length: int) -> Array:
-        """What is in the sum of the masked vectors because of a client: its seed's numbers if it
-        survived, else its masks with all survivors; uint32 of this length.
+        """A client's remainder in the sum of masked vectors, uint32 of this length.
+
+        It is its seed's numbers if it survived, else its masks with all survivors.
 
         Raises:
             RoundError: the shares do not fit.
@@ -182,12 +183,12 @@ class Unmasking:
         if mask.public != self._everybody[client].mask:
             raise RoundError(f"client {client}: the shares give another key than it has told")
         total = np.zeros(length, np.uint32)
-        for survivor in self._survivors:  # who has the other sign
+        for survivor in self._survivors:  # survivors have the other sign
             total -= _between(mask, client, survivor, self._everybody[survivor].mask, length)
         return total
 
 
 def _between(own: Pair, number: int, other: int, public: bytes, length: int) -> Array:
-    """What a client adds to its vector for another one, which adds the negative of it."""
+    """The mask that a client adds for another one, which adds the negative."""
     found = numbers(own.common(public, _MASK), length)
     return found if number < other else np.zeros(1, np.uint32) - found

@@ -7,11 +7,11 @@ import numpy as np
 
 from mpitrain.arrays import Array
 from mpitrain.config.federated import Federated
-from mpitrain.federated.exact import subtract
+from mpitrain.federated.exact_mean import subtract
 from mpitrain.optim import groups
 from mpitrain.optim.optimizers import LAMB, SGD, Adam, Optimizer
+from mpitrain.parallel.data_parallel import Replicated
 from mpitrain.parallel.grid import ProcessGrid
-from mpitrain.parallel.replicated import Replicated
 from mpitrain.parallel.store import overlaps
 from mpitrain.step.trust import TrustRatios
 from mpitrain.step.update import AVERAGE, Updater

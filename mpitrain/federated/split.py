@@ -1,4 +1,4 @@
-"""Which training samples are whose: evenly drawn, or as unequal as clients' own data are."""
+"""Training samples of each client: drawn evenly, or as unequal as clients' own data."""
 
 from itertools import pairwise
 
@@ -12,14 +12,13 @@ from mpitrain.group import share
 
 
 def split(own: Federated, seed: int, samples: int, labels: Array | None) -> list[Array]:
-    """The samples of each client, as rising indices; each sample is one client's, and no client has
-    none.
+    """The samples of each client, as rising indices; each client has one, and no sample has two.
 
     Args:
         own: the table.
-        seed: of the draw.
-        samples: their number.
-        labels: the class of each, of shape (samples,); None if they have none.
+        seed: seed of the draw.
+        samples: number of samples.
+        labels: class of each sample, of shape (samples,); None without classes.
 
     Raises:
         ConfigError: there are more clients than samples, or no classes to split by.
@@ -46,7 +45,7 @@ def split(own: Federated, seed: int, samples: int, labels: Array | None) -> list
 
 
 def _dirichlet(rng: np.random.Generator, own: Federated, labels: Array) -> list[Array]:
-    """Each class in parts of drawn sizes; who gets nothing has one of the client with most."""
+    """Each class in parts of drawn sizes; a client without samples gets one of the richest."""
     parts: list[list[Array]] = [[] for _ in range(own.clients)]
     for label in np.unique(labels):
         those = rng.permutation(np.flatnonzero(labels == label))
@@ -65,8 +64,7 @@ def _dirichlet(rng: np.random.Generator, own: Federated, labels: Array) -> list[
 
 
 def _by_labels(rng: np.random.Generator, own: Federated, labels: Array) -> list[Array]:
-    """``own.labels`` classes a client, dealt in a circle, and each class evenly among its
-    clients."""
+    """``own.labels`` classes for each client, in turn, and each class evenly among its clients."""
     kinds = np.unique(labels)
     if own.labels > len(kinds):
         raise ConfigError(

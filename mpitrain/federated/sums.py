@@ -1,5 +1,6 @@
-"""The mean of the changes of a round's clients, wherever these are: bit for bit the same on any
-number of ranks, because whole numbers are added up.
+"""The mean of the changes of a round's clients, by sums of whole numbers.
+
+It has the same bits on any number of ranks.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,7 +18,7 @@ from mpitrain.config.federated import Federated
 from mpitrain.federated import codes
 from mpitrain.federated.choice import Cohort
 from mpitrain.federated.errors import RoundError
-from mpitrain.federated.exact import Grid, difference
+from mpitrain.federated.exact_mean import Grid, difference
 from mpitrain.federated.secure import (
     MESSAGE_BYTES,
     PUBLIC_BYTES,
@@ -35,9 +36,9 @@ class Mean:
     """The mean change of a round.
 
     Attributes:
-        change: in two parts, float64, whose sum it is.
-        client_bytes: what a client sends at most, coded, keys and shares included.
-        key_bytes: what this rank has sent of them for its clients, beside the sums.
+        change: the change as a sum of two arrays, float64.
+        client_bytes: most bytes that a client sends, with its code, keys and shares.
+        key_bytes: bytes of keys and shares that this rank has sent for its clients.
         clipped: part of the numbers sent that were cut to the grid.
     """
 
@@ -54,9 +55,9 @@ class Sums(Protocol):
         """The weighted mean of ``start - end``; collective.
 
         Args:
-            start: the server's weights, flat.
-            ends: of each client of the cohort on this rank, the weights that it has arrived at.
-            cohort: the round's clients.
+            start: flat weights of the server.
+            ends: final weights of the cohort's clients on this rank.
+            cohort: clients of the round.
 
         Raises:
             RoundError: on all ranks; too few clients are left for a secure sum.
@@ -68,13 +69,13 @@ class Wire:
 
     Attributes:
         comm: the ranks.
-        algorithm: of the all-reduces; a ring in the place of ``auto``, which may leave them to the
-            MPI library, where nobody counts what is sent.
-        seconds: that all of them took.
+        algorithm: algorithm of the all-reduces; a ring in the place of ``auto``, which may leave
+            them to the MPI library, whose bytes are not counted.
+        seconds: seconds of all of them.
     """
 
     def __init__(self, comm: Communicator, algorithm: str) -> None:
-        """``algorithm``: as in ``parallel.algorithm``."""
+        """``algorithm``: value of ``parallel.algorithm``."""
         self.comm = comm
         self.algorithm = "ring" if algorithm == "auto" else algorithm
         self.seconds = 0.0
@@ -100,7 +101,7 @@ class Wire:
 
 
 class Exact:
-    """Changes with all their bits; of clients' bytes, those of the weights' own type."""
+    """Changes with all bits; a client sends them in the weights' own type."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
@@ -118,19 +119,19 @@ class Exact:
 
 
 class Coded:
-    """Changes as numbers on a grid; their sums are of whole numbers of as few bits as hold them."""
+    """Changes as numbers on a grid; sums are whole numbers of the narrowest type that fits."""
 
     def __init__(self, wire: Wire, own: Federated, seed: int, most_weight: int) -> None:
         """Choose the bits, if the job does not.
 
         Args:
-            wire: between the ranks.
+            wire: all-reduces.
             own: the table.
-            seed: of the draws.
-            most_weight: what the weights of a round add up to at most.
+            seed: seed of the draws.
+            most_weight: largest possible sum of the weights of a round.
 
         Raises:
-            ConfigError: codes of so many bits have secure sums of more than 32.
+            ConfigError: secure sums of such codes have more than 32 bits.
         """
         self._wire, self._own, self._seed = wire, own, seed
         fitting = codes.most_bits(most_weight, 32 if own.secure else 63)
@@ -151,7 +152,7 @@ class Coded:
         weights = {part.client: part.weight for part in cohort.parts}
 
         def words() -> Iterator[tuple[int, Array]]:
-            """Of each own client its places on the grid times its weight, and its weight."""
+            """Places on the grid times the weight, and the weight, for each own client."""
             for client, values in sent.items():
                 places = steps.encode(values, codes.dice(self._seed, cohort.number, client))
                 yield client, weights[client] * np.append(places, 1)
@@ -165,7 +166,7 @@ class Coded:
     def _sum(
         self, own: Iterator[tuple[int, Array]], length: int, cohort: Cohort
     ) -> tuple[Array, int, int]:
-        """The sum over all clients, and the bytes of a client and of this rank's keys."""
+        """The sum over all clients, bytes of a client, and bytes of this rank's keys."""
         most = cohort.weight * (2**self.bits - 1)
         kind = next(kind for kind in (np.uint16, np.uint32, np.int64) if most <= np.iinfo(kind).max)
         total: Array = np.zeros(length, kind)
@@ -176,7 +177,7 @@ class Coded:
 
 
 class Secure(Coded):
-    """Numbers on a grid, added up so that nobody learns those of a single client."""
+    """Numbers on a grid, added up so that nobody learns a single client's."""
 
     def _sum(
         self, own: Iterator[tuple[int, Array]], length: int, cohort: Cohort
@@ -228,7 +229,7 @@ class Secure(Coded):
     def _exchange_shares(
         self, mine: Mapping[int, Participant], everybody: Mapping[int, Public], threshold: int
     ) -> None:
-        """Each client gets its shares of all others' secrets; an all-to-all."""
+        """Give each client its shares of all others' secrets, by an all-to-all."""
         comm = self._wire.comm
         boxes: list[list[tuple[int, int, bytes]]] = [[] for _ in range(comm.size)]
         for client, one in mine.items():
@@ -239,14 +240,14 @@ class Secure(Coded):
                 mine[receiver].hold(sender, everybody[sender], sealed)
 
 
-#: Of the sum of a round's weights: two words of 60 bits less these still have 40.
+#: Bits of the sum of a round's weights; two words of 60 bits less these still have 40.
 _MOST_BITS = 40
 #: Bytes that go with a client's code: its weight and the largest element.
 _BESIDE = 8
 
 
 def sums(wire: Wire, own: Federated, seed: int, most_weight: int) -> Sums:
-    """The way that the table asks for; ``seed`` and ``most_weight`` as :class:`Coded`.
+    """The sums that the table asks for; ``seed`` and ``most_weight`` as for :class:`Coded`.
 
     Raises:
         ConfigError: the weights leave no room for the numbers that they weigh.

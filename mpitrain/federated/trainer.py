@@ -22,7 +22,7 @@ from mpitrain.federated.server import Server
 from mpitrain.federated.split import split
 from mpitrain.federated.sums import Wire, sums
 from mpitrain.metrics import Round, Skipped, Step
-from mpitrain.parallel.replicated import Replicated
+from mpitrain.parallel.data_parallel import Replicated
 from mpitrain.ranks.together import together
 from mpitrain.step.agreement import NonFinite
 

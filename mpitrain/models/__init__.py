@@ -7,7 +7,8 @@ from mpitrain import nn, objective
 from mpitrain.config import Config, ConfigError
 from mpitrain.data.dataset import Dataset
 from mpitrain.group import TensorGroup
-from mpitrain.models import convnets, gpt, perceptron, recommender
+from mpitrain.models import convnets, perceptron, recommender
+from mpitrain.models.gpt import GPT
 from mpitrain.models.model import Model
 from mpitrain.objective import Loss
 
@@ -26,14 +27,13 @@ def build(
 
     Args:
         config: the job.
-        data: what it is trained on.
-        group: the ranks that share each layer.
-        replicas: the data-parallel ranks, among which a recommender's tables are spread.
-        layers, loss: what to take in the place of the [model] and [loss] tables'.
+        data: the training data.
+        group: ranks that share each layer.
+        replicas: data-parallel ranks, among which a recommender's tables are spread.
+        layers, loss: replacements of the model and loss that the job's tables describe.
 
     Raises:
-        ConfigError: the images are too small for that many blocks of a convnet, or ``layers`` has
-            none.
+        ConfigError: the images are too small for the blocks of a convnet, or ``layers`` is empty.
     """
     group = group or TensorGroup()
     if layers is None:
@@ -67,7 +67,7 @@ def _layers(
                 lambda: convnets.resnet(shape, own.channels, classes), own.channels, shape
             )
         case "gpt":
-            return gpt.layers(
+            return GPT(
                 vocabulary=classes,
                 context=config.data.context,
                 width=own.width,
@@ -75,7 +75,7 @@ def _layers(
                 heads=own.heads,
                 group=group,
                 sequence=config.parallel.sequence and group.size > 1,
-            )
+            ).layers()
         case "recommender":
             return recommender.layers(
                 config.data.tables,

@@ -14,7 +14,7 @@ def vgg(
 ) -> dict[str, nn.Layer]:
     """Blocks of 3x3 convolutions and 2x2 max pooling, then linear layers (Simonyan 2015).
 
-    ``ValueError`` if the images are too small for that many blocks.
+    ``ValueError``: the images are too small for so many blocks.
     """
     found: dict[str, nn.Layer] = {}
     for block, (before, after) in enumerate(pairwise([shape[-1], *channels])):
@@ -34,8 +34,8 @@ def vgg(
 def resnet(shape: nn.Shape, channels: tuple[int, ...], classes: int) -> dict[str, nn.Layer]:
     """Residual blocks of two 3x3 convolutions, halving the image where channels grow (He 2016).
 
-    Group norm in the place of batch norm: no sample looks at another, so that any layout of ranks
-    trains the same model.
+    Group norm replaces batch norm: samples are independent, so any layout of ranks trains the same
+    model.
     """
     stem = {"convolution": nn.Conv2d(shape[-1], channels[0], 3, padding=1)}
     found: dict[str, nn.Layer] = {"stem": nn.Chain(stem)}

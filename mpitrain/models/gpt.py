@@ -1,59 +1,62 @@
 """A decoder-only transformer (Radford et al. 2019), whole or shared by tensor ranks."""
 
+from dataclasses import dataclass
 from math import sqrt
 
 from mpitrain import nn
 from mpitrain.group import TensorGroup
 from mpitrain.nn.embedding import PositionEmbedding, TokenEmbedding, Unembedding
-from mpitrain.parallel.tensor import Enter, Leave
+from mpitrain.parallel.tensor_parallel import Enter, Leave
 
 
-def layers(
-    *,
-    vocabulary: int,
-    context: int,
-    width: int,
-    blocks: int,
-    heads: int,
-    group: TensorGroup,
-    sequence: bool,
-) -> dict[str, nn.Layer]:
+@dataclass(frozen=True, kw_only=True)
+class GPT:
     """Embedding, blocks of attention and perceptron with pre-norm, and the tied table's scores.
 
-    Args:
-        vocabulary: tokens.
+    Attributes:
+        vocabulary: number of tokens.
         context: most positions of a sample.
-        width: features of a position; the perceptron's is four times as wide.
-        blocks: how many.
+        width: features of a position; the perceptron's hidden layer is four times as wide.
+        blocks: number of blocks.
         heads: attention heads; their number divides the width.
         group: ranks that share each layer; one all-reduce forward and one backward for attention
             and perceptron each (Shoeybi et al. 2019).
-        sequence: they share the positions of what lies between too (Korthikanti et al. 2022).
+        sequence: whether they also share the positions between these (Korthikanti et al. 2022).
     """
 
-    def over_positions(layer: nn.Layer) -> nn.Layer:
-        """The gradients of what is computed on a part of the positions are a part of them."""
-        if sequence:
-            layer.summed = frozenset({"weight", "bias"})
-        return layer
+    vocabulary: int
+    context: int
+    width: int
+    blocks: int
+    heads: int
+    group: TensorGroup
+    sequence: bool
 
-    def shared(inner: dict[str, nn.Layer], inputs: int) -> dict[str, nn.Layer]:
-        """Norm, then what the group shares, ending with rows of a matrix and the bias."""
-        return {
-            "norm": over_positions(nn.LayerNorm(width)),
-            "enter": Enter(group, sequence=sequence),
-            **inner,
-            "out": nn.Linear(
-                inputs, width, bias=False, split="inputs", deviation=0.02 / sqrt(2 * blocks)
+    def layers(self) -> dict[str, nn.Layer]:
+        """The layers by name, in order."""
+        embedding = {
+            "tokens": TokenEmbedding(self.vocabulary, self.width, self.group),
+            "leave": Leave(self.group, sequence=self.sequence),
+            "positions": PositionEmbedding(
+                self.context, self.width, self.group, sequence=self.sequence
             ),
-            "leave": Leave(group, sequence=sequence),
-            "bias": over_positions(nn.Bias(width)),
+        }
+        head = {
+            "norm": self._over_positions(nn.LayerNorm(self.width)),
+            "enter": Enter(self.group, sequence=self.sequence),
+            "scores": Unembedding(self.vocabulary, self.width, tied="embedding.tokens.token"),
+        }
+        return {
+            "embedding": nn.Chain(embedding),
+            **{f"block{index}": self._block() for index in range(self.blocks)},
+            "head": nn.Chain(head),
         }
 
-    def block() -> nn.Layer:
+    def _block(self) -> nn.Layer:
+        width = self.width
         attention: dict[str, nn.Layer] = {
             "qkv": nn.Linear(width, 3 * width, split="outputs", deviation=0.02),
-            "heads": nn.CausalAttention(width // heads),
+            "heads": nn.CausalAttention(width // self.heads),
         }
         perceptron: dict[str, nn.Layer] = {
             "up": nn.Linear(width, 4 * width, split="outputs", deviation=0.02),
@@ -61,23 +64,25 @@ def layers(
         }
         return nn.Chain(
             {
-                "attention": nn.Residual(shared(attention, width)),
-                "mlp": nn.Residual(shared(perceptron, 4 * width)),
+                "attention": nn.Residual(self._shared(attention, width)),
+                "mlp": nn.Residual(self._shared(perceptron, 4 * width)),
             }
         )
 
-    embedding = {
-        "tokens": TokenEmbedding(vocabulary, width, group),
-        "leave": Leave(group, sequence=sequence),
-        "positions": PositionEmbedding(context, width, group, sequence=sequence),
-    }
-    head = {
-        "norm": over_positions(nn.LayerNorm(width)),
-        "enter": Enter(group, sequence=sequence),
-        "scores": Unembedding(vocabulary, width, tied="embedding.tokens.token"),
-    }
-    return {
-        "embedding": nn.Chain(embedding),
-        **{f"block{index}": block() for index in range(blocks)},
-        "head": nn.Chain(head),
-    }
+    def _shared(self, inner: dict[str, nn.Layer], inputs: int) -> dict[str, nn.Layer]:
+        """Norm, the layers that the group shares, a matrix with split inputs, and the bias."""
+        deviation = 0.02 / sqrt(2 * self.blocks)
+        return {
+            "norm": self._over_positions(nn.LayerNorm(self.width)),
+            "enter": Enter(self.group, sequence=self.sequence),
+            **inner,
+            "out": nn.Linear(inputs, self.width, bias=False, split="inputs", deviation=deviation),
+            "leave": Leave(self.group, sequence=self.sequence),
+            "bias": self._over_positions(nn.Bias(self.width)),
+        }
+
+    def _over_positions(self, layer: nn.Layer) -> nn.Layer:
+        """A layer on one rank's positions has one rank's term of the gradients."""
+        if self.sequence:
+            layer.summed = frozenset({"weight", "bias"})
+        return layer

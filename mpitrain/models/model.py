@@ -1,4 +1,4 @@
-"""A model: named layers in a row, the loss at their end, and the values that they begin with."""
+"""A model: named layers in a row, their initial values, and the loss."""
 
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -18,9 +18,9 @@ class Model:
     """Layers one after the other.
 
     Attributes:
-        layers: by name, in order; a pipeline is cut between them.
-        loss: of the last layer's outputs.
-        group: the ranks that share the columns of these.
+        layers: layers by name, in order; a pipeline is cut between them.
+        loss: function of the last layer's outputs.
+        group: ranks that share the columns of these outputs.
     """
 
     def __init__(self, layers: Mapping[str, Layer], loss: Loss, group: TensorGroup) -> None:
@@ -31,9 +31,9 @@ class Model:
     def initial(
         self, names: Sequence[str], seed: int, xp: ModuleType, dtype: DTypeLike
     ) -> dict[str, dict[str, Array]]:
-        """Initial values of some layers, whole; each layer's depend on its position and the seed.
+        """Initial values of some layers, whole.
 
-        So a stage makes its own, and they are those of the model in one process.
+        They depend only on the seed and the layer's position, so each stage makes its own.
         """
         return {name: self._initial(name, seed, xp, dtype) for name in names}
 
@@ -42,7 +42,7 @@ class Model:
         return {name: self.layers[name].shapes() for name in names}
 
     def names(self) -> list[str]:
-        """Of all parameters; of those that several layers have, the owner's."""
+        """Names of all parameters; a tied one has its owner's name."""
         return [
             f"{name}.{own}"
             for name, layer in self.layers.items()
@@ -51,10 +51,10 @@ class Model:
         ]
 
     def output_shape(self, shape: Shape) -> Shape:
-        """Shape of what the model gives for a sample of ``shape``.
+        """Shape of the model's output for a sample of ``shape``.
 
         Raises:
-            ValueError: a layer cannot take what the one before it gives.
+            ValueError: a layer cannot take the output of the layer before it.
         """
         for name, layer in self.layers.items():
             try:
@@ -65,7 +65,7 @@ class Model:
 
     @property
     def size(self) -> int:
-        """Numbers that are trained; those of tensors that layers share once."""
+        """Numbers that are trained; a tied tensor counts once."""
         return sum(
             prod(shape)
             for layer in self.layers.values()
@@ -74,10 +74,10 @@ class Model:
         )
 
     def ties(self) -> dict[str, frozenset[str]]:
-        """The layers that have a tensor together, for each that several have.
+        """Names of the layers that share a tensor, for each tensor that several layers have.
 
         Raises:
-            ConfigError: a layer that one is tied to is not there.
+            ConfigError: a layer is tied to one that does not exist.
         """
         users: dict[str, set[str]] = {}
         for name, layer in self.layers.items():
@@ -86,9 +86,9 @@ class Model:
         return {full: frozenset(names) for full, names in users.items()}
 
     def _owner(self, user: str, full: str) -> str:
-        """The layer that has the tensor of this name, to which one of ``user``'s is tied.
+        """Name of the layer that owns the tensor ``full``, to which one of ``user``'s is tied.
 
-        Of ``enc`` and ``enc.x``, ``enc.x.weight`` is the latter's.
+        ``enc.x.weight`` belongs to ``enc.x``, even if there is a layer ``enc``.
         """
         owners = [name for name in self.layers if full.startswith(f"{name}.")]
         if not owners:

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from mpitrain import nn
 from mpitrain.group import TensorGroup
-from mpitrain.parallel.tensor import Enter, Leave
+from mpitrain.parallel.tensor_parallel import Enter, Leave
 
 
 def layers(
@@ -13,8 +13,8 @@ def layers(
 ) -> dict[str, nn.Layer]:
     """A layer for each width.
 
-    Tensor ranks have columns of every first one and rows of every second, so that two layers need
-    one sum over the ranks forward and one backward.
+    Tensor ranks split the outputs of every first layer and the inputs of every second, so that two
+    layers need one sum over the ranks forward and one backward.
     """
     found: dict[str, nn.Layer] = {}
     pairs = list(pairwise([math.prod(shape), *hidden, classes]))

@@ -1,17 +1,16 @@
-"""Embedding tables spread over ranks, and linear layers on what they give (Naumov et al. 2019)."""
+"""Embedding tables spread over ranks, and linear layers on their vectors (Naumov et al. 2019)."""
 
+from collections.abc import Mapping
 from itertools import pairwise
-from types import ModuleType
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike
 
 from mpitrain import nn
 from mpitrain.arrays import Array, Parameters, Shape, array_namespace
 from mpitrain.group import TensorGroup, share
 from mpitrain.kernels import kernels_of
-from mpitrain.nn.layer import normal
+from mpitrain.nn.layer import Initial
 
 
 def layers(
@@ -33,10 +32,10 @@ def layers(
 
 
 class SpreadTables(nn.Layer):
-    """One row of each table: integers x_NK to y_NKD, with whole tables on the ranks of a group.
+    """One row of each table: integers x_NK to y_NKD; each rank of a group has whole tables.
 
-    Each rank has samples of its own.  Two all-to-alls forward, of indices to the tables and of
-    vectors back, and one backward; a table's gradient is complete where the table is.
+    Each rank has samples of its own.  Two all-to-alls forward, with indices and with vectors, and
+    one backward; a table's gradient is complete where the table lies.
     """
 
     spread = frozenset({"table"})
@@ -47,13 +46,8 @@ class SpreadTables(nn.Layer):
         self.width = width
         self.group = group
 
-    def parameters(
-        self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike
-    ) -> dict[str, Array]:
-        return {"table": normal(rng, self.shapes()["table"], 0.1, xp, dtype)}
-
-    def shapes(self) -> dict[str, Shape]:
-        return {"table": (self.tables, self.rows, self.width)}
+    def initial(self) -> Mapping[str, Initial]:
+        return {"table": Initial((self.tables, self.rows, self.width), 0.1)}
 
     def output_shape(self, shape: Shape) -> Shape:
         return self.tables, self.width
@@ -77,7 +71,7 @@ class SpreadTables(nn.Layer):
         asked, which, arrived = kept
         table = parameters["table"]
         gradient = array_namespace(arrived).zeros_like(table)
-        # Table after table, as one.
+        # The tables lie one after another, as one table.
         rows = asked + (which * table.shape[1])[:, None]
         kernels_of(arrived).scatter_add(
             gradient.reshape(-1, self.width), rows.reshape(-1), arrived.reshape(-1, self.width)

@@ -1,4 +1,4 @@
-"""Pure layers: parameters go in, gradients come out, nothing is remembered in between.
+"""Pure layers: parameters go in, gradients come out, and no state stays in between.
 
 Shape suffixes name the axes of arrays: N samples, H rows (or heads), W columns, C channels, I input
 features, O output features, K elements of a window, T positions, D features of a position, E of a
@@ -6,14 +6,13 @@ head, V tokens.
 """
 
 from mpitrain.arrays import Array, Parameters, Shape, array_namespace
-from mpitrain.nn.activation import GELU, ReLU
+from mpitrain.nn.activation import GELU, Flatten, ReLU
 from mpitrain.nn.attention import CausalAttention
 from mpitrain.nn.batch_norm import BatchNorm
 from mpitrain.nn.chain import Chain, Recomputed, Residual, Wrapper
 from mpitrain.nn.context import Context
 from mpitrain.nn.convolution import Conv2d
 from mpitrain.nn.dropout import Dropout
-from mpitrain.nn.flatten import Flatten
 from mpitrain.nn.layer import Layer
 from mpitrain.nn.linear import Bias, Linear
 from mpitrain.nn.normalization import GroupNorm, LayerNorm

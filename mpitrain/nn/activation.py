@@ -1,8 +1,10 @@
-"""Element-wise non-linear functions."""
+"""Layers without parameters that work on each number or move axes."""
 
-from mpitrain.arrays import Array, Parameters, array_namespace
+from math import prod
+
+from mpitrain.arrays import Array, Parameters, Shape, array_namespace
 from mpitrain.kernels import kernels_of
-from mpitrain.nn.layer import Elementwise
+from mpitrain.nn.layer import Elementwise, Layer
 
 
 class ReLU(Elementwise):
@@ -27,3 +29,17 @@ class GELU(Elementwise):
     ) -> tuple[Array, None]:
         x, tanh = saved
         return kernels_of(x).gelu_gradient(x, tanh, dy), None
+
+
+class Flatten(Layer):
+    """All axes but the batch's made one: x_N... to y_NI."""
+
+    def output_shape(self, shape: Shape) -> Shape:
+        return (prod(shape),)
+
+    def forward(self, parameters: Parameters, x: Array) -> tuple[Array, Shape]:
+        # Not reshape(n, -1): for a batch without samples -1 could be any length.
+        return x.reshape(len(x), prod(x.shape[1:])), x.shape
+
+    def backward(self, parameters: Parameters, saved: Shape, dy: Array) -> tuple[Array, None]:
+        return dy.reshape(saved), None

@@ -1,6 +1,6 @@
 """Causal self-attention over the heads that a rank has."""
 
-import math
+from math import sqrt
 
 from mpitrain.arrays import Array, Parameters, Shape, array_namespace
 from mpitrain.kernels import kernels_of
@@ -12,11 +12,10 @@ _Saved = tuple[Array, Array, Array, Array]
 
 
 class CausalAttention(Layer):
-    """``softmax(q k / sqrt(E)) v`` of each head, where no position sees a later one.
+    """``softmax(q k / sqrt(E)) v`` of each head; no position sees a later one (Vaswani 2017).
 
-    x_NT(3D) holds for each head its queries, keys and values of E numbers, one after another, so
-    that whole heads lie together and can be dealt out to ranks; y_NTD (Vaswani et al. 2017).
-    Saves T x T numbers a head and sample.
+    x_NT(3D) holds queries, keys and values of E numbers, head by head, so that ranks can share the
+    heads; the output is y_NTD.  Saves T x T numbers a head and sample.
     """
 
     def __init__(self, head_width: int) -> None:
@@ -39,7 +38,7 @@ class CausalAttention(Layer):
         by_head = x.reshape(samples, positions, heads, 3, self.head_width).transpose(3, 0, 2, 1, 4)
         q, k, v = xp.ascontiguousarray(by_head)
         scores = q @ k.swapaxes(-1, -2)
-        attention = kernels_of(x).causal_softmax(scores, 1.0 / math.sqrt(self.head_width))
+        attention = kernels_of(x).causal_softmax(scores, 1.0 / sqrt(self.head_width))
         y_NHTE = attention @ v
         y = y_NHTE.transpose(0, 2, 1, 3).reshape(samples, positions, heads * self.head_width)
         return y.astype(narrow, copy=False), (q, k, v, attention)
@@ -52,7 +51,7 @@ class CausalAttention(Layer):
         dy_NHTE = dy.reshape(samples, positions, heads, width).transpose(0, 2, 1, 3)
         dy_NHTE = xp.ascontiguousarray(dy_NHTE)
         dattention = dy_NHTE @ v.swapaxes(-1, -2)
-        scale = 1.0 / math.sqrt(width)
+        scale = 1.0 / sqrt(width)
         dscores = kernels_of(dy).causal_softmax_gradient(dattention, attention, scale)
         dx = xp.empty((samples, positions, heads, 3, width), dy.dtype)
         by_head = dx.transpose(3, 0, 2, 1, 4)

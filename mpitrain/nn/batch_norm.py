@@ -1,6 +1,6 @@
 """Batch norm (Ioffe & Szegedy 2015) over the batch of all replicas."""
 
-from types import ModuleType
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,21 +9,20 @@ from numpy.typing import DTypeLike
 from mpitrain.arrays import Array, Parameters, Shape, array_namespace
 from mpitrain.group import TensorGroup
 from mpitrain.nn.context import RESTING, Context
-from mpitrain.nn.layer import Elementwise, widened
-from mpitrain.nn.sizes import expect_sizes
+from mpitrain.nn.layer import Elementwise, Initial, widened
+from mpitrain.nn.sizes import expect_features, expect_sizes
 
 
 class BatchNorm(Elementwise):
     """``y = (x - mean) / sqrt(variance + epsilon) * weight + bias`` of each channel.
 
-    In training, mean and variance are over all samples that the replicas take forward together, a
-    micro-batch of each: the same as one process's, for the same number of micro-batches.  In tests
-    they are the running ones.  Samples have their channels on the last axis.
+    In training, mean and variance are over a micro-batch of each replica: the same as in one
+    process with as many micro-batches.  In tests, running values take their place.
 
     Attributes:
         channels: length of the last axis.
         epsilon: added to the variance.
-        momentum: part that a micro-batch has in the running values.
+        momentum: weight of a micro-batch in the running values.
     """
 
     sees = True
@@ -35,10 +34,9 @@ class BatchNorm(Elementwise):
         self.epsilon = epsilon
         self.momentum = momentum
 
-    def parameters(
-        self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike
-    ) -> dict[str, Array]:
-        return {"weight": xp.ones(self.channels, dtype), "bias": xp.zeros(self.channels, dtype)}
+    def initial(self) -> Mapping[str, Initial]:
+        shape = (self.channels,)
+        return {"weight": Initial(shape, mean=1.0), "bias": Initial(shape)}
 
     def state(self, dtype: DTypeLike) -> dict[str, Array]:
         return {
@@ -47,10 +45,7 @@ class BatchNorm(Elementwise):
         }
 
     def output_shape(self, shape: Shape) -> Shape:
-        if not shape or shape[-1] != self.channels:
-            raise ValueError(
-                f"batch norm of {self.channels} channels needs them on the last axis, not {shape}"
-            )
+        expect_features("batch norm", self.channels, shape)
         return shape
 
     def forward(
@@ -87,10 +82,11 @@ class BatchNorm(Elementwise):
 
 
 def moments(rows: Array, replicas: TensorGroup) -> tuple[Array, Array, Array]:
-    """Number of rows of all replicas, their mean, and the sum of squared distances from it.
+    """Number of rows of all replicas, their mean, and the sum of squared distances from the mean.
 
-    All of shape (channels,).  Each replica's are found from its own rows, which keeps digits, and
-    put together in rank order (Chan et al. 1979): one all-gather of three numbers a channel.
+    All have shape (channels,).  Each replica computes them from its own rows, which keeps digits;
+    they are combined in rank order (Chan et al. 1979).  Cost: one all-gather of three numbers a
+    channel.
     """
     xp = array_namespace(rows)
     own = xp.zeros((3, rows.shape[1]))
@@ -100,7 +96,7 @@ def moments(rows: Array, replicas: TensorGroup) -> tuple[Array, Array, Array]:
         own[2] = ((rows - own[1]) ** 2).sum(axis=0, dtype=np.float64)
     count, mean, squares = xp.zeros((3, rows.shape[1]))
     for n, theirs, distances in replicas.all(own):
-        # Who has no rows changes nothing.
+        # A replica without rows changes nothing.
         apart, whole = theirs - mean, count + n
         most = xp.maximum(whole, 1)
         mean = mean + apart * (n / most)
@@ -110,7 +106,7 @@ def moments(rows: Array, replicas: TensorGroup) -> tuple[Array, Array, Array]:
 
 
 def follow(state: Any, mean: Array, squares: Array, count: Array, momentum: float) -> None:
-    """Running values after a micro-batch; the variance is that of a sample, as torch has it."""
+    """Move the running values after a micro-batch; the variance is unbiased, as in torch."""
     if state:
         xp = array_namespace(mean)
         part = xp.where(count > 0, momentum, 0.0)
@@ -127,15 +123,17 @@ def input_gradient(
     count: Array | None,
     replicas: TensorGroup,
 ) -> Array:
-    """Of the loss by the input, whose mean and variance all rows share; none, without ``count``.
+    """Gradient of the loss by the input.
+
+    Mean and variance depend on all rows; without ``count``, they are constants.
 
     Args:
-        dy: gradient by the output, of the own rows.
+        dy: gradient by the output, for the own rows.
         normal: the normalised own rows.
         scale: weight over standard deviation.
-        sums: of ``dy`` and ``dy * normal`` over the own rows; over all, one all-reduce.
+        sums: ``dy`` and ``dy * normal`` summed over the own rows; one all-reduce adds the others.
         count: rows of all replicas, for each channel.
-        replicas: the other rows.
+        replicas: ranks with the other rows.
     """
     if count is None:
         return dy * scale

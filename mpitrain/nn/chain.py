@@ -1,7 +1,8 @@
 """Layers made of layers."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
@@ -19,53 +20,37 @@ class Chain(Layer):
     def __init__(self, layers: Mapping[str, Layer]) -> None:
         self.layers = dict(layers)
         for attribute in Layer.__annotations__:
-            setattr(self, attribute, self._named(attribute))
+            found = self._named(attrgetter(attribute))
+            is_set = isinstance(getattr(Layer, attribute), frozenset)
+            setattr(self, attribute, frozenset(found) if is_set else found)
         self.sees = any(layer.sees for layer in self.layers.values())
         self.holds = any(layer.holds for layer in self.layers.values())
 
-    def _named(self, attribute: str) -> Any:
-        """What the layers say of their parameters, under the names that these have here."""
-        said = {name: getattr(layer, attribute) for name, layer in self.layers.items()}
-        if isinstance(getattr(Layer, attribute), frozenset):
-            return frozenset(f"{name}.{own}" for name, names in said.items() for own in names)
-        return {f"{name}.{own}": of for name, those in said.items() for own, of in those.items()}
+    def _named(self, of: Callable[[Layer], Any]) -> dict[str, Any]:
+        """Results of ``of`` for all layers, under the parameters' names in the chain."""
+        found: dict[str, Any] = {}
+        for name, layer in self.layers.items():
+            own = of(layer)
+            values = own if isinstance(own, Mapping) else dict.fromkeys(own)
+            found |= {f"{name}.{key}": value for key, value in values.items()}
+        return found
 
     def parameters(
         self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike
     ) -> dict[str, Array]:
-        return {
-            f"{name}.{own}": values
-            for name, layer in self.layers.items()
-            for own, values in layer.parameters(rng, xp, dtype).items()
-        }
+        return self._named(lambda layer: layer.parameters(rng, xp, dtype))
 
     def shapes(self) -> dict[str, Shape]:
-        return {
-            f"{name}.{own}": shape
-            for name, layer in self.layers.items()
-            for own, shape in layer.shapes().items()
-        }
+        return self._named(lambda layer: layer.shapes())
 
     def state(self, dtype: DTypeLike) -> dict[str, Array]:
-        return {
-            f"{name}.{own}": values
-            for name, layer in self.layers.items()
-            for own, values in layer.state(dtype).items()
-        }
+        return self._named(lambda layer: layer.state(dtype))
 
     def brought(self) -> dict[str, Array]:
-        return {
-            f"{name}.{own}": values
-            for name, layer in self.layers.items()
-            for own, values in layer.brought().items()
-        }
+        return self._named(lambda layer: layer.brought())
 
     def constants(self) -> dict[str, Any]:
-        return {
-            f"{name}.{own}": tensor
-            for name, layer in self.layers.items()
-            for own, tensor in layer.constants().items()
-        }
+        return self._named(lambda layer: layer.constants())
 
     def verdicts(self) -> list[Verdict]:
         return [found for layer in self.layers.values() for found in layer.verdicts()]
@@ -102,10 +87,10 @@ class Chain(Layer):
 
 
 class Wrapper(Layer):
-    """A layer around another one, which has the same parameters; nothing of it gets lost.
+    """A layer around another one, with the same parameters and attributes.
 
     Attributes:
-        layer: the other one.
+        layer: the wrapped layer.
     """
 
     def __init__(self, layer: Layer) -> None:
@@ -180,10 +165,10 @@ class Residual(Wrapper):
 
 
 class Recomputed(Wrapper):
-    """The same layer, which saves its input alone and goes forward again before it goes backward.
+    """A layer that saves only its input, and goes forward again before it goes backward.
 
-    Memory for one input a layer instead of all its activations, for a third more computation
-    (Chen et al. 2016).
+    It keeps one input in memory instead of all activations, for a third more computation (Chen et
+    al. 2016).
     """
 
     def forward(

@@ -1,4 +1,4 @@
-"""What a layer sees besides its parameters and its input, if it asks for it."""
+"""The context of a forward pass, for layers that need more than parameters and input."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -17,15 +17,14 @@ class Context:
     """Where in training a layer goes forward.
 
     Attributes:
-        training: whether it is a step, and not a test.
-        seed: of the job.
-        step: that were done before this one.
-        samples: numbers of the samples of the micro-batch, in the data set.
-        replicas: the ranks that have the other parts of the same samples' batch, and go forward
-            together with this one.
-        state: arrays of the layer that are no parameters, by name; it may change them.
-        path: the layer's name, a part for each layer around it.
-        again: it has gone forward here before, and does so once more to go backward.
+        training: whether this is a training step rather than a test.
+        seed: the job's seed.
+        step: steps done before this one.
+        samples: numbers of the micro-batch's samples in the data set.
+        replicas: ranks that go forward together with this one, on other samples of the batch.
+        state: arrays of the layer that are no parameters, by name; the layer may change them.
+        path: names of the layers around the layer, and its own.
+        again: whether this forward pass repeats an earlier one, before the backward pass.
     """
 
     training: bool = False
@@ -38,16 +37,16 @@ class Context:
     again: bool = False
 
     def inside(self, name: str) -> Self:
-        """As the layer of this name within the present one sees it."""
+        """The context of the layer of this name within the present one."""
         prefix = f"{name}."
         own = {k.removeprefix(prefix): v for k, v in self.state.items() if k.startswith(prefix)}
         return replace(self, state=own, path=(*self.path, name))
 
     def uniform(self, shape: tuple[int, ...]) -> Array:
-        """Whole numbers of 64 bits that look random, of the shape (samples, *shape).
+        """Pseudo-random integers of 64 bits, of the shape (samples, *shape).
 
-        Each follows from the seed, the step, the layer, the sample and its place in it alone, and
-        so is the same on any layout of ranks: SplitMix64 (Steele et al. 2014) by counter.
+        A number depends only on the seed, the step, the layer, the sample and its place in the
+        sample; any layout of ranks gives the same: SplitMix64 (Steele et al. 2014) by counter.
         """
         rows = np.zeros(len(self.samples), np.uint64)
         for key in (self.seed, self.step, crc32(".".join(self.path).encode()), self.samples):
@@ -57,7 +56,7 @@ class Context:
         return found
 
 
-#: Not in training, as when shapes are tried.
+#: Context outside of training, as when shapes are tried.
 RESTING = Context()
 
 

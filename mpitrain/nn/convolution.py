@@ -1,26 +1,19 @@
 """Convolution as one matrix product (im2col)."""
 
-from types import ModuleType
-
-import numpy as np
-from numpy.typing import DTypeLike
+from collections.abc import Mapping
 
 from mpitrain.arrays import Array, Parameters, Shape, array_namespace
-from mpitrain.nn.layer import Layer, he_normal, matmul, total
-from mpitrain.nn.sizes import expect_sizes
+from mpitrain.kernels.host import total
+from mpitrain.nn.layer import Initial, Layer, he_deviation, matmul
+from mpitrain.nn.sizes import expect_image, expect_sizes
 from mpitrain.nn.windows import window_counts, windows
-
-#: The patches of the padded input as a matrix, and the padded input's shape.
-_Saved = tuple[Array, Shape]
-#: The patches, and the gradient by the output as a matrix.
-_Kept = tuple[Array, Array]
 
 
 class Conv2d(Layer):
     """Cross-correlation of x_NHWC with ``outputs`` square filters: y_NHWO.
 
-    ``padding`` zeros are put around each image; filters step by ``stride`` points.  The patches
-    are kept for the backward pass: ``size**2 / stride**2`` times the input's memory.
+    ``padding`` zeros surround each image; filters step by ``stride`` points.  The patches are kept
+    for the backward pass: ``size**2 / stride**2`` times the input's memory.
     """
 
     def __init__(
@@ -46,29 +39,17 @@ class Conv2d(Layer):
         self.stride = stride
         self.padding = padding
 
-    def parameters(
-        self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike
-    ) -> dict[str, Array]:
-        fan_in = self.size**2 * self.channels
-        return {
-            "weight": he_normal(rng, self.shapes()["weight"], fan_in, xp, dtype),
-            "bias": xp.zeros(self.outputs, dtype),
-        }
-
-    def shapes(self) -> dict[str, Shape]:
+    def initial(self) -> Mapping[str, Initial]:
         weight = (self.size, self.size, self.channels, self.outputs)
-        return {"weight": weight, "bias": (self.outputs,)}
+        deviation = he_deviation(self.size**2 * self.channels)
+        return {"weight": Initial(weight, deviation), "bias": Initial((self.outputs,))}
 
     def output_shape(self, shape: Shape) -> Shape:
-        if len(shape) != 3 or shape[2] != self.channels:
-            raise ValueError(
-                f"a convolution of {self.channels} channels needs images of shape "
-                f"(rows, columns, {self.channels}), not {shape}"
-            )
+        expect_image("convolution", shape, self.channels)
         padded = (shape[0] + 2 * self.padding, shape[1] + 2 * self.padding, shape[2])
         return *window_counts(padded, self.size, self.stride), self.outputs
 
-    def forward(self, parameters: Parameters, x: Array) -> tuple[Array, _Saved]:
+    def forward(self, parameters: Parameters, x: Array) -> tuple[Array, tuple[Array, Shape]]:
         xp = array_namespace(x)
         border = (self.padding, self.padding)
         padded_NHWC = xp.pad(x, ((0, 0), border, border, (0, 0)))
@@ -79,7 +60,9 @@ class Conv2d(Layer):
         y += parameters["bias"]
         return y.reshape(*patches_NHWKC.shape[:3], self.outputs), (patches, padded_NHWC.shape)
 
-    def backward(self, parameters: Parameters, saved: _Saved, dy: Array) -> tuple[Array, _Kept]:
+    def backward(
+        self, parameters: Parameters, saved: tuple[Array, Shape], dy: Array
+    ) -> tuple[Array, tuple[Array, Array]]:
         patches, padded_shape = saved
         weight_KO = parameters["weight"].reshape(-1, self.outputs)
         dy_flat = dy.reshape(-1, self.outputs)
@@ -93,7 +76,7 @@ class Conv2d(Layer):
         p = self.padding
         return dpadded_NHWC[:, p : rows - p, p : columns - p, :], (patches, dy_flat)
 
-    def gradients(self, parameters: Parameters, kept: _Kept) -> dict[str, Array]:
+    def gradients(self, parameters: Parameters, kept: tuple[Array, Array]) -> dict[str, Array]:
         patches, dy_flat = kept
         return {
             "weight": matmul(patches.T, dy_flat).reshape(parameters["weight"].shape),

@@ -1,4 +1,4 @@
-"""Dropout (Srivastava et al. 2014), whose masks do not know how many ranks there are."""
+"""Dropout (Srivastava et al. 2014), whose masks do not depend on the number of ranks."""
 
 from typing import Any
 
@@ -8,16 +8,16 @@ from mpitrain.nn.layer import Elementwise
 
 
 class Dropout(Elementwise):
-    """In training, each number is 0 with a probability, and else ``1 / (1 - p)`` times itself.
+    """In training, each number becomes 0 with probability p, else ``1 / (1 - p)`` times itself.
 
     Attributes:
-        p: the probability, 0 <= p <= 1; of 1 nothing is left.
+        p: the probability, 0 <= p <= 1.
     """
 
     sees = True
 
     def __init__(self, p: float = 0.5) -> None:
-        """``ValueError`` for a probability that cannot be."""
+        """``ValueError``: p is no probability."""
         if not 0 <= p <= 1:
             raise ValueError(f"p = {p}: a probability from 0 to 1")
         self.p = p
@@ -25,7 +25,7 @@ class Dropout(Elementwise):
     def forward(
         self, parameters: Parameters, x: Array, context: Context = RESTING
     ) -> tuple[Array, Any]:
-        factors = mask(context, self.p, x.shape[1:])
+        factors = dropout_mask(context, self.p, x.shape[1:])
         if factors is None:
             return x, None
         factors = array_namespace(x).asarray(factors, dtype=x.dtype)
@@ -35,8 +35,8 @@ class Dropout(Elementwise):
         return (dy if saved is None else dy * saved), None
 
 
-def mask(context: Context, p: float, shape: Shape) -> Array | None:
-    """Factors of 0 and ``1 / (1 - p)`` for each of the samples; None where nothing drops out."""
+def dropout_mask(context: Context, p: float, shape: Shape) -> Array | None:
+    """Factors 0 and ``1 / (1 - p)`` of the shape (samples, *shape); None if nothing drops out."""
     if not context.training or not p:
         return None
     kept = context.uniform(shape) >= int(p * 2.0**64)

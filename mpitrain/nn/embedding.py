@@ -1,37 +1,38 @@
-"""From integers to vectors and back: token and position embeddings, and scores of tokens."""
+"""Token and position embeddings, and scores of tokens."""
 
-from types import ModuleType
-
-import numpy as np
-from numpy.typing import DTypeLike
+from collections.abc import Mapping
 
 from mpitrain.arrays import Array, Parameters, Shape, array_namespace
 from mpitrain.group import TensorGroup
 from mpitrain.kernels import kernels_of
-from mpitrain.nn.layer import Elementwise, Layer, matmul, normal
+from mpitrain.nn.layer import Elementwise, Initial, Layer, matmul
+
+_DEVIATION = 0.02
 
 
-class TokenEmbedding(Layer):
-    """Row ``x`` of a table: integers x_NT to y_NTD.
-
-    Each rank of a tensor group has some rows of the table and gives 0 for the others: the sum over
-    the group, which :class:`mpitrain.parallel.tensor.Leave` makes, is y.
-    """
+class _TokenTable(Layer):
+    """A table with a row of ``width`` numbers for each token; tensor ranks have some rows each."""
 
     split = {"token": 0}  # noqa: RUF012
 
-    def __init__(self, vocabulary: int, width: int, group: TensorGroup) -> None:
+    def __init__(self, vocabulary: int, width: int) -> None:
         self.vocabulary = vocabulary
         self.width = width
+
+    def initial(self) -> Mapping[str, Initial]:
+        return {"token": Initial((self.vocabulary, self.width), _DEVIATION)}
+
+
+class TokenEmbedding(_TokenTable):
+    """Row ``x`` of a table: integers x_NT to y_NTD.
+
+    A rank of a tensor group gives 0 for rows that other ranks have; y is the sum over the group,
+    made by :class:`mpitrain.parallel.tensor_parallel.Leave`.
+    """
+
+    def __init__(self, vocabulary: int, width: int, group: TensorGroup) -> None:
+        super().__init__(vocabulary, width)
         self.group = group
-
-    def parameters(
-        self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike
-    ) -> dict[str, Array]:
-        return {"token": normal(rng, (self.vocabulary, self.width), 0.02, xp, dtype)}
-
-    def shapes(self) -> dict[str, Shape]:
-        return {"token": (self.vocabulary, self.width)}
 
     def output_shape(self, shape: Shape) -> Shape:
         return *shape, self.width
@@ -49,7 +50,7 @@ class TokenEmbedding(Layer):
     def backward(
         self, parameters: Parameters, saved: Array, dy: Array
     ) -> tuple[Array, tuple[Array, Array]]:
-        # Nothing is differentiated by a token's number.
+        # There is no derivative by a token's number.
         return array_namespace(dy).zeros(dy.shape[:-1], dy.dtype), (saved, dy)
 
     def gradients(self, parameters: Parameters, kept: tuple[Array, Array]) -> dict[str, Array]:
@@ -60,7 +61,7 @@ class TokenEmbedding(Layer):
 
 
 class PositionEmbedding(Elementwise):
-    """``y_NTD = x_NTD + position_TD``; of a part of the positions where the ranks share them."""
+    """``y_NTD = x_NTD + position_TD``."""
 
     def __init__(self, context: int, width: int, group: TensorGroup, *, sequence: bool) -> None:
         """``sequence``: each rank of ``group`` has a slice of the positions of x."""
@@ -71,13 +72,8 @@ class PositionEmbedding(Elementwise):
         if sequence:
             self.summed = frozenset({"position"})
 
-    def parameters(
-        self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike
-    ) -> dict[str, Array]:
-        return {"position": normal(rng, (self.context, self.width), 0.02, xp, dtype)}
-
-    def shapes(self) -> dict[str, Shape]:
-        return {"position": (self.context, self.width)}
+    def initial(self) -> Mapping[str, Initial]:
+        return {"position": Initial((self.context, self.width), _DEVIATION)}
 
     def forward(self, parameters: Parameters, x: Array) -> tuple[Array, None]:
         return x + parameters["position"][self._positions(x)], None
@@ -95,27 +91,16 @@ class PositionEmbedding(Elementwise):
         return slice(first, first + x.shape[1])
 
 
-class Unembedding(Layer):
+class Unembedding(_TokenTable):
     """Scores of tokens by the table that embeds them: x_NTD to y_NTV (Press & Wolf 2017).
 
     Each rank of a tensor group gives the scores of its rows of the table.
     """
 
-    split = {"token": 0}  # noqa: RUF012
-
     def __init__(self, vocabulary: int, width: int, tied: str) -> None:
         """``tied`` is the table's name in the model."""
-        self.vocabulary = vocabulary
-        self.width = width
+        super().__init__(vocabulary, width)
         self.tied = {"token": tied}
-
-    def parameters(
-        self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike
-    ) -> dict[str, Array]:
-        return {"token": normal(rng, (self.vocabulary, self.width), 0.02, xp, dtype)}
-
-    def shapes(self) -> dict[str, Shape]:
-        return {"token": (self.vocabulary, self.width)}
 
     def output_shape(self, shape: Shape) -> Shape:
         return *shape[:-1], self.vocabulary

@@ -1,42 +1,29 @@
-"""What a layer is: pure functions."""
+"""The interface of a layer: pure functions of parameters and input."""
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import sqrt
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from mpitrain.arrays import Array, Gradients, Parameters, Shape
 from mpitrain.kernels import kernels_of
-from mpitrain.kernels.host import total
 from mpitrain.nn.context import Context
-
-__all__ = [
-    "Elementwise",
-    "Layer",
-    "Verdict",
-    "go_forward",
-    "he_normal",
-    "matmul",
-    "normal",
-    "total",
-    "widened",
-]
 
 
 @dataclass
 class Verdict:
-    """What is known of a layer whose code is not ours.
+    """Results of the checks of a layer whose code is not ours.
 
     Attributes:
-        examined: whether it was tried if it is a pure function.
-        deferred: an error that shows in a forward pass is kept, for all ranks to raise together,
+        examined: whether the layer was tried once.
+        deferred: whether a fault found in a forward pass is kept, for all ranks to raise together,
             rather than raised here.
-        fault: the first that was kept.
+        fault: the first fault that was kept.
     """
 
     examined: bool = False
@@ -44,32 +31,46 @@ class Verdict:
     fault: ValueError | None = None
 
     def say(self, fault: ValueError) -> None:
-        """Raise it, now or later."""
+        """Raise the fault, now or later."""
         if not self.deferred:
             raise fault
         self.fault = self.fault or fault
 
 
-class Layer(ABC):
-    """A differentiable function ``y = f(parameters, x)`` of a batch, with no state of its own.
+class Initial(NamedTuple):
+    """Shape of a parameter, and the normal distribution that its initial values are drawn from."""
 
-    Whoever calls it owns the parameters and what the forward pass saved.  So training on stashed
-    weights, recomputing activations or sharding parameters is calling it with other arguments.
-    The backward pass is in two: the gradient by the input, which the layer below waits for, and
-    the gradients by the parameters, for which nobody waits (zero-bubble pipelines, Qi et al. 2024).
-    A batch may hold no sample at all; results then have a batch axis of length 0.
+    shape: Shape
+    deviation: float = 0.0
+    mean: float = 0.0
+
+    def draw(self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike) -> Array:
+        """Initial values; without a deviation, ``rng`` is not used."""
+        if not self.deviation:
+            return xp.full(self.shape, self.mean, dtype)
+        return xp.asarray(rng.normal(self.mean, self.deviation, self.shape), dtype=dtype)
+
+
+class Layer(ABC):
+    """A differentiable function ``y = f(parameters, x)`` of a batch, without state.
+
+    The caller owns the parameters and the values saved by the forward pass.  Training on stashed
+    weights, recomputing activations or sharding parameters is a call with other arguments.
+    The backward pass has two halves: the gradient by the input, which the layer below waits for,
+    and the gradients by the parameters, for which nobody waits (zero-bubble pipelines, Qi et al.
+    2024).  A batch may have no samples; results then have a batch axis of length 0.
 
     Attributes:
-        split: for each parameter that tensor parallelism cuts up, the axis along which it does.
-        summed: names of the parameters whose gradients each rank of a tensor group knows only a
-            part of: their sum over the group is the gradient.
-        spread: names of the parameters whose parts, along axis 0, lie on the data-parallel
-            replicas: a part's gradient is complete where it lies.
-        tied: for each parameter that is another layer's too, its name in the model.
-        sees: whether :meth:`forward` takes a :class:`~mpitrain.nn.Context` as its third argument,
-            which is for what is random in training, or knows more than its own samples.
-        holds: whether what the forward pass saved has the parameters in it: they must not change
-            before the backward pass, which goes by them whatever it is given.
+        split: axis along which tensor parallelism cuts a parameter, by the parameter's name.
+        summed: parameters whose gradient is a sum over the tensor group, where each rank computes
+            one term.
+        spread: parameters whose rows lie on the data-parallel replicas; the gradient of a row is
+            complete where the row lies.
+        tied: full name in the model of each parameter that belongs to another layer.
+        sees: whether :meth:`forward` takes a :class:`~mpitrain.nn.Context` as its third argument;
+            layers need it that are random in training, or depend on other ranks' samples.
+        holds: whether the saved values contain the parameters, which then must not change before
+            the backward pass.
     """
 
     split: Mapping[str, int] = {}
@@ -79,34 +80,37 @@ class Layer(ABC):
     sees = False
     holds = False
 
+    def initial(self) -> Mapping[str, Initial]:
+        """Shapes and distributions of the parameters, which are drawn in this order."""
+        return {}
+
     def parameters(
         self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike
     ) -> dict[str, Array]:
         """Initial values, whole; the same ``rng`` state gives the same values for any ``xp``."""
-        return {}
+        return {name: own.draw(rng, xp, dtype) for name, own in self.initial().items()}
 
     def shapes(self) -> dict[str, Shape]:
-        """Shapes of :meth:`parameters`.
-
-        Where a layer does not say them itself, its parameters are drawn to see.
-        """
+        """Shapes of :meth:`parameters`; values are drawn if :meth:`initial` does not say them."""
+        if known := self.initial():
+            return {name: own.shape for name, own in known.items()}
         drawn = self.parameters(np.random.default_rng(0), np, np.float32)
         return {name: values.shape for name, values in drawn.items()}
 
     def state(self, dtype: DTypeLike) -> dict[str, Array]:
-        """What the layer keeps from step to step besides its parameters, as it begins."""
+        """Initial values of arrays that change from step to step and are no parameters."""
         return {}
 
     def brought(self) -> dict[str, Array]:
-        """Values that the layer brings with it rather than draws: all ranks must bring the same."""
+        """Values that come with the layer instead of being drawn; all ranks must have the same."""
         return {}
 
     def constants(self) -> dict[str, Any]:
-        """Tensors of another library that it has and training leaves alone, by their names."""
+        """Tensors of another library that training leaves alone, by name."""
         return {}
 
     def verdicts(self) -> list[Verdict]:
-        """What is known of it and of the layers in it, of those where that must be found out."""
+        """Results of the checks of this layer and the layers in it whose code is not ours."""
         return []
 
     @abstractmethod
@@ -125,15 +129,17 @@ class Layer(ABC):
         """
 
     def gradients(self, parameters: Parameters, kept: Any) -> Gradients:
-        """The gradient of the loss by each parameter; None of one that had no part in it."""
+        """Gradient of the loss by each parameter; None if the parameter had no part in the loss."""
         return {}
 
 
 def go_forward(
     layer: Layer, name: str, parameters: Parameters, x: Array, context: Context
 ) -> tuple[Array, Any]:
-    """``layer.forward``, of the layer that has this name within the one that ``context`` is of;
-    without a name, of one that stands in its place."""
+    """Call ``layer.forward`` with the context that the layer sees under ``name``.
+
+    Without a name, the layer stands in the place of the one that ``context`` belongs to.
+    """
     if not layer.sees:
         return layer.forward(parameters, x)
     seeing: Any = layer.forward
@@ -142,32 +148,22 @@ def go_forward(
 
 
 class Elementwise(Layer):
-    """A layer that leaves the shape as it is."""
+    """A layer whose output has the shape of its input."""
 
     def output_shape(self, shape: Shape) -> Shape:
         return shape
 
 
-def he_normal(
-    rng: np.random.Generator, shape: Shape, fan_in: int, xp: ModuleType, dtype: DTypeLike
-) -> Array:
-    """Normal values of variance ``2 / fan_in``, which suits ReLU (He et al. 2015)."""
-    return normal(rng, shape, math.sqrt(2.0 / fan_in), xp, dtype)
-
-
-def normal(
-    rng: np.random.Generator, shape: Shape, deviation: float, xp: ModuleType, dtype: DTypeLike
-) -> Array:
-    """Normal values around 0."""
-    values: Array = xp.asarray(rng.normal(0.0, deviation, shape), dtype=dtype)
-    return values
+def he_deviation(fan_in: int) -> float:
+    """Standard deviation of initial weights before a ReLU (He et al. 2015)."""
+    return sqrt(2.0 / fan_in)
 
 
 def widened(x: Array) -> Array:
-    """x in float32 if it has 16 bits, and as it is otherwise."""
+    """x in float32 if it has 16 bits, else x itself."""
     return x.astype(np.float32) if x.dtype.itemsize <= 2 else x
 
 
 def matmul(a: Array, b: Array) -> Array:
-    """``a @ b``; of 16-bit floats it adds up in float32, as tensor cores do, and rounds once."""
+    """``a @ b``; 16-bit floats are added up in float32, as tensor cores do, and rounded once."""
     return kernels_of(a).matmul(a, b)

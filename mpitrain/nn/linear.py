@@ -1,14 +1,12 @@
 """Affine maps of the last axis."""
 
-from types import ModuleType
+from collections.abc import Mapping
 from typing import Literal
 
-import numpy as np
-from numpy.typing import DTypeLike
-
 from mpitrain.arrays import Array, Parameters, Shape
-from mpitrain.nn.layer import Elementwise, Layer, he_normal, matmul, normal, total
-from mpitrain.nn.sizes import expect_sizes
+from mpitrain.kernels.host import total
+from mpitrain.nn.layer import Elementwise, Initial, Layer, he_deviation, matmul
+from mpitrain.nn.sizes import expect_features, expect_sizes
 
 
 class Linear(Layer):
@@ -27,10 +25,10 @@ class Linear(Layer):
 
         Args:
             inputs, outputs: sizes of the last axes of x and y, over all tensor ranks.
-            bias: add one.
+            bias: whether a bias is added.
             deviation: standard deviation of the initial weights; He's by default.
-            split: which of the two the ranks of a tensor group share among them (Shoeybi et al.
-                2019): ``outputs`` gives each rank columns of y, ``inputs`` a part of the sum.
+            split: axis that the ranks of a tensor group share (Shoeybi et al. 2019): ``outputs``
+                gives each rank columns of y, ``inputs`` one term of a sum.
 
         Raises:
             ValueError: a size is below 1, or a bias with split inputs would be added once a rank;
@@ -42,31 +40,18 @@ class Linear(Layer):
         self.inputs = inputs
         self.outputs = outputs
         self.bias = bias
-        self.deviation = deviation
+        self.deviation = he_deviation(inputs) if deviation is None else deviation
         if split == "outputs":
             self.split = {"weight": 1} | ({"bias": 0} if bias else {})
         elif split == "inputs":
             self.split = {"weight": 0}
 
-    def parameters(
-        self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike
-    ) -> dict[str, Array]:
-        shape = self.shapes()["weight"]
-        if self.deviation is None:
-            weight = he_normal(rng, shape, self.inputs, xp, dtype)
-        else:
-            weight = normal(rng, shape, self.deviation, xp, dtype)
-        return {"weight": weight} | ({"bias": xp.zeros(self.outputs, dtype)} if self.bias else {})
-
-    def shapes(self) -> dict[str, Shape]:
-        weight = {"weight": (self.inputs, self.outputs)}
-        return weight | ({"bias": (self.outputs,)} if self.bias else {})
+    def initial(self) -> Mapping[str, Initial]:
+        weight = Initial((self.inputs, self.outputs), self.deviation)
+        return {"weight": weight} | ({"bias": Initial((self.outputs,))} if self.bias else {})
 
     def output_shape(self, shape: Shape) -> Shape:
-        if not shape or shape[-1] != self.inputs:
-            raise ValueError(
-                f"a linear layer of {self.inputs} inputs needs them on the last axis, not {shape}"
-            )
+        expect_features("linear layer", self.inputs, shape)
         return *shape[:-1], self.outputs
 
     def forward(self, parameters: Parameters, x: Array) -> tuple[Array, Array]:
@@ -89,20 +74,15 @@ class Linear(Layer):
 
 
 class Bias(Elementwise):
-    """``y_..I = x_..I + bias_I``, by itself: what is added after a sum over ranks."""
+    """``y_..I = x_..I + bias_I``, for a bias that is added after a sum over ranks."""
 
     def __init__(self, features: int) -> None:
         """``features``: size of the last axis; ``ValueError`` below 1."""
         expect_sizes("Bias", features=features)
         self.features = features
 
-    def parameters(
-        self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike
-    ) -> dict[str, Array]:
-        return {"bias": xp.zeros(self.features, dtype)}
-
-    def shapes(self) -> dict[str, Shape]:
-        return {"bias": (self.features,)}
+    def initial(self) -> Mapping[str, Initial]:
+        return {"bias": Initial((self.features,))}
 
     def forward(self, parameters: Parameters, x: Array) -> tuple[Array, None]:
         return x + parameters["bias"], None

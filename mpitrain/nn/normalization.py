@@ -1,14 +1,11 @@
-"""Normalisation within a sample; none of it looks at other samples, so ranks need not agree."""
+"""Normalisation within a sample: other samples have no influence, so ranks need not communicate."""
 
-from types import ModuleType
-
-import numpy as np
-from numpy.typing import DTypeLike
+from collections.abc import Mapping
 
 from mpitrain.arrays import Array, Parameters, Shape
 from mpitrain.kernels import kernels_of
-from mpitrain.nn.layer import Elementwise
-from mpitrain.nn.sizes import expect_sizes
+from mpitrain.nn.layer import Elementwise, Initial
+from mpitrain.nn.sizes import expect_features, expect_image, expect_sizes
 
 #: The normalised input, and the reciprocal of its standard deviation.
 _Saved = tuple[Array, Array]
@@ -25,19 +22,12 @@ class LayerNorm(Elementwise):
         self.features = features
         self.epsilon = epsilon
 
-    def parameters(
-        self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike
-    ) -> dict[str, Array]:
-        return {"weight": xp.ones(self.features, dtype), "bias": xp.zeros(self.features, dtype)}
-
-    def shapes(self) -> dict[str, Shape]:
-        return {"weight": (self.features,), "bias": (self.features,)}
+    def initial(self) -> Mapping[str, Initial]:
+        shape = (self.features,)
+        return {"weight": Initial(shape, mean=1.0), "bias": Initial(shape)}
 
     def output_shape(self, shape: Shape) -> Shape:
-        if not shape or shape[-1] != self.features:
-            raise ValueError(
-                f"a norm over {self.features} features needs them on the last axis, not {shape}"
-            )
+        expect_features("layer norm", self.features, shape)
         return shape
 
     def forward(self, parameters: Parameters, x: Array) -> tuple[Array, _Saved]:
@@ -57,9 +47,9 @@ class LayerNorm(Elementwise):
 
 
 class GroupNorm(LayerNorm):
-    """The same over the points of an image and a group of its channels (Wu & He 2018): x_NHWC.
+    """Normalisation over the points of an image and a group of its channels (Wu & He 2018): x_NHWC.
 
-    Where batch normalisation would need the statistics of other ranks' samples, this needs none.
+    Unlike batch normalisation, it needs no statistics of other ranks' samples.
     """
 
     def __init__(self, groups: int, features: int, *, epsilon: float = 1e-5) -> None:
@@ -71,11 +61,7 @@ class GroupNorm(LayerNorm):
         self.groups = groups
 
     def output_shape(self, shape: Shape) -> Shape:
-        if len(shape) != 3 or shape[2] != self.features:
-            raise ValueError(
-                f"a group norm of {self.features} channels needs images of shape "
-                f"(rows, columns, {self.features}), not {shape}"
-            )
+        expect_image("group norm", shape, self.features)
         return shape
 
     def forward(self, parameters: Parameters, x: Array) -> tuple[Array, _Saved]:

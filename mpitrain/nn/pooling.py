@@ -4,25 +4,25 @@ from functools import reduce
 
 from mpitrain.arrays import Array, Parameters, Shape, array_namespace
 from mpitrain.nn.layer import Layer
-from mpitrain.nn.sizes import expect_sizes
+from mpitrain.nn.sizes import expect_image, expect_sizes
 from mpitrain.nn.windows import window_counts, windows
 
 
 class _Pool2d(Layer):
-    """Windows of ``size`` x ``size`` points that step by ``stride`` (default: ``size``).
+    """Windows of ``size`` x ``size`` points at steps of ``stride`` (default: ``size``).
 
     Points on the right and below that fill no whole window are left out.
     """
 
     def __init__(self, size: int, *, stride: int | None = None) -> None:
-        """From x_NHWC to y_NHWC, of fewer rows and columns.
+        """Describe the layer, which maps x_NHWC to y_NHWC of fewer rows and columns.
 
         Args:
             size: rows and columns of a window.
             stride: points between two windows; ``size`` when left out.
 
         Raises:
-            ValueError: one of them is below 1.
+            ValueError: a number is below 1.
         """
         stride = size if stride is None else stride
         expect_sizes(type(self).__name__, size=size, stride=stride)
@@ -34,7 +34,7 @@ class _Pool2d(Layer):
 
 
 class MaxPool2d(_Pool2d):
-    """Largest value of each window of x_NHWC; of several, the first one takes the gradient."""
+    """Largest value of each window of x_NHWC; of equal values, the first takes the gradient."""
 
     def forward(self, parameters: Parameters, x: Array) -> tuple[Array, tuple[Array, Array]]:
         y = reduce(array_namespace(x).maximum, windows(x, self.size, self.stride))
@@ -74,8 +74,7 @@ class GlobalAveragePool(Layer):
     """Mean of each channel over the image: x_NHWC to y_NC."""
 
     def output_shape(self, shape: Shape) -> Shape:
-        if len(shape) != 3:
-            raise ValueError(f"an image of shape (rows, columns, channels) is needed, not {shape}")
+        expect_image("global average", shape)
         return shape[2:]
 
     def forward(self, parameters: Parameters, x: Array) -> tuple[Array, Shape]:
@@ -83,5 +82,5 @@ class GlobalAveragePool(Layer):
 
     def backward(self, parameters: Parameters, saved: Shape, dy: Array) -> tuple[Array, None]:
         _, rows, columns, _ = saved
-        spread = (dy / (rows * columns))[:, None, None, :]
-        return array_namespace(dy).broadcast_to(spread, saved), None
+        means = (dy / (rows * columns))[:, None, None, :]
+        return array_namespace(dy).broadcast_to(means, saved), None

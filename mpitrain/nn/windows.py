@@ -3,13 +3,14 @@
 from collections.abc import Iterator
 
 from mpitrain.arrays import Array, Shape
+from mpitrain.nn.sizes import expect_image
 
 
 def windows(x_NHWC: Array, size: int, stride: int) -> Iterator[Array]:
-    """The window's elements one after another, row by row: each a view over all positions.
+    """Views of a window's elements, row by row, each over all window positions.
 
-    A view has shape (N, window rows, window columns, C).  Reading them all is im2col; adding to
-    them all is its adjoint, col2im.
+    A view has shape (N, window rows, window columns, C).  Reading all views is im2col; adding to
+    all of them is its adjoint, col2im.
     """
     _, rows, columns, _ = x_NHWC.shape
     for i in range(size):
@@ -25,8 +26,7 @@ def window_counts(shape: Shape, size: int, stride: int) -> tuple[int, int]:
     Raises:
         ValueError: ``shape`` is not that of an image, or the window does not fit into it.
     """
-    if len(shape) != 3:
-        raise ValueError(f"an image of shape (rows, columns, channels) is needed, not {shape}")
+    expect_image("window", shape)
     rows, columns, _ = shape
     if min(rows, columns) < size:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What training makes small and tests measure: sums over samples, however these are dealt out."""
+"""Losses and metrics: sums over samples, however these are spread over ranks."""
 
 from mpitrain.config import Loss as LossConfig
 from mpitrain.data.dataset import Dataset
@@ -11,7 +11,7 @@ __all__ = ["BinaryCrossEntropy", "CrossEntropy", "Loss", "MeanSquaredError", "bu
 
 
 def build(config: LossConfig, data: Dataset, group: TensorGroup) -> Loss:
-    """The loss of the [loss] table; ``group``: the ranks that share the columns of the scores."""
+    """The loss of the [loss] table; ``group``: ranks that share the columns of the scores."""
     match config.name:
         case "cross_entropy":
             return CrossEntropy(group, data.classes, config.smoothing)

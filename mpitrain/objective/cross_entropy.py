@@ -1,4 +1,4 @@
-"""Softmax cross-entropy, whose scores the ranks of a tensor-parallel group may share."""
+"""Softmax cross-entropy; the ranks of a tensor-parallel group may share the scores."""
 
 from functools import partial
 from typing import Any
@@ -15,13 +15,12 @@ from mpitrain.nn.layer import widened
 class CrossEntropy:
     """``-log softmax(scores)[label]``; columns of the scores may lie on the ranks of a group.
 
-    Two numbers a row are summed over the group and one compared, rather than gathering the scores.
-    With ``smoothing`` e, a part e of each label is spread evenly over the classes (Szegedy et al.
-    2016).
+    Two numbers a row are summed over the group and one compared; the scores are not gathered.  With
+    ``smoothing`` e, a part e of each label is spread evenly over the classes (Szegedy et al. 2016).
 
     Attributes:
-        group: the ranks that share the columns.
-        classes: columns on all of them together.
+        group: ranks that share the columns.
+        classes: number of columns on all ranks together.
         smoothing: 0 <= e < 1.
     """
 
@@ -40,7 +39,7 @@ class CrossEntropy:
             )
 
     def __call__(self, outputs: Array, labels: Array, divisor: float) -> tuple[Scalar, Array]:
-        """As :class:`~mpitrain.objective.Loss` says; outputs are scores, (..., own classes)."""
+        """See :class:`~mpitrain.objective.Loss`; outputs are scores, (..., own classes)."""
         wide = widened(outputs)
         rows = wide.reshape(-1, wide.shape[-1])
         flat = labels.reshape(-1)
@@ -61,5 +60,5 @@ class CrossEntropy:
 
     @staticmethod
     def _like(outputs: Array, gradient: Array) -> Array:
-        """In the shape and type of the outputs."""
+        """The gradient in the shape and type of the outputs."""
         return gradient.reshape(outputs.shape).astype(outputs.dtype, copy=False)

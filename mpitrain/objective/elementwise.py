@@ -1,4 +1,4 @@
-"""Losses that compare each number that a model gives with one of the label."""
+"""Losses that compare outputs and labels number by number."""
 
 from abc import ABC, abstractmethod
 from math import prod
@@ -8,8 +8,8 @@ from mpitrain.arrays import Array, Scalar, Shape, array_namespace
 from mpitrain.nn.layer import widened
 
 
-class Elementwise(ABC):
-    """The mean over all numbers of a label."""
+class ElementwiseLoss(ABC):
+    """A mean over all numbers of a label."""
 
     def expect(self, outputs: Shape, labels: Shape, kind: Any) -> None:
         if kind.kind not in "fiub":
@@ -22,7 +22,7 @@ class Elementwise(ABC):
             )
 
     def __call__(self, outputs: Array, labels: Array, divisor: float) -> tuple[Scalar, Array]:
-        """As :class:`~mpitrain.objective.Loss` says; labels are numbers of the outputs' shape."""
+        """See :class:`~mpitrain.objective.Loss`; labels are numbers of the outputs' shape."""
         given = widened(outputs)
         wanted = labels.reshape(given.shape).astype(given.dtype, copy=False)
         values, gradient = self.compare(given, wanted)
@@ -31,10 +31,10 @@ class Elementwise(ABC):
 
     @abstractmethod
     def compare(self, given: Array, wanted: Array) -> tuple[Array, Array]:
-        """The loss of each number, and its derivative, in arrays of its own."""
+        """The loss of each number, and its derivative, in new arrays."""
 
 
-class MeanSquaredError(Elementwise):
+class MeanSquaredError(ElementwiseLoss):
     """``(output - label)**2``."""
 
     def compare(self, given: Array, wanted: Array) -> tuple[Array, Array]:
@@ -42,7 +42,7 @@ class MeanSquaredError(Elementwise):
         return difference * difference, 2 * difference
 
 
-class BinaryCrossEntropy(Elementwise):
+class BinaryCrossEntropy(ElementwiseLoss):
     """Cross-entropy of ``sigmoid(output)`` and a probability, 0 or 1 for instance."""
 
     def compare(self, given: Array, wanted: Array) -> tuple[Array, Array]:

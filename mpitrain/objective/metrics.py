@@ -1,4 +1,4 @@
-"""What tests measure besides the loss: sums over samples, which ranks add up, and a value of them.
+"""Metrics of tests besides the loss: sums over samples, which ranks add up, and their value.
 
 Counts add up exactly, whatever the layout of the ranks.
 """
@@ -14,24 +14,30 @@ from mpitrain.arrays import Array, array_namespace
 from mpitrain.group import TensorGroup
 from mpitrain.nn.layer import widened
 from mpitrain.objective import CrossEntropy
-from mpitrain.objective.columns import largest, picked_from
 
 
 class Metric(Protocol):
     """A number about all test samples."""
 
     def add(self, outputs: Array, labels: Array) -> Array:
-        """What some samples add to the totals: float64, of the same length for any samples.
+        """Contribution of some samples to the totals: float64, of the same length for any samples.
 
         Collective over the tensor ranks of the last stage, each of which then has all of it.
         """
 
     def value(self, totals: Array) -> float:
-        """The number, from the sum of what :meth:`add` gave for all samples."""
+        """The number, from the sum of all samples' :meth:`add`."""
 
 
-class Averaged:
-    """A function ``f(outputs, labels)`` that is a mean over the samples that it is given."""
+class _Mean:
+    """A metric whose totals are a sum and a count."""
+
+    def value(self, totals: Array) -> float:
+        return float(totals[0] / totals[1])
+
+
+class Averaged(_Mean):
+    """A function ``f(outputs, labels)`` that is a mean over its samples."""
 
     def __init__(self, function: Callable[[Array, Array], float]) -> None:
         self.function = function
@@ -40,11 +46,8 @@ class Averaged:
         n = len(labels)
         return np.array([n * float(self.function(outputs, labels)) if n else 0.0, n])
 
-    def value(self, totals: Array) -> float:
-        return float(totals[0] / totals[1])
 
-
-class TopK:
+class TopKAccuracy(_Mean):
     """Part of the labels that are among the ``k`` highest scores; of equal ones the first count.
 
     Columns of the scores may lie on the ranks of a group.
@@ -59,22 +62,18 @@ class TopK:
         places = self.places(scores, labels)
         return np.array([float((places < self.k).sum()), labels.size])
 
-    def value(self, totals: Array) -> float:
-        return float(totals[0] / totals[1])
-
     def places(self, scores: Array, labels: Array) -> Array:
-        """How many scores come before each label's."""
+        """Number of scores before each label's."""
         xp = array_namespace(scores)
         rows = widened(scores).reshape(labels.size, -1 if labels.size else scores.shape[-1])
         flat, start = labels.reshape(-1), self.group.share(self.classes).start
-        column = flat - start
-        picked = self.group.sum(picked_from(rows, column))[:, None]
+        picked = self.group.sum(_picked(rows, flat - start))[:, None]
         before = xp.arange(start, start + rows.shape[1]) < flat[:, None]
         places = self.group.sum(((rows > picked) | ((rows == picked) & before)).sum(axis=1))
         return xp.where(xp.isnan(picked[:, 0]), self.classes, places)
 
 
-class Perplexity:
+class Perplexity(_Mean):
     """``exp`` of the mean cross-entropy, without smoothing."""
 
     def __init__(self, group: TensorGroup, classes: int) -> None:
@@ -84,12 +83,12 @@ class Perplexity:
         return np.array([float(self.loss(scores, labels, 1.0)[0]), labels.size])
 
     def value(self, totals: Array) -> float:
-        mean = float(totals[0] / totals[1])
+        mean = super().value(totals)
         return exp(mean) if mean < 700 else float("inf")
 
 
 class F1:
-    """Mean over the classes of ``2 tp / (2 tp + fp + fn)`` (macro), of those that occur at all."""
+    """Mean over the classes of ``2 tp / (2 tp + fp + fn)`` (macro); absent classes are left out."""
 
     def __init__(self, group: TensorGroup, classes: int) -> None:
         self.group = group
@@ -98,14 +97,14 @@ class F1:
     def add(self, scores: Array, labels: Array) -> Array:
         xp = array_namespace(scores)
         rows = widened(scores).reshape(labels.size, -1 if labels.size else scores.shape[-1])
-        best, own = largest(rows), self.group.share(self.classes)
-        # A rank without columns knows of none.
+        best, own = _largest(rows), self.group.share(self.classes)
+        # A rank without columns votes for the last class.
         index = rows.argmax(axis=1) + own.start if rows.shape[1] else self.classes - 1
         index = xp.where(best == self.group.sum(best, MPI.MAX), index, self.classes - 1)
         return self.counts(self.group.sum(index, MPI.MIN), labels.reshape(-1))
 
     def counts(self, found: Array, labels: Array) -> Array:
-        """True positives, and all predictions and labels, of each class."""
+        """True positives, predictions and labels of each class."""
         right = labels[found == labels]
         return np.concatenate(
             [np.bincount(w, minlength=self.classes).astype(float) for w in (right, found, labels)]
@@ -117,18 +116,15 @@ class F1:
         return float((2 * right[occurs] / (found + labels)[occurs]).mean())
 
 
-class Binary:
-    """Part of the numbers whose output is on the side of 0 that their label is of 1/2."""
+class BinaryAccuracy(_Mean):
+    """Part of the outputs that are above 0 exactly if their label is above 1/2."""
 
     def add(self, outputs: Array, labels: Array) -> Array:
         right = (outputs.reshape(-1) > 0) == (labels.reshape(-1) > 0.5)
         return np.array([float(right.sum()), labels.size])
 
-    def value(self, totals: Array) -> float:
-        return float(totals[0] / totals[1])
 
-
-class MeanError:
+class MeanError(_Mean):
     """Mean of ``|output - label|**power``, to the power of ``1 / power``."""
 
     def __init__(self, power: int) -> None:
@@ -139,7 +135,7 @@ class MeanError:
         return np.array([float((abs(error) ** self.power).sum()), labels.size])
 
     def value(self, totals: Array) -> float:
-        return float(totals[0] / totals[1]) ** (1 / self.power)
+        return super().value(totals) ** (1 / self.power)
 
 
 def build(names: Sequence[str], loss: str, classes: int, group: TensorGroup) -> dict[str, Metric]:
@@ -148,9 +144,9 @@ def build(names: Sequence[str], loss: str, classes: int, group: TensorGroup) -> 
     def one(name: str) -> Metric:
         match name:
             case "accuracy" if loss == "binary_cross_entropy":
-                return Binary()
+                return BinaryAccuracy()
             case "accuracy":
-                return TopK(group, classes)
+                return TopKAccuracy(group, classes)
             case "perplexity":
                 return Perplexity(group, classes)
             case "f1":
@@ -158,6 +154,26 @@ def build(names: Sequence[str], loss: str, classes: int, group: TensorGroup) -> 
             case "mae" | "rmse":
                 return MeanError(1 if name == "mae" else 2)
             case _:
-                return TopK(group, classes, int(name.removeprefix("top")))
+                return TopKAccuracy(group, classes, int(name.removeprefix("top")))
 
     return {name: one(name) for name in names}
+
+
+def _largest(rows: Array) -> Array:
+    """The largest score of each row; ``-inf`` without columns."""
+    xp = array_namespace(rows)
+    if not rows.shape[1]:
+        return xp.full(len(rows), -xp.inf, rows.dtype)
+    found: Array = rows.max(axis=1)
+    return found
+
+
+def _picked(rows: Array, column: Array) -> Array:
+    """Each row's element in its column; 0 where the column is another rank's."""
+    xp = array_namespace(rows)
+    count, columns = rows.shape
+    if not columns:
+        return xp.zeros(count, rows.dtype)
+    own = (column >= 0) & (column < columns)
+    picked: Array = rows[xp.arange(count), xp.where(own, column, 0)]
+    return xp.where(own, picked, picked.dtype.type(0))

@@ -1,4 +1,4 @@
-"""Parameters that are updated in different ways: groups by name."""
+"""Groups of parameters, by name, with optimisers and rates of their own."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -7,52 +7,52 @@ from typing import Any
 
 from mpitrain.config import ConfigError, Optim
 from mpitrain.optim.optimizers import Optimizer
-from mpitrain.optim.own_schedule import Table
+from mpitrain.optim.schedule_table import ScheduleTable
 
 
 @dataclass(frozen=True)
-class Group:
+class ParameterGroup:
     """How some parameters are updated.
 
     Attributes:
-        optimizer: of the same kind in all groups of a job.
+        optimizer: the optimiser, of the same kind in all groups of a job.
         rate: factor on the job's learning rate.
-        number: among the groups of an optimiser of torch.
+        number: number among the groups of an optimiser of torch.
     """
 
     optimizer: Optimizer
     rate: float = 1.0
     number: int = 0
 
-    def at(self, step: int) -> "Group":
-        """As it is in a step, counted from 0."""
+    def at(self, step: int) -> "ParameterGroup":
+        """The group in a step, counted from 0."""
         return self
 
 
 @dataclass(frozen=True)
-class Scheduled(Group):
-    """A group whose rate, and whatever else a scheduler changes, is in a table."""
+class Scheduled(ParameterGroup):
+    """A group whose rate and other scheduled options are in a table."""
 
-    table: Table | None = None
+    table: ScheduleTable | None = None
 
-    def at(self, step: int) -> Group:
+    def at(self, step: int) -> ParameterGroup:
         assert self.table is not None and self.table.options is not None
         row = step // self.table.steps
         changed = {name: of[row] for name, of in self.table.options[self.number].items()}
         torchs: Any = self.optimizer
         optimizer = torchs.changed(changed) if changed else torchs
-        return Group(optimizer, self.table.factor(step, self.number), self.number)
+        return ParameterGroup(optimizer, self.table.factor(step, self.number), self.number)
 
 
 #: The group of a parameter, by its name in the model.
-Grouping = Callable[[str], Group]
+Grouping = Callable[[str], ParameterGroup]
 
 
-def scheduled(grouping: Grouping, table: Table) -> Grouping:
-    """The same groups, with the rates of a table that has a column for each."""
+def scheduled(grouping: Grouping, table: ScheduleTable) -> Grouping:
+    """Groups with the rates of a table that has a column for each."""
     found: dict[int, Scheduled] = {}
 
-    def of(name: str) -> Group:
+    def of(name: str) -> ParameterGroup:
         own = grouping(name)
         if own.number not in found:
             found[own.number] = Scheduled(own.optimizer, own.rate, own.number, table)
@@ -63,27 +63,28 @@ def scheduled(grouping: Grouping, table: Table) -> Grouping:
 
 def one(optimizer: Optimizer) -> Grouping:
     """All parameters alike."""
-    group = Group(optimizer)
+    group = ParameterGroup(optimizer)
     return lambda name: group
 
 
 def by_name(optim: Optim, usual: Optimizer, names: Sequence[str]) -> Grouping:
-    """What ``optim.groups`` asks for.
+    """The groups of ``optim.groups``.
 
     Args:
         optim: the table.
-        usual: of parameters in no group.
-        names: of all parameters of the model.
+        usual: optimiser of parameters in no group.
+        names: names of all parameters of the model.
 
     Raises:
         ConfigError: a pattern fits no parameter.
     """
-    found: dict[str, Group] = {}
+    found: dict[str, ParameterGroup] = {}
     for number, asked in enumerate(optim.groups):
         changed: Any = {}
         if asked.weight_decay is not None:
             changed["weight_decay"] = asked.weight_decay
-        group = Group(replace(usual, **changed) if changed else usual, asked.lr)  # type: ignore[type-var]
+        own = replace(usual, **changed) if changed else usual  # type: ignore[type-var]
+        group = ParameterGroup(own, asked.lr)
         for pattern in asked.names:
             if not (fit := [name for name in names if fnmatchcase(name, pattern)]):
                 raise ConfigError(
@@ -92,7 +93,7 @@ def by_name(optim: Optim, usual: Optimizer, names: Sequence[str]) -> Grouping:
                 )
             for name in fit:
                 found.setdefault(name, group)
-    rest = Group(usual)
+    rest = ParameterGroup(usual)
     return lambda name: found.get(name, rest)
 
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from mpitrain.config import Optim, Train
-from mpitrain.optim.own_schedule import Table
+from mpitrain.optim.schedule_table import ScheduleTable
 
-#: Where one_cycle begins and ends, in parts of its peak: torch's defaults.
+#: Rates at the beginning and end of one_cycle, in parts of its peak: torch's defaults.
 _BEGINNING = 1 / 25
 _END = _BEGINNING / 1e4
 
@@ -19,22 +19,22 @@ class Rates:
     Attributes:
         optim, train: the job's tables.
         steps_per_epoch: updates of a pass over the data.
-        table: of a schedule of the program's own, if it has one.
+        table: table of a user's own schedule, if there is one.
     """
 
     optim: Optim
     train: Train
     steps_per_epoch: int
-    table: Table | None = None
+    table: ScheduleTable | None = None
 
     def rate(self, step: int) -> float:
-        """That records tell of."""
+        """Learning rate of a step, as logged."""
         if self.table is None:
             return learning_rate(self.optim, self.train, step, self.steps_per_epoch)
         return scaled_rate(self.optim, self.train) * self.table.factor(step)
 
     def common(self, step: int) -> float:
-        """What the rates of all groups of parameters are factors on."""
+        """Learning rate of a step, on which all groups of parameters have factors."""
         if self.table and self.table.options is not None:
             return scaled_rate(self.optim, self.train)
         return self.rate(step)

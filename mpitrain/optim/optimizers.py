@@ -1,12 +1,12 @@
-"""Optimisers over flat arrays: what a piece of the parameters becomes, given that of the gradients.
+"""Optimisers over flat arrays: they update a piece of the parameters by its gradients.
 
 They change parameters and state in place, element by element, so that any shard can be updated by
 itself.  LARS and LAMB also need the norms of whole tensors, which the caller adds up over shards.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -18,71 +18,44 @@ from mpitrain.kernels.host import AdamOptions, SGDOptions, decayed, sgd_directio
 State = Mapping[str, Array]
 
 
-class Optimizer(Protocol):
-    """How parameters follow gradients."""
+class Optimizer(ABC):
+    """How parameters follow gradients.
 
-    @property
-    def slots(self) -> tuple[str, ...]:
-        """Names of the arrays of state, which are 0 at first."""
+    Attributes:
+        slots: names of the arrays of state, which are 0 at first.
+        layerwise: whether :meth:`apply` needs trust ratios.
+    """
 
-    @property
-    def layerwise(self) -> bool:
-        """Whether :meth:`apply` needs trust ratios."""
+    slots: tuple[str, ...] = ()
+    layerwise = False
 
+    @abstractmethod
     def prepare(self, p: Array, g: Array, state: State, step: int) -> Array:
         """The step's direction before the rate; may change state.  ``step`` counts from 1."""
 
     def ratio(self, p_norm: Scalar, g_norm: Scalar, direction_norm: Scalar) -> Scalar:
         """Trust ratio of a tensor by Euclidean norms of it, its gradient and its direction.
 
-        Of many tensors at once, where these are arrays.
+        Arrays of norms give the ratios of many tensors.
         """
+        return 1.0
 
     def apply(self, p: Array, direction: Array, state: State, rate: float | Array) -> None:
         """Move the parameters; ``rate`` is the learning rate, times the ratio of each element."""
-
-
-@runtime_checkable
-class InOne(Protocol):
-    """An optimiser that takes a step in one go, which may be one kernel."""
+        direction *= rate
+        p -= direction
 
     def take_step(
         self, p: Array, g: Array, state: State, number: int, rate: float, scale: float
     ) -> None:
-        """Direction along ``scale * g`` and move; ``number`` counts from 1."""
-
-
-def step_by(
-    optimizer: Optimizer,
-    p: Array,
-    g: Array,
-    state: State,
-    number: int,
-    rate: float,
-    scale: float,
-) -> None:
-    """A step of any optimiser along ``scale * g``; ``g`` may be scaled in its place."""
-    if isinstance(optimizer, InOne):
-        optimizer.take_step(p, g, state, number, rate, scale)
-        return
-    if scale != 1.0:
-        g *= scale
-    optimizer.apply(p, optimizer.prepare(p, g, state, number), state, rate)
-
-
-class _Plain:
-    layerwise: ClassVar[bool] = False
-
-    def ratio(self, p_norm: Scalar, g_norm: Scalar, direction_norm: Scalar) -> Scalar:
-        return 1.0
-
-    def apply(self, p: Array, direction: Array, state: State, rate: float | Array) -> None:
-        direction *= rate
-        p -= direction
+        """Take a step along ``scale * g``, which may be scaled in place; ``number`` >= 1."""
+        if scale != 1.0:
+            g *= scale
+        self.apply(p, self.prepare(p, g, state, number), state, rate)
 
 
 @dataclass(frozen=True)
-class SGD(_Plain):
+class SGD(Optimizer):
     """Stochastic gradient descent with momentum.
 
     ``g = gradient + weight_decay * parameter``, ``v = momentum * v + g``, and the parameter moves
@@ -93,7 +66,7 @@ class SGD(_Plain):
     momentum: float = 0.0
     weight_decay: float = 0.0
     nesterov: bool = False
-    slots: ClassVar[tuple[str, ...]] = ("velocity",)
+    slots = ("velocity",)
 
     def prepare(self, p: Array, g: Array, state: State, step: int) -> Array:
         return sgd_direction(p, g, state["velocity"], self._how)
@@ -109,7 +82,7 @@ class SGD(_Plain):
 
 
 @dataclass(frozen=True)
-class Adam(_Plain):
+class Adam(Optimizer):
     """Adam (Kingma & Ba 2015); with ``decoupled``, AdamW (Loshchilov & Hutter 2019)."""
 
     beta1: float = 0.9
@@ -117,7 +90,7 @@ class Adam(_Plain):
     epsilon: float = 1e-8
     weight_decay: float = 0.0
     decoupled: bool = False
-    slots: ClassVar[tuple[str, ...]] = ("mean", "square")
+    slots = ("mean", "square")
 
     def prepare(self, p: Array, g: Array, state: State, step: int) -> Array:
         own = state["mean"], state["square"]
@@ -135,7 +108,7 @@ class Adam(_Plain):
 
 
 @dataclass(frozen=True)
-class LARS:
+class LARS(Optimizer):
     """Momentum with a rate for each tensor, ``trust |p| / (|g| + weight_decay |p|)`` times lr.
 
     For batches of thousands (You, Gitman & Ginsburg 2017).
@@ -144,8 +117,8 @@ class LARS:
     momentum: float = 0.9
     weight_decay: float = 0.0
     trust: float = 0.001
-    slots: ClassVar[tuple[str, ...]] = ("velocity",)
-    layerwise: ClassVar[bool] = True
+    slots = ("velocity",)
+    layerwise = True
 
     def prepare(self, p: Array, g: Array, state: State, step: int) -> Array:
         return decayed(p, g, self.weight_decay)
@@ -168,7 +141,7 @@ class LAMB(Adam):
     """AdamW's direction with a rate for each tensor, ``|p| / |direction|`` times lr (You 2020)."""
 
     decoupled: bool = True
-    layerwise: ClassVar[bool] = True
+    layerwise = True
 
     def ratio(self, p_norm: Scalar, g_norm: Scalar, direction_norm: Scalar) -> Scalar:
         has_none = (p_norm == 0.0) | (direction_norm == 0.0)

@@ -13,20 +13,20 @@ from collectives.communicator import AnyPlan
 from mpitrain.compress.adasum import levels
 from mpitrain.config import ConfigError
 from mpitrain.parallel.arena import DATA, Arena
-from mpitrain.parallel.packing import ordered
-from mpitrain.parallel.summation import KeepsNothing, Sum, Summand
+from mpitrain.parallel.packed_bucket import ordered
+from mpitrain.parallel.summation import Sum, Summand, Summation
 
 
 @dataclass(frozen=True)
-class Adasum(KeepsNothing):
-    """A :class:`~mpitrain.parallel.summation.Summation` that is a mean of what is parallel.
+class Adasum(Summation):
+    """A :class:`~mpitrain.parallel.summation.Summation` between a mean and a sum.
 
-    Each rank's gradients are its part of the mean, so those of p ranks that have the same give the
-    mean, and those that are orthogonal p times it, their sum (Maleki et al. 2021).
+    Each rank's gradients are its part of the mean: equal gradients of p ranks give the mean, and
+    orthogonal ones p times it, their sum (Maleki et al. 2021).
     """
 
     def check(self, arena: Arena) -> None:
-        """Raises :class:`ConfigError`: some gradients are those of more than the replicas."""
+        """Raise :class:`ConfigError` if some gradients are summed over more than the replicas."""
         exact = [tensor.name for tensor in arena.tensors if tensor.group != DATA]
         if exact:
             raise ConfigError(
@@ -35,7 +35,7 @@ class Adasum(KeepsNothing):
             )
 
     def bind(self, summand: Summand) -> Sum:
-        """Collective over ``summand.comm``."""
+        """The Adasum of these arrays; collective over ``summand.comm``."""
         return AdasumSum(summand)
 
 
@@ -43,17 +43,17 @@ class AdasumSum(Phased):
     """The Adasum of a bucket, each of its tensors by itself, on any number of ranks.
 
     An all-to-all gives each rank its shard of all vectors.  Level by level of the tree, the ranks
-    sum products of the shards, from which all know the factors of each pair of vectors; then an
-    all-gather gives all shards to all.
+    sum products of the shards, which give the factors of each pair of vectors; then an all-gather
+    gives all shards to all ranks.
 
-    Cost, of n bytes of T tensors on p ranks: 2 (p-1)/p n bytes sent by a rank, as a sum's, and
-    those of all-reduces of 24 T (p-1) bytes in log2 p levels; p/2 passes over the own shard.
+    Cost, for n bytes of T tensors on p ranks: 2 (p-1)/p n bytes sent by a rank, as in a sum, and
+    all-reduces of 24 T (p-1) bytes in log2 p levels; p/2 passes over the own shard.
     """
 
     algorithm = "adasum"
 
     def __init__(self, summand: Summand) -> None:
-        """Bind it; collective."""
+        """Bind the collectives; collective."""
         comm, counts = summand.comm, summand.counts
         lengths = shards(summand.own.size, comm.size) if counts is None else list(counts)
         ends = np.cumsum([0, *lengths]).tolist()
@@ -109,7 +109,7 @@ class AdasumSum(Phased):
 
 
 def _inside(summand: Summand, shard: slice) -> Sequence[slice]:
-    """Where each tensor of a bucket lies in a shard, of which most have none."""
+    """Elements of a shard that belong to each tensor of the bucket; most are empty."""
     named = summand.tensors or ({"": summand.own} if summand.own.size else {})
     ends = np.cumsum([0, *(tensor.size for tensor in named.values())]).tolist()
     length = shard.stop - shard.start

@@ -1,7 +1,7 @@
-"""Where the tensors of a rank lie: all of them one after another in flat arrays.
+"""Layout of a rank's tensors: one after another in flat arrays.
 
-The optimiser and the hash then see one array, a bucket of gradients is a slice that never moves, so
-that its all-reduce is bound once, and a shard is a range of elements.
+So the optimiser and the hash see one array, a bucket of gradients is a slice that never moves, with
+an all-reduce that is bound once, and a shard is a range of elements.
 """
 
 from bisect import bisect_left, bisect_right
@@ -13,13 +13,13 @@ from mpitrain.arrays import Array, Parameters, Shape
 from mpitrain.group import TensorGroup
 from mpitrain.nn import Layer
 
-#: Summed with nobody: the tensor exists on one replica only.
+#: Gradients are not summed: the tensor exists on one replica only.
 OWN = "own"
-#: Summed over the replicas of this part of the model.
+#: Gradients are summed over the replicas of this part of the model.
 DATA = "data"
-#: Summed over the replicas: the ranks of a tensor group hold equal copies.
+#: Gradients are summed over the replicas; the ranks of a tensor group hold equal copies.
 COPIES = "copies"
-#: Summed over the replicas and the tensor group: each rank of it knows only a part of the sum.
+#: Gradients are summed over the replicas and the tensor group, whose ranks have one term each.
 SUMMED = "summed"
 
 
@@ -28,13 +28,13 @@ class Tensor:
     """A parameter of the model, and the part of it that this rank has.
 
     Attributes:
-        name: in the model, as in ``block0.mlp.up.weight``.
-        whole: shape of all of it.
+        name: name in the model, as in ``block0.mlp.up.weight``.
+        whole: shape of the whole parameter.
         shape: shape of this rank's part.
-        axis, bounds: the part is ``bounds`` along ``axis``; None for all of it.
-        group: with whom its gradient is summed: :data:`DATA`, :data:`COPIES`, :data:`SUMMED`,
+        axis, bounds: the part is ``bounds`` along ``axis``; None: the part is the whole.
+        group: ranks that sum its gradient: :data:`DATA`, :data:`COPIES`, :data:`SUMMED`,
             :data:`OWN` or the name of a group of pipeline stages that share it.
-        start: its first element in the flat arrays.
+        start: first element in the flat arrays.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Tensor:
 
     @property
     def stop(self) -> int:
-        """One past its last element."""
+        """One past the last element."""
         return self.start + prod(self.shape)
 
     @property
@@ -61,12 +61,12 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Elements ``start <= i < stop``, those of some consecutive layers.
+    """Elements ``start <= i < stop``: the gradients of some consecutive layers.
 
     Attributes:
         start, stop: element indices.
-        layers: whose gradients are in it.
-        group: as of its tensors.
+        layers: numbers of the layers.
+        group: group of the tensors.
     """
 
     start: int
@@ -79,8 +79,8 @@ class Arena:
     """The layout of the parameters of some layers.
 
     Attributes:
-        tensors: in the order of memory; one for tensors that are tied.
-        size: elements of all of them.
+        tensors: tensors in the order of memory; tied ones are one tensor.
+        size: elements of all tensors.
     """
 
     def __init__(
@@ -94,11 +94,11 @@ class Arena:
         """Lay out ``layers``, which may have no parameters at all.
 
         Args:
-            layers: by their names in the model, in order.
+            layers: layers by their names in the model, in order.
             shapes: whole shapes of each layer's parameters.
-            group: the ranks that share each layer.
-            shared: the group of pipeline stages that has a tensor, by name, if several have it.
-            replicas: the ranks on which tensors are spread.
+            group: ranks that share each layer.
+            shared: group of the pipeline stages that share a tensor, by the tensor's name.
+            replicas: ranks on which tensors are spread.
         """
         group = group or TensorGroup()
         found: dict[str, tuple[Shape, int | None, str]] = {}
@@ -143,11 +143,11 @@ class Arena:
         return list(dict.fromkeys(tensor.group for tensor in self.tensors))
 
     def views(self, flat: Array) -> list[dict[str, Array]]:
-        """For each layer its tensors by name, as views into ``flat``, of shape (size,)."""
+        """The tensors of each layer by name, as views into ``flat``, of shape (size,)."""
         return self.by_layer(lambda tensor: self._view(flat, tensor))
 
     def by_layer(self, view: Callable[[Tensor], Array]) -> list[dict[str, Array]]:
-        """For each layer ``view`` of its tensors, by name."""
+        """Results of ``view`` for the tensors of each layer, by name."""
         return [
             {own: view(self._by_name[full]) for own, full in names.items()} for names in self._names
         ]
@@ -167,19 +167,15 @@ class Arena:
         }
 
     def within(self, layer: int, bucket: Bucket, flat: Array) -> dict[str, Array]:
-        """Those tensors of a layer that are in ``bucket``, as views into its elements ``flat``."""
-        tensors = {own: self._by_name[full] for own, full in self._names[layer].items()}
-        return {
-            own: flat[t.start - bucket.start : t.stop - bucket.start].reshape(t.shape)
-            for own, t in tensors.items()
-            if bucket.start <= t.start and t.stop <= bucket.stop
-        }
+        """The tensors of a layer that lie in ``bucket``, as views into its elements ``flat``."""
+        inside = self.inside(bucket, flat)
+        return {own: inside[full] for own, full in self._names[layer].items() if full in inside}
 
     def fill(self, flat: Array, layer: int, values: Parameters) -> None:
-        """Write the own parts of a layer's parameters, which are whole, into ``flat``.
+        """Write the own parts of a layer's whole parameters into ``flat``.
 
         Raises:
-            ValueError: they are not those that the layer's shapes have promised.
+            ValueError: their shapes are not those of the layer.
         """
         given = {own: value.shape for own, value in values.items()}
         said = {own: self._by_name[full].whole for own, full in self._names[layer].items()}
@@ -192,8 +188,8 @@ class Arena:
     def buckets(self, minimum_bytes: int, itemsize: int) -> list[Bucket]:
         """Cut the gradients into buckets in the order in which a backward pass writes them.
 
-        Each is of one group, holds whole layers, and has at least ``minimum_bytes`` bytes but for
-        a group's last one.  Group follows group in the order of the layers that end them.
+        A bucket belongs to one group, holds whole layers, and has at least ``minimum_bytes`` bytes,
+        except for a group's last one.  Groups follow in the order of the layers that end them.
         """
         buckets = []
         for group in self.groups:

@@ -1,4 +1,4 @@
-"""Which rank does what: pipeline stages, their replicas, and the ranks that share each layer."""
+"""Layout of ranks: pipeline stages, their replicas, and the ranks that share each layer."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ from mpitrain.parallel.arena import COPIES, DATA, OWN, SUMMED
 from mpitrain.ranks.together import ClosedTogether
 
 
-class Place(NamedTuple):
-    """Coordinates of a rank: its stage, which replica of the stage, which part of its layers."""
+class Coordinates(NamedTuple):
+    """Coordinates of a rank: its stage, its replica of the stage, its part of the layers."""
 
     stage: int
     replica: int
@@ -29,8 +29,8 @@ class Layout:
     Tensor ranks, which talk most, are neighbours; then the replicas of a stage; then the stages.
 
     Attributes:
-        replicas: number for each stage; (2, 2) is two pipelines of two stages, (2, 1, 1)
-            PipeDream's "2-1-1".
+        replicas: number of replicas of each stage; (2, 2) is two pipelines of two stages,
+            (2, 1, 1) PipeDream's "2-1-1".
         tensor: ranks that share each layer.
     """
 
@@ -44,20 +44,20 @@ class Layout:
 
     @property
     def ranks(self) -> int:
-        """All of them."""
+        """Number of ranks."""
         return sum(self.replicas) * self.tensor
 
-    def rank(self, place: Place) -> int:
+    def rank(self, place: Coordinates) -> int:
         """The rank at these coordinates."""
         before = sum(self.replicas[: place.stage]) + place.replica
         return before * self.tensor + place.tensor
 
-    def place(self, rank: int) -> Place:
+    def place(self, rank: int) -> Coordinates:
         """The coordinates of a rank."""
         column, tensor = divmod(rank, self.tensor)
         for stage, count in enumerate(self.replicas):
             if column < count:
-                return Place(stage, column, tensor)
+                return Coordinates(stage, column, tensor)
             column -= count
         raise ValueError(f"rank {rank} is not one of the {self.ranks} of this layout")
 
@@ -71,12 +71,12 @@ class ProcessGrid(ClosedTogether):
     """The communicators of a layout.
 
     Attributes:
-        layout: as given.
-        comm: the communicator of all ranks, as given.
+        layout: the layout.
+        comm: communicator of all ranks.
         place: the own coordinates.
-        tensor: the ranks that share our layers.
-        groups: for each group of an arena (see :mod:`mpitrain.parallel.arena`), those whose
-            gradients are summed with ours.
+        tensor: ranks that share our layers.
+        groups: ranks whose gradients are summed with ours, for each group of an arena (see
+            :mod:`mpitrain.parallel.arena`).
     """
 
     def __init__(
@@ -89,10 +89,10 @@ class ProcessGrid(ClosedTogether):
         """Split ``comm``; collective.
 
         Args:
-            comm: as many ranks as the layout has.
-            layout: the grid.
+            comm: all ranks of the layout.
+            layout: the layout.
             shared: sets of stages that hold a tensor together.
-            xp: the namespace of the arrays that are summed.
+            xp: namespace of the arrays that are summed.
 
         Raises:
             ValueError: the communicator has another size.
@@ -109,21 +109,27 @@ class ProcessGrid(ClosedTogether):
         self._comms = [data, alone]
         self.groups = {DATA: data, COPIES: data, OWN: alone}
         if layout.tensor > 1:
-            sharers = comm.Split(layout.rank(Place(stage, replica, 0)), tensor)
+            sharers = comm.Split(layout.rank(Coordinates(stage, replica, 0)), tensor)
             together = comm.Split(stage, comm.rank)
             self._comms += [sharers, together]
             self.groups[SUMMED] = together
             self.tensor = TensorGroup(sharers)
         else:
             self.tensor = TensorGroup()
-        for stages in self._shared:
-            color = tensor if stage in stages else MPI.UNDEFINED
-            holders = comm.Split(color, comm.rank)
-            if stage in stages:
-                self.groups[shared_name(stages)] = holders
-                self._comms.append(holders)
+        self._comms += self._split_holders(self.groups, tensor)
         for own in self._comms:
             use_once(own, self._xp)
+
+    def _split_holders(self, groups: dict[str, Communicator], color: int) -> list[Communicator]:
+        """Add the ranks of each set of stages that hold a tensor together to groups; collective."""
+        made = []
+        for stages in self._shared:
+            is_in = self.place.stage in stages
+            holders = self.comm.Split(color if is_in else MPI.UNDEFINED, self.comm.rank)
+            if is_in:
+                groups[shared_name(stages)] = holders
+                made.append(holders)
+        return made
 
     @property
     def data(self) -> Communicator:
@@ -131,35 +137,30 @@ class ProcessGrid(ClosedTogether):
         return self.groups[DATA]
 
     def within(self) -> tuple[dict[str, Communicator], Communicator]:
-        """The groups of an arena inside of our own replica, and all ranks of it; collective.
+        """The groups of an arena within our own replica, and all ranks of it; collective.
 
-        The layout has as many replicas of each stage.
+        All stages of the layout have equally many replicas.
         """
-        stage, replica, tensor = self.place
+        _, replica, tensor = self.place
         alone = self.groups[OWN]
         groups = {DATA: alone, COPIES: alone, OWN: alone}
         column = self.comm.Split(replica, self.comm.rank)
         made = [column]
         if self.tensor.comm is not None:
             groups[SUMMED] = self.tensor.comm
-        for stages in self._shared:
-            color = replica * self.layout.tensor + tensor if stage in stages else MPI.UNDEFINED
-            holders = self.comm.Split(color, self.comm.rank)
-            if stage in stages:
-                groups[shared_name(stages)] = holders
-                made.append(holders)
+        made += self._split_holders(groups, replica * self.layout.tensor + tensor)
         for own in made:
             use_once(own, self._xp)
         self._comms += made
         return groups, column
 
     def counts(self, group: str) -> bool:
-        """Whether this rank's part in a norm over the model is one that nobody else counts."""
+        """Whether this rank counts its tensors of a group in a norm over the model."""
         return group != COPIES or self.place.tensor == 0
 
     @property
     def comms(self) -> list[Communicator]:
-        """All that were split off."""
+        """All communicators that were split off."""
         return list(self._comms)
 
     def close(self) -> None:
@@ -169,10 +170,10 @@ class ProcessGrid(ClosedTogether):
 
 
 def use_once(comm: Communicator, xp: ModuleType = np) -> None:
-    """Make here what the first collectives of a communicator make, on the host and on a device.
+    """Run the first collectives of a communicator, on the host and on a device.
 
-    Later, ranks would do that for different communicators at the same time, which Open MPI's
-    allocation of communicators does not survive.
+    They make communicators of their own.  Later, ranks would do that for different communicators at
+    the same time, which Open MPI's allocation of communicators does not survive.
     """
     for nothing in [np.zeros(1)] + ([] if xp is np else [xp.zeros(1)]):
         for algorithm in ("auto", "ring"):

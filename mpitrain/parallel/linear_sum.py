@@ -8,7 +8,7 @@ from collectives.codec import Dice, Memory, Residual
 from collectives.coded import Part, Phased
 from collectives.communicator import AnyPlan, Communicator
 from mpitrain.compress import Linear
-from mpitrain.parallel.packing import Packed, ordered
+from mpitrain.parallel.packed_bucket import Packed, ordered
 
 
 class LinearSum(Phased):
@@ -31,17 +31,17 @@ class LinearSum(Phased):
 
         Args:
             comm: the ranks.
-            code: the same on all ranks.
-            packed: whose coded elements are summed.
-            memory: what this rank's codes left out.
-            dice: has the seed of the run, and the step.
-            flushes: says of a step whether the ranks average their residuals; None: never.
+            code: the code, the same on all ranks.
+            packed: the elements to sum.
+            memory: this rank's residual.
+            dice: seed of the run, and the step.
+            flushes: whether the ranks average their residuals in a step; None: never.
         """
         self.algorithm = str(code)
         self.sketch = code.sketch(packed.tensors, dice.seed)
         self._packed, self._memory, self._dice = packed, memory, dice
         self._flushes, self._size = flushes, comm.size
-        self._given = np.empty_like(packed.coded if memory else packed.coded[:0])
+        self._given = np.empty_like(packed.coded.array if memory else packed.coded.array[:0])
         self._sum = np.empty_like(self._given)
         self._phases = [ordered(comm, array) for array in self.sketch.sums]
         self._flush: AnyPlan | None = None
@@ -56,7 +56,7 @@ class LinearSum(Phased):
         return sum(array.nbytes for array in self.sketch.sums)
 
     def phases(self) -> Iterator[Part]:
-        coded, memory, step = self._packed.coded, self._memory, self._dice.step
+        coded, memory, step = self._packed.coded.array, self._memory, self._dice.step
         if memory:
             memory.add_to(coded)
             self._given[...] = coded
@@ -70,5 +70,4 @@ class LinearSum(Phased):
             if self._flush and self._flushes and self._flushes(step):
                 yield self._flush
                 self._left /= self._size
-        if self._packed.coded_total is not coded:
-            self._packed.coded_total[...] = coded[self._packed.shard]
+        self._packed.coded.take_shard()

@@ -1,8 +1,8 @@
-"""Parameters once per node: its ranks update a shard each of the one copy that all of them read.
+"""Parameters once per node: each rank of the node updates a shard of the one copy that all read.
 
-The gradients of a node are reduced and scattered, each shard is summed over the nodes with one
-message stream a rank, and the update writes it where everybody reads it.  So there is no gathering
-of parameters within a node at all, and parameters and optimiser state take the memory of one rank.
+The gradients of a node are reduced and scattered, and each rank sums its shard over the nodes.  The
+update writes the shard into the copy, so no parameters are gathered within a node, and parameters
+and optimiser state take the memory of one rank.
 """
 
 from dataclasses import replace
@@ -12,34 +12,33 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator
-from mpitrain.arrays import Array, Parameters
+from mpitrain.arrays import Array
 from mpitrain.config import ConfigError
 from mpitrain.group import share
 from mpitrain.parallel.arena import Arena, Bucket, Tensor
-from mpitrain.parallel.compressed import Compressed
+from mpitrain.parallel.compressed_summation import CompressedSummation
+from mpitrain.parallel.data_parallel import WholeGradients
 from mpitrain.parallel.store import Allocate, Piece, Reduction
 from mpitrain.parallel.summation import Sum, Summand
-from mpitrain.parallel.whole import WholeGradients
 
 
 class NodeShared(WholeGradients):
     """One copy of the parameters on each node, in a shared window of MPI.
 
     Cost a step, of s bytes on nodes of k ranks: reduce-scatter s in the node, all-reduce s/k across
-    nodes, and a barrier.  By codes, where there are some, across nodes alone: inside of one,
-    nothing is sent.
+    nodes, and a barrier.  Codes are used across nodes alone: within a node, nothing is sent.
     """
 
     def __init__(
         self, arena: Arena, initial: Array, reduction: Reduction, allocate: Allocate
     ) -> None:
-        """Allocate and bind; collective.  Arguments as those of ``Replicated``.
+        """Allocate and bind; collective.  Arguments as for ``Replicated``.
 
         Raises:
             ConfigError: nodes have different numbers of ranks.
         """
         across = reduction.summation
-        if isinstance(across, Compressed):
+        if isinstance(across, CompressedSummation):
             reduction = replace(reduction, summation=across.dense)
         super().__init__(arena, reduction, allocate(arena.size, initial.dtype))
         self._shared = {
@@ -47,8 +46,7 @@ class NodeShared(WholeGradients):
             for group, comm in reduction.groups.items()
             if group in arena.groups
         }
-        self._views = arena.by_layer(lambda t: self._shared[t.group].view(t.start, t.stop, t.shape))
-        self.pieces = []
+        self.views = arena.by_layer(lambda t: self._shared[t.group].view(t.start, t.stop, t.shape))
         self._across: list[Sum] = []
         for bucket in self.buckets:
             part, copy = self.own(bucket), self._shared[bucket.group]
@@ -67,9 +65,6 @@ class NodeShared(WholeGradients):
         """The ranks of the node."""
         return self._shared[bucket.group].node
 
-    def take(self, layer: int) -> Parameters:
-        return self._views[layer]
-
     def wait(self) -> float:
         seconds = super().wait()
         start = perf_counter()
@@ -85,7 +80,7 @@ class NodeShared(WholeGradients):
         return perf_counter() - start
 
     def counted(self, piece: Piece) -> slice:
-        # Nodes hold the same sums: each takes its share of the work.
+        # All nodes hold the same sums: each takes its share of the work.
         across = self._shared[piece.group].across
         return share(piece.parameters.size, across.rank, across.size)
 
@@ -93,15 +88,14 @@ class NodeShared(WholeGradients):
         super().close()
         while self._across:
             self._across.pop().Free()
-        # The window's memory goes with it.
-        self._views, self.pieces = [], []
+        # Views of the window's memory end with the window.
+        self.views, self.pieces = [], []
         while self._shared:
             self._shared.popitem()[1].close()
 
 
 def _cut(arena: Arena, shard: slice, gradients: Array) -> dict[str, Array]:
-    """A shard's part of each tensor, which is cut where it may be: of a vector a vector, of others
-    a column."""
+    """A shard's part of each tensor by name: a vector for a vector, a column for other tensors."""
     found = {}
     for tensor in arena.tensors:
         low, high = max(tensor.start, shard.start), min(tensor.stop, shard.stop)
@@ -142,7 +136,7 @@ class _NodeCopy:
         return self.flat[start - self.start : stop - self.start].reshape(shape)
 
     def settle(self) -> None:
-        """What each rank of the node has stored, all of them see."""
+        """Make all ranks of the node see what each of them has stored."""
         self.window.Sync()
         self.node.Barrier()
         self.window.Sync()

@@ -1,12 +1,11 @@
-"""The sum of a bucket over nodes: dense inside of a node, by codes between one rank of each.
+"""The sum of a bucket over nodes: dense within a node, by codes between one rank of each.
 
-Memory of a node costs nothing to send, and a sum of k gradients loses less by a code than each of
+Memory of a node costs nothing to send, and the sum of k gradients loses less by a code than each of
 them would (BytePS, Jiang et al. 2020).
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
 
 import numpy as np
 from mpi4py import MPI
@@ -16,61 +15,43 @@ from collectives.coded import Part, Phased
 from collectives.communicator import AnyPlan, Communicator
 from mpitrain.arrays import Array
 from mpitrain.config import ConfigError
-from mpitrain.parallel.packing import Packed, ordered
-from mpitrain.parallel.summation import Kept, Summand
+from mpitrain.parallel.coded_sum import CodingRun
+from mpitrain.parallel.packed_bucket import Packed, ordered
+from mpitrain.parallel.summation import KeptElements, Summand
 from mpitrain.ranks.together import together
-
-
-class Maker(Protocol):
-    """Makes sums by codes and lists them: a :class:`~mpitrain.parallel.compressed.Compressed`."""
-
-    exchanges: list[Any]
-    scale: float
-
-    @property
-    def compression(self) -> Any: ...
-
-    def exchange(self, summand: Summand, packed: Packed) -> Phased:
-        """A sum by codes of each rank."""
-
-    def residual(self, value: Array) -> Residual:
-        """A memory of what codes leave out."""
-
-    def forget(self, exchange: Any) -> None:
-        """Takes a sum off the list."""
 
 
 class NodeSum(Phased):
     """A reduction to the first rank of each node, a sum by codes over these, and a broadcast.
 
-    On one node it is an all-reduce, and nothing is coded.  What codes leave out is kept by the
-    first ranks.  What another rank has of it, after a resume on other nodes, it adds to its next
+    On one node it is an all-reduce, and nothing is coded.  First ranks keep the residuals of the
+    codes.  A residual that another rank has after a resume on other nodes is added to its next
     gradients, so that nothing is lost.
 
     Cost, of s bytes on m nodes of k ranks: (k - 1) s up and down in each node, and the code's own
     on m ranks.
 
     Attributes:
-        nodes: how many.
-        is_finite: always, as other ranks see to it.
+        nodes: number of nodes.
+        is_finite: always true: the sums of first ranks show it.
     """
 
     is_finite = True
 
-    def __init__(self, summand: Summand, packed: Packed, made_by: Maker) -> None:
-        """Bind it; collective.
+    def __init__(self, summand: Summand, packed: Packed, run: CodingRun) -> None:
+        """Bind the sum; collective.
 
         Args:
-            summand: its whole sum goes to all ranks.
-            packed: its elements that are coded.
-            made_by: makes the sum between the nodes.
+            summand: the gradients; all ranks get the whole sum.
+            packed: the coded elements, and the rest.
+            run: how gradients are coded.
 
         Raises:
             ConfigError: on all ranks; MPI has no communicators left.
         """
         assert summand.counts is None, "the job was refused"
-        comm, own, how = summand.comm, summand.own, made_by.compression
-        self._summand, self._packed, self._made_by = summand, packed, made_by
+        comm, own, how = summand.comm, summand.own, run.how
+        self._summand, self._packed, self._coding = summand, packed, run
         self._node = _made(comm, lambda: comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank))
         is_first = self._node.rank == 0
         self._alike = _made(comm, lambda: comm.Split(is_first, comm.rank))
@@ -90,11 +71,11 @@ class NodeSum(Phased):
         self._left: Residual | None = None
         if is_first and self.nodes > 1:
             between = replace(summand, comm=self._alike, total=own)
-            self._across = made_by.exchange(between, packed.of(between))
+            self._across = run.coded(between, packed.of(between))
         else:
             if how.feedback:
-                self._left = made_by.residual(np.zeros_like(packed.coded))
-            made_by.exchanges.append(self)
+                self._left = run.residual(np.zeros_like(packed.coded.array))
+            run.sums.append(self)
         super().__init__(comm, [plan for plan in (self._up, self._down) if plan])
 
     def phases(self) -> Iterator[Part]:
@@ -111,10 +92,11 @@ class NodeSum(Phased):
             self._summand.total[...] = own
 
     def _hand_over(self, left: Residual) -> None:
+        """Add a residual to the gradients."""
         due = np.zeros_like(left.value)
         left.add_to(due)
         left.keep(due, due)
-        due *= self._made_by.scale
+        due *= self._coding.scale
         for run in self._packed.runs_of(slice(0, due.size), coded=True):
             part = due[run.at : run.at + run.stop - run.start]
             self._summand.own[run.start : run.stop] += part
@@ -125,17 +107,17 @@ class NodeSum(Phased):
         return self._summand.own.nbytes
 
     def commit(self) -> None:
-        """The step counts."""
+        """End a step that counts."""
         if self._left:
             self._left.commit()
 
     def rollback(self) -> None:
-        """The step is skipped."""
+        """End a step that is skipped."""
         if self._left:
             self._left.rollback()
 
-    def kept(self) -> Iterator[Kept]:
-        """What this rank is to hand over."""
+    def kept(self) -> Iterator[KeptElements]:
+        """The residual that this rank is to hand over."""
         for name, values in self._left.arrays.items() if self._left else ():
             part = slice(0, values.size)
             yield from self._packed.kept(
@@ -143,7 +125,7 @@ class NodeSum(Phased):
             )
 
     def state(self) -> Mapping[str, Array]:
-        """Nothing else."""
+        """Nothing else is kept."""
         return {}
 
     def Free(self) -> None:
@@ -151,13 +133,13 @@ class NodeSum(Phased):
         if self._across:
             self._across.Free()
         else:
-            self._made_by.forget(self)
+            self._coding.forget(self)
         self._alike.Free()
         self._node.Free()
 
 
 def _made(comm: Communicator, make: Callable[[], Communicator]) -> Communicator:
-    """A communicator of its own for a bucket, as buckets are complete in any order."""
+    """A communicator for one bucket, because buckets are complete in any order."""
 
     def tried() -> Communicator:
         try:

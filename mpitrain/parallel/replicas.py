@@ -1,4 +1,4 @@
-"""Proof that ranks which should hold the same numbers do."""
+"""Check that ranks which should hold the same numbers do."""
 
 import hashlib
 from collections import Counter
@@ -27,13 +27,13 @@ def check_replicas(
 
     Args:
         world: all ranks.
-        groups: ranks that should hold the same, and what they hold, by name; each rank gives the
-            groups that it is in.
-        when: for the message, as in ``"after epoch 3"``.
+        groups: ranks that should hold the same arrays, and these arrays by name; each rank gives
+            the groups that it is in.
+        when: time of the comparison, as in ``"after epoch 3"``.
 
     Raises:
-        ReplicaMismatch: on every rank of ``world``, naming ranks that differ from the majority of
-            their group, and the arrays in which they do.
+        ReplicaMismatch: on every rank of ``world``; it names the ranks that differ from the
+            majority of their group, and the arrays.
     """
     own = [text for comm, arrays in groups if (text := _difference(world.rank, comm, arrays))]
     found = [text for texts in world.allgather(own) for text in texts]
@@ -45,7 +45,7 @@ def check_replicas(
 
 
 def _difference(rank: int, comm: MPI.Intracomm, arrays: Mapping[str, Array]) -> str:
-    """Who differs in what, or nothing; collective over ``comm``."""
+    """Ranks that differ, and in which arrays, as text; empty if none does; collective."""
     digests = {name: _digest(array.tobytes()) for name, array in arrays.items()}
     whole = _digest(b"".join(digests.values()))
     told = comm.allgather((rank, whole))

@@ -1,4 +1,4 @@
-"""The sum of a bucket of which each rank sends some elements."""
+"""The sum of a bucket to which each rank contributes some elements."""
 
 from collections.abc import Iterator
 
@@ -9,11 +9,11 @@ from collectives.coded import Part, Phased
 from collectives.communicator import Communicator
 from collectives.sparse import SparseAllreduce
 from mpitrain.compress import Sparse
-from mpitrain.parallel.packing import Packed
+from mpitrain.parallel.packed_bucket import Packed
 
 
 class SparseSum(Phased):
-    """The sum of what a ``Sparse`` code chooses: nothing of it is lost on the way.
+    """The sum of the elements that a ``Sparse`` code chooses; it loses nothing on the way.
 
     Cost: see :func:`collectives.sparse_allreduce`; nearly log2 p times the pairs of a rank, or the
     bytes of the vector where the ranks chose too differently for that to pay.
@@ -26,14 +26,14 @@ class SparseSum(Phased):
 
         Args:
             comm: the ranks.
-            code: the same on all ranks.
-            packed: whose coded elements are summed.
-            memory: what this rank keeps of what it does not send.
-            dice: has the step.
+            code: the code, the same on all ranks.
+            packed: the elements to sum.
+            memory: this rank's residual.
+            dice: random numbers, with the run's step.
         """
         self.algorithm = f"sparse all-reduce of {code}"
         self._code, self._packed, self._memory, self._dice = code, packed, memory, dice
-        self._sum = SparseAllreduce(comm, packed.coded.size, packed.coded.dtype)
+        self._sum = SparseAllreduce(comm, packed.coded.array.size, packed.coded.array.dtype)
         super().__init__(comm, [])
 
     @property
@@ -42,7 +42,7 @@ class SparseSum(Phased):
         return self._sum.given
 
     def phases(self) -> Iterator[Part]:
-        coded, memory = self._packed.coded, self._memory
+        coded, memory = self._packed.coded.array, self._memory
         if memory:
             memory.add_to(coded)
         chosen = self._code.select(coded, self._dice.step)
@@ -59,5 +59,4 @@ class SparseSum(Phased):
         else:
             coded[...] = 0
             coded[indices] = total
-        if self._packed.coded_total is not coded:
-            self._packed.coded_total[...] = coded[self._packed.shard]
+        self._packed.coded.take_shard()

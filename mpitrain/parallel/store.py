@@ -1,11 +1,15 @@
-"""What holds a stage's parameters and gradients: a common face for every degree of sharding."""
+"""Stores of a stage's parameters and gradients: one interface for every degree of sharding."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, Protocol
 
+from mpi4py import MPI
+
 from collectives import Communicator
+from collectives.communicator import AnyPlan
 from mpitrain.arrays import Array, Gradients, Parameters
 from mpitrain.group import share
 from mpitrain.parallel.arena import Arena, Bucket, Tensor
@@ -21,8 +25,8 @@ class Piece:
 
     Attributes:
         start: element index.
-        parameters, gradients: one-dimensional; both are updated in place.
-        group: as of the arena's tensors.
+        parameters, gradients: one-dimensional arrays, updated in place.
+        group: group of the arena's tensors.
     """
 
     start: int
@@ -32,38 +36,32 @@ class Piece:
 
     @property
     def stop(self) -> int:
-        """One past its last element."""
+        """One past the last element."""
         return self.start + self.parameters.size
 
 
 def overlaps(
     tensors: tuple[Tensor, ...], piece: Piece, within: slice | None = None
 ) -> list[tuple[Tensor, slice]]:
-    """The tensors that lie in a piece, or in ``within`` of it, and where in the piece they do."""
+    """Tensors that lie in a piece, or in ``within`` of it, and their elements of the piece."""
     low = piece.start + (within.start if within else 0)
     high = piece.start + (within.stop if within else piece.parameters.size)
-    return [
-        (
-            tensor,
-            slice(max(tensor.start, low) - piece.start, min(tensor.stop, high) - piece.start),
-        )
-        for tensor in tensors
-        if max(tensor.start, low) < min(tensor.stop, high)
-    ]
+    found = [(t, max(t.start, low), min(t.stop, high)) for t in tensors]
+    return [(t, slice(a - piece.start, b - piece.start)) for t, a, b in found if a < b]
 
 
 class Weights(Protocol):
-    """What a forward or backward pass asks for a layer's parameters."""
+    """Parameters for a forward or backward pass."""
 
     def take(self, layer: int) -> Parameters:
         """The parameters of a layer, until they are released."""
 
     def release(self, layer: int) -> None:
-        """They are not used any more."""
+        """End the use of a layer's parameters."""
 
 
 class Sink(Protocol):
-    """What takes gradients: a store."""
+    """Receiver of gradients: a store."""
 
     def accumulate(self, layer: int, gradients: Gradients) -> None: ...
     def ready(self, layer: int) -> None: ...
@@ -75,10 +73,10 @@ class Reduction:
     """How gradients are summed.
 
     Attributes:
-        groups: the ranks, for each group of the arena.
-        summation: what sums the gradients of a bucket.
+        groups: ranks, for each group of the arena.
+        summation: way of summing the gradients of a bucket.
         bucket_bytes: least size of a bucket.
-        overlap: start while layers below are still to be computed.
+        overlap: whether sums start while layers below are still to be computed.
     """
 
     groups: Mapping[str, Communicator]
@@ -95,55 +93,59 @@ class Store(ABC):
     :meth:`wait`; the update of :attr:`pieces`; :meth:`publish`.
 
     Attributes:
-        arena: the layout.
-        pieces: what this rank updates; all ranks of a group together have each element once, or,
-            if it is replicated, all of them.
+        arena: layout of the parameters.
+        buckets: buckets of the gradients, in the order in which a backward pass writes them.
+        pieces: elements that this rank updates; the ranks of a group together have each element
+            once, or each rank has all, if the store is replicated.
+        views: each layer's parameters by name, where all of them are in memory.
         algorithm, reason: how the largest bucket is reduced, and why so.
-        is_replicated: whether all ranks of a group hold, and update, the same.
+        is_replicated: whether all ranks of a group hold, and update, the same elements.
         used: names of the tensors that had a part in the loss on this rank since the last
             :meth:`reset`.
     """
 
-    pieces: Sequence[Piece]
     is_replicated = False
 
     def __init__(self, arena: Arena, reduction: Reduction, bucket_bytes: int, itemsize: int):
         self.arena = arena
         self.reduction = reduction
         self.buckets = arena.buckets(bucket_bytes, itemsize)
+        self.pieces: list[Piece] = []
+        self.views: Sequence[Parameters] = ()
         self.used: set[str] = set()
         self.algorithm = "none"
         self.reason = "one replica"
+        self._gathers: list[AnyPlan] = []
 
-    @abstractmethod
     def take(self, layer: int) -> Parameters:
         """The parameters of a layer, until they are released."""
+        return self.views[layer]
 
     def release(self, layer: int) -> None:  # noqa: B027
-        """They are not used any more."""
+        """End the use of a layer's parameters."""
 
     def reset(self) -> None:
-        """Gradients are 0."""
+        """Set all gradients to 0."""
         self.used.clear()
         for piece in self.pieces:
             piece.gradients[...] = 0
 
     def set_overlap(self, on: bool) -> bool:
-        """From the next step on; whether there is anything that it makes a difference to."""
+        """Choose overlap from the next step on; returns whether the choice has an effect."""
         return False
 
     @abstractmethod
     def accumulate(self, layer: int, gradients: Gradients) -> None:
-        """Add the gradients of a layer, all of its parameters'; None is 0, and no use of it."""
+        """Add the gradients of all of a layer's parameters; None counts as 0, and as no use."""
 
     def note_used(self, layer: int, gradients: Gradients) -> None:
-        """Which of a layer's parameters had a part in the loss."""
+        """Note which of a layer's parameters had a part in the loss."""
         for own, full in self.arena.names(layer).items():
             if gradients[own] is not None:
                 self.used.add(full)
 
     def ready(self, layer: int) -> None:  # noqa: B027
-        """The last gradients of the layer in this step have been accumulated."""
+        """Say that the last gradients of the layer in this step have been accumulated."""
 
     @abstractmethod
     def progress(self) -> None:
@@ -151,28 +153,40 @@ class Store(ABC):
 
     @abstractmethod
     def wait(self) -> float:
-        """Gradients of the pieces are complete; returns seconds spent in communication."""
+        """Complete the gradients of the pieces; returns seconds spent in communication."""
+
+    def gather_at_publish(self, bucket: Bucket, values: Array) -> None:
+        """Bind the all-gather of a bucket's parameters, in place, from the shards; collective."""
+        plan = self.comm(bucket).Allgatherv_init(MPI.IN_PLACE, [values, self.counts(bucket)])
+        self._gathers.append(plan)
 
     def publish(self) -> float:
-        """The pieces' parameters have changed; returns seconds spent in communication."""
-        return 0.0
+        """Share the updated parameters of the pieces; returns seconds spent in communication."""
+        start = perf_counter()
+        for plan in self._gathers:
+            plan.Start()
+        for plan in self._gathers:
+            plan.Wait()
+        return perf_counter() - start if self._gathers else 0.0
 
     def counted(self, piece: Piece) -> slice:
-        """The part of a piece that this rank answers for; a group's ranks have each element once.
+        """Part of a piece that this rank counts in norms and saves in checkpoints.
 
-        Norms and checkpoints take it from here.
+        The ranks of a group together have each element once.
         """
         return slice(0, piece.parameters.size)
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """Free what is bound to communicators; collective."""
+        while self._gathers:
+            self._gathers.pop().Free()
 
     def comm(self, bucket: Bucket) -> Communicator:
-        """The ranks that sum the bucket, and among which its shards are dealt out."""
+        """Ranks that sum the bucket, each of which has a shard of it."""
         return self.reduction.groups[bucket.group]
 
     def counts(self, bucket: Bucket) -> list[int]:
-        """Elements of the bucket in the shard of each of these ranks."""
+        """Elements of the bucket in the shard of each rank."""
         size = self.comm(bucket).size
         length = bucket.stop - bucket.start
         parts = [share(length, rank, size) for rank in range(size)]
@@ -185,10 +199,10 @@ class Store(ABC):
         return slice(bucket.start + part.start, bucket.start + part.stop)
 
     def bind(self, bucket: Bucket, own: Array, shard: Array | None = None) -> Sum:
-        """The sum of the bucket's gradients over its ranks: the one place where it is made.
+        """Make the sum of a bucket's gradients over its ranks; collective.
 
         Args:
-            bucket: whose.
+            bucket: the bucket.
             own: gradients of this rank, of shape (elements of the bucket,).
             shard: memory of the own shard of the sum; None: the sum replaces ``own``.
         """

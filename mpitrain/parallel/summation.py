@@ -1,13 +1,14 @@
-"""Where the sum of a bucket's gradients over ranks begins, for every store.
+"""The one place where sums of gradients over ranks are made, for every store.
 
-A store says what is summed and where the sum goes, in a :class:`Summand`; a :class:`Summation` says
-how, and makes a :class:`Sum`, which is started in each step.  Another way of summing is another
-Summation.  It finds the bucket's tensors by name.  What it needs again in the next step it keeps by
-bucket, for a store that keeps no whole gradients makes its sums anew in each backward pass.  A
-second collective of a Sum, started in ``Test``, needs a communicator of its own: buckets are
+A store describes the gradients and the memory of their sum in a :class:`Summand`; a
+:class:`Summation` makes a :class:`Sum` of it, which is started in each step.  Another way of
+summing is another Summation.  It finds the bucket's tensors by name.  State for the next step is
+kept by bucket, because a store without whole gradients makes its sums anew in each backward pass.
+A second collective of a Sum, started in ``Test``, needs a communicator of its own: buckets are
 complete in another order on each rank.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
@@ -21,13 +22,13 @@ from mpitrain.parallel.arena import Arena, Bucket
 
 @dataclass(frozen=True)
 class Summand:
-    """The gradients of a bucket on this rank, and where their sum over the ranks goes.
+    """The gradients of a bucket on this rank, and the memory of their sum over the ranks.
 
     Attributes:
-        bucket: whose gradients; the same on all ranks.
+        bucket: the bucket, the same on all ranks.
         comm: the ranks.
         own: this rank's gradients, of shape (elements of the bucket,).
-        tensors: the same memory as views, by the tensors' names in the model.
+        tensors: views of ``own``, by the tensors' names in the model.
         total: memory of the sum: ``own`` itself, or an array of the own shard.
         counts: elements of the shard of each rank; None: each rank gets the sum of all elements.
     """
@@ -44,7 +45,7 @@ class Sum(Protocol):
     """The sum of one bucket, run again and again; a plan of ``collectives`` is one.
 
     Attributes:
-        algorithm, reason: how it is summed, and why so.
+        algorithm, reason: how the bucket is summed, and why so.
     """
 
     @property
@@ -54,44 +55,44 @@ class Sum(Protocol):
     def reason(self) -> str: ...
 
     def Start(self) -> None:
-        """Begin, from what ``own`` holds now; all ranks start their sums in the same order."""
+        """Begin, from the present ``own``; all ranks start their sums in the same order."""
 
     def Test(self) -> bool:
-        """Move it along; true once the sum is in ``total``."""
+        """Move the sum along; true once it is in ``total``."""
 
     def Wait(self) -> None:
-        """Complete it: the sum is in ``total``."""
+        """Complete the sum in ``total``."""
 
     def Free(self) -> None:
         """Free what is bound to the communicator."""
 
 
 def arrived(its_sum: Sum) -> bool:
-    """Move it along; true once it is in ``total`` for all that the current stream does next.
+    """Move a sum along; true once it is in ``total`` for later work on the current stream.
 
-    Unlike ``Test``, it does not wait for a device to come to the end of the sum.  While there is
-    work to be queued that does not need the sum, ask ``Test``: this makes the stream wait for it.
+    Unlike ``Test``, it does not wait for a device to complete the sum.  Ask ``Test`` while there is
+    work to queue that does not need the sum: this function makes the stream wait for it.
     """
     if its_sum.Test():
         return True
-    if getattr(its_sum, "is_only_queued", False):  # of a plan on a device
+    if getattr(its_sum, "is_only_queued", False):  # a plan on a device
         its_sum.Wait()
         return True
     return False
 
 
 @dataclass(frozen=True)
-class Kept:
-    """What a sum keeps from step to step of some elements, for checkpoints.
+class KeptElements:
+    """Values that a sum keeps from step to step for some elements; checkpoints save them.
 
     Attributes:
-        name: what it is.
+        name: kind of the values.
         start: the first element, in the arena.
-        values: shape (elements,), memory of it.
-        is_per_replica: each replica has its own, and their sum counts; else each element is kept
-            once, by one of them.
-        when_alone: name of what else a replica keeps, on layouts where no rank keeps that.
-        is_shared: all ranks that have an element keep the same of it.
+        values: memory of the values, of shape (elements,).
+        is_per_replica: whether each replica has its own values, whose sum counts; else each element
+            is kept once, by one replica.
+        when_alone: name of values that take these up on layouts where no rank keeps these.
+        is_shared: whether all ranks that have an element keep the same value.
     """
 
     name: str
@@ -103,101 +104,84 @@ class Kept:
 
 
 class Keeper(Protocol):
-    """Keeps something from step to step that a checkpoint must have."""
+    """Owner of values that a checkpoint must have."""
 
-    def kept(self) -> Iterator[Kept]:
-        """What is kept of elements of the parameters."""
+    def kept(self) -> Iterator[KeptElements]:
+        """Values kept for elements of the parameters."""
 
     def state(self) -> Mapping[str, Array]:
-        """What else is kept, the same on all replicas, by name."""
+        """Other arrays, by name, the same on all replicas."""
 
 
-class Summation(Keeper, Protocol):
-    """A way of summing gradients over ranks.
+class Summation(ABC):
+    """A way of summing gradients over ranks; without overrides, it keeps nothing.
 
-    What it keeps from step to step follows the steps that count: :meth:`begin`, the sums, then
-    :meth:`commit` or :meth:`rollback`.
+    Its state follows the steps that count: :meth:`begin`, the sums, then :meth:`commit` or
+    :meth:`rollback`.
 
     Attributes:
-        acts_alone: whether the sum over one rank is something else than what it has.
+        acts_alone: whether the sum over one rank differs from the rank's gradients.
     """
 
-    @property
-    def acts_alone(self) -> bool: ...
-
-    def check(self, arena: Arena) -> None:
-        """Whether it can sum the gradients of these tensors as they must be; not collective.
-
-        Raises:
-            ConfigError: it cannot.
-        """
-
-    def bind(self, summand: Summand) -> Sum:
-        """The sum of these arrays, not started yet; collective over ``summand.comm``."""
-
-    def begin(self, step: int, scale: float, rate: float = 1.0) -> None:
-        """The gradients of ``step``, counted from 0, come multiplied by ``scale``, and go into an
-        update of this learning rate."""
+    acts_alone: ClassVar[bool] = False
 
     @property
     def needs_all(self) -> bool:
         """Whether the first sum may begin only when all gradients of this rank are there."""
-
-    def prepare(self, gradients: Array, ranks: int) -> None:
-        """All ``gradients`` of this rank, one of ``ranks`` that are summed, are there; before the
-        sums begin, where these need all."""
+        return False
 
     @property
     def is_finite(self) -> bool:
-        """Whether this rank's gradients of the step were, where their sum may not show it."""
+        """Whether this rank's gradients of the step were finite, if their sum may not show it."""
+        return True
 
-    def commit(self) -> None:
-        """The step counts."""
+    def check(self, arena: Arena) -> None:  # noqa: B027
+        """Check that the gradients of these tensors can be summed so; not collective.
 
-    def rollback(self) -> None:
-        """The step is skipped."""
+        Raises:
+            ConfigError: they cannot.
+        """
 
+    @abstractmethod
+    def bind(self, summand: Summand) -> Sum:
+        """The sum of these arrays, not started yet; collective over ``summand.comm``."""
 
-class KeepsNothing:
-    """The part of a :class:`Summation` that has no memory from step to step, and needs none."""
+    def begin(self, step: int, scale: float, rate: float = 1.0) -> None:  # noqa: B027
+        """Begin ``step``, counted from 0, whose gradients come multiplied by ``scale``.
 
-    acts_alone: ClassVar[bool] = False
-    is_finite: ClassVar[bool] = True
-    needs_all: ClassVar[bool] = False
+        They go into an update of this learning rate.
+        """
 
-    def begin(self, step: int, scale: float, rate: float = 1.0) -> None:
-        """Nothing is kept."""
+    def prepare(self, gradients: Array, ranks: int) -> None:  # noqa: B027
+        """Look at all gradients of this rank, one of ``ranks``, before the sums begin.
 
-    def prepare(self, gradients: Array, ranks: int) -> None:
-        """Nothing is to be known."""
+        Called if :attr:`needs_all`.
+        """
 
-    def commit(self) -> None:
-        """Nothing is kept."""
+    def commit(self) -> None:  # noqa: B027
+        """End a step that counts."""
 
-    def rollback(self) -> None:
-        """Nothing is kept."""
+    def rollback(self) -> None:  # noqa: B027
+        """End a step that is skipped."""
 
-    def kept(self) -> Iterator[Kept]:
-        """Nothing is kept."""
+    def kept(self) -> Iterator[KeptElements]:
+        """Values kept for elements of the parameters."""
         return iter(())
 
     def state(self) -> Mapping[str, Array]:
-        """Nothing is kept."""
+        """Other arrays, by name, the same on all replicas."""
         return {}
 
 
 @dataclass(frozen=True)
-class Dense(KeepsNothing):
-    """Every number as it is, in one collective a bucket.
+class Dense(Summation):
+    """Uncompressed sums, one collective a bucket.
 
     Attributes:
-        algorithm: as ``Communicator.Allreduce`` takes it.
+        algorithm: name for ``Communicator.Allreduce``.
     """
 
     algorithm: str = "auto"
-
-    def check(self, arena: Arena) -> None:
-        """It can."""
 
     def bind(self, summand: Summand) -> Sum:
         """An all-reduce in place, or a reduce-scatter."""

@@ -1,4 +1,4 @@
-"""What a rank of a pipeline does, one action after another; messages follow from the actions.
+"""Actions of a rank of a pipeline, from which its messages follow.
 
 The layers of a model are cut into ``stages * chunks`` virtual stages, of which stage s has number
 s, s + stages, s + 2 stages ...  A rank receives a micro-batch's activation before its Forward (the
@@ -12,7 +12,7 @@ from typing import ClassVar
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """Of a micro-batch through a chunk of the stage's layers: ``F3``, ``1F3`` through chunk 1."""
+    """A micro-batch passes a chunk of the stage's layers: ``F3``; ``1F3`` in chunk 1."""
 
     letter: ClassVar[str]
     micro_batch: int
@@ -30,7 +30,7 @@ class Forward(_Pass):
 
 
 class Backward(_Pass):
-    """Take it backward: the gradients by the input and by the parameters."""
+    """Take it backward: gradients by the input and by the parameters."""
 
     __slots__ = ()
     letter = "B"
@@ -67,10 +67,11 @@ Action = Compute | Update
 
 @dataclass(frozen=True)
 class Pipeline:
-    """What a schedule is for.
+    """The pipeline that a schedule is for.
 
     Attributes:
-        replicas: number for each stage; micro-batch m is computed by replica m modulo this number.
+        replicas: number of replicas of each stage; replica m modulo this number computes
+            micro-batch m.
         micro_batches: number in one run of the schedule, over all replicas.
         chunks: pieces of the model on each stage.
         accumulate: micro-batches in each update, for schedules that update as they go.

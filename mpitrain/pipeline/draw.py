@@ -2,15 +2,16 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from mpitrain.pictures import figure
 from mpitrain.pipeline.actions import Pipeline, Update
-from mpitrain.pipeline.simulate import Block, Simulation
+from mpitrain.pipeline.simulate import Simulation, TimedAction
 
-#: Forward, backward, gradient by the input, gradient by the weights, update; told apart by the
-#: colour-blind.
+#: Forward, backward, gradient by the input, gradient by the weights, update; the colour-blind can
+#: tell these colours apart.
 COLOURS = {"F": "#0072b2", "B": "#e69f00", "I": "#f3cf73", "W": "#009e73", "U": "#6f6a62"}
-#: What is legible on them.
+#: Colours of text on them.
 INK = {"F": "white", "B": "#241800", "I": "#241800", "W": "white", "U": "white"}
 NAMES = {
     "F": "forward",
@@ -37,7 +38,7 @@ def text(simulation: Simulation, pipeline: Pipeline, unit: float) -> str:
     return "\n".join(lines)
 
 
-def picture(rows: Sequence[tuple[str, Sequence[Block]]], path: Path, title: str) -> None:
+def picture(rows: Sequence[tuple[str, Sequence[TimedAction]]], path: Path, title: str) -> None:
     """A Gantt chart of named rows of blocks, to a PNG or SVG file.
 
     Raises:
@@ -52,16 +53,12 @@ def picture(rows: Sequence[tuple[str, Sequence[Block]]], path: Path, title: str)
         for block in blocks:
             width, kind = block.stop - block.start, block.action.letter
             paler = getattr(block.action, "chunk", 0) % 2
-            axes.barh(
-                row,
-                width,
-                left=block.start,
-                height=0.86,
-                color=COLOURS[kind],
-                edgecolor="white",
-                linewidth=0.4,
-                alpha=1.0 - 0.45 * paler,
-            )
+            look: dict[str, Any] = {
+                "color": COLOURS[kind],
+                "alpha": 1.0 - 0.45 * paler,
+                "edgecolor": "white",
+            }
+            axes.barh(row, width, left=block.start, height=0.86, linewidth=0.4, **look)
             if not isinstance(block.action, Update) and width > 0.012 * end:
                 number = str(block.action.micro_batch)
                 centre = block.start + width / 2

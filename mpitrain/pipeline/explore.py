@@ -1,4 +1,4 @@
-"""Pipeline schedules as data that a page can step through in time."""
+"""Pipeline schedules as a page that steps through time."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,17 +7,17 @@ from collectives.analysis.page import fill
 from mpitrain.pipeline.actions import Pipeline, Update
 from mpitrain.pipeline.replay import replay
 from mpitrain.pipeline.schedules import SCHEDULES
-from mpitrain.pipeline.simulate import Times, simulate
+from mpitrain.pipeline.simulate import PassTimes, simulate
 
 
-def record(name: str, pipeline: Pipeline, times: Times) -> dict[str, Any]:
+def record(name: str, pipeline: Pipeline, times: PassTimes) -> dict[str, Any]:
     """The schedule ``name`` in time, as data for JSON.
 
     Returns:
-        ``name``, ``description``, ``seconds``, the ``bubble`` as a part of them, ``stages``, their
-        names; ``held``, the most activations that each holds at a time; and ``blocks``, the actions
-        as ``[stage's place in stages, letter, micro-batch, chunk, start, stop]``, updates of no
-        micro-batch with -1 for it.
+        ``name``, ``description``, ``seconds``, the ``bubble`` as a part of them; names of
+        ``stages``; ``held``, the most activations that each stage holds; and ``blocks``, the
+        actions as ``[index of the stage, letter, micro-batch, chunk, start, stop]``, with
+        micro-batch -1 for updates.
 
     Raises:
         ValueError: the schedule cannot run on such a pipeline.
@@ -44,11 +44,11 @@ def record(name: str, pipeline: Pipeline, times: Times) -> dict[str, Any]:
     }
 
 
-def explorer(pipelines: Mapping[str, Pipeline], times: Times) -> str:
+def explorer(pipelines: Mapping[str, Pipeline], times: PassTimes) -> str:
     """One HTML file that steps through schedules, which share their number of stages.
 
     Args:
-        pipelines: what each schedule, by its name, is for; the page begins with the first.
+        pipelines: pipeline of each schedule, by its name; the page begins with the first.
     """
     runs: Sequence[dict[str, Any]] = [
         record(name, pipeline, times) for name, pipeline in pipelines.items()

@@ -1,4 +1,4 @@
-"""Which layers and how many replicas each stage of a pipeline has (PipeDream, Narayanan 2019).
+"""Layers and replicas of each stage of a pipeline (PipeDream, Narayanan 2019).
 
 The stage of layers i..j on m workers takes, a micro-batch,
 
@@ -66,12 +66,12 @@ class ClusterLinks:
     across: float = 0.0
 
     def of(self, workers: int) -> float:
-        """The slowest link that so many workers in a row need among them."""
+        """Bandwidth of the slowest link among this number of workers in a row."""
         return self.bandwidth if not self.group or workers <= self.group else self.across
 
 
 class Costs:
-    """A profile's sums, and what stages of it take."""
+    """Costs of stages by a profile."""
 
     def __init__(
         self,
@@ -98,10 +98,10 @@ class Costs:
         return 2 * self.profile[layer].activation_bytes / self.links.of(workers)
 
     def fits(self, first: int, stop: int, in_flight: int) -> bool:
-        """Whether a worker holds a stage.
+        """Whether a stage fits into a worker's memory.
 
-        Weights, gradients and two slots of state, and for each micro-batch in flight the stashed
-        weights and the activations.
+        It holds weights, gradients and two slots of state, and for each micro-batch in flight
+        stashed weights and activations.
         """
         if self.memory_bytes is None:
             return True
@@ -146,7 +146,7 @@ def partition(costs: Costs, workers: int) -> StagePlans:
 
 
 def balanced_partition(profile: Sequence[LayerProfile], stages: int) -> list[int]:
-    """Layers of each of so many stages, the slowest of which is as fast as can be.
+    """Numbers of layers of each stage such that the slowest stage is as fast as possible.
 
     Raises:
         NoPartition: there are fewer layers than stages.

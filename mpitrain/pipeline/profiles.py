@@ -1,4 +1,4 @@
-"""What each layer of a model costs: measured here, or read from PipeDream's text profiles."""
+"""Costs of a model's layers, measured here or read from PipeDream's text profiles."""
 
 import re
 from collections import defaultdict
@@ -91,7 +91,7 @@ def write_profile(path: Path, profile: Sequence[LayerProfile]) -> None:
 
 
 def read_profile(path: Path) -> list[LayerProfile]:
-    """A profile from a file of either format; ``ProfileError`` if it is none."""
+    """A profile from a file of either format; ``ProfileError``: the file is no profile."""
     try:
         return parse_profile(path.read_bytes(), str(path))
     except OSError as error:
@@ -102,13 +102,13 @@ def parse_profile(data: bytes, name: str) -> list[LayerProfile]:
     """A profile from the bytes of its file: JSON, or lines of PipeDream's.
 
     Raises:
-        ProfileError: it is none.
+        ProfileError: they are no profile.
     """
     if data.lstrip()[:1] == b"[":
         try:
             profile = msgspec.json.decode(data, type=list[LayerProfile])
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            reason = " ".join(str(error).split())  # it may quote what is in the file
+            reason = " ".join(str(error).split())  # the text may quote the file
             raise ProfileError(f"{name}: {reason}") from error
     else:
         try:

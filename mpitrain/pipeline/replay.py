@@ -2,8 +2,8 @@
 
     report = replay(SCHEDULES["1f1b"].generate, Pipeline((1, 1, 1, 1), micro_batches=8))
 
-finds what waits for ever, what comes twice or not at all, messages that would arrive in another
-order than they are awaited, and says what is held and how old the weights are.
+finds actions that wait for ever, come twice or not at all, and messages that would arrive in
+another order than they are awaited; it reports held activations and the age of weights.
 """
 
 from collections import Counter, defaultdict
@@ -31,18 +31,20 @@ class PipelineError(ValueError):
 
 @dataclass(frozen=True)
 class Report:
-    """What a schedule does, found by replaying it.
+    """Results of replaying a schedule.
 
     Attributes:
-        order: the actions of all ranks as (place, action), each after what it depends on.
+        pipeline: the pipeline.
+        order: the actions of all ranks as (place, action), each after its sources.
         actions: actions of each (stage, replica).
-        held: most micro-batches of which a (stage, replica) holds activations, or what of them the
-            weight gradients need, at a time; chunks count one each.
-        staleness: for each (stage, micro-batch), the updates that come between its forward pass and
-            the one that it belongs to: 0 in synchronous training.
-        versions: for each (stage, micro-batch), updates before its forward pass.
+        held: most micro-batches whose activations, or their parts for weight gradients, a (stage,
+            replica) holds at a time; each chunk counts.
+        staleness: updates between the forward pass of a (stage, micro-batch) and its own update: 0
+            in synchronous training.
+        versions: updates before the forward pass of a (stage, micro-batch).
     """
 
+    pipeline: Pipeline
     order: Sequence[tuple[StageReplica, Action]]
     actions: dict[StageReplica, tuple[Action, ...]]
     held: dict[StageReplica, int]
@@ -63,6 +65,7 @@ def replay(generate: Generator, pipeline: Pipeline) -> Report:
     _check_fifo(pipeline, actions)
     versions, staleness = _ages(pipeline, actions)
     return Report(
+        pipeline=pipeline,
         order=order,
         actions=actions,
         held={place: _most_held(own) for place, own in actions.items()},
@@ -74,7 +77,7 @@ def replay(generate: Generator, pipeline: Pipeline) -> Report:
 def needs(
     pipeline: Pipeline, place: StageReplica, action: Action
 ) -> list[tuple[StageReplica, Action]]:
-    """What ranks must have done before ``action``: alternatives are listed one after another.
+    """Sources of an action, one of which must come before it.
 
     A gradient comes from a Backward or a BackwardInput, whichever the schedule uses.
     """

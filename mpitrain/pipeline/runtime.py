@@ -1,16 +1,15 @@
-"""A rank's actions carried out: computation, and the messages that follow from it."""
+"""Execution of a rank's actions: computation, and the messages that follow from it."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from collectives import Communicator
 from mpitrain.arrays import Array, Gradients, Scalar
 from mpitrain.device import HOST, Device
 from mpitrain.nn.context import RESTING, Context
-from mpitrain.parallel.grid import Layout, Place
+from mpitrain.parallel.grid import Coordinates, Layout
 from mpitrain.parallel.store import Sink, Weights
 from mpitrain.pipeline.actions import (
     Action,
@@ -22,53 +21,13 @@ from mpitrain.pipeline.actions import (
     Pipeline,
     Update,
 )
-from mpitrain.pipeline.messages import Expected, Mailbox, Spec
+from mpitrain.pipeline.mailbox import Expected, Mailbox, Spec
 from mpitrain.pipeline.replay import Report
-from mpitrain.pipeline.stage import Stage
+from mpitrain.pipeline.stage import Emit, Source, Stage, WeightsInTime
 
-
-class Source(Protocol):
-    """The micro-batches of a run, by number."""
-
-    def samples(self, micro_batch: int) -> int:
-        """How many it has."""
-
-    def inputs(self, micro_batch: int) -> Array:
-        """What the first stage reads."""
-
-    def loss(self, micro_batch: int, outputs: Array) -> tuple[Scalar, Array]:
-        """The loss of the last stage's outputs, and its gradient by them."""
-
-
-class WeightsInTime(Protocol):
-    """Which weights a micro-batch sees, in schedules that update as they go."""
-
-    def forward(self, micro_batch: int) -> Weights: ...
-    def backward(self, micro_batch: int) -> Weights: ...
-    def done(self, micro_batch: int) -> None: ...
-
-
-@dataclass(frozen=True)
-class Latest:
-    """The same weights for all, as in synchronous training."""
-
-    weights: Weights
-
-    def forward(self, micro_batch: int) -> Weights:
-        """For the forward pass."""
-        return self.weights
-
-    def backward(self, micro_batch: int) -> Weights:
-        """For the backward pass."""
-        return self.weights
-
-    def done(self, micro_batch: int) -> None:
-        """Its backward pass is over."""
-
-
-#: What an update returns.
+#: Result of an update.
 Updated = TypeVar("Updated")
-#: ``span(name, category, **arguments)``, as ``mpitrain.metrics.trace.Trace.span``.
+#: ``span(name, category, **arguments)``: see ``mpitrain.metrics.trace.Trace.span``.
 Span = Callable[..., AbstractContextManager[Any]]
 
 
@@ -81,16 +40,15 @@ class Runner:
     """Carries out the actions of one rank, again and again.
 
     Attributes:
-        pipeline, report: as given.
-        waited: seconds spent waiting for each other rank's activations in the last run, by rank.
-        specs: of what goes into each virtual stage.
+        pipeline, report: the pipeline, and the report of its schedule.
+        waited: seconds of waiting for other ranks' messages in the last run, by rank.
+        specs: shape and type of the inputs of each virtual stage.
     """
 
     def __init__(
         self,
         comm: Communicator,
         layout: Layout,
-        pipeline: Pipeline,
         report: Report,
         chunks: Sequence[Stage],
         probe: Weights,
@@ -103,19 +61,18 @@ class Runner:
 
         Args:
             comm: all ranks of the layout.
-            layout: which rank is where.
-            pipeline: what the actions are for.
-            report: of the replay of its schedule.
+            layout: layout of the ranks.
+            report: report of the replay of the schedule.
             chunks: our parts of the model.
             probe: weights for one forward pass of a sample of zeros, which shows the shapes.
-            inputs: of one sample of the data.
-            span: records what is done when.
-            device: where arrays are.
+            inputs: shape and type of one sample of the data.
+            span: records times.
+            device: device of the arrays.
         """
         self.comm = comm
         self.layout = layout
         self.place = layout.place(comm.rank)
-        self.pipeline = pipeline
+        self.pipeline = report.pipeline
         self.report = report
         self.actions = report.actions[self.place[:2]]
         self.chunks = chunks
@@ -137,34 +94,24 @@ class Runner:
 
         Args:
             source: the micro-batches.
-            weights: what each of them sees.
-            sink: takes the gradients.
+            weights: weights for each micro-batch.
+            sink: receiver of the gradients.
             update: called at each Update with its number and the own part of the loss since the
-                one before.
-            context: of a micro-batch.
+                last one.
+            context: context of a micro-batch.
 
         Returns:
-            What ``update`` has returned, each time.
+            Results of ``update``.
         """
         expected = [
             Expected(rank, tag, source.samples(micro_batch), spec, is_gradient=not tag & 1)
             for micro_batch, rank, tag, spec in self._arrivals()
         ]
         mailbox = Mailbox(self.comm, expected, self._device)
-        saved: dict[tuple[int, int], tuple[Any, Array | None]] = {}
-        kept: dict[tuple[int, int], Any] = {}
+        passes = _Passes(self, mailbox, source, weights)
         updates: list[Updated] = []
-        loss: Scalar = 0.0
         self.waited = {}
         for index, action in enumerate(self.actions):
-            if isinstance(action, Update):
-                mailbox.flush(sink.progress)
-                updates.append(update(action.number, loss))
-                loss = 0.0
-                continue
-            m, chunk = action.micro_batch, action.chunk
-            stage, key = self.chunks[chunk], (m, chunk)
-            virtual = chunk * self.pipeline.stages + self.place.stage
 
             def emit(layer: int, gradients: Gradients, final: bool = index in self._last) -> None:
                 sink.accumulate(layer, gradients)
@@ -173,36 +120,16 @@ class Runner:
                 sink.progress()
 
             match action:
+                case Update():
+                    mailbox.flush(sink.progress)
+                    updates.append(update(action.number, passes.loss))
+                    passes.loss = 0.0
                 case Forward():
-                    x = self._take(mailbox, source, virtual, m)
-                    with self._compute(action):
-                        y, memory = stage.forward(weights.forward(m), x, context(m))
-                        if virtual + 1 == self.pipeline.virtual_stages:
-                            part, y = source.loss(m, y)
-                            loss = loss + part
-                    # The last stage keeps the gradient of the loss; others send an activation.
-                    last = virtual + 1 == self.pipeline.virtual_stages
-                    saved[key] = memory, y if last else None
-                    if not last:
-                        self._send(mailbox, y, virtual + 1, m, activation=True)
+                    passes.forward(action, context(action.micro_batch))
                 case Backward() | BackwardInput():
-                    memory, kept_dy = saved.pop(key)
-                    dy = self._receive(mailbox, action) if kept_dy is None else kept_dy
-                    whole = isinstance(action, Backward)
-                    with self._compute(action):
-                        dx, rest = stage.backward(
-                            weights.backward(m), memory, dy, emit if whole else None
-                        )
-                    if virtual > 0:
-                        self._send(mailbox, dx, virtual - 1, m, activation=False)
-                    if whole:
-                        weights.done(m)
-                    else:
-                        kept[key] = rest
+                    passes.backward(action, emit if isinstance(action, Backward) else None)
                 case BackwardWeight():
-                    with self._compute(action):
-                        stage.gradients(weights.backward(m), kept.pop(key), emit)
-                    weights.done(m)
+                    passes.gradients(action, emit)
         with self._span("sends", "wait"):
             mailbox.finish()
         return updates
@@ -215,7 +142,7 @@ class Runner:
         judge: Callable[[int, Array], None],
         context: Context = RESTING,
     ) -> None:
-        """Forward alone, each micro-batch in turn; the last stage gives outputs to ``judge``."""
+        """Take each micro-batch forward; the last stage gives outputs to ``judge``."""
         pipeline, stage = self.pipeline, self.place.stage
         virtual_stages = [c * pipeline.stages + stage for c in range(pipeline.chunks)]
         own = range(self.place.replica, micro_batches, pipeline.replicas[stage])
@@ -233,15 +160,10 @@ class Runner:
                 if v + 1 == pipeline.virtual_stages:
                     judge(m, y)
                 else:
-                    self._send(mailbox, y, v + 1, m, activation=True)
+                    self.send(mailbox, y, v + 1, m, activation=True)
         mailbox.finish()
 
-    def _take(self, mailbox: Mailbox, source: Source, virtual: int, micro_batch: int) -> Array:
-        if virtual == 0:
-            return source.inputs(micro_batch)
-        return self._receive(mailbox, Forward(micro_batch))
-
-    def _receive(self, mailbox: Mailbox, action: Compute) -> Array:
+    def receive(self, mailbox: Mailbox, action: Compute) -> Array:
         source, start = mailbox.next_source, perf_counter()
         name = f"receive for {action.letter}{action.micro_batch}"
         with self._span(name, "wait", source=source):
@@ -249,22 +171,27 @@ class Runner:
         self.waited[source] = self.waited.get(source, 0.0) + perf_counter() - start
         return found
 
-    def _send(
+    def send(
         self, mailbox: Mailbox, array: Array, virtual: int, micro_batch: int, *, activation: bool
     ) -> None:
         with self._span(f"send {micro_batch}", "communicate"):
             target, tag = self._rank(virtual, micro_batch), _tag(virtual, activation)
             mailbox.send(array, target, tag, is_gradient=not activation)
 
-    def _compute(self, action: Compute) -> AbstractContextManager[Any]:
+    def compute(self, action: Compute) -> AbstractContextManager[Any]:
         name = f"{action.letter}{action.micro_batch}"
         return self._span(name, "compute", micro_batch=action.micro_batch, chunk=action.chunk)
 
+    def virtual_stage(self, action: Compute) -> tuple[int, bool]:
+        """Number of the virtual stage of an action, and whether it is the last."""
+        virtual = action.chunk * self.pipeline.stages + self.place.stage
+        return virtual, virtual + 1 == self.pipeline.virtual_stages
+
     def _rank(self, virtual: int, micro_batch: int) -> int:
-        """Who has a micro-batch in a virtual stage, among those with our part of the layers."""
+        """The rank that has a micro-batch in a virtual stage, with our part of the layers."""
         stage = virtual % self.pipeline.stages
         replica = self.pipeline.replica(stage, micro_batch)
-        return self.layout.rank(Place(stage, replica, self.place.tensor))
+        return self.layout.rank(Coordinates(stage, replica, self.place.tensor))
 
     def _arrivals(self) -> list[tuple[int, int, int, Spec]]:
         """(micro-batch, rank, tag, spec) of the messages that our actions need, in order."""
@@ -272,7 +199,7 @@ class Runner:
         for action in self.actions:
             if isinstance(action, (Update, BackwardWeight)):
                 continue
-            virtual = action.chunk * self.pipeline.stages + self.place.stage
+            virtual, _ = self.virtual_stage(action)
             m, forward = action.micro_batch, isinstance(action, Forward)
             other = virtual - 1 if forward else virtual + 1
             if 0 <= other < self.pipeline.virtual_stages:
@@ -289,12 +216,69 @@ class Runner:
                 sample = self._device.xp.zeros((1, *specs[-1].shape), specs[-1].dtype)
                 y, _ = self.chunks[chunk].forward(probe, sample)
                 found = Spec(y.shape[1:], y.dtype)
-            specs.append(self.comm.bcast(found, self.layout.rank(Place(stage, 0, 0))))
+            specs.append(self.comm.bcast(found, self.layout.rank(Coordinates(stage, 0, 0))))
         return specs
 
 
-def reads(pipeline: Pipeline, report: Report, place: Place) -> list[int]:
-    """The micro-batches of a run that a rank takes through the first or the last stage, in turn."""
+class _Passes:
+    """Passes of the micro-batches of one run.
+
+    Attributes:
+        loss: own part of the loss since the last update.
+    """
+
+    def __init__(
+        self, runner: Runner, mailbox: Mailbox, source: Source, weights: WeightsInTime
+    ) -> None:
+        self._runner, self._mailbox, self._source, self._weights = runner, mailbox, source, weights
+        self._saved: dict[tuple[int, int], tuple[Any, Array | None]] = {}
+        self._kept: dict[tuple[int, int], Any] = {}
+        self.loss: Scalar = 0.0
+
+    def forward(self, action: Forward, context: Context) -> None:
+        runner, m = self._runner, action.micro_batch
+        virtual, is_last = runner.virtual_stage(action)
+        x = self._source.inputs(m) if virtual == 0 else runner.receive(self._mailbox, Forward(m))
+        with runner.compute(action):
+            chunk = runner.chunks[action.chunk]
+            y, memory = chunk.forward(self._weights.forward(m), x, context)
+            if is_last:
+                part, y = self._source.loss(m, y)
+                self.loss = self.loss + part
+        # The last stage keeps the gradient of the loss; others send an activation.
+        self._saved[_key(action)] = memory, y if is_last else None
+        if not is_last:
+            runner.send(self._mailbox, y, virtual + 1, m, activation=True)
+
+    def backward(self, action: Backward | BackwardInput, emit: Emit | None) -> None:
+        runner, m, saved, key = self._runner, action.micro_batch, self._saved, _key(action)
+        memory, kept_dy = saved.pop(key)
+        dy = runner.receive(self._mailbox, action) if kept_dy is None else kept_dy
+        with runner.compute(action):
+            chunk = runner.chunks[action.chunk]
+            dx, rest = chunk.backward(self._weights.backward(m), memory, dy, emit)
+        virtual, _ = runner.virtual_stage(action)
+        if virtual > 0:
+            runner.send(self._mailbox, dx, virtual - 1, m, activation=False)
+        if emit is None:
+            self._kept[key] = rest
+        else:
+            self._weights.done(m)
+
+    def gradients(self, action: BackwardWeight, emit: Emit) -> None:
+        m = action.micro_batch
+        with self._runner.compute(action):
+            chunk, kept = self._runner.chunks[action.chunk], self._kept.pop(_key(action))
+            chunk.gradients(self._weights.backward(m), kept, emit)
+        self._weights.done(m)
+
+
+def _key(action: Compute) -> tuple[int, int]:
+    return action.micro_batch, action.chunk
+
+
+def reads(pipeline: Pipeline, report: Report, place: Coordinates) -> list[int]:
+    """The micro-batches that a rank takes through the first or the last stage, in order."""
     ends = (0, pipeline.virtual_stages - 1)
     found = [
         action.micro_batch
@@ -305,12 +289,12 @@ def reads(pipeline: Pipeline, report: Report, place: Place) -> list[int]:
 
 
 def _tag(virtual: int, activation: bool) -> int:
-    """Of messages to a virtual stage; the replay has proved that their order is enough."""
+    """Tag of messages to a virtual stage; the replay has proved that their order is enough."""
     return 2 * virtual + activation
 
 
 def _last_before_updates(actions: Sequence[Action]) -> frozenset[int]:
-    """Which actions give the last gradients of their chunk before an Update."""
+    """Indices of the actions that give the last gradients of their chunk before an Update."""
     last: set[int] = set()
     seen: set[int] = set()
     for index in reversed(range(len(actions))):

@@ -1,4 +1,4 @@
-"""Pipeline schedules: pure generators of what a replica of a stage does.
+"""Pipeline schedules: pure generators of the actions of a replica of a stage.
 
 Each yields, for one run of the pipeline, every Forward and Backward of its micro-batches and at
 last an Update (those that update as they go: after each Backward).  p stages, m micro-batches a
@@ -19,7 +19,64 @@ from mpitrain.pipeline.actions import (
     Update,
 )
 
+Generator = Callable[[Pipeline, int, int], Iterator[Action]]
 
+
+@dataclass(frozen=True)
+class PipelineSchedule:
+    """A schedule and its published properties.
+
+    Attributes:
+        name: name in job files and on the command line.
+        generate: the actions of a replica of a stage.
+        synchronous: whether the only update is at the end of a run.
+        bubble: idle share for p stages, m micro-batches a replica, v chunks and times F, B and W.
+        held: most activations that stage s holds.
+    """
+
+    name: str
+    generate: Generator
+    held: Callable[[int, int, int, int], int]
+    bubble: Callable[[int, int, int, float, float, float], float]
+    synchronous: bool
+
+    @property
+    def description(self) -> str:
+        """One line: the first of the generator's docstring."""
+        first = (self.generate.__doc__ or "").partition(".\n")[0]
+        return first[:1].lower() + first[1:]
+
+
+#: The schedules by name.
+SCHEDULES: dict[str, PipelineSchedule] = {}
+
+
+def _flush_bubble(p: int, m: int, v: int, f: float, b: float, w: float) -> float:
+    return (p - 1) / (v * m + p - 1)
+
+
+def _zero_bubble_share(p: int, m: int, v: int, f: float, b: float, w: float) -> float:
+    idle = (p - 1) * (f + b - w)
+    return idle / (idle + m * (f + b + w))
+
+
+def _published(
+    name: str,
+    held: Callable[[int, int, int, int], int],
+    bubble: Callable[[int, int, int, float, float, float], float] = _flush_bubble,
+    *,
+    synchronous: bool = True,
+) -> Callable[[Generator], Generator]:
+    """Enter a generator into the table."""
+
+    def enter(generate: Generator) -> Generator:
+        SCHEDULES[name] = PipelineSchedule(name, generate, held, bubble, synchronous)
+        return generate
+
+    return enter
+
+
+@_published("gpipe", lambda p, m, v, s: m)
 def gpipe(pipeline: Pipeline, stage: int, replica: int) -> Iterator[Action]:
     """All forward, then all backward (Huang et al. 2019).
 
@@ -31,8 +88,9 @@ def gpipe(pipeline: Pipeline, stage: int, replica: int) -> Iterator[Action]:
     yield Update(0)
 
 
+@_published("1f1b", lambda p, m, v, s: min(m, p - s))
 def one_f_one_b(pipeline: Pipeline, stage: int, replica: int) -> Iterator[Action]:
-    """As few forward as fill the stages after, then backward and forward in turn (PipeDream-flush).
+    """Forward and backward in turn, then an update (PipeDream-flush).
 
     Bubble (p-1)/(m+p-1); stage s holds the activations of at most p-s micro-batches (Narayanan et
     al. 2021).
@@ -41,10 +99,12 @@ def one_f_one_b(pipeline: Pipeline, stage: int, replica: int) -> Iterator[Action
     yield Update(0)
 
 
+@_published("interleaved", lambda p, m, v, s: min(m * v, 2 * (p - 1 - s) + (v - 1) * p + 1))
 def interleaved(pipeline: Pipeline, stage: int, replica: int) -> Iterator[Action]:
-    """1F1B over v chunks a stage: stages pass a micro-batch on v times (Narayanan et al. 2021).
+    """1F1B over several chunks of the model a stage (Narayanan et al. 2021).
 
-    Bubble (p-1)/(vm+p-1), for v times as many messages.  m must be a multiple of p.
+    Stages pass a micro-batch on v times.  Bubble (p-1)/(vm+p-1), for v times the messages.  m must
+    be a multiple of p.
     """
     p, v = pipeline.stages, pipeline.chunks
     own = pipeline.own(stage, replica)
@@ -70,11 +130,12 @@ def interleaved(pipeline: Pipeline, stage: int, replica: int) -> Iterator[Action
     yield Update(0)
 
 
+@_published("zero_bubble", lambda p, m, v, s: min(m, p), _zero_bubble_share)
 def zero_bubble(pipeline: Pipeline, stage: int, replica: int) -> Iterator[Action]:
-    """1F1B whose weight gradients wait for the bubbles (ZB-H1, Qi et al. 2024).
+    """1F1B with weight gradients in the bubbles (ZB-H1, Qi et al. 2024).
 
-    Bubble (p-1)(F+B-W) of (p-1)(F+B-W) + m(F+B+W), a third of 1F1B's if F = B = W; activations or
-    what is left of them are held for at most p micro-batches.
+    Bubble (p-1)(F+B-W) of (p-1)(F+B-W) + m(F+B+W), a third of 1F1B's if F = B = W; activations, or
+    their parts for weight gradients, are held for at most p micro-batches.
     """
     own = pipeline.own(stage, replica)
     ahead = min(len(own), _stages_after(pipeline, stage))
@@ -93,10 +154,12 @@ def zero_bubble(pipeline: Pipeline, stage: int, replica: int) -> Iterator[Action
     yield Update(0)
 
 
+@_published("asynchronous", lambda p, m, v, s: min(m, p - s), synchronous=False)
 def asynchronous(pipeline: Pipeline, stage: int, replica: int) -> Iterator[Action]:
-    """1F1B that never drains: an update after each ``accumulate`` Backwards (PipeDream, 2019).
+    """1F1B that never drains, on weights of several ages (PipeDream 2019).
 
-    No bubble but the first and last; weights are up to p-1 updates old where they are used.
+    An update follows each ``accumulate`` Backwards.  No bubble but the first and last; weights are
+    up to p-1 updates old where they are used.
     """
     updates = done = 0
     every = pipeline.accumulate
@@ -122,84 +185,3 @@ def _alternate(pipeline: Pipeline, stage: int, replica: int) -> Iterator[Action]
 def _stages_after(pipeline: Pipeline, stage: int) -> int:
     """Micro-batches that a replica must send ahead so that those of later stages have work."""
     return -(-sum(pipeline.replicas[stage + 1 :]) // pipeline.replicas[stage])
-
-
-Generator = Callable[[Pipeline, int, int], Iterator[Action]]
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """A schedule and what is known of it.
-
-    Attributes:
-        name: in job files and on the command line.
-        generate: the actions of a replica of a stage.
-        description: one line.
-        synchronous: one update at the end of a run.
-        bubble: idle share of p stages, m micro-batches a replica and v chunks, as published, for
-            times F, B and W.
-        held: activations that stage s holds at most, as published.
-    """
-
-    name: str
-    generate: Generator
-    description: str
-    synchronous: bool
-    bubble: Callable[[int, int, int, float, float, float], float]
-    held: Callable[[int, int, int, int], int]
-
-
-def _flush_bubble(p: int, m: int, v: int, f: float, b: float, w: float) -> float:
-    return (p - 1) / (v * m + p - 1)
-
-
-def _zero_bubble_share(p: int, m: int, v: int, f: float, b: float, w: float) -> float:
-    idle = (p - 1) * (f + b - w)
-    return idle / (idle + m * (f + b + w))
-
-
-SCHEDULES = {
-    schedule.name: schedule
-    for schedule in (
-        Schedule(
-            "gpipe",
-            gpipe,
-            "all forward, then all backward (Huang et al. 2019)",
-            True,
-            _flush_bubble,
-            lambda p, m, v, s: m,
-        ),
-        Schedule(
-            "1f1b",
-            one_f_one_b,
-            "forward and backward in turn, then an update (PipeDream-flush)",
-            True,
-            _flush_bubble,
-            lambda p, m, v, s: min(m, p - s),
-        ),
-        Schedule(
-            "interleaved",
-            interleaved,
-            "1F1B over several chunks of the model a stage (Narayanan et al. 2021)",
-            True,
-            _flush_bubble,
-            lambda p, m, v, s: min(m * v, 2 * (p - 1 - s) + (v - 1) * p + 1),
-        ),
-        Schedule(
-            "zero_bubble",
-            zero_bubble,
-            "1F1B with weight gradients in the bubbles (ZB-H1, Qi et al. 2024)",
-            True,
-            _zero_bubble_share,
-            lambda p, m, v, s: min(m, p),
-        ),
-        Schedule(
-            "asynchronous",
-            asynchronous,
-            "1F1B that never drains, on weights of several ages (PipeDream 2019)",
-            False,
-            _flush_bubble,
-            lambda p, m, v, s: min(m, p - s),
-        ),
-    )
-}

@@ -17,7 +17,7 @@ from mpitrain.pipeline.schedules import Generator
 
 
 @dataclass(frozen=True)
-class Times:
+class PassTimes:
     """Seconds of a micro-batch in a whole stage; chunks take an equal part each.
 
     Attributes:
@@ -49,7 +49,7 @@ class Times:
 
 
 @dataclass(frozen=True)
-class Block:
+class TimedAction:
     """An action in time, in seconds."""
 
     place: StageReplica
@@ -68,25 +68,25 @@ class Simulation:
         bubble: part of the time in which ranks are idle, mean over the ranks.
     """
 
-    blocks: Sequence[Block]
+    blocks: Sequence[TimedAction]
     seconds: float
     bubble: float
 
 
 def simulate(
-    generate: Generator, pipeline: Pipeline, times: Times | Sequence[Times] = Times()
+    generate: Generator, pipeline: Pipeline, times: PassTimes | Sequence[PassTimes] = PassTimes()
 ) -> Simulation:
-    """Start each action as early as its rank and what it depends on allow.
+    """Start each action as early as its rank and its sources allow.
 
     Args:
         generate: the schedule.
-        pipeline: what it is for.
-        times: one for all stages, or one for each.
+        pipeline: the pipeline.
+        times: times of all stages, or of each stage.
 
     Raises:
         PipelineError: the schedule cannot run.
     """
-    by_stage = [times] * pipeline.stages if isinstance(times, Times) else times
+    by_stage = [times] * pipeline.stages if isinstance(times, PassTimes) else times
     free: dict[StageReplica, float] = dict.fromkeys(pipeline.places(), 0.0)
     ended: dict[tuple[StageReplica, Action], float] = {}
     blocks = []
@@ -96,12 +96,12 @@ def simulate(
         start = max(free[place], ready)
         stop = start + by_stage[place[0]].of(action, pipeline.chunks)
         free[place] = ended[place, action] = stop
-        blocks.append(Block(place, action, start, stop))
+        blocks.append(TimedAction(place, action, start, stop))
     seconds = max(free.values())
     busy = sum(block.stop - block.start for block in blocks)
     bubble = 1 - busy / (len(free) * seconds) if seconds else 0.0
     return Simulation(blocks, seconds, bubble)
 
 
-def _message(source: StageReplica, target: StageReplica, times: Sequence[Times]) -> float:
+def _message(source: StageReplica, target: StageReplica, times: Sequence[PassTimes]) -> float:
     return 0.0 if source == target else times[source[0]].message

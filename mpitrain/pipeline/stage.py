@@ -1,9 +1,10 @@
-"""What a pipeline stage computes, whatever it is made of."""
+"""Computations of a pipeline stage, and the sources of its samples and weights."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from mpitrain.arrays import Array, Gradients
+from mpitrain.arrays import Array, Gradients, Scalar
 from mpitrain.nn import Layer
 from mpitrain.nn.context import RESTING, Context
 from mpitrain.nn.layer import go_forward
@@ -34,7 +35,7 @@ class LayerStage:
     def __init__(
         self, layers: Sequence[Layer], first: int = 0, names: Sequence[str] | None = None
     ) -> None:
-        """``first`` is the index of the first of them in the store; ``names`` are the model's."""
+        """``first``: index of the first layer in the store; ``names``: names in the model."""
         self.layers = tuple(enumerate(layers, first))
         self.names = list(names or map(str, range(first, first + len(layers))))
 
@@ -67,3 +68,42 @@ class LayerStage:
             parameters = weights.take(index)
             emit(index, layer.gradients(parameters, rest))
             weights.release(index)
+
+
+class Source(Protocol):
+    """The micro-batches of a run, by number."""
+
+    def samples(self, micro_batch: int) -> int:
+        """Number of samples."""
+
+    def inputs(self, micro_batch: int) -> Array:
+        """Inputs of the first stage."""
+
+    def loss(self, micro_batch: int, outputs: Array) -> tuple[Scalar, Array]:
+        """The loss of the last stage's outputs, and its gradient by them."""
+
+
+class WeightsInTime(Protocol):
+    """Weights of each micro-batch, in schedules that update as they go."""
+
+    def forward(self, micro_batch: int) -> Weights: ...
+    def backward(self, micro_batch: int) -> Weights: ...
+    def done(self, micro_batch: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class Latest:
+    """The latest weights for all micro-batches, as in synchronous training."""
+
+    weights: Weights
+
+    def forward(self, micro_batch: int) -> Weights:
+        """For the forward pass."""
+        return self.weights
+
+    def backward(self, micro_batch: int) -> Weights:
+        """For the backward pass."""
+        return self.weights
+
+    def done(self, micro_batch: int) -> None:
+        """Its backward pass is over."""

@@ -1,7 +1,7 @@
-"""Which weights a micro-batch sees where updates do not wait for it.
+"""Weights of a micro-batch in schedules whose updates do not wait for it.
 
-Versions are counted in updates, and which one is due follows from the schedule before anything
-runs: see ``Report.versions`` and ``Report.staleness`` of :mod:`mpitrain.pipeline.replay`.
+Versions are counted in updates; the schedule says which one is due before anything runs: see
+``Report.versions`` and ``Report.staleness`` of :mod:`mpitrain.pipeline.replay`.
 
 | policy      | forward                           | backward   | found in                       |
 | ----------- | --------------------------------- | ---------- | ------------------------------ |
@@ -14,15 +14,15 @@ runs: see ``Report.versions`` and ``Report.staleness`` of :mod:`mpitrain.pipelin
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 from mpitrain.arrays import Array, Parameters
 from mpitrain.parallel.arena import Arena
-from mpitrain.pipeline.actions import Pipeline
 from mpitrain.pipeline.replay import Report
 
 Policy = Literal["stash", "vertical", "two_buffers", "spectrain", "linear", "latest"]
-#: Of these, the backward pass goes by other weights than the forward pass.
+#: Policies whose backward pass has other weights than the forward pass.
 OTHER_IN_BACKWARD: tuple[Policy, ...] = ("spectrain", "linear", "latest")
 
 
@@ -39,57 +39,53 @@ class FixedWeights:
         pass
 
 
+@dataclass(eq=False)
 class VersionedWeights:
-    """Keeps the versions that micro-batches on their way still need.
+    """Keeps the versions that micro-batches under way still need.
 
-    The store's flat parameters are the latest; a version is copied when an update is about to
-    change it and somebody needs it still, or before anybody sees it where layers hold what they
-    were given (:attr:`mpitrain.nn.Layer.holds`).
+    The store's flat parameters are the latest version.  It is copied before an update if a
+    micro-batch still needs it, or before its first use if layers hold their parameters
+    (:attr:`mpitrain.nn.Layer.holds`).
+
+    Attributes:
+        policy: rule for the versions.
+        arena: layout of the parameters.
+        latest: the latest parameters, flat.
+        report: report of the replay of the schedule.
+        stage: the own stage.
+        along_velocity: motion of the flat weights by the velocity in one update.
+        are_held: whether layers hold the weights of their forward passes.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        arena: Arena,
-        latest: Array,
-        pipeline: Pipeline,
-        report: Report,
-        stage: int,
-        along_velocity: Callable[[], Array],
-        *,
-        are_held: bool = False,
-    ) -> None:
-        """``along_velocity()``: what the velocity moves the flat weights by in one update;
-        ``are_held``: whether layers hold the weights of their forward passes."""
-        self._policy = policy
-        self._arena = arena
-        self._latest = latest
-        self._pipeline = pipeline
-        self._report = report
-        self._stage = stage
-        self._along_velocity = along_velocity
-        self._are_held = are_held
+    policy: Policy
+    arena: Arena
+    latest: Array
+    report: Report
+    stage: int
+    along_velocity: Callable[[], Array]
+    are_held: bool = False
+
+    def __post_init__(self) -> None:
         self._before: Array | None = None
         self._version = 0
         self._kept: dict[int, Array] = {}
-        own = [m for s, m in report.versions if s == stage]
-        self._due = {m: self._which(m) for m in own}
+        self._due = {m: self._which(m) for s, m in self.report.versions if s == self.stage}
         self._under_way: dict[int, int] = {}
 
     def forward(self, micro_batch: int) -> FixedWeights:
         """For the forward pass."""
         version = self._due[micro_batch]
         self._under_way[micro_batch] = version
-        if self._policy in ("spectrain", "linear"):
-            ahead = self._report.staleness[self._stage, micro_batch]
-            return FixedWeights(self._arena, self._latest + ahead * self._motion())
-        return FixedWeights(self._arena, self._at(version))
+        if self.policy in ("spectrain", "linear"):
+            ahead = self.report.staleness[self.stage, micro_batch]
+            return FixedWeights(self.arena, self.latest + ahead * self._motion())
+        return FixedWeights(self.arena, self._at(version))
 
     def backward(self, micro_batch: int) -> FixedWeights:
         """For the backward pass."""
-        if self._policy in OTHER_IN_BACKWARD:
-            return FixedWeights(self._arena, self._latest)
-        return FixedWeights(self._arena, self._at(self._under_way[micro_batch]))
+        if self.policy in OTHER_IN_BACKWARD:
+            return FixedWeights(self.arena, self.latest)
+        return FixedWeights(self.arena, self._at(self._under_way[micro_batch]))
 
     def done(self, micro_batch: int) -> None:
         """Its backward pass is over."""
@@ -99,9 +95,9 @@ class VersionedWeights:
         self._kept = {v: flat for v, flat in self._kept.items() if v in needed}
 
     def before_update(self) -> None:
-        """The latest weights are about to change."""
-        if self._policy == "linear":
-            self._before = self._latest.copy()
+        """Keep the latest weights before they change, if they are needed."""
+        if self.policy == "linear":
+            self._before = self.latest.copy()
         if self._version in self._due.values():
             self._keep()
         self._version += 1
@@ -112,34 +108,34 @@ class VersionedWeights:
         return 1 + len(self._kept)
 
     def _motion(self) -> Array:
-        """By what one update is expected to move the weights."""
-        if self._policy == "spectrain":
-            return self._along_velocity()
+        """Expected motion of the weights in one update."""
+        if self.policy == "spectrain":
+            return self.along_velocity()
         if self._before is None:
-            return 0 * self._latest
-        return self._latest - self._before
+            return 0 * self.latest
+        return self.latest - self._before
 
     def _which(self, micro_batch: int) -> int:
-        match self._policy:
+        match self.policy:
             case "vertical":
-                return self._report.versions[0, micro_batch]
+                return self.report.versions[0, micro_batch]
             case "two_buffers":
-                own = self._pipeline.own(
-                    self._stage, self._pipeline.replica(self._stage, micro_batch)
+                own = self.report.pipeline.own(
+                    self.stage, self.report.pipeline.replica(self.stage, micro_batch)
                 )
-                batch = own.index(micro_batch) // self._pipeline.accumulate
+                batch = own.index(micro_batch) // self.report.pipeline.accumulate
                 return max(0, batch - 1)
             case _:
-                return self._report.versions[self._stage, micro_batch]
+                return self.report.versions[self.stage, micro_batch]
 
     def _keep(self) -> None:
         """A copy of the latest version, once."""
         if self._version not in self._kept:
-            self._kept[self._version] = self._latest.copy()
+            self._kept[self._version] = self.latest.copy()
 
     def _at(self, version: int) -> Array:
         if version == self._version:
-            if not self._are_held:
-                return self._latest
+            if not self.are_held:
+                return self.latest
             self._keep()
         return self._kept[version]

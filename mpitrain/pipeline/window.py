@@ -1,4 +1,4 @@
-"""A pipeline that does not drain: each stage updates by itself, and the ranks agree afterwards."""
+"""Updates of a pipeline that does not drain: each stage by itself; the ranks agree afterwards."""
 
 from collections.abc import Callable, Sequence
 from math import isfinite, sqrt
@@ -9,8 +9,8 @@ from mpi4py import MPI
 
 from mpitrain.arrays import Array, Scalar, array_namespace
 from mpitrain.config import ConfigError
+from mpitrain.parallel.data_parallel import Replicated
 from mpitrain.parallel.grid import ProcessGrid
-from mpitrain.parallel.replicated import Replicated
 from mpitrain.pipeline.runtime import Runner
 from mpitrain.pipeline.weights import Policy, VersionedWeights
 from mpitrain.step.agreement import NonFinite, named, nonfinite
@@ -19,13 +19,13 @@ from mpitrain.step.update import Updater
 
 
 class Updated(NamedTuple):
-    """An update as one rank knows it, or, summed over the ranks, as all do.
+    """Results of an update on one rank, or their sums over the ranks.
 
     Attributes:
-        loss: the own part of the mean over the batch.
-        squares: the own part of the squared norm of the gradient.
-        comm_seconds: in communication.
-        unused: tensors that had no part in the loss on this rank.
+        loss: part of the mean over the batch.
+        squares: part of the squared norm of the gradient.
+        comm_seconds: seconds in communication.
+        unused: number of tensors that had no part in the loss.
     """
 
     loss: Scalar
@@ -39,13 +39,13 @@ class Updated(NamedTuple):
         return sqrt(self.squares)
 
 
-class Window:
+class UpdateWindow:
     """The updates of one window of steps.
 
     No update waits for another stage: only replicas of a stage meet, in the sum of their gradients.
 
     Attributes:
-        weights: what micro-batches see.
+        weights: weights for micro-batches.
     """
 
     def __init__(
@@ -72,7 +72,6 @@ class Window:
             policy,
             store.arena,
             store.parameters,
-            runner.pipeline,
             runner.report,
             grid.place.stage,
             self._along_velocity,
@@ -80,7 +79,7 @@ class Window:
         )
 
     def update(self, number: int, loss: Scalar) -> Updated:
-        """Sum the gradients over the replicas, and step; returns what this rank knows of it."""
+        """Sum the gradients over the replicas, and step; returns the results on this rank."""
         with self._grid.comm.waiting("the sum of gradients"):
             comm_seconds = self._store.wait()
         self.weights.before_update()
@@ -95,13 +94,12 @@ class Window:
     def agree(
         self, own: Sequence[Updated], steps_done: int, unfit: Callable[[int], str]
     ) -> list[Updated]:
-        """Sums over the ranks of what each knows of the updates; collective.
+        """Sums of the results of updates over the ranks; collective.
 
         Args:
-            own: what :meth:`update` has returned.
-            steps_done: before the first of them.
-            unfit: what is not finite of this rank's samples of one of them, counted from 0, if
-                anything is.
+            own: results of :meth:`update`.
+            steps_done: steps before the first update.
+            unfit: names data of this rank that are not finite, by the update's number from 0 on.
 
         Raises:
             NonFinite: on all ranks, if one of the losses or norms is not.
@@ -122,8 +120,10 @@ class Window:
         return found
 
     def _expect_used(self) -> None:
-        """Raises where no replica of a stage has used a tensor in a step; one without samples uses
-        none.  Collective."""
+        """Raise if no replica of a stage has used a tensor in a step; collective.
+
+        A replica without samples uses none.
+        """
         told = self._grid.comm.allgather((self._grid.place.stage, self._unused))
         stages = [[steps for s, steps in told if s == stage] for stage in {s for s, _ in told}]
         by_none = [frozenset.intersection(*step) for own in stages for step in zip(*own)]

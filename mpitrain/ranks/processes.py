@@ -19,6 +19,6 @@ def running(word: str) -> dict[int, list[str]]:
 
 
 def began(number: int) -> str:
-    """Start of a process, in the system's ticks; empty if it has ended, even if nobody waited."""
+    """Start of a process in the system's ticks; empty if it has ended, also as a zombie."""
     process = find(number)
     return "" if process is None or process.has_ended else process.began

@@ -7,7 +7,7 @@ ends with the same bits.
 """
 
 from mpitrain.server.hogwild import HogwildTrainer
-from mpitrain.server.log import LogError
+from mpitrain.server.service_log import LogError
 from mpitrain.server.trainer import ServedTrainer
 
 __all__ = ["HogwildTrainer", "LogError", "ServedTrainer"]

@@ -1,4 +1,4 @@
-"""The steps between two meetings as records, from what all ranks tell."""
+"""Meetings of all ranks: their steps, and the records of the steps between them."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -8,25 +8,40 @@ from math import sqrt
 from msgspec import UNSET, UnsetType
 
 from mpitrain.metrics import Served, Step
-from mpitrain.server.log import Push
+from mpitrain.server.service_log import Push
 from mpitrain.server.work import Work
 
 
+def next_meeting(first: int, end: int, window: int, every: int) -> int:
+    """The step after which all ranks meet again.
+
+    Args:
+        first: step after which they have met.
+        end: last step of the epoch, or of the run.
+        window: most steps between meetings; meetings are at its multiples.
+        every: steps between checkpoints, after each of which they meet; 0: there are none.
+    """
+    ends = [end, first + window - first % window]
+    if every:
+        ends.append(first + every - first % every)
+    return min(ends)
+
+
 @dataclass
-class Told:
-    """What a rank tells at a meeting.
+class RankReport:
+    """Report of a rank at a meeting.
 
     Attributes:
-        seconds: since the last one.
-        reading: those of them of reading samples.
-        idle: those of them that a server waited for messages.
-        work: a worker's.
-        leads: whether it is the worker that talks to the servers for its group.
-        sent: bytes that it sent, by clock.
-        pushes: that a server applied.
-        moved: bytes that it has sent in all messages and collectives, and moved in shared memory.
-        squares: squared norm of the sum of all gradients of a clock, in a server's part, or in what
-            a worker updates itself.
+        seconds: seconds since the last meeting.
+        reading: part of them for reading samples.
+        idle: part of them in which a server waited for messages.
+        work: work of a worker.
+        leads: whether the worker talks to the servers for its group.
+        sent: bytes sent, by clock.
+        pushes: pushes that a server applied.
+        moved: bytes sent in all messages and collectives, and moved in shared memory.
+        squares: squared norm of the sum of a clock's gradients, in a server's part, or in the part
+            that a worker updates itself.
     """
 
     seconds: float = 0.0
@@ -41,7 +56,7 @@ class Told:
 
 
 def steps(
-    told: Sequence[Told],
+    told: Sequence[RankReport],
     batches: Sequence[int],
     first: int,
     epoch: int,
@@ -50,17 +65,17 @@ def steps(
 ) -> list[Step]:
     """A record for each step.
 
-    The gradient's norm is that of the whole batch's gradient with ``bound = 0``, and where all but
-    tables is summed, whose rows are taken for those of one worker each; else the mean of
-    the norms of the workers' gradients, each a mean over the worker's own samples.
+    The gradient's norm is that of the whole batch's gradient with ``bound = 0``, and where all
+    gradients but the tables' are summed (each row then counts for one worker); else the mean of the
+    norms of the workers' gradients, each a mean over the worker's own samples.
 
     Args:
-        told: by each rank.
+        told: reports of all ranks.
         batches: samples in each batch.
         first: number of the first batch, counted from 0.
-        epoch: of all of them.
-        rate: the learning rate of a step.
-        shares: samples of each group in a batch of so many samples.
+        epoch: number of the epoch.
+        rate: learning rate of a step.
+        shares: samples of each group in a batch of this size.
     """
     workers = [one for one in told if one.work is not None]
     servers = [one for one in told if one.work is None]
@@ -102,7 +117,9 @@ def _share(parts: Sequence[float], whole: float) -> float:
     return min(1.0, sum(parts) / whole)
 
 
-def _served(clock: int, workers: Sequence[Told], servers: Sequence[Told]) -> Served | UnsetType:
+def _served(
+    clock: int, workers: Sequence[RankReport], servers: Sequence[RankReport]
+) -> Served | UnsetType:
     if not servers:
         return UNSET
     own = [[p for p in one.pushes if p.clock + p.clocks - 1 == clock] for one in servers]

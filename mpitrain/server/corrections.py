@@ -1,63 +1,55 @@
-"""What a server does about gradients that were computed on older parameters.
+"""Corrections of a server: for gradients computed on older parameters, and for weight decay.
 
-A :class:`Correction` is asked twice: when a worker pulls, and when its push has come.  The *lag* of
-a push (tau in the papers) is the number of pushes that the server has applied since it sent the
-parameters that the gradient was computed on.
+A :class:`Correction` is asked when a worker pulls, and when its push has come.  The *lag* of a push
+(tau in the papers) is the number of pushes that the server has applied since it sent the parameters
+on which the gradient was computed.
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import replace
 
 from mpitrain.arrays import Array
 from mpitrain.config import Server
-from mpitrain.optim.optimizers import State
+from mpitrain.optim.groups import Grouping, ParameterGroup
+from mpitrain.optim.optimizers import Adam, State
 
 
-class Correction(Protocol):
-    """How a server meets staleness."""
+class Correction:
+    """How a server meets staleness; this one does nothing: Downpour (Dean et al. 2012)."""
 
     def on_pull(self, sent: Array, state: State, rate: float) -> None:
-        """Change in place what is sent: a copy of the server's parameters.
+        """Change the parameters that are sent.
 
         Args:
-            sent: the copy, of shape (elements of the server,).
-            state: the optimiser's arrays.
-            rate: the learning rate now.
+            sent: copy of the server's parameters, of shape (elements of the server,).
+            state: arrays of the optimiser.
+            rate: present learning rate.
         """
 
     def on_push(self, gradient: Array, lag: int, pulled: Array, now: Array) -> float:
         """Change a gradient in place, and return a factor on the learning rate.
 
         Args:
-            gradient: as pushed, of shape (elements of the server,).
+            gradient: pushed gradient, of shape (elements of the server,).
             lag: pushes that were applied since the pull.
-            pulled: what this worker was sent.
-            now: the server's parameters.
+            pulled: parameters that this worker was sent.
+            now: present parameters of the server.
         """
-
-
-class AsItIs:
-    """No correction: Downpour (Dean et al. 2012)."""
-
-    def on_pull(self, sent: Array, state: State, rate: float) -> None:
-        pass
-
-    def on_push(self, gradient: Array, lag: int, pulled: Array, now: Array) -> float:
         return 1.0
 
 
-class SmallerRate(AsItIs):
+class SmallerRate(Correction):
     """The rate divided by 1 + lag (Zhang et al. 2016, who divide by the lag, counted from 1)."""
 
     def on_push(self, gradient: Array, lag: int, pulled: Array, now: Array) -> float:
         return 1.0 / (1.0 + lag)
 
 
-class DelayCompensation(AsItIs):
-    """``g + strength * g * g * (now - pulled)``: what the gradient is by now, to first order.
+class DelayCompensation(Correction):
+    """``g + strength * g * g * (now - pulled)``: the present gradient, to first order.
 
-    DC-ASGD (Zheng et al. 2017), where g * g stands for the diagonal of the Hessian.  With a lag of
-    0 the gradient stays as it is, bit by bit.
+    DC-ASGD (Zheng et al. 2017) takes g * g for the diagonal of the Hessian.  With a lag of 0 the
+    gradient stays as it is, bit by bit.
     """
 
     def __init__(self, strength: float) -> None:
@@ -73,15 +65,15 @@ class DelayCompensation(AsItIs):
         return 1.0
 
 
-class Prediction(AsItIs):
-    """Workers pull ``w - rate * E[lag] * velocity``, where momentum will have taken w by then.
+class Prediction(Correction):
+    """Workers pull ``w - rate * E[lag] * velocity``, to which momentum will have moved w by then.
 
-    E[lag] is the mean of the lags since the last meeting, with one of ``usual`` before them, so
-    that it depends on the order of service alone (SpecTrain, Chen et al. 2018, for pipelines).
+    E[lag] is the mean of the lags since the last meeting and of one lag of ``usual``, so that it
+    depends on the order of service alone (SpecTrain, Chen et al. 2018, for pipelines).
     """
 
     def __init__(self, usual: int) -> None:
-        """``usual``: the lag where all groups are equally fast, one less than there are groups."""
+        """``usual``: the lag if all groups are equally fast, one less than their number."""
         self._sum, self._count = usual, 1
 
     def on_pull(self, sent: Array, state: State, rate: float) -> None:
@@ -98,10 +90,32 @@ def correction(server: Server, groups: int) -> Callable[[], Correction]:
     """Makes the correction of a job, anew after each meeting."""
     match server.correct:
         case "none":
-            return AsItIs
+            return Correction
         case "rate":
             return SmallerRate
         case "delay":
             return lambda: DelayCompensation(server.compensation)
         case "predict":
             return lambda: Prediction(groups - 1)
+
+
+def with_decay_in_parts(usual: Grouping, part: float) -> Grouping:
+    """Groups with ``part`` of the weight decay in each push, so that a step has all of it.
+
+    AdamW's decay stays: each push is a step of the whole rate there, and its decay a part of that
+    step.
+    """
+    known: dict[int, ParameterGroup] = {}
+
+    def grouped(name: str) -> ParameterGroup:
+        found = usual(name)
+        optimizer = found.optimizer
+        if isinstance(optimizer, Adam) and optimizer.decoupled:
+            return found
+        if id(found) not in known:
+            decay = optimizer.weight_decay * part  # type: ignore[attr-defined]
+            scaled = replace(optimizer, weight_decay=decay)  # type: ignore[type-var]
+            known[id(found)] = replace(found, optimizer=scaled)
+        return known[id(found)]  # one group for equal tensors, which are updated together
+
+    return grouped

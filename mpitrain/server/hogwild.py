@@ -24,14 +24,14 @@ from mpitrain.config import ConfigError
 from mpitrain.group import TensorGroup, share
 from mpitrain.kernels import square_sum
 from mpitrain.parallel.arena import DATA, OWN, Arena
+from mpitrain.parallel.data_parallel import WholeGradients
 from mpitrain.parallel.store import Piece, Reduction, Store
 from mpitrain.parallel.summation import Dense
-from mpitrain.parallel.whole import WholeGradients
-from mpitrain.server.account import Told
-from mpitrain.server.order import Order
+from mpitrain.server.account import RankReport
+from mpitrain.server.messages import MessageKind
 from mpitrain.server.roles import Roles
+from mpitrain.server.service_order import ServiceOrder
 from mpitrain.server.trainer import ServedTrainer
-from mpitrain.server.wire import Kind
 from mpitrain.server.work import Exchange
 
 
@@ -135,7 +135,7 @@ class Unlocked:
         step *= rate
         self._flat[start + index] -= step
 
-    def end(self, kind: Kind, clock: int) -> None:
+    def end(self, kind: MessageKind, clock: int) -> None:
         """Nothing is on its way."""
 
     def free(self) -> None:
@@ -179,10 +179,10 @@ class Tables:
             squares += square_sum(own)
         self.squares[clock] = squares
 
-    def end(self, kind: Kind, clock: int) -> None:
+    def end(self, kind: MessageKind, clock: int) -> None:
         """The others hear of it where they meet next."""
         if not self._has_ended:
-            self._store.meet(kind is Kind.FAILED)
+            self._store.meet(kind is MessageKind.FAILED)
 
     def free(self) -> None:
         """It has nothing of its own."""
@@ -212,7 +212,7 @@ class HogwildTrainer(ServedTrainer):
     def _sums_rest(self) -> bool:
         return self.config.server.hogwild == "tables"
 
-    def _ordered(self) -> Order | None:
+    def _ordered(self) -> ServiceOrder | None:
         return None  # nobody knows it
 
     def _link(self) -> Exchange:
@@ -224,7 +224,7 @@ class HogwildTrainer(ServedTrainer):
         if not self._sums_rest:
             super()._begins(step)
 
-    def _work(self, epoch: int, batches: list[Array], first: int) -> Told:
+    def _work(self, epoch: int, batches: list[Array], first: int) -> RankReport:
         told = super()._work(epoch, batches, first)
         if isinstance(self._to_servers, Tables):
             told.squares, self._to_servers.squares = self._to_servers.squares, {}

@@ -1,4 +1,4 @@
-"""Which ranks are servers, which are workers, and which of these push together."""
+"""Roles of ranks: servers, and workers in groups that push together."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,8 @@ class Roles:
     Attributes:
         workers: number of workers.
         servers: number of servers.
-        groups: number of groups of neighbouring workers; the first of each talks to the servers.
+        groups: number of groups of neighbouring workers; the first worker of each talks to the
+            servers.
     """
 
     workers: int
@@ -23,7 +24,7 @@ class Roles:
     groups: int
 
     def is_server(self, rank: int) -> bool:
-        """Whether a rank is one."""
+        """Whether a rank is a server."""
         return rank >= self.workers
 
     def server(self, number: int) -> int:
@@ -53,7 +54,7 @@ def roles(server: Server, ranks: int) -> Roles:
     """The roles of a job's ranks.
 
     Raises:
-        ConfigError: there are too few ranks, or too many that would push by themselves.
+        ConfigError: there are too few ranks, or too many groups.
     """
     workers = ranks - server.ranks
     if workers < 1:

@@ -6,10 +6,10 @@ from time import perf_counter
 
 from collectives import Communicator
 from mpitrain.config import ConfigError
-from mpitrain.server.log import Pull, Push
+from mpitrain.server.messages import Clients, MessageKind
+from mpitrain.server.service_log import Pull, Push
+from mpitrain.server.service_order import Turns
 from mpitrain.server.shard import Shard
-from mpitrain.server.turns import Turns
-from mpitrain.server.wire import Clients, Kind
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,10 @@ class Serving:
             start = perf_counter()
             for worker in self._arrived(running - ready, wait=wait):
                 kind = clients.inbox[worker].kind
-                failed = failed or kind is Kind.FAILED
-                (running.remove if kind in (Kind.DONE, Kind.FAILED) else ready.add)(worker)
+                failed = failed or kind is MessageKind.FAILED
+                (running.remove if kind in (MessageKind.DONE, MessageKind.FAILED) else ready.add)(
+                    worker
+                )
             idle += perf_counter() - start if wait else 0.0
             if failed or error:
                 self._refuse(ready)
@@ -112,15 +114,15 @@ class Serving:
             return self._clients.arrived(wait=True)
 
     def _may_be_served(self, worker: int) -> bool:
-        return self._clients.inbox[worker].kind is Kind.PUSH or self._shard.may_pull(worker)
+        return self._clients.inbox[worker].kind is MessageKind.PUSH or self._shard.may_pull(worker)
 
     def _serve(self, worker: int) -> Pull | Push:
         shard, clients = self._shard, self._clients
         message, step = clients.inbox[worker], shard.step
         done: Pull | Push
-        if message.kind is Kind.PULL:
+        if message.kind is MessageKind.PULL:
             done = shard.pull(worker, message.clock, clients.sending(worker))
-            clients.answer(worker, Kind.PARAMETERS, message.clock)
+            clients.answer(worker, MessageKind.PARAMETERS, message.clock)
         else:
             pulled = clients.sending(worker)
             done = shard.push(worker, message.clock, message.clocks, clients.pushed(worker), pulled)
@@ -133,8 +135,8 @@ class Serving:
         """Tell those who want parameters to stop; what the others push is not applied."""
         for worker in ready:
             message = self._clients.inbox[worker]
-            if message.kind is Kind.PULL:
+            if message.kind is MessageKind.PULL:
                 self._clients.sending(worker)
-                self._clients.answer(worker, Kind.STOP, message.clock)
+                self._clients.answer(worker, MessageKind.STOP, message.clock)
             self._clients.listen(worker)
         ready.clear()

@@ -1,6 +1,7 @@
-"""A server's part of the parameters: what a pull gives, and what a push does.  No messages here."""
+"""A server's part of the parameters, and the effects of pulls and pushes, without messages."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -8,9 +9,10 @@ from mpitrain.arrays import Array
 from mpitrain.optim.optimizers import State
 from mpitrain.parallel.store import Piece
 from mpitrain.server.corrections import Correction
-from mpitrain.server.log import Pull, Push
+from mpitrain.server.service_log import Pull, Push
 
 
+@dataclass(eq=False)
 class Shard:
     """Parameters of one server between two meetings.
 
@@ -18,65 +20,53 @@ class Shard:
     batches.  Versions count the pushes that were served since the last meeting.
 
     Attributes:
-        clocks: of each worker.
-        version: pushes that were served.
-        squares: squared norm of the sum of a clock's gradients, by clock, where ``bound`` is 0.
+        piece: the own part.
+        state: arrays of the optimiser.
+        update: takes a step along the piece's gradients, of a learning rate and a number.
+        rate: learning rate of a step, counted from 0.
+        workers: number of workers that push.
+        limit: most clocks ahead of the slowest worker; None: any number.
+        correction: makes the correction for the time between two meetings.
+        clocks: clock of each worker.
+        version: number of pushes that were served.
+        squares: squared norm of the sum of a clock's gradients, by clock, with ``bound = 0``.
     """
 
-    def __init__(
-        self,
-        piece: Piece,
-        state: State,
-        update: Callable[[float, int], None],
-        rate: Callable[[int], float],
-        workers: int,
-        limit: int | None,
-        correction: Callable[[], Correction],
-    ) -> None:
-        """Begin with the piece as it is.
+    piece: Piece
+    state: State
+    update: Callable[[float, int], None]
+    rate: Callable[[int], float]
+    workers: int
+    limit: int | None
+    correction: Callable[[], Correction]
 
-        Args:
-            piece: the own part.
-            state: the optimiser's arrays of it.
-            update: takes a step along the piece's gradients, with a learning rate, of this number.
-            rate: the learning rate of a step, counted from 0.
-            workers: how many push.
-            limit: clocks that one may be ahead of the slowest; None: any number.
-            correction: makes what meets staleness, for a time between two meetings.
-        """
-        self._piece = piece
-        self._state = state
-        self._update = update
-        self._rate = rate
-        self._limit = limit
-        self._make_correction = correction
-        self._workers = workers
+    def __post_init__(self) -> None:
         self.meet(0)
 
     def meet(self, clock: int) -> None:
-        """All workers have this clock, and nothing is on its way."""
-        self.clocks = [clock] * self._workers
+        """Begin again: all workers have this clock, and no message is on its way."""
+        self.clocks = [clock] * self.workers
         self.version = 0
         self.squares: dict[int, float] = {}
-        self._correction = self._make_correction()
+        self._correction = self.correction()
         self._round: dict[int, Array] = {}
         #: Version and least clock at each worker's last pull, and at the first since its last push.
-        self._last = [(0, clock)] * self._workers
-        self._first: list[tuple[int, int] | None] = [None] * self._workers
+        self._last = [(0, clock)] * self.workers
+        self._first: list[tuple[int, int] | None] = [None] * self.workers
 
     @property
     def step(self) -> int:
-        """The step that the learning rate is of: the mean of the clocks, rounded down."""
-        return sum(self.clocks) // self._workers
+        """The step for the learning rate: the mean of the clocks, rounded down."""
+        return sum(self.clocks) // self.workers
 
     def may_pull(self, worker: int) -> bool:
         """Whether a worker is at most ``limit`` clocks ahead of the slowest (Ho et al. 2013)."""
-        return self._limit is None or min(self.clocks) >= self.clocks[worker] - self._limit
+        return self.limit is None or min(self.clocks) >= self.clocks[worker] - self.limit
 
     def pull(self, worker: int, clock: int, out: Array) -> Pull:
-        """Write what a worker of this clock is sent to ``out``, of shape (elements,)."""
-        out[...] = self._piece.parameters
-        self._correction.on_pull(out, self._state, self._rate(self.step))
+        """Write the parameters for a worker of this clock to ``out``, of shape (elements,)."""
+        out[...] = self.piece.parameters
+        self._correction.on_pull(out, self.state, self.rate(self.step))
         self._last[worker] = self.version, min(self.clocks)
         self._first[worker] = self._first[worker] or self._last[worker]
         return Pull(worker=worker, clock=clock, version=self.version)
@@ -85,15 +75,15 @@ class Shard:
         """Apply a gradient, or with ``limit`` 0 the sum of all workers' when the last has come.
 
         Args:
-            worker: whose.
-            clock: the first batch that it is of.
-            clocks: the batches that it is of.
-            gradient: of shape (elements,).
-            pulled: what the worker was last sent.
+            worker: number of the worker.
+            clock: first batch of the gradient.
+            clocks: number of batches.
+            gradient: gradient, of shape (elements,).
+            pulled: parameters that the worker was last sent.
         """
         version, slowest = self._first[worker] or self._last[worker]
         self._first[worker] = None
-        lag = 0 if self._limit == 0 else self.version - version
+        lag = 0 if self.limit == 0 else self.version - version
         told = Push(
             worker=worker,
             clock=clock,
@@ -103,7 +93,7 @@ class Shard:
             lag=lag,
             behind=clock - slowest,
         )
-        if self._limit == 0:
+        if self.limit == 0:
             self._collect(worker, clock, gradient)
         else:
             self._apply(gradient, lag, pulled)
@@ -112,20 +102,20 @@ class Shard:
         return told
 
     def _apply(self, gradient: Array, lag: int, pulled: Array) -> None:
-        own = self._piece.gradients
+        own = self.piece.gradients
         own[...] = gradient
-        factor = self._correction.on_push(own, lag, pulled, self._piece.parameters)
-        self._update(self._rate(self.step) * factor, self.step)
+        factor = self._correction.on_push(own, lag, pulled, self.piece.parameters)
+        self.update(self.rate(self.step) * factor, self.step)
 
     def _collect(self, worker: int, clock: int, gradient: Array) -> None:
         """The sum in the order of the workers, as the ``parameter_server`` all-reduce has it."""
         self._round[worker] = gradient.copy()
-        if len(self._round) < self._workers:
+        if len(self._round) < self.workers:
             return
-        total = self._piece.gradients
+        total = self.piece.gradients
         total[...] = self._round[0]
-        for other in range(1, self._workers):
+        for other in range(1, self.workers):
             total += self._round[other]
         self._round.clear()
         self.squares[clock] = float(np.sum(np.square(total, dtype=np.float64)))
-        self._update(self._rate(clock), clock)
+        self.update(self.rate(clock), clock)

@@ -1,27 +1,26 @@
-"""What workers and servers hold: all parameters to look at, and a server its part to update."""
+"""Stores of workers and servers: all have all parameters, and a server updates its part."""
 
-from collections.abc import Sequence
 from time import perf_counter
 
 import numpy as np
 
 from collectives import Communicator
-from mpitrain.arrays import Array, Gradients, Parameters
+from mpitrain.arrays import Array, Gradients
 from mpitrain.group import share
 from mpitrain.parallel.arena import DATA, Arena
+from mpitrain.parallel.data_parallel import WholeGradients
 from mpitrain.parallel.store import Piece, Reduction, Store
-from mpitrain.parallel.whole import WholeGradients
 from mpitrain.server.roles import Roles
 
 
 class Spread:
-    """The parameters whole on every rank, each server's part from that server.
+    """All parameters on every rank, each server's part from that server.
 
     Cost of :meth:`meet`, of s bytes: a broadcast of s / servers from each server.
 
     Attributes:
-        flat: in the arena's layout.
-        parts: of each server.
+        flat: parameters in the arena's layout.
+        parts: elements of each server.
     """
 
     def __init__(self, comm: Communicator, roles: Roles, flat: Array) -> None:
@@ -31,7 +30,7 @@ class Spread:
         self._roles = roles
 
     def meet(self) -> float:
-        """All ranks have the servers' parameters now; returns seconds.  Collective."""
+        """Give all ranks the servers' parameters; returns seconds.  Collective."""
         start = perf_counter()
         for number, part in enumerate(self.parts):
             if part.start < part.stop:
@@ -39,54 +38,46 @@ class Spread:
         return perf_counter() - start
 
 
-class Pulled(WholeGradients):
-    """A worker's: parameters as they were pulled, and its gradients, summed over its group.
+class WorkerStore(WholeGradients):
+    """Pulled parameters of a worker, and its gradients, summed over its group.
 
     Attributes:
         spread: the parameters.
     """
 
-    pieces: Sequence[Piece] = ()
-
     def __init__(self, arena: Arena, spread: Spread, reduction: Reduction) -> None:
         """Bind the sums; collective over the group.
 
         Args:
-            arena: the layout.
+            arena: layout of the parameters.
             spread: the parameters.
             reduction: how gradients are summed over the group.
         """
         comm = reduction.groups[DATA]
         super().__init__(arena, reduction, comm.empty(arena.size, spread.flat.dtype))
         self.spread = spread
-        self._views = arena.views(spread.flat)
+        self.views = arena.views(spread.flat)
         self.bind_sums()
-
-    def take(self, layer: int) -> Parameters:
-        return self._views[layer]
 
     def publish(self) -> float:
         return self.spread.meet()
 
 
-class Kept(Store):
-    """A server's: the part that it updates, and all of the parameters for tests.
+class ServerStore(Store):
+    """The part that a server updates, and all parameters for tests.
 
     Attributes:
         spread: the parameters.
     """
 
     def __init__(self, arena: Arena, spread: Spread, reduction: Reduction, number: int) -> None:
-        """``number``: which server this is; the others are as of :class:`Pulled`."""
+        """``number``: number of the server; the others are as for :class:`WorkerStore`."""
         super().__init__(arena, reduction, reduction.bucket_bytes, spread.flat.itemsize)
         self.spread = spread
-        self._views = arena.views(spread.flat)
+        self.views = arena.views(spread.flat)
         part = spread.parts[number]
         own = spread.flat[part]
         self.pieces = [Piece(part.start, own, np.zeros_like(own), DATA)]
-
-    def take(self, layer: int) -> Parameters:
-        return self._views[layer]
 
     def accumulate(self, layer: int, gradients: Gradients) -> None:
         """Nothing: a server has no samples of its own."""

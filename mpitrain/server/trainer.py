@@ -21,23 +21,21 @@ from mpitrain.group import share
 from mpitrain.metrics import Skipped, Step, Straggler
 from mpitrain.optim.groups import Grouping
 from mpitrain.parallel.arena import DATA
+from mpitrain.parallel.data_parallel import WholeGradients
 from mpitrain.parallel.grid import Layout, use_once
 from mpitrain.parallel.store import Store
-from mpitrain.parallel.whole import WholeGradients
-from mpitrain.pipeline.runtime import Latest, reads
+from mpitrain.pipeline.runtime import reads
+from mpitrain.pipeline.stage import Latest
 from mpitrain.ranks.together import together
-from mpitrain.server.account import Told, steps
-from mpitrain.server.corrections import correction
-from mpitrain.server.decay import in_parts
-from mpitrain.server.log import Begun, LogError, decisive
-from mpitrain.server.meetings import next_meeting
-from mpitrain.server.order import Order, check_folders
+from mpitrain.server.account import RankReport, next_meeting, steps
+from mpitrain.server.corrections import correction, with_decay_in_parts
+from mpitrain.server.messages import Clients, Servers, check_size
 from mpitrain.server.roles import Roles, roles
 from mpitrain.server.serve import Serving
+from mpitrain.server.service_log import Begun, LogError, decisive
+from mpitrain.server.service_order import ServiceOrder, Turns, check_folders
 from mpitrain.server.shard import Shard
-from mpitrain.server.store import Kept, Pulled, Spread
-from mpitrain.server.turns import Turns
-from mpitrain.server.wire import Clients, Servers, check_size
+from mpitrain.server.store import ServerStore, Spread, WorkerStore
 from mpitrain.server.work import Exchange, Worker
 from mpitrain.step.agreement import NonFinite
 from mpitrain.training import build
@@ -92,9 +90,9 @@ class ServedTrainer(Trainer):
         self.summation = reduction.summation
         store: Store
         if self._is_server:
-            store = Kept(self.arena, spread, reduction, self._number)
+            store = ServerStore(self.arena, spread, reduction, self._number)
         else:
-            store = Pulled(self.arena, spread, reduction)
+            store = WorkerStore(self.arena, spread, reduction)
         bound = self.config.server.limit
         store.algorithm = "parameter servers"
         store.reason = "no bound" if bound is None else f"bound {bound}"
@@ -103,7 +101,7 @@ class ServedTrainer(Trainer):
     def _grouped(self) -> Grouping:
         own = self.config.server
         part = 1.0 if own.synchronous else own.push / self.roles.groups
-        return in_parts(super()._grouped(), part)
+        return with_decay_in_parts(super()._grouped(), part)
 
     def _bind_pipeline(self) -> None:
         super()._bind_pipeline()
@@ -127,7 +125,7 @@ class ServedTrainer(Trainer):
         self._worker_feed = self.feed.among(self._group)
         self._bind_worker()
 
-    def _ordered(self) -> Order | None:
+    def _ordered(self) -> ServiceOrder | None:
         """In which this server serves."""
         folder, replay = Path(self.config.run.dir), self.config.server.replay
         check_folders(replay, folder)
@@ -135,7 +133,7 @@ class ServedTrainer(Trainer):
             return None
         job = decisive(self.config, self.data_digest)
         own, every = self._number, self.roles
-        return Order(folder, replay, Begun(1, own, every.servers, every.groups, 0, job))
+        return ServiceOrder(folder, replay, Begun(1, own, every.servers, every.groups, 0, job))
 
     def _bind_server(self) -> None:
         piece, state = self.store.pieces[0], self.updater.state[0]
@@ -165,7 +163,7 @@ class ServedTrainer(Trainer):
             self._group,
             self._to_servers,
             store,
-            store.spread.flat if isinstance(store, Pulled) else np.empty(0),
+            store.spread.flat if isinstance(store, WorkerStore) else np.empty(0),
             self.config.server,
             self._compute,
             lambda batch, held: self._worker_passes.source(held, [batch]).unfit(),
@@ -178,7 +176,7 @@ class ServedTrainer(Trainer):
         if self._group.rank > 0:
             return None
         ranks = [self.roles.server(number) for number in range(self.roles.servers)]
-        spread = cast(Pulled, self.store).spread
+        spread = cast(WorkerStore, self.store).spread
         return Servers(
             self.comm,
             self._wire,
@@ -242,7 +240,7 @@ class ServedTrainer(Trainer):
             ConfigError,
             LogError,
         )
-        act: Callable[[], Told] = partial(self._work, epoch, batches, first)
+        act: Callable[[], RankReport] = partial(self._work, epoch, batches, first)
         if turns:
             act = partial(self._serve, first, stop, turns)
         own = together(self.comm, act, DataError, NonFinite, ConfigError, LogError)
@@ -281,21 +279,21 @@ class ServedTrainer(Trainer):
 
         return [sum(map(own, self.roles.members(g))) for g in range(self.roles.groups)]
 
-    def _serve(self, first: int, stop: int, turns: Turns) -> Told:
+    def _serve(self, first: int, stop: int, turns: Turns) -> RankReport:
         service = self._serving.until_done(first, stop, turns)
         if self._order and not service.failed:
             self._order.write(first, stop, service.events)
         sent, self._clients.sent = self._clients.sent, Counter()
-        return Told(
+        return RankReport(
             idle=service.idle, sent=sent, pushes=service.pushes, squares=self._shard.squares
         )
 
-    def _work(self, epoch: int, batches: list[Array], first: int) -> Told:
+    def _work(self, epoch: int, batches: list[Array], first: int) -> RankReport:
         own, feed = self._worker_reads[self.comm.rank], self._worker_feed
         reading = feed.batches(
             "train", epoch, batches, 1, self._worker_passes.parts, lambda steps: own
         )
-        told = Told(leads=self._to_servers is not None)
+        told = RankReport(leads=self._to_servers is not None)
 
         def timed() -> Iterator[tuple[list[Array], Held]]:
             for some in reading:

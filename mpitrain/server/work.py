@@ -14,8 +14,8 @@ from mpitrain.arrays import Array
 from mpitrain.config import ConfigError, Server
 from mpitrain.data import DataError
 from mpitrain.kernels import square_sum
-from mpitrain.parallel.whole import WholeGradients
-from mpitrain.server.wire import Kind
+from mpitrain.parallel.data_parallel import WholeGradients
+from mpitrain.server.messages import MessageKind
 from mpitrain.step.agreement import NonFinite, nonfinite
 from mpitrain.training.feed import Held
 
@@ -38,7 +38,7 @@ class Exchange(Protocol):
         ``rate``: the learning rate, for those who take the step themselves.
         """
 
-    def end(self, kind: Kind, clock: int) -> None:
+    def end(self, kind: MessageKind, clock: int) -> None:
         """Nothing more before the meeting."""
 
     def free(self) -> None:
@@ -119,9 +119,9 @@ class Worker:
                 self._clock(clock, batches[0], held, work)
                 self._push(clock, first, stop, work)
         except (DataError, NonFinite, ConfigError):
-            self._end(Kind.FAILED, clock, work)
+            self._end(MessageKind.FAILED, clock, work)
             raise
-        self._end(Kind.DONE, clock, work)
+        self._end(MessageKind.DONE, clock, work)
         return work
 
     def _pull(self, clock: int, work: Work) -> bool:
@@ -170,7 +170,7 @@ class Worker:
                 kept[...] = 0
         work.pushing += perf_counter() - start
 
-    def _end(self, kind: Kind, clock: int, work: Work) -> None:
+    def _end(self, kind: MessageKind, clock: int, work: Work) -> None:
         start = perf_counter()
         if self._link:
             self._link.end(kind, clock)

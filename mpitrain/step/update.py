@@ -8,8 +8,8 @@ import numpy as np
 from collectives import Communicator
 from mpitrain.arrays import Array, array_namespace
 from mpitrain.config import ConfigError
-from mpitrain.optim.groups import Group, Grouping
-from mpitrain.optim.optimizers import Optimizer, step_by
+from mpitrain.optim.groups import Grouping, ParameterGroup
+from mpitrain.optim.optimizers import Optimizer
 from mpitrain.parallel.store import Allocate, Piece, Store, overlaps
 from mpitrain.step.trust import TrustRatios
 
@@ -27,7 +27,7 @@ class _Run(NamedTuple):
     """
 
     part: slice
-    group: Group
+    group: ParameterGroup
     left_out: int
 
     def follows(self, other: "_Run") -> bool:
@@ -154,7 +154,7 @@ class Updater:
                     group = run.group.at(number)
                     p, g = piece.parameters[run.part], piece.gradients[run.part]
                     taken, rate = self.steps - run.left_out, lr * group.rate
-                    step_by(group.optimizer, p, g, run.of(state), taken, rate, gradient_scale)
+                    group.optimizer.take_step(p, g, run.of(state), taken, rate, gradient_scale)
         for piece, state in zip(self._store.pieces, self.state) if self._average else ():
             state[AVERAGE] += (1.0 - self._average) * (piece.parameters - state[AVERAGE])
 

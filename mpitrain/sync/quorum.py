@@ -24,7 +24,7 @@ from mpi4py import MPI
 
 from collectives.execution.waiting import give_way
 from mpitrain.arrays import Array
-from mpitrain.parallel.summation import Keeper, Kept
+from mpitrain.parallel.summation import Keeper, KeptElements
 from mpitrain.step.agreement import Agreed, Told
 from mpitrain.step.gradient import GlobalGradient
 from mpitrain.sync.message import Late, Message, mean
@@ -242,9 +242,9 @@ class Quorum(InStep):
     def keepers(self) -> Sequence[Keeper]:
         return [self]
 
-    def kept(self) -> Iterator[Kept]:
+    def kept(self) -> Iterator[KeptElements]:
         """The gradients of this worker that have come late and are in no mean yet."""
-        yield Kept("late", 0, self._late, is_per_replica=True)
+        yield KeptElements("late", 0, self._late, is_per_replica=True)
 
     def state(self) -> Mapping[str, Array]:
         """How many of these each worker has, and the step of the last one."""

@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 from collectives import Communicator
 from mpitrain.arrays import Scalar
 from mpitrain.metrics import Step, Straggler, Synced, Times
-from mpitrain.parallel.grid import Place
+from mpitrain.parallel.grid import Coordinates
 from mpitrain.step.agreement import Agreed, Told
 from mpitrain.step.ledger import Noted
 from mpitrain.sync import Strategy
@@ -135,6 +135,6 @@ class Account:
         """Who kept the others waiting since the last call, if anybody did; collective."""
         return self.busy.slowest(self._comm, peers, step)
 
-    def times(self, place: Place) -> Times:
+    def times(self, place: Coordinates) -> Times:
         """Where the time of each rank went since the start; collective."""
         return self.busy.times(self._comm, place.stage, place.tensor)

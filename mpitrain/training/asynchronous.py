@@ -9,8 +9,8 @@ from mpi4py import MPI
 from mpitrain import nn
 from mpitrain.arrays import Array
 from mpitrain.metrics import Step
-from mpitrain.parallel.replicated import Replicated
-from mpitrain.pipeline.window import Window
+from mpitrain.parallel.data_parallel import Replicated
+from mpitrain.pipeline.window import UpdateWindow
 from mpitrain.training.feed import Held
 from mpitrain.training.placed import Placed
 
@@ -38,7 +38,7 @@ def train_window(trainer: Placed, epoch: int, batches: list[Array], held: Held) 
     done, start = trainer.steps_done, perf_counter()
     # The configuration has refused other stores.
     store = cast(Replicated, trainer.store)
-    window = Window(
+    window = UpdateWindow(
         trainer.grid,
         store,
         trainer.gradient,

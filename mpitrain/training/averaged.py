@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import cast
 
-from mpitrain.parallel.replicated import Replicated
+from mpitrain.parallel.data_parallel import Replicated
 from mpitrain.ranks.together import all_here
 from mpitrain.step.update import AVERAGE
 from mpitrain.training.placed import Placed

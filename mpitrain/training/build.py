@@ -21,14 +21,15 @@ from mpitrain.models import Model
 from mpitrain.optim.optimizers import LAMB, LARS, SGD, Adam, Optimizer
 from mpitrain.parallel.adasum_sum import Adasum
 from mpitrain.parallel.arena import Arena
-from mpitrain.parallel.choosing import choose
-from mpitrain.parallel.compressed import Compressed, Compression
+from mpitrain.parallel.codec_trial import choose
+from mpitrain.parallel.coded_sum import CodingOptions
+from mpitrain.parallel.compressed_summation import CompressedSummation
+from mpitrain.parallel.data_parallel import Replicated
 from mpitrain.parallel.grid import Layout
 from mpitrain.parallel.node_shared import NodeShared
-from mpitrain.parallel.replicated import Replicated
-from mpitrain.parallel.sharded import ShardedGradients, ShardedOptimizer, ShardedParameters
 from mpitrain.parallel.store import Allocate, Reduction, Store
 from mpitrain.parallel.summation import Dense, Summation
+from mpitrain.parallel.zero import ShardedGradients, ShardedOptimizer, ShardedParameters
 from mpitrain.pipeline.actions import Pipeline
 from mpitrain.pipeline.replay import PipelineError, Report, replay
 from mpitrain.pipeline.schedules import SCHEDULES
@@ -175,7 +176,7 @@ def summation(config: Config, replica: int) -> Summation:
     every = config.sync.period if config.sync.drifts else 1
     how = compression(config.compress, every)
     dice, anew = Dice(config.run.seed, replica), config.parallel.zero > 1
-    return Compressed(how, dice, dense(config), anew=anew)
+    return CompressedSummation(how, dice, dense(config), anew=anew)
 
 
 def reduction(config: Config, groups: Mapping[str, Communicator], replica: int) -> Reduction:
@@ -227,11 +228,11 @@ def strategy(config: Config, workers: Workers) -> Strategy:
             return Quorum(workers, s.needed(comm.size), s.behind, replay)
 
 
-def compression(table: Compress, every: int = 1) -> Compression:
+def compression(table: Compress, every: int = 1) -> CodingOptions:
     """How gradients are coded, summed after ``every`` steps, of a table that names a codec."""
     code = parse(table.codec)
     feedback = (feedback_of(code) if table.feedback == "auto" else table.feedback) == "on"
-    return Compression(
+    return CodingOptions(
         code,
         feedback,
         table.start,

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from collectives import Communicator
 from mpitrain.config import Config, ConfigError, Optim
 from mpitrain.metrics import Step
-from mpitrain.optim.own_schedule import Factor
+from mpitrain.optim.schedule_table import Factor
 from mpitrain.step.agreement import NonFinite
 from mpitrain.training.trainer import Trainer
 

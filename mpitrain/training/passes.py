@@ -12,10 +12,10 @@ from mpitrain.data import Dataset
 from mpitrain.device import Device
 from mpitrain.group import TensorGroup
 from mpitrain.models import Model
-from mpitrain.parallel.grid import Layout, Place, ProcessGrid
+from mpitrain.parallel.grid import Coordinates, Layout, ProcessGrid
 from mpitrain.parallel.store import Store, Weights
 from mpitrain.pipeline.actions import Pipeline
-from mpitrain.pipeline.messages import Spec
+from mpitrain.pipeline.mailbox import Spec
 from mpitrain.pipeline.replay import Report
 from mpitrain.pipeline.runtime import Runner, Span
 from mpitrain.pipeline.stage import LayerStage, Stage
@@ -91,11 +91,10 @@ class Passes:
     def runner(self, steps: int = 1) -> Runner:
         """What carries it out; collective, the first time."""
         if steps not in self._runners:
-            pipeline, report = self.schedule(steps)
+            _, report = self.schedule(steps)
             self._runners[steps] = Runner(
                 self._comm,
                 self._layout,
-                pipeline,
                 report,
                 self._stages,
                 self.weights,
@@ -138,7 +137,7 @@ class Passes:
         for virtual in range(self._virtual_stages):
             chunk, stage = divmod(virtual, self._layout.stages)
             is_ours = stage == self._place.stage
-            rank = self._layout.rank(Place(stage, 0, 0))
+            rank = self._layout.rank(Coordinates(stage, 0, 0))
             yield rank, partial(forward, self._stages[chunk]) if is_ours else None
 
     def forget(self) -> None:

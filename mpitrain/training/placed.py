@@ -22,17 +22,17 @@ from mpitrain.group import TensorGroup
 from mpitrain.metrics import Overlap
 from mpitrain.objective import Loss
 from mpitrain.objective.metrics import Metric
-from mpitrain.optim import groups, own_schedule
+from mpitrain.optim import groups, schedule_table
 from mpitrain.optim.groups import Grouping
 from mpitrain.optim.lr import Rates
 from mpitrain.optim.optimizers import Optimizer
-from mpitrain.optim.own_schedule import Factor, Schedule
+from mpitrain.optim.schedule_table import Factor, TabulatedSchedule
 from mpitrain.parallel.arena import Arena
+from mpitrain.parallel.data_parallel import Replicated
 from mpitrain.parallel.grid import ProcessGrid, shared_name
+from mpitrain.parallel.overlap_trial import OverlapTrial
 from mpitrain.parallel.replicas import ReplicaMismatch, check_replicas
-from mpitrain.parallel.replicated import Replicated
 from mpitrain.parallel.store import Store
-from mpitrain.parallel.trial import Trial
 from mpitrain.pipeline.runtime import Span, no_span
 from mpitrain.ranks.same import described, expect_same, expect_same_job
 from mpitrain.ranks.stop import StopFlag
@@ -122,7 +122,7 @@ class Placed(ClosedTogether):
         metrics: Mapping[str, Metric] | None = None,
         optimizer: Optimizer | None = None,
         grouping: Grouping | None = None,
-        schedule: Factor | Schedule | None = None,
+        schedule: Factor | TabulatedSchedule | None = None,
         before_step: Callable[[Any], None] | None = None,
         device: Device | None = None,
     ) -> None:
@@ -235,7 +235,7 @@ class Placed(ClosedTogether):
         self,
         data: Dataset | None,
         metrics: Mapping[str, Metric] | None,
-        schedule: Factor | Schedule | None,
+        schedule: Factor | TabulatedSchedule | None,
     ) -> None:
         """The data, the order of samples, and the rate of each step."""
         config = self.config
@@ -257,7 +257,9 @@ class Placed(ClosedTogether):
             shuffles=not isinstance(self.data.train, Streamed),
         )
         per_epoch = self.sampler.steps_per_epoch
-        table = own_schedule.agreed(self.comm, config.optim, schedule, per_epoch, self.total_steps)
+        table = schedule_table.agreed(
+            self.comm, config.optim, schedule, per_epoch, self.total_steps
+        )
         self.rates = Rates(config.optim, config.train, per_epoch, table)
 
     def _bind(self, metrics: Mapping[str, Metric] | None) -> None:
@@ -467,7 +469,7 @@ class Placed(ClosedTogether):
         self.store.publish()
         self.passes.forget()
 
-    def _begin_trial(self) -> Trial | None:
+    def _begin_trial(self) -> OverlapTrial | None:
         """Of ``parallel.overlap = "auto"``, if a rank has sums that could overlap; collective."""
         parallel = self.config.parallel
         if parallel.overlap != "auto" or parallel.schedule == "asynchronous":
@@ -475,7 +477,7 @@ class Placed(ClosedTogether):
         if self.config.sync.kind != "every_step":  # sums inside of a worker alone
             return None
         overlaps = self.comm.allreduce(self.store.set_overlap(True), MPI.LOR)
-        return Trial() if overlaps else None
+        return OverlapTrial() if overlaps else None
 
     def expect_open(self) -> None:
         """Raises RuntimeError: it is closed."""

@@ -13,7 +13,8 @@ from collectives import CorruptMessage
 from mpitrain.arrays import Array, Scalar
 from mpitrain.metrics import Overlap, Round, Skipped, Step, Straggler, Times
 from mpitrain.parallel.replicas import check_replicas
-from mpitrain.pipeline.runtime import Latest, reads
+from mpitrain.pipeline.runtime import reads
+from mpitrain.pipeline.stage import Latest
 from mpitrain.step.agreement import Agreed, NonFinite, Told, named, nonfinite
 from mpitrain.step.ledger import Noted
 from mpitrain.sync import Progressing

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 import mpitrain
-from mpitrain.adapters.torch import DataParallel, gradients, load_into
+from mpitrain.adapters.torch import DataParallel, buckets, load_into
 from mpitrain.adapters.torch.arrays import as_array, as_tensor
 from mpitrain.training.evaluation import evaluate
 from tests.gpu.check import Check
@@ -113,7 +113,7 @@ def replicas(**options):
         has_gpu = torch.cuda.is_available()
         with everybody() as comm:
             right = loop(comm, "cpu")
-            with patch.object(gradients, "memory_of", lambda parameter: "cupy"):
+            with patch.object(buckets, "memory_of", lambda parameter: "cupy"):
                 found = loop(comm, "cuda" if has_gpu else "cpu", **options)
         for name, value in right.items():
             torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-5)

@@ -29,7 +29,7 @@ from collectives.execution.plan import Binding
 from collectives.execution.tags import Tags
 from collectives.execution.transport.device import DirectTransport, StagedTransport
 from mpitrain.config import Config, Data, Model, Optim, Run, Train
-from mpitrain.parallel.summation import KeepsNothing
+from mpitrain.parallel.summation import Summation
 from mpitrain.training import build, placed
 from mpitrain.training.trainer import Trainer
 from tests.gpu import virtual_card
@@ -37,7 +37,7 @@ from tests.gpu.timeline import Rates, Timeline
 
 
 @dataclass(frozen=True)
-class Mirrored(KeepsNothing):
+class Mirrored(Summation):
     """Sums over ``size`` ranks of which there is one."""
 
     timeline: Timeline

@@ -8,7 +8,7 @@ from collectives.commands.explore import explorer
 from mpitrain.pipeline.actions import Pipeline
 from mpitrain.pipeline.explore import explorer as pipelines
 from mpitrain.pipeline.explore import record as record_pipeline
-from mpitrain.pipeline.simulate import Times
+from mpitrain.pipeline.simulate import PassTimes
 from tests.browser import browser
 from tests.unit.collectives.test_explore import spelled, states
 from tests.unit.mpitrain.test_pipeline_page import held_at
@@ -119,7 +119,7 @@ def test_play_reaches_the_end(window, tmp_path):
 @pytest.mark.parametrize("width", WIDTHS)
 def test_pipelines_are_stepped_through_in_time(window, tmp_path, width):
     window.resize(width, WIDTHS[width], mobile=width < 600)
-    pipeline, times = Pipeline((1,) * 4, 8), Times(1.0, 1.0, 1.0)
+    pipeline, times = Pipeline((1,) * 4, 8), PassTimes(1.0, 1.0, 1.0)
     page = pipelines({"1f1b": pipeline, "gpipe": pipeline}, times)
     address = opened(window, tmp_path / "page.html", page, "#step=3")
     data = record_pipeline("1f1b", pipeline, times)

@@ -1,17 +1,17 @@
-"""Any ``torch.nn.Module``: torch computes, we communicate.
+"""Any ``torch.nn.Module``: torch computes, this package communicates.
 
-As layers of the trainer, in any layout of ranks:
+A module can be layers of the trainer, in any layout of ranks:
 
     Trainer(comm, job, layers=layers(torch.nn.Sequential(...)))
 
-or in a loop of one's own, in the place of torch's DistributedDataParallel:
+or a replica in a user's own loop, as with torch's DistributedDataParallel:
 
     with DataParallel(Communicator(MPI.COMM_WORLD), module) as replica:
         optimizer.zero_grad()
         criterion(replica(inputs), labels).backward()
         optimizer.step()
 
-:class:`DistributedDataParallel` is the same as torch's scripts call theirs.
+:class:`DistributedDataParallel` has the interface of torch's class.
 """
 
 from collectives.errors import install

@@ -1,4 +1,4 @@
-"""The same memory for torch and for NumPy, or for torch and CuPy."""
+"""Arrays and tensors that share memory: torch and NumPy, or torch and CuPy."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,11 +21,11 @@ def namespace_of(tensor: torch.Tensor) -> ModuleType:
 def as_array(tensor: torch.Tensor, xp: ModuleType = np) -> Array:
     """A tensor as an array of the same shape: on the CPU NumPy's, on a GPU CuPy's.
 
-    A copy where torch only marks the numbers as conjugate or negative.
+    It is a copy where torch only marks the numbers as conjugate or negative.
 
     Raises:
         ImportError: bfloat16 without ml_dtypes.
-        TypeError: a type that NumPy does not have, or a tensor that is not where ``xp`` computes.
+        TypeError: NumPy does not have the type, or the tensor is not where ``xp`` computes.
     """
     values = tensor.detach().resolve_conj().resolve_neg()
     if xp is not np:
@@ -46,7 +46,7 @@ def as_tensor(array: Array) -> torch.Tensor:
     """An array as a tensor of the same shape, on the device of the array.
 
     Raises:
-        ConfigError: it lies on a GPU, for which this torch was not made.
+        ConfigError: the array lies on a GPU, for which this torch was not made.
     """
     if array_namespace(array) is not np:
         try:
@@ -62,7 +62,7 @@ def as_tensor(array: Array) -> torch.Tensor:
 
 
 def as_tensors(arrays: Mapping[str, Array]) -> dict[str, torch.Tensor]:
-    """The same by name; those that lie scattered are copied."""
+    """Arrays as tensors, by name; arrays that are not contiguous are copied."""
     return {
         name: as_tensor(array_namespace(array).ascontiguousarray(array))
         for name, array in arrays.items()
@@ -70,21 +70,21 @@ def as_tensors(arrays: Mapping[str, Array]) -> dict[str, torch.Tensor]:
 
 
 def as_bytes(tensor: torch.Tensor) -> Array:
-    """The values of a tensor of any type, layout and device, of shape (bytes,); a copy if need be.
+    """The bytes of a tensor of any type, layout and device, of shape (bytes,); a copy if need be.
 
-    Waits for a GPU.
+    It waits for a GPU.
     """
     values = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
     found: Array = values.view(torch.uint8).cpu().numpy()
     return found
 
 
-#: Tensors that were copied to a device, by name, and which memory and version of it they are of.
+#: Copies of tensors on a device, by name, with the address and version of their origin.
 Moved = dict[str, tuple[tuple[int, int], torch.Tensor]]
 
 
 def moved(before: Moved, name: str, constant: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A constant on a device, to which it goes once, and again when it has changed."""
+    """A constant on a device; it is copied there once, and again when it has changed."""
     if constant.device == device:
         return constant
     is_now = constant.data_ptr(), constant._version
@@ -95,7 +95,7 @@ def moved(before: Moved, name: str, constant: torch.Tensor, device: torch.device
 
 @contextmanager
 def on_stream_of(array: Array) -> Iterator[None]:
-    """torch queues its work where CuPy does, so that neither has to wait for the other."""
+    """Let torch queue its work on CuPy's stream, so that neither has to wait for the other."""
     xp = array_namespace(array)
     if xp is np or not torch.cuda.is_available():
         yield

@@ -1,4 +1,4 @@
-"""Codes of gradients in a loop of one's own: a communication hook, as torch's PowerSGD is one."""
+"""Codes of gradients in a user's own loop: a communication hook, like torch's PowerSGD."""
 
 from collections.abc import Mapping
 
@@ -6,15 +6,15 @@ import msgspec
 import torch
 
 from collectives.codec import Dice
-from collectives.communicator import Communicator
 from mpitrain.adapters.torch.arrays import as_array, as_tensor
-from mpitrain.adapters.torch.hooks import GradBucket
+from mpitrain.adapters.torch.comm_hooks import GradBucket
 from mpitrain.adapters.torch.replica import DataParallel
 from mpitrain.compress import CodecError, Momentum, parse
 from mpitrain.config import Compress
 from mpitrain.config.exchange import code_conflicts
 from mpitrain.parallel.arena import DATA, Bucket
-from mpitrain.parallel.compressed import Compressed, Exchange
+from mpitrain.parallel.coded_sum import CodedSum
+from mpitrain.parallel.compressed_summation import CompressedSummation
 from mpitrain.parallel.summation import Dense, Sum, Summand
 from mpitrain.training.build import compression
 
@@ -22,17 +22,17 @@ _CODED = (torch.float32, torch.float64)
 
 
 class Compression:
-    """The state of :func:`compression_hook`: what codes gradients, and what codes have left out.
+    """State of :func:`compression_hook`: the codec, and the parts of gradients left out so far.
 
         state = Compression(net, "powersgd:rank=4")
         net.register_comm_hook(state, compression_hook)
 
-    Where a gradient of any rank is not finite, neither is the mean, on all ranks, and what was left
-    out stays as it was.  It is in units of the gradients: a loss scale (``GradScaler``) must not
-    change.
+    If a gradient of any rank is not finite, the mean is not, either, on all ranks, and the parts
+    left out stay as before.  They are in units of the gradients: a loss scale (``GradScaler``) must
+    not change.
 
     Attributes:
-        steps: backward passes so far, of which the dice depend.
+        steps: number of backward passes; random numbers depend on it.
     """
 
     def __init__(
@@ -46,10 +46,10 @@ class Compression:
         feedback: str = "auto",
         seed: int = 0,
     ) -> None:
-        """Choose the code; arguments as those of the table ``[compress]`` of a job.
+        """Choose the codec; arguments as in the table ``[compress]`` of a job.
 
         Raises:
-            ValueError: there is no such code, or it does not go with the other arguments.
+            ValueError: there is no such codec, or it cannot be combined with the other arguments.
         """
         if codec in ("none", "auto"):
             raise CodecError(f"{codec!r} is no code; leave the hook out, or name one")
@@ -67,11 +67,9 @@ class Compression:
                 raise CodecError(f"codec = {codec!r}: {why}")
         except msgspec.ValidationError as error:
             raise CodecError(str(error)) from error
-        self._comm: Communicator
         self._comm, self._under_way = net.under_way
-        self._summation = Compressed(
-            compression(table), Dice(seed, self._comm.rank), Dense(), tells=True
-        )
+        dice = Dice(seed, self._comm.rank)
+        self._summation = CompressedSummation(compression(table), dice, Dense(), tells=True)
         self._sums: dict[int, tuple[int, Sum]] = {}
         self._start = 0
         self._loaded: dict[str, torch.Tensor] = {}
@@ -81,7 +79,8 @@ class Compression:
         """Start to average a bucket; collective.
 
         Raises:
-            RuntimeError: its parameters are others than when the hook was registered.
+            RuntimeError: the module has other parameters than when the hook was registered, or
+                loaded state belongs to other gradients.
         """
         buffer, index = bucket.buffer(), bucket.index()
         if index == 0:
@@ -95,7 +94,10 @@ class Compression:
         buffer.div_(self._comm.size)
         if buffer.dtype not in _CODED:
             return self._under_way.all_reduce(buffer)
-        address, found = self._sums.get(index) or self._bind(bucket)
+        if index not in self._sums:
+            self._sums[index] = buffer.data_ptr(), self._bind(bucket)
+            self._restore()
+        address, found = self._sums[index]
         if address != buffer.data_ptr():
             raise RuntimeError(
                 "the module has other parameters than when its gradients were first coded; make "
@@ -103,15 +105,14 @@ class Compression:
             )
         self._summation.dice.step = self.steps - 1
         found.Start()
-        ended = None
-        if isinstance(found, Exchange):
 
-            def ended(exchange: Exchange = found) -> None:
-                (exchange.commit if exchange.is_finite else exchange.rollback)()
+        def ended() -> None:
+            if isinstance(found, CodedSum):
+                (found.commit if found.is_finite else found.rollback)()
 
         return self._under_way.add(found, buffer, ended)
 
-    def _bind(self, bucket: GradBucket) -> tuple[int, Sum]:
+    def _bind(self, bucket: GradBucket) -> Sum:
         buffer = bucket.buffer()
         if buffer.is_cuda:
             raise TypeError(
@@ -125,8 +126,10 @@ class Compression:
             for number, gradient in enumerate(bucket.gradients())
         }
         where = Bucket(start, self._start, frozenset(), DATA)
-        found = self._summation.bind(Summand(where, self._comm, own, tensors, own))
-        self._sums[bucket.index()] = buffer.data_ptr(), found
+        return self._summation.bind(Summand(where, self._comm, own, tensors, own))
+
+    def _restore(self) -> None:
+        """Write loaded values into the sums that keep them."""
         for name, values in self._kept().items():
             if name in self._loaded:
                 saved = self._loaded.pop(name)
@@ -136,25 +139,22 @@ class Compression:
                         f"{tuple(values.shape)}; take a DataParallel with the same bucket_bytes"
                     )
                 values.copy_(saved)
-        return self._sums[bucket.index()]
 
     def _kept(self) -> dict[str, torch.Tensor]:
-        """What is kept, by name, as views."""
-        found = {
-            f"{kept.name}.{kept.start}": as_tensor(kept.values) for kept in self._summation.kept()
-        }
-        return found | {name: as_tensor(array) for name, array in self._summation.state().items()}
+        """Views of all values that are kept, by name."""
+        found = {f"{kept.name}.{kept.start}": kept.values for kept in self._summation.kept()}
+        return {name: as_tensor(v) for name, v in (found | dict(self._summation.state())).items()}
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """What this rank must save to go on bit by bit; each rank has its own."""
+        """State of this rank, which every rank must save to go on bit by bit."""
         kept = {name: values.clone() for name, values in self._kept().items()}
         return {"steps": torch.tensor(self.steps), **self._loaded, **kept}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Go on from what this rank has saved, before the first backward pass.
+        """Take over the state that this rank has saved, before the first backward pass.
 
         Raises:
-            RuntimeError: there was one.
+            RuntimeError: a backward pass came before.
         """
         if self._sums:
             raise RuntimeError("gradients were coded already; load before the first backward()")
@@ -162,7 +162,7 @@ class Compression:
         self.steps = int(self._loaded.pop("steps"))
 
     def close(self) -> None:
-        """Free what is bound; collective, before ``net.close()``."""
+        """Free the sums; collective, before ``net.close()``."""
         while self._sums:
             self._sums.popitem()[1][1].Free()
 
@@ -170,5 +170,5 @@ class Compression:
 def compression_hook(
     state: Compression, bucket: GradBucket
 ) -> torch.futures.Future[list[torch.Tensor]]:
-    """For ``DataParallel.register_comm_hook``: the mean of a bucket by codes."""
+    """Hook for ``DataParallel.register_comm_hook``: the mean of a bucket by codes."""
     return state.begin(bucket)

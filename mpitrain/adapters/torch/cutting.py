@@ -1,4 +1,4 @@
-"""A module cut into parts that follow one another, for the stages of a pipeline."""
+"""Cut a module into parts that follow one another, for the stages of a pipeline."""
 
 from collections.abc import Sequence
 from copy import deepcopy
@@ -8,19 +8,21 @@ import torch
 from torch import fx
 
 from mpitrain.adapters.torch.arrays import as_tensor
+from mpitrain.adapters.torch.checks.module import modes_kept
+from mpitrain.adapters.torch.checks.probe import one_line
 from mpitrain.arrays import Array
 from mpitrain.fields import fields, named
 
 
 def cut(module: torch.nn.Module, after: Sequence[str]) -> list[torch.nn.Module]:
-    """The parts of a module that end where the modules of these names have given their results.
+    """Parts of a module, each of which ends behind a module of these names.
 
-    Parameters and buffers keep their names, and are the module's own.  A part takes what the part
-    before it gives: a tensor, or as many arguments as the tuple has that it gives.
+    Parameters and buffers keep their names, and are the module's own.  A part takes the results of
+    the part before it: a tensor, or the elements of a tuple as arguments.
 
     Args:
-        module: can be traced by ``torch.fx``: which way it goes does not depend on values.
-        after: names of modules in it, in the order in which they are called.
+        module: a module that ``torch.fx`` can trace: its branches do not depend on values.
+        after: names of modules within it, in the order in which they are called.
 
     Raises:
         ValueError: it cannot be traced, or has no such module.
@@ -29,18 +31,14 @@ def cut(module: torch.nn.Module, after: Sequence[str]) -> list[torch.nn.Module]:
         raise ValueError(
             f"a {type(module).__name__} cannot be cut, as its own hooks belong to no part of it"
         )
-    modes = [(part, part.training) for part in module.modules()]
     try:
-        graph = fx.Tracer().trace(module.train())
-    except Exception as error:  # whatever the module's own code makes of stand-ins for tensors
+        with modes_kept(module):
+            graph = fx.Tracer().trace(module.train())
+    except Exception as error:  # user code may fail in any way with torch.fx's proxies
         raise ValueError(
             f"a {type(module).__name__} cannot be cut, as torch.fx cannot trace it "
-            f"({type(error).__name__}: {' '.join(str(error).split())}); give a torch.nn.Sequential "
-            "of its parts"
+            f"({type(error).__name__}: {one_line(error)}); give a torch.nn.Sequential of its parts"
         ) from error
-    finally:
-        for part, training in modes:
-            part.training = training
     nodes = [node for node in graph.nodes if node.op != "output"]
     ends = [_last(nodes, name) for name in after]
     if ends != sorted(set(ends)):
@@ -55,24 +53,24 @@ def cut(module: torch.nn.Module, after: Sequence[str]) -> list[torch.nn.Module]:
 
 
 def has_hooks(module: torch.nn.Module) -> bool:
-    """Whether something is to be called when all of the module goes forward or backward."""
+    """Whether the module as a whole has hooks for its forward or backward pass."""
     kinds = "forward_pre", "forward", "backward_pre", "backward"
     return any(getattr(module, f"_{kind}_hooks") for kind in kinds)
 
 
 def expect_the_same(module: torch.nn.Module, after: Sequence[str], inputs: Array) -> None:
-    """The parts, one after the other, give what the module gives, and the same gradients.
+    """Check that the parts in a row have the results and gradients of the module.
 
-    What torch.fx cannot see has become a constant of the parts: a mode of evaluation, a branch, a
+    Things that torch.fx cannot see become constants of the parts: a mode of evaluation, a branch, a
     ``torch.no_grad()``.
 
     Args:
-        module: to be cut; it is tried in evaluation mode, in which nothing is random.
-        after: where.
-        inputs: of some samples.
+        module: the module; it is tried in evaluation mode, in which nothing is random.
+        after: names of modules behind which it is cut.
+        inputs: inputs for some samples.
 
     Raises:
-        ValueError: they do not.
+        ValueError: results or gradients differ.
     """
 
     kind = next((p.dtype for p in module.parameters()), torch.get_default_dtype())
@@ -123,7 +121,7 @@ def _last(nodes: Sequence[fx.Node], name: str) -> int:
 
 
 def _inside(node: fx.Node) -> set[str]:
-    """The modules that a node is a part of; of the second call of one, fx says ``name@1``."""
+    """The modules that a node is a part of; fx calls the second call of one ``name@1``."""
     return {key.partition("@")[0] for key in node.meta.get("nn_module_stack", {})}
 
 
@@ -142,7 +140,7 @@ def _part(
             copies[entering] = own.placeholder(entering.name)
 
     def copied(node: fx.Node) -> fx.Node:
-        if node not in copies and node.op == "get_attr":  # every part takes what it needs of them
+        if node not in copies and node.op == "get_attr":  # every part has the attributes it needs
             copies[node] = own.node_copy(node)
         return copies[node]
 
@@ -162,7 +160,7 @@ def _part(
 
 
 def _crossing(whose: dict[fx.Node, int], number: int) -> list[fx.Node]:
-    """What goes from the parts before into the part of this number or later ones."""
+    """Nodes of earlier parts that the part of this number or later ones use."""
     return [
         node
         for node, part in whose.items()

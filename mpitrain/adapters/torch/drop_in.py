@@ -1,4 +1,4 @@
-"""The call of torch's DistributedDataParallel, so that scripts change an import."""
+"""The interface of torch's DistributedDataParallel, so that scripts only change an import."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -14,10 +14,10 @@ from collectives import Communicator
 from mpitrain.adapters.torch.replica import DataParallel
 from mpitrain.ranks.together import together
 
-#: Options of torch's that are about speed or memory, or what is done in any case.
-_IN_ANY_CASE = ("find_unused_parameters", "gradient_as_bucket_view", "static_graph", "init_sync")
-#: Others of torch's, which are taken with the value that they have when left out, or as None.
-_LEFT_OUT = {"dim": 0, "check_reduction": False, "skip_all_reduce_unused_params": False}
+#: Options of torch's without effect here: they ask for speed or memory, or for usual behaviour.
+_WITHOUT_EFFECT = ("find_unused_parameters", "gradient_as_bucket_view", "static_graph", "init_sync")
+#: Defaults of other options of torch's, which are accepted with this value or None alone.
+_DEFAULTS = {"dim": 0, "check_reduction": False, "skip_all_reduce_unused_params": False}
 _INSTEAD = {
     "dim": "samples lie along axis 0",
     "process_group": "comm= takes an MPI communicator, as comm.Split gives it",
@@ -46,23 +46,23 @@ class DistributedDataParallel(DataParallel):
         """Give all ranks rank 0's parameters and buffers, and bind the all-reduces; collective.
 
         Args:
-            module: as :class:`DataParallel` takes it.
-            device_ids: of the GPU on which the module lies, to which inputs are moved: one.
+            module: a module, as for :class:`DataParallel`.
+            device_ids: the one GPU on which the module lies; inputs are moved there.
             output_device: the device on which the module lies, or None: outputs stay there.
             dim: 0, the axis of the samples.
             comm: the replicas; ``MPI.COMM_WORLD`` when left out.
             bucket_cap_mb: least size of a bucket, in MiB, above 0; 25 when left out.
-            options: ``broadcast_buffers``, ``algorithm`` and ``overlap`` as :class:`DataParallel`
-                has them.  Of torch's, ``find_unused_parameters``, ``gradient_as_bucket_view``,
-                ``static_graph`` and ``init_sync`` are taken and change nothing: unused parameters
-                are always found, and all ranks always begin with rank 0's values.  Others are taken
-                with the value that torch has where they are left out.
+            options: ``broadcast_buffers``, ``algorithm`` and ``overlap`` as for
+                :class:`DataParallel`.  torch's ``find_unused_parameters``,
+                ``gradient_as_bucket_view``, ``static_graph`` and ``init_sync`` are accepted and
+                have no effect: unused parameters are always found, and all ranks always begin with
+                rank 0's values.  Its other options are accepted with torch's defaults.
 
         Raises:
             LaunchError: a launcher, as torchrun, has started more processes than MPI sees.
             TypeError: on all ranks: another option, or another value of one of torch's.
             ValueError: on all ranks: ``device_ids`` or ``output_device`` name another device than
-                the module's, ``bucket_cap_mb`` is no finite number above 0; or as
+                the module's, ``bucket_cap_mb`` is no finite number above 0, or an error of
                 :class:`DataParallel`.
         """
 
@@ -77,7 +77,7 @@ class DistributedDataParallel(DataParallel):
         self._device = device
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
-        """The module's outputs, of inputs that are moved to its GPU if ``device_ids`` names it."""
+        """The module's outputs; inputs are moved to its GPU if ``device_ids`` names it."""
         if self._device is not None:
             to = partial(torch.Tensor.to, device=self._device)
             inputs, keywords = tree_map_only(torch.Tensor, to, (inputs, keywords))
@@ -85,14 +85,14 @@ class DistributedDataParallel(DataParallel):
 
 
 def _options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that :class:`DataParallel` has."""
+    """The options for :class:`DataParallel`."""
     given = {}
     for name, value in options.items():
         if name in ("algorithm", "overlap", "broadcast_buffers"):
             given[name] = value
-        elif name not in _IN_ANY_CASE and value not in (None, _LEFT_OUT.get(name)):
+        elif name not in _WITHOUT_EFFECT and value not in (None, _DEFAULTS.get(name)):
             why = _INSTEAD.get(name, "see DataParallel for those that there are")
-            value = f" = {value!r}" if name in _LEFT_OUT else ""
+            value = f" = {value!r}" if name in _DEFAULTS else ""
             raise TypeError(f"DistributedDataParallel has no option {name}{value}; {why}")
     return given
 
@@ -111,7 +111,7 @@ def _bucket_bytes(mebibytes: Any) -> dict[str, int]:
 def _device(
     what: str, module: torch.nn.Module, given: Sequence[_Named] | None
 ) -> torch.device | None:
-    """Where inputs go, or outputs."""
+    """The device that is given for inputs or outputs, if it is the module's."""
     if not given:
         return None
     wanted = [torch.device("cuda", n) if isinstance(n, int) else torch.device(n) for n in given]

@@ -1,6 +1,6 @@
-"""What a module consists of, the same on all ranks."""
+"""Parameters and buffers of a module, which are the same on all ranks."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from importlib.util import find_spec
 from itertools import permutations
 
@@ -13,7 +13,7 @@ from collectives.errors import INSTALL_CUPY
 from mpitrain.adapters.torch.arrays import as_array, as_bytes
 from mpitrain.parallel.replicas import check_replicas
 
-#: What a module may have changed in: nothing, buffers alone, parameters.
+#: Changes of a module: none, of buffers alone, of parameters.
 SAME, OTHER_BUFFERS, OTHER_PARAMETERS = range(3)
 
 
@@ -21,13 +21,13 @@ class Inventory:
     """The parameters of a module, and the types and shapes of its buffers, at one moment.
 
     Attributes:
-        parameters: by name; one that has several names is there once.
-        trained: those that need a gradient.
-        differs: they were compared, and differ between ranks.
+        parameters: parameters by name; one that has several names is there once.
+        trained: parameters that need a gradient.
+        differs: whether a comparison of the ranks has failed.
     """
 
     def __init__(self, module: torch.nn.Module, *, has_buffers: bool = True) -> None:
-        """``has_buffers``: those of all ranks are alike; otherwise each rank's are its own."""
+        """``has_buffers``: whether buffers are alike on all ranks; else each rank has its own."""
         self._module = module
         self._has_buffers = has_buffers
         self.parameters = dict(module.named_parameters())
@@ -38,22 +38,30 @@ class Inventory:
         self._changes = self._count()
 
     def change(self) -> int:
-        """In what the module does not consist of the same any more; values may be others."""
+        """Change of the module's parts since; values may change."""
         if self._look() != self._seen:
             return OTHER_PARAMETERS
         return self.change_of_buffers()
 
     def change_of_buffers(self) -> int:
-        """The same of buffers alone, which a forward pass may make or replace."""
+        """Change of the buffers, which a forward pass may make or replace."""
         return SAME if self._look_at_buffers() == self._seen_buffers else OTHER_BUFFERS
 
     def changes(self) -> int:
-        """How often values were changed, as far as torch counts it."""
+        """Number of changes of values, as torch counts them, since the last comparison."""
         return self._count() - self._changes
 
     def check(self, comm: MPI.Intracomm, options: object, fault: str = "") -> None:
-        """Raise ``ValueError`` on all ranks if one has a module that cannot be a replica, or other
-        ``options``, or a ``fault`` that its caller has found."""
+        """Check that the ranks have equal modules and options, and no fault; collective.
+
+        Args:
+            comm: the ranks.
+            options: options of the replica.
+            fault: fault that the caller has found, if there is one.
+
+        Raises:
+            ValueError: on all ranks: one cannot be a replica.
+        """
         buffers = self._module.named_buffers() if self._has_buffers else ()
         layout = [
             (name, str(t.dtype), () if is_lazy(t) else tuple(t.shape), t.requires_grad)
@@ -92,6 +100,17 @@ class Inventory:
         self.differs = False
         self._changes = self._count()
 
+    def share(self, comm: MPI.Intracomm, root: int = 0) -> None:
+        """Give all ranks the parameters of rank ``root``, and its buffers if they are alike."""
+        buffers = self._module.buffers() if self._has_buffers else ()
+        for tensor in [*self._module.parameters(), *buffers]:
+            share(comm, [tensor], root)
+
+    def share_buffers(self, comm: MPI.Intracomm, root: int) -> None:
+        """Give all ranks the buffers of rank ``root``, if they are alike."""
+        if self._has_buffers:
+            share(comm, self._module.buffers(), root)
+
     def _look(self) -> object:
         return [
             (id(p), p.requires_grad, p.dtype, p.device, None if is_lazy(p) else p.shape)
@@ -116,25 +135,32 @@ class Inventory:
                     "all ranks"
                 )
         for name, tensor in [*self.parameters.items(), *self._module.named_buffers()]:
-            if is_lazy(tensor):
-                return f"{name} has no shape yet: run the module once before"
-            if tensor.device.type not in ("cpu", "cuda") or tensor.layout != torch.strided:
-                return (
-                    f"{name} is a {str(tensor.layout).removeprefix('torch.')} tensor on "
-                    f"{tensor.device}; dense ones on the CPU or a GPU are needed: module.cpu()"
-                )
-            if tensor.is_cuda and (why := _fault_of_gpu(tensor)):
-                return f"{name} lies on {tensor.device}: {why}"
-            if tensor.requires_grad and tensor.is_leaf:
-                try:
-                    as_array(torch.empty(0, dtype=tensor.dtype))
-                except (ImportError, TypeError) as error:
-                    return f"{name} is of {tensor.dtype}, which cannot be averaged ({error})"
+            if fault := _fault_of(name, tensor):
+                return fault
         return ""
 
 
+def _fault_of(name: str, tensor: torch.Tensor) -> str:
+    """Why a tensor cannot be a replica's; empty if it can."""
+    if is_lazy(tensor):
+        return f"{name} has no shape yet: run the module once before"
+    if tensor.device.type not in ("cpu", "cuda") or tensor.layout != torch.strided:
+        return (
+            f"{name} is a {str(tensor.layout).removeprefix('torch.')} tensor on "
+            f"{tensor.device}; dense ones on the CPU or a GPU are needed: module.cpu()"
+        )
+    if tensor.is_cuda and (why := _fault_of_gpu(tensor)):
+        return f"{name} lies on {tensor.device}: {why}"
+    if tensor.requires_grad and tensor.is_leaf:
+        try:
+            as_array(torch.empty(0, dtype=tensor.dtype))
+        except (ImportError, TypeError) as error:
+            return f"{name} is of {tensor.dtype}, which cannot be averaged ({error})"
+    return ""
+
+
 def _fault_of_gpu(tensor: torch.Tensor) -> str:
-    """Why gradients there cannot be summed, if they cannot."""
+    """Why gradients on a GPU cannot be summed; empty if they can."""
     if find_spec("cupy") is None:
         return f"sums on a GPU need CuPy: {INSTALL_CUPY}"
     if tensor.device.index != torch.cuda.current_device():
@@ -151,8 +177,9 @@ def _fault_of_gpu(tensor: torch.Tensor) -> str:
 
 
 @torch.no_grad()
-def share(comm: MPI.Intracomm, tensors: Sequence[torch.Tensor], root: int = 0) -> None:
-    """Give all ranks the values of rank ``root``; collective.  What is equal is not touched."""
+def share(comm: MPI.Intracomm, tensors: Iterable[torch.Tensor], root: int = 0) -> None:
+    """Give all ranks the values of rank ``root``; collective.  Equal tensors are not touched."""
+    tensors = list(tensors)
     if not tensors:
         return
     own = np.concatenate([as_bytes(tensor) for tensor in tensors])
@@ -163,7 +190,7 @@ def share(comm: MPI.Intracomm, tensors: Sequence[torch.Tensor], root: int = 0) -
         stop = start + tensor.numel() * tensor.element_size()
         if not np.array_equal(packed[start:stop], own[start:stop]):
             values = torch.from_numpy(packed[start:stop].copy())
-            # As torch does it: what autograd has saved of a forward pass before stays valid.
+            # As torch does it: tensors saved by autograd in an earlier forward pass stay valid.
             with torch.autograd._unsafe_preserve_version_counter(tensor):
                 tensor.detach().copy_(values.view(tensor.dtype).view(tensor.shape))
         start = stop

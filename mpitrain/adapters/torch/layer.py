@@ -15,89 +15,49 @@ from mpitrain.adapters.torch.arrays import (
     as_array,
     as_bytes,
     as_tensor,
-    as_tensors,
     moved,
     on_stream_of,
 )
-from mpitrain.adapters.torch.purity import (
-    ImpureModule,
+from mpitrain.adapters.torch.checks.module import (
     Watched,
     examine,
     expect_given_values,
     expect_the_same_trained,
-    is_due,
-    is_held,
-    keeps_running,
-    refuse,
 )
-from mpitrain.adapters.torch.seeing import parts, seeing, show
+from mpitrain.adapters.torch.checks.module_class import ImpureModule, is_held, keeps_running, refuse
+from mpitrain.adapters.torch.checks.probe import is_due, one_line
+from mpitrain.adapters.torch.module_calls import call_with, expect_outputs, tensors_of
+from mpitrain.adapters.torch.stand_ins import set_context, stand_ins, with_stand_ins
 from mpitrain.arrays import Array, Gradients, Parameters, Shape, array_namespace
 from mpitrain.fields import Fields, as_given, fields, joined, named, partial, unused, zeros
 from mpitrain.nn import Layer
 from mpitrain.nn.context import RESTING, Context
 from mpitrain.nn.layer import Verdict
 
-
-def _tensors(
-    arrays: Mapping[str, Array], kind: torch.dtype | None = None
-) -> dict[str, torch.Tensor]:
-    """Tensors of arrays by name; numbers in records as wide as ``kind``."""
-    found = as_tensors(arrays)
-    if kind is None or not kind.is_floating_point:
-        return found
-    return {
-        name: part.to(kind) if name and part.is_floating_point() else part
-        for name, part in found.items()
-    }
-
-
-def _called(
-    module: torch.nn.Module,
-    values: Mapping[str, torch.Tensor],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
-    """What a module gives with these parameters and buffers, under whatever names it has them.
-
-    ``tie_weights`` of torch would take a part of two names for two parts, and leave the values in
-    it.
-    """
-    own = [*module.named_parameters(), *module.named_buffers()]
-    given = {id(tensor): values[name] for name, tensor in own if name in values}
-    every = {
-        f"{prefix}{prefix and '.'}{name}": given[id(tensor)]
-        for prefix, part in module.named_modules()
-        for name, tensor in (*part._parameters.items(), *part._buffers.items())
-        if id(tensor) in given
-    }
-    return torch.func.functional_call(module, every, args, kwargs, tie_weights=False)
-
-
-#: Of devices, as torch.autocast has them.
+#: Kinds of devices of torch.autocast.
 _KINDS = ("cpu", "cuda")
 
 
 class TorchLayer(Layer):
-    """A module as a layer: pipelines, ZeRO, checkpoints and the rest work on it as on ours.
+    """A module as a layer, for pipelines, ZeRO, checkpoints and all else.
 
-    The parameters that it is given become the module's for a call, on the CPU or a GPU; nothing is
-    copied.
-    In the place of torch's dropout and batch norm it has ours: masks follow from seed, step, layer
-    and sample, moments are over the batch of all replicas.  Otherwise, a module must be a function
-    of its parameters and its input: what is random, changes buffers, mixes the samples of a batch
-    or depends on ``.training`` is refused, by its class when the layer is made, by trying it at its
-    first batch (:func:`mpitrain.adapters.torch.purity.examine` says what that cannot see), and by
-    watching torch's generator and the buffers at each one.  Constant buffers, and parameters that
-    need no gradient, are fine: they are cast as the parameters are, and stay as they were brought.
+    The parameters of a call become the module's for the call, on the CPU or a GPU; nothing is
+    copied.  Stand-ins replace torch's dropout and batch norm: masks depend on seed, step, layer and
+    sample, and moments are over the batch of all replicas.  Otherwise, a module must be a function
+    of its parameters and its input.  A module that is random, changes buffers, mixes the samples of
+    a batch or depends on ``.training`` is refused: by its class when the layer is made, by a trial
+    at its first batch (:func:`mpitrain.adapters.torch.checks.module.examine`), and by a watch on
+    torch's generator and the buffers at each batch.  Constant buffers and frozen parameters are
+    cast as the parameters are, and keep their values.
 
-    A module need not take a batch of no samples: where a rank has none, it is called with a sample
-    of zeros that counts nowhere, so that it meets the other ranks in batch norm all the same.
+    A module need not take an empty batch: on a rank without samples, it is called with a sample of
+    zeros that counts nowhere, so that it still meets the other ranks in batch norm.
 
     Attributes:
-        module: what computes.
-        prefix: of the names that its parameters have in the whole module.
-        whole: the module that it answers for: its own, or the one that it and the layers after it
-            are parts of; None of these others.
+        module: the module, with stand-ins.
+        prefix: prefix of the parameters' names in the whole module.
+        whole: module whose constants this layer reports: its own, or the one that it and the layers
+            after it are parts of; None for these other layers.
     """
 
     holds = True  # autograd's saved tensors are the parameters' memory
@@ -114,20 +74,20 @@ class TorchLayer(Layer):
         """Make it a layer.
 
         Args:
-            module: computes.
-            name: for errors.
-            prefix: of its names in the whole module.
-            in_turn: takes several inputs as one tuple or dictionary, as a part of a
-                ``torch.nn.Sequential`` does; otherwise as arguments.
-            training: the mode of the whole module, within which parts may be held in another one.
+            module: the module.
+            name: name of the module in errors.
+            prefix: prefix of the parameters' names in the whole module.
+            in_turn: whether several inputs come as one tuple or dictionary, as in a
+                ``torch.nn.Sequential``, rather than as arguments.
+            training: mode of the whole module, within which parts may be held in another one.
 
         Raises:
             ImpureModule: the module cannot be a layer.
         """
         self._given = module
         self.whole: torch.nn.Module | None = module
-        module = seeing(module, module.training if training is None else training)
-        self.sees = any(True for _ in parts(module))
+        module = with_stand_ins(module, module.training if training is None else training)
+        self.sees = any(True for _ in stand_ins(module))
         refuse(name, module)
         self.module = module
         self.prefix = prefix
@@ -140,7 +100,7 @@ class TorchLayer(Layer):
     def parameters(
         self, rng: np.random.Generator, xp: ModuleType, dtype: DTypeLike
     ) -> dict[str, Array]:
-        """The values that the module has; ``rng`` is not asked."""
+        """The values in the module; ``rng`` is not used."""
         values = {name: as_array(p.double()).astype(dtype) for name, p in self._trained()}
         return {name: xp.asarray(array) for name, array in values.items()}
 
@@ -151,7 +111,7 @@ class TorchLayer(Layer):
         return ((name, p) for name, p in self.module.named_parameters() if p.requires_grad)
 
     def _constants(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Buffers, and parameters that are frozen."""
+        """Buffers and frozen parameters."""
         yield from self.module.named_buffers()
         frozen = ((name, p) for name, p in self.module.named_parameters() if not p.requires_grad)
         yield from ((name, p.detach()) for name, p in frozen)
@@ -181,55 +141,37 @@ class TorchLayer(Layer):
         }
 
     def output_shape(self, shape: Shape) -> Shape:
-        """By trying it on a sample of zeros: numbers as the parameters are, then integers.
+        """Shape of the output for a sample of zeros, or of ones, which may be lengths of sequences.
 
-        And of ones, which may be lengths of sequences.
+        Numbers are tried in the parameters' type first, then integers.
         """
         kind = next((p.dtype for p in self.module.parameters()), torch.get_default_dtype())
         refused: Exception | None = None
         for value, dtype in ((0, kind), (0, torch.int64), (1, kind), (1, torch.int64)):
             wide = as_array(torch.ones(0, dtype=dtype)).dtype
-            sample = _tensors(zeros(1, shape, wide), kind)
+            sample = tensors_of(zeros(1, shape, wide), kind)
             try:
                 found = self._tried({name: part.fill_(value) for name, part in sample.items()})
                 self._filler = value
                 return found
             except (RuntimeError, ValueError, TypeError, IndexError) as error:
                 refused = refused or error
-        text = " ".join(str(refused).split())
-        raise ValueError(f"it cannot take a sample of shape {shape!r}: {text}") from refused
+        text = f"it cannot take a sample of shape {shape!r}: {one_line(refused)}"
+        raise ValueError(text) from refused
 
     @torch.no_grad()
     def _tried(self, x: Mapping[str, torch.Tensor]) -> Shape:
-        """Shape of its output for one sample; buffers and the generator stay as they are."""
+        """Shape of the output for one sample; buffers and the generator stay as they are."""
         buffers = {name: b.clone() for name, b in self.module.named_buffers()}
         with torch.random.fork_rng(devices=[]):
-            found = named(_called(self.module, buffers, *self._arguments(x)))
-        for name, part in found.items():
-            of = f"its output {name!r}" if name else "its output"
-            if not isinstance(part, torch.Tensor):
-                raise ValueError(
-                    f"{of} is a {type(part).__name__}; all outputs are tensors; of an LSTM, put it "
-                    "into a module that gives what is needed: return self.lstm(x)[0]"
-                )
-            if part.layout != torch.strided or part.is_quantized:
-                raise ValueError(
-                    f"{of} is {'quantised' if part.is_quantized else part.layout}, and layers pass "
-                    "dense tensors alone; give to_dense() or dequantize() of it"
-                )
-            if not part.dim():
-                raise ValueError(f"{of} is a single number; outputs have one for each sample")
-            if part.is_complex():
-                raise ValueError(
-                    f"{of} is of {part.dtype}, and layers pass real numbers alone; put what gives "
-                    "complex numbers and what takes them into one module, or give view_as_real()"
-                )
+            found = named(call_with(self.module, buffers, *self._arguments(x)))
+        expect_outputs(found)
         if "" in found:
             return tuple(found[""].shape[1:])
         return Fields(joined({name: as_array(part) for name, part in found.items()}).dtype)
 
     def _arguments(self, values: Mapping[str, torch.Tensor]) -> tuple[tuple[Any, ...], Any]:
-        """What the module is called with."""
+        """Positional and keyword arguments of the module."""
         if self._in_turn or "" in values:
             return (as_given(values),), {}
         return (tuple(values.values()), {}) if "0" in values else ((), dict(values))
@@ -238,10 +180,10 @@ class TorchLayer(Layer):
         return [self._watched.verdict]
 
     def state(self, dtype: DTypeLike) -> dict[str, Array]:
-        """What batch norm keeps, under the names of its buffers."""
+        """Running values of batch norm, under the names of its buffers."""
         return {
             f"{name}.{own}" if name else own: values
-            for name, part in parts(self.module)
+            for name, part in stand_ins(self.module)
             for own, values in part.state(dtype).items()
         }
 
@@ -271,11 +213,11 @@ class TorchLayer(Layer):
         counts = len(x) > 0
         if not counts:
             x = xp.full((1, *x.shape[1:]), self._filler, x.dtype)
-        given = _tensors(fields(x), next((p.dtype for p in own.values()), None))
+        given = tensors_of(fields(x), next((p.dtype for p in own.values()), None))
         buffers = self._buffers(own, next(iter(given.values())))
         values = {f"module.{name}": value for name, value in (own | buffers).items()}
         self._forwards += 1
-        # torch counts no change by way of .data or NumPy, which these comparisons are for.
+        # These comparisons find changes by way of .data or NumPy, which torch does not count.
         compares = is_due(self._forwards)
         before = [part.detach().clone() for part in own.values()] if compares else []
 
@@ -283,11 +225,11 @@ class TorchLayer(Layer):
             if self._watched.changes_input:
                 tensors = tuple(part.clone() for part in tensors)
             arguments = self._arguments(dict(zip(given, tensors, strict=True)))
-            found: dict[str, torch.Tensor] = _called(self._watched, values, *arguments)
+            found: dict[str, torch.Tensor] = call_with(self._watched, values, *arguments)
             return found
 
         if counts and not self._watched.verdict.examined:
-            show(self.module, replace(context, training=False), xp)
+            set_context(self.module, replace(context, training=False), xp)
             examine(self._watched, run, buffers, list(given.values()))
             modules = (self._given, self.module)
             expect_given_values(
@@ -296,17 +238,15 @@ class TorchLayer(Layer):
             self._watched.verdict.examined = True
         for part in given.values():
             part.requires_grad_(part.is_floating_point())
-        show(self.module, context, xp, counts=counts)
+        set_context(self.module, context, xp, counts=counts)
         versions = [part._version for part in own.values()]
         y = run(*given.values())
         if versions != [part._version for part in own.values()] or not all(
             np.array_equal(as_bytes(then), as_bytes(now)) for then, now in zip(before, own.values())
         ):
-            self._watched.verdict.say(
-                ImpureModule(
-                    f"{self._watched.name} changes its parameters in its forward pass, as max_norm "
-                    "does; the replicas of a sharded one would differ"
-                )
+            self._watched.say(
+                "changes its parameters in its forward pass, as max_norm does; the replicas of a "
+                "sharded one would differ"
             )
         found = joined({name: as_array(part, xp) for name, part in y.items()})
         return found if counts else found[:0], (given, y, own)
@@ -326,7 +266,7 @@ class TorchLayer(Layer):
         counts = len(dy) > 0
         if wanted and outputs:
             gradients = (
-                _tensors({name: fields(dy)[name] for name in outputs})
+                tensors_of({name: fields(dy)[name] for name in outputs})
                 if counts
                 else {name: torch.zeros_like(part) for name, part in outputs.items()}
             )
@@ -340,7 +280,7 @@ class TorchLayer(Layer):
         }
         kept = dict(zip(own, found[len(inputs) :], strict=True))
         whole = joined(dx)
-        if not counts:  # what other ranks do not use is not used because of no sample
+        if not counts:  # a rank without samples does not use what other ranks do not use
             whole, kept = whole[:0], dict.fromkeys(own)
         left = dx.keys() - used.keys()
         if xp is not np and outputs:
@@ -348,7 +288,7 @@ class TorchLayer(Layer):
         return partial(whole, left if xp is np else ()), kept
 
     def _expect_used(self, left: Collection[str]) -> None:
-        """Arrays of a GPU cannot be marked as ones that the loss does not follow from."""
+        """Refuse inputs without a part in the loss on a GPU, whose arrays cannot be marked so."""
         if left:
             self._watched.verdict.say(
                 ImpureModule(
@@ -367,7 +307,7 @@ class TorchLayer(Layer):
     def _buffers(
         self, own: dict[str, torch.Tensor], given: torch.Tensor
     ) -> dict[str, torch.Tensor]:
-        """Copies, of the type of the parameters, or of the input if there are none."""
+        """Copies in the type of the parameters, or of the input if there are none."""
         like = next(iter(own.values()), given)
         return {
             name: moved(self._moved, name, b, like.device)

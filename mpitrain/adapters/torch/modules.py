@@ -1,4 +1,4 @@
-"""Torch modules taken apart into layers of the trainer, and given the trained values."""
+"""Torch modules as layers of the trainer, and trained values for the modules."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,11 +7,11 @@ import torch
 from mpi4py import MPI
 
 from mpitrain.adapters.torch.arrays import as_tensor
+from mpitrain.adapters.torch.checks.module_class import ImpureModule, is_held, keeps_running
+from mpitrain.adapters.torch.checks.shared_memory import expect_apart
 from mpitrain.adapters.torch.cutting import cut, has_hooks
 from mpitrain.adapters.torch.layer import TorchLayer
-from mpitrain.adapters.torch.memory import expect_apart
-from mpitrain.adapters.torch.purity import ImpureModule, is_held, keeps_running
-from mpitrain.adapters.torch.seeing import expect_replaceable
+from mpitrain.adapters.torch.stand_ins import expect_replaceable
 from mpitrain.nn import Chain, Layer, Wrapper
 from mpitrain.ranks.together import together
 from mpitrain.training.averaged import averaged
@@ -28,14 +28,14 @@ def layers(module: torch.nn.Module, cuts: Sequence[str] = ()) -> dict[str, Layer
     trained values.
 
     Args:
-        module: computes outputs from inputs.
-        cuts: names of modules in it, in the order in which they are called, behind which it is cut
-            (:func:`mpitrain.adapters.torch.cutting.cut`).
+        module: the module.
+        cuts: names of modules within it, in the order in which they are called, behind which it is
+            cut (:func:`mpitrain.adapters.torch.cutting.cut`).
 
     Raises:
-        TypeError: it is no module.
+        TypeError: ``module`` is no module.
         ImpureModule: a part cannot be a layer, or the module has hooks that belong to none.
-        ValueError: it cannot be cut there.
+        ValueError: the module cannot be cut there.
     """
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"layers() takes a torch.nn.Module, not a {type(module).__name__}")
@@ -78,7 +78,7 @@ def layers(module: torch.nn.Module, cuts: Sequence[str] = ()) -> dict[str, Layer
 
 
 def trained(module: torch.nn.Module, layers: Mapping[str, Layer]) -> dict[str, torch.nn.Parameter]:
-    """The trained parameters of a module by the names that they have in these layers of it."""
+    """The trained parameters of a module, by their names in these layers."""
     every = dict(module.named_parameters(remove_duplicate=False))
     return {
         f"{name}.{own}": every[layer.prefix + own]
@@ -90,7 +90,7 @@ def trained(module: torch.nn.Module, layers: Mapping[str, Layer]) -> dict[str, t
 
 
 def names_in(module: torch.nn.Module, layers: Mapping[str, Layer]) -> dict[str, str]:
-    """What a layer, by its name in the trainer, has of each entry of a module's ``state_dict``.
+    """Names in the trainer of the entries of a module's ``state_dict``, by their names there.
 
     Constants have their own name in the module.
     """
@@ -112,12 +112,12 @@ def names_in(module: torch.nn.Module, layers: Mapping[str, Layer]) -> dict[str, 
 def load_into(module: torch.nn.Module, trainer: Trainer) -> None:
     """Give the module that :func:`layers` was called with the trained values, on all ranks.
 
-    With ``optim.average``, these are the averages.  Its layers may be in a ``Chain`` or another
-    layer; what other layers of the trainer have learnt is no part of the module.  Collective.
+    With ``optim.average``, these are the averages.  The module's layers may be in a ``Chain`` or
+    another layer; values of other layers of the trainer are left out.  Collective.
 
     Raises:
-        ValueError: on all ranks; the module has no parameter or buffer that a layer has a value
-            of, or two of them in one memory.
+        ValueError: on all ranks; the module lacks a parameter or buffer of a layer, or has two of
+            them in one memory.
     """
     with averaged(trainer):
         _load_into(module, trainer)
@@ -156,7 +156,7 @@ def _load_into(module: torch.nn.Module, trainer: Trainer) -> None:
 
 
 def _in_module(layer: Layer) -> dict[str, str]:
-    """The names in the whole module of what a layer has of it, by its names in the layer."""
+    """Names in the whole module, by the names in the layer."""
     if isinstance(layer, TorchLayer):
         return {own: layer.prefix + own for own in (*layer.shapes(), *layer.state(np.float32))}
     if isinstance(layer, Wrapper):

@@ -11,25 +11,19 @@ import numpy as np
 import torch
 
 from mpitrain.adapters.torch.arrays import Moved, as_array, as_tensors, moved, on_stream_of
-from mpitrain.adapters.torch.means import (
-    MISFITS,
-    Function,
-    Gradients,
-    LossMeans,
-    Wide,
-    gradients,
-)
-from mpitrain.adapters.torch.metric_means import MetricMeans
+from mpitrain.adapters.torch.checks.loss import LossGradients, LossMeans, Wide, gradients
+from mpitrain.adapters.torch.checks.metric import MetricMeans
+from mpitrain.adapters.torch.checks.probe import MISFITS, Function, one_line
 from mpitrain.arrays import Array, Scalar, Shape, array_namespace
 from mpitrain.config import ConfigError
 from mpitrain.fields import as_given, fields, joined, named, partial, zeros
 
 
 class Following:
-    """A function of outputs and labels, called where these lie.
+    """A function of outputs and labels, called on their device.
 
-    What a module keeps, as the weights of classes, goes to a GPU once, and again when it has
-    changed; other functions see to it themselves, as by ``weights.to(outputs.device)``.
+    Tensors of a module, such as weights of classes, are copied to a GPU once, and again when they
+    have changed; other functions do that themselves, as by ``weights.to(outputs.device)``.
     """
 
     def __init__(self, function: Function) -> None:
@@ -49,18 +43,17 @@ class Following:
 
 
 class TorchLoss:
-    """A function whose result is the mean over the samples that it is given, as torch's are.
+    """A function whose result is the mean over its samples, as torch's are.
 
-    Its mean over a micro-batch counts with that one's part of the global batch, so that the sum
-    over micro-batches and ranks is the mean over the batch.  That needs equal weights: a function
-    that leaves labels out (``ignore_index``) or weighs them is a mean over other things, which is
-    an error in the first step in which it matters
-    (:class:`mpitrain.adapters.torch.means.LossMeans`).  Outputs in 16 bits are cast to float32
-    before, as under ``torch.autocast``.
+    The mean over a micro-batch is weighted by its part of the global batch, so that the sum over
+    micro-batches and ranks is the mean over the batch.  Samples must have equal weights: a function
+    that leaves labels out (``ignore_index``) or weighs them is an error in the first step in which
+    it matters (:class:`mpitrain.adapters.torch.checks.loss.LossMeans`).  Outputs in 16 bits are
+    cast to float32 before, as under ``torch.autocast``.
     """
 
     def __init__(self, function: Function) -> None:
-        """``ConfigError``: it has parameters of its own, which nobody would train."""
+        """``ConfigError``: the function has parameters, which nobody would train."""
         own = function.parameters() if isinstance(function, torch.nn.Module) else ()
         if any(parameter.requires_grad for parameter in own):
             raise ConfigError(
@@ -74,7 +67,7 @@ class TorchLoss:
         self._means = LossMeans(self._there, name_of(function))
 
     def __call__(self, outputs: Array, labels: Array, divisor: float) -> tuple[Scalar, Array]:
-        """As :class:`mpitrain.objective.Loss` says."""
+        """See :class:`mpitrain.objective.Loss`."""
         if not labels.size:
             return 0.0, partial(array_namespace(outputs).zeros_like(outputs), self._unused)
         with on_stream_of(outputs):
@@ -89,7 +82,7 @@ class TorchLoss:
         mean = self._there(as_given(wide), as_given(truth))
         by = gradients(mean, wide)
         if versions == [part._version for part in truth.values()]:
-            self._means.compare(wide, truth, Gradients(mean.item(), by))
+            self._means.compare(wide, truth, LossGradients(mean.item(), by))
         else:
             self._means.fault = ConfigError(
                 f"loss: {name_of(self.function)} changes its labels in place, which are the data's "
@@ -105,18 +98,18 @@ class TorchLoss:
 
     @property
     def fault(self) -> ValueError | None:
-        """What samples have shown."""
+        """The first fault that samples have shown."""
         return self._means.fault
 
     def expect(self, outputs: Shape, labels: Shape, kind: Any) -> None:
-        """Tries it on drawn samples: two together and one by one, then labels of many classes."""
+        """Try the loss on drawn samples: two together and one by one, then many classes."""
         refused: Exception | None = None
-        kinds = (torch.float32, torch.float64)  # it may hold weights of one of them
+        kinds = (torch.float32, torch.float64)  # the function may hold weights of either type
         for wide, self._casts in product(kinds, (False, True)):
             given = _drawn(zeros(2, outputs, np.float32), wide, 1)
             wanted = self._cast(_drawn(zeros(2, labels, kind), wide, 2), given)
             try:
-                with warnings.catch_warnings():  # as of shapes that are made to fit
+                with warnings.catch_warnings():  # torch warns of shapes that are broadcast
                     warnings.simplefilter("error", UserWarning)
                     (parts, found), *alone = (
                         self._tried(given, wanted, rows)
@@ -137,18 +130,18 @@ class TorchLoss:
                 ) from refused
             raise ValueError(
                 f"{name_of(self.function)} cannot compare outputs of shape {outputs!r} with labels "
-                f"of {labels}: {' '.join(str(refused).split())}"
+                f"of {labels}: {one_line(refused)}"
             ) from refused
         if not is_loss:
             raise ValueError(
                 f"{name_of(self.function)} gives {_shown(found)}; a loss is one number that "
                 "follows from the outputs: its mean over the samples"
             )
-        # A rank may get no samples in the first batch, and must know then, too.
+        # A rank may have no samples in the first batch, and must know the unused fields then, too.
         self._unused = frozenset(parts.keys() - by.keys())
         both, mean = found.item(), sum(one.item() for _, one in alone) / 2
         if not isclose(both, mean, rel_tol=1e-3, abs_tol=1e-5):
-            with suppress(*MISFITS), Wide():  # it may compute in 16 bits
+            with suppress(*MISFITS), Wide():  # the function may compute in 16 bits
                 both, one, other = (
                     self._tried(given, wanted, rows)[1].item()
                     for rows in (slice(2), slice(1), slice(1, 2))
@@ -164,8 +157,7 @@ class TorchLoss:
         self._try_labels(outputs, labels, kind, next(iter(given.values())).dtype)
 
     def _try_labels(self, outputs: Shape, labels: Shape, kind: Any, wide: torch.dtype) -> None:
-        """The same of many samples, whose labels are of all classes there may be, or numbers of
-        which some are 0."""
+        """Try many samples, with labels of all classes, or numbers of which some are 0."""
         one = zeros(1, outputs, np.float32)
         count = max(2, min(256, 2**18 // sum(part.size for part in one.values())))
         given = _drawn(zeros(count, outputs, np.float32), wide, 3)
@@ -177,7 +169,7 @@ class TorchLoss:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
                     whole = self._means.gradients(given, wanted)
-            except MISFITS:  # there are less classes, or these are no classes
+            except MISFITS:  # there are fewer classes, or labels are no classes
                 continue
             self._means.compare(given, wanted, whole)
             if (fault := self._means.fault) is not None:
@@ -187,7 +179,7 @@ class TorchLoss:
     def _cast(
         self, labels: dict[str, torch.Tensor], outputs: dict[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Labels that are whole numbers, or whether something is so, as the outputs are."""
+        """Labels that are integers or bools, in the type of the outputs, if these are cast."""
         if not self._casts or "" not in labels or labels[""].is_floating_point():
             return labels
         return {"": labels[""].to(next(iter(outputs.values())).dtype)}
@@ -195,14 +187,14 @@ class TorchLoss:
     def _tried(
         self, outputs: dict[str, torch.Tensor], labels: dict[str, torch.Tensor], rows: slice
     ) -> tuple[dict[str, torch.Tensor], Any]:
-        """The outputs of these rows, and the loss of them."""
+        """Outputs of these rows, and their loss."""
         parts = _needing_gradients({name: part[rows].clone() for name, part in outputs.items()})
         truth = {name: part[rows] for name, part in labels.items()}
         return parts, self.function(as_given(parts), as_given(truth))
 
 
 class TorchMetric:
-    """A function that gives the mean over the samples that it is given, or ``(sum, count)``."""
+    """A function that gives the mean over its samples, or ``(sum, count)``."""
 
     def __init__(self, function: Function, name: str = "one of them") -> None:
         self.function = function
@@ -212,7 +204,7 @@ class TorchMetric:
 
     @property
     def fault(self) -> ValueError | None:
-        """What samples have shown."""
+        """The first fault that samples have shown."""
         return self._means.fault
 
     def add(self, outputs: Array, labels: Array) -> Array:
@@ -244,13 +236,13 @@ def _tensors(array: Array) -> dict[str, torch.Tensor]:
 
 
 def _wide(parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """In float32 what has 16 bits."""
+    """Tensors of 16 bits in float32."""
     narrow = (torch.bfloat16, torch.float16)
     return {n: part.float() if part.dtype in narrow else part for n, part in parts.items()}
 
 
 def _drawn(arrays: Mapping[str, Array], wide: torch.dtype, seed: int) -> dict[str, torch.Tensor]:
-    """Samples of numbers between 0 and 1, or of whole ones, 0 and 1, as of two classes."""
+    """Samples of numbers between 0 and 1; integers are 0 and 1, as for two classes."""
     draw = torch.Generator().manual_seed(seed)
     found = {}
     for name, part in as_tensors(arrays).items():
@@ -263,7 +255,7 @@ def _drawn(arrays: Mapping[str, Array], wide: torch.dtype, seed: int) -> dict[st
 
 
 def _of_classes(labels: dict[str, torch.Tensor], classes: int) -> dict[str, torch.Tensor]:
-    """Whole numbers go from 0 to ``classes``, again and again; of other ones the first are 0."""
+    """Labels of all classes in turn; of labels that are no integers, the first are 0."""
     return {
         name: torch.cat([torch.zeros_like(part[:1]), part[1:]])
         if part.is_floating_point()
@@ -279,7 +271,7 @@ def _needing_gradients(parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor
 
 
 def name_of(function: Any) -> str:
-    """For errors."""
+    """Name of a function in errors."""
     return getattr(function, "__name__", type(function).__name__)
 
 

@@ -8,50 +8,49 @@ from typing import Any
 import torch
 
 from mpitrain.adapters.torch.arrays import as_tensor, on_stream_of
+from mpitrain.adapters.torch.checks.probe import one_line
 from mpitrain.arrays import Array
 from mpitrain.config import ConfigError
-from mpitrain.optim.groups import Group, Grouping
-from mpitrain.optim.optimizers import State
+from mpitrain.optim.groups import Grouping, ParameterGroup
+from mpitrain.optim.optimizers import Optimizer, State
 
 #: Makes an optimiser of some parameters, as ``lambda p: torch.optim.AdamW(p, lr=3e-3)``.
 Factory = Callable[[Sequence[torch.nn.Parameter]], torch.optim.Optimizer]
 
-#: Whose new value of a number follows from that number's own past, so that shards can be updated;
-#: others are tried.
+#: Optimisers that update each number by its own past alone, so that shards can be updated; others
+#: are tried.
 _ELEMENTWISE = (
     torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.RAdam,
     torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.Rprop,
 )  # fmt: skip
 
-#: What an optimiser looks at when it is made, whatever its groups say later.
+#: Options that an optimiser reads only when it is made.
 _BEGINNINGS = ("initial_accumulator_value",)
 
 
-class TorchOptimizer:
-    """An :class:`mpitrain.optim.optimizers.Optimizer` that torch's makes the step of.
+class TorchOptimizer(Optimizer):
+    """An optimiser whose step is one of torch's.
 
-    It is made anew for each step, with a flat piece of the parameters; the arrays of its state are
-    the trainer's, which shards and saves them as those of ours.
+    torch's optimiser is made anew for each step, with a flat piece of the parameters; the arrays of
+    its state are the trainer's, which shards and saves them.
 
     Attributes:
-        slots: names of its state's arrays.
-        lr: its learning rate, which the job's schedule starts from.
-        options: of a group of its parameters.
-        kind: of optimiser.
-        name: of the kind.
+        slots: names of the state's arrays.
+        lr: learning rate with which the job's schedule starts.
+        options: options of a group of parameters.
+        kind: class of torch's optimiser.
+        name: name of the class.
     """
-
-    layerwise = False
 
     def __init__(self, like: torch.optim.Optimizer, options: Mapping[str, Any]) -> None:
         """Try it on two numbers.
 
         Args:
             like: the optimiser.
-            options: of a group of its parameters.
+            options: options of a group of its parameters.
 
         Raises:
-            ConfigError: it keeps numbers that no checkpoint would have.
+            ConfigError: it has state that no checkpoint would have.
         """
         kind = type(like)
         self._like, self.kind = like, kind
@@ -66,7 +65,7 @@ class TorchOptimizer:
             made.step()
         kept = {name: value for name, value in made.state[probe].items() if value is not None}
         kept.pop("step", None)
-        #: Single numbers, which follow from the steps and have an array of equal numbers.
+        #: State that is a single number; it is stored as an array of equal numbers.
         self._single: dict[str, torch.dtype] = {}
         for name, value in kept.items():
             if isinstance(value, torch.Tensor) and not value.dim():
@@ -79,7 +78,7 @@ class TorchOptimizer:
         self.slots = tuple(sorted(kept))
 
     def made(self, parameter: torch.nn.Parameter, rate: float) -> torch.optim.Optimizer:
-        """One of a single parameter, at this rate, that has taken no step."""
+        """An optimiser of a single parameter, at this rate, that has taken no step."""
         begins = {name: self.options[name] for name in _BEGINNINGS if name in self.options}
         made = self._of([{"params": [parameter]}], rate, **begins)
         made.param_groups[0].update(self.options, lr=rate)
@@ -88,7 +87,7 @@ class TorchOptimizer:
     def _of(
         self, groups: list[dict[str, Any]], rate: float, **begins: Any
     ) -> torch.optim.Optimizer:
-        """One of these groups; where a class has arguments of its own, one that is like it."""
+        """An optimiser of these groups; a copy, where the class has arguments of its own."""
         if self.kind.__init__.__module__.startswith("torch.optim."):
             return self.kind(groups, lr=rate, **begins)  # type: ignore[call-arg]
         made = object.__new__(self.kind)
@@ -96,13 +95,13 @@ class TorchOptimizer:
         return made
 
     def changed(self, options: Mapping[str, Any]) -> "TorchOptimizer":
-        """The same with other values of some options."""
+        """This optimiser with other values of some options."""
         found = copy(self)
         found.options = {**self.options, **options}
         return found
 
     def over(self, groups: Sequence["TorchOptimizer"]) -> torch.optim.Optimizer:
-        """torch's optimiser of a parameter of its own for each of these groups."""
+        """torch's optimiser with a new parameter for each of these groups."""
         own = [{**one.options, "params": [torch.nn.Parameter(torch.zeros(1))]} for one in groups]
         return self._of(own, self.lr)
 
@@ -110,9 +109,6 @@ class TorchOptimizer:
         """The gradient as it is."""
         self._step = step
         return g
-
-    def ratio(self, p_norm: float, g_norm: float, direction_norm: float) -> float:
-        return 1.0
 
     def apply(self, p: Array, direction: Array, state: State, rate: Any) -> None:
         """torch's step on a piece, at this rate."""
@@ -126,7 +122,7 @@ class TorchOptimizer:
         made = self.made(parameter, rate)
         own = {name: as_tensor(state[name]) for name in self.slots}
         given = own | {name: own[name][0].to(kind) for name, kind in self._single.items()}
-        if self._step > 1:  # in its first step it makes what it keeps, which is not always 0
+        if self._step > 1:  # its first step makes its state, which is not always 0
             made.state[parameter].update(given, step=self._taken(parameter))
         made.step()
         for name, values in own.items():
@@ -137,7 +133,7 @@ class TorchOptimizer:
                 values.copy_(found)
 
     def _taken(self, parameter: torch.Tensor) -> torch.Tensor:
-        """How many steps were taken; the fused ones read it where they compute, in float32."""
+        """Number of steps taken; fused optimisers read it on their device, in float32."""
         kind, where = None, torch.device("cpu")
         if self.options.get("fused"):
             kind, where = torch.float32, parameter.device
@@ -145,17 +141,17 @@ class TorchOptimizer:
 
 
 def _tried(made: torch.optim.Optimizer, options: Mapping[str, Any]) -> TorchOptimizer:
-    """The optimiser of a group, which updates each number by itself.
+    """The optimiser of a group, if it updates each number by itself.
 
     Raises:
-        ConfigError: it does not: steps on a matrix and on its pieces differ.
+        ConfigError: steps on a matrix and on its pieces differ.
     """
     try:
         with torch.random.fork_rng(devices=[]):
             found = TorchOptimizer(made, options)
             why = "" if type(made) in _ELEMENTWISE else _difference(found)
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError, IndexError) as error:
-        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        why = f"{type(error).__name__}: {one_line(error)}"
         if isinstance(error, ConfigError):
             raise
     if why:
@@ -168,7 +164,7 @@ def _tried(made: torch.optim.Optimizer, options: Mapping[str, Any]) -> TorchOpti
 
 
 def _difference(own: TorchOptimizer) -> str:
-    """Why steps on a matrix are not those on its pieces, each made anew; empty if they are."""
+    """How steps on a matrix differ from steps on its pieces; empty if they do not."""
     draw, rate = torch.Generator().manual_seed(0), own.lr or 1e-3
     begin = torch.randn(3, 4, generator=draw, dtype=torch.float64)
     whole, flat = torch.nn.Parameter(begin.clone()), begin.reshape(-1).clone().numpy()
@@ -192,41 +188,20 @@ def _difference(own: TorchOptimizer) -> str:
 def grouped(
     factory: Factory, named: Mapping[str, torch.nn.Parameter]
 ) -> tuple[list[TorchOptimizer], Grouping]:
-    """What a factory makes of a module's parameters: optimisers of its groups, and who has which.
+    """The optimisers of a factory's groups, and the group of each parameter.
 
     Args:
-        factory: is called once, with all parameters that are trained.
+        factory: makes an optimiser of all trained parameters; it is called once.
         named: the parameters by their names in the trainer; empty if there is no module.
 
     Raises:
-        ConfigError: it is no optimiser that updates each number by itself, leaves parameters out or
-            brings others, or its groups keep different things.
+        ConfigError: the factory makes no optimiser that updates each number by itself, or one that
+            leaves parameters out or has others; or its groups have different state.
     """
-    if not callable(factory):
-        raise ConfigError(
-            f"optimizer: give a function that makes it of the parameters, as lambda p: "
-            f"torch.optim.AdamW(p, lr=3e-3), not a {type(factory).__name__}"
-        )
     given = named or {"": torch.nn.Parameter(torch.ones(1))}
-    made = factory(list(given.values()))
-    if not isinstance(made, torch.optim.Optimizer):
-        raise ConfigError(
-            f"optimizer: the function gives a {type(made).__name__}, and an optimiser of torch is "
-            "needed, as lambda p: torch.optim.AdamW(p, lr=3e-3)"
-        )
-    if made._optimizer_step_pre_hooks or made._optimizer_step_post_hooks:
-        raise ConfigError(
-            "optimizer: it has hooks on its steps, and nobody would call them, as it is made anew "
-            "for each piece of the parameters; do without them"
-        )
-    # Of one that has taken no step, some keep where they begin.
-    if any(state and float(state.get("step", 1)) > 0 for state in made.state.values()):
-        raise ConfigError(
-            "optimizer: it has taken steps already, and the trainer would begin without what it "
-            "keeps of them; make a new one, and go on by fit(resume=True)"
-        )
+    made = _new(factory, list(given.values()))
     names = {id(parameter): name for name, parameter in given.items()}
-    found: dict[str, Group] = {}
+    found: dict[str, ParameterGroup] = {}
     groups: list[TorchOptimizer] = []
     for asked in made.param_groups:
         options = {k: v for k, v in asked.items() if k != "params"}
@@ -245,11 +220,39 @@ def grouped(
                     f"optimizer: it has a parameter of shape {tuple(parameter.shape)} that is none "
                     "of those that the function was called with; take them from its argument"
                 )
-            found[names[id(parameter)]] = Group(own, own.lr / usual.lr, len(groups) - 1)
+            group = ParameterGroup(own, own.lr / usual.lr, len(groups) - 1)
+            found[names[id(parameter)]] = group
     if left := [name for name in given if name not in found]:
         raise ConfigError(
             f"optimizer: it leaves out {', '.join(left[:3])}; give it all parameters, or freeze "
             "these: requires_grad_(False)"
         )
-    first = Group(groups[0])  # torch refuses to make one without parameters
+    first = ParameterGroup(groups[0])  # torch refuses to make one without parameters
     return groups, (found.__getitem__ if named else lambda name: first)
+
+
+def _new(factory: Factory, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """The factory's optimiser, if it is one of torch's without hooks or steps."""
+    if not callable(factory):
+        raise ConfigError(
+            f"optimizer: give a function that makes it of the parameters, as lambda p: "
+            f"torch.optim.AdamW(p, lr=3e-3), not a {type(factory).__name__}"
+        )
+    made = factory(parameters)
+    if not isinstance(made, torch.optim.Optimizer):
+        raise ConfigError(
+            f"optimizer: the function gives a {type(made).__name__}, and an optimiser of torch is "
+            "needed, as lambda p: torch.optim.AdamW(p, lr=3e-3)"
+        )
+    if made._optimizer_step_pre_hooks or made._optimizer_step_post_hooks:
+        raise ConfigError(
+            "optimizer: it has hooks on its steps, and nobody would call them, as it is made anew "
+            "for each piece of the parameters; do without them"
+        )
+    # Some have initial state before their first step.
+    if any(state and float(state.get("step", 1)) > 0 for state in made.state.values()):
+        raise ConfigError(
+            "optimizer: it has taken steps already, and the trainer would begin without what it "
+            "keeps of them; make a new one, and go on by fit(resume=True)"
+        )
+    return made

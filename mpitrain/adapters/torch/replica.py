@@ -1,4 +1,4 @@
-"""A loop of one's own over replicas, in the place of torch's DistributedDataParallel."""
+"""Replicas of a module in a user's own loop, as with torch's DistributedDataParallel."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,27 +8,28 @@ import torch
 
 from collectives import Algorithm, Communicator
 from collectives.analysis.user_code import named
-from mpitrain.adapters.torch.hooks import Function, UnderWay
-from mpitrain.adapters.torch.joining import Join, JoiningReducer
+from mpitrain.adapters.torch.comm_hooks import Function, UnderWay
+from mpitrain.adapters.torch.joining import JoiningReducer
 from mpitrain.adapters.torch.reducer import Options
+from mpitrain.adapters.torch.session import Join
 from mpitrain.ranks.together import ClosedTogether
 
 
 class DataParallel(ClosedTogether, torch.nn.Module):
     """A replica of a module on each rank; ``backward()`` leaves means over the ranks in ``.grad``.
 
-    A bucket of gradients is summed as soon as autograd has its last one, and ``backward()`` ends
-    when all are done.  Several passes before a step add up as in one process, each with a sum of
-    its own, or in :meth:`no_sync` without.
+    The sum of a bucket starts as soon as autograd has its last gradient, and ``backward()`` ends
+    when all sums are complete.  Several passes before a step add up as in one process; each has a
+    sum of its own, or none in :meth:`no_sync`.
 
-    Each forward pass in training (``module.training``, gradients enabled) begins with a word among
-    the ranks: who is elsewhere in the program, or has other parameters than before, ends in an
-    error on all ranks.  At the first, second, fourth, eighth ... and when the ranks have changed
-    their parameters unequally often, parameters are compared bit by bit.  Parameters that were
-    added, replaced, converted, frozen or unfrozen are noticed there, and broadcast.
+    The ranks meet before each forward pass in training (``module.training``, gradients enabled): a
+    rank that is elsewhere in the program, or has other parameters than before, is an error on all
+    ranks.  Parameters are compared bit by bit at the first, second, fourth, eighth ... pass, and
+    when the ranks have changed them unequally often.  Parameters that were added, replaced,
+    converted, frozen or unfrozen are noticed there, and broadcast.
 
     Attributes:
-        module: as given.
+        module: the module.
     """
 
     def __init__(
@@ -45,15 +46,16 @@ class DataParallel(ClosedTogether, torch.nn.Module):
 
         Args:
             comm: the replicas; it is duplicated.
-            module: on the CPU, or with CuPy on this rank's GPU (``torch.cuda.set_device``).
+            module: a module on the CPU, or with CuPy on this rank's GPU
+                (``torch.cuda.set_device``).
             bucket_bytes: least size of a bucket.
-            algorithm: as ``comm.Allreduce_init`` takes it.
-            overlap: start buckets while autograd goes on rather than all of them at the end;
-                ``"auto"`` times the first twelve steps both ways, and keeps the way that is faster
-                on the slowest rank (:attr:`overlaps` says which).  The numbers are the same.
-            broadcast_buffers: give all ranks rank 0's buffers before each forward pass in training,
-                as running statistics need it, and after each mean, so that all test alike; without
-                it, each rank's are its own after the beginning, and may have other shapes.
+            algorithm: argument of ``comm.Allreduce_init``.
+            overlap: whether buckets start while autograd goes on rather than at its end; ``"auto"``
+                times the first twelve steps both ways, and keeps the way that is faster on the
+                slowest rank (:attr:`overlaps` says which).  The numbers are the same.
+            broadcast_buffers: whether all ranks get rank 0's buffers before each forward pass in
+                training, which running statistics need, and after each mean, for equal tests;
+                otherwise each rank's buffers are its own, and may have other shapes.
 
         Raises:
             TypeError: ``comm`` is no :class:`collectives.Communicator`.
@@ -75,11 +77,11 @@ class DataParallel(ClosedTogether, torch.nn.Module):
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
         """The module's outputs."""
         if torch.is_grad_enabled():
-            # Within a backward pass it is a checkpoint that computes the same again.
+            # Within a backward pass, a checkpoint repeats an earlier forward pass.
             again = torch._C._current_graph_task_id() >= 0
             if self.module.training and not again:
                 self._reducer.begin_forward()
-            self._reducer.pending = True
+            self._reducer.state.pending = True
         return self.module(*inputs, **keywords)
 
     @property
@@ -90,15 +92,17 @@ class DataParallel(ClosedTogether, torch.nn.Module):
     def reduce(self) -> None:
         """Average the gradients now; collective.
 
-        ``backward()`` has done it already, and then this does nothing, unless it ran in
-        :meth:`no_sync`, or reached no parameter of the module on this rank.
+        It is needed after a ``backward()`` in :meth:`no_sync`, or one that reached no parameter of
+        the module on this rank; otherwise it does nothing.
         """
         self._reducer.reduce()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes in it leave each rank its own gradients, for one that follows to add to
-        and average, or :meth:`reduce`."""
+        """Backward passes in this block leave each rank its own gradients.
+
+        A later ``backward()`` adds to them and averages, or :meth:`reduce` averages them.
+        """
         reducer = self._reducer
         before, reducer.synchronises = reducer.synchronises, False
         try:
@@ -107,31 +111,31 @@ class DataParallel(ClosedTogether, torch.nn.Module):
             reducer.synchronises = before
 
     def weigh(self, samples: float) -> None:
-        """The next mean is over samples, of which this rank's batch has so many; collective.
+        """Weigh this rank's gradients in the next mean by its number of samples; collective.
 
-        Before the ``backward()`` that averages, on all ranks, for a loss that is the mean over the
-        rank's own samples: ranks with unequal batches then end with one process's gradients.
+        Call it on all ranks before the ``backward()`` that averages, if the loss is a mean over the
+        rank's own samples: ranks with unequal batches then get the gradients of one process.
 
             for inputs, labels in mine:
                 net.weigh(len(inputs))
                 criterion(net(inputs), labels).backward()
 
         Args:
-            samples: 0 of a rank whose gradients do not count, and need not be numbers.
+            samples: size of the batch; 0: gradients do not count, and need not be numbers.
 
         Raises:
-            RuntimeError: on all ranks, if ``samples`` is no number of samples, or all are 0.
+            RuntimeError: on all ranks: ``samples`` is no number of samples, or all are 0.
         """
         self._reducer.weigh(samples)
 
     def register_comm_hook(self, state: Any, hook: Function) -> None:
-        """Sum the gradients in one's own way, as torch's method of this name; collective.
+        """Let a hook sum the gradients, as torch's method of this name; collective.
 
         As soon as a bucket's gradients are there, ``hook(state, bucket)`` is called, in the same
-        order on all ranks.  It starts whatever it likes and returns a ``torch.futures.Future``
-        whose value is the mean over the ranks: a tensor like ``bucket.buffer()``, or a list of it.
-        ``backward()`` ends when all are done.  The buffer holds this rank's gradients, divided by
-        nothing (with :meth:`weigh`, times the ranks and its part of the mean).
+        order on all ranks.  It returns a ``torch.futures.Future`` of the mean over the ranks: a
+        tensor like ``bucket.buffer()``, or a list of it.  ``backward()`` ends when all futures are
+        done.  The buffer holds this rank's gradients without a division (with :meth:`weigh`, times
+        the number of ranks and the rank's weight in the mean).
 
             def bf16(state, bucket):
                 small = bucket.buffer().to(torch.bfloat16).div_(size)
@@ -139,9 +143,9 @@ class DataParallel(ClosedTogether, torch.nn.Module):
 
         Args:
             state: the hook's first argument.
-            hook: the same on all ranks.  What it raises on one, ``backward()`` raises on all, and
-                this object has come to its end; it must not be in a collective then that others
-                wait in, but for :meth:`all_reduce`.
+            hook: the hook, the same on all ranks.  If it raises an error on one, ``backward()``
+                raises on all, and this object cannot be used any more; other ranks must not wait in
+                a collective of the hook then, except in :meth:`all_reduce`.
 
         Raises:
             RuntimeError: on all ranks: it is no function, or there is a hook already.
@@ -151,22 +155,23 @@ class DataParallel(ClosedTogether, torch.nn.Module):
 
     @property
     def under_way(self) -> tuple[Communicator, UnderWay]:
-        """For hooks: the ranks, and what was started on them."""
-        return self._reducer.under_way
+        """The ranks, and the sums that hooks have started."""
+        buckets = self._reducer.buckets
+        return buckets.comm, buckets.under_way
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.futures.Future[list[torch.Tensor]]:
         """Start to sum a tensor over the ranks, in place, from within a hook; collective.
 
         Returns:
-            A future of ``[tensor]``, as ``torch.distributed.all_reduce(...).get_future()`` is.  The
-            sum goes on while ``backward()`` does; at its end, or when the hook waits for a future,
-            futures get their values and what ``then()`` was given is called, in the order in which
-            the sums were started, so that all ranks start in one order what follows.
+            A future of ``[tensor]``, as ``torch.distributed.all_reduce(...).get_future()``.  At the
+            end of ``backward()``, or when the hook waits for a future, futures get their values and
+            callbacks of ``then()`` are called, in the order in which the sums were started; so all
+            ranks start later sums in one order.
 
         Raises:
             TypeError: it is no contiguous tensor of a type that can be summed.
         """
-        return self._reducer.all_reduce(tensor)
+        return self._reducer.buckets.under_way.all_reduce(tensor)
 
     @contextmanager
     def join(
@@ -176,25 +181,25 @@ class DataParallel(ClosedTogether, torch.nn.Module):
         enable: bool = True,
         throw_on_early_termination: bool = False,
     ) -> Iterator[None]:
-        """Ranks may have unequally many batches in it; collective.
+        """A block in which ranks may have different numbers of batches; collective.
 
             with net.join(optimizer):
                 for inputs, labels in mine:
                     ...
 
-        A rank that leaves the block takes part, with gradients of 0, in what the others do, until
-        all have left it.  Then all have the parameters, gradients and (``broadcast_buffers``)
-        buffers of the rank that left last.
+        A rank that leaves the block takes part in the others' means with gradients of 0, until all
+        have left it.  Then all have the parameters, gradients and (``broadcast_buffers``) buffers
+        of the rank that left last.
 
         Args:
-            following: optimisers, schedulers, whatever has ``state_dict``: they take over the state
-                of the rank that left last.  An optimiser with a momentum must be among them.
-            divide_by_initial_world_size: sums of gradients are divided by the number of all ranks,
-                as in torch, or else by that of the ranks that have a batch.  :meth:`weigh`, which
-                makes means over samples, goes before either.
-            enable: else the block does nothing.
-            throw_on_early_termination: raise on all ranks as soon as one goes on after another has
-                left.
+            following: optimisers and schedulers (objects with ``state_dict``) that take over the
+                state of the rank that left last.  An optimiser with a momentum must be among them.
+            divide_by_initial_world_size: whether sums of gradients are divided by the number of all
+                ranks, as in torch, or by that of the ranks that have a batch.  Neither holds after
+                :meth:`weigh`.
+            enable: whether the block does anything.
+            throw_on_early_termination: whether to raise on all ranks as soon as one goes on after
+                another has left.
 
         Raises:
             TypeError: a ``following`` has no ``state_dict``.
@@ -212,21 +217,21 @@ class DataParallel(ClosedTogether, torch.nn.Module):
             return
         reducer = self._reducer
         flags = bool(divide_by_initial_world_size), bool(throw_on_early_termination)
-        reducer.begin_join(Join(*flags, len(following)))
+        reducer.begin_join(join := Join(*flags, len(following)))
         try:
             yield
-            root = reducer.attend()
+            root = reducer.attend(join)
         finally:
             reducer.leave_join()
         for one in following if root >= 0 else ():
             reducer.follow(one, root)
 
     def close(self) -> None:
-        """Free what is bound to the communicator; collective.  The module is one's own again.
+        """Free what is bound to the communicator and to the module; collective.
 
         Raises:
-            ReplicaMismatch: on all ranks: they have changed their parameters equally often, and
-                have others now.
+            ReplicaMismatch: on all ranks: they have changed their parameters equally often, and end
+                with different ones.
         """
         self._reducer.close()
 

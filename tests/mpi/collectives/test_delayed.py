@@ -10,7 +10,7 @@ from collectives import CollectiveError, Communicator, Link, delayed, sparse_all
 from collectives.algorithms import names
 from collectives.calls import resources
 from collectives.sparse import SparseAllreduce
-from mpitrain.pipeline.messages import Expected, Mailbox, Spec
+from mpitrain.pipeline.mailbox import Expected, Mailbox, Spec
 
 pytestmark = pytest.mark.mpi
 

@@ -11,8 +11,8 @@ from collectives import Communicator
 from mpitrain.config import ConfigError, Optim, Sync
 from mpitrain.parallel.adasum_sum import Adasum
 from mpitrain.parallel.arena import DATA, Bucket
+from mpitrain.parallel.sent_bytes import adasum_bytes
 from mpitrain.parallel.summation import Summand
-from mpitrain.parallel.wire import adasum_bytes
 from mpitrain.training.trainer import Trainer
 from tests.adasum import adasum
 from tests.mpi.mpitrain.layouts import curve, job, whole

@@ -232,10 +232,10 @@ def test_replicas_of_stages_meet_in_their_sums(comm):
 def test_old_weights_are_kept_no_longer_than_they_are_needed(comm):
     if RANKS > 5:
         pytest.skip("the model has 5 layers")
-    from mpitrain.pipeline.window import Window
+    from mpitrain.pipeline.window import UpdateWindow
 
     most = []
-    original = Window.update
+    original = UpdateWindow.update
 
     def watched(self, number, loss):
         updated = original(self, number, loss)
@@ -245,11 +245,11 @@ def test_old_weights_are_kept_no_longer_than_they_are_needed(comm):
     config = asynchronous("stash", pipe=RANKS)
     with Trainer(comm, config) as trainer:
         stage = trainer.grid.place.stage
-        Window.update = watched
+        UpdateWindow.update = watched
         try:
             list(trainer.run_epoch(0))
         finally:
-            Window.update = original
+            UpdateWindow.update = original
     assert max(most) <= RANKS - stage
 
 

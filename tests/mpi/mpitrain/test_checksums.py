@@ -7,7 +7,7 @@ from mpi4py import MPI
 from collectives import Communicator, CorruptMessage, sparse_allreduce
 from collectives.algorithms import names
 from collectives.execution.transport.checked import CheckedTransport, Sealed, SealedSend
-from mpitrain.pipeline.messages import Expected, Mailbox, Spec
+from mpitrain.pipeline.mailbox import Expected, Mailbox, Spec
 
 pytestmark = pytest.mark.mpi
 

@@ -11,7 +11,7 @@ from collectives import Communicator
 from mpitrain.checkpoint import Writer
 from mpitrain.config import Compress, ConfigError, Optim
 from mpitrain.metrics import Skipped
-from mpitrain.parallel.choosing import CANDIDATES
+from mpitrain.parallel.codec_trial import CANDIDATES
 from mpitrain.run import checkpoints, resume, save, settled
 from mpitrain.training.trainer import Trainer
 from tests.mpi.mpitrain.layouts import alone, curve, job, layouts, mlp, whole

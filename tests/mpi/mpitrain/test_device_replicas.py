@@ -15,8 +15,8 @@ from tests import strict_cupy
 from tests.strict_cupy import counts
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
-from mpitrain.adapters.torch import DataParallel, DistributedDataParallel, gradients  # noqa: E402
-from mpitrain.adapters.torch import hooks as torch_hooks  # noqa: E402
+from mpitrain.adapters.torch import DataParallel, DistributedDataParallel, buckets  # noqa: E402
+from mpitrain.adapters.torch import comm_hooks as torch_hooks  # noqa: E402
 
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 
@@ -28,7 +28,7 @@ def device(monkeypatch):
     """Buckets lie there."""
     monkeypatch.setattr(counts, "polls", 2)
     cupy = strict_cupy.install(monkeypatch)
-    monkeypatch.setattr(gradients, "memory_of", lambda parameter: "cupy")
+    monkeypatch.setattr(buckets, "memory_of", lambda parameter: "cupy")
     monkeypatch.setattr(torch_hooks, "namespace_of", lambda tensor: cupy)
     with Communicator(MPI.COMM_WORLD, device="staged") as comm:
         yield comm
@@ -82,7 +82,7 @@ def test_parameters_are_those_of_sums_on_the_host(device, dtype, overlap, accumu
 
 def test_buckets_are_plans_on_device_memory(device):
     with DataParallel(device, module(), bucket_bytes=200) as replica:
-        plans = [bucket._plan for bucket in replica._reducer._buckets._buckets]
+        plans = [bucket._plan for bucket in replica._reducer.buckets._buckets]
         assert len(plans) > 1
         assert SIZE == 1 or all(isinstance(plan, DevicePlan) for plan in plans)
 

@@ -10,11 +10,11 @@ from collectives.algorithms import ALGORITHMS, names
 from mpitrain import nn
 from mpitrain.config import Compress, ConfigError
 from mpitrain.parallel.arena import DATA, Arena
+from mpitrain.parallel.data_parallel import Replicated
 from mpitrain.parallel.node_shared import NodeShared
-from mpitrain.parallel.replicated import Replicated
-from mpitrain.parallel.sharded import ShardedGradients, ShardedOptimizer, ShardedParameters
 from mpitrain.parallel.store import Reduction
 from mpitrain.parallel.summation import Dense
+from mpitrain.parallel.zero import ShardedGradients, ShardedOptimizer, ShardedParameters
 from mpitrain.training.trainer import Trainer
 from tests.mpi.mpitrain.layouts import curve, mlp
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from collectives import Communicator, delayed
 from mpitrain.config import Sync
-from mpitrain.parallel.summation import Dense, KeepsNothing
+from mpitrain.parallel.summation import Dense, Summation
 from mpitrain.sync import Delayed
 from mpitrain.training.trainer import Trainer
 from tests.mpi.mpitrain.layouts import mlp
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.at_most(5)]
 
 
 @dataclass
-class Line(KeepsNothing):
+class Line(Summation):
     """Sums that are there so many steps' time after they have begun.
 
     Attributes:

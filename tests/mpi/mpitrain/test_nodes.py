@@ -9,9 +9,9 @@ from collectives import Communicator
 from collectives.codec import Dice
 from mpitrain.config import Compress, ConfigError
 from mpitrain.parallel.arena import DATA, Bucket
-from mpitrain.parallel.compressed import Compressed
+from mpitrain.parallel.compressed_summation import CompressedSummation
+from mpitrain.parallel.sent_bytes import coded_bytes
 from mpitrain.parallel.summation import Dense, Summand
-from mpitrain.parallel.wire import coded_bytes
 from mpitrain.training import build
 from mpitrain.training.trainer import Trainer
 from tests.mpi.mpitrain.layouts import curve, mlp
@@ -37,7 +37,7 @@ def bound(comm, table, replica):
         f"t{i}": own[a:b].reshape(shape)
         for i, (a, b, shape) in enumerate(zip(ends, ends[1:], SHAPES, strict=False))
     }
-    made_by = Compressed(build.compression(table), Dice(1, replica), Dense())
+    made_by = CompressedSummation(build.compression(table), Dice(1, replica), Dense())
     found = made_by.bind(Summand(Bucket(0, SIZE, frozenset({0}), DATA), comm, own, tensors, own))
     return found, made_by, own
 

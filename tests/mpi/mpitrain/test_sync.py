@@ -16,7 +16,7 @@ from mpitrain.config import Checkpoint as CheckpointTable
 from mpitrain.config import Compress, ConfigError, Optim, Sync, load
 from mpitrain.group import share
 from mpitrain.metrics import Skipped, Step, read_records
-from mpitrain.pipeline.runtime import Latest
+from mpitrain.pipeline.stage import Latest
 from mpitrain.ranks.stop import StopFlag, Stopped
 from mpitrain.run import checkpoints, resume, save, train
 from mpitrain.step.agreement import NonFinite

@@ -6,9 +6,9 @@ from mpi4py import MPI
 from collectives import Communicator
 from collectives.codec import Dice
 from mpitrain.config import Compress
-from mpitrain.parallel.compressed import Compressed
+from mpitrain.parallel.compressed_summation import CompressedSummation
+from mpitrain.parallel.sent_bytes import coded_bytes, dense_bytes
 from mpitrain.parallel.summation import Dense
-from mpitrain.parallel.wire import coded_bytes, dense_bytes
 from mpitrain.sync import Delayed, Local, Quorum
 from mpitrain.sync.outer import outer
 from mpitrain.training import build
@@ -41,7 +41,7 @@ def test_workers_send_an_all_reduce_a_period(monkeypatch, kind, widths, codec):
 
     def summation():
         dense = Dense("ring")
-        return Compressed(how, Dice(1, comm.rank), dense) if how else dense
+        return CompressedSummation(how, Dice(1, comm.rank), dense) if how else dense
 
     with Communicator(MPI.COMM_WORLD) as comm:
         traffic = comm.count_traffic()

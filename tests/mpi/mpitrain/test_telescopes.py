@@ -16,7 +16,7 @@ from mpitrain.checkpoint import Writer
 from mpitrain.config import Checkpoint, Compress, Config, Optim, Run, Train
 from mpitrain.data import Dataset, Samples
 from mpitrain.metrics import Skipped
-from mpitrain.objective.elementwise import Elementwise
+from mpitrain.objective.elementwise import ElementwiseLoss
 from mpitrain.run import checkpoints, resume, save
 from mpitrain.sync import Quorum
 from mpitrain.training.trainer import Trainer
@@ -42,7 +42,7 @@ CODECS = (
 )
 
 
-class Product(Elementwise):
+class Product(ElementwiseLoss):
     """Scores times labels."""
 
     def compare(self, given, wanted):

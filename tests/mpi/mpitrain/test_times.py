@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from mpitrain.config import Sync
 from mpitrain.metrics import Step
-from mpitrain.parallel.wire import dense_bytes
+from mpitrain.parallel.sent_bytes import dense_bytes
 from mpitrain.report.facts import ranks, waited_for
 from mpitrain.training.trainer import Trainer
 from tests.mpi.mpitrain.layouts import job

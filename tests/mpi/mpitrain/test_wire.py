@@ -9,9 +9,9 @@ from collectives.codec import Dice
 from mpitrain.compress import CODECS, Sparse, parse
 from mpitrain.config import Compress
 from mpitrain.parallel.arena import DATA, Bucket
-from mpitrain.parallel.compressed import Compressed
+from mpitrain.parallel.compressed_summation import CompressedSummation
+from mpitrain.parallel.sent_bytes import coded_bytes, dense_bytes
 from mpitrain.parallel.summation import Dense, Summand
-from mpitrain.parallel.wire import coded_bytes, dense_bytes
 from mpitrain.training import build
 
 pytestmark = pytest.mark.mpi
@@ -34,7 +34,7 @@ def sums(comm, how, shapes, dtype):
         f"t{i}": own[a:b].reshape(shape)
         for i, (a, b, shape) in enumerate(zip(ends, ends[1:], shapes, strict=False))
     }
-    made_by = Compressed(how, Dice(1, comm.rank), Dense())
+    made_by = CompressedSummation(how, Dice(1, comm.rank), Dense())
     traffic = comm.count_traffic()
     bucket = Bucket(0, own.size, frozenset({0}), DATA)
     found = made_by.bind(Summand(bucket, comm, own, tensors, own))
@@ -55,11 +55,11 @@ def test_a_code_sends_what_its_formula_says(name, exchange, dtype):
             found, made_by, own, traffic = sums(comm, how, shapes, dtype)
             own[...] = np.random.default_rng(4).normal(size=own.size)
             pairs, runs = 0, 2
-            if isinstance(code, Sparse) and made_by.exchanges:
-                packed = made_by.exchanges[0].packed
+            if isinstance(code, Sparse) and made_by.sums:
+                packed = made_by.sums[0].packed
                 packed.pack(1.0)
-                drawn = packed.coded.copy()
-                made_by.exchanges[0].memory.add_to(drawn)
+                drawn = packed.coded.array.copy()
+                made_by.sums[0].memory.add_to(drawn)
                 pairs, runs = len(code.select(drawn, 0)), 1
                 made_by.rollback()
             before = traffic.sent + traffic.shared
@@ -68,8 +68,8 @@ def test_a_code_sends_what_its_formula_says(name, exchange, dtype):
                 found.Start()
                 found.Wait()
             sent = comm.allreduce(traffic.sent + traffic.shared - before)
-            assert traffic.native == 0 or not made_by.exchanges
-            if made_by.exchanges:
+            assert traffic.native == 0 or not made_by.sums
+            if made_by.sums:
                 assert sent == runs * coded_bytes(how, shapes, P, own.itemsize, pairs)
             found.Free()
 
@@ -90,7 +90,7 @@ def test_a_sum_of_shards_sends_half_of_two_phases(name, dtype):
         counts = [n // P + (rank < n % P) for rank in range(P)]
         with Communicator(MPI.COMM_WORLD) as comm:
             traffic = comm.count_traffic()
-            made_by = Compressed(how, Dice(1, comm.rank), Dense(), anew=True)
+            made_by = CompressedSummation(how, Dice(1, comm.rank), Dense(), anew=True)
             made_by.begin(0, 1.0)
             found = []
             for _ in range(2):
@@ -105,16 +105,16 @@ def test_a_sum_of_shards_sends_half_of_two_phases(name, dtype):
                 bucket = Bucket(0, n, frozenset({0}), DATA)
                 sum_ = made_by.bind(Summand(bucket, comm, own, tensors, shard, counts))
                 before = traffic.sent + traffic.shared
-                coded = made_by.exchanges[0].packed if made_by.exchanges else None
+                coded = made_by.sums[0].packed if made_by.sums else None
                 sum_.Start()
                 sum_.Wait()
                 sent = comm.allreduce(traffic.sent + traffic.shared - before)
                 if coded is not None:
-                    most = max(coded.coded_counts)
+                    most = max(coded.coded.counts)
                     assert sent == coded_bytes(how, shapes, P, own.itemsize, shard=most)
                     assert traffic.native == 0
                 sum_.Free()
-                assert not made_by.exchanges and made_by.is_finite
+                assert not made_by.sums and made_by.is_finite
                 if name != "atomo":  # whose variance is as large as what it is of
                     bound = 3 * P * np.abs(exact).max()
                     own_part = exact[start : start + len(shard)]

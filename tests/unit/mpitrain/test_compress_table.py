@@ -10,7 +10,7 @@ from collectives.codec import Residual
 from mpitrain.commands.plan import explain
 from mpitrain.compress import parse
 from mpitrain.config import Config, ConfigError
-from mpitrain.parallel.compressed import Compression
+from mpitrain.parallel.coded_sum import CodingOptions
 
 SGD = {"name": "sgd", "momentum": 0.0}
 LOCAL = {"kind": "local", "period": 5}
@@ -100,7 +100,7 @@ def test_what_can():
     ],
 )
 def test_ranks_average_what_was_left_out_in_the_first_sum_that_is_due(often, every, steps, flushed):
-    how = Compression(parse("powersgd"), True, flush_every=often, every=every)
+    how = CodingOptions(parse("powersgd"), True, flush_every=often, every=every)
     assert [step for step in steps if how.flushes(step)] == flushed
 
 

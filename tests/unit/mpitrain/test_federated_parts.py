@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mpitrain.config import ConfigError, Federated
-from mpitrain.federated import codes, exact
+from mpitrain.federated import codes, exact_mean
 from mpitrain.federated.choice import Choice
 from mpitrain.federated.split import split
 
@@ -191,8 +191,8 @@ def test_the_exact_mean_has_no_order_and_is_right(dtype):
         (x + rng.normal(size=50) * 10.0 ** rng.integers(-9, 3, 50)).astype(dtype) for _ in range(9)
     ]
     weights = rng.integers(1, 400, 9).tolist()
-    parts = [exact.difference(x, w) for w in ends]
-    grid = exact.Grid.of(max(float(np.abs(p[0]).max()) for p in parts), sum(weights))
+    parts = [exact_mean.difference(x, w) for w in ends]
+    grid = exact_mean.Grid.of(max(float(np.abs(p[0]).max()) for p in parts), sum(weights))
 
     def mean(order):
         total = sum(weights[i] * grid.words(parts[i]) for i in order)
@@ -217,17 +217,17 @@ def test_of_one_client_the_server_has_its_weights(dtype, weight):
     x = (rng.normal(size=2000) * 10.0 ** rng.integers(-6, 2, 2000)).astype(dtype)
     w = (rng.normal(size=2000) * 10.0 ** rng.integers(-6, 2, 2000)).astype(dtype)
     w[:3], x[3:6] = 0, 0
-    parts = exact.difference(x, w)
-    grid = exact.Grid.of(float(np.abs(parts[0]).max()), weight)
+    parts = exact_mean.difference(x, w)
+    grid = exact_mean.Grid.of(float(np.abs(parts[0]).max()), weight)
     mean = grid.mean(weight * grid.words(parts), weight)
-    np.testing.assert_array_equal(exact.subtract(x, mean).astype(dtype), w)
+    np.testing.assert_array_equal(exact_mean.subtract(x, mean).astype(dtype), w)
 
 
 def test_no_change_is_no_change():
     x = np.ones(4)
-    grid = exact.Grid.of(0.0, 7)
-    mean = grid.mean(7 * grid.words(exact.difference(x, x)), 7)
-    np.testing.assert_array_equal(exact.subtract(x, mean), x)
+    grid = exact_mean.Grid.of(0.0, 7)
+    mean = grid.mean(7 * grid.words(exact_mean.difference(x, x)), 7)
+    np.testing.assert_array_equal(exact_mean.subtract(x, mean), x)
 
 
 def coded(own, x, number, seed=9, largest=None):

@@ -6,7 +6,7 @@ import pytest
 
 from mpitrain.config import Config, ConfigError, Optim, Train
 from mpitrain.optim.lr import learning_rate
-from mpitrain.optim.own_schedule import tabulated
+from mpitrain.optim.schedule_table import tabulated
 
 TRAIN = Train(epochs=10, batch_size=256)
 

@@ -7,7 +7,7 @@ import pytest
 
 from mpitrain.commands.plan import exchanged, explain, predicted
 from mpitrain.config import Config, ConfigError, Data, Model, Parallel, Sync, Train
-from mpitrain.parallel.grid import Layout, Place
+from mpitrain.parallel.grid import Coordinates, Layout
 from mpitrain.pipeline.partition import (
     ClusterLinks,
     Costs,
@@ -106,7 +106,7 @@ def test_every_rank_has_a_place_of_its_own(layout):
     places = [layout.place(rank) for rank in range(layout.ranks)]
     assert [layout.rank(place) for place in places] == list(range(layout.ranks))
     assert len(set(places)) == layout.ranks
-    assert places[0] == Place(0, 0, 0)
+    assert places[0] == Coordinates(0, 0, 0)
     with pytest.raises(ValueError, match="is not one of"):
         layout.place(layout.ranks)
 

@@ -18,7 +18,7 @@ from mpitrain.pipeline.actions import (
 )
 from mpitrain.pipeline.replay import PipelineError, replay
 from mpitrain.pipeline.schedules import SCHEDULES
-from mpitrain.pipeline.simulate import Times, simulate
+from mpitrain.pipeline.simulate import PassTimes, simulate
 
 SYNCHRONOUS = [s for s in SCHEDULES.values() if s.synchronous]
 NAMES = list(SCHEDULES)
@@ -49,7 +49,7 @@ def test_bubbles_are_those_of_the_formulas(name, p, rounds):
     schedule, m = SCHEDULES[name], p * rounds
     for v in (1, 2, 3) if name == "interleaved" else (1,):
         shape = Pipeline((1,) * p, m, chunks=v)
-        found = simulate(schedule.generate, shape, Times(1, 1, 1)).bubble
+        found = simulate(schedule.generate, shape, PassTimes(1, 1, 1)).bubble
         assert found == pytest.approx(schedule.bubble(p, m, v, 1, 1, 1), abs=1e-12)
 
 
@@ -177,15 +177,15 @@ def test_interleaved_refuses_what_does_not_fill_its_groups():
 def test_slow_messages_and_slow_stages_take_their_time():
     shape = Pipeline((1, 1), 1)
     generate = SCHEDULES["gpipe"].generate
-    assert simulate(generate, shape, Times(1, 1, 1, message=5)).seconds == 1 + 5 + 1 + 2 + 5 + 2
-    slow = simulate(generate, shape, [Times(1, 1, 1), Times(10, 1, 1)])
+    assert simulate(generate, shape, PassTimes(1, 1, 1, message=5)).seconds == 1 + 5 + 1 + 2 + 5 + 2
+    slow = simulate(generate, shape, [PassTimes(1, 1, 1), PassTimes(10, 1, 1)])
     assert slow.seconds == 1 + 10 + 2 + 2
     assert slow.bubble == pytest.approx(1 - (3 + 12) / 30)
 
 
 def test_text_and_picture(tmp_path):
     shape = Pipeline((1, 1), 3)
-    found = simulate(SCHEDULES["1f1b"].generate, shape, Times(1, 1, 1))
+    found = simulate(SCHEDULES["1f1b"].generate, shape, PassTimes(1, 1, 1))
     assert draw.text(found, shape, 1.0).splitlines() == [
         "   stage 0 F0 F1 .. .. B0 B0 F2 B1 B1 .. B2 B2".replace(".. .. B0", ".. .. B0"),
         "   stage 1 .. F0 B0 B0 F1 B1 B1 F2 B2 B2 .. ..",

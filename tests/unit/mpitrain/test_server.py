@@ -11,23 +11,23 @@ from mpitrain.config import Config, ConfigError, Server, load
 from mpitrain.optim.optimizers import SGD
 from mpitrain.parallel.arena import DATA
 from mpitrain.parallel.store import Piece
+from mpitrain.server.account import next_meeting
 from mpitrain.server.corrections import correction
-from mpitrain.server.log import (
+from mpitrain.server.messages import MessageKind, ParameterMessage, check_size
+from mpitrain.server.roles import Roles, roles
+from mpitrain.server.service_log import (
     Begun,
-    Log,
     LogError,
     Pull,
     Push,
-    Replayed,
+    ReplayedLog,
+    ServiceLog,
     decisive,
     name,
     remove_others,
 )
-from mpitrain.server.meetings import next_meeting
-from mpitrain.server.roles import Roles, roles
+from mpitrain.server.service_order import Logged, RoundRobin
 from mpitrain.server.shard import Shard
-from mpitrain.server.turns import Logged, RoundRobin
-from mpitrain.server.wire import Kind, Message, check_size
 
 
 class Descent:
@@ -244,7 +244,7 @@ def begun(step=0, **fields):
 
 
 def logged(path, step=0, windows=((0, 4), (4, 8), (8, 10))):
-    log = Log(path, begun(step))
+    log = ServiceLog(path, begun(step))
     for first, stop in windows:
         log.add(first, stop, [Pull(0, first, 0), push(0, first, 0)])
     log.close()
@@ -252,7 +252,7 @@ def logged(path, step=0, windows=((0, 4), (4, 8), (8, 10))):
 
 
 def test_a_log_is_read_by_windows(tmp_path):
-    found = Replayed(logged(tmp_path / name(0)))
+    found = ReplayedLog(logged(tmp_path / name(0)))
     assert found.window(4, 8) == [Pull(0, 4, 0), push(0, 4, 0)]
     with pytest.raises(ConfigError, match="has nothing after step 10; the last step in it is 10"):
         found.window(10, 12)
@@ -266,7 +266,7 @@ def test_a_log_is_read_by_windows(tmp_path):
 def test_a_run_that_goes_on_replaces_what_came_after_its_checkpoint(tmp_path):
     path = logged(tmp_path / name(0))
     logged(path, 4, windows=((4, 6),))
-    found = Replayed(path)
+    found = ReplayedLog(path)
     assert [one.step for one in found.begun] == [0, 4]
     assert found.window(0, 4) and found.window(4, 6)
     with pytest.raises(ConfigError, match="nothing after step 8"):
@@ -281,12 +281,12 @@ def test_a_log_that_was_cut_off_ends_before_its_last_window(tmp_path):
     last = data.index(b'{"event":"window","first":8')
     for length in range(last, len(data), 7):
         path.write_bytes(data[:length])
-        found = Replayed(path)
+        found = ReplayedLog(path)
         assert found.window(4, 8)
         with pytest.raises(ConfigError, match="the last step in it is 8"):
             found.window(8, 10)
         logged(path, 8, windows=((8, 10),))
-        assert Replayed(path).window(8, 10)
+        assert ReplayedLog(path).window(8, 10)
 
 
 @pytest.mark.parametrize(
@@ -306,13 +306,13 @@ def test_a_file_that_is_no_log(tmp_path, content, why):
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(ConfigError, match=rf"server.replay: \S+server-0.jsonl,? {why}"):
-        Replayed(path)
+        ReplayedLog(path)
 
 
 def test_a_log_that_cannot_be_written(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(LogError, match=r"cannot be written: .*; make room or choose another"):
-        Log(tmp_path / "file" / name(0), begun())
+        ServiceLog(tmp_path / "file" / name(0), begun())
 
 
 def test_logs_of_more_servers_go(tmp_path):
@@ -373,13 +373,13 @@ def test_parts_that_fit_into_no_message_are_refused():
 
 
 def test_a_message_is_its_header_and_its_numbers():
-    message = Message(5, np.float32)
-    message.write(Kind.PUSH, 2**40, 3)
+    message = ParameterMessage(5, np.float32)
+    message.write(MessageKind.PUSH, 2**40, 3)
     message.values[...] = np.arange(5)
     data, _ = message.buffer
-    other = Message(5, np.float32)
+    other = ParameterMessage(5, np.float32)
     other.buffer[0][...] = data
-    assert (other.kind, other.clock, other.clocks) == (Kind.PUSH, 2**40, 3)
+    assert (other.kind, other.clock, other.clocks) == (MessageKind.PUSH, 2**40, 3)
     np.testing.assert_array_equal(other.values, np.arange(5))
     assert message.nbytes == 64 + 20
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from mpitrain.parallel.trial import Trial
+from mpitrain.parallel.overlap_trial import OverlapTrial
 
 
 @pytest.mark.parametrize("faster", [True, False])
 def test_the_faster_way_stays(faster):
-    trial, ways = Trial(), []
+    trial, ways = OverlapTrial(), []
     while not trial.decided:
         ways.append(trial.overlap)
         # The first steps are slow, and one in the middle.

@@ -1,0 +1,110 @@
+"""Refusal of modules by their classes, parameters and buffers."""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from mpitrain.config import ConfigError
+
+ELSEWHERE = "or train it with DataParallel in a loop of your own"
+_RANDOM = "it draws random numbers in training, which would differ from layout to layout; set {}=0"
+_BATCH_NORM = nn.modules.batchnorm._BatchNorm
+
+#: Parts of modules that cannot be layers, and why.
+_REFUSED: tuple[tuple[Callable[[nn.Module], bool], str], ...] = (
+    (
+        lambda part: isinstance(part, torch.jit.ScriptModule),
+        "it is compiled by torch.jit, and the trainer gives modules other parameters for each "
+        "call; give the module that it was made of",
+    ),
+    (
+        lambda part: isinstance(part, _BATCH_NORM),
+        "its results depend on which samples are in a micro-batch, and so on the layout of the "
+        f"ranks; use GroupNorm or LayerNorm, {ELSEWHERE}",
+    ),
+    (
+        lambda part: getattr(part, "track_running_stats", False),
+        "it changes its running statistics in training; use track_running_stats=False, "
+        f"{ELSEWHERE}",
+    ),
+    (
+        lambda part: isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0,
+        f"{_RANDOM.format('p')}, {ELSEWHERE}",
+    ),
+    (
+        lambda part: isinstance(part, (nn.RNNBase, nn.MultiheadAttention)) and part.dropout > 0,
+        f"{_RANDOM.format('dropout')}, {ELSEWHERE}",
+    ),
+    (
+        lambda part: getattr(part, "scale_grad_by_freq", False),
+        "it divides gradients by how often a row is in a micro-batch, which depends on the layout "
+        f"of the ranks; set scale_grad_by_freq=False, {ELSEWHERE}",
+    ),
+    (
+        lambda part: isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and part.sparse,
+        "its gradients are sparse, and the trainer has dense ones alone; set sparse=False",
+    ),
+    (
+        lambda part: isinstance(part, (nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)),
+        "it draws random numbers, which would differ from layout to layout; use another, "
+        f"{ELSEWHERE}",
+    ),
+)
+
+
+class ImpureModule(ConfigError):
+    """A module that the trainer cannot have as a layer."""
+
+
+def refuse(name: str, module: nn.Module) -> None:
+    """Refuse a module by its classes, parameters and buffers.
+
+    Raises:
+        ImpureModule: with the name of the part and the way out.
+    """
+    for inner, part in module.named_modules():
+        for is_refused, why in _REFUSED:
+            if is_refused(part):
+                what = f"{name}{inner and f'.{inner}'} ({type(part).__name__})"
+                raise ImpureModule(f"{what}: {why}")
+    for inner, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if nn.parameter.is_lazy(tensor) or tensor.device.type != "cpu":
+            raise ImpureModule(
+                f"{name}.{inner} lies on {tensor.device}, or has no shape yet; layers of the "
+                "trainer need values on the CPU: module.cpu(), and run lazy modules once"
+            )
+        if tensor.layout != torch.strided or tensor.is_quantized:
+            raise ImpureModule(
+                f"{name}.{inner} is {'quantised' if tensor.is_quantized else tensor.layout}; "
+                "layers of the trainer have dense values alone: to_dense() or dequantize()"
+            )
+        if tensor.requires_grad and not tensor.is_floating_point():
+            raise ImpureModule(
+                f"{name}.{inner} is of {tensor.dtype}, and the trainer has real numbers alone"
+            )
+    if inner := hooked(module):
+        raise ImpureModule(
+            f"{name}.{inner} has a hook on its gradient, which the trainer would not call; "
+            f"put it into the loss or the optimizer, {ELSEWHERE}"
+        )
+
+
+def keeps_running(part: nn.Module) -> bool:
+    """Whether a part is a batch norm with running values, which change in training."""
+    return (
+        isinstance(part, _BATCH_NORM) and part.track_running_stats and part.running_mean is not None
+    )
+
+
+def is_held(part: nn.Module, training: bool) -> bool:
+    """Whether a part is in evaluation mode within a module in training mode."""
+    return training and not part.training
+
+
+def hooked(module: nn.Module) -> str:
+    """The name of a parameter with a hook on its gradient; empty without one."""
+    for name, parameter in module.named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            return name
+    return ""

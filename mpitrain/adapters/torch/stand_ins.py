@@ -1,0 +1,256 @@
+"""Stand-ins for torch's dropout and batch norm, which know the context of a forward pass.
+
+The user's module stays as it is; a layer has a copy with these in the places of torch's, under the
+same names.
+"""
+
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import DTypeLike
+from torch import nn
+
+from mpitrain.adapters.torch.arrays import as_array, as_tensor
+from mpitrain.adapters.torch.checks.module_class import ImpureModule, is_held, keeps_running
+from mpitrain.adapters.torch.cutting import has_hooks
+from mpitrain.arrays import Array
+from mpitrain.nn.batch_norm import follow, input_gradient, moments
+from mpitrain.nn.context import RESTING, Context
+from mpitrain.nn.dropout import dropout_mask
+
+#: Axes of the input of dropout of whole channels, samples first.
+_CHANNELS: Mapping[type[nn.Module], int] = {nn.Dropout1d: 3, nn.Dropout2d: 4, nn.Dropout3d: 5}
+
+#: SyncBatchNorm is over the samples of all ranks, as every stand-in is.
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+class StandIn(nn.Module):
+    """A part that gets the context before each forward pass.
+
+    Attributes:
+        context: context of the forward pass.
+        xp: namespace of its arrays.
+        counts: whether the input has samples, rather than a sample of zeros in the place of none.
+    """
+
+    context: Context = RESTING
+    xp: ModuleType = np
+    counts = True
+
+    def state(self, dtype: DTypeLike) -> dict[str, Array]:
+        """Initial values of arrays that are no parameters."""
+        return {}
+
+
+class DropoutStandIn(StandIn):
+    """``nn.Dropout``, and with ``axes`` dropout of whole channels.
+
+    Several calls within a forward pass have different masks.
+    """
+
+    turn = 0
+
+    def __init__(self, p: float, axes: int | None, *, inplace: bool = False) -> None:
+        super().__init__()
+        self.p = p
+        self.axes = axes
+        self.inplace = inplace
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``ValueError``: the first axis of x is not the samples."""
+        context = self.context
+        if not context.training or not self.p or not self.counts:
+            return x
+        if self.axes not in (None, x.dim()):
+            raise ValueError(f"dropout of channels needs {self.axes} axes, not {x.dim()}")
+        shape = tuple(x.shape[1:])
+        if self.axes:
+            shape = (shape[0], *[1] * (self.axes - 2))
+        if len(x) != len(context.samples):
+            raise ValueError(
+                f"dropout needs the {len(context.samples)} samples along the first axis, not "
+                f"{len(x)}"
+            )
+        self.turn += 1
+        factors = dropout_mask(context.inside(str(self.turn)), self.p, shape)
+        if factors is None:
+            return x
+        those = torch.from_numpy(factors).to(x)
+        return x.mul_(those) if self.inplace else x * those
+
+
+class BatchNormStandIn(StandIn):
+    """``nn.BatchNorm1d``, ``2d`` and ``3d`` over the batch of all replicas."""
+
+    def __init__(self, like: nn.modules.batchnorm._BatchNorm) -> None:
+        super().__init__()
+        self.weight, self.bias = like.weight, like.bias
+        self.epsilon, self.momentum = like.eps, like.momentum
+        self._begin = {
+            name: as_array(tensor).copy()
+            for name, tensor in like.named_buffers()
+            if tensor is not None
+        }
+
+    def state(self, dtype: DTypeLike) -> dict[str, Array]:
+        return {name: values.astype(dtype) for name, values in self._begin.items()}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalise an input of the shape (samples, channels, ...)."""
+        context = self.context
+        state = dict(context.state) or {
+            name: self.xp.asarray(value) for name, value in self.state(np.float64).items()
+        }
+        rows = x.transpose(1, -1)
+        normal: torch.Tensor
+        if context.training:
+            normal = _Normalised.apply(
+                rows, self.epsilon, context, state, self.momentum, self.xp, self.counts
+            )
+        else:
+            mean, variance = (
+                as_tensor(self.xp.asarray(state[name])).to(x.dtype)
+                for name in ("running_mean", "running_var")
+            )
+            normal = (rows - mean) / torch.sqrt(variance + self.epsilon)
+        if self.weight is not None:
+            normal = normal * self.weight + self.bias
+        normal = normal.transpose(1, -1)
+        # The result is contiguous as torch's own, lest a module's view() of it fail.
+        return normal.contiguous() if x.is_contiguous() else normal
+
+
+class HeldBatchNorm(nn.Module):
+    """``nn.BatchNorm`` that is held in evaluation mode: its running values are constant."""
+
+    def __init__(self, like: nn.modules.batchnorm._BatchNorm) -> None:
+        super().__init__()
+        self.weight, self.bias, self.epsilon = like.weight, like.bias, like.eps
+        for name, buffer in like.named_buffers():
+            self.register_buffer(name, buffer)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalise an input of the shape (samples, channels, ...)."""
+        mean, variance = self.get_buffer("running_mean"), self.get_buffer("running_var")
+        return nn.functional.batch_norm(
+            x, mean, variance, self.weight, self.bias, training=False, eps=self.epsilon
+        )
+
+
+class _Normalised(torch.autograd.Function):
+    """``(x - mean) / sqrt(variance + epsilon)`` along the last axis, over all replicas' rows."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        epsilon: float,
+        context: Context,
+        state: Any,
+        momentum: Any,
+        xp: ModuleType,
+        counts: bool,
+    ) -> torch.Tensor:
+        rows = as_array(x.detach().reshape(-1, x.shape[-1]), xp)
+        replicas = context.replicas
+        count, mean, squares = moments(rows if counts else rows[:0], replicas)
+        if context.training and not context.again:
+            tracked = state["num_batches_tracked"]
+            tracked += (count > 0).any()
+            part = 1 / xp.maximum(tracked, 1).astype(float) if momentum is None else momentum
+            follow(state, mean, squares, count, part)
+        scale = 1 / xp.sqrt(squares / xp.maximum(count, 1) + epsilon)
+        normal = ((rows - mean) * scale).astype(rows.dtype, copy=False)
+        ctx.kept = normal, scale, count, replicas, xp, counts
+        return as_tensor(normal).reshape(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        normal, scale, count, replicas, xp, counts = ctx.kept
+        rows = as_array(dy.reshape(-1, dy.shape[-1]), xp)
+        if not counts:
+            rows, normal = rows[:0], normal[:0]
+        sums = xp.stack([rows.sum(axis=0), (rows * normal).sum(axis=0)])
+        dx = input_gradient(rows, normal, scale, sums, count, replicas)
+        if not counts:
+            return torch.zeros_like(dy), *[None] * 6
+        return as_tensor(xp.ascontiguousarray(dx)).reshape(dy.shape), *[None] * 6
+
+
+def with_stand_ins(module: nn.Module, training: bool) -> nn.Module:
+    """The module itself, or a copy with stand-ins for its dropout and batch norm.
+
+    Args:
+        module: a module, or a part of one.
+        training: mode of the whole module.
+    """
+    if not any(_replaced(part, training) for part in module.modules()):
+        return module
+    if found := _replaced(module, training):
+        return found
+    copied = deepcopy(module)
+    stand_in = {p: found for p in copied.modules() if (found := _replaced(p, training))}
+    for part in list(copied.modules()):
+        for name, child in dict(part._modules).items():  # one part may have several names
+            if child in stand_in:
+                setattr(part, name, stand_in[child])
+    return copied
+
+
+def expect_replaceable(module: nn.Module) -> None:
+    """Refuse dropout and batch norm that a stand-in cannot replace.
+
+    Raises:
+        ImpureModule: with the name of the part: it is in training mode within a module that is not,
+            or has a hook or a forward() of its own.
+    """
+    for name, part in module.named_modules():
+        if not _replaced(part, module.training):
+            continue
+        if part.training and not module.training:
+            raise ImpureModule(
+                f"{name} ({type(part).__name__}) is in training mode and the module around it is "
+                "not, and the trainer knows one mode for all: module.train()"
+            )
+        if has_hooks(part) or "forward" in vars(part):
+            raise ImpureModule(
+                f"{name} ({type(part).__name__}) has a hook or a forward() of its own, and the "
+                "trainer's, which stands in its place, would not call it; put it into a module "
+                "around it, and the hook on that"
+            )
+
+
+def stand_ins(module: nn.Module) -> Iterator[tuple[str, StandIn]]:
+    """The stand-ins of a module, by name."""
+    for name, part in module.named_modules():
+        if isinstance(part, StandIn):
+            yield name, part
+
+
+def set_context(
+    module: nn.Module, context: Context, xp: ModuleType, *, counts: bool = True
+) -> None:
+    """Give the stand-ins their context; their state is the context's own arrays, which are xp's."""
+    for name, part in stand_ins(module):
+        part.context, part.xp = context.inside(name) if name else context, xp
+        part.counts = counts
+        if isinstance(part, DropoutStandIn):
+            part.turn = 0
+
+
+def _replaced(part: nn.Module, training: bool) -> nn.Module | None:
+    """The stand-in for a part of a module in this mode; None for a part that stays."""
+    kind, held = type(part), is_held(part, training)
+    if kind is nn.Dropout or kind in _CHANNELS:
+        assert isinstance(part, nn.modules.dropout._DropoutNd)
+        p = 0.0 if held else part.p
+        return DropoutStandIn(p, _CHANNELS.get(kind), inplace=part.inplace)
+    if kind in _NORMS and keeps_running(part):
+        assert isinstance(part, nn.modules.batchnorm._BatchNorm)
+        return HeldBatchNorm(part) if held else BatchNormStandIn(part)
+    return None

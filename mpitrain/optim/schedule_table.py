@@ -1,0 +1,112 @@
+"""Schedules of a user's own: factors on the scaled rate for each step."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from mpitrain.arrays import Array
+from mpitrain.config import ConfigError, Optim
+from mpitrain.ranks.together import together
+
+#: ``factor(step)``: factor on the scaled rate in a step, counted from 0.
+Factor = Callable[[int], float]
+
+
+@dataclass(frozen=True)
+class ScheduleTable:
+    """A user's own schedule, evaluated before the first step.
+
+    Attributes:
+        factors: factors on the scaled rate, of shape (rows, groups of parameters), or (rows, 1)
+            for all groups, each times its own factor.
+        steps: steps of a row: 1, or those of an epoch.
+        options: other options of each group in each row, by name; None: there are none.
+    """
+
+    factors: Array
+    steps: int = 1
+    options: Sequence[Mapping[str, Sequence[Any]]] | None = None
+
+    def factor(self, step: int, group: int = 0) -> float:
+        """The factor of a step, counted from 0."""
+        return float(self.factors[step // self.steps, group])
+
+
+class TabulatedSchedule(ABC):
+    """A schedule that makes its own table."""
+
+    @abstractmethod
+    def table(self, rows: int) -> ScheduleTable:
+        """The table of all steps or epochs; ``ConfigError``: it cannot be evaluated."""
+
+
+def tabulated(factor: Factor, steps: int) -> Array:
+    """The factors of a user's function for all steps, of shape (steps,), float64.
+
+    Raises:
+        ConfigError: a factor is no number, negative or not finite, or cannot be computed.
+    """
+    found = np.empty(steps)
+    for step in range(steps):
+        try:
+            found[step] = value = factor(step)
+        except Exception as error:  # user code may raise anything
+            raise ConfigError(
+                f"schedule: the function fails at step {step}: {type(error).__name__}: {error}; it "
+                "takes the step's number, or with optimizer= of torch that optimiser, of which it "
+                "makes one of torch.optim.lr_scheduler"
+            ) from error
+        if not 0.0 <= found[step] < math.inf:
+            raise ConfigError(
+                f"schedule: the function gives {value} at step {step}; a factor is a finite "
+                "number from 0 on"
+            )
+    return found
+
+
+def agreed(
+    comm: MPI.Intracomm,
+    optim: Optim,
+    schedule: Factor | TabulatedSchedule | None,
+    steps_per_epoch: int,
+    total_steps: int,
+) -> ScheduleTable | None:
+    """The table of rank 0's ``schedule`` for all steps of a run, on all ranks; collective.
+
+    Returns:
+        The table, or None without a user's own schedule.
+
+    Raises:
+        ConfigError: on all ranks: the [optim] table names another schedule, or rank 0's cannot be
+            evaluated.
+    """
+    if schedule is None:
+        if optim.schedule_by != "step":
+            raise ConfigError(
+                f"optim.schedule_by = {optim.schedule_by!r} is of a schedule of one's own, and "
+                "there is none; leave it out"
+            )
+        return None
+    if optim.schedule != "constant" or optim.warmup_epochs:
+        raise ConfigError(
+            f"optim.schedule = {optim.schedule!r} with optim.warmup_epochs = "
+            f"{optim.warmup_epochs:g}: a schedule of one's own takes the place of both; leave "
+            "them out"
+        )
+    steps = steps_per_epoch if optim.schedule_by == "epoch" else 1
+    rows = -(-total_steps // steps)
+
+    def made() -> ScheduleTable | None:
+        if comm.rank > 0:
+            return None
+        if isinstance(schedule, TabulatedSchedule):
+            return replace(schedule.table(rows), steps=steps)
+        return ScheduleTable(tabulated(schedule, rows)[:, None], steps)
+
+    table: ScheduleTable = comm.bcast(together(comm, made, ConfigError))
+    return table

@@ -1,0 +1,81 @@
+"""Bytes that a sum of gradients sends, by formula, for ``mpitrain plan`` and tests of counts."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+
+from collectives.codec import shards
+from mpitrain.arrays import Shape
+from mpitrain.compress import Linear, Sparse
+from mpitrain.compress.adasum import levels
+from mpitrain.parallel.coded_sum import CodingOptions
+
+#: Bytes before the pairs in a message of the sparse all-reduce.
+_HEADER = 8
+
+
+def dense_bytes(nbytes: int, ranks: int) -> int:
+    """Bytes sent by all ranks together in an all-reduce of least volume."""
+    return 2 * (ranks - 1) * nbytes
+
+
+def sparse_bytes(n: int, pairs: int, ranks: int, itemsize: int = 4) -> int:
+    """Bytes sent by all ranks together in a sparse all-reduce of n elements.
+
+    All ranks choose the same ``pairs``.
+    """
+    rounds = ranks.bit_length() - 1
+    doubled = 1 << rounds
+    messages = doubled * rounds + 2 * (ranks - doubled)
+    return messages * (_HEADER + min(pairs * (4 + itemsize), n * itemsize))
+
+
+def coded_bytes(
+    how: CodingOptions,
+    shapes: Sequence[Shape],
+    ranks: int,
+    itemsize: int = 4,
+    pairs: int = 0,
+    shard: int | None = None,
+    nodes: int | None = None,
+) -> int:
+    """Bytes sent by all ranks together in the sum of a bucket.
+
+    Args:
+        how: how gradients are coded.
+        shapes: shapes of the tensors in the bucket.
+        ranks: number of ranks.
+        itemsize: bytes of a gradient.
+        pairs: elements that each rank chooses, the same ones, by a ``Sparse`` code.
+        shard: most coded elements in a rank's shard, where each rank gets only its shard of the
+            sum; for a ``Codec``.
+        nodes: number of nodes, where one rank of each codes its node's sum.
+    """
+    if how.nodes and nodes is not None:
+        n = itemsize * sum(map(prod, shapes))
+        if nodes == 1 or not any(map(how.codes, shapes)):
+            return dense_bytes(n, ranks)
+        inside = 2 * (ranks - nodes) * n
+        return inside + coded_bytes(replace(how, nodes=False), shapes, nodes, itemsize, pairs)
+    coded = [shape for shape in shapes if how.codes(shape)]
+    rest = itemsize * sum(prod(shape) for shape in shapes if not how.codes(shape))
+    sent, n, code = dense_bytes(rest, ranks), sum(map(prod, coded)), how.code
+    if shard is not None:
+        assert not isinstance(code, Linear | Sparse), "these give every rank the whole sum"
+        return sent // 2 + (ranks * (ranks - 1) * code.nbytes(shard) if n else 0)
+    if not n:
+        return sent
+    if isinstance(code, Linear):
+        return sent + dense_bytes(code.nbytes(coded, itemsize), ranks)
+    if isinstance(code, Sparse):
+        return sent + sparse_bytes(n, pairs, ranks, itemsize)
+    if how.gathers(ranks):
+        return sent + ranks * (ranks - 1) * code.nbytes(n)
+    return sent + 2 * ranks * (ranks - 1) * code.nbytes(shards(n, ranks)[0])
+
+
+def adasum_bytes(shapes: Sequence[Shape], ranks: int, itemsize: int = 4) -> int:
+    """Bytes sent by all ranks together in the Adasum of a bucket."""
+    block = shards(sum(map(prod, shapes)), ranks)[0]
+    products = sum(dense_bytes(24 * len(level) * len(shapes), ranks) for level in levels(ranks))
+    return 2 * ranks * (ranks - 1) * block * itemsize + products

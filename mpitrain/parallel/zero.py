@@ -1,0 +1,179 @@
+"""ZeRO (Rajbhandari et al. 2020): each replica updates a shard, and holds no more than it must.
+
+| level | optimiser state | gradients | parameters | bytes sent a step, of s bytes of parameters |
+| ----- | --------------- | --------- | ---------- | ------------------------------------------- |
+| 1     | shard           | whole     | whole      | reduce-scatter s, all-gather s              |
+| 2     | shard           | shard     | whole      | reduce-scatter s a micro-batch, all-gather s |
+| 3     | shard           | shard     | shard      | the same, all-gather 2 s a micro-batch      |
+"""
+
+from functools import partial
+
+from mpitrain.arrays import Array, Gradients, Parameters, array_namespace
+from mpitrain.parallel.arena import COPIES, DATA, SUMMED, Arena, Bucket
+from mpitrain.parallel.data_parallel import WholeGradients
+from mpitrain.parallel.in_flight import SumsInFlight
+from mpitrain.parallel.store import Allocate, Piece, Reduction, Store
+from mpitrain.parallel.summation import Sum
+
+
+class ShardedOptimizer(WholeGradients):
+    """ZeRO-1: whole gradients, of which a reduce-scatter leaves the own shard."""
+
+    def __init__(
+        self, arena: Arena, initial: Array, reduction: Reduction, allocate: Allocate
+    ) -> None:
+        """Bind the collectives; collective.  Arguments as for ``Replicated``."""
+        parameters = _copy(initial, allocate)
+        super().__init__(arena, reduction, allocate(arena.size, initial.dtype))
+        _hold_whole(self, parameters)
+        self.bind_sums([piece.gradients for piece in self.pieces])
+
+
+class ScatteredGradients(Store):
+    """Own shards of the gradients, into which the sum of each backward pass is added.
+
+    Buckets are single layers, so that few of them are whole at a time: the sum over the ranks
+    starts once a backward pass has written all layers of a bucket.
+    """
+
+    def __init__(self, arena: Arena, reduction: Reduction, itemsize: int) -> None:
+        super().__init__(arena, reduction, 1, itemsize)
+        self._partial: dict[Bucket, tuple[Array, set[int]]] = {}
+        self._in_flight = SumsInFlight(self.buckets)
+
+    def accumulate(self, layer: int, gradients: Gradients) -> None:
+        self.note_used(layer, gradients)
+        for bucket in self.buckets:
+            if layer in bucket.layers:
+                flat, seen = self._partial.get(bucket) or self._fresh(bucket)
+                for name, total in self.arena.within(layer, bucket, flat).items():
+                    if (gradient := gradients[name]) is not None:
+                        total += gradient
+                seen.add(layer)
+                if seen == bucket.layers:
+                    self._begin(bucket)
+        self.progress()
+
+    def progress(self) -> None:
+        self._in_flight.progress()
+
+    def wait(self) -> float:
+        for bucket in [b for b in self.buckets if b in self._partial]:
+            self._begin(bucket)
+        return self._in_flight.wait()
+
+    def _fresh(self, bucket: Bucket) -> tuple[Array, set[int]]:
+        like = self.pieces[0].parameters
+        flat = array_namespace(like).zeros(bucket.stop - bucket.start, like.dtype)
+        self._partial[bucket] = flat, set[int]()
+        return self._partial[bucket]
+
+    def _begin(self, bucket: Bucket) -> None:
+        with self._in_flight.timed():
+            whole, _ = self._partial.pop(bucket)
+            gradients = self.pieces[self.buckets.index(bucket)].gradients
+            shard = array_namespace(whole).empty(gradients.size, whole.dtype)
+            its_sum = self.bind(bucket, whole, shard)
+
+        self._in_flight.start(bucket, its_sum, partial(_add, gradients, shard, its_sum))
+
+
+class ShardedGradients(ScatteredGradients):
+    """ZeRO-2: a layer's gradients are summed into the shards in each backward pass."""
+
+    def __init__(
+        self, arena: Arena, initial: Array, reduction: Reduction, allocate: Allocate
+    ) -> None:
+        """Bind the collectives; collective.  Arguments as for ``Replicated``."""
+        super().__init__(arena, reduction, initial.itemsize)
+        _hold_whole(self, _copy(initial, allocate))
+        self._describe_sums(initial)
+
+    def _describe_sums(self, like: Array) -> None:
+        """Say how the largest bucket is summed; ``like`` has the gradients' type; collective."""
+        xp = array_namespace(like)
+        largest = max(self.buckets, key=lambda bucket: bucket.stop - bucket.start, default=None)
+        # Ranks of other stages share some buckets, and may have another largest: bind every one.
+        for bucket, piece in zip(self.buckets, self.pieces, strict=True):
+            whole = xp.empty(bucket.stop - bucket.start, like.dtype)
+            its_sum = self.bind(bucket, whole, xp.empty(piece.gradients.size, like.dtype))
+            if bucket is largest:
+                self.describe({bucket: its_sum})
+            its_sum.Free()
+
+
+class ShardedParameters(ScatteredGradients):
+    """ZeRO-3: a layer's parameters are gathered for a pass through it, and freed after it.
+
+    Tensors of several pipeline stages stay whole: the stages do not pass through them together.
+    """
+
+    def __init__(
+        self, arena: Arena, initial: Array, reduction: Reduction, allocate: Allocate
+    ) -> None:
+        """Bind the collectives; collective.  Arguments as for ``Replicated``."""
+        super().__init__(arena, reduction, initial.itemsize)
+        self.algorithm = "reduce_scatter and allgather"
+        self.reason = "of a layer at a time"
+        self._whole: dict[Bucket, tuple[Array, int]] = {}
+        for bucket in self.buckets:
+            values = array_namespace(initial).array(initial[bucket.start : bucket.stop])
+            own = self.own(bucket)
+            shard = values[own.start - bucket.start : own.stop - bucket.start]
+            if bucket.group in (DATA, COPIES, SUMMED):
+                shard = shard.copy()
+            else:
+                self._whole[bucket] = (values, 1)
+                self.gather_at_publish(bucket, values)
+            gradients = array_namespace(initial).zeros_like(shard)
+            self.pieces.append(Piece(own.start, shard, gradients, bucket.group))
+        self._by_layer = [
+            [(b, p) for b, p in zip(self.buckets, self.pieces) if layer in b.layers]
+            for layer in range(1 + max((max(b.layers) for b in self.buckets), default=-1))
+        ]
+
+    def take(self, layer: int) -> Parameters:
+        parameters: dict[str, Array] = {}
+        for bucket, piece in self._by_layer[layer] if layer < len(self._by_layer) else ():
+            flat, users = self._whole.get(bucket, (None, 0))
+            if flat is None:
+                flat = self._gather(bucket, piece)
+            self._whole[bucket] = (flat, users + 1)
+            parameters |= self.arena.within(layer, bucket, flat)
+        return parameters
+
+    def release(self, layer: int) -> None:
+        for bucket, _ in self._by_layer[layer] if layer < len(self._by_layer) else ():
+            flat, users = self._whole.pop(bucket)
+            if users > 1:
+                self._whole[bucket] = (flat, users - 1)
+
+    def _gather(self, bucket: Bucket, piece: Piece) -> Array:
+        with self._in_flight.timed():
+            shard = piece.parameters
+            flat = array_namespace(shard).empty(bucket.stop - bucket.start, shard.dtype)
+            self.comm(bucket).Allgatherv(shard, [flat, self.counts(bucket)])
+        return flat
+
+
+def _add(total: Array, shard: Array, its_sum: Sum) -> None:
+    its_sum.Free()
+    total += shard
+
+
+def _hold_whole(store: Store, parameters: Array) -> None:
+    """Give a store all parameters, of which it updates its shards and gathers the others."""
+    xp = array_namespace(parameters)
+    store.views = store.arena.views(parameters)
+    for bucket in store.buckets:
+        own = store.own(bucket)
+        gradients = xp.zeros(own.stop - own.start, parameters.dtype)
+        store.pieces.append(Piece(own.start, parameters[own], gradients, bucket.group))
+        store.gather_at_publish(bucket, parameters[bucket.start : bucket.stop])
+
+
+def _copy(initial: Array, allocate: Allocate) -> Array:
+    copy = allocate(initial.size, initial.dtype)
+    copy[...] = initial
+    return copy

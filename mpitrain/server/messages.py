@@ -1,0 +1,286 @@
+"""Messages between workers and servers: a header and numbers in one buffer each.
+
+A server has posted a receive for each worker at any time, and sends only to workers that have
+posted theirs and wait, so that nobody waits in a send for one that waits in a send.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives import Communicator, Traffic
+from collectives.codec import Codec, Dice
+from mpitrain.arrays import Array
+from mpitrain.config import ConfigError
+
+_TAG = 1
+_BYTE = np.dtype(np.uint8)
+#: MessageKind, clock, clocks; the numbers after it are aligned.
+_HEADER = np.dtype([("kind", "<i8"), ("clock", "<i8"), ("clocks", "<i8"), ("unused", "<i8", (5,))])
+#: MPI counts the bytes of a message in 32 bits.
+_LARGEST = 2**31 - 1
+
+
+class MessageKind(IntEnum):
+    """Kinds of messages."""
+
+    #: A worker wants the parameters, to compute on the batch ``clock``.
+    PULL = 1
+    #: The gradients of ``clocks`` batches from ``clock`` on.
+    PUSH = 2
+    #: A worker sends nothing more before the meeting.
+    DONE = 3
+    #: A worker has failed, and sends nothing more before the meeting.
+    FAILED = 4
+    #: A server's parameters.
+    PARAMETERS = 5
+    #: A worker has failed, or the server has: nothing more is to be computed.
+    STOP = 6
+
+
+class ParameterMessage:
+    """A header and numbers in one buffer.
+
+    Attributes:
+        values: the numbers, of shape (elements,), or the bytes of their code.
+    """
+
+    def __init__(self, size: int, dtype: Any) -> None:
+        """Memory for ``size`` elements of this type."""
+        self._bytes = np.zeros(_HEADER.itemsize + size * np.dtype(dtype).itemsize, np.uint8)
+        self._header = self._bytes[: _HEADER.itemsize].view(_HEADER)
+        self.values: Array = self._bytes[_HEADER.itemsize :].view(dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the message."""
+        return self._bytes.nbytes
+
+    @property
+    def buffer(self) -> tuple[Array, MPI.Datatype]:
+        """The buffer for MPI."""
+        return self._bytes, MPI.BYTE
+
+    def write(self, kind: MessageKind, clock: int = 0, clocks: int = 0) -> None:
+        """Fill in the header."""
+        self._header[0] = (kind, clock, clocks, 0)
+
+    @property
+    def kind(self) -> MessageKind:
+        """The kind of message."""
+        return MessageKind(self._header["kind"][0])
+
+    @property
+    def clock(self) -> int:
+        """The (first) batch of the message."""
+        return int(self._header["clock"][0])
+
+    @property
+    def clocks(self) -> int:
+        """Number of batches."""
+        return int(self._header["clocks"][0])
+
+
+def _pushed(size: int, dtype: Any, codec: Codec | None) -> ParameterMessage:
+    """Memory for a push of ``size`` numbers, by a code if there is one."""
+    return ParameterMessage(codec.nbytes(size), _BYTE) if codec else ParameterMessage(size, dtype)
+
+
+def check_size(elements: int, servers: int, dtype: Any) -> None:
+    """Refuse parts of the parameters that do not fit into a message.
+
+    Raises:
+        ConfigError: with the number of servers that would do.
+    """
+    size = elements * np.dtype(dtype).itemsize
+    room = _LARGEST - _HEADER.itemsize - np.dtype(dtype).itemsize
+    if -(-size // servers) > room:
+        raise ConfigError(
+            f"server.ranks = {servers}: a server's part of {size} bytes of parameters does not fit "
+            f"into a message of MPI, of {_LARGEST} bytes; take {-(-size // room)} servers or more"
+        )
+
+
+class Clients:
+    """A server's messages from and to each worker.
+
+    Attributes:
+        inbox: last message of each worker; :meth:`pushed` has its numbers.
+        outbox: last message to each worker.
+        sent: bytes of parameters sent, by clock.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        workers: Sequence[int],
+        size: int,
+        dtype: Any,
+        traffic: Traffic,
+        codec: Codec | None = None,
+    ) -> None:
+        """Bind the messages.
+
+        Args:
+            comm: communicator of workers and servers alone.
+            workers: ranks of workers that talk to servers.
+            size: elements of this server's part.
+            dtype: type of the parameters.
+            traffic: counter of bytes, besides.
+            codec: codec of pushed gradients, if there is one.
+        """
+        self._traffic = traffic
+        self._codec = codec
+        self._decoded: Array = np.empty(size if codec else 0, dtype)
+        self.inbox = [_pushed(size, dtype, codec) for _ in workers]
+        self.outbox = [ParameterMessage(size, dtype) for _ in workers]
+        self.sent: Counter[int] = Counter()
+        self._receives = [
+            comm.Recv_init(message.buffer, worker, _TAG)
+            for worker, message in zip(workers, self.inbox, strict=True)
+        ]
+        self._sends = [
+            comm.Send_init(message.buffer, worker, _TAG)
+            for worker, message in zip(workers, self.outbox, strict=True)
+        ]
+
+    def listen(self, worker: int) -> None:
+        """Receive the next message of a worker."""
+        self._receives[worker].Start()
+
+    def arrived(self, *, wait: bool) -> Sequence[int]:
+        """The workers whose messages have come since the last call, at least one with ``wait``.
+
+        All of them are returned at once, so that the caller, not MPI, chooses among them.
+        """
+        some = MPI.Request.Waitsome if wait else MPI.Request.Testsome
+        return some(self._receives) or ()
+
+    def pushed(self, worker: int) -> Array:
+        """The gradient in a worker's inbox, of shape (elements,), until the next is asked for."""
+        values = self.inbox[worker].values
+        if self._codec is None:
+            return values
+        self._codec.decode(values, self._decoded)
+        return self._decoded
+
+    def answer(self, worker: int, kind: MessageKind, clock: int) -> None:
+        """Send a worker its outbox."""
+        message = self.outbox[worker]
+        message.write(kind, clock)
+        self.sent[clock] += message.nbytes
+        self._traffic.send(1, message.nbytes)
+        self._sends[worker].Start()
+
+    def sending(self, worker: int) -> Array:
+        """The numbers of a worker's outbox, after the last message has left."""
+        self._sends[worker].Wait()  # at once: a worker asks again only when it has the message
+        return self.outbox[worker].values
+
+    def free(self) -> None:
+        """Release the messages."""
+        for send in self._sends:
+            send.Wait()
+        for request in (*self._receives, *self._sends):
+            request.Free()
+
+
+class Servers:
+    """A worker's messages to and from each server.
+
+    Attributes:
+        sent: bytes sent, by clock.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        wire: MPI.Intracomm,
+        servers: Sequence[int],
+        parts: Sequence[slice],
+        parameters: Array,
+        traffic: Traffic,
+        codec: Codec | None = None,
+        dice: Dice | None = None,
+    ) -> None:
+        """Bind the messages.
+
+        Args:
+            comm: communicator with the watchdog.
+            wire: communicator of workers and servers alone.
+            servers: ranks of the servers.
+            parts: elements of each server.
+            parameters: flat parameters, which pulls replace.
+            traffic: counter of bytes, besides.
+            codec: codec of pushed gradients, if there is one.
+            dice: random numbers of the codec, for this worker and the last clock of a push.
+        """
+        self._codec, self._dice = codec, dice or Dice()
+        self._comm = comm
+        self._traffic = traffic
+        self._parts = parts
+        self._parameters = parameters
+        self.sent: Counter[int] = Counter()
+        sizes = [part.stop - part.start for part in parts]
+        self._pushed = [_pushed(size, parameters.dtype, codec) for size in sizes]
+        self._pulled = [ParameterMessage(size, parameters.dtype) for size in sizes]
+        self._asked = [ParameterMessage(0, parameters.dtype) for _ in sizes]
+        to = list(zip(servers, self._pushed, self._pulled, self._asked, strict=True))
+        self._pushes = [wire.Send_init(push.buffer, rank, _TAG) for rank, push, _, _ in to]
+        self._pulls = [wire.Recv_init(pull.buffer, rank, _TAG) for rank, _, pull, _ in to]
+        self._asks = [wire.Send_init(ask.buffer, rank, _TAG) for rank, _, _, ask in to]
+
+    def pull(self, clock: int) -> bool:
+        """Replace the parameters by the servers'; false if a server says stop."""
+        MPI.Prequest.Startall(self._pulls)
+        self._ask(MessageKind.PULL, clock)
+        with self._comm.waiting("the parameters of the servers", by_all=False):
+            MPI.Request.Waitall(self._pulls)
+        if any(message.kind is MessageKind.STOP for message in self._pulled):
+            return False
+        for part, message in zip(self._parts, self._pulled, strict=True):
+            self._parameters[part] = message.values
+        return True
+
+    def push(self, clock: int, clocks: int, gradient: Array, rate: float) -> None:
+        """Send each server its part of a gradient, which may change at once.
+
+        ``rate`` is not used: the servers have a rate of their own.
+        """
+        MPI.Request.Waitall(self._pushes)
+        for part, message in zip(self._parts, self._pushed, strict=True):
+            self._write(gradient[part], part.start, message, clock + clocks - 1)
+            message.write(MessageKind.PUSH, clock, clocks)
+            self.sent[clock + clocks - 1] += message.nbytes
+            self._traffic.send(1, message.nbytes)
+        MPI.Prequest.Startall(self._pushes)
+
+    def _write(self, gradient: Array, start: int, message: ParameterMessage, clock: int) -> None:
+        if self._codec is None:
+            message.values[...] = gradient
+            return
+        self._dice.step = clock
+        self._codec.encode(gradient, message.values, lambda: self._dice.draw(start, 0))
+
+    def end(self, kind: MessageKind, clock: int) -> None:
+        """Send nothing more before the meeting."""
+        self._ask(kind, clock)
+        with self._comm.waiting("the servers to take what was pushed", by_all=False):
+            MPI.Request.Waitall([*self._asks, *self._pushes])
+
+    def _ask(self, kind: MessageKind, clock: int) -> None:
+        MPI.Request.Waitall(self._asks)
+        for message in self._asked:
+            message.write(kind, clock)
+            self.sent[clock] += message.nbytes
+            self._traffic.send(1, message.nbytes)
+        MPI.Prequest.Startall(self._asks)
+
+    def free(self) -> None:
+        """Release the messages."""
+        for request in (*self._pushes, *self._pulls, *self._asks):
+            request.Free()
