@@ -61,6 +61,13 @@ class Runtime:
         self.machine.launch(self.queue(), name, copy, ranges[0], [bounds(target)])
         return made
 
+    def expect_here(self, device, name):
+        """``RuntimeError`` for an array that the current device does not have."""
+        if device != self.thread.device:
+            raise RuntimeError(
+                f"{name}: an array on device {device} is used on device {self.thread.device}"
+            )
+
     def read(self, array):
         """A copy of the host's, for which it waits."""
         found = np.empty(array.shape, array.dtype)

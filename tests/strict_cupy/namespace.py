@@ -54,7 +54,7 @@ def empty_like(prototype, dtype=None, order="K", subok=None, shape=None):
 
 def array(obj, dtype=None, copy=True, order="K", subok=False, ndmin=0, *, blocking=False):
     if isinstance(obj, ndarray):
-        given, kind = obj._a, obj.dtype if dtype is None else dtype
+        given, kind = unwrapped(obj, "copy"), obj.dtype if dtype is None else dtype
         copy, like = lambda: np.array(given, dtype, order=order), lambda: np.empty(obj.shape, kind)
         return wrapped(launch("copy", copy, reads=[given], like=like))
     if isinstance(obj, (list, tuple)) and any(isinstance(one, ndarray) for one in obj):
@@ -92,7 +92,7 @@ def copyto(dst, src, casting="same_kind", where=None):
     _expect(dst, "copyto")
     if not isinstance(src, ndarray):
         raise TypeError(f"Unsupported type {type(src)}")
-    to, given = dst._a, src._a
+    to, given = unwrapped(dst, "copyto"), unwrapped(src, "copyto")
     copy = lambda: np.copyto(to, given, casting=casting)  # noqa: E731
     launch("copy", copy, reads=[to, given], writes=[to], like=lambda: None)
 

@@ -16,6 +16,8 @@ _VIEWS = ("ravel", "reshape", "swapaxes", "transpose", "view")
 def unwrapped(value, where):
     """The host's array behind a device's; ``TypeError`` for an array of the host."""
     if isinstance(value, ndarray):
+        if counts.backend is not None and value.size and value._memory is not None:
+            counts.backend.expect_here(value._memory.device_id, where)
         return value._a
     if isinstance(value, np.ndarray):
         raise TypeError(f"Unsupported type <class 'numpy.ndarray'> ({where})")
@@ -211,7 +213,8 @@ class ndarray:
         keys, _ = _read_key(key)
         if masks := sum(_is_mask(one) for one in _keys(key)):
             counts.sync("boolean mask write")
-        source, target = value._a if isinstance(value, ndarray) else value, self._a
+        source = unwrapped(value, "fill") if isinstance(value, ndarray) else value
+        target = unwrapped(self, "fill")
         part = target[(*keys, None)]  # a view, of one element, too
         launch(
             "fill",
@@ -251,7 +254,8 @@ class ndarray:
     def _read(self, why):
         """The array of the host, when all that was queued before is done."""
         counts.sync(why)
-        return self._a if counts.backend is None else counts.backend.read(self._a)
+        found = unwrapped(self, why)
+        return found if counts.backend is None else counts.backend.read(found)
 
     def item(self):
         return self._read("item()").item()
@@ -313,7 +317,7 @@ def elementwise(ufunc, *inputs, out=None, dtype=None, casting="same_kind"):
     if out is not None and not isinstance(out, ndarray):
         raise TypeError(f"Output arguments type must be cupy.ndarray, not {type(out)}")
     options = {} if dtype is None else {"dtype": dtype}
-    target = None if out is None else out._a
+    target = None if out is None else unwrapped(out, name)
 
     def run():
         if target is None:
@@ -448,7 +452,7 @@ def _method(name, text):
         check(f"ndarray.{name}", text, given, named)
         arguments = [unwrapped(one, name) for one in given]
         keywords = {key: unwrapped(value, name) for key, value in named.items()}
-        before = self._a
+        before = self._a if name in _VIEWS else unwrapped(self, name)
 
         def run():
             return getattr(before, name)(*arguments, **keywords)
