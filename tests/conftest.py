@@ -1,4 +1,4 @@
-"""What the tests share that start launchers themselves."""
+"""A fixture for tests that start launchers themselves."""
 
 from tempfile import TemporaryDirectory
 

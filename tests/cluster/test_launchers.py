@@ -6,7 +6,7 @@ import pytest
 from mpi4py import MPI
 
 from collectives.launchers import beside
-from tests.cluster.slurm import NoSlurm, missing, slurm
+from tests.cluster.slurm import missing
 from tests.cluster.test_slurm import KINDS
 
 pytestmark = [
@@ -23,15 +23,6 @@ from mpi4py import MPI
 from collectives import Communicator
 Path(sys.argv[1], f"{Communicator(MPI.COMM_WORLD).allreduce(1)}").touch()
 """
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    try:
-        with slurm(nodes=2) as up:
-            yield up
-    except NoSlurm as error:
-        pytest.skip(str(error))
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from mpitrain.checkpoint import Checkpoint
-from tests.cluster.slurm import NoSlurm, missing, slurm
+from tests.cluster.slurm import missing
+from tests.launch.programs import DIGITS, ROOT
 
-ROOT = Path(__file__).parents[2]
 pytestmark = [
     pytest.mark.usefixtures("scratch"),
     pytest.mark.skipif(missing() is not None, reason=str(missing())),
@@ -40,15 +40,6 @@ def vendor():
 KINDS = LAUNCHERS.get(vendor(), ()) if missing() is None else ("none",)
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    try:
-        with slurm(nodes=2) as up:
-            yield up
-    except NoSlurm as error:
-        pytest.skip(str(error))
-
-
 @pytest.fixture
 def submit(cluster, tmp_path):
     """Submits a script of jobs/, with its output in the test's folder."""
@@ -67,22 +58,6 @@ def told(folder):
     return "\n".join(path.read_text(errors="replace") for path in sorted(folder.glob("*.out")))
 
 
-JOB = """
-[run]
-seed = 5
-log_every = 1000
-[data]
-name = "digits"
-[model]
-kind = "mlp"
-hidden = [256]
-[train]
-epochs = 100
-steps = {steps}
-batch_size = 48
-[checkpoint]
-every = 10
-"""
 STEPS = 250
 
 
@@ -100,7 +75,7 @@ LASTING = paused(200, 6)
 @pytest.fixture
 def job(tmp_path):
     path = tmp_path / "job.toml"
-    path.write_text(JOB.format(steps=STEPS))
+    path.write_text(DIGITS.format(hidden=256, steps=STEPS))
     return str(path)
 
 
@@ -133,7 +108,7 @@ def undisturbed(cluster, tmp_path_factory):
     """The parameters that a job ends with when nothing happens to it."""
     folder = tmp_path_factory.mktemp("undisturbed")
     path = folder / "job.toml"
-    path.write_text(JOB.format(steps=STEPS))
+    path.write_text(DIGITS.format(hidden=256, steps=STEPS))
     number = cluster.sbatch(
         "--output", str(folder / "job.out"), "jobs/train.sbatch", str(path), *options(folder),
         env={"MPITRAIN_PYTHON": sys.executable, "MPITRAIN_LAUNCHER": KINDS[0]},
@@ -247,7 +222,7 @@ def data():
 def test_a_job_that_reads_ahead_comes_back(cluster, submit, tmp_path):
     """At the exact sample, with the noise of the epoch; no process that reads is left behind."""
     (tmp_path / "noisy.py").write_text(NOISY)
-    text = JOB.format(steps=60).replace('name = "digits"', "workers = 2")
+    text = DIGITS.format(hidden=256, steps=60).replace('name = "digits"', "workers = 2")
     text += f'[own]\ndata = "{tmp_path}/noisy.py:data"\nclasses = 4\n'
     (tmp_path / "job.toml").write_text(text)
     job = str(tmp_path / "job.toml")

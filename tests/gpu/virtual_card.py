@@ -14,7 +14,7 @@ from tests.strict_cupy.counts import counts
 
 
 class Timed:
-    """What the stand-in asks in the place of doing something: :attr:`Counts.timeline`."""
+    """Answers the stand-in in the place of work: :attr:`Counts.timeline`."""
 
     def __init__(self, timeline):
         self.timeline = timeline
@@ -93,7 +93,7 @@ def classes(timed):
 
 
 class VirtualMemory(CudaMemory):
-    """Of the card; copies take the bus."""
+    """Memory of the card; copies take the bus."""
 
     def download(self, host, device):
         counts.timeline.timeline.copy(counts.timeline.current[-1], device.nbytes, "to host")

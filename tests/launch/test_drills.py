@@ -1,8 +1,6 @@
 """Real jobs with real faults: each goes on, or fails with the culprit's name and is resumed."""
 
 import os
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,9 +8,8 @@ import pytest
 from tests.drills import KINDS, draw
 from tests.drills.drill import Drills
 from tests.drills.outside import Disk
+from tests.launch.programs import LAUNCHER, ROOT
 
-ROOT = Path(__file__).parents[2]
-MPIEXEC = os.environ.get("MPIEXEC") or str(Path(sys.executable).with_name("mpiexec"))
 #: The others need hosts: tests/cluster.
 HERE = [kind for kind in KINDS if kind not in ("cut", "slow")]
 RANKS = 4
@@ -23,7 +20,7 @@ SWEEPS = int(os.environ.get("SWEEPS", "3"))
 @pytest.fixture(scope="module")
 def drills(tmp_path_factory):
     return Drills(
-        [MPIEXEC, "-n", str(RANKS)],
+        [LAUNCHER, "-n", str(RANKS)],
         ROOT / "tests/drills/drill.toml",
         tmp_path_factory.mktemp("drills"),
         [f"data.path={ROOT}/README.md"],

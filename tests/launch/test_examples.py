@@ -1,40 +1,20 @@
 """The programs of examples/ and docs/invent.md, started as their docstrings say."""
 
-import os
 import re
-import shutil
-import subprocess
-import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-LAUNCHER = os.environ.get("MPIEXEC", "mpirun")
+from tests.launch import programs
+from tests.launch.programs import ROOT, needs_launcher, needs_torch, scratch
+
 OWN = ROOT / "examples" / "own_algorithm.py"
-pytestmark = [
-    pytest.mark.usefixtures("scratch"),
-    pytest.mark.skipif(
-        shutil.which(LAUNCHER) is None, reason=f"no MPI launcher {LAUNCHER!r}; set MPIEXEC to one"
-    ),
-]
+pytestmark = [scratch, needs_launcher]
 
 
 def run(folder, ranks, *arguments):
-    """What ``python arguments`` prints on ``ranks`` ranks, started in ``folder``."""
-    done = subprocess.run(
-        [LAUNCHER, "-n", str(ranks), sys.executable, *map(str, arguments)],
-        cwd=folder,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-            "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-        },
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    """Output of ``python arguments`` on ``ranks`` ranks, started in ``folder``."""
+    done = programs.run(folder, *arguments, ranks=ranks)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -79,7 +59,7 @@ def test_own_algorithm_is_measured(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+@needs_torch
 def test_torch_loop(tmp_path):
     told = example(tmp_path, "torch_loop")
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", told)]
@@ -88,7 +68,7 @@ def test_torch_loop(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+@needs_torch
 def test_own_data(tmp_path):
     program = ROOT / "examples" / "own_data.py"
     last = [run(tmp_path, ranks, program, workers).splitlines()[-1] for ranks, workers in CASES]

@@ -1,31 +1,17 @@
-"""One rank in trouble must end the whole job, soon, with its own words first.
+"""One rank in trouble must end the whole job, soon, with its own words first."""
 
-These tests start the ranks themselves, with the launcher named by ``MPIEXEC`` (``mpirun``).
-"""
-
-import os
-import shutil
 import socket
-import subprocess
-import sys
 import textwrap
 import time
-from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 
 import pytest
 
 from mpitrain.ranks.processes import running
+from tests.launch.programs import needs_launcher, needs_torch, run, scratch
 
-ROOT = Path(__file__).parents[2]
-LAUNCHER = os.environ.get("MPIEXEC", "mpirun")
-pytestmark = [
-    pytest.mark.usefixtures("scratch"),
-    pytest.mark.skipif(
-        shutil.which(LAUNCHER) is None, reason=f"no MPI launcher {LAUNCHER!r}; set MPIEXEC to one"
-    ),
-]
+pytestmark = [scratch, needs_launcher]
 PREAMBLE = """
     import os, signal, sys, time
     import numpy as np
@@ -40,20 +26,7 @@ def job(folder, body, ranks=3, **variables):
     """The completed job of a program that starts with ``PREAMBLE``; 60 s at most."""
     program = folder / "program.py"
     program.write_text(textwrap.dedent(PREAMBLE) + textwrap.dedent(body))
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-        **variables,
-    }
-    return subprocess.run(
-        [LAUNCHER, "-n", str(ranks), sys.executable, str(program)],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    return run(folder, program, ranks=ranks, seconds=60, **variables)
 
 
 def expect_the_reason(ended):
@@ -255,14 +228,7 @@ def test_a_file_of_data_that_is_cut_while_it_is_mapped(tmp_path):
     (tmp_path / "program.py").write_text(CUT)
     (tmp_path / "job.toml").write_text(JOB)
     (tmp_path / "data.txt").write_bytes(bytes(100_000))
-    ended = subprocess.run(
-        [sys.executable, "program.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    ended = run(tmp_path, "program.py", seconds=60)
     assert ended.returncode not in (0, 1)
     assert "Fatal Python error: Bus error" in ended.stderr
     assert "data/text.py" in ended.stderr
@@ -378,7 +344,7 @@ WAITS = {
 }
 
 
-# What waits in MPI, in a plan and in shared memory, once each.
+# One wait each in MPI, in a plan and in shared memory.
 QUICK = {("native", "busy"), ("plan", "stopped"), ("shared", "busy")}
 
 
@@ -450,7 +416,7 @@ comm.allreduce(1)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+@needs_torch
 def test_a_rank_that_has_fewer_batches_and_no_join_is_named(tmp_path):
     ended = job(tmp_path, UNEVEN, ranks=2, COLLECTIVES_TIMEOUT="5")
     assert ended.returncode != 0

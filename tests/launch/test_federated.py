@@ -1,46 +1,23 @@
 """The federated example from the command line: killed, resumed on other ranks, tested, reported."""
 
-import os
-import shutil
-import subprocess
-import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mpitrain.checkpoint import Checkpoint
 from mpitrain.metrics import Epoch, Round, Step, read_records
+from tests.launch.programs import ROOT, needs_launcher, run, scratch
 
-ROOT = Path(__file__).parents[2]
-LAUNCHER = os.environ.get("MPIEXEC", "mpirun")
-pytestmark = [
-    pytest.mark.usefixtures("scratch"),
-    pytest.mark.skipif(
-        shutil.which(LAUNCHER) is None, reason=f"no MPI launcher {LAUNCHER!r}; set MPIEXEC to one"
-    ),
-]
-MPITRAIN = [sys.executable, "-m", "mpitrain"]
-FAULTY = [sys.executable, "-m", "tests.drills.train"]
+pytestmark = [scratch, needs_launcher]
 SECURE = find_spec("cryptography") is not None
 SHORT = ["federated.rounds=4", "checkpoint.every=1", f"federated.secure={str(SECURE).lower()}"]
 
 
 def start(folder, command, *words, ranks=2):
     sets = [part for text in (f"run.dir={folder}", *SHORT) for part in ("--set", text)]
-    return subprocess.run(
-        [LAUNCHER, "-n", str(ranks), *FAULTY, command, "federated", *sets, *words],
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-            "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-        },
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+    program = ("-m", "tests.drills.train", command, "federated")
+    return run(folder, *program, *sets, *words, ranks=ranks, seconds=200)
 
 
 def weights(folder):
@@ -53,7 +30,7 @@ def weights(folder):
 
 
 def offline(*words):
-    done = subprocess.run([*MPITRAIN, *words], cwd=ROOT, capture_output=True, text=True)
+    done = run(ROOT, "-m", "mpitrain", *words)
     assert done.returncode == 0, done.stderr
 
 

@@ -3,8 +3,6 @@
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,10 +11,10 @@ import pytest
 
 from mpitrain.checkpoint import Checkpoint
 from mpitrain.ranks.processes import running
+from tests.launch import programs
+from tests.launch.programs import ended, scratch
 
-ROOT = Path(__file__).parents[2]
-MPIEXEC = os.environ.get("MPIEXEC") or str(Path(sys.executable).with_name("mpiexec"))
-pytestmark = pytest.mark.usefixtures("scratch")
+pytestmark = scratch
 #: Drawn moments at which a run is killed, of each kind.
 SWEEPS = int(os.environ.get("SWEEPS", "3"))
 
@@ -93,25 +91,8 @@ def start(folder, layout, *options, ranks=4):
     job = folder / "job.toml"
     job.write_text(JOB)
     overrides = [f"run.dir={folder}/run", *LAYOUTS[layout]]
-    command = [MPIEXEC, "-n", str(ranks), sys.executable, "-m", "mpitrain", "train", str(job)]
-    command += [part for override in overrides for part in ("--set", override)]
-    return subprocess.Popen(
-        [*command, *options],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def ended(process, seconds):
-    """What it wrote; a job that hangs must not slow down the tests that follow."""
-    try:
-        return process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        raise
+    sets = [part for override in overrides for part in ("--set", override)]
+    return programs.start("-m", "mpitrain", "train", job, *sets, *options, ranks=ranks)
 
 
 def ranks_of(folder):
@@ -125,7 +106,7 @@ def ranks_of(folder):
         for number, words in running(str(folder / "job.toml")).items()
         if words[1:3] == ["-m", "mpitrain"]
     }
-    # Those that read ahead are their children, of the same words.
+    # Processes that read ahead are their children, with the same words.
     return sorted(number for number in found if parent(number) not in found)
 
 

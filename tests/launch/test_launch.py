@@ -1,7 +1,4 @@
-"""The command as a user starts it: processes of its own, a launcher, exit codes, what is printed.
-
-These tests start the ranks themselves, with the launcher named by ``MPIEXEC`` (``mpirun``).
-"""
+"""The command as a user starts it: processes of its own, a launcher, exit codes, its output."""
 
 import contextlib
 import json
@@ -16,37 +13,14 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.launch.programs import ROOT, needs_launcher, run, scratch
+
 EXAMPLES = ROOT / "jobs" / "examples"
-LAUNCHER = os.environ.get("MPIEXEC", "mpirun")
-pytestmark = pytest.mark.usefixtures("scratch")
-
-needs_launcher = pytest.mark.skipif(
-    shutil.which(LAUNCHER) is None, reason=f"no MPI launcher {LAUNCHER!r}; set MPIEXEC to one"
-)
-
-
-def run(folder, *arguments, ranks=None):
-    """The completed process of ``python arguments``, on ``ranks`` ranks if given."""
-    launch = [] if ranks is None else [LAUNCHER, "-n", str(ranks)]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-        # Open MPI's way to allow more ranks than cores; other launchers always do.
-        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-    }
-    return subprocess.run(
-        [*launch, sys.executable, *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+pytestmark = scratch
 
 
 def train(folder, *arguments, ranks=None):
-    return run(folder, "-m", "mpitrain", "train", *map(str, arguments), ranks=ranks)
+    return run(folder, "-m", "mpitrain", "train", *arguments, ranks=ranks)
 
 
 def metrics(folder):
@@ -284,7 +258,7 @@ def test_what_does_not_end_by_itself_is_ended(tmp_path):
 
 
 def living(folder):
-    """What of ``folder`` each process was started with or, if it is a script, runs."""
+    """Names in ``folder`` with which processes were started or, if scripts, which they run."""
     found = set()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):

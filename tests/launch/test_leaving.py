@@ -1,24 +1,12 @@
 """One rank that leaves alone, on every road: the job ends soon, with a reason, and never well."""
 
-import os
-import shutil
-import subprocess
-import sys
 import time
-from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-LAUNCHER = os.environ.get("MPIEXEC", "mpirun")
-pytestmark = [
-    pytest.mark.usefixtures("scratch"),
-    pytest.mark.skipif(
-        shutil.which(LAUNCHER) is None, reason=f"no MPI launcher {LAUNCHER!r}; set MPIEXEC to one"
-    ),
-    pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed"),
-]
+from tests.launch.programs import needs_launcher, needs_torch, run, scratch
+
+pytestmark = [scratch, needs_launcher, needs_torch]
 #: A rank raises at one place, once the trainer has been made where that place comes in fit().
 PROGRAM = """
 import sys, time
@@ -122,15 +110,7 @@ print("the end", flush=True)
 def start(folder, *arguments, program=PROGRAM):
     path = folder / "program.py"
     path.write_text(program)
-    command = [LAUNCHER, "-n", "2", sys.executable, str(path), *arguments]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-    }
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100
-    )
+    return run(folder, path, *arguments, ranks=2)
 
 
 MAKING = ("model", "loss", "forward", "length", "sample", "optimizer", "schedule")

@@ -1,21 +1,15 @@
 """The programs of docs/from-torch.md end with one loss."""
 
-import os
 import re
-import subprocess
-import sys
-from importlib.util import find_spec
 
 import pytest
 
 from tests.documents import snippets
+from tests.launch.programs import needs_torch
+from tests.launch.programs import run as started
 from tests.launch.test_examples import ROOT, pytestmark, run
 
-pytestmark = [
-    *pytestmark,
-    pytest.mark.slow,
-    pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed"),
-]
+pytestmark = [*pytestmark, pytest.mark.slow, needs_torch]
 PAGE = ROOT / "docs" / "from-torch.md"
 
 
@@ -42,14 +36,7 @@ def written(tmp_path):
 def test_the_loop_ends_as_torch_alone(written, tmp_path):
     torchs, loop, _ = programs()
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    done = subprocess.run(
-        [sys.executable, str(written(torchs))],
-        cwd=tmp_path,
-        env={**os.environ, **alone},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    done = started(tmp_path, written(torchs), **alone)
     assert done.returncode == 0, done.stderr
     program = written(loop)
     found = [loss(run(tmp_path, ranks, program)) for ranks in (1, 2)]

@@ -3,41 +3,24 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from mpitrain.checkpoint import Checkpoint
+from tests.launch.programs import DIGITS, LAUNCHER, ROOT, scratch
 from tests.pbs import Pbs, Refused, check, directives
 
-ROOT = Path(__file__).parents[2]
-MPIEXEC = os.environ.get("MPIEXEC") or str(Path(sys.executable).with_name("mpiexec"))
-JOB = """
-[run]
-seed = 5
-log_every = 1000
-[data]
-name = "digits"
-[model]
-kind = "mlp"
-hidden = [64]
-[train]
-epochs = 100
-steps = 60
-batch_size = 48
-[checkpoint]
-every = 10
-"""
-pytestmark = pytest.mark.usefixtures("scratch")
+JOB = DIGITS.format(hidden=64, steps=60)
+pytestmark = scratch
 
 
 @pytest.fixture
 def pbs(tmp_path):
-    return Pbs(tmp_path / "pbs", MPIEXEC)
+    return Pbs(tmp_path / "pbs", LAUNCHER)
 
 
 def submit(pbs, folder, *words, launcher="pals", **environment):
-    """What ``mpitrain submit`` says, called in this folder."""
+    """Output of ``mpitrain submit``, called in this folder."""
     command = [sys.executable, "-m", "mpitrain", "submit", "--scheduler", "pbs", *words]
     command[6:6] = ["--account", "A", "--launcher", launcher, "--nodes", "1"]
     command[6:6] = ["--before", f"export PYTHONPATH={ROOT}"]

@@ -5,17 +5,13 @@ import os
 import socket
 import subprocess
 import sys
-from importlib.util import find_spec
 
 import pytest
 
+from tests.launch.programs import needs_torch
 from tests.launch.test_examples import pytestmark, run
 
-pytestmark = [
-    *pytestmark,
-    pytest.mark.slow,
-    pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed"),
-]
+pytestmark = [*pytestmark, pytest.mark.slow, needs_torch]
 
 #: Knows nothing of ranks: a data set with random transforms, a module, groups of parameters.
 TASK = """

@@ -4,47 +4,28 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mpitrain.checkpoint.export import find
 from mpitrain.ranks.processes import running
+from tests.launch import programs
+from tests.launch.programs import MPITRAIN, ROOT, ended, run, scratch
 
-ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "jobs" / "examples" / "server.toml"
-MPIEXEC = os.environ.get("MPIEXEC") or str(Path(sys.executable).with_name("mpiexec"))
 pytestmark = [
-    pytest.mark.usefixtures("scratch"),
+    scratch,
     pytest.mark.skipif(find_spec("sklearn") is None, reason="scikit-learn is not installed"),
 ]
 
 
 def start(folder, *options, ranks=3, example=EXAMPLE, **variables):
     """``mpitrain train`` of an example, in ``folder``."""
-    program = [sys.executable, "-m", "tests.drills.train", "train", str(example)]
-    command = [MPIEXEC, "-n", str(ranks), *program]
-    return subprocess.Popen(
-        [*command, "--set", f"run.dir={folder}/run", *options],
-        cwd=ROOT,
-        env={**os.environ, **variables},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def ended(process, seconds=100):
-    try:
-        return process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        raise
+    program = ("-m", "tests.drills.train", "train", example, "--set", f"run.dir={folder}/run")
+    return programs.start(*program, *options, ranks=ranks, **variables)
 
 
 def train(folder, *options, **given):
@@ -130,7 +111,7 @@ def test_a_request_to_stop_is_obeyed_at_the_next_meeting(tmp_path):
         assert process.poll() is None
         time.sleep(0.005)
     found = running(f"run.dir={tmp_path}/run").items()
-    ranks = [number for number, words in found if words[1:3] == ["-m", "mpitrain"]]
+    ranks = [number for number, words in found if words[1:2] == ["-m"]]
     os.kill(sorted(ranks)[1], signal.SIGUSR1)
     _, errors = ended(process)
     assert process.returncode == 75, errors
@@ -143,23 +124,20 @@ def test_a_request_to_stop_is_obeyed_at_the_next_meeting(tmp_path):
 @pytest.mark.slow
 def test_other_commands_on_its_folder(tmp_path):
     train(tmp_path, "--set", "train.steps=20", "--set", "server.bound=none")
-    told = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 100}
     setting = ["--set", f"run.dir={tmp_path}/run", "--set", "train.steps=20"]
-    program = [sys.executable, "-m", "mpitrain"]
-    done = subprocess.run(
-        [MPIEXEC, "-n", "2", *program, "eval", str(EXAMPLE), *setting], **told, check=True
-    )
-    assert "test accuracy" in done.stdout
+    program = ("-m", "mpitrain")
+    done = run(ROOT, *program, "eval", EXAMPLE, *setting, ranks=2)
+    assert done.returncode == 0 and "test accuracy" in done.stdout
     for words, why in (
         (["find-lr", str(EXAMPLE)], "find-lr knows no servers; add --set server.ranks=0"),
         (["plan", str(EXAMPLE), "-n", "3"], "plan knows no servers; add --set server.ranks=0"),
     ):
-        done = subprocess.run([*program, *words], **told)
+        done = run(ROOT, *program, *words)
         assert done.returncode == 2 and why in done.stderr
-    digits = str(EXAMPLE.with_name("digits.toml"))
-    done = subprocess.run([*program, "train", digits, "--replay", str(tmp_path)], **told)
+    digits = EXAMPLE.with_name("digits.toml")
+    done = run(ROOT, *program, "train", digits, "--replay", tmp_path)
     assert done.returncode == 2 and "a log is replayed by servers; set server.ranks" in done.stderr
-    done = subprocess.run([*program, "train", str(EXAMPLE), *setting], **told)
+    done = run(ROOT, *program, "train", EXAMPLE, *setting)
     assert done.returncode == 2
     assert "server.ranks = 1 of 1 rank leaves no worker; start 2 ranks or more" in done.stderr
 
@@ -168,9 +146,7 @@ def test_other_commands_on_its_folder(tmp_path):
 @pytest.mark.skipif(find_spec("matplotlib") is None, reason="matplotlib is not installed")
 def test_its_report_has_the_lags(tmp_path):
     train(tmp_path, "--set", "train.steps=20")
-    subprocess.run(
-        [sys.executable, "-m", "mpitrain", "report", str(tmp_path / "run")], cwd=ROOT, check=True
-    )
+    subprocess.run([*MPITRAIN, "report", str(tmp_path / "run")], cwd=ROOT, check=True)
     page = (tmp_path / "run" / "report.html").read_text()
     assert "2 workers, 1 server" in page
     assert re.search(r"40 pushes on parameters that lacked [\d.]+ on average, \d at most", page)

@@ -1,22 +1,19 @@
 """Going on without a rank that died, where Open MPI's ULFM can."""
 
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import mpi4py
 import numpy as np
 import pytest
 
 from mpitrain.checkpoint import Checkpoint
+from tests.launch.programs import LAUNCHER, ROOT, scratch
 
 mpi4py.rc.initialize = False
 from mpi4py import MPI  # noqa: E402
 
-ROOT = Path(__file__).parents[2]
-MPIEXEC = os.environ.get("MPIEXEC") or str(Path(sys.executable).with_name("mpiexec"))
-pytestmark = pytest.mark.usefixtures("scratch")
+pytestmark = scratch
 ULFM = MPI.get_vendor()[0] == "Open MPI"
 needs_ulfm = pytest.mark.skipif(not ULFM, reason="ULFM is Open MPI's")
 # Experimental, so that no other work waits for it: make test-full runs these.
@@ -24,7 +21,7 @@ needs_ulfm = pytest.mark.skipif(not ULFM, reason="ULFM is Open MPI's")
 
 def train(folder, ranks, *words, launch=("--with-ft", "ulfm"), settings=()):
     program = [sys.executable, "-m", "tests.drills.train", "train"]
-    command = [MPIEXEC, *launch, "-n", str(ranks), *program]
+    command = [LAUNCHER, *launch, "-n", str(ranks), *program]
     command += [str(ROOT / "tests/drills/drill.toml"), *words]
     # Before step 18, the newest checkpoint is that of step 15.
     for setting in (f"run.dir={folder}", "checkpoint.background=false", *settings):

@@ -17,9 +17,9 @@ from collectives.communicator import Communicator
 from collectives.launchers import beside
 from mpitrain.__main__ import main as mpitrain_main
 from mpitrain.fit import Trainer
+from tests.launch.programs import LAUNCHER, ROOT, needs_launcher, scratch
 
-ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.usefixtures("scratch")
+pytestmark = scratch
 
 #: One process of four, of launchers that no MPI library here comes with.
 TOLD = {
@@ -160,12 +160,10 @@ def test_the_launcher_of_another_mpi_is_refused_on_all_ranks(tmp_path):
 
 
 @pytest.mark.slow
+@needs_launcher
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_launcher_of_this_mpi_starts_ranks(tmp_path, ranks):
-    launcher = os.environ.get("MPIEXEC", "mpirun")
-    if shutil.which(launcher) is None:
-        pytest.skip("no MPI launcher")
-    done, worked = launched(tmp_path, launcher, "-n", str(ranks), sys.executable)
+    done, worked = launched(tmp_path, LAUNCHER, "-n", str(ranks), sys.executable)
     assert (done.returncode, worked) == (0, [str(ranks)]), done.stderr
 
 

@@ -1,4 +1,4 @@
-"""What a fault in the order of a GPU's work would spoil: each says whether all was right."""
+"""Scenarios that a fault in the order of a GPU's work spoils: each says whether all was right."""
 
 import gc
 import sys
@@ -15,10 +15,6 @@ from tests.local.device_ranks import Ranks
 SIZE = 3
 
 
-def _ranks(patch, road, seed):
-    return Ranks(patch, SIZE, road, seed)
-
-
 def _plans(ranks, count=60, algorithm="ring", tags=None):
     inputs = [np.arange(count) * (rank + 1) for rank in range(SIZE)]
     sends = [ranks.put(rank, items) for rank, items in enumerate(inputs)]
@@ -33,7 +29,7 @@ def _fits(ranks, total):
 
 def direct(patch, seed, road="direct"):
     """One all-reduce of what a stream of the caller's still writes."""
-    ranks = _ranks(patch, road, seed)
+    ranks = Ranks(patch, SIZE, road, seed)
     plans, total = _plans(ranks)
     ranks.start(plans)
     ranks.wait(plans)
@@ -42,7 +38,7 @@ def direct(patch, seed, road="direct"):
 
 def late(patch, seed):
     """The caller queues more after the start, which is not to be waited for."""
-    ranks = _ranks(patch, "direct", seed)
+    ranks = Ranks(patch, SIZE, "direct", seed)
     plans, total = _plans(ranks)
     ranks.start(plans)
     first = ranks.outputs
@@ -55,13 +51,13 @@ def late(patch, seed):
 
 
 def staged(patch, seed):
-    """The same by way of the host."""
+    """The sum by way of the host."""
     return direct(patch, seed, "staged")
 
 
 def receives(patch, seed):
     """A broadcast, whose leaves only receive, into what a stream still reads."""
-    ranks = _ranks(patch, "direct", seed)
+    ranks = Ranks(patch, SIZE, "direct", seed)
     schedule = build("broadcast", "binomial_tree", SIZE)
     sends = [ranks.put(rank, np.arange(60)) for rank in range(SIZE)]
     plans = ranks.bind(schedule, sends, [60] * SIZE)
@@ -77,7 +73,7 @@ def receives(patch, seed):
 
 def again(patch, seed):
     """A persistent plan, several times, on other numbers."""
-    ranks = _ranks(patch, "staged", seed)
+    ranks = Ranks(patch, SIZE, "staged", seed)
     inputs = [ranks.put(rank, np.zeros(60, int)) for rank in range(SIZE)]
     plans = ranks.bind(build("allreduce", "ring", SIZE), inputs, [60] * SIZE, tags=Tags(0))
     for turn in range(1, 4):
@@ -91,31 +87,31 @@ def again(patch, seed):
     return True
 
 
-def read(patch, seed):
-    """The host reads once Test is true."""
-    ranks = _ranks(patch, "staged", seed)
+def _tested(patch, road, seed):
+    """An all-reduce until Test is true, wherever the caller is, and its result."""
+    ranks = Ranks(patch, SIZE, road, seed)
     plans, total = _plans(ranks)
     ranks.start(plans)
     for _ in range(1000):
         if all([plan.Test() for plan in plans]):
             break
+    return ranks, total
+
+
+def read(patch, seed, road="staged"):
+    """The host reads once Test is true."""
+    ranks, total = _tested(patch, road, seed)
     return all(np.array_equal(out._a, total) for out in ranks.outputs)
 
 
 def elsewhere(patch, seed):
     """The plan moves on where another GPU and another stream are current."""
-    ranks = _ranks(patch, "direct", seed)
-    plans, total = _plans(ranks)
-    ranks.start(plans)
-    for _ in range(1000):
-        if all([plan.Test() for plan in plans]):
-            break
-    return _fits(ranks, total)
+    return _fits(*_tested(patch, "direct", seed))
 
 
 def torch(patch, seed):
     """PyTorch's stream writes the input, and then the output."""
-    ranks = _ranks(patch, "direct", seed)
+    ranks = Ranks(patch, SIZE, "direct", seed)
     streams = dict(enumerate(ranks.streams))
     library = ModuleType("torch")
     library.cuda = SimpleNamespace(
@@ -136,28 +132,26 @@ def torch(patch, seed):
 
 def pinned(patch, seed):
     """Two plans, of which one takes the pinned memory of the other."""
-    ranks = _ranks(patch, "staged", seed)
+    ranks = Ranks(patch, SIZE, "staged", seed)
     first, total = _plans(ranks, tags=Tags(0))
     outputs = ranks.outputs
     second, more = _plans(ranks, 61, tags=Tags(1))
+    outputs = [(outputs, total), (ranks.outputs, more)]
     for _ in range(3):
         ranks.start(first)
         ranks.start(second)
         ranks.move(first, second)
         for plans in (first, second):
             ranks.wait(plans)
-        if not _fits(ranks, more):
-            return False
-        ranks.outputs, outputs = outputs, ranks.outputs
-        if not _fits(ranks, total):
-            return False
-        ranks.outputs, outputs = outputs, ranks.outputs
+        for ranks.outputs, wanted in outputs[::-1]:
+            if not _fits(ranks, wanted):
+                return False
     return True
 
 
 def dropped(patch, seed):
     """Nobody has closed the communicator, and its last copies are still queued."""
-    ranks = _ranks(patch, "staged", seed)
+    ranks = Ranks(patch, SIZE, "staged", seed)
     plans, total = _plans(ranks)
     ranks.start(plans)
     ranks.wait(plans)

@@ -1,4 +1,4 @@
-"""What the quick tests leave out, and one communicator for a process, closed after each module."""
+"""Tests that quick runs leave out, and a communicator that is closed after each module."""
 
 import sys
 from pathlib import Path
@@ -11,8 +11,11 @@ from collectives import Communicator
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items):
-    """What is quick on some numbers of ranks is slow on all others; sweeps whose cases depend
-    little on the number of ranks end at some number."""
+    """Marks tests as slow or skipped, by the number of ranks.
+
+    Tests that are quick on some numbers of ranks are slow on all others, and sweeps whose cases
+    depend little on the number end at some number.
+    """
     size = MPI.COMM_WORLD.size
     for item in items:
         for mark in item.iter_markers("at_most"):
@@ -25,7 +28,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item):
-    """What fails on a rank is told at once: others may wait in the test for ever."""
+    """Failures on a rank are printed at once: others may wait in the test for ever."""
     report = yield
     if report.failed and MPI.COMM_WORLD.size > 1:
         text = f"rank {MPI.COMM_WORLD.rank}: {item.nodeid} failed:\n{report.longreprtext}\n"

@@ -15,6 +15,7 @@ from tests.queued_cupy import nccl
 from tests.queued_cupy.machine import Machine, Race, Range
 from tests.queued_cupy.messages import Recorded, RecordedLocal, RecordedTransport
 from tests.queued_cupy.runtime import Runtime, modules
+from tests.strict_cupy import counts
 
 __all__ = ["Machine", "Race", "Range", "Recorded", "RecordedLocal", "RecordedTransport", "install"]
 
@@ -25,6 +26,7 @@ def install(patch, machine=None):
     made = modules(runtime, nccl.module(runtime))
     for name, module in made.items():
         patch.setitem(sys.modules, name, module)
+    patch.setattr(counts, "backend", runtime)
     cupy = made["cupy"]
     cupy.machine, cupy.queued = runtime.machine, runtime
     return cupy

@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tests.strict_cupy.memory import POISON
+
 #: Operations that are put off; a GPU has some such number, too.
 _MOST = 400
-#: What freed and fresh memory holds: a number that shows.
-POISON = 0xA5
 
 
 class Range(NamedTuple):
@@ -169,7 +169,7 @@ class Machine:
         return self.launch(stream, "event", None)
 
     def wait(self, stream, op):
-        """What is queued on ``stream`` from here on comes after ``op``."""
+        """Later work on ``stream`` comes after ``op``."""
         if op is not None:
             stream.awaited.append(op)
 
@@ -270,7 +270,7 @@ class Machine:
         self.races.append(Race(first, second))
 
     def _forget(self):
-        """What the host has waited for is before all that comes."""
+        """Drops uses that the host has waited for: they come before all later ones."""
         self._used = [used for used in self._used if not used[0].comes_after(self.host)]
 
     # Memory.
@@ -352,6 +352,11 @@ def _merge(clock, other):
     for stream, number in other.items():
         if clock.get(stream, 0) < number:
             clock[stream] = number
+
+
+def bounds(array):
+    """The bytes of an array of the host's."""
+    return Range(*np.lib.array_utils.byte_bounds(array)) if array.size else Range(0, 0)
 
 
 def view_at(start, nbytes):

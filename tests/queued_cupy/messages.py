@@ -5,8 +5,8 @@ import sys
 import numpy as np
 
 from collectives.execution.transport.mpi import MPITransport
-from tests.queued_cupy.machine import Range
-from tests.queued_cupy.ndarray import bounds, ndarray
+from tests.queued_cupy.machine import Range, bounds
+from tests.strict_cupy import ndarray
 
 
 class Recorded:

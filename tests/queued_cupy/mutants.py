@@ -193,7 +193,7 @@ ON_RANKS = [
     ),
     Mutant(
         "NCCL on the null stream", "nccl", "collectives/calls/nccl.py",
-        "channel, stream = nccl.channel, memory.stream.ptr", "channel, stream = nccl.channel, 0",
+        "    given.append(memory.stream.ptr)\n", "    given.append(0)\n",
     ),
 ]  # fmt: skip
 

@@ -29,7 +29,7 @@ def module(runtime):
 
 
 class Communicator:
-    """Of the ranks of ``MPI.COMM_WORLD``, or of one rank."""
+    """A communicator of the ranks of ``MPI.COMM_WORLD``, or of one rank."""
 
     def __init__(self, runtime, ndev, commId, rank):
         comm = MPI.COMM_WORLD if ndev > 1 else MPI.COMM_SELF

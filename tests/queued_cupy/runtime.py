@@ -1,19 +1,18 @@
 """``cupy`` and ``cupy.cuda`` on a :class:`~tests.queued_cupy.machine.Machine`."""
 
 import ctypes
-import mmap
 import os
-import struct
 import threading
 from functools import cache, partial
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
 
-from tests.queued_cupy.machine import POISON, Range
-from tests.queued_cupy.ndarray import bounds, ndarray
-
-_HANDLE = "iiq48x"
+from tests import strict_cupy
+from tests.queued_cupy.machine import Range, bounds
+from tests.strict_cupy.memory import POISON, SharedMemory
+from tests.strict_cupy.namespace import asarray
+from tests.strict_cupy.ndarray import MemoryPointer, ndarray
 
 
 class CUDARuntimeError(RuntimeError):
@@ -21,7 +20,7 @@ class CUDARuntimeError(RuntimeError):
 
 
 class Thread(threading.local):
-    """What CUDA and CuPy keep for each thread: the current device and the stack of streams."""
+    """The current device and the stack of streams, which CUDA and CuPy keep for each thread."""
 
     def __init__(self):
         self.device = 0
@@ -29,19 +28,13 @@ class Thread(threading.local):
 
 
 class Runtime:
-    """The functions of the two modules, for one machine.
-
-    Attributes:
-        mapped: by address, what is mapped of other processes.
-    """
+    """The functions of the two modules, for one machine."""
 
     def __init__(self, machine):
         self.machine = machine
         self.thread = Thread()
-        self.mapped = {}
-        self.allocated = {}
+        self.shared = SharedMemory()
         self.pinned = {}
-        self.ndarray = type("ndarray", (ndarray,), {"runtime": self, "__module__": "cupy"})
         self.Stream, self.Event, self.Device = _streams(self)
 
     # Kernels.
@@ -55,51 +48,50 @@ class Runtime:
         """The current stream, as the machine's."""
         return self.current().queue()
 
-    def launch(self, name, act, reads, writes):
-        """One kernel on the current stream; like CuPy's, it keeps no array: ``act`` has their bare
-        memory."""
-        for one in (*reads, *writes):
-            if one.size and one._memory.device_id != self.thread.device:
-                raise RuntimeError(
-                    f"{name}: an array on device {one._memory.device_id} is used on device "
-                    f"{self.thread.device}"
-                )
-        ranges = [[bounds(one._a) for one in arrays] for arrays in (reads, writes)]
-        return self.machine.launch(self.queue(), name, act, *ranges)
-
-    def computed(self, name, function, *given):
-        """A new array with what ``function`` makes of these."""
-        values = [one._a if isinstance(one, ndarray) else one for one in given]
+    def compute(self, name, run, reads, writes):
+        """One kernel on the current stream: it writes, or gives a new array."""
+        ranges = [[bounds(one) for one in arrays] for arrays in (reads, writes)]
+        if writes:
+            return self.machine.launch(self.queue(), name, run, *ranges) and None
         with np.errstate(all="ignore"):
-            like = function(*values)  # of whatever lies there, for its shape and type
-        made = self.ndarray(like.shape, like.dtype)
-        reads = [one for one in given if isinstance(one, ndarray)]
+            like = np.asarray(run())  # of whatever lies there, for its shape and type
+        made = ndarray(like.shape, like.dtype)
         target = made._a
-        self.launch(name, lambda: np.copyto(target, function(*values)), reads, [made])
+        copy = lambda: np.copyto(target, run())  # noqa: E731
+        self.machine.launch(self.queue(), name, copy, ranges[0], [bounds(target)])
         return made
 
-    def ufunc(self, function, *given, out=None, casting="same_kind"):
-        """One of CuPy's: refuses arrays of the host."""
-        name = function.__name__
-        if any(isinstance(one, np.ndarray) for one in (*given, out)):
-            raise TypeError(f"Unsupported type <class 'numpy.ndarray'> ({name})")
-        if out is None:
-            return self.computed(name, function, *given)
-        values = [one._a if isinstance(one, ndarray) else one for one in given]
-        reads = [one for one in given if isinstance(one, ndarray)]
-        target = out._a
-        self.launch(name, lambda: function(*values, out=target, casting=casting), reads, [out])
-        return out
+    def expect_here(self, device, name):
+        """``RuntimeError`` for an array that the current device does not have."""
+        if device != self.thread.device:
+            raise RuntimeError(
+                f"{name}: an array on device {device} is used on device {self.thread.device}"
+            )
+
+    def read(self, array):
+        """A copy of the host's, for which it waits."""
+        found = np.empty(array.shape, array.dtype)
+        copy = lambda: np.copyto(found, array)  # noqa: E731
+        self.machine.finish(self.machine.launch(self.queue(), "get", copy, [bounds(array)], []))
+        return found
+
+    def write(self, target, given, stream):
+        """On a stream, from pinned memory: read when the copy is done, and kept by nobody."""
+        if stream is None:
+            values, where = given.copy(), bounds(target)
+            copy = lambda: np.copyto(target, values)  # noqa: E731
+            self.machine.launch(self.queue(), "set", copy, [], [where])
+            return
+        source, where = bounds(given), bounds(target)
+        copy = partial(ctypes.memmove, where.start, source.start, given.nbytes)
+        self.machine.launch(stream.queue(), "set", copy, [source], [where])
 
     # Memory.
 
     def alloc(self, nbytes):
         """From the pool of the current stream."""
-        return self.MemoryPointer(_Block(self, nbytes), 0)
-
-    def MemoryPointer(self, mem, offset, absolute=False):
-        ptr = offset if absolute else mem.ptr + offset
-        return SimpleNamespace(ptr=ptr, mem=mem, device_id=mem.device_id)
+        block = _Block(self, nbytes)
+        return MemoryPointer(block.ptr, block)
 
     def UnownedMemory(self, ptr, size, owner, device_id=-1):
         return SimpleNamespace(ptr=ptr, size=size, device_id=device_id, owner=owner)
@@ -137,25 +129,14 @@ class Runtime:
 
     # Between processes.
 
-    def ipcGetMemHandle(self, address):
-        if address not in self.allocated:
-            raise CUDARuntimeError("cudaErrorInvalidValue: not where an allocation begins")
-        return struct.pack(_HANDLE, os.getpid(), *self.allocated[address])
-
     def ipcOpenMemHandle(self, handle, flags=1):
-        process, file, size = struct.unpack(_HANDLE, handle)
-        if process == os.getpid():
-            raise CUDARuntimeError("cudaErrorDeviceUninitialized: this process's own memory")
-        theirs = os.open(f"/proc/{process}/fd/{file}", os.O_RDWR)
-        array, address = _mapping(theirs, size)
-        os.close(theirs)
-        self.mapped[address] = array
-        self.machine.register(address, size, self.thread.device)
+        address = self.shared.opened(handle)
+        self.machine.register(address, self.shared.mapped[address].size, self.thread.device)
         return address
 
     def ipcCloseMemHandle(self, address):
         self.machine.unregister(address)
-        self.machine._kept.append(self.mapped.pop(address))
+        self.machine._kept.append(self.shared.closed(address))
 
 
 class _Block:
@@ -176,24 +157,16 @@ class _Shareable:
     def __init__(self, runtime, size):
         self.runtime, self.size = runtime, size
         self.device_id = runtime.thread.device
-        file = os.memfd_create("device memory")
-        os.truncate(file, size)
-        self.array, self.ptr = _mapping(file, size)
+        self.array, self.ptr = runtime.shared.allocate(size)
         self.array.fill(POISON)
-        runtime.allocated[self.ptr] = file, size
         runtime.machine.register(self.ptr, size, self.device_id)
 
     def __del__(self):
         """``cudaFree`` waits for the device."""
         machine = self.runtime.machine
         machine._kept.append(self.array)  # queued work with a fault in it may still use it
-        os.close(self.runtime.allocated.pop(self.ptr)[0])
+        self.runtime.shared.free(self.ptr)
         machine.unmap(self.ptr, self.device_id)
-
-
-def _mapping(file, size):
-    array = np.frombuffer(mmap.mmap(file, size), np.uint8)
-    return array, array.__array_interface__["data"][0]
 
 
 @cache
@@ -335,29 +308,12 @@ def _streams(runtime):
 
 def modules(runtime, nccl):
     """``cupy`` and ``cupy.cuda``; like CuPy's, the latter has no ``nccl`` before it is imported."""
-    cupy, cuda = ModuleType("cupy"), ModuleType("cupy.cuda")
+    cupy, cuda = strict_cupy.make()["cupy"], ModuleType("cupy.cuda")
     cupy.__path__ = cuda.__path__ = []
-    cupy.__version__ = "14.0.0"
-    cupy.ndarray, cupy.cuda = runtime.ndarray, cuda
-    new = {"zeros": np.zeros, "ones": np.ones, "full": np.full, "arange": np.arange}
-    for name, function in new.items():
-        setattr(cupy, name, partial(_uploaded, runtime, function))
-    cupy.empty = lambda shape, dtype=float: runtime.ndarray(shape, dtype)
-    for name in ("zeros_like", "ones_like", "full_like", "allclose", "array_equal"):
-        setattr(cupy, name, partial(_made, runtime, name))
-    cupy.asarray = partial(_asarray, runtime)
-    cupy.array = partial(_asarray, runtime)
-    cupy.asnumpy = lambda items: items.get()
-    cupy.copyto = partial(_copyto, runtime)
+    cupy.cuda, cupy.asarray = cuda, partial(_asarray, runtime)
     cupy.from_dlpack = partial(_from_dlpack, runtime)
-    for name in (
-        "add", "multiply", "maximum", "minimum", "logical_and", "logical_or", "logical_xor",
-        "bitwise_and", "bitwise_or", "bitwise_xor",
-    ):  # fmt: skip
-        setattr(cupy, name, partial(runtime.ufunc, getattr(np, name)))
-    for name in ("uint8", "int32", "int64", "float16", "float32", "float64", "complex64"):
-        setattr(cupy, name, getattr(np, name))
-    for name in ("Stream", "Event", "Device", "MemoryPointer", "UnownedMemory", "Memory"):
+    cuda.MemoryPointer = lambda mem, offset: MemoryPointer(mem.ptr + offset, mem)
+    for name in ("Stream", "Event", "Device", "UnownedMemory", "Memory"):
         setattr(cuda, name, getattr(runtime, name))
     cuda.alloc_pinned_memory = runtime.alloc_pinned_memory
     cuda.get_current_stream = lambda device_id=-1: runtime.current(device_id)
@@ -369,39 +325,24 @@ def modules(runtime, nccl):
         getDeviceProperties=lambda number: {"name": b"no GPU at all"},
         memcpyAsync=runtime.memcpyAsync,
         memcpyDefault=4,
-        **{
-            name: getattr(runtime, name)
-            for name in ("setDevice", "ipcGetMemHandle", "ipcOpenMemHandle", "ipcCloseMemHandle")
-        },
+        setDevice=runtime.setDevice,
+        ipcGetMemHandle=runtime.shared.handle_of,
+        ipcOpenMemHandle=runtime.ipcOpenMemHandle,
+        ipcCloseMemHandle=runtime.ipcCloseMemHandle,
     )
     return {"cupy": cupy, "cupy.cuda": cuda, "cupy.cuda.nccl": nccl}
 
 
-def _uploaded(runtime, function, *given, **named):
-    values = function(*given, **named)
-    made = runtime.ndarray(values.shape, values.dtype)
-    target = made._a
-    runtime.launch("fill", lambda: np.copyto(target, values), [], [made])
-    return made
+def _asarray(runtime, a, dtype=None, order=None):
+    if not isinstance(a, ndarray) and hasattr(a, "__cuda_array_interface__"):
+        told = a.__cuda_array_interface__
+        return _unowned(runtime, a, told["data"][0], told["shape"], told["typestr"])
+    return asarray(a, dtype, order)
 
 
-def _made(runtime, name, *given):
-    function = getattr(np, name)
-    return runtime.computed(name, lambda *values: np.asarray(function(*values)), *given)
-
-
-def _asarray(runtime, items, dtype=None):
-    if isinstance(items, ndarray):
-        return items
-    if hasattr(items, "__cuda_array_interface__"):
-        return _unowned(runtime, items, items.__cuda_array_interface__)
-    values = np.array(items, dtype)
-    return _uploaded(runtime, lambda: values)
-
-
-def _unowned(runtime, owner, told):
-    memory = runtime.UnownedMemory(told["data"][0], 0, owner, runtime.thread.device)
-    return runtime.ndarray(told["shape"], told["typestr"], runtime.MemoryPointer(memory, 0))
+def _unowned(runtime, owner, start, shape, dtype):
+    memory = runtime.UnownedMemory(start, 0, owner, runtime.thread.device)
+    return ndarray(shape, dtype, MemoryPointer(start, memory))
 
 
 def _from_dlpack(runtime, items):
@@ -412,12 +353,4 @@ def _from_dlpack(runtime, items):
     if device != runtime.thread.device:
         raise BufferError("an array of another device than the current one")
     array = items.__dlpack__(stream=runtime.current().ptr or 1)
-    memory = runtime.UnownedMemory(bounds(array).start, array.nbytes, items, device)
-    return runtime.ndarray(array.shape, array.dtype, runtime.MemoryPointer(memory, 0))
-
-
-def _copyto(runtime, dst, src, casting="same_kind"):
-    if not (isinstance(dst, ndarray) and isinstance(src, ndarray)):
-        raise TypeError("CuPy copies between arrays on a device")
-    target, source = dst._a, src._a
-    runtime.launch("copy", lambda: np.copyto(target, source, casting=casting), [src], [dst])
+    return _unowned(runtime, items, bounds(array).start, array.shape, array.dtype)

@@ -50,6 +50,8 @@ def install(monkeypatch=None) -> ModuleType:
 
     made = make()
     counts.reset()
+    if monkeypatch is not None:
+        monkeypatch.setattr(counts, "backend", None)
     for name, module in made.items():
         if monkeypatch is None:
             sys.modules[name] = module

@@ -1,4 +1,4 @@
-"""What a program asked of the stand-in: kernels, synchronisations of the host, copies to it."""
+"""Counts of a program's kernels, synchronisations of the host and copies to it."""
 
 import sys
 from collections import Counter
@@ -22,13 +22,14 @@ class Counts:
         leaving: copies to the host that are not there, (where to, what) in their order: an event
             that is recorded takes them along.
         timeline: does everything in virtual time and computes no numbers (tests/gpu/virtual.py).
+        backend: Queues all work instead of doing it at once (tests/queued_cupy).
     """
 
     def __init__(self):
         self.allowed = True
         self.polls = 0
         self.leaving = []
-        self.timeline = None
+        self.timeline = self.backend = None
         self.reset()
 
     def reset(self):

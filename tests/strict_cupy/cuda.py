@@ -1,10 +1,11 @@
 """``cupy.cuda`` with one device, on which everything is done at once."""
 
 import ctypes
+from functools import partial
 from types import SimpleNamespace
 
-from tests.strict_cupy import ipc
 from tests.strict_cupy.counts import counts
+from tests.strict_cupy.memory import SharedMemory
 from tests.strict_cupy.ndarray import Device, MemoryPointer
 
 
@@ -83,13 +84,25 @@ class _Device(Device):
         return None
 
 
+class _Memory:
+    """An allocation."""
+
+    def __init__(self, shared, size):
+        self.shared = shared
+        self.array, self.ptr = shared.allocate(size)
+
+    def __del__(self):
+        self.shared.free(self.ptr)
+
+
 def make():
     """A fresh ``cupy.cuda``."""
+    shared = SharedMemory()
     return SimpleNamespace(
         Device=_Device,
         Event=Event,
         Stream=Stream,
-        Memory=ipc.Memory,
+        Memory=partial(_Memory, shared),
         MemoryPointer=lambda mem, offset: MemoryPointer(mem.ptr + offset, mem),
         UnownedMemory=lambda ptr, size, owner, device_id=-1: SimpleNamespace(ptr=ptr),
         alloc_pinned_memory=bytearray,
@@ -101,9 +114,9 @@ def make():
             getDevice=lambda: 0,
             getDeviceCount=lambda: 1,
             getDeviceProperties=lambda number: {"name": b"no GPU at all", "uuid": bytes(16)},
-            ipcCloseMemHandle=ipc.closed,
-            ipcGetMemHandle=ipc.handle_of,
-            ipcOpenMemHandle=ipc.opened,
+            ipcCloseMemHandle=shared.closed,
+            ipcGetMemHandle=shared.handle_of,
+            ipcOpenMemHandle=shared.opened,
             memcpyAsync=lambda dst, src, size, kind, stream: ctypes.memmove(dst, src, size),
             memcpyDefault=4,
         ),

@@ -32,7 +32,7 @@ def function(name):
         if name in _VIEWS:
             return wrapped(run())
         given = [one for one in arguments if isinstance(one, np.ndarray)]
-        found = launch(name, run, reads=given)
+        found = launch(name, run, reads=given, writes=() if out is None else [out._a])
         return out if out is not None else wrapped(found)
 
     call.__name__ = name
@@ -54,25 +54,20 @@ def empty_like(prototype, dtype=None, order="K", subok=None, shape=None):
 
 def array(obj, dtype=None, copy=True, order="K", subok=False, ndmin=0, *, blocking=False):
     if isinstance(obj, ndarray):
-        kind = obj.dtype if dtype is None else dtype
-        return wrapped(
-            launch(
-                "copy",
-                lambda: np.array(obj._a, dtype, order=order),
-                reads=[obj._a],
-                like=lambda: np.empty(obj.shape, kind),
-            )
-        )
+        given, kind = unwrapped(obj, "copy"), obj.dtype if dtype is None else dtype
+        copy, like = lambda: np.array(given, dtype, order=order), lambda: np.empty(obj.shape, kind)
+        return wrapped(launch("copy", copy, reads=[given], like=like))
     if isinstance(obj, (list, tuple)) and any(isinstance(one, ndarray) for one in obj):
         return stacked(obj, dtype)
     counts.uploads += 1
     if blocking:
         counts.sync("array(blocking=True)")
-    return ndarray.of(np.array(obj, dtype, order=order, ndmin=ndmin))
+    values = np.array(obj, dtype, order=order, ndmin=ndmin)
+    return ndarray.of(values) if counts.backend is None else launch("fill", lambda: values)
 
 
 def stacked(obj, dtype):
-    """Of a list of arrays."""
+    """One array of a list of arrays."""
     return wrapped(launch("concatenate", lambda: np.array([one._a for one in obj], dtype)))
 
 
@@ -97,12 +92,9 @@ def copyto(dst, src, casting="same_kind", where=None):
     _expect(dst, "copyto")
     if not isinstance(src, ndarray):
         raise TypeError(f"Unsupported type {type(src)}")
-    launch(
-        "copy",
-        lambda: np.copyto(dst._a, src._a, casting=casting),
-        reads=[dst._a, src._a],
-        like=lambda: None,
-    )
+    to, given = unwrapped(dst, "copyto"), unwrapped(src, "copyto")
+    copy = lambda: np.copyto(to, given, casting=casting)  # noqa: E731
+    launch("copy", copy, reads=[to, given], writes=[to], like=lambda: None)
 
 
 def from_dlpack(array):
@@ -126,7 +118,9 @@ def bincount(x, weights=None, minlength=None):
 
 
 def array_equal(a1, a2, equal_nan=False):
-    return wrapped(launch("array_equal", lambda: np.array_equal(a1._a, a2._a), kernels=2))
+    one, other = a1._a, a2._a
+    compared = lambda: np.array_equal(one, other)  # noqa: E731
+    return wrapped(launch("array_equal", compared, kernels=2, reads=[one, other]))
 
 
 def pad(array, pad_width, mode="constant"):

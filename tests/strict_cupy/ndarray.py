@@ -7,16 +7,17 @@ import numpy as np
 from mpi4py import MPI
 
 from tests.strict_cupy.counts import caller, counts
+from tests.strict_cupy.memory import POISON
 from tests.strict_cupy.signatures import METHODS, check
 
-#: What memory holds before anything is written there: a number that shows.
-POISON = 0xA5
 _VIEWS = ("ravel", "reshape", "swapaxes", "transpose", "view")
 
 
 def unwrapped(value, where):
     """The host's array behind a device's; ``TypeError`` for an array of the host."""
     if isinstance(value, ndarray):
+        if counts.backend is not None and value.size and value._memory is not None:
+            counts.backend.expect_here(value._memory.device_id, where)
         return value._a
     if isinstance(value, np.ndarray):
         raise TypeError(f"Unsupported type <class 'numpy.ndarray'> ({where})")
@@ -34,20 +35,24 @@ def wrapped(value):
     return value
 
 
-def launch(name, run, *, kernels=1, reads=(), like=None, flops=0):
-    """Where every kernel goes through: counted, and done at once.
+def launch(name, run, *, kernels=1, reads=(), writes=(), like=None, flops=0):
+    """Where every kernel goes through: counted, and done at once or queued.
 
     Args:
         name: of the operation.
-        run: does it on arrays of the host, and returns its result.
+        run: does it on arrays of the host, and returns its result.  It must not keep a device's
+            array alive, as a queued kernel does not.
         kernels: that CuPy would launch.
         reads: arrays of the host that it reads or writes, but for the result.
+        writes: those among them that it writes instead of making a result.
         like: makes an array as the result is, but for the numbers.
         flops: of its products.
     """
     counts.kernel(name, kernels)
     if counts.timeline is not None:
         return counts.timeline.launch(name, run, like, reads, kernels, flops)
+    if counts.backend is not None:
+        return counts.backend.compute(name, run, reads, writes)
     with np.errstate(all="ignore"):  # a GPU raises no flags
         return run()
 
@@ -85,8 +90,10 @@ class ndarray:
         kind = np.dtype(dtype)
         if kind.hasobject or kind.names:
             raise ValueError(f"Unsupported dtype {kind}")
-        self._memory = memptr
         nbytes = int(np.prod(shape)) * kind.itemsize
+        if memptr is None and counts.backend is not None:
+            memptr = counts.backend.alloc(nbytes)
+        self._memory = memptr
         if memptr is None:
             timed = counts.timeline is not None
             poisoned = np.empty(nbytes, np.uint8) if timed else np.full(nbytes, POISON, np.uint8)
@@ -114,35 +121,53 @@ class ndarray:
     size = property(lambda self: self._a.size)
     strides = property(lambda self: self._a.strides)
     T = property(lambda self: ndarray.of(self._a.T, self._memory))
-    device = property(lambda self: Device(0))
     base = property(lambda self: None if self._a.base is None else self)
 
     @property
+    def device(self):
+        if counts.backend is not None:
+            return counts.backend.Device(self._memory.mem.device_id)
+        return Device(0)
+
+    @property
     def data(self):
-        return MemoryPointer(self._a.__array_interface__["data"][0], self._memory)
+        start = self._a.__array_interface__["data"][0]
+        return MemoryPointer(start, getattr(self._memory, "mem", None))
 
     @property
     def __cuda_array_interface__(self):
         own = self._a.__array_interface__
         return {key: own[key] for key in ("shape", "typestr", "descr")} | {
             "strides": None if self._a.flags.c_contiguous else self._a.strides,
-            "data": (own["data"][0], False),
+            "data": (own["data"][0] if self._a.size else 0, False),
             "version": 3,
             "stream": 1,
         }
 
+    def __len__(self):
+        return len(self._a)
+
+    def __array__(self, *given, **named):
+        raise TypeError(
+            "Implicit conversion to a NumPy array is not allowed. Please use `.get()` to construct "
+            "a NumPy array explicitly."
+        )
+
     def __dlpack_device__(self):
         return 1, 0  # for torch on the CPU, which stands for torch on a GPU
 
-    def __dlpack__(self, **_):
+    @property
+    def __dlpack__(self):
+        if counts.backend is not None:  # mpi4py shall take the CUDA array interface
+            raise AttributeError("__dlpack__")
+        return self._dlpack
+
+    def _dlpack(self, **_):
         from torch.utils.dlpack import to_dlpack
 
         from mpitrain.adapters.torch.arrays import as_tensor
 
         return to_dlpack(as_tensor(self._a))
-
-    def __len__(self):
-        return len(self._a)
 
     def __iter__(self):
         if not self.ndim:
@@ -151,12 +176,6 @@ class ndarray:
 
     def __repr__(self):
         return f"cupy.ndarray({self._a!r})"
-
-    def __array__(self, *given, **named):
-        raise TypeError(
-            "Implicit conversion to a NumPy array is not allowed. Please use `.get()` to construct "
-            "a NumPy array explicitly."
-        )
 
     def __array_ufunc__(self, ufunc, method, *inputs, **named):
         if method != "__call__":
@@ -179,9 +198,12 @@ class ndarray:
         if selects:
             if masks := sum(_is_mask(one) for one in _keys(key)):
                 counts.sync("boolean mask read")
-            kernels = 1 + 2 * masks
-            return wrapped(launch("take", lambda: self._a[keys], kernels=kernels))
-        return ndarray.of(np.asarray(self._a[keys]), self._memory)
+            kernels, taken = 1 + 2 * masks, self._a
+            return wrapped(launch("take", lambda: taken[keys], kernels=kernels, reads=[taken]))
+        found = self._a[keys]
+        if not isinstance(found, np.ndarray):
+            found = self._a[(*keys, None)].reshape(())
+        return ndarray.of(found, self._memory)
 
     def __setitem__(self, key, value):
         if isinstance(value, np.ndarray) and value.size != 1:
@@ -191,12 +213,15 @@ class ndarray:
         keys, _ = _read_key(key)
         if masks := sum(_is_mask(one) for one in _keys(key)):
             counts.sync("boolean mask write")
-        source = value._a if isinstance(value, ndarray) else value
+        source = unwrapped(value, "fill") if isinstance(value, ndarray) else value
+        target = unwrapped(self, "fill")
+        part = target[(*keys, None)]  # a view, of one element, too
         launch(
             "fill",
-            lambda: self._a.__setitem__(keys, source),
+            lambda: target.__setitem__(keys, source),
             kernels=1 + 2 * masks,
-            reads=[one for one in (self._a[keys], source) if isinstance(one, np.ndarray)],
+            reads=[one for one in (part, source) if isinstance(one, np.ndarray)],
+            writes=[part],
             like=lambda: None,
         )
 
@@ -206,8 +231,8 @@ class ndarray:
         if type(out) is not np.ndarray or out.dtype != self.dtype or out.shape != self.shape:
             raise TypeError(f"Only numpy.ndarray of {self.dtype}, {self.shape} can be obtained")
         if blocking:
-            counts.sync("get()")
-            out[...] = self._a if counts.timeline is None else 0
+            found = self._read("get()")
+            out[...] = found if counts.timeline is None else 0
         else:
             out.reshape(-1).view(np.uint8)[...] = POISON
             counts.leaving.append((out, self._a.copy()))
@@ -221,39 +246,41 @@ class ndarray:
         counts.uploads += 1
         if counts.timeline is not None:
             counts.timeline.upload(self.nbytes, stream)
-        self._a[...] = arr
+        if counts.backend is not None:
+            counts.backend.write(self._a, arr, stream)
+        else:
+            self._a[...] = arr
+
+    def _read(self, why):
+        """The array of the host, when all that was queued before is done."""
+        counts.sync(why)
+        found = unwrapped(self, why)
+        return found if counts.backend is None else counts.backend.read(found)
 
     def item(self):
-        counts.sync("item()")
-        return self._a.item()
+        return self._read("item()").item()
 
     def nonzero(self):
         counts.sync("nonzero()")
         return wrapped(launch("nonzero", self._a.nonzero, kernels=3))
 
     def tobytes(self, order="C"):
-        counts.sync("tobytes()")
-        return self._a.tobytes(order)
+        return self._read("tobytes()").tobytes(order)
 
     def tolist(self):
-        counts.sync("tolist()")
-        return self._a.tolist()
+        return self._read("tolist()").tolist()
 
     def __float__(self):
-        counts.sync("float()")
-        return float(self._a)
+        return float(self._read("float()"))
 
     def __int__(self):
-        counts.sync("int()")
-        return int(self._a)
+        return int(self._read("int()"))
 
     def __index__(self):
-        counts.sync("index()")
-        return self._a.__index__()
+        return self._read("index()").__index__()
 
     def __bool__(self):
-        counts.sync("bool()")
-        return bool(self._a)
+        return bool(self._read("bool()"))
 
 
 class MemoryPointer:
@@ -262,13 +289,15 @@ class MemoryPointer:
     def __init__(self, ptr, mem):
         self.ptr, self.mem = ptr, mem
 
+    device_id = property(lambda self: getattr(self.mem, "device_id", 0))
+
 
 def _keys(key):
     return key if isinstance(key, tuple) else (key,)
 
 
 def _read_key(key):
-    """What NumPy indexes with, and whether elements are selected one by one."""
+    """The index for NumPy, and whether it selects elements one by one."""
     keys = _keys(key)
     selects = any(isinstance(one, (ndarray, np.ndarray, list)) for one in keys)
     counts.uploads += sum(isinstance(one, (np.ndarray, list)) for one in keys)
@@ -288,18 +317,18 @@ def elementwise(ufunc, *inputs, out=None, dtype=None, casting="same_kind"):
     if out is not None and not isinstance(out, ndarray):
         raise TypeError(f"Output arguments type must be cupy.ndarray, not {type(out)}")
     options = {} if dtype is None else {"dtype": dtype}
+    target = None if out is None else unwrapped(out, name)
 
     def run():
-        if out is None:
+        if target is None:
             return ufunc(*arrays, **options)
-        ufunc(*arrays, out=out._a, casting=casting, **options)
-        return out
+        ufunc(*arrays, out=target, casting=casting, **options)
 
     given = [one for one in arrays if isinstance(one, np.ndarray)]
 
     def like():
-        if out is not None:
-            return out
+        if target is not None:
+            return target
         few = [np.empty(0, a.dtype) if isinstance(a, np.ndarray) else a for a in arrays]
         return np.empty(
             np.broadcast_shapes(*(a.shape for a in given)), ufunc(*few, **options).dtype
@@ -307,7 +336,9 @@ def elementwise(ufunc, *inputs, out=None, dtype=None, casting="same_kind"):
 
     # Integers are indices, and must be right.
     exact = all(one.dtype.kind in "biu" for one in given)
-    return wrapped(launch(name, run, reads=given, like=None if exact else like))
+    writes = () if out is None else [target]
+    found = launch(name, run, reads=given, writes=writes, like=None if exact else like)
+    return wrapped(found) if out is None else out
 
 
 def matmul(a, b, out=None):
@@ -317,6 +348,7 @@ def matmul(a, b, out=None):
         counts.broadcast_matmuls[caller()] += 1
     copies = left.ndim != right.ndim or (left.ndim > 2 and left.dtype.itemsize <= 2)
     kernels = 3 if copies else 1
+    target = None if out is None else out._a
 
     def run():
         if left.dtype.itemsize <= 2 and left.dtype.kind != "i":
@@ -324,22 +356,21 @@ def matmul(a, b, out=None):
             found = wide.astype(left.dtype)
         else:
             found = left @ right
-        if out is None:
+        if target is None:
             return found
-        out._a[...] = found
-        return out
+        target[...] = found
+        return None
 
     def like():
         shape = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
         return np.empty((*shape, left.shape[-2], right.shape[-1]), left.dtype)
 
     products = like().size * left.shape[-1] if counts.timeline is not None else 0
-    return wrapped(
-        launch(
-            "matmul", run, kernels=kernels, reads=[left, right], like=like if out is None else None,
-            flops=2 * products,
-        )
+    found = launch(
+        "matmul", run, kernels=kernels, reads=[left, right], flops=2 * products,
+        writes=() if out is None else [target], like=like if out is None else None,
     )  # fmt: skip
+    return wrapped(found) if out is None else out
 
 
 def _operator(name, ufunc, *, swapped=False):
@@ -421,7 +452,7 @@ def _method(name, text):
         check(f"ndarray.{name}", text, given, named)
         arguments = [unwrapped(one, name) for one in given]
         keywords = {key: unwrapped(value, name) for key, value in named.items()}
-        before = self._a
+        before = self._a if name in _VIEWS else unwrapped(self, name)
 
         def run():
             return getattr(before, name)(*arguments, **keywords)
@@ -433,12 +464,19 @@ def _method(name, text):
             like = (lambda: np.empty(before.shape, copied)) if copied is not None else None
             if name in ("sum", "mean", "max", "min") and counts.timeline is not None:
                 before = _thin(before, *arguments, **keywords)
-            found = launch(name, run, reads=[self._a], like=like)
-            return named["out"] if named.get("out") is not None else wrapped(found)
+            out = named.get("out")
+            reads = [self._a, *(one for one in arguments if isinstance(one, np.ndarray))]
+            writes = [] if out is None else [out._a]
+            if name == "fill":
+                writes = [self._a]
+            found = launch(name, run, reads=reads, writes=writes, like=like)
+            return wrapped(found) if out is None else out
         if counts.timeline is not None:
             return _shaped(self, name, arguments, keywords)
         found = run()
         if found.size and not np.shares_memory(found, before):
+            if counts.backend is not None:
+                return launch("copy", run, reads=[before])
             counts.kernel("copy")  # CuPy's contiguous copy
             return wrapped(found)
         return ndarray.of(found, self._memory)

@@ -12,6 +12,7 @@ def words(text):
 
 #: Functions, by their parameters in order; those behind ``*`` by keyword alone.
 FUNCTIONS = {
+    "allclose": "a b rtol atol equal_nan",
     "arange": "start stop step dtype",
     "argmax": "a axis dtype out keepdims",
     "array": "obj dtype copy order subok ndmin * blocking",

@@ -1,6 +1,6 @@
-"""What the kernels of ``mpitrain/kernels/kernels.cu`` do, by NumPy: the lines of the CPU.
+"""The kernels of ``mpitrain/kernels/kernels.cu`` by NumPy, with the lines of the CPU.
 
-So that a run on the stand-in has the numbers of one on the CPU, digit for digit.
+A run on the stand-in has the numbers of one on the CPU, digit for digit.
 """
 
 import numpy as np

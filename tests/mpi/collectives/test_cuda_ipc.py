@@ -80,13 +80,13 @@ def test_a_stream_may_still_read_what_is_let_go(cupy):
 
 
 def test_closing_lets_go_of_the_others(comm, cupy):
-    before = set(cupy.queued.mapped)
+    before = set(cupy.queued.shared.mapped)
     items = comm.empty(10, np.int64, "cupy")
-    assert len(set(cupy.queued.mapped) - before) == comm.size - 1
+    assert len(set(cupy.queued.shared.mapped) - before) == comm.size - 1
     # CUDA would cut smaller ones out of a block, whose whole a handle names.
-    assert {size % (2 << 20) for _, size in cupy.queued.allocated.values()} == {0}
+    assert {size % (2 << 20) for _, size in cupy.queued.shared.allocated.values()} == {0}
     comm.close()
-    assert set(cupy.queued.mapped) == before
+    assert set(cupy.queued.shared.mapped) == before
     items[...] = 1  # is still there
     assert int(items.sum()) == 10
 
@@ -110,9 +110,9 @@ def test_memory_that_cannot_be_shared(comm, cupy, monkeypatch, caplog, trouble):
             monkeypatch.setattr(runtime, "ipcCloseMemHandle", lambda address: None)
             other[:8].view(np.int64)[...] = 99
             cupy.cuda.get_current_stream().synchronize()
-    before = set(cupy.queued.mapped)
+    before = set(cupy.queued.shared.mapped)
     items = comm.empty(10, np.int64, "cupy")
-    assert f"rank {comm.size - 1}: " in caplog.text and set(cupy.queued.mapped) == before
+    assert f"rank {comm.size - 1}: " in caplog.text and set(cupy.queued.shared.mapped) == before
     items += comm.rank
     comm.Allreduce(MPI.IN_PLACE, items)
     assert int(items[0]) == comm.size * (comm.size - 1) // 2

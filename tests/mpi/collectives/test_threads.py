@@ -2,6 +2,7 @@
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from random import Random
 
 import numpy as np
@@ -68,59 +69,46 @@ SETTINGS = ({}, {}, {"autotune": True}, {"check": True})
 KINDS = (blocking, nonblocking, persistent, shared, adopted, large, barrier, nodes)
 
 
-def work(thread, comms, errors, start):
-    draws = Random(f"{thread} {RANK}")
-    start.wait()
-    try:
-        time.sleep(0.05 * ((thread + RANK) % 2))
-        for turn in range(2):
-            for number in range(thread, len(comms), THREADS):
-                time.sleep(0.003 * draws.random())
-                KINDS[(number // 3 + turn) % len(KINDS)](comms[number])
-    except BaseException as error:
-        errors.append(error)
-        raise
+def in_threads(act):
+    """``act(thread)`` in some threads that begin together; the first error is raised here."""
+    start = threading.Barrier(THREADS)
+
+    def begin(thread):
+        start.wait()
+        act(thread)
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(begin, range(THREADS)))
 
 
 @pytest.mark.parametrize("number", [16, pytest.param(64, marks=pytest.mark.slow)])
-def test_no_thread_waits_for_another_ones_communicator(number, monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_no_thread_waits_for_another_ones_communicator(number):
     comms = [
         Communicator(MPI.COMM_WORLD.Dup(), **SETTINGS[n % len(SETTINGS)]) for n in range(number)
     ]
-    errors, start = [], threading.Barrier(THREADS)
-    threads = [
-        threading.Thread(target=work, args=(thread, comms, errors, start))
-        for thread in range(THREADS)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+
+    def work(thread):
+        draws = Random(f"{thread} {RANK}")
+        time.sleep(0.05 * ((thread + RANK) % 2))
+        for turn in range(2):
+            for n in range(thread, len(comms), THREADS):
+                time.sleep(0.003 * draws.random())
+                KINDS[(n // 3 + turn) % len(KINDS)](comms[n])
+
+    in_threads(work)
     for comm in comms:
         comm.Free()
-    assert not errors
 
 
 def test_threads_make_communicators_with_a_watchdog():
     """In another order on each rank."""
     given = [MPI.COMM_WORLD.Dup() for _ in range(THREADS)]
-    errors = []
 
     def make(number):
         time.sleep(0.1 * ((number + RANK) % 2))
-        try:
-            with Communicator(given[number], timeout=60) as comm:
-                blocking(comm)
-        except BaseException as error:
-            errors.append(error)
-            raise
+        with Communicator(given[number], timeout=60) as comm:
+            blocking(comm)
 
-    threads = [threading.Thread(target=make, args=(number,)) for number in range(THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(make)
     for comm in given:
         comm.Free()
-    assert not errors

@@ -13,7 +13,6 @@ from mpitrain.parallel.adasum_sum import Adasum
 from mpitrain.parallel.arena import DATA, Bucket
 from mpitrain.parallel.sent_bytes import adasum_bytes
 from mpitrain.parallel.summation import Summand
-from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.training.trainer import Trainer
 from tests.adasum import adasum
 from tests.mpi.mpitrain.layouts import curve, job, whole
@@ -27,12 +26,6 @@ SHAPES = {
     "smaller than the ranks": [(1, 1)],
     "nothing": [],
 }
-
-
-@pytest.fixture(scope="module")
-def comm():
-    with Communicator(MPI.COMM_WORLD) as world, limit_blas_threads(world):
-        yield world
 
 
 @pytest.mark.parametrize("has_shards", [False, True])

@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from collectives import Communicator
 from mpitrain.config import ConfigError, Train
-from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.step.agreement import NonFinite
 from mpitrain.training.batches import MicroBatches, part
 from mpitrain.training.trainer import Trainer
@@ -19,12 +18,6 @@ pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 
 RANKS = MPI.COMM_WORLD.size
 STEPS = 11
-
-
-@pytest.fixture(scope="module")
-def comm():
-    with Communicator(MPI.COMM_WORLD) as world, limit_blas_threads(world):
-        yield world
 
 
 def asynchronous(weights, micro_batches=1, **parallel):

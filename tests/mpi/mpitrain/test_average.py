@@ -13,7 +13,6 @@ from mpitrain.checkpoint.export import find
 from mpitrain.config import Config, ConfigError
 from mpitrain.data import DataError
 from mpitrain.optim.optimizers import SGD
-from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.run import checkpoints, resume, save
 from mpitrain.training.averaged import averaged
 from mpitrain.training.evaluation import evaluate
@@ -24,12 +23,6 @@ pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 
 RANKS = MPI.COMM_WORLD.size
 KEPT = 0.6
-
-
-@pytest.fixture(scope="module")
-def comm():
-    with Communicator(MPI.COMM_WORLD) as world, limit_blas_threads(world):
-        yield world
 
 
 def averaging(config, folder=None):

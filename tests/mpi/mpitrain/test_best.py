@@ -7,13 +7,11 @@ import pytest
 from mpi4py import MPI
 from msgspec.structs import replace
 
-from collectives import Communicator
 from mpitrain.checkpoint import Checkpoint, Writer
 from mpitrain.config import Checkpoint as CheckpointTable
 from mpitrain.config import ConfigError, Evaluate
 from mpitrain.metrics import Epoch, Resumed, Summary, read_records
 from mpitrain.ranks.stop import StopFlag, Stopped
-from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.run import checkpoints, train
 from mpitrain.training.trainer import Trainer
 from tests.mpi.mpitrain.layouts import job, layouts, whole
@@ -33,12 +31,6 @@ LAYOUTS = [
     )
     if name in layouts("mlp", RANKS)
 ]
-
-
-@pytest.fixture(scope="module")
-def comm():
-    with Communicator(MPI.COMM_WORLD) as world, limit_blas_threads(world):
-        yield world
 
 
 class Scores:

@@ -3,13 +3,10 @@
 from itertools import islice
 
 import pytest
-from mpi4py import MPI
 from msgspec.structs import replace
 
-from collectives import Communicator
 from mpitrain.compress.table import CODECS
 from mpitrain.config import Compress
-from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.training.trainer import Trainer
 from tests.mpi.mpitrain.layouts import mlp
 
@@ -25,12 +22,6 @@ CODES = {
     "strom": "strom:tau=0.01",
     "rotate": "rotate+int4",
 }
-
-
-@pytest.fixture(scope="module")
-def comm():
-    with Communicator(MPI.COMM_WORLD) as world, limit_blas_threads(world):
-        yield world
 
 
 @pytest.mark.parametrize("name", CODECS)

@@ -12,7 +12,6 @@ from mpitrain.checkpoint import Writer
 from mpitrain.config import Compress, ConfigError, Optim
 from mpitrain.metrics import Skipped
 from mpitrain.parallel.codec_trial import CANDIDATES
-from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.run import checkpoints, resume, save, settled
 from mpitrain.training.trainer import Trainer
 from tests.mpi.mpitrain.layouts import alone, curve, job, layouts, mlp, whole
@@ -27,12 +26,6 @@ CODED = [
     for name, how in layouts("gpt", RANKS).items()
     if how.get("zero", 0) < 2 and not how.get("node_shared")
 ]
-
-
-@pytest.fixture(scope="module")
-def comm():
-    with Communicator(MPI.COMM_WORLD) as world, limit_blas_threads(world):
-        yield world
 
 
 def coded(config, codec="bf16", feedback="on", **how):

@@ -8,7 +8,6 @@ from msgspec.structs import replace
 from collectives import Communicator
 from mpitrain.commands.ranks import run
 from mpitrain.config import Config, ConfigError
-from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.step.update import Updater
 from mpitrain.training.find_lr import find
 from mpitrain.training.trainer import Trainer
@@ -17,12 +16,6 @@ from tests.mpi.mpitrain.layouts import few, job, layouts, mlp
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 
 RANKS = MPI.COMM_WORLD.size
-
-
-@pytest.fixture(scope="module")
-def comm():
-    with Communicator(MPI.COMM_WORLD) as world, limit_blas_threads(world):
-        yield world
 
 
 @pytest.mark.parametrize("layout", few("gpt", RANKS))

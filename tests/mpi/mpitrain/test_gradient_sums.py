@@ -15,7 +15,6 @@ from mpitrain.parallel.node_shared import NodeShared
 from mpitrain.parallel.store import Reduction
 from mpitrain.parallel.summation import Dense
 from mpitrain.parallel.zero import ShardedGradients, ShardedOptimizer, ShardedParameters
-from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.training.trainer import Trainer
 from tests.mpi.mpitrain.layouts import curve, mlp
 
@@ -23,12 +22,6 @@ pytestmark = pytest.mark.mpi
 
 
 EVERY_ALLREDUCE = ["native", *names("allreduce")]
-
-
-@pytest.fixture(scope="module")
-def comm():
-    with Communicator(MPI.COMM_WORLD) as world, limit_blas_threads(world):
-        yield world
 
 
 @pytest.mark.parametrize("algorithm", names("allreduce"))

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from collectives import Communicator
 from mpitrain.config import Config, Data, Model, Optim, Run, Server, Train
 from mpitrain.data import DataError, Dataset, Samples
-from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.run import resume, train
 from mpitrain.server import HogwildTrainer
 from mpitrain.server.hogwild import Unlocked
@@ -22,12 +21,6 @@ from tests.mpi.mpitrain.layouts import whole
 RANKS = MPI.COMM_WORLD.size
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 quick, slow = pytest.mark.quick_on(4), pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def comm():
-    with Communicator(MPI.COMM_WORLD) as world, limit_blas_threads(world):
-        yield world
 
 
 def job(folder, dtype="float32", steps=12, micro_batches=2, hogwild=True):

@@ -15,19 +15,12 @@ from msgspec.structs import replace
 from collectives import Communicator, delayed
 from mpitrain.config import Sync
 from mpitrain.parallel.summation import Dense, Summation
-from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.sync import Delayed
 from mpitrain.training.trainer import Trainer
 from tests.mpi.mpitrain.layouts import mlp
 from tests.mpi.mpitrain.test_sync_arithmetic import RATE, gradient, workers
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.at_most(5)]
-
-
-@pytest.fixture(scope="module")
-def comm():
-    with Communicator(MPI.COMM_WORLD) as world, limit_blas_threads(world):
-        yield world
 
 
 @dataclass

@@ -9,7 +9,6 @@ from collectives import Communicator
 from mpitrain.config import ConfigError, Evaluate, Loss
 from mpitrain.group import TensorGroup
 from mpitrain.objective.metrics import F1
-from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.training.evaluation import evaluate
 from mpitrain.training.trainer import Trainer
 from tests.mpi.mpitrain.layouts import MODELS, alone, curve, few, job, layouts
@@ -32,12 +31,6 @@ def steps_of(quick):
     every = [(model, name, 20) for model in FIRST for name in layouts(model, RANKS)]
     whole = [pytest.param(*case, marks=pytest.mark.slow) for case in every]
     return [*((*case, 3) for case in quick), *whole]
-
-
-@pytest.fixture(scope="module")
-def comm():
-    with Communicator(MPI.COMM_WORLD) as world, limit_blas_threads(world):
-        yield world
 
 
 @pytest.fixture(scope="module")

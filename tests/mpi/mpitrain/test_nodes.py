@@ -12,7 +12,6 @@ from mpitrain.parallel.arena import DATA, Bucket
 from mpitrain.parallel.compressed_summation import CompressedSummation
 from mpitrain.parallel.sent_bytes import coded_bytes
 from mpitrain.parallel.summation import Dense, Summand
-from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.training import build
 from mpitrain.training.trainer import Trainer
 from tests.mpi.mpitrain.layouts import curve, mlp
@@ -23,12 +22,6 @@ RANKS = MPI.COMM_WORLD.size
 NODES = -(-RANKS // 2)
 SHAPES = [(12, 10), (7,), (5, 9)]
 SIZE = 120 + 7 + 45
-
-
-@pytest.fixture(scope="module")
-def comm():
-    with Communicator(MPI.COMM_WORLD) as world, limit_blas_threads(world):
-        yield world
 
 
 @pytest.fixture

@@ -5,22 +5,13 @@ import os
 
 import numpy as np
 import pytest
-from mpi4py import MPI
 from msgspec.structs import replace
 
-from collectives import Communicator
 from mpitrain.config import ConfigError
-from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.training.build import mapped
 from tests.mpi.mpitrain.layouts import curve, job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
-
-
-@pytest.fixture(scope="module")
-def comm():
-    with Communicator(MPI.COMM_WORLD) as world, limit_blas_threads(world):
-        yield world
 
 
 def test_state_in_mapped_files_changes_no_bit(comm, folder):

@@ -7,7 +7,7 @@ from mpi4py import MPI
 
 from mpitrain.config import ConfigError
 from mpitrain.data import DataError
-from tests.mpi.mpitrain.test_fit import Waves, made
+from tests.mpi.mpitrain.fits import Waves, made
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 torch.set_num_threads(1)

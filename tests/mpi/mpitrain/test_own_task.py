@@ -62,12 +62,6 @@ def trained(comm, config, **own):
         return losses, evaluate(trainer, 0)
 
 
-@pytest.fixture(scope="module")
-def comm():
-    with Communicator(MPI.COMM_WORLD) as world:
-        yield world
-
-
 #: Of the job's model.
 LAYERS = 7
 

@@ -13,7 +13,6 @@ from collectives import Communicator
 from mpitrain.checkpoint import Writer
 from mpitrain.config import ConfigError, Sync
 from mpitrain.metrics import Step, read_records
-from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.run import checkpoints, resume, save, train
 from mpitrain.step.agreement import Told
 from mpitrain.sync import Quorum
@@ -24,12 +23,6 @@ from tests.mpi.mpitrain.test_sync_arithmetic import gradient, workers
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 
 RANKS = MPI.COMM_WORLD.size
-
-
-@pytest.fixture(scope="module")
-def comm():
-    with Communicator(MPI.COMM_WORLD) as world, limit_blas_threads(world):
-        yield world
 
 
 class Gradient:

@@ -14,7 +14,6 @@ from mpitrain.config import ConfigError
 from mpitrain.metrics import Step, read_records
 from mpitrain.parallel.replicas import ReplicaMismatch
 from mpitrain.ranks.stop import StopFlag, Stopped
-from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.run import checkpoints, resume, save, train
 from mpitrain.step.agreement import NonFinite
 from mpitrain.training.trainer import Trainer
@@ -27,12 +26,6 @@ RANKS = MPI.COMM_WORLD.size
 
 
 FEW = few("gpt", RANKS)
-
-
-@pytest.fixture(scope="module")
-def comm():
-    with Communicator(MPI.COMM_WORLD) as world, limit_blas_threads(world):
-        yield world
 
 
 @pytest.mark.parametrize("layout", FEW)

@@ -4,19 +4,19 @@ import numpy as np
 import pytest
 
 from mpitrain.config import ConfigError
-from tests.mpi.mpitrain.test_fit import (
+from tests.mpi.mpitrain.fits import (
     assert_alike,
     assert_interrupted_alike,
     layouts,
     made,
-    net,
+    torchs_own,
 )
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 lr_scheduler = pytest.importorskip("torch.optim.lr_scheduler")
 torch.set_num_threads(1)
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
-STEPS = 10  # of the job of test_fit
+STEPS = 10  # of the job of ``made``
 
 
 def adamw(parameters):
@@ -56,28 +56,6 @@ CASES = {
     "SequentialLR": (adamw, sequential),
     "warm restarts": (adamw, lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 3, 2)),
 }
-
-
-def torchs_own(trainer, factory, schedule, by="step"):
-    """A module that torch trained on the same samples in the same order, and its rates."""
-    torch.manual_seed(7)
-    module = net().double()
-    optimizer = factory(list(module.parameters()))
-    scheduler = schedule(optimizer)
-    rates = []
-    for epoch in range(2):
-        for batch in trainer.sampler.batches(epoch):
-            some = trainer.data.train.in_epoch(epoch)[batch]
-            optimizer.zero_grad()
-            y = module(torch.from_numpy(some.inputs))
-            torch.nn.functional.mse_loss(y, torch.from_numpy(some.labels)).backward()
-            rates.append(optimizer.param_groups[0]["lr"])
-            optimizer.step()
-            if by == "step":
-                scheduler.step()
-        if by == "epoch":
-            scheduler.step()
-    return module, rates
 
 
 def trained(folder, factory, schedule, **changed):

@@ -32,7 +32,6 @@ from mpitrain.data.sampler import Sampler
 from mpitrain.group import share
 from mpitrain.nn import BatchNorm, Chain, Flatten, Linear
 from mpitrain.pipeline.stage import LayerStage
-from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.run import resume, train
 from mpitrain.server import ServedTrainer
 from mpitrain.step.agreement import NonFinite
@@ -48,12 +47,6 @@ pytestmark = [
 ]
 quick, slow = pytest.mark.quick_on(4), pytest.mark.slow
 STEPS = 12
-
-
-@pytest.fixture(scope="module")
-def comm():
-    with Communicator(MPI.COMM_WORLD) as world, limit_blas_threads(world):
-        yield world
 
 
 def job(folder=None, optim=None, every=0, **server):

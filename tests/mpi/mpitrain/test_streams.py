@@ -7,7 +7,7 @@ import pytest
 
 import mpitrain
 from mpitrain.data import DataError
-from tests.mpi.mpitrain.test_fit import (
+from tests.mpi.mpitrain.fits import (
     RANKS,
     Waves,
     assert_alike,

@@ -18,7 +18,6 @@ from mpitrain.group import share
 from mpitrain.metrics import Skipped, Step, read_records
 from mpitrain.pipeline.stage import Latest
 from mpitrain.ranks.stop import StopFlag, Stopped
-from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.run import checkpoints, resume, save, train
 from mpitrain.step.agreement import NonFinite
 from mpitrain.step.ledger import Ledger
@@ -48,12 +47,6 @@ ONE_QUICK = [pytest.param(kind, marks=() if kind == "streaming" else SLOW) for k
 FEW_QUICK = [
     pytest.param(kind, marks=() if kind in ("diloco", "delayed") else SLOW) for kind in KINDS
 ]
-
-
-@pytest.fixture(scope="module")
-def comm():
-    with Communicator(MPI.COMM_WORLD) as world, limit_blas_threads(world):
-        yield world
 
 
 def layouts():

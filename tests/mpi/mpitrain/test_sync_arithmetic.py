@@ -24,12 +24,6 @@ WIDTHS = (3, 5, 4)
 RATE = 1 / 8
 
 
-@pytest.fixture(scope="module")
-def comm():
-    with Communicator(MPI.COMM_WORLD) as world:
-        yield world
-
-
 def workers(comm, dtype=np.float64, summation=None):
     """A worker a rank, of three layers, whose weights are whole numbers."""
     layers = {f"layer{i}": nn.Linear(width, 1, bias=False) for i, width in enumerate(WIDTHS)}

@@ -17,7 +17,6 @@ from mpitrain.config import Checkpoint, Compress, Config, Optim, Run, Train
 from mpitrain.data import Dataset, Samples
 from mpitrain.metrics import Skipped
 from mpitrain.objective.elementwise import ElementwiseLoss
-from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.run import checkpoints, resume, save
 from mpitrain.sync import Quorum
 from mpitrain.training.trainer import Trainer
@@ -41,12 +40,6 @@ CODECS = (
     "int4:block=16,power=true",
     "sign:block=16,power=true",
 )
-
-
-@pytest.fixture(scope="module")
-def comm():
-    with Communicator(MPI.COMM_WORLD) as world, limit_blas_threads(world):
-        yield world
 
 
 class Product(ElementwiseLoss):

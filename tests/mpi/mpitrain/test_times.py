@@ -7,11 +7,9 @@ import pytest
 from mpi4py import MPI
 from msgspec.structs import replace
 
-from collectives import Communicator
 from mpitrain.config import Sync
 from mpitrain.metrics import Step
 from mpitrain.parallel.sent_bytes import dense_bytes
-from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.report.facts import ranks, waited_for
 from mpitrain.training.trainer import Trainer
 from tests.mpi.mpitrain.layouts import job
@@ -21,12 +19,6 @@ pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 RANKS = MPI.COMM_WORLD.size
 SLOW = RANKS // 2
 SECONDS, STEPS = 0.1, 4
-
-
-@pytest.fixture(scope="module")
-def comm():
-    with Communicator(MPI.COMM_WORLD) as world, limit_blas_threads(world):
-        yield world
 
 
 def run(comm, config):

@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from collectives import Communicator
-
 torch = pytest.importorskip("torch")
 
 from mpitrain.adapters.torch import Compression, DataParallel, compression_hook  # noqa: E402
@@ -46,12 +44,6 @@ def run(comm, net, steps, codec=None, state=None, first=0, **how):
             kept = hook.state_dict()
             hook.close()
     return np.array(found), kept
-
-
-@pytest.fixture
-def comm():
-    with Communicator(MPI.COMM_WORLD) as world:
-        yield world
 
 
 @pytest.mark.parametrize("codec", ["topk:keep=1", "powersgd:rank=99,min_rate=0"])

@@ -3,7 +3,7 @@
 import pytest
 
 from mpitrain.config import ConfigError
-from tests.mpi.mpitrain.test_fit import RANKS, assert_alike, layouts, made, net
+from tests.mpi.mpitrain.fits import RANKS, assert_alike, layouts, made, net
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 pytest.importorskip("ml_dtypes")

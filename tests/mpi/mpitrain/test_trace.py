@@ -7,10 +7,8 @@ from itertools import islice
 import pytest
 from mpi4py import MPI
 
-from collectives import Communicator
 from mpitrain.metrics import trace as trace_module
 from mpitrain.metrics.trace import Trace, read_trace
-from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.training.trainer import Trainer
 from tests.mpi.mpitrain.layouts import job
 
@@ -18,12 +16,6 @@ pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 
 
 RANKS = MPI.COMM_WORLD.size
-
-
-@pytest.fixture(scope="module")
-def comm():
-    with Communicator(MPI.COMM_WORLD) as world, limit_blas_threads(world):
-        yield world
 
 
 def test_clocks_of_other_machines_are_set_by_round_trips(comm, monkeypatch):

@@ -37,12 +37,6 @@ RANKS = MPI.COMM_WORLD.size
 EVERY_ALLREDUCE = ["native", *names("allreduce")]
 
 
-@pytest.fixture(scope="module")
-def comm():
-    with Communicator(MPI.COMM_WORLD) as world, limit_blas_threads(world):
-        yield world
-
-
 @pytest.mark.parametrize("algorithm", EVERY_ALLREDUCE)
 def test_replicas_are_bitwise_equal_after_an_epoch(comm, algorithm):
     with Trainer(comm, mlp(algorithm=algorithm)) as trainer:

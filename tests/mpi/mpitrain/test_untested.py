@@ -10,7 +10,7 @@ from mpitrain.data import DataError
 from mpitrain.metrics import Epoch, Summary, read_records
 from mpitrain.report import write_report
 from mpitrain.training.evaluation import evaluate
-from tests.mpi.mpitrain.test_fit import RANKS, Quadrants, layouts, made, net
+from tests.mpi.mpitrain.fits import RANKS, Quadrants, layouts, made, net
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 torch.set_num_threads(1)

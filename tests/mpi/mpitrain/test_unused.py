@@ -6,7 +6,7 @@ import pytest
 import mpitrain
 from mpitrain.config import ConfigError
 from mpitrain.fit import TrainerWithServers
-from tests.mpi.mpitrain.test_fit import RANKS, assert_interrupted_alike, layouts, made
+from tests.mpi.mpitrain.fits import RANKS, assert_interrupted_alike, layouts, made
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 torch.set_num_threads(1)

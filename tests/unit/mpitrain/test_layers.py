@@ -1,5 +1,8 @@
 """Every layer's forward against another formula, its backward against finite differences."""
 
+import re
+from functools import partial
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -218,40 +221,30 @@ def test_shapes_that_do_not_fit_are_refused(layer, shape):
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("layer", "sizes", "name", "least", "found"),
     [
-        (lambda: nn.Linear(0, 3), "Linear: inputs is a whole number of at least 1, not 0"),
-        (lambda: nn.Linear(3, -1), "Linear: outputs is a whole number of at least 1, not -1"),
-        (lambda: nn.Linear(3, 2.5), r"outputs is a whole number of at least 1, not 2\.5"),
-        (lambda: nn.Bias(0), "Bias: features is a whole number of at least 1, not 0"),
-        (lambda: nn.Conv2d(0, 2, 3), "Conv2d: channels is a whole number of at least 1, not 0"),
-        (lambda: nn.Conv2d(1, 2, 0), "Conv2d: size is a whole number of at least 1, not 0"),
-        (
-            lambda: nn.Conv2d(1, 2, 3, stride=0),
-            "Conv2d: stride is a whole number of at least 1, not 0",
-        ),
-        (
-            lambda: nn.Conv2d(1, 2, 3, padding=-1),
-            "Conv2d: padding is a whole number of at least 0, not -1",
-        ),
-        (lambda: nn.MaxPool2d(0), "MaxPool2d: size is a whole number of at least 1, not 0"),
-        (
-            lambda: nn.AveragePool2d(2, stride=0),
-            "AveragePool2d: stride is a whole number of at least 1, not 0",
-        ),
-        (lambda: nn.LayerNorm(0), "LayerNorm: features is a whole number of at least 1, not 0"),
-        (lambda: nn.GroupNorm(0, 4), "GroupNorm: groups is a whole number of at least 1, not 0"),
-        (lambda: nn.GroupNorm(2, 0), "GroupNorm: features is a whole number of at least 1, not 0"),
-        (lambda: nn.BatchNorm(0), "BatchNorm: channels is a whole number of at least 1, not 0"),
-        (
-            lambda: nn.CausalAttention(0),
-            "CausalAttention: head_width is a whole number of at least 1, not 0",
-        ),
+        (nn.Linear, (0, 3), "inputs", 1, 0),
+        (nn.Linear, (3, -1), "outputs", 1, -1),
+        (nn.Linear, (3, 2.5), "outputs", 1, 2.5),
+        (nn.Bias, (0,), "features", 1, 0),
+        (nn.Conv2d, (0, 2, 3), "channels", 1, 0),
+        (nn.Conv2d, (1, 2, 0), "size", 1, 0),
+        (partial(nn.Conv2d, stride=0), (1, 2, 3), "stride", 1, 0),
+        (partial(nn.Conv2d, padding=-1), (1, 2, 3), "padding", 0, -1),
+        (nn.MaxPool2d, (0,), "size", 1, 0),
+        (partial(nn.AveragePool2d, stride=0), (2,), "stride", 1, 0),
+        (nn.LayerNorm, (0,), "features", 1, 0),
+        (nn.GroupNorm, (0, 4), "groups", 1, 0),
+        (nn.GroupNorm, (2, 0), "features", 1, 0),
+        (nn.BatchNorm, (0,), "channels", 1, 0),
+        (nn.CausalAttention, (0,), "head_width", 1, 0),
     ],
 )
-def test_sizes_that_cannot_be_are_refused_where_the_layer_is_made(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
+def test_sizes_that_cannot_be_are_refused_where_the_layer_is_made(layer, sizes, name, least, found):
+    kind = getattr(layer, "func", layer).__name__
+    told = f"{kind}: {name} is a whole number of at least {least}, not {found}"
+    with pytest.raises(ValueError, match=re.escape(told)):
+        layer(*sizes)
 
 
 def test_sizes_may_be_whole_numbers_of_any_kind():

@@ -1,0 +1,252 @@
+"""Modules and data sets of torch, the job that trains them, and torch's own loop beside it."""
+
+import random
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import mpitrain
+from mpitrain.fields import fields
+
+torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
+torch.set_num_threads(1)
+RANKS = MPI.COMM_WORLD.size
+mse = torch.nn.functional.mse_loss
+
+
+class Waves(torch.utils.data.Dataset):
+    """Points of a surface, jittered anew in each epoch by the generators that data sets use."""
+
+    def __init__(self, samples, seed, jitter=0.05):
+        self.samples, self.seed, self.jitter, self.read = samples, seed, jitter, []
+
+    def __len__(self):
+        return self.samples
+
+    def __getitem__(self, index):
+        self.read.append(index)
+        draw = torch.Generator().manual_seed(self.seed * 1_000_003 + index)
+        x = torch.rand(6, generator=draw) * 4 - 2
+        noise = torch.randn(()).item() + np.random.normal() + random.gauss(0, 1)
+        return x, (torch.sin(x[0]) * x[1] + x[2] * x[3] + self.jitter * noise)[None]
+
+
+class Quadrants(Waves):
+    """In which quadrant the first two lie."""
+
+    def __getitem__(self, index):
+        x, _ = super().__getitem__(index)
+        return x.numpy(), int(x[0] > 0) + 2 * int(x[1] > 0)
+
+
+def net(outputs=1):
+    return torch.nn.Sequential(
+        torch.nn.Linear(6, 16),
+        torch.nn.Tanh(),
+        torch.nn.Linear(16, 16),
+        torch.nn.Tanh(),
+        torch.nn.Linear(16, outputs),
+    )
+
+
+def regular():
+    """With dropout and batch norm, in and outside of a part of the Sequential."""
+    return torch.nn.Sequential(
+        torch.nn.Linear(6, 16),
+        torch.nn.BatchNorm1d(16),
+        torch.nn.ReLU(),
+        torch.nn.Dropout(0.1),
+        torch.nn.Sequential(
+            torch.nn.Linear(16, 16), torch.nn.BatchNorm1d(16, momentum=None), torch.nn.Dropout(0.2)
+        ),
+        torch.nn.Linear(16, 1),
+    )
+
+
+class Block(torch.nn.Module):
+    """A residual block."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.norm, self.up = torch.nn.LayerNorm(width), torch.nn.Linear(width, width)
+        self.drop = torch.nn.Dropout(0.1)
+
+    def forward(self, x):
+        return x + self.drop(torch.tanh(self.up(self.norm(x))))
+
+
+class Whole(torch.nn.Module):
+    """No Sequential: blocks called by name, a frozen one, and a weight that is used twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.enter = torch.nn.Linear(6, 16)
+        self.blocks = torch.nn.ModuleList(Block(16) for _ in range(3))
+        self.leave = torch.nn.Linear(16, 1)
+        self.gain = torch.nn.Parameter(torch.ones(16))
+        self.blocks[1].up.requires_grad_(False)
+
+    def forward(self, x):
+        x = self.enter(x) * self.gain
+        for block in self.blocks:
+            x = block(x)
+        return self.leave(x * self.gain)
+
+
+CUTS = ["enter", "blocks.0", "blocks.1"]
+
+
+def made(folder, comm=None, **changed):
+    given = {
+        "model": net,
+        "train_data": Waves(100, 1),
+        "test_data": Waves(30, 2),
+        "loss": torch.nn.functional.mse_loss,
+        "metrics": {"mae": lambda y, t: (y - t).abs().mean(), "n": lambda y, t: (len(y), 1)},
+        "optim": {"name": "adam", "lr": 0.01, "reference_batch": 0},
+        "batch_size": 24,
+        "epochs": 2,
+        "seed": 7,
+        "dtype": "float64",
+        "dir": str(folder / "run"),
+    }
+    if "optimizer" in changed:
+        del given["optim"]
+    return mpitrain.Trainer(comm, **(given | changed))
+
+
+def layouts():
+    found = {"data": {}, "recompute": {"recompute": True}, "zero": {"zero": 2}}
+    if RANKS in (2, 3, 4):
+        found["pipe"] = {"pipe": RANKS}
+    if RANKS == 4:
+        found["data x pipe"] = {"pipe": 2, "schedule": "zero_bubble"}
+    quick = list(found)[-1]
+    return [
+        pytest.param(parallel, marks=() if name == quick else pytest.mark.slow, id=name)
+        for name, parallel in found.items()
+    ]
+
+
+def assert_as_alone(tests, module, alone, rtol=1e-9):
+    """Tests as in one process, and the values of the module, which may be left out."""
+    expected, other = alone
+    for found, wanted in zip(tests, expected, strict=True):
+        assert found.test_loss == pytest.approx(wanted.test_loss, rel=rtol)
+        assert found.metrics == pytest.approx(wanted.metrics, rel=rtol)
+    found, wanted = module.state_dict(), other.state_dict()
+    assert found.keys() == wanted.keys()
+    for name, value in found.items():
+        np.testing.assert_allclose(value, wanted[name], rtol=1e-6, atol=1e-8, err_msg=name)
+
+
+def assert_interrupted_alike(folder, changed, later):
+    """A run that stops after 7 steps and goes on, both with ``later``, beside one that does not."""
+    with made(folder, **changed) as trainer:
+        whole, module = trainer.fit(), trainer.module
+    changed = changed | later | {"dir": str(folder / "again")}
+    with made(folder, **changed, steps=7) as trainer:
+        trainer.fit()
+    with made(folder, **changed) as trainer:
+        rest = trainer.fit(resume=True)
+    assert rest[-1] == whole[-1]
+    for name, value in trainer.module.state_dict().items():
+        assert torch.equal(value, module.state_dict()[name]), name
+
+
+def assert_alike(module, other):
+    for found, wanted in zip(module.parameters(), other.parameters(), strict=True):
+        np.testing.assert_allclose(found.detach(), wanted.detach(), rtol=1e-6, atol=1e-7)
+
+
+OPTIMIZERS = {
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=3e-3, weight_decay=0.01, amsgrad=True),
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, dampening=0.5),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=1e-3, centered=True),
+    "Rprop": lambda p: torch.optim.Rprop(p, lr=1e-3),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01, initial_accumulator_value=0.3),
+}
+
+
+class Sentences(torch.utils.data.Dataset):
+    """Several inputs by name, of several types, and two labels."""
+
+    def __init__(self, samples, seed):
+        self.samples, self.seed = samples, seed
+
+    def __len__(self):
+        return self.samples
+
+    def __getitem__(self, index):
+        draw = torch.Generator().manual_seed(self.seed * 1_000_003 + index)
+        words = torch.randint(9, (5,), generator=draw)
+        x = torch.rand(4, generator=draw)
+        kept = torch.rand(5, generator=draw) > 0.2
+        return {"words": words, "x": x, "kept": kept}, (words.sum() / 20 + x[:1], words[0])
+
+
+class Reader(torch.nn.Module):
+    """Several tensors cross where it may be cut, and it gives several."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(9, 8)
+        self.of_x = torch.nn.Linear(4, 8)
+        self.drop = torch.nn.Dropout(0.1)
+        self.mix = torch.nn.Linear(8, 8)
+        self.value, self.first = torch.nn.Linear(8, 1), torch.nn.Linear(8, 9)
+
+    def forward(self, words, x, kept):
+        y = (self.table(words) * kept[..., None]).mean(1)
+        y = self.drop(y + self.of_x(x))
+        z = torch.tanh(self.mix(y)) + x.mean(1, keepdim=True)
+        return {"value": self.value(z + y), "first": self.first(z)}
+
+
+def of_both(outputs, labels):
+    value, first = labels
+    mse = torch.nn.functional.mse_loss(outputs["value"], value)
+    return mse + 0.1 * torch.nn.functional.cross_entropy(outputs["first"], first)
+
+
+SEVERAL = {
+    "model": Reader,
+    "loss": of_both,
+    "cuts": ["of_x", "drop", "mix"],
+    "metrics": {"hits": lambda y, t: (y["first"].argmax(1) == t[1]).double().mean()},
+}
+
+
+def tensors(part):
+    """Inputs or labels as torch takes them: a tensor, or tensors by name."""
+    if part.dtype.names is None:
+        return torch.from_numpy(part)
+    return {name: torch.from_numpy(values) for name, values in fields(part).items()}
+
+
+def cosine(optimizer):
+    return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+
+
+def torchs_own(trainer, factory, schedule=cosine, by="step", make=net, loss=mse):
+    """A module that torch trained on the same samples in the same order, and its rates."""
+    torch.manual_seed(7)
+    module = make().double()
+    optimizer = factory(list(module.parameters()))
+    scheduler = schedule(optimizer) if schedule else None
+    rates = []
+    for epoch in range(2):
+        for batch in trainer.sampler.batches(epoch):
+            some = trainer.data.train.in_epoch(epoch)[batch]
+            x, y = tensors(some.inputs), tensors(some.labels)
+            optimizer.zero_grad()
+            outputs = module(**x) if isinstance(x, dict) else module(x)
+            loss(outputs, tuple(y.values()) if isinstance(y, dict) else y).backward()
+            rates.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            if scheduler and by == "step":
+                scheduler.step()
+        if scheduler and by == "epoch":
+            scheduler.step()
+    return module, rates

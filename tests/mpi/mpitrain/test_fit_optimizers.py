@@ -1,0 +1,205 @@
+"""``mpitrain.Trainer`` with optimisers and schedules of torch: the numbers of its own loop."""
+
+import pytest
+
+from mpitrain.config import Config, ConfigError, Optim
+from tests.mpi.mpitrain.fits import (
+    OPTIMIZERS,
+    SEVERAL,
+    Reader,
+    Sentences,
+    assert_alike,
+    layouts,
+    made,
+    of_both,
+    regular,
+    torchs_own,
+)
+
+torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
+torch.set_num_threads(1)
+pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
+
+
+QUICK = (("AdamW", 1), ("Adagrad", 2))
+
+
+def in_groups(parameters):
+    """No decay of what has one axis, and another rate for one tensor."""
+    rest = [p for p in parameters if p.ndim > 1]
+    return torch.optim.AdamW(
+        [
+            {"params": rest[1:], "weight_decay": 0.1},
+            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+            {"params": rest[:1], "weight_decay": 0.2, "lr": 1e-4, "betas": (0.5, 0.9)},
+        ],
+        lr=3e-3,
+    )
+
+
+@pytest.mark.parametrize("parallel", layouts())
+def test_groups_of_parameters(comm, folder, parallel):
+    changed = {"optimizer": in_groups, "optim": {"schedule": "cosine"}, "parallel": parallel}
+    with made(folder, **changed) as trainer:
+        trainer.fit()
+    assert_alike(trainer.module, torchs_own(trainer, in_groups)[0])
+
+
+@pytest.mark.parametrize("parallel", layouts())
+def test_groups_of_a_job(comm, folder, parallel):
+    """The job's own optimiser with groups is torch's with the same."""
+    groups = [
+        {"names": ["part0.weight"], "lr": 0.5, "weight_decay": 0.2},
+        {"names": ["*.bias"], "weight_decay": 0.0},
+    ]
+    optim = {"name": "adamw", "lr": 3e-3, "reference_batch": 0, "weight_decay": 0.1}
+    optim |= {"schedule": "cosine", "groups": groups}
+
+    def same(parameters):
+        first, *rest = parameters
+        weights, biases = ([p for p in rest if (p.ndim > 1) == is_weight] for is_weight in (1, 0))
+        return torch.optim.AdamW(
+            [
+                {"params": weights, "weight_decay": 0.1},
+                {"params": biases, "weight_decay": 0.0},
+                {"params": [first], "weight_decay": 0.2, "lr": 1.5e-3},
+            ],
+            lr=3e-3,
+        )
+
+    with made(folder, optim=optim, parallel=parallel) as trainer:
+        trainer.fit()
+    assert_alike(trainer.module, torchs_own(trainer, same)[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "zero"),
+    [
+        pytest.param(name, zero, marks=() if (name, zero) in QUICK else pytest.mark.slow)
+        for name in OPTIMIZERS
+        for zero in (0, 1, 2)
+    ],
+)
+def test_optimisers_of_torch(comm, folder, alone, name, zero):
+    """The numbers are those of torch's own loop, also when the run is interrupted."""
+    changed = {
+        "optimizer": OPTIMIZERS[name],
+        "optim": {"schedule": "cosine"},
+        "parallel": {"zero": zero},
+        "checkpoint": {"every": 2},
+    }
+    with made(folder, **changed, steps=7) as trainer:
+        trainer.fit()
+    with made(folder, **changed) as trainer:
+        trainer.fit(resume=True)
+    assert_alike(trainer.module, torchs_own(trainer, OPTIMIZERS[name])[0])
+
+
+def hooked(parameters):
+    made = torch.optim.SGD(parameters, lr=0.1)
+    made.register_step_post_hook(lambda *given: None)
+    return made
+
+
+def stepped(parameters):
+    made = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+    made.state[parameters[0]]["momentum_buffer"] = torch.ones_like(parameters[0])
+    return made
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        (hooked, "it has hooks on its steps, and nobody would call them"),
+        (stepped, "it has taken steps already, and the trainer would begin without what it keeps"),
+        (lambda p: torch.optim.LBFGS(p), "a LBFGS does not update each number by itself"),
+        (lambda p: torch.optim.SGD(p[1:]), r"leaves out part0.weight; give it all parameters"),
+        (lambda p: torch.optim.SGD([*p, torch.nn.Parameter(torch.ones(3))]), "shape .3,. that is"),
+        (
+            lambda p: torch.optim.Adam([{"params": p[1:]}, {"params": p[:1], "amsgrad": True}]),
+            "all groups keep the same: exp_avg, exp_avg_sq, not exp_avg, exp_avg_sq, max_exp",
+        ),
+    ],
+)
+def test_optimisers_that_cannot_be(comm, folder, optimizer, message):
+    with pytest.raises(ConfigError, match=message):
+        made(folder, optimizer=optimizer)
+
+
+def test_without_dropout_it_is_torchs_own_loop(comm, folder):
+    class Plain(Reader):
+        def __init__(self):
+            super().__init__()
+            self.drop = torch.nn.Identity()
+
+    data = {"train_data": Sentences(100, 1), "test_data": Sentences(30, 2), "optim": {}}
+    factory = OPTIMIZERS["AdamW"]
+    with made(folder, **SEVERAL | {"model": Plain}, **data, optimizer=factory) as trainer:
+        trainer.fit()
+    module, _ = torchs_own(trainer, factory, None, make=Plain, loss=of_both)
+    assert_alike(trainer.module, module)
+
+
+@pytest.mark.quick_on(2)
+@pytest.mark.parametrize("zero", [0, 3])
+def test_the_module_has_the_averages_that_were_tested(comm, folder, zero):
+    changed = {"optimizer": OPTIMIZERS["AdamW"], "average": 0.8, "parallel": {"zero": zero}}
+    with made(folder, **changed) as trainer:
+        tests = trainer.fit()
+        x, y = (torch.from_numpy(a) for a in vars(trainer.data.test[:]).values())
+    loss = torch.nn.functional.mse_loss(trainer.module.double()(x), y)
+    assert loss.item() == pytest.approx(tests[-1].test_loss, rel=1e-6)
+    with made(folder, **(changed | {"average": 0.0})) as trainer:
+        assert trainer.fit()[-1].test_loss != pytest.approx(tests[-1].test_loss, rel=1e-3)
+
+
+@pytest.mark.parametrize("parallel", layouts())
+def test_a_schedule_of_ones_own_is_torchs(comm, folder, parallel):
+    """Rank 0's function counts, so that no rank has another rate; interrupted, it goes on."""
+    schedule = lambda step: 1 / (1 + step + (comm.rank if parallel else 0))  # noqa: E731
+    changed = {"schedule": schedule, "optim": {"name": "sgd", "lr": 0.05, "reference_batch": 0}}
+    with made(folder, **changed, parallel=parallel, steps=7) as trainer:
+        trainer.fit()
+    with made(folder, **changed, parallel=parallel) as trainer:
+        trainer.fit(resume=True)
+    factory = lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9)  # noqa: E731
+    later = lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda step: 1 / (1 + step))  # noqa: E731
+    assert_alike(trainer.module, torchs_own(trainer, factory, later)[0])
+
+
+def test_hooks_that_come_too_late_are_refused(comm, folder):
+    def hooked(parameters):
+        parameters = list(parameters)
+        parameters[0].register_hook(lambda gradient: 2 * gradient)
+        return torch.optim.SGD(parameters, lr=0.01)
+
+    with (
+        made(folder, comm, model=regular, optimizer=hooked) as trainer,
+        pytest.raises(ConfigError, match="was given a hook on its gradient"),
+    ):
+        trainer.fit()
+
+
+def test_keys_that_an_optimizer_of_torch_would_not_see(comm, folder):
+    optim = {"weight_decay": 0.1, "schedule": "cosine"}
+    with pytest.raises(ConfigError, match="optim: weight_decay would have no part in what"):
+        made(folder, optimizer=OPTIMIZERS["AdamW"], optim=optim)
+    config = Config(optim=Optim(momentum=0.5))
+    with pytest.raises(
+        ConfigError, match=r"optim\.momentum: the optimizer that the program brings"
+    ):
+        made(folder, config=config, optimizer=OPTIMIZERS["AdamW"])
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"lr": 0.5},
+        {"optim": {"lr": 0.5}},
+        {"config": Config(optim=Optim(lr=0.5))},
+        {"optim": {"lr": 0.125}, "reference_batch": 6},
+    ],
+)
+def test_a_rate_beside_an_optimizer_of_torch_is_the_rate(comm, folder, asked):
+    with made(folder, optimizer=OPTIMIZERS["SGD"], **asked) as trainer:
+        assert trainer.rates.rate(0) == trainer.rates.common(0) == 0.5

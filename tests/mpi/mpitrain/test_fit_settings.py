@@ -1,0 +1,193 @@
+"""``mpitrain.Trainer``: its settings, beginning, end and interruption."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+
+import mpitrain
+from collectives import Communicator
+from mpitrain.checkpoint import CheckpointError
+from mpitrain.config import Config, ConfigError, Data, Model, Optim, Own
+from mpitrain.optim.optimizers import Adam
+from mpitrain.ranks.stop import StopFlag, Stopped
+from mpitrain.run import train
+from mpitrain.training.evaluation import evaluate
+from mpitrain.training.trainer import Trainer
+from tests.mpi.mpitrain.fits import (
+    OPTIMIZERS,
+    RANKS,
+    SEVERAL,
+    Sentences,
+    Waves,
+    made,
+    net,
+    regular,
+)
+
+torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
+torch.set_num_threads(1)
+pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
+
+
+def test_a_trainer_frees_the_communicator_that_it_made(comm, folder, monkeypatch):
+    """Also one that was refused; one that it was given stays the program's."""
+    closed, close = [], Communicator.close
+    monkeypatch.setattr(Communicator, "close", lambda self: (closed.append(self), close(self))[1])
+    given = {"train_data": Waves(2 * RANKS, 1), "batch_size": RANKS, "epochs": 1}
+    with made(folder, **given) as trainer:
+        assert not closed
+    assert any(one is trainer.comm for one in closed)
+    closed.clear()
+    with pytest.raises(ConfigError, match=r"train\.batch_size"):
+        made(folder, **given | {"batch_size": 4 * RANKS})
+    assert len(closed) == 1
+    closed.clear()
+    with made(folder, comm, **given) as trainer:
+        assert trainer.comm is comm
+    assert not any(one is comm for one in closed)
+
+
+def test_a_closed_trainer_says_so_and_touches_no_file(comm, folder):
+    with made(folder, comm, test_data=Waves(8, 2), epochs=1) as trainer:
+        trainer.fit()
+    kept = sorted((folder / "run" / "checkpoints").iterdir())
+    for use in (
+        trainer.fit,
+        lambda: train(trainer),
+        lambda: trainer.step(0, np.arange(RANKS)),
+        lambda: evaluate(trainer, 0),
+    ):
+        with pytest.raises(RuntimeError, match="this trainer is closed"):
+            use()
+    assert sorted((folder / "run" / "checkpoints").iterdir()) == kept
+
+
+def test_values_that_are_loaded_too_late_are_not_lost(comm, folder):
+    with made(folder, comm, model=regular) as trainer:
+        trainer.module.load_state_dict(regular().state_dict())
+        with pytest.raises(ConfigError, match="other values after the trainer was made"):
+            trainer.fit()
+
+
+def test_metrics_that_nobody_names_go_by_the_labels(comm, folder):
+    with made(folder, comm, metrics=None, epochs=1) as trainer:
+        assert list(trainer.fit()[-1].metrics) == ["mae"]
+    means = lambda y, t: (y.mean(1, keepdim=True) - t).square().mean()  # noqa: E731
+    with made(folder, comm, metrics=None, epochs=1, model=lambda: net(3), loss=means) as trainer:
+        assert not trainer.fit()[-1].metrics
+    both = {"train_data": Sentences(48, 1), "test_data": Sentences(30, 2)}
+    several = SEVERAL | both | {"epochs": 1}
+    with made(folder, comm, **several | {"metrics": None}) as trainer:
+        assert not trainer.fit()[-1].metrics
+    with pytest.raises(ConfigError, match="accuracy is of one output and one label, and there are"):
+        made(folder, comm, **several | {"metrics": ["accuracy"]})
+
+
+def test_tables_are_settings_too(comm, folder):
+    tables = {
+        "model": {"kind": "mlp", "hidden": [8]},
+        "loss": {"name": "cross_entropy", "smoothing": 0.1},
+        "evaluate": {"every": 2},
+    }
+    with mpitrain.Trainer(comm, **tables, metrics=["top3"], dir=str(folder / "run")) as trainer:
+        job = trainer.config
+    assert (job.model.kind, job.loss.smoothing) == ("mlp", 0.1)
+    assert (job.evaluate.every, job.evaluate.metrics) == (2, ("top3",))
+
+
+def test_it_is_the_trainer_of_a_job_too(comm, folder):
+    with mpitrain.Trainer(comm, dir=str(folder / "run"), steps=2) as trainer:
+        assert isinstance(trainer, Trainer) and trainer.module is None
+        assert not isinstance(trainer.updater.optimizer, Adam)
+        assert len(trainer.fit()) == 1
+
+
+@pytest.mark.parametrize(
+    "asked, message",
+    [
+        ({"weight_decay": 0.1}, "optim: weight_decay would have no part in what"),
+        ({"config": Config(optim=Optim(weight_decay=0.1))}, r"optim\.weight_decay: the optimizer"),
+        ({"smoothing": 0.1}, r"loss\.smoothing: the loss that the program brings"),
+        ({"hidden": [8]}, r"model\.hidden: the model that the program brings \(net\) does not"),
+        (
+            {"test_fraction": 0.5},
+            r"data\.test_fraction: the data that the program brings \(Waves\)",
+        ),
+    ],
+)
+def test_what_stands_beside_ones_own_and_is_not_read_is_refused(comm, folder, asked, message):
+    with pytest.raises(ConfigError, match=message):
+        made(folder, optimizer=OPTIMIZERS["SGD"], **asked)
+
+
+def test_a_job_file_may_say_more_than_the_program_leaves_to_it(comm, folder):
+    config = Config(model=Model(kind="mlp", hidden=(8,)), data=Data(test_fraction=0.5))
+    with made(folder, config=config) as trainer:
+        assert trainer.config.data.test_fraction == 0.5
+
+
+@pytest.mark.parametrize("key", ["model", "data", "loss", "metrics", "optimizer", "schedule"])
+def test_what_a_job_names_of_ones_own_is_not_left_out(comm, folder, key):
+    job = Config(own=Own(**{key: "mine.py:name"}))
+    with pytest.raises(ConfigError, match=rf"own\.{key} = 'mine\.py:name': a job file that"):
+        mpitrain.Trainer(comm, job, dir=str(folder / "run"))
+
+
+def test_other_jobs_are_not_resumed(comm, folder):
+    def frozen():
+        module = net()
+        module[0].requires_grad_(False)
+        return module
+
+    given = {"optimizer": OPTIMIZERS["AdamW"], "optim": {}}
+    with made(folder, **given, steps=3) as trainer:
+        trainer.fit()
+    for changed, message in (
+        ({"optimizer": lambda p: torch.optim.Adam(p)}, "own.optimizer was AdamW, and is Adam"),
+        ({"loss": torch.nn.functional.l1_loss}, "own.loss was mse_loss, and is l1_loss"),
+        ({"model": frozen}, "part0.bias, part0.weight, which the model does not train"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            made(folder, **given | changed).fit(resume=True)
+
+
+class NamedByItself:
+    """A loss whose name is a method, as its address in memory is another on each rank."""
+
+    def name(self):
+        return "mse"
+
+    def __call__(self, outputs, labels):
+        return torch.nn.functional.mse_loss(outputs, labels)
+
+
+def test_ranks_may_say_the_same_in_other_words(comm, folder):
+    rate = 0.05 if comm.rank else np.float64(0.05)
+    how = {"loss": NamedByItself(), "optimizer": lambda p: torch.optim.SGD(p, lr=rate)}
+    with made(folder, **how) as trainer:
+        assert trainer.config.own.loss == "NamedByItself"
+
+
+def test_a_flag_of_the_programs_own_and_signals_stop_it(comm, folder):
+    stop = StopFlag()
+    with made(folder, stop=stop) as trainer:
+        if comm.rank == RANKS - 1:
+            stop.reason = "asked by the program"
+        with pytest.raises(Stopped, match=r"step 1 of 10 \(asked by the program\)"):
+            trainer.fit()
+        stop.reason = ""
+    if RANKS > 1:
+        comm.Barrier()
+
+    def kill(trainer):
+        if trainer.steps_done == 2 and comm.rank == RANKS - 1:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    with made(folder, stop=stop, before_step=kill) as trainer:
+        with pytest.raises(Stopped, match=r"step 3 of 10 \(signal SIGUSR1\)"):
+            trainer.fit()
+        assert not stop.reason
+        trainer.fit(resume=True)
+        assert trainer.steps_done == 10
