@@ -11,7 +11,7 @@ from mpitrain.chaos.drill import Drills, Outcome
 from mpitrain.chaos.faults import KINDS, draw
 from mpitrain.chaos.outside import Disk, Outside
 from mpitrain.chaos.table import markdown
-from mpitrain.config import ConfigError, load, refuse_servers
+from mpitrain.config import ConfigError, expect, load
 
 
 def chaos(options: argparse.Namespace, drills: Drills | None = None) -> int:
@@ -29,7 +29,7 @@ def chaos(options: argparse.Namespace, drills: Drills | None = None) -> int:
     for kind in kinds:
         if kind not in KINDS:
             raise ConfigError(f"no fault {kind!r}; there are {', '.join(KINDS)}")
-    refuse_servers(load(options.config, options.set), "chaos")
+    expect(load(options.config, options.set), "drill", command="mpitrain chaos")
     options.output.mkdir(parents=True, exist_ok=True)
     disks: dict[str, Outside] = {kind: Disk(kind) for kind in ("full", "readonly")}
     drills = drills or Drills(

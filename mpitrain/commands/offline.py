@@ -3,14 +3,43 @@
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from collectives.commands.arguments import above_zero, positive
+from mpitrain.chaos import KINDS
+from mpitrain.commands import methods as table
+from mpitrain.commands import submitting
+from mpitrain.commands.jobs import add_job
 from mpitrain.config import ConfigError
+from mpitrain.pipeline.schedules import SCHEDULES
+
+if TYPE_CHECKING:
+    from collectives.commands.arguments import Commands
+
+
+def add(commands: "Commands") -> None:
+    """Adds the commands."""
+    for one in (
+        _add_plan,
+        _add_methods,
+        _add_keys,
+        _add_schedules,
+        _add_cut,
+        _add_submit,
+        _add_report,
+        _add_compare,
+        _add_examples,
+        _add_init,
+        _add_export,
+        _add_chaos,
+    ):
+        one(commands)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run one command; returns the exit code."""
     try:
-        return _COMMANDS[options.command](options)
+        return int(options.act(options))
     except BrokenPipeError:
         raise
     except (ConfigError, ValueError, RuntimeError, OSError, ImportError) as error:
@@ -19,6 +48,29 @@ def run(options: argparse.Namespace) -> int:
             told = f"{error.filename}: {error.strerror}; name another file or folder"
         print(f"mpitrain: {told}", file=sys.stderr)
         return 2
+
+
+def _add_schedules(commands: "Commands") -> None:
+    parser = commands.add_parser("schedules", help="prove, time and draw pipeline schedules")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(SCHEDULES))
+    parser.add_argument("-p", "--stages", type=positive, default=4, help="stages (4)")
+    parser.add_argument(
+        "-m", "--micro-batches", type=positive, default=8, help="micro-batches of each replica (8)"
+    )
+    parser.add_argument("--chunks", type=positive, default=2, help="chunks of interleaved (2)")
+    parser.add_argument(
+        "--times",
+        type=above_zero,
+        nargs=3,
+        default=(1.0, 1.0, 1.0),
+        metavar="T",
+        help="times of a forward pass and of the two halves of a backward pass (1 1 1)",
+    )
+    parser.add_argument("-o", "--output", type=Path, help="folder for pictures")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write a page that steps through them in time"
+    )
+    parser.set_defaults(act=schedules)
 
 
 def schedules(options: argparse.Namespace) -> int:
@@ -67,6 +119,16 @@ def schedules(options: argparse.Namespace) -> int:
     return 0
 
 
+def _add_plan(commands: "Commands") -> None:
+    parser = commands.add_parser(
+        "plan",
+        help="print ranks, groups, stages, memory and predicted time before anything runs",
+    )
+    add_job(parser)
+    parser.add_argument("-n", "--ranks", type=positive, required=True, help="number of ranks")
+    parser.set_defaults(act=plan)
+
+
 def plan(options: argparse.Namespace) -> int:
     """Print a layout before it runs."""
     from mpitrain.commands.plan import explain
@@ -74,6 +136,24 @@ def plan(options: argparse.Namespace) -> int:
 
     print(explain(load(options.config, options.set), options.ranks))
     return 0
+
+
+def _add_cut(commands: "Commands") -> None:
+    parser = commands.add_parser(
+        "partition", help="cut a profile into replicated stages (PipeDream's dynamic program)"
+    )
+    parser.add_argument(
+        "profile", type=Path, help="file of 'mpitrain profile', or PipeDream's text format"
+    )
+    parser.add_argument("-n", "--workers", type=positive, required=True, help="number of workers")
+    parser.add_argument(
+        "--bandwidth",
+        type=above_zero,
+        default=1.25e9,
+        help="bandwidth of a link in bytes/s (1.25e9)",
+    )
+    parser.add_argument("--memory", type=above_zero, help="memory of a worker in bytes (no limit)")
+    parser.set_defaults(act=cut)
 
 
 def cut(options: argparse.Namespace) -> int:
@@ -86,12 +166,34 @@ def cut(options: argparse.Namespace) -> int:
     return 0
 
 
+def _add_report(commands: "Commands") -> None:
+    parser = commands.add_parser(
+        "report", help="write one HTML file of a run: how it ended, curves, whom ranks waited for"
+    )
+    parser.add_argument("run", type=Path, help="the run's folder")
+    parser.set_defaults(act=report)
+
+
 def report(options: argparse.Namespace) -> int:
     """Write a run's report."""
     from mpitrain.report import write_report
 
     print(write_report(options.run))
     return 0
+
+
+def _add_export(commands: "Commands") -> None:
+    parser = commands.add_parser(
+        "export", help="write a checkpoint's parameters as one safetensors file"
+    )
+    parser.add_argument("checkpoint", type=Path, help="folder of a checkpoint, or of a run")
+    parser.add_argument("output", type=Path, help="file to write")
+    parser.add_argument(
+        "--torch",
+        action="store_true",
+        help="order the axes as torch does: (out, in), (out, in, rows, columns)",
+    )
+    parser.set_defaults(act=export)
 
 
 def export(options: argparse.Namespace) -> int:
@@ -105,6 +207,13 @@ def export(options: argparse.Namespace) -> int:
     return 0
 
 
+def _add_submit(commands: "Commands") -> None:
+    parser = commands.add_parser("submit", help="submit a job to SLURM or PBS, or print its script")
+    add_job(parser, needed=False)
+    submitting.add(parser)
+    parser.set_defaults(act=submit)
+
+
 def submit(options: argparse.Namespace) -> int:
     """Submit a job, or print its script."""
     from mpitrain.commands.submitting import run as submitted
@@ -113,12 +222,28 @@ def submit(options: argparse.Namespace) -> int:
     return 0
 
 
+def _add_keys(commands: "Commands") -> None:
+    parser = commands.add_parser(
+        "keys", help="print the keys of a job file: defaults, values, meanings"
+    )
+    parser.add_argument("table", nargs="?", metavar="TABLE", help="one table, as optim (all)")
+    parser.add_argument("--markdown", action="store_true", help="as docs/job.md has them")
+    parser.set_defaults(act=keys)
+
+
 def keys(options: argparse.Namespace) -> int:
     """Print the keys of a job file."""
     from mpitrain.commands.keys import keys as show
 
     show(options.table, as_markdown=options.markdown)
     return 0
+
+
+def _add_examples(commands: "Commands") -> None:
+    parser = commands.add_parser(
+        "examples", help="list the example jobs that come with the package"
+    )
+    parser.set_defaults(act=examples)
 
 
 def examples(options: argparse.Namespace) -> int:
@@ -134,12 +259,26 @@ def examples(options: argparse.Namespace) -> int:
     return 0
 
 
+def _add_init(commands: "Commands") -> None:
+    parser = commands.add_parser("init", help="copy the example jobs and job scripts to a folder")
+    parser.add_argument("folder", type=Path, metavar="DIR", help="where jobs/ is made")
+    parser.set_defaults(act=init)
+
+
 def init(options: argparse.Namespace) -> int:
     """Copy the examples and scripts."""
     from mpitrain.config import examples as packaged
 
     print(f"{packaged.copy(options.folder)} has the job scripts, and examples/ in it the jobs")
     return 0
+
+
+def _add_compare(commands: "Commands") -> None:
+    parser = commands.add_parser(
+        "compare", help="show the runs of a folder in one table, best first"
+    )
+    parser.add_argument("runs", type=Path, help="a folder of runs, as jobs/sweep.sbatch makes it")
+    parser.set_defaults(act=compare)
 
 
 def compare(options: argparse.Namespace) -> int:
@@ -150,6 +289,30 @@ def compare(options: argparse.Namespace) -> int:
     return 0
 
 
+def _add_chaos(commands: "Commands") -> None:
+    parser = commands.add_parser(
+        "chaos",
+        help="try out what happens to a job when ranks, messages, memory or disks fail",
+        description="Run a job once for each fault and seed, on ranks that it starts itself; "
+        "resume each run that fails, and compare the weights with those of a run without a fault. "
+        "Kinds: " + "; ".join(f"{name}: {kind.text}" for name, kind in KINDS.items()) + ".",
+        epilog="example: %(prog)s drill -n 4 --seeds 3",
+    )
+    add_job(parser)
+    parser.add_argument("-n", "--ranks", type=positive, default=4, help="ranks of each run (4)")
+    parser.add_argument("--seeds", type=positive, default=3, help="runs of each kind (3)")
+    parser.add_argument("--faults", metavar="KIND,...", help="try only these kinds")
+    parser.add_argument(
+        "--launcher",
+        default=None,
+        help="command before python; {n} becomes the number of ranks (mpiexec -n {n})",
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, default=Path("runs/chaos"), help="folder (runs/chaos)"
+    )
+    parser.set_defaults(act=chaos)
+
+
 def chaos(options: argparse.Namespace) -> int:
     """Try out faults."""
     from mpitrain.commands.chaos import chaos as try_faults
@@ -157,16 +320,11 @@ def chaos(options: argparse.Namespace) -> int:
     return try_faults(options)
 
 
-_COMMANDS = {
-    "chaos": chaos,
-    "submit": submit,
-    "compare": compare,
-    "examples": examples,
-    "keys": keys,
-    "init": init,
-    "schedules": schedules,
-    "plan": plan,
-    "partition": cut,
-    "report": report,
-    "export": export,
-}
+def _add_methods(commands: "Commands") -> None:
+    parser = commands.add_parser(
+        "methods",
+        help="print which methods of training can be combined, and why others cannot",
+        epilog="example: %(prog)s zero pipe",
+    )
+    table.add(parser)
+    parser.set_defaults(act=table.methods)

@@ -9,14 +9,7 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from mpitrain import data, models
 from mpitrain.arrays import Shape
-from mpitrain.config import (
-    Compress,
-    Config,
-    ConfigError,
-    refuse_clients,
-    refuse_own,
-    refuse_servers,
-)
+from mpitrain.config import Compress, Config, ConfigError, expect
 from mpitrain.metrics.words import counted, in_words
 from mpitrain.parallel.grid import Layout, Place
 from mpitrain.parallel.wire import adasum_bytes, coded_bytes, dense_bytes
@@ -41,10 +34,8 @@ def explain(config: Config, ranks: int) -> str:
             f"plan -n {ranks}: at most {_MOST} ranks are explained, as the steps of each "
             "rank are proved; give a part of the replicas, which all do the same"
         )
-    refuse_servers(config, "plan")
+    expect(config, "described", command="mpitrain plan")
     layout = build.layout(config, ranks)
-    refuse_own(config, "plan")
-    refuse_clients(config, "plan")
     dataset = data.load(config.data, config.run.dtype)
     model = models.build(config, dataset)
     cut = build.partition(config, model, layout.stages)

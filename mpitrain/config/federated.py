@@ -1,15 +1,11 @@
 """The table [federated]: clients that train by themselves, and a server that averages them."""
 
-from collections.abc import Iterator
 from math import ceil
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
 from mpitrain.config.numbers import Count, NonNegative, Part, Positive, Whole
-
-if TYPE_CHECKING:
-    from mpitrain.config.tables import Config
 
 
 class Federated(Struct, frozen=True, forbid_unknown_fields=True):
@@ -109,53 +105,3 @@ class Federated(Struct, frozen=True, forbid_unknown_fields=True):
     def least(self, asked: int) -> int:
         """Of so many clients those that must stay in a secure sum."""
         return ceil(self.threshold * asked - 1e-9)
-
-
-def federated_conflicts(job: "Config") -> Iterator[tuple[str, str]]:
-    """What does not go together with clients, as (key, sentence)."""
-    own, p = job.federated, job.parallel
-    if not own.clients:
-        return
-    if own.scheme == "weighted" and own.sample > own.clients:
-        yield "federated.sample", f"there are {own.clients} clients, and {own.sample} are asked"
-    if own.take > own.asked:
-        yield "federated.take", f"{own.asked} clients are asked, and {own.take} are to be taken"
-    if own.clip and not own.is_coded:
-        yield "federated.clip", "cuts numbers on a grid; set bits, rotate, kept or secure, too"
-    if own.secure:
-        yield from _insecure(own)
-    if len(p.replicas) > 1 or p.pipe > 1 or p.tensor > 1:
-        yield "parallel", "a client has the whole model; leave pipe, tensor and replicas out"
-    if p.zero or p.node_shared or p.offload:
-        yield "parallel", "each rank has the whole weights; leave zero, node_shared and offload out"
-    if p.schedule == "asynchronous":
-        yield "parallel.schedule", "a client updates its weights step by step; take another one"
-    if job.model.kind == "recommender":
-        yield "model.kind", "the recommender's tables are spread over the ranks, not the clients'"
-    if job.server.ranks or job.server.hogwild:
-        yield "server", "clients have one server, which all ranks are; leave the table out"
-    if job.compress.codec != "none":
-        yield "compress.codec", "ranks sum no gradients of clients; set rotate, kept or bits"
-    if job.run.compute == "float16":
-        yield "run.compute", "a client has too few steps to find its loss scale; take bfloat16"
-    if job.train.steps:
-        yield "train.steps", "a client takes the steps of its epochs; set federated.rounds"
-    if job.data.workers:
-        yield "data.workers", "a client reads its samples itself; leave workers out"
-    if job.own.optimizer:
-        yield "own.optimizer", "clients and server take those of [optim] and federated.server"
-
-
-def _insecure(own: Federated) -> Iterator[tuple[str, str]]:
-    if own.taken < 3:
-        yield (
-            "federated.secure",
-            f"of the sum of {own.taken} clients, each knows what the other has sent; take 3 or "
-            "more",
-        )
-    if own.scheme == "weighted" and own.taken < own.least(own.asked):
-        yield (
-            "federated.threshold",
-            f"{own.least(own.asked)} of the {own.asked} clients that are asked must stay, and "
-            f"{own.taken} are taken; raise take, or lower sample or threshold",
-        )

@@ -15,7 +15,7 @@ from collectives import ScheduleError, UnknownAlgorithm, algorithms
 from collectives.analysis.own import named
 from mpitrain.config import examples
 from mpitrain.config.errors import ConfigError
-from mpitrain.config.tables import Config
+from mpitrain.config.job import Config
 from mpitrain.config.unread import Brought, unread
 
 #: Bytes of a job file; more is something else, as a device that never ends.
@@ -130,43 +130,6 @@ def expect_read(job: Config, brought: Brought | None = None) -> None:
     """
     for place, why in unread(job, brought or Brought()):
         raise ConfigError(f"{place}: {why}")
-
-
-def refuse_own(job: Config, command: str) -> None:
-    """For commands that describe the other tables, and not what stands in their place.
-
-    Raises:
-        ConfigError: the job brings a model or data of its own.
-    """
-    if job.own.model or job.own.data:
-        raise ConfigError(f"own: mpitrain {command} imports nothing; train and eval do")
-
-
-def refuse_servers(job: Config, command: str) -> None:
-    """For commands that describe or try a layout without servers.
-
-    Raises:
-        ConfigError: the job has servers.
-    """
-    key = "hogwild=false" if job.server.hogwild else "ranks=0"
-    if job.server.ranks or job.server.hogwild:
-        raise ConfigError(
-            f"server: mpitrain {command} knows no servers; add --set server.{key} for the same job "
-            "without"
-        )
-
-
-def refuse_clients(job: Config, command: str) -> None:
-    """For commands that describe steps of all ranks together.
-
-    Raises:
-        ConfigError: the job has clients.
-    """
-    if job.federated.clients:
-        raise ConfigError(
-            f"federated.clients: mpitrain {command} is of training without clients; add --set "
-            "federated.clients=0"
-        )
 
 
 def _check_algorithm(algorithm: str, zero: int) -> None:

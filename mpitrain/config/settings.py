@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from mpitrain.config.errors import ConfigError
+from mpitrain.config.job import Config
 from mpitrain.config.reading import expect_read
-from mpitrain.config.tables import Config
 
 
 def configured(config: Config, settings: Mapping[str, Any]) -> Config:

@@ -4,11 +4,10 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from mpitrain.config.conflicts import conflicts, unwritable
 from mpitrain.config.exchange import Compress
 from mpitrain.config.federated import Federated
 from mpitrain.config.numbers import Count, Fraction, NonNegative, Part, Positive, Seed
-from mpitrain.config.server import Server, server_conflicts
+from mpitrain.config.server import Server
 from mpitrain.config.sync import Sync
 
 
@@ -333,8 +332,8 @@ class Own(Struct, frozen=True, forbid_unknown_fields=True):
     classes: Annotated[int, Meta(ge=0)] = 0
 
 
-class Config(Struct, frozen=True, forbid_unknown_fields=True):
-    """A training job; each attribute is the TOML table of its name."""
+class Tables(Struct, frozen=True, forbid_unknown_fields=True):
+    """The tables of a job file, whatever they say together."""
 
     run: Run = Run()
     data: Data = Data()
@@ -352,20 +351,11 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     federated: Federated = Federated()
 
     @property
-    def passes(self) -> int:
-        """Epochs over which the rate's schedule goes: rounds, where there are clients."""
-        return self.federated.rounds if self.federated.clients else self.train.epochs
+    def stages(self) -> int:
+        """Stages of the pipeline; 1 without one."""
+        return len(self.parallel.replicas) or self.parallel.pipe
 
-    def __post_init__(self) -> None:
-        for place, why in unwritable(self):
-            raise ValueError(f"{place}: {why}")
-        if not self.run.dir:
-            raise ValueError("run.dir: is empty; name a folder, or leave it out")
-        if self.optim.warmup_epochs >= self.passes:
-            key = "federated.rounds" if self.federated.clients else "train.epochs"
-            raise ValueError(
-                f"optim.warmup_epochs = {self.optim.warmup_epochs:g} must be less than "
-                f"{key} = {self.passes}"
-            )
-        for place, why in (*conflicts(self), *server_conflicts(self)):
-            raise ValueError(f"{place}: {why}")
+    @property
+    def passes(self) -> int:
+        """Epochs of the rate's schedule, or rounds if there are clients."""
+        return self.federated.rounds if self.federated.clients else self.train.epochs

@@ -8,16 +8,16 @@ clients, keeps keys that it does not read.
 from collections.abc import Iterator, Mapping
 from operator import attrgetter
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from mpitrain.config.tables import Config
+from mpitrain.config.job import Config
 
 
 class _Readers(NamedTuple):
     """The values of a key with which another one is read."""
 
     by: str
-    values: tuple[str, ...]
+    values: tuple[Any, ...]
 
 
 _ADAPTIVE = _Readers("optim.name", ("adam", "adamw", "lamb"))
@@ -26,6 +26,10 @@ _STEPS = _Readers("optim.schedule", ("step",))
 _STALE = _Readers("parallel.schedule", ("asynchronous",))
 _WIDE = _Readers("model.kind", ("mlp", "convnet", "vgg", "recommender"))
 _GPT = _Readers("model.kind", ("gpt",))
+_LOCAL = _Readers("sync.kind", ("local",))
+_DRIFTING = _Readers("sync.kind", ("local", "delayed"))
+_QUORUM = _Readers("sync.kind", ("quorum",))
+_SERVERS = _Readers("server.hogwild", (False,))
 
 _READ: Mapping[str, _Readers] = {
     "data.path": _Readers("data.name", ("idx", "arrays", "text", "tokens")),
@@ -53,6 +57,13 @@ _READ: Mapping[str, _Readers] = {
     "parallel.profile": _Readers("parallel.partition", ("auto",)),
     "parallel.weights": _STALE,
     "parallel.window": _STALE,
+    **dict.fromkeys(("sync.outer", "sync.fragments", "sync.mix", "sync.state"), _LOCAL),
+    **dict.fromkeys(("sync.period", "sync.start", "sync.delay", "sync.agree"), _DRIFTING),
+    **dict.fromkeys(("sync.quorum", "sync.behind", "sync.replay"), _QUORUM),
+    **dict.fromkeys(
+        [f"server.{key}" for key in ("bound", "groups", "fetch", "push", "correct", "replay")],
+        _SERVERS,
+    ),
 }
 #: What a program or a file brings in the place of a key of the job.
 _IN_THE_PLACE_OF = {

@@ -22,8 +22,8 @@ from mpitrain.pipeline.actions import Pipeline
 from mpitrain.pipeline.replay import Report
 
 Policy = Literal["stash", "vertical", "two_buffers", "spectrain", "linear", "latest"]
-#: Of these, the backward pass goes by other weights than the forward pass.
-OTHER_IN_BACKWARD: tuple[Policy, ...] = ("spectrain", "linear", "latest")
+#: Policies whose backward pass has other weights than its forward pass.
+_OTHER_IN_BACKWARD: tuple[Policy, ...] = ("spectrain", "linear", "latest")
 
 
 class FixedWeights:
@@ -87,7 +87,7 @@ class VersionedWeights:
 
     def backward(self, micro_batch: int) -> FixedWeights:
         """For the backward pass."""
-        if self._policy in OTHER_IN_BACKWARD:
+        if self._policy in _OTHER_IN_BACKWARD:
             return FixedWeights(self._arena, self._latest)
         return FixedWeights(self._arena, self._at(self._under_way[micro_batch]))
 

@@ -150,8 +150,14 @@ def test_other_commands_on_its_folder(tmp_path):
     )
     assert "test accuracy" in done.stdout
     for words, why in (
-        (["find-lr", str(EXAMPLE)], "find-lr knows no servers; add --set server.ranks=0"),
-        (["plan", str(EXAMPLE), "-n", "3"], "plan knows no servers; add --set server.ranks=0"),
+        (
+            ["find-lr", str(EXAMPLE)],
+            "find-lr needs steps that all ranks take",
+        ),
+        (
+            ["plan", str(EXAMPLE), "-n", "3"],
+            "plan needs steps that all ranks take",
+        ),
     ):
         done = subprocess.run([*program, *words], **told)
         assert done.returncode == 2 and why in done.stderr
