@@ -7,10 +7,13 @@ from importlib.resources import files
 from itertools import product
 
 from mpitrain.config import ConfigError
-from mpitrain.config.combining import CHOSEN, combined, refusals, tables_of, uses
+from mpitrain.config.combining import combined, refusals, tables_of, uses
 from mpitrain.config.methods import METHODS, Method
 from mpitrain.config.numbers import toml
 from mpitrain.config.validation import faults
+
+#: Rows of the table; commands are what a method cannot be used with.
+_ROWS = [method for method in METHODS if method.title != "this command"]
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +35,7 @@ def methods(options: argparse.Namespace) -> int:
     """
     if options.markdown:
         head = (files("mpitrain.commands") / "pages/methods.md").read_text(encoding="utf-8")
-        print(f"{head}\n```text\n{table()}\n```")
+        print(f"{head}\n## The table\n\n```text\n{table()}\n```")
     elif not options.names:
         print(table())
     else:
@@ -43,8 +46,8 @@ def methods(options: argparse.Namespace) -> int:
 
 def _named(name: str) -> list[Method]:
     """The method of this name, or those whose names begin with it."""
-    known = {method.name: method for method in CHOSEN}
-    if found := [known[name]] if name in known else [m for m in CHOSEN if m.name.startswith(name)]:
+    known = {method.name: method for method in _ROWS}
+    if found := [known[name]] if name in known else [m for m in _ROWS if m.name.startswith(name)]:
         return found
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
@@ -58,36 +61,37 @@ def answer(chosen: Sequence[Method]) -> str:
     except ValueError as error:
         return f"a job has one or the other: {error}"
     job = tables_of(keys)
-    if unused := [method for method in chosen if not uses(job, method)]:
+    if unused := [method for method in chosen if method.sets and not uses(job, method)]:
         return f"a job has one or the other: the others take the place of {unused[0].title}"
-    for place, why in (*refusals(job), *faults(job)):
+    for place, why in (*refusals(job, *(method.name for method in chosen)), *faults(job)):
         return f"no. {place}: {why}"
-    return "yes, with " + ", ".join(
-        f"{key} = {toml(value)}" for method in chosen for key, value in method.sets.items()
-    )
+    return f"yes, with {', '.join(filter(None, map(_keys, chosen)))}"
 
 
 def table() -> str:
     """All methods, what each needs and lacks, and the pairs."""
-    width = max(len(method.name) for method in CHOSEN)
+    width = max(len(method.name) for method in _ROWS)
     lines = ["Methods, and the keys that choose them:", ""]
-    for number, method in enumerate(CHOSEN, 1):
-        keys = ", ".join(f"{key} = {toml(value)}" for key, value in method.sets.items())
-        lines.append(f"{number:2} {method.name:<{width}} {keys}")
-    lines += ["", "Pairs: . together, x refused, / one or the other", ""]
+    for number, method in enumerate(_ROWS, 1):
+        lines.append(f"{number:2} {method.name:<{width}} {_keys(method) or method.title}")
+    lines += ["", "Pairs: . go together, x do not, / exclude each other by their keys", ""]
     lines += [
-        " " * (width + 4) + "".join(str(number // 10) for number in range(1, len(CHOSEN) + 1)),
-        " " * (width + 4) + "".join(str(number % 10) for number in range(1, len(CHOSEN) + 1)),
+        " " * (width + 4) + "".join(str(number // 10) for number in range(1, len(_ROWS) + 1)),
+        " " * (width + 4) + "".join(str(number % 10) for number in range(1, len(_ROWS) + 1)),
     ]
-    for number, method in enumerate(CHOSEN, 1):
-        marks = "".join(_mark(answer((method, other))) for other in CHOSEN[: number - 1])
+    for number, method in enumerate(_ROWS, 1):
+        marks = "".join(_mark(answer((method, other))) for other in _ROWS[: number - 1])
         lines.append(f"{number:2} {method.name:<{width}} {marks}")
-    lines += ["", "Why: who needs it, and who does not offer it", ""]
+    lines += ["", "What methods need, and which do not offer it:", ""]
     for need in dict.fromkeys(need for method in METHODS for need in method.needs):
         needing = ", ".join(method.name for method in METHODS if need in method.needs)
         lines += [need, f"  needed by: {needing}"]
-        lines += [f"  {m.name}: {m.title} {m.lacks[need]}" for m in METHODS if need in m.lacks]
+        lines += [f"  {m.name} {m.lacks[need]}" for m in METHODS if need in m.lacks]
     return "\n".join(lines)
+
+
+def _keys(method: Method) -> str:
+    return ", ".join(f"{key} = {toml(value)}" for key, value in method.sets.items())
 
 
 def _mark(text: str) -> str:

@@ -41,7 +41,7 @@ def refusals(job: Tables, *given: str, command: str = "") -> Iterator[tuple[str,
                         f"{needing.title} needs {need}, and {other.title} {other.lacks[need]}; "
                         f"{_without(other)}, or {_without(needing)}"
                     ).replace(", or set ", " or ")
-                    key = next(iter(needing.sets or other.sets))
+                    key = next(iter(needing.sets or other.sets), needing.name)
                     yield key, sentence.replace("this command", command or "this command")
 
 

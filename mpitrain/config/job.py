@@ -10,5 +10,5 @@ class Config(Tables, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         """Raises ``ValueError``: values that cannot be, or methods that do not go together."""
-        for place, why in (*faults(self), *refusals(self)):
+        for place, why in (*refusals(self), *faults(self)):
             raise ValueError(f"{place}: {why}")
