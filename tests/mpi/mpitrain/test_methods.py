@@ -28,6 +28,8 @@ EXACT = {
 } - {"asynchronous", "prediction", "latest", "float16", "bfloat16"}
 #: A torch module needs the weights of its forward pass, and own layers would not.
 TORCH_ALONE = ({"prediction", "own-model"}, {"latest", "own-model"})
+#: Methods whose models read no vectors.
+OTHER_DATA = ("sequence", "gpt", "tied", "recommender", "hogwild")
 QUICK = [
     ("pipe", "zero-3"),
     ("tensor", "zero-1"),
@@ -139,7 +141,7 @@ def losses(comm, keys):
 def check(comm, folder, one_process, pair):
     """Trains a pair; nothing if the table refuses it, or if it needs more ranks."""
     methods = [METHODS[name] for name in pair]
-    if {*pair} in TORCH_ALONE:
+    if {*pair} in TORCH_ALONE or {"own-data"} & {*pair} and {*OTHER_DATA} & {*pair}:
         return
     try:
         keys = small(methods, folder)
@@ -148,7 +150,7 @@ def check(comm, folder, one_process, pair):
     job = tables_of(keys)
     if not all(uses(job, method) for method in methods) or [*refusals(job), *faults(job)]:
         return
-    if not (ranks := ranks_for(keys, comm.size)) or ("own.data" in keys and "data.path" in keys):
+    if not (ranks := ranks_for(keys, comm.size)):
         return
     own = comm.Split(0 if comm.rank < ranks else 1)
     try:
