@@ -11,24 +11,26 @@ class Compress(Struct, frozen=True, forbid_unknown_fields=True):
     """[compress]
 
     Attributes:
-        codec: how the gradients of matrices are coded between replicas: ``bf16``,
-            ``powersgd:rank=4`` and others, which docs/communication.md lists; ``none``: they are
-            not.  ``auto`` times dense sums and a few codes before the first step, and takes the
-            fastest on this link, which may be ``none``.
-        feedback: whether what a step's codes leave out is added to the next step's gradients;
-            ``auto``: where the code needs it.
-        start: first steps, in which gradients travel as they are.
+        codec: codec of the gradients of matrices between replicas: ``bf16``, ``powersgd:rank=4``
+            and others, which docs/communication.md lists; ``none``: no codec.  ``auto`` times dense
+            sums and a few codecs before the first step, and takes the fastest on this link, which
+            may be ``none``.
+        feedback: whether the residual, which a step's codes leave out, is added to the next step's
+            gradients; ``auto``: where the codec needs it.
+        start: first steps without a codec.
         least: elements below which a matrix travels as it is; vectors always do.
-        exchange: of codes that do not add up: ``two_phase`` sends each shard to its owner and the
-            owner's sum to all; ``gathered`` sends all codes to all, which rounds once, not twice;
-            ``auto`` is ``gathered`` on two ranks, where it sends no more, else ``two_phase``.
-        flush_every: of codes that add up: steps after which the replicas average what they left
-            out, at the price of one dense all-reduce; 0: never.
-        level: who codes: each rank (``ranks``); or one rank of each node (``nodes``), the sum of
-            its node's gradients, which travel as they are inside of it.
-        units: what codes leave out is kept as a ``gradient``, and later has the learning rate of
-            the step that sends it; or as an ``update``, the rate of its own step times the
-            gradient, so that a rate that falls meanwhile does not change it.
+        exchange: path of codes that do not add up: ``two_phase`` sends each shard to its owner and
+            the owner's sum to all; ``gathered`` sends all codes to all, which rounds once, not
+            twice; ``auto`` is ``gathered`` on two ranks, where it sends no more, else
+            ``two_phase``.
+        flush_every: steps after which the replicas average the residuals of codes that add up, at
+            the price of one dense all-reduce; 0: never.
+        level: ranks that code: all of them, each its own gradients (``ranks``); or one rank of each
+            node, the sum of its node's gradients, which travel as they are inside of it
+            (``nodes``).
+        units: unit of the residual: a ``gradient``, which has the learning rate of the step that
+            sends it; or an ``update``, the rate of its own step times the gradient, so that a rate
+            that falls meanwhile does not change it.
     """
 
     codec: str = "none"

@@ -20,20 +20,21 @@ class Server(Struct, frozen=True, forbid_unknown_fields=True):
             optimiser's state of it.  0: there are none, and all ranks sum their gradients.
         bound: clocks that a worker may be ahead of the slowest one (stale synchronous parallel, Ho
             et al. 2013).  0: synchronous.  ``"none"``, or -1: any number.
-        groups: so many groups of workers sum their gradients, and one of each pulls and pushes for
-            all of it.  0: each worker is a group by itself.  At most 8, but for ``bound = 0``.
+        groups: groups of workers: a group sums its gradients, and one of its workers pulls and
+            pushes for it.  0: each worker is a group.  At most 8, unless ``bound = 0``.
         fetch: clocks from one pull to the next (Downpour's n_fetch); in between, a worker takes
             steps of plain gradient descent on its own copy.  More than 1 needs ``bound = "none"``.
-        push: clocks from one push to the next (Downpour's n_push), which is of their sum.  More
-            than 1 needs ``bound = "none"``.
-        correct: what is done about gradients of older parameters.  ``rate`` divides the rate by 1 +
-            the lag (Zhang et al. 2016); ``delay`` adds ``compensation`` * g * g * (now - pulled) to
-            the gradient g (DC-ASGD, Zheng et al. 2017); ``predict`` lets workers pull what momentum
-            will have made of the parameters.
+        push: clocks from one push to the next (Downpour's n_push), which sends the sum of their
+            gradients.  More than 1 needs ``bound = "none"``.
+        correct: correction of gradients of older parameters.  ``rate`` divides the rate by 1 + the
+            lag (Zhang et al. 2016); ``delay`` adds ``compensation`` * g * g * (now - pulled) to the
+            gradient g (DC-ASGD, Zheng et al. 2017); ``predict`` lets workers pull the parameters
+            that momentum leads to.
         compensation: factor of ``delay``.
         window: steps after which all ranks meet, with nothing on its way.  They also meet at the
             end of an epoch and at a checkpoint.
-        replay: folder of a run whose servers' logs say in which order pulls and pushes are served.
+        replay: folder of a run whose servers' logs give the order in which pulls and pushes are
+            served.
         hogwild: instead of servers, all ranks update one copy of the recommender in their node's
             memory, without locks and without waiting for one another (Niu et al. 2011): updates of
             the same number at the same time may be lost.  ``ranks`` is 0.  ``"tables"``: only the

@@ -55,30 +55,30 @@ class Sync(Struct, frozen=True, forbid_unknown_fields=True):
     A worker is a replica of the whole model, with all its stages and tensor ranks.
 
     Attributes:
-        kind: when the workers talk.  ``every_step``: they sum the gradients of each step.
-            ``local``: each trains by itself, and after every ``period`` steps they average what
-            they have (local SGD; DiLoCo with ``outer``).  ``delayed``: they average the last
+        kind: time at which the workers talk.  ``every_step``: they sum the gradients of each step.
+            ``local``: each trains by itself, and after every ``period`` steps they average their
+            weights (local SGD; DiLoCo with ``outer``).  ``delayed``: they average the last
             ``period`` steps' updates, which take effect ``delay`` steps later (delayed gradient
             averaging).  ``quorum``: they sum the gradients of each step, and leave out those that
             come last.
-        combine: what becomes of the workers' gradients in ``every_step``, and of their ways in
-            ``local``: their ``mean``; or ``adasum``, which is the mean of what is parallel and the
+        combine: combination of the workers' gradients in ``every_step``, and of their changes in
+            ``local``: the ``mean``; or ``adasum``, which is the mean of what is parallel and the
             sum of what is orthogonal, for each tensor (Maleki et al. 2021).
         period: steps from one exchange to the next, of ``local`` and ``delayed``.
-        start: first steps, which are done as by ``every_step`` (post-local SGD).
+        start: first steps, in which the workers talk as in ``every_step`` (post-local SGD).
         delay: steps after which an exchange takes effect; it is under way meanwhile.
-        outer: what becomes of the mean way of the workers in ``local``: ``plain``, the average of
-            their weights; ``nesterov:lr=0.7,momentum=0.9`` or ``momentum:...``, an optimiser for
-            which that way is the gradient.
+        outer: optimiser that takes the mean change of the workers in ``local`` for a gradient:
+            ``plain``, which gives the average of their weights; ``nesterov:lr=0.7,momentum=0.9`` or
+            ``momentum:...``.
         fragments: parts of the model that ``local`` exchanges one after the other, each once in
             ``period`` steps.
         mix: part of its own weights that a worker keeps when an exchange of ``local`` with a
             ``delay`` takes effect; 0 forgets what it did in the meantime.
-        state: what becomes of the optimiser's state in an exchange of ``local``: it stays the
-            worker's own (``own``), or is averaged, too (``averaged``), at the price of its bytes.
+        state: optimiser state of a worker after an exchange of ``local``: its ``own``, or the one
+            that is ``averaged`` over all workers, at the price of its bytes.
         agree: steps of ``local`` and ``delayed`` after which all ranks tell each other of losses,
             norms and requests to stop, in one message; the records of these steps come together.
-        quorum: part of the workers for which a step of ``quorum`` waits.
+        quorum: share of the workers for which a step of ``quorum`` waits.
         behind: steps that the others may be ahead of a worker in ``quorum`` before they wait.
         replay: a ``metrics.jsonl`` of an earlier run with ``quorum``, whose choices are made again.
     """
