@@ -1,4 +1,4 @@
-"""What the command line may say."""
+"""The command line, and the flags of commands that run on ranks."""
 
 import argparse
 import io
@@ -38,8 +38,8 @@ def parse(argv: Sequence[str], *, speak: bool = True) -> argparse.Namespace:
         options = parsed(_parser(), words)
         options.behind, options.set_behind = behind, []
         if behind and options.config is not None and options.config.suffix != ".py":
-            told = parsed(_parser(), ["train", str(options.config), *behind])
-            options.set_behind = told.set
+            train = parsed(_parser(), ["train", str(options.config), *behind])
+            options.set_behind = train.set
         return options
 
 

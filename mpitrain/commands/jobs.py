@@ -6,9 +6,9 @@ from pathlib import Path
 
 def add_job(parser: argparse.ArgumentParser, *, needed: bool = True) -> None:
     """Adds ``CONFIG`` and ``--set``."""
-    told = "the job file, or the name of an example (see the command examples)"
+    words = "the job file, or the name of an example (see the command examples)"
     number = None if needed else "?"
-    parser.add_argument("config", type=Path, nargs=number, metavar="CONFIG", help=told)
+    parser.add_argument("config", type=Path, nargs=number, metavar="CONFIG", help=words)
     parser.add_argument(
         "--set",
         action="append",

@@ -43,10 +43,10 @@ def run(options: argparse.Namespace) -> int:
     except BrokenPipeError:
         raise
     except (ConfigError, ValueError, RuntimeError, OSError, ImportError) as error:
-        told: Exception | str = error
+        message: Exception | str = error
         if isinstance(error, OSError) and error.filename:
-            told = f"{error.filename}: {error.strerror}; name another file or folder"
-        print(f"mpitrain: {told}", file=sys.stderr)
+            message = f"{error.filename}: {error.strerror}; name another file or folder"
+        print(f"mpitrain: {message}", file=sys.stderr)
         return 2
 
 

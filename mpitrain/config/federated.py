@@ -105,5 +105,5 @@ class Federated(Struct, frozen=True, forbid_unknown_fields=True):
         return self.rotate or self.kept < 1 or self.bits > 0 or self.secure
 
     def least(self, asked: int) -> int:
-        """Of so many clients those that must stay in a secure sum."""
+        """Clients that must stay in a secure sum, if ``asked`` of them are asked."""
         return ceil(self.threshold * asked - 1e-9)

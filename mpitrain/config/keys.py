@@ -66,9 +66,9 @@ def tables() -> list[Table]:
 def _table(name: str, kind: type[Struct], *, is_list: bool = False) -> Table:
     head, _, listed = cleandoc(kind.__doc__ or "").partition("\n\nAttributes:\n")
     paragraphs = [" ".join(part.split()) for part in head.removeprefix(f"[{name}]").split("\n\n")]
-    told = dict(_attributes(listed))
+    texts = dict(_attributes(listed))
     keys = [
-        Key(field.name, _values(field.type), _default(field), told[field.name])
+        Key(field.name, _values(field.type), _default(field), texts[field.name])
         for field in msgspec.structs.fields(kind)
     ]
     return Table(name, is_list, [_code(text) for text in paragraphs if text], keys)
@@ -97,7 +97,7 @@ def _values(kind: Any) -> str:
 
 
 def _alternatives(kind: Any) -> list[str]:
-    """What a key of a type takes, in the order of the type."""
+    """Words for the values of a type, in the order of the type."""
     if get_origin(kind) is Literal:
         return [toml(value) for value in get_args(kind)]
     if get_origin(kind) in (Union, UnionType):

@@ -133,7 +133,7 @@ def expect_read(job: Config, brought: Brought | None = None) -> None:
 
 
 def _check_algorithm(algorithm: str, zero: int) -> None:
-    """Of a job that is to run: a checkpoint can be read without the algorithm of its job."""
+    """Check the algorithm of a job that is to run; a checkpoint is read without it."""
     if ".py" in algorithm:
         raise UnknownAlgorithm(
             f"{algorithm!r} is a file, and a checkpoint's job must be readable without it; call "

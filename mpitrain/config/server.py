@@ -6,7 +6,7 @@ from msgspec import Meta, Struct
 
 from mpitrain.config.numbers import Count
 
-#: Beyond so many that push by themselves, training gets worse (Mitliagkas et al. 2016).
+#: Most workers or groups that push by themselves; more train worse (Mitliagkas et al. 2016).
 MOST_GROUPS = 8
 
 

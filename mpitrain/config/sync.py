@@ -10,18 +10,18 @@ from mpitrain.config.numbers import Count, Part, Positive, Whole
 
 
 class Outer(Struct, frozen=True, forbid_unknown_fields=True):
-    """How the anchor follows what the workers have done, ``name:lr=0.7,momentum=0.9``.
+    """Options of the outer optimiser, ``name:lr=0.7,momentum=0.9``.
 
     Attributes:
-        lr: factor on the mean of the workers' way since the last exchange.
-        momentum: of the outer velocity.
+        lr: factor on the workers' mean change since the last exchange.
+        momentum: momentum of the outer velocity.
     """
 
     lr: Positive = 1.0
     momentum: Part = 0.0
 
 
-#: By name, with what an option is when it is left out.
+#: The defaults of the options, by name.
 OUTERS = {"plain": Outer(), "momentum": Outer(1.0, 0.9), "nesterov": Outer(0.7, 0.9)}
 
 

@@ -1,4 +1,4 @@
-"""Keys that are set and that nothing reads: a job that says them means something else.
+"""Keys that are set and that nothing reads: whoever sets them expects something else.
 
 A job that is to run is asked for them, and not every :class:`~mpitrain.config.Config`: a checkpoint
 can be read whatever its job says, and a job that the program derives from another one, as those of
@@ -65,7 +65,7 @@ _READ: Mapping[str, _Readers] = {
         _SERVERS,
     ),
 }
-#: What a program or a file brings in the place of a key of the job.
+#: The parts of [own] that take the place of a key.
 _IN_THE_PLACE_OF = {
     "optim.name": "own.optimizer",
     "optim.schedule": "own.schedule",
@@ -76,11 +76,11 @@ _IN_THE_PLACE_OF = {
 
 
 class Brought(NamedTuple):
-    """What a program puts in the place of keys of a job that it was given.
+    """Parts of a job that a program brings itself.
 
     Attributes:
-        kinds: of each part, as ``{"own.data": "Subset"}``.
-        job: before the program's settings; that it says more than is read is no fault of theirs.
+        kinds: the type of each part, as ``{"own.data": "Subset"}``.
+        job: the job before the program's settings; the keys that it sets are not complained of.
     """
 
     kinds: Mapping[str, str] = MappingProxyType({})
@@ -88,7 +88,7 @@ class Brought(NamedTuple):
 
 
 def unread(job: Config, brought: Brought) -> Iterator[tuple[str, str]]:
-    """What is set to something else than its default and read by nothing, as (key, sentence)."""
+    """Keys that are not at their defaults and that nothing reads, as (key, sentence)."""
     usual = Config()
     for key, (by, values) in _READ.items():
         value = attrgetter(by)(job)

@@ -1,4 +1,4 @@
-"""Values that a job may not have: of one key, and of keys that must fit one another."""
+"""Checks of values: single keys, and keys that must fit one another."""
 
 import math
 from collections.abc import Iterator
