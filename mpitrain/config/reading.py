@@ -53,12 +53,22 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     if isinstance(run, dict):
         run.setdefault("dir", f"runs/{path.stem}")
     try:
-        job = msgspec.convert(tables, Config)
+        job = converted(tables)
         expect_read(job)
         _check_algorithm(job.parallel.algorithm, job.parallel.zero)
         return _with_data_beside(path, job)
     except (UnknownAlgorithm, ScheduleError) as error:
         raise ConfigError(f"parallel.algorithm: {error}") from error
+
+
+def converted(tables: dict[str, Any]) -> Config:
+    """The job of tables by name.
+
+    Raises:
+        ConfigError: it cannot be; the message begins with the place as a dotted path.
+    """
+    try:
+        return msgspec.convert(tables, Config)
     except (msgspec.ValidationError, RecursionError) as error:
         reason, _, place = str(error).partition(" - at `$")
         where = place.strip("`").lstrip(".")
