@@ -1,4 +1,4 @@
-"""What a code of numbers must say of itself, and what ranks remember beside it; no MPI."""
+"""The protocol of codecs, and the memories that ranks keep beside them; no MPI."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,20 +14,20 @@ Draw = Callable[[], np.random.Generator]
 
 
 class Codec(Protocol):
-    """A code of a vector of floating-point numbers.
+    """A lossy code for vectors of floating-point numbers.
 
     Attributes:
-        unbiased: its mean over the dice is the vector: what it loses need not be made up for.
+        unbiased: whether its mean over the dice is the vector, so that it needs no error feedback.
     """
 
     @property
     def unbiased(self) -> bool: ...
 
     def nbytes(self, n: int) -> int:
-        """Bytes of the code of ``n`` numbers; all of a message."""
+        """Bytes of the code of ``n`` numbers, and of its message."""
 
     def encode(self, x: Array, code: Bytes, draw: Draw) -> None:
-        """Write the code of ``x``, of shape (n,), whose numbers are finite.
+        """Writes the code of ``x``, of shape (n,), whose numbers are finite.
 
         Args:
             code: shape (nbytes(n),); every byte is written.
@@ -35,7 +35,7 @@ class Codec(Protocol):
         """
 
     def decode(self, code: Bytes, x: Array) -> None:
-        """Write what ``code`` stands for into ``x``, of shape (n,)."""
+        """Decodes ``code`` into ``x``, of shape (n,)."""
 
 
 @dataclass
@@ -43,9 +43,9 @@ class Dice:
     """Random numbers that depend on nothing but these numbers, so that a run can be repeated.
 
     Attributes:
-        seed: of the run.
-        replica: whose numbers are encoded.
-        step: of the run; who owns the dice counts it.
+        seed: the run's.
+        replica: the replica whose numbers are encoded.
+        step: the run's; the owner of the dice counts it.
     """
 
     seed: int = 0
@@ -53,7 +53,7 @@ class Dice:
     step: int = 0
 
     def draw(self, place: int, part: int) -> np.random.Generator:
-        """For ``part`` of what lies at ``place``; both at least 0."""
+        """The generator for ``part`` of the sum at ``place``; both at least 0."""
         counter = [0, part, place, self.step]
         return np.random.Generator(np.random.Philox(key=[self.seed, self.replica], counter=counter))
 
@@ -61,8 +61,7 @@ class Dice:
 def bounded(ufunc: np.ufunc, a: Array, b: Array, out: Array) -> None:
     """``ufunc(a, b, out=out)``, where a sum of finite numbers ends at the largest number.
 
-    What a code leaves out of numbers near the largest one may be larger, and would be infinite from
-    then on.
+    The residual of numbers near the largest one may be larger still, and would stay infinite.
     """
     overflowed: list[object] = []
     with np.errstate(over="call", call=lambda *_: overflowed.append(None)):
@@ -73,66 +72,66 @@ def bounded(ufunc: np.ufunc, a: Array, b: Array, out: Array) -> None:
 
 
 class Residual:
-    """What a code has left out, which is added to the next numbers (error feedback).
+    """The part that a codec left out, which is added to the next numbers (error feedback).
 
     Over the steps, what was sent and what is left add up to what was given (Seide et al. 2014;
-    Karimireddy et al. 2019).  What a step leaves takes effect with :meth:`commit`; a step that is
+    Karimireddy et al. 2019).  A step's residual takes effect with :meth:`commit`; a step that is
     skipped calls :meth:`rollback`.
 
     Attributes:
         value: shape (n,).
-        pending: what it becomes with :meth:`commit`.
+        pending: its value after :meth:`commit`.
     """
 
     def __init__(self, value: Array) -> None:
-        """``value``: memory of it, zeros at first."""
+        """``value``: its memory, zeros at first."""
         self.value = value
         self.pending = value.copy()
         self._is_pending = False
 
     @property
     def arrays(self) -> dict[str, Array]:
-        """What a checkpoint must have, by name."""
+        """The arrays of a checkpoint, by name."""
         return {"residual": self.value}
 
     def add_to(self, x: Array) -> None:
-        """``x`` becomes what there is to send."""
+        """Adds what was left out before to ``x``."""
         bounded(np.add, x, self.value, x)
 
     def keep(self, x: Array, sent: Array, part: slice = slice(None)) -> None:
-        """Of ``part``, ``x`` was there to send, and ``sent`` was."""
+        """Stores the residual ``x - sent`` for the elements in ``part``."""
         bounded(np.subtract, x, sent, self.pending[part])
         self._is_pending = True
 
     def commit(self) -> None:
-        """The step counts."""
+        """The step takes effect."""
         if self._is_pending:
             self.value[...] = self.pending
             self._is_pending = False
 
     def rollback(self) -> None:
-        """The step does not count."""
+        """The step is skipped."""
         self._is_pending = False
 
 
 class Memory(Protocol):
-    """What a rank keeps of its own numbers from step to step; a :class:`Residual` is one."""
+    """A rank's memory of its own numbers from step to step; a :class:`Residual` is one."""
 
     @property
     def arrays(self) -> Mapping[str, Array]:
-        """What a checkpoint must have, by name."""
+        """The arrays of a checkpoint, by name."""
 
     def add_to(self, x: Array) -> None:
-        """``x`` becomes what there is to send."""
+        """Adds what was left out before to ``x``."""
 
     def keep(self, x: Array, sent: Array, part: slice = slice(None)) -> None:
-        """Of ``part``, ``x`` was there to send, and ``sent`` was."""
+        """Stores the residual ``x - sent`` for the elements in ``part``."""
 
     def commit(self) -> None:
-        """The step counts."""
+        """The step takes effect."""
 
     def rollback(self) -> None:
-        """The step does not count."""
+        """The step is skipped."""
 
 
 def shards(n: int, size: int) -> list[int]:

@@ -13,6 +13,7 @@ as much.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from time import perf_counter
@@ -24,14 +25,14 @@ from mpi4py import MPI
 from collectives.codec import Array, Bytes, Codec, Dice, Memory, Residual, shards
 from collectives.communicator import AnyPlan, Communicator
 from collectives.errors import InvalidBuffer
-from collectives.execution.underway import Moving
+from collectives.execution.progress import Moving
 
 #: Decoded numbers are added in this type, in which sums of float32 hardly round at all.
 _WIDE = np.float64
 
 
 class Part(Protocol):
-    """What a :class:`Phased` runs: a plan, or several as one."""
+    """A part of a :class:`Phased`: a plan, or several as one."""
 
     def Start(self) -> object: ...
 
@@ -48,9 +49,8 @@ class Phased(ABC):
     plan that is under way.
 
     Attributes:
-        collective, algorithm, reason: as of a plan.
-        working: seconds of work between the plans, in all runs so far: of codes, and sums of what
-            they decode to.
+        collective, algorithm, reason: those of a plan.
+        working: seconds of work between the plans in all runs so far: encoding, decoding and sums.
     """
 
     collective = "allreduce"
@@ -58,8 +58,8 @@ class Phased(ABC):
     reason = "asked for"
 
     def __init__(self, comm: Communicator, plans: Sequence[AnyPlan]) -> None:
-        """``plans``: all that a run may use, on ``comm``; freed with it."""
-        self._underway = comm._engine.underway
+        """``plans``: all that a run may use, on ``comm``; they are freed with it."""
+        self._progress = comm._engine.progress
         self.among: list[Moving] = []
         self._moves = False
         self._broken = False
@@ -74,7 +74,7 @@ class Phased(ABC):
         """A run: yields the plans, and goes on when each is complete."""
 
     def Start(self) -> None:
-        """Begin, from what the buffers hold now.
+        """Begins a run with the present contents of the buffers.
 
         Raises:
             RuntimeError: it was freed, or is under way.
@@ -83,19 +83,19 @@ class Phased(ABC):
             raise RuntimeError(f"{self!r} was freed; make another one")
         if self._current is not None:
             raise RuntimeError(f"{self!r} was started twice without Wait or a true Test in between")
-        self._underway.expect_whole()
+        self._progress.expect_whole()
         self._run = self.phases()
-        self._underway.add(self)
+        self._progress.add(self)
         self._go_on()
 
     def Test(self) -> bool:
-        """Move it along; true once it is complete.
+        """Moves it along; returns whether it is complete.
 
         Raises:
             CollectiveError: it was left in the middle.
         """
         if self._broken:
-            self._underway.expect_whole()
+            self._progress.expect_whole()
         if self._moves:  # a part of it waits, and moves along what is under way
             return False
         self._moves = True
@@ -112,19 +112,19 @@ class Phased(ABC):
         return True
 
     def Wait(self) -> None:
-        """Complete it; other plans that this thread has started go on meanwhile."""
-        self._underway.adopt(self)
+        """Completes it; other plans that this thread has started go on meanwhile."""
+        self._progress.adopt(self)
         while not self.Test():
-            self._underway.progress()
+            self._progress.advance()
 
     def abandon(self) -> None:
-        """Give it up in the middle: ``Wait`` and ``Test`` say so from now on."""
+        """Gives it up in the middle: ``Wait`` and ``Test`` say so from now on."""
         self._current, self._broken = None, True
-        if self in self._underway.plans:
-            self._underway.remove(self)
+        if self in self._progress.plans:
+            self._progress.remove(self)
 
     def Free(self) -> None:
-        """Free what is bound to the communicator.
+        """Releases the plans.
 
         Raises:
             RuntimeError: it is under way.
@@ -140,7 +140,7 @@ class Phased(ABC):
 
     def _leave(self, error: BaseException) -> None:
         """An exception ends it on this rank alone."""
-        self._underway.leave(f"the {self!r}", error)
+        self._progress.leave(f"the {self!r}", error)
         self.abandon()
 
     def _go_on(self) -> None:
@@ -155,13 +155,32 @@ class Phased(ABC):
         finally:
             self.working += perf_counter() - begin
         if self._current is None:
-            self._underway.remove(self)
+            self._progress.remove(self)
+
+
+@dataclass(frozen=True)
+class Coding:
+    """A codec, and what a rank remembers beside it.
+
+    Attributes:
+        codec: the same on all ranks.
+        residual: memory of what this rank's codes left out, of shape (n,) for n elements.
+        owner_residual: memory of what the codes of sums left out, for the rank's own shard.
+        dice: random numbers for codecs that use them.
+        place: tells the dice of this sum from others', at least 0.
+    """
+
+    codec: Codec
+    residual: Memory | None = None
+    owner_residual: Residual | None = None
+    dice: Dice = field(default_factory=Dice)
+    place: int = 0
 
 
 class TwoPhase(Phased):
     """The sum of vectors by codes: an all-to-all of codes, a wide sum, an all-gather of its code.
 
-    Cost, of codes of c(n) bytes: 2 (p-1) c(ceil(n/p)) bytes sent by a rank, in the rounds of the
+    Cost, with codes of c(n) bytes: 2 (p-1) c(ceil(n/p)) bytes sent by a rank, in the rounds of the
     two collectives; p + 1 passes of decoding over the own shard.
 
     With ``counts`` it is a reduce-scatter: the first half alone, in which nothing is rounded twice.
@@ -173,37 +192,28 @@ class TwoPhase(Phased):
     def __init__(
         self,
         comm: Communicator,
-        codec: Codec,
+        coding: Coding,
         own: Array,
         total: Array,
         counts: Sequence[int] | None = None,
         *,
-        residual: Memory | None = None,
-        owner_residual: Residual | None = None,
-        dice: Dice | None = None,
-        place: int = 0,
         lasts: bool = True,
     ) -> None:
-        """Bind it; collective.
+        """Binds it; collective.
 
         Args:
-            comm: the ranks.
-            codec: the same on all ranks.
-            own: shape (n,), what this rank adds; float32 or float64.  It is not changed but by the
-                residual, and by the sum where that has the same memory.
+            own: shape (n,), what this rank adds; float32 or float64.  Only the residual changes it,
+                and the sum if it has the same memory.
             total: shape (n,), where the sum goes; ``own`` itself, or other memory.  With
                 ``counts``, shape (counts[rank],).
             counts: elements of each rank's shard.
-            residual: what this rank's codes left out, of shape (n,), or another memory of its own.
-            owner_residual: what the codes of sums left out, of shape (elements of the own shard,).
-            dice: for codes that roll them.
-            place: tells the dice of this sum from others', at least 0.
-            lasts: codes lie where a node's ranks reach one another's memory, which is worth it
+            lasts: puts codes where a node's ranks reach one another's memory, which is worth it
                 for a sum that is run again and again.
 
         Raises:
             InvalidBuffer: shapes or types do not fit.
         """
+        codec = coding.codec
         rank, size = comm.rank, comm.size
         self.algorithm = f"two-phase of {codec}"
         self.collective = "allreduce" if counts is None else "reduce_scatter"
@@ -211,9 +221,8 @@ class TwoPhase(Phased):
         _expect_fitting(own, total, lengths, None if counts is None else lengths[rank])
         ends = np.cumsum([0, *lengths]).tolist()
         self._parts = [slice(a, b) for a, b in pairwise(ends)]
-        self._codec, self._own, self._total = codec, own, total
-        self._residual, self._owner_residual = residual, owner_residual
-        self._dice, self._place = dice or Dice(), place
+        self._coding, self._codec, self._own, self._total = coding, codec, own, total
+        self._residual, self._owner_residual = coding.residual, coding.owner_residual
         self._rank, self._is_whole = rank, counts is None
         block = codec.nbytes(max(lengths))
         self._lengths = lengths
@@ -263,7 +272,7 @@ class TwoPhase(Phased):
             self._total[part] = self._read(self._code(self._results, peer), peer)
 
     def _code(self, codes: Bytes, row: int, shard: int | None = None) -> Bytes:
-        """The code in a row, of the shard of that rank or another."""
+        """The code in a row, for the shard of that rank or of another."""
         return codes[row, : self._codec.nbytes(self._lengths[row if shard is None else shard])]
 
     def _read(self, code: Bytes, shard: int) -> Array:
@@ -272,36 +281,27 @@ class TwoPhase(Phased):
         return decoded
 
     def _draw(self, part: int) -> np.random.Generator:
-        return self._dice.draw(self._place, part)
+        return self._coding.dice.draw(self._coding.place, part)
 
 
 class Gathered(Phased):
     """The sum of vectors by codes: an all-gather of all codes, which each rank decodes and adds.
 
-    Cost, of codes of c(n) bytes: (p-1) c(n) bytes sent by a rank, p passes of decoding.  A
-    contribution is rounded once.  Of codes of b bits it sends less than a dense all-reduce of
+    Cost, with codes of c(n) bytes: (p-1) c(n) bytes sent by a rank, p passes of decoding.  A
+    contribution is rounded once.  With codes of b bits it sends less than a dense all-reduce of
     float32 for p < 64/b.
 
     Attributes:
         sent: bytes that this rank sends in a run.
     """
 
-    def __init__(
-        self,
-        comm: Communicator,
-        codec: Codec,
-        own: Array,
-        total: Array,
-        *,
-        residual: Memory | None = None,
-        dice: Dice | None = None,
-        place: int = 0,
-    ) -> None:
-        """Bind it; collective.  Arguments as of :class:`TwoPhase`."""
+    def __init__(self, comm: Communicator, coding: Coding, own: Array, total: Array) -> None:
+        """Binds it; collective.  Arguments as of :class:`TwoPhase`."""
+        codec = coding.codec
         self.algorithm = f"gathered {codec}"
         _expect_fitting(own, total, [own.size], None)
-        self._codec, self._own, self._total, self._residual = codec, own, total, residual
-        self._dice, self._place, self._rank = dice or Dice(), place, comm.rank
+        self._coding, self._codec, self._own, self._total = coding, codec, own, total
+        self._residual, self._rank = coding.residual, comm.rank
         self._codes = comm.empty((comm.size, codec.nbytes(own.size)), np.uint8)
         self._sum = np.empty(own.size, _WIDE)
         self._decoded = np.empty(own.size, own.dtype)
@@ -315,7 +315,7 @@ class Gathered(Phased):
         own, mine = self._own, self._codes[self._rank]
         if self._residual:
             self._residual.add_to(own)
-        self._codec.encode(own, mine, partial(self._dice.draw, self._place, 0))
+        self._codec.encode(own, mine, partial(self._coding.dice.draw, self._coding.place, 0))
         if self._residual:
             self._codec.decode(mine, self._decoded)
             self._residual.keep(own, self._decoded)

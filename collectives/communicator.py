@@ -9,7 +9,7 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from collectives.algorithms import Algorithm, check_default
-from collectives.analysis.own import named
+from collectives.analysis.user_code import named
 from collectives.calls.arguments import Arguments
 from collectives.calls.engine import AnyPlan, Engine, Native
 from collectives.calls.methods import (
@@ -22,13 +22,13 @@ from collectives.calls.methods import (
     Requests,
 )
 from collectives.calls.settings import Settings
+from collectives.execution.progress import Moving
 from collectives.execution.traffic import Traffic
 from collectives.execution.transport import Bytes, Envelope
 from collectives.execution.transport.mpi import MPITransport
-from collectives.execution.underway import Moving
-from collectives.launch import abort_when_uncaught
+from collectives.failure import report_calls
+from collectives.failure.abort import abort_when_uncaught
 from collectives.launchers import check_launch
-from collectives.watchdog import report_calls
 
 
 class Communicator(  # type: ignore[misc]
@@ -51,23 +51,23 @@ class Communicator(  # type: ignore[misc]
     With it, an exception that nobody catches on a rank ends the whole job, its traceback first;
     without that, the other ranks would wait for ever.  ``COLLECTIVES_ABORT=0`` leaves the job
     alone.  ``sys.exit`` is no exception of that kind: guard a program that exits on one rank with
-    :func:`collectives.launch.abort_on_exception`.
+    :func:`collectives.failure.abort.abort_on_exception`.
 
-    On device memory, blocking calls and ``Wait`` return when all is queued: what the current stream
-    does next comes after it, as it comes after what the stream had queued before.
+    On device memory, blocking calls and ``Wait`` return when all work is queued.  It comes after
+    the work that the current stream had queued before, and before what the stream does next.
 
     Args:
         comm: the communicator to work on.  It is duplicated at the first collective, so that our
             messages and the caller's cannot meet.  One with a topology keeps it: on an
             ``MPI.Cartcomm``, this makes an ``MPI.Cartcomm`` as well.
-        algorithm: what calls use that name no algorithm, where their collective has it.
+        algorithm: the algorithm of calls that name none, where their collective has it.
         check: compare every call across ranks first, so that calls that do not belong together
             raise :class:`MismatchError` on all ranks instead of hanging; one small exchange a
             call.  Default: whether ``COLLECTIVES_CHECK`` is on.
         tuning: the table that ``auto`` goes by, as rank 0 finds it; a file of ``python -m
             collectives tune``.  Default: that of ``COLLECTIVES_TUNING``, or the one built in.
         timeout: after this many seconds in one collective, one of the ranks that wait says who is
-            missing and where they are, and the job ends (:mod:`collectives.watchdog`); making the
+            missing and where they are, and the job ends (:mod:`collectives.failure`); making the
             communicator is then collective; 0 is never.  Default: that of ``COLLECTIVES_TIMEOUT``,
             or never.
         transport: how messages are sent: :class:`MPITransport`; :class:`CheckedTransport`, whose
@@ -75,17 +75,14 @@ class Communicator(  # type: ignore[misc]
             latency and bandwidth.  With these two, ``auto`` is never native, and ``empty`` gives
             ordinary memory; with a link, ``native`` is an algorithm of ours, too, as the MPI
             library's messages cannot be delayed: those of the methods for objects are not.
-            Default: as ``COLLECTIVES_CHECKSUMS`` and ``COLLECTIVES_LINK`` say.
+            Default: by ``COLLECTIVES_CHECKSUMS`` and ``COLLECTIVES_LINK``.
         reproducible: whether sums of floating-point and complex arrays are exact and rounded once
-            (:mod:`collectives.calls.exact`): the same bits on any number of ranks, in any order.
-            They travel as messages, as many bytes as in a ring, and adding three and more takes
-            some ten passes over them.  Other operations whose result depends on the order are
-            refused.  The methods for objects, as ``allreduce``, stay mpi4py's.
-        attach: whether ranks of a node read one another's large ordinary arrays where they lie, by
-            Linux's cross-memory attach, where a trial shows that they can; nothing is adopted.
-            Default: whether ``COLLECTIVES_ATTACH`` is on.
+            (:mod:`collectives.calls.reproducible`): the same bits on any number of ranks, in any
+            order.  They travel as messages, as many bytes as in a ring, and adding three and more
+            takes some ten passes over them.  Other operations whose result depends on the order
+            are refused.  The methods for objects, as ``allreduce``, stay mpi4py's.
         turns: whether ``auto`` tries native and ours by turns in the first calls that repeat, and
-            remembers what was faster (:mod:`collectives.calls.turns`).  Default: whether
+            remembers what was faster (:mod:`collectives.calls.autotune`).  Default: whether
             ``COLLECTIVES_TURNS`` is on.
         device: how messages of arrays on a GPU go: ``"direct"``, handed to a CUDA-aware MPI;
             ``"staged"`` through pinned host memory; ``"auto"``: direct if a transfer between two
@@ -113,8 +110,7 @@ class Communicator(  # type: ignore[misc]
         device: str | None = None,
         transport: type[MPITransport] | None = None,
         reproducible: bool = False,
-        attach: bool | None = None,
-        turns: bool | None = None,
+        autotune: bool | None = None,
     ) -> Self:
         from collectives.topologies import class_for, mpi_class  # whose classes are subclasses
 
@@ -129,14 +125,13 @@ class Communicator(  # type: ignore[misc]
         check_default(algorithm, comm.size if comm != MPI.COMM_NULL else None)
         settings = Settings.given(
             algorithm,
-            check,
-            tuning,
-            timeout,
-            device,
-            transport,
-            reproducible,
-            attach,
-            turns,
+            check=check,
+            tuning=tuning,
+            timeout=timeout,
+            device=device,
+            transport=transport,
+            reproducible=reproducible,
+            autotune=autotune,
         )
         self._engine = Engine(self, settings)
         return self
@@ -144,9 +139,9 @@ class Communicator(  # type: ignore[misc]
     def count_traffic(self) -> Traffic:
         """Counts, from now on, what this rank sends in collectives; returns the counts.
 
-        They are of this communicator and of those that are made of it from now on.  What plans do
-        that were made before is not counted, nor are the point-to-point methods and those for
-        objects.  Calling it again begins again from 0.
+        They are for this communicator and for communicators that are made of it from now on.  They
+        leave out plans that were made before, the point-to-point methods and those for objects.
+        Calling it again begins again from 0.
 
         Cost: a Python call a round, 0.1 us.
         """
@@ -156,8 +151,8 @@ class Communicator(  # type: ignore[misc]
 
     @property
     def traffic(self) -> Traffic | None:
-        """What is counted, if anything is."""
-        return self._engine.underway.traffic
+        """The counts, if anybody counts."""
+        return self._engine.progress.traffic
 
     @property
     def last_plan(self) -> AnyPlan | Native | None:
@@ -169,9 +164,9 @@ class Communicator(  # type: ignore[misc]
         return report_calls()
 
     def attend(self, moving: Moving) -> Callable[[], None]:
-        """``moving.Test()`` is called from now on whenever this thread waits for a collective, as
-        another rank may wait for what it does before it comes there.  It says whether all is done:
-        a collective of the MPI library's own, which cannot call it, begins when it does.
+        """Calls ``moving.Test()`` from now on whenever this thread waits for a collective, as
+        another rank may wait for ``moving`` before it comes there.  ``Test`` returns whether it is
+        complete: a collective of the MPI library, which cannot call it, waits until it is.
 
         Args:
             moving: has ``Test()``, ``abandon()``, which gives up, and an attribute ``among``, which
@@ -180,13 +175,13 @@ class Communicator(  # type: ignore[misc]
         Returns:
             Ends that.
         """
-        underway = self._engine.underway
-        underway.add(moving)
-        return lambda: underway.remove(moving)
+        progress = self._engine.progress
+        progress.add(moving)
+        return lambda: progress.remove(moving)
 
     def watch(self) -> None:
         """Watches the methods for objects and :meth:`waiting` without a limit of time: what can
-        never end ends the job in seconds (:mod:`collectives.watchdog`).  Collective.
+        never end ends the job in seconds (:mod:`collectives.failure`).  Collective.
 
         Does nothing where there is a ``timeout``, or where it is 0.  Cost: a few microseconds for
         each of these, and an idle thread.
@@ -213,8 +208,8 @@ class Communicator(  # type: ignore[misc]
         return self._engine.settings.transport.delays
 
     def envelope(self, data: Bytes) -> Envelope | None:
-        """What a message of these bytes needs around it that is sent by a point-to-point method,
-        if messages carry something here."""
+        """The envelope of a point-to-point message of these bytes; ``None`` if messages carry
+        nothing but bytes."""
         return self._engine.settings.transport.envelope(data)
 
     @property
@@ -226,12 +221,6 @@ class Communicator(  # type: ignore[misc]
     def nodes(self) -> int:
         """Lower bound on the number of nodes.  Collective at its first use."""
         return -(-self.size // self.ranks_per_node)
-
-    @property
-    def attaches(self) -> bool:
-        """Whether ranks read one another's large ordinary arrays, as ``attach`` asks for and a
-        trial has shown that they can.  Collective at its first use."""
-        return self._engine.attach()
 
     def plan(self, arguments: Arguments, algorithm: Algorithm | str | None = None) -> AnyPlan:
         """A plan for the collective that ``arguments`` name, as ``Allreduce_init`` and the others
@@ -254,8 +243,8 @@ class Communicator(  # type: ignore[misc]
 
         Args:
             shape: a length or several, of 0 and more, as of ``numpy.zeros``.
-            dtype: of items that processes can share: no Python objects; or a type of torch's, or
-                the name of one of ml_dtypes', as ``"bfloat16"``.
+            dtype: a type that processes can share, so no Python objects; also a type of torch, or
+                the name of one of ml_dtypes, as ``"bfloat16"``.
             memory: ``"cupy"`` for arrays on the current GPU, by CUDA IPC; the kernels of a
                 collective read and write the other GPUs' memory.  It goes when the communicator is
                 closed and the last array in it is gone.
@@ -285,12 +274,12 @@ class Communicator(  # type: ignore[misc]
         cannot be resized in place, nor a tensor's storage.  No other thread may write to the array
         during this call, ``close`` and ``fork``.
 
-        Cost: for a moment a second copy of the array; then none.  Bytes on pages that the array
+        Cost: a second copy of the array for a moment, then none.  Bytes on pages that the array
         does not fill, fewer than two pages, are copied before and after each collective.
 
         Args:
-            array: of NumPy or a CPU tensor of PyTorch, contiguous, with memory that one of these
-                or Python (``bytearray``) has allocated; or a view of such.
+            array: a contiguous array of NumPy or CPU tensor of PyTorch, with memory that one of
+                these or Python (``bytearray``) has allocated; or a view of such.
 
         Raises:
             InvalidBuffer: on all ranks, if one passes what cannot be shared, or what another
@@ -329,12 +318,14 @@ class Communicator(  # type: ignore[misc]
         return cls(cast(MPI.Intracomm, MPI.Comm.f2py(arg)))
 
     def __reduce__(self) -> Any:
-        """Those that every process has, with their settings.
+        """Copies keep the topology and the settings; those that every process has can be pickled.
 
         Raises:
-            ValueError: another one.
+            ValueError: another one is pickled.
         """
-        return type(self), (MPI.Intracomm(self), *self._engine.settings)
+        from collectives.topologies import mpi_class
+
+        return type(self), (mpi_class(type(self))(self), *self._engine.settings)
 
     def Disconnect(self) -> None:
         """As :meth:`Free`, after all that was sent has arrived."""

@@ -1,4 +1,4 @@
-"""What each collective starts from and must end with: the statement that the verifier proves.
+"""The contract of each collective: its inputs and its required results, which the verifier proves.
 
 A *value* is a set of contributions to be reduced: ``sendbuf[chunk]`` of every rank in ``ranks``.
 Rank ``r`` starts with ``Value(range(r, r + 1), i)`` in ``sendbuf[i]`` and with nothing else.

@@ -18,15 +18,16 @@ from mpi4py import MPI
 
 from collectives.algorithms.butterfly import Fold
 from collectives.calls.engine import Engine
-from collectives.calls.pairs import agreed, expect_rising
 from collectives.coded import Part, Phased
 from collectives.communicator import Communicator
 from collectives.errors import CollectiveError, InvalidBuffer
-from collectives.execution.lanes import Lane
 from collectives.execution.messages import TAGS_PER_PLAN
 from collectives.execution.pairs import Array, Stream, add
+from collectives.execution.tags import Tags
 from collectives.execution.traffic import Traffic
 from collectives.execution.transport import Bytes, Envelope
+from collectives.execution.transport.mpi import largest_tag
+from collectives.sparse_arguments import agreed, expect_rising
 
 #: In the header of a message, where the number of pairs would be: the vector follows.
 _DENSE = -1
@@ -52,13 +53,13 @@ def sparse_allreduce(
 
     Args:
         comm: a :class:`~collectives.Communicator`, or any other, which is duplicated for the call.
-        indices: shape (pairs,), uint32 or uint64, rising; how many is each rank's own affair.
+        indices: shape (pairs,), uint32 or uint64, rising; their number may differ between ranks.
         values: shape (pairs,), floating point or complex, ml_dtypes' types too.
         length: length of the vectors; the same on all ranks, as are the types.
         dense_at: pairs above which a vector travels, and is returned, as it is; the same on all
             ranks.  Default: where the pairs take more bytes than
             the vector.
-        traffic: what is sent is added to it.
+        traffic: counts what is sent.
 
     Returns:
         ``(indices, values)`` of the sum, or all its ``length`` values; the same form on all ranks.
@@ -73,8 +74,7 @@ def sparse_allreduce(
         mine, length, limit = agreed(engine, indices, values, length, dense_at, traffic)
         assert mine.indices is not None, "callers give pairs"
         types = mine.indices.dtype, mine.values.dtype
-        tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767
-        exchange = _Exchange(engine, types, length, limit, traffic, tag)
+        exchange = _Exchange(engine, types, length, limit, traffic, largest_tag())
         messages = _recursive_doubling(exchange, mine)
         try:
             while True:
@@ -92,7 +92,7 @@ class SparseAllreduce(Phased):
     their own.
 
     Attributes:
-        total: of the last run, the sum: pairs, or the vector with ``indices`` ``None``.
+        total: the sum of the last run: pairs, or the vector with ``indices`` ``None``.
     """
 
     algorithm = "sparse recursive doubling"
@@ -106,7 +106,7 @@ class SparseAllreduce(Phased):
         dense_at: int | None = None,
         traffic: Traffic | None = None,
     ) -> None:
-        """Bind it; collective.  Arguments as those of :func:`sparse_allreduce`.
+        """Binds it; collective.  Arguments as those of :func:`sparse_allreduce`.
 
         Raises:
             InvalidBuffer, MismatchError: on all ranks, as there.
@@ -115,16 +115,16 @@ class SparseAllreduce(Phased):
         with _engine(comm) as engine:
             nothing = np.empty(0, np.uint32), np.empty(0, dtype)
             mine, size, limit = agreed(engine, *nothing, length, dense_at, traffic)
-            lane = engine.lane()
+            tags = engine.tags()
         types = nothing[0].dtype, mine.values.dtype
-        tag = (lane.number + 1) * TAGS_PER_PLAN
+        tag = (tags.number + 1) * TAGS_PER_PLAN
         self._exchange = _Exchange(engine, types, size, limit, traffic, tag)
-        self._lane: Lane | None = lane
+        self._tags: Tags | None = tags
         self._mine = self.total = mine
         super().__init__(comm, [])
 
     def give(self, indices: Array, values: Array) -> None:
-        """What the next run sums, which the caller leaves alone until the run is complete.
+        """Sets the pairs of the next run, which the caller leaves alone until it is complete.
 
         Args:
             indices: shape (pairs,), uint32, rising and below the length.
@@ -153,13 +153,13 @@ class SparseAllreduce(Phased):
         return values.nbytes + (0 if indices is None else indices.nbytes)
 
     def Free(self) -> None:
-        """Give its tags back.
+        """Gives its tags back.
 
         Raises:
             RuntimeError: it is under way.
         """
         super().Free()
-        self._lane = None
+        self._tags = None
 
     def phases(self) -> Iterator[Part]:
         messages = _recursive_doubling(self._exchange, self._mine)
@@ -171,7 +171,7 @@ class SparseAllreduce(Phased):
 
 
 class _Message(NamedTuple):
-    """A message under way; ``source``: of one that arrives."""
+    """A message under way; ``source`` is the sender of one that arrives."""
 
     request: MPI.Request
     envelope: Envelope | None
@@ -186,7 +186,7 @@ class _Messages:
     messages: list[_Message]
 
     def Start(self) -> None:
-        """They have been."""
+        """Does nothing: they have been started."""
 
     def Test(self) -> bool:
         if not MPI.Request.Testall([message.request for message in self.messages]):
@@ -196,7 +196,7 @@ class _Messages:
     def Wait(self) -> None:
         self.engine.complete(*(message.request for message in self.messages))
         while not self._open():
-            self.engine.underway.progress()
+            self.engine.progress.advance()
 
     def _open(self) -> bool:
         """Whether all are there, once MPI has them."""
@@ -256,7 +256,7 @@ class _Exchange:
         self.tag = tag
         self.index_type, self.value_type = types
         self.length, self.limit = length, limit
-        self.traffics = [t for t in (traffic, engine.underway.traffic) if t is not None]
+        self.traffics = [t for t in (traffic, engine.progress.traffic) if t is not None]
 
     def form(self, stream: Stream) -> Stream:
         """``stream``, as the vector that it is if there are too many pairs."""
@@ -267,7 +267,7 @@ class _Exchange:
         return Stream(None, values)
 
     def send(self, peer: int, stream: Stream) -> list[_Message]:
-        """Start to send it."""
+        """Starts to send it."""
         pairs = _DENSE if stream.indices is None else len(stream.indices)
         parts = [np.array([pairs]), stream.indices, stream.values]
         messages = [part.view(np.uint8) for part in parts if part is not None]
@@ -277,7 +277,7 @@ class _Exchange:
         return [self._sending(peer, message) for message in messages]
 
     def receive(self, peer: int) -> _Steps:
-        """What the peer sends."""
+        """Receives a vector from the peer."""
         header = np.empty(1, np.int64)
         yield [self._receiving(peer, header)]
         pairs = int(header[0])
@@ -305,7 +305,7 @@ class _Exchange:
 
 @contextmanager
 def _engine(comm: MPI.Intracomm) -> Iterator[Engine]:
-    """What holds a duplicate of ``comm``: a communicator of ours has one, for others it is made."""
+    """The engine of ``comm``; a communicator that is not ours gets one for this call."""
     if isinstance(comm, Communicator):
         if comm._engine.settings.reproducible:
             raise CollectiveError(

@@ -13,7 +13,7 @@ from mpi4py import MPI
 from msgspec.structs import replace
 
 from collectives import Communicator, provenance
-from collectives.launch import aborts
+from collectives.failure.abort import aborts
 from mpitrain.checkpoint import CheckpointError, Writer, newest
 from mpitrain.checkpoint.recipe import kept_constants, recipe_of
 from mpitrain.checkpoint.state import collect, restore

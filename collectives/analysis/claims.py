@@ -1,12 +1,20 @@
-"""What an algorithm claims, proved; its functions may be wrong in any way."""
+"""Proves an algorithm and everything that it claims; a program's own before it is registered."""
 
 import hashlib
 from collections import defaultdict
+from dataclasses import replace
 
-from collectives.algorithms.algorithm import Algorithm
+from collectives.algorithms import REGISTRY, Algorithm
+from collectives.algorithms.guard import guarded
+from collectives.algorithms.registry import expect_name
 from collectives.analysis.verify import Proof, prove, verify
-from collectives.errors import InvalidBuffer, ScheduleError
+from collectives.contracts import contract
+from collectives.errors import CollectiveError, InvalidBuffer, ScheduleError, UnknownAlgorithm
 from collectives.schedule import Copy, Schedule, Send
+
+#: Numbers of ranks at which :func:`register` proves an algorithm; other numbers, and options, are
+#: proved before a communicator first uses them.
+SIZES = range(1, 10)
 
 
 def prove_claims(algorithm: Algorithm, schedule: Schedule) -> Proof:
@@ -41,7 +49,7 @@ def _expect_uniform(schedule: Schedule) -> None:
     for rank in range(schedule.size):
         for number, steps in enumerate(schedule.rounds(rank)):
             ways = [
-                (isinstance(s, Send), (s.peer - rank) % schedule.size, s.chunk.stop - s.chunk.start)
+                (isinstance(s, Send), (s.peer - rank) % schedule.size, s.chunk.length)
                 for s in steps
                 if not isinstance(s, Copy)
             ]
@@ -67,16 +75,71 @@ def is_aligned(schedule: Schedule) -> bool:
     return sent == arrived
 
 
-def fingerprint(schedule: Schedule, rank: int) -> str:
-    """What identifies the part of ``rank``: equal for equal steps in equal rounds."""
-    digest = hashlib.sha256(repr((schedule.chunks, schedule.workspace)).encode())
-    digest.update(repr((schedule.collective, schedule.in_place, schedule.root)).encode())
-    for steps in schedule.rounds(rank):
-        digest.update(repr(steps).encode())
-    return digest.hexdigest()
+def kept(schedule: Schedule) -> Schedule:
+    """``schedule`` with all ranks' rounds as they are generated now.
+
+    A generator may go by something that changes later; the rounds that were proved still run.
+    """
+    rounds = [tuple(schedule.rounds(rank)) for rank in range(schedule.size)]
+    return replace(schedule, generate=lambda rank: iter(rounds[rank]))
 
 
-def claims(algorithm: Algorithm) -> str:
-    """What it is asked for by, what it says of itself, and its options."""
+def digest(schedule: Schedule) -> str:
+    """A hash that is equal for equal steps in equal rounds of all ranks."""
+    given = (schedule.collective, schedule.root, schedule.chunks, schedule.workspace)
+    found = hashlib.sha256(repr((*given, schedule.in_place)).encode())
+    for rank in range(schedule.size):
+        for steps in schedule.rounds(rank):
+            found.update(repr(steps).encode())
+        found.update(b"next rank")
+    return found.hexdigest()
+
+
+def register(algorithm: Algorithm) -> Algorithm:
+    """Proves ``algorithm`` and everything that it claims on 1 to 9 ranks, and adds it.
+
+    From then on its name is one for ``algorithm=`` of this process; every rank registers its own.
+    A number of ranks for which the generator raises :class:`UnknownAlgorithm` is left out.
+    Registering an algorithm again, or another that does the same on 1 to 9 ranks, changes nothing.
+    Cost: some milliseconds; the proof of a collective with a root is for each root.
+
+    Returns:
+        The algorithm.
+
+    Raises:
+        ScheduleError: it is wrong, or claims what is not so, as the verifier says.
+        UnknownAlgorithm: its name is taken by another, or it is for no number of ranks.
+    """
+    if not isinstance(algorithm, Algorithm):
+        raise UnknownAlgorithm(
+            f"register takes an Algorithm, not a {type(algorithm).__name__}: "
+            "register(Algorithm('allreduce', 'mine', rounds))"
+        )
+    collective, name = algorithm.collective, algorithm.name
+    contract(collective)
+    if any(entry is algorithm for entry in REGISTRY):
+        return algorithm
+    expect_name(name)
+    if not callable(algorithm.rounds or algorithm.compose):
+        raise UnknownAlgorithm(f"{collective} {name} needs rounds, a generator function")
     a = algorithm
-    return repr((a.collective, a.name, a.keeps_order, a.in_place, a.uneven, a.uniform, a.options))
+    flags = (a.keeps_order, a.in_place, a.uneven, a.uniform)
+    content = hashlib.sha256(repr((collective, name, flags, a.options)).encode())
+    proved = 0
+    refused: CollectiveError | None = None
+    for size in SIZES:
+        try:
+            for root in range(size if contract(collective).rooted else 1):
+                schedule = kept(guarded(algorithm, size, root))
+                prove_claims(algorithm, schedule)
+                content.update(digest(schedule).encode())
+        except UnknownAlgorithm as error:
+            refused = error
+            continue
+        proved += size > 1
+    if refused is not None and not proved:
+        raise UnknownAlgorithm(f"{collective} {name} is for none of 2 to 9 ranks: {refused}")
+    identity = content.hexdigest()[:12]
+    if REGISTRY.digest(collective, name) != identity:
+        REGISTRY.add(algorithm, identity)
+    return algorithm

@@ -9,26 +9,8 @@ ports as it has messages.
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, floor, log2
-from typing import NamedTuple
 
-from collectives.algorithms.segments import MOST_SEGMENTS
-from collectives.analysis.cost import count
-from collectives.schedule import Schedule
-
-
-class Model(NamedTuple):
-    """The alpha-beta-gamma model.
-
-    Attributes:
-        alpha: seconds a message.
-        beta: seconds a byte on the way.
-        gamma: seconds a byte that is reduced.
-    """
-
-    alpha: float
-    beta: float
-    gamma: float
-
+from collectives.compile.pipelining import Model
 
 Seconds = Callable[[Model, float, int], float]
 
@@ -40,8 +22,8 @@ class Formula:
     Attributes:
         text: our closed form.
         powers_only: holds for p a power of two; other numbers of ranks are folded onto one.
-        book, book_seconds: as Rodriguez prints it, with L for alpha and T' for beta m; ``None``
-            where the book has nothing.
+        book, book_seconds: Rodriguez's form, with L for alpha and T' for beta m; ``None`` where the
+            book has none.
         difference: in one sentence, why the two are not the same.
     """
 
@@ -129,22 +111,3 @@ FORMULAS = (
         difference="Rodriguez gives the server p-1 ports; with one it serves worker after worker",
     ),
 )
-
-
-def segments_for(schedule: Schedule, nbytes: int, alpha: float, beta: float) -> int:
-    """:func:`best_segments` of a schedule on buffers of ``nbytes``."""
-    messages = count(schedule).latency
-    return best_segments(messages, nbytes / schedule.chunks, Model(alpha, beta, 0.0))
-
-
-def best_segments(messages: int, nbytes: float, model: Model) -> int:
-    """The number of segments that makes a schedule of so many messages in a row fastest.
-
-    k segments take (messages - 1 + k)(alpha + beta m/k), least at k = sqrt((messages - 1) beta m /
-    alpha) (Hockney's pipelining argument); at most
-    :data:`~collectives.algorithms.segments.MOST_SEGMENTS`.
-    """
-    if messages <= 1 or model.alpha <= 0:
-        return 1
-    best = round(min(MOST_SEGMENTS, ((messages - 1) * model.beta * nbytes / model.alpha) ** 0.5))
-    return max(1, best)

@@ -11,15 +11,17 @@ import numpy.typing as npt
 from mpi4py import MPI
 from mpi4py.util import dtlib
 
-from collectives.calls.exported import memory_of
-from collectives.calls.gaps import Block, Gaps, fills_its_extent, is_one_block
-from collectives.calls.specification import (
+from collectives.calls.buffer_protocols import memory_of
+from collectives.calls.mpi4py_spec import (
     TYPES,
+    Block,
+    Gaps,
+    fills_its_extent,
+    is_one_block,
     named_type,
     number,
     numbers,
     parts,
-    vector_parts,
     whole_number,
 )
 from collectives.errors import InvalidBuffer
@@ -28,7 +30,7 @@ from collectives.execution.transport.cuda_memory import CudaMemory
 
 
 @dataclass(frozen=True)
-class Buffer:
+class CallBuffer:
     """Memory as MPI sees it: ``items.size`` items of one type.
 
     Attributes:
@@ -82,11 +84,11 @@ class Buffer:
         return [items[start : start + count] for start, count in pairs]
 
     def view(self, borrow: bool) -> npt.NDArray[Any]:
-        """``items``, or the same memory without keeping it alive."""
+        """``items``, or their memory without keeping it alive."""
         return self.memory.borrowed(self.items) if borrow and self.gaps is None else self.items
 
-    def in_units(self, nbytes: int) -> "Buffer":
-        """The same memory as items of ``nbytes`` each, for collectives that only move data.
+    def in_units(self, nbytes: int) -> "CallBuffer":
+        """This memory as items of ``nbytes`` each, for collectives that only move data.
 
         Ranks may describe the same bytes by different types, and must cut them at the same places.
         """
@@ -104,7 +106,7 @@ class Buffer:
         )
 
     def of_type(self, datatype: MPI.Datatype) -> list[Any]:
-        """mpi4py's specification of the same memory as items of ``datatype``, without gaps."""
+        """mpi4py's specification of this memory as items of ``datatype``, without gaps."""
         nbytes, size = self.items.view(np.uint8), self.items.itemsize
         if self.counts is None:
             return [nbytes, datatype]
@@ -125,7 +127,7 @@ def unit_of(block_bytes: int) -> int:
 
 def read_buffer(
     spec: object, role: str, blocks: int = 1, *, moves: bool = False, readonly: bool = False
-) -> Buffer:
+) -> CallBuffer:
     """Reads ``array``, ``[array, type]``, ``[array, count]``, ``[array, count, type]``,
     ``[array, (count, displ), type]`` or ``[array, count, displ, type]``.
 
@@ -139,8 +141,8 @@ def read_buffer(
         readonly: a receive buffer that this rank only reads, as the root of a broadcast does.
 
     Raises:
-        InvalidBuffer: for memory that is not contiguous, not writable, too short, or of a kind that
-            nobody can read, and for types with gaps unless ``moves``.
+        InvalidBuffer: the memory is not contiguous, not writable, too short, or of a kind that
+            nobody can read, or its type has gaps and the collective does not only move data.
     """
     data, count, displacement, named = parts(spec)
     readonly = readonly or role == "send"
@@ -159,18 +161,18 @@ def read_buffer(
     return space.buffer([Block(start, length)])
 
 
-def vector_buffer(spec: object, role: str, blocks: int) -> Buffer:
+def vector_buffer(spec: object, role: str, blocks: int) -> CallBuffer:
     """Reads ``[array, counts]``, ``[array, (counts, displacements)]``, with a type behind, or
     ``[array, counts, displacements, type]``, as mpi4py's v-variants take them.
 
-    Counts and displacements are in items; a number stands for as many equal counts, or for the
-    distance of one block from the next.  Left out, the blocks are as equal as can be, the first
-    ones longer by one, and one behind the other.
+    Counts and displacements are in items.  A single number is the count of every block, or the
+    distance of one block from the next.  Without counts, the blocks are as equal as can be, the
+    first ones longer by one; without displacements, they lie one behind the other.
 
     Raises:
-        InvalidBuffer: as :func:`read_buffer`, and for lists that are not ``blocks`` long.
+        InvalidBuffer: as :func:`read_buffer`, or a list is not ``blocks`` long.
     """
-    data, lengths, starts, named = vector_parts(spec)
+    data, lengths, starts, named = parts(spec, vector=True)
     space = _Space(data, named, role, readonly=role == "send", moves=True)
     if lengths is None:
         length, longer = divmod(space.whole_items(0), blocks)
@@ -191,7 +193,7 @@ class _Space:
     """The memory that a specification names, before it is known which items of it are meant.
 
     Attributes:
-        datatype: of an item; as :class:`Buffer` has it.
+        datatype: the MPI type of an item, as in :class:`CallBuffer`.
     """
 
     def __init__(
@@ -210,7 +212,7 @@ class _Space:
         self.dtype = self.memory.dtype
         self.extent = self.memory.itemsize
         self.gapped = False
-        #: Of a type without bytes, any number of items is nothing.
+        #: Items of a type without bytes are nothing, however many there are.
         self.is_of_nothing = False
         if named is not None:
             self.datatype = datatype = named_type(named, role)
@@ -222,7 +224,8 @@ class _Space:
             self.gapped = not (
                 whole or self.is_of_nothing or (datatype.is_predefined and not moves)
             )
-            self.dtype = _dtype(datatype, self.extent)
+            if not self.gapped:  # whose extent may be the distance of two addresses
+                self.dtype = _dtype(datatype, self.extent)
         #: Its type says where in this process's memory the items are.
         self.at_bottom = self.gapped and data is MPI.BOTTOM
         if self.gapped and (not moves or self.extent <= 0 or is_on_device(self.memory)):
@@ -242,10 +245,10 @@ class _Space:
             )
         return nbytes // max(self.extent, 1)
 
-    def buffer(self, blocks: list[Block], counts: tuple[int, ...] | None = None) -> Buffer:
+    def buffer(self, blocks: list[Block], counts: tuple[int, ...] | None = None) -> CallBuffer:
         """These items; ``counts`` are those of a v-variant."""
         if self.is_of_nothing:
-            return Buffer(self.memory.view(np.uint8)[:0], MPI.BYTE, _times(counts, 0))
+            return CallBuffer(self.memory.view(np.uint8)[:0], MPI.BYTE, _times(counts, 0))
         for j, (start, count) in enumerate(blocks):
             asked = f"{count} were asked for" if counts is None else f"block {j} is {count} items"
             self._expect(start, count, f"{asked} from item {start} on" if start else asked)
@@ -257,18 +260,18 @@ class _Space:
             if self.dtype is not items.dtype or length * self.extent != items.nbytes:
                 part = items.view(np.uint8)[start * self.extent : (start + length) * self.extent]
                 items = part.view(self.dtype)
-            return Buffer(items, self.datatype, writable=self.writable)
+            return CallBuffer(items, self.datatype, writable=self.writable)
         starts, lengths = zip(*blocks)
         first = starts[0] if lengths[0] else 0
         behind = tuple(accumulate(lengths[:-1], initial=first))
         raw = self.memory.view(np.uint8)
         if all(d == p for d, p, n in zip(starts, behind, lengths) if n):
             part = raw[first * self.extent : (first + sum(lengths)) * self.extent]
-            return Buffer(part.view(self.dtype), self.datatype, counts)
+            return CallBuffer(part.view(self.dtype), self.datatype, counts)
         whole = raw[: len(raw) // self.extent * self.extent].view(self.dtype)
-        return Buffer(whole, self.datatype, counts, starts)
+        return CallBuffer(whole, self.datatype, counts, starts)
 
-    def _packed(self, blocks: list[Block], counts: tuple[int, ...] | None) -> Buffer:
+    def _packed(self, blocks: list[Block], counts: tuple[int, ...] | None) -> CallBuffer:
         assert self.datatype is not None, "only a type that was named has gaps"
         size = self.datatype.Get_size()
         packed = np.empty(sum(count for _, count in blocks), np.dtype((np.void, size)))
@@ -276,7 +279,7 @@ class _Space:
             gaps = Gaps.at_bottom(self.datatype, blocks)
         else:
             gaps = Gaps(self.memory, HOST.address(self.memory), self.datatype, blocks)
-        return Buffer(
+        return CallBuffer(
             packed.view(np.uint8), self.datatype, _times(counts, size), None, gaps, self.writable
         )
 
@@ -313,6 +316,6 @@ def _dtype(datatype: MPI.Datatype, extent: int) -> "np.dtype[Any]":
         dtype = np.dtype(dtlib.to_numpy_dtype(datatype))
     except (ValueError, TypeError):
         dtype = np.dtype((np.void, extent))
-    # Of several numbers, only the operation knows them.
+    # Only the operation knows items of several numbers.
     several = dtype.subdtype is not None or dtype.names is not None
     return np.dtype((np.void, extent)) if several or dtype.itemsize != extent else dtype

@@ -1,42 +1,45 @@
-"""One collective call: what it moves, what it is called, which plan may serve it."""
+"""One parsed collective call, and the function that its operation reduces by."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
+from typing import Any
 
+import numpy as np
 from mpi4py import MPI
 
 from collectives.algorithms import own
 from collectives.calls.arguments import Arguments
-from collectives.calls.buffers import Buffer
+from collectives.calls.buffers import CallBuffer
+from collectives.calls.mpi4py_spec import LETTERS
 from collectives.contracts import Contract, Member, contract
 from collectives.errors import InvalidBuffer
-from collectives.execution.memory import is_on_device
+from collectives.execution.memory import Combine, Items, is_on_device
 from collectives.execution.messages import Counts
 from collectives.schedule import Schedule
 
 
 @dataclass(frozen=True)
 class Call:
-    """What a rank asks for; ``str(call)`` must be the same on all ranks.
+    """A parsed call; ``str(call)`` must be the same on all ranks.
 
     Attributes:
-        arguments: as the caller gave them.
+        arguments: the caller's, in words that mpi4py takes.
         member: this rank.
         send: ``None`` in place, or where this rank sends nothing.
         recv: ``None`` where this rank receives nothing, or at the root of a scatter in place.
         counts: lengths of the blocks of a v-variant.
         aside: in place, but the input lies where the result goes.
-        algorithm: what was asked for.
-        why: the algorithm is this one.
+        algorithm: the algorithm's name with its options, or ``auto``.
+        why: the reason for this algorithm.
         proved: the schedule of a program's own algorithm, without segments, as it was proved.
     """
 
     arguments: Arguments
     member: Member
-    send: Buffer | None
-    recv: Buffer | None
+    send: CallBuffer | None
+    recv: CallBuffer | None
     counts: Counts | None
     aside: bool
     algorithm: str
@@ -60,7 +63,7 @@ class Call:
         return self.arguments.root
 
     @cached_property
-    def buffer(self) -> Buffer:
+    def buffer(self) -> CallBuffer:
         """One of the two buffers: both have the same type."""
         buffer = self.recv or self.send
         assert buffer is not None, "every rank of a collective has a buffer"
@@ -70,6 +73,17 @@ class Call:
         """Whether the MPI library's own collective takes the buffers in the caller's words."""
         mine = self.arguments
         return mine.sendbuf is given.sendbuf and mine.recvbuf is given.recvbuf
+
+    @cached_property
+    def combine(self) -> Combine | None:
+        """The function that reduces two arrays; ``None`` for a collective that only moves data.
+
+        Raises:
+            InvalidBuffer: MPI does not define the operation on this type.
+        """
+        if self.op is None:
+            return None
+        return combiner(self.op, self.buffer.items.dtype, self.buffer.datatype)
 
     @property
     def count(self) -> int:
@@ -81,13 +95,13 @@ class Call:
 
     @property
     def nbytes(self) -> int:
-        """Of the largest buffer of any rank; of unequal blocks, as this rank's are."""
+        """Bytes of the largest buffer of any rank; for unequal blocks, of this rank's."""
         return self.count * self.contract.blocks(self.member.size) * self.buffer.items.itemsize
 
     @property
     def known_nbytes(self) -> int:
-        """Of the largest buffer of any rank, as far as all ranks know it: of unequal blocks, two
-        ranks know most, and 0 is all that others know."""
+        """Bytes of the largest buffer of any rank; 0 if not every rank can compute them, as for
+        most collectives of unequal blocks."""
         if self.counts is None:
             return self.nbytes
         if self.collective in ("reduce_scatter", "allgather"):
@@ -101,10 +115,11 @@ class Call:
 
     @cached_property
     def key(self) -> tuple[object, ...] | None:
-        """Equal keys mean equal plans: memory is named by address, length and type.
+        """A key of the plan: calls with equal keys can use the same plan.
 
-        ``None`` for a call whose plan cannot be used again: its types may be freed, and another one
-        get their handles; and where one has gaps, the plan would keep the caller's memory.
+        It names memory by address, length and type.  ``None`` for a call whose plan cannot be used
+        again: its types may be freed, and other types get their handles; and with gaps, the plan
+        would keep the caller's memory.
         """
         datatype = self.buffer.datatype
         types = (b.datatype for b in (self.send, self.recv) if b is not None)
@@ -180,7 +195,7 @@ class Call:
 
 
 def _identity(op: MPI.Op | None) -> object:
-    """Of a user's operation, the object, which the plan keeps: another may get its handle."""
+    """An operation's handle; for a user's, the object: another may get its handle."""
     if op is None:
         return None
     return op.handle if op.is_predefined else (id(op),)
@@ -193,3 +208,74 @@ def _name(op: MPI.Op) -> str:
     known = (name for name in (*predefined, *logical) if op == getattr(MPI, name))
     commutes = "commutes" if op.is_commutative else "does not commute"
     return next(known, f"of the user's that {commutes}")
+
+
+#: Kinds of numbers that operations take (MPI 4.1, section 6.9.2), as NumPy's kind letters.
+_NUMBER = "iufcV"  # V: ml_dtypes' bfloat16 and its relatives
+_REAL = "iufV"
+_INTEGER = "iu"
+_LOGICAL = "iub"
+
+
+def _table() -> list[tuple[MPI.Op, np.ufunc, str]]:
+    return [
+        (MPI.SUM, np.add, _NUMBER),
+        (MPI.PROD, np.multiply, _NUMBER),
+        (MPI.MAX, np.maximum, _REAL),
+        (MPI.MIN, np.minimum, _REAL),
+        (MPI.LAND, np.logical_and, _LOGICAL),
+        (MPI.LOR, np.logical_or, _LOGICAL),
+        (MPI.LXOR, np.logical_xor, _LOGICAL),
+        (MPI.BAND, np.bitwise_and, _INTEGER),
+        (MPI.BOR, np.bitwise_or, _INTEGER),
+        (MPI.BXOR, np.bitwise_xor, _INTEGER),
+    ]
+
+
+def combiner(op: MPI.Op, dtype: np.dtype[Any], datatype: MPI.Datatype | None) -> Combine:
+    """The function ``combine(left, right, out=...)`` of ``op`` on arrays of ``dtype``.
+
+    Built-in operations on numbers are NumPy's ufuncs.  Unlike MPI's comparison, ``MAX`` and ``MIN``
+    propagate NaN, which is what makes their result independent of the order.  Operations of the
+    user's and the pair types of ``MAXLOC`` go through ``MPI_Reduce_local`` on ``datatype``.
+
+    Raises:
+        InvalidBuffer: if MPI does not define ``op`` on this type.
+    """
+    # Bits are bits, whatever they mean.
+    is_number = datatype is None or datatype not in LETTERS
+    for known, ufunc, kinds in _table():
+        if op == known:
+            if dtype.kind not in kinds or dtype.type is np.void:
+                raise InvalidBuffer(f"MPI defines no {ufunc.__name__} on {dtype}")
+            if not (is_number or kinds is _INTEGER):
+                assert datatype is not None, "or it would be one"
+                raise InvalidBuffer(
+                    f"MPI defines no {ufunc.__name__} on {datatype.name}, as it does not say what "
+                    "the bytes mean; name the type of the numbers"
+                )
+            return ufunc
+    if op in (MPI.OP_NULL, MPI.REPLACE, MPI.NO_OP):
+        raise InvalidBuffer("this operation is not one that reduces; pass MPI.SUM or another")
+    if datatype is None:
+        raise InvalidBuffer(f"this operation needs an MPI datatype, and MPI has none for {dtype}")
+    return _ReduceLocal(op, datatype)
+
+
+class _ReduceLocal:
+    """An operation that only MPI knows.
+
+    ``MPI_Reduce_local(in, inout)`` overwrites its right operand, so it works on a copy.
+    """
+
+    def __init__(self, op: MPI.Op, datatype: MPI.Datatype) -> None:
+        self.op = op
+        self.datatype = datatype
+
+    def __call__(self, left: Items, right: Items, /, *, out: Items) -> None:
+        result = right.copy()
+        self.op.Reduce_local(
+            [left.view(np.uint8), left.size, self.datatype],
+            [result.view(np.uint8), result.size, self.datatype],
+        )
+        out[...] = result

@@ -21,14 +21,14 @@ log = logging.getLogger("collectives")
 
 
 class Devices:
-    """Each part is made when it is first needed, which is collective.
+    """The GPUs of one communicator; each part is made at its first use, which is collective.
 
     Attributes:
         way: how messages of device memory go: ``"direct"``, ``"staged"``, or ``"auto"`` as long as
             nobody has asked.
 
     Args:
-        comm: as :class:`~collectives.calls.resources.Resources` has it.
+        comm: the caller's communicator.
         host: gives the transport of the host's messages.
         drain: ends the communicator's plans under way.
     """
@@ -56,7 +56,7 @@ class Devices:
         return MPI.Intracomm(self._given)
 
     def memory(self, gpu: int | None) -> Memory:
-        """That of the host, or of a GPU of this rank, with the stream of this communicator's
+        """The memory of the host, or of a GPU of this rank, with the stream of this communicator's
         plans."""
         if gpu is None:
             return HOST
@@ -65,7 +65,7 @@ class Devices:
         return self._gpus[gpu]
 
     def transport_of(self, gpu: int | None) -> Transport:
-        """For messages of memory there.  Collective at its first use for device memory."""
+        """The transport for memory there.  Collective at its first use for device memory."""
         if gpu is None:
             return self._host()
         if gpu not in self._transports:
@@ -81,7 +81,7 @@ class Devices:
         use.
 
         Args:
-            gpu: that this rank's messages are of.
+            gpu: the GPU whose memory this rank sends.
         """
         # Checksums and times are the host's.
         if self._settings.needs_messages:
@@ -111,7 +111,7 @@ class Devices:
         """NCCL among these ranks.  Collective at its first use.
 
         Args:
-            gpu: that this rank's arrays are on.
+            gpu: the GPU that this rank's arrays are on.
 
         Raises:
             CollectiveError: on all ranks, where one of them cannot.

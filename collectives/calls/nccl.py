@@ -8,6 +8,7 @@ numbers are rounded as the library likes.
 """
 
 import os
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,19 +16,24 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.calls.call import Call
-from collectives.calls.gpus import all_or_none
 from collectives.errors import CollectiveError
 from collectives.execution.device_plan import DevicePlan
 from collectives.execution.memory import Items
-from collectives.execution.plan import Action, BoundRound
+from collectives.execution.plan import Action, Binding, BoundRound
 from collectives.execution.transport.cuda_memory import CudaMemory
-from collectives.execution.underway import Underway
 
 _REDUCED = (
     *("int8", "uint8", "int32", "uint32", "int64", "uint64"),
     *("float16", "bfloat16", "float32", "float64"),
 )
-_COLLECTIVES = ("allreduce", "reduce_scatter", "allgather", "broadcast", "reduce")
+#: NCCL's collectives, by CuPy's names.
+_METHODS = {
+    "allreduce": "allReduce",
+    "reduce_scatter": "reduceScatter",
+    "allgather": "allGather",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+}
 
 
 def _operation(op: MPI.Op | None) -> str:
@@ -40,7 +46,7 @@ def fault_of_nccl(call: Call) -> str:
     """Why NCCL cannot serve a call: the same on all ranks; empty if it can."""
     if not call.is_on_device:
         return "NCCL's collectives are for arrays on a GPU; leave the algorithm out"
-    if call.collective not in _COLLECTIVES or call.counts is not None:
+    if call.collective not in _METHODS or call.counts is not None:
         kind = " of unequal blocks" if call.counts is not None else ""
         return f"NCCL has no {call.collective}{kind}; leave the algorithm out"
     dtype = call.buffer.items.dtype.name
@@ -49,14 +55,21 @@ def fault_of_nccl(call: Call) -> str:
     return ""
 
 
+def all_or_none(comm: MPI.Intracomm, trouble: str) -> None:
+    """Raises :class:`CollectiveError` on all ranks where one is in ``trouble``.  Collective."""
+    for rank, told in enumerate(comm.allgather(trouble)):
+        if told:
+            raise CollectiveError(f"rank {rank}: {told}")
+
+
 class Nccl:
     """NCCL among the ranks of a communicator, with a GPU each.  Making it is collective.
 
     Args:
-        gpu: that of this rank.
+        gpu: the GPU of this rank.
 
     Attributes:
-        memory: of that GPU, with a stream for these plans.
+        memory: memory of that GPU, with a stream for these plans.
 
     Raises:
         CollectiveError: on all ranks, where two of them share a GPU or CuPy has no NCCL.
@@ -90,7 +103,7 @@ class Nccl:
         self.memory = CudaMemory(gpu)
 
     def _tried(self, function: Action) -> Any:
-        """What it returns, or in words what it raises."""
+        """The result of a function, or its error as a string."""
         try:
             return function()
         except (RuntimeError, ValueError) as error:
@@ -101,7 +114,7 @@ class Nccl:
         self.channel.destroy()
 
     def abort(self) -> None:
-        """The same where other ranks may be dead."""
+        """Destroys it where other ranks may be dead."""
         self.channel.abort()
 
     def constant(self, name: str) -> int:
@@ -110,7 +123,7 @@ class Nccl:
         return value
 
 
-def bind_nccl(call: Call, nccl: Nccl, reason: str, underway: Underway, borrow: bool) -> DevicePlan:
+def bind_nccl(call: Call, nccl: Nccl, binding: Binding, borrow: bool) -> DevicePlan:
     """A plan for a call that :func:`fault_of_nccl` finds no fault in; ``borrow`` names the caller's
     memory by address, so that the plan does not keep it.
 
@@ -125,14 +138,13 @@ def bind_nccl(call: Call, nccl: Nccl, reason: str, underway: Underway, borrow: b
     memory = nccl.memory
     with memory.working():  # what is allocated is that stream's
         before, send, recv = _operands(call, memory, borrow)
-    bound = BoundRound(starts=[*before, Queuing(call, nccl, send, recv)])
-    return DevicePlan(
-        call.collective, "nccl", reason, call.nbytes, [bound], all, underway, memory=memory
-    )
+    bound = BoundRound(starts=[*before, _queuing(call, nccl, send, recv)])
+    binding = replace(binding, memory=memory)
+    return DevicePlan(call.collective, "nccl", call.nbytes, [bound], all, binding)
 
 
 def _operands(call: Call, memory: CudaMemory, borrow: bool) -> tuple[list[Action], Items, Items]:
-    """What to do first, and the two arrays that NCCL is given."""
+    """The copies to make first, and the two arrays for NCCL."""
     send, recv = (None if b is None else b.view(borrow) for b in (call.send, call.recv))
     if call.op is None:  # moved as it is
         send, recv = (items if items is None else items.view(np.uint8) for items in (send, recv))
@@ -147,32 +159,19 @@ def _operands(call: Call, memory: CudaMemory, borrow: bool) -> tuple[list[Action
     return [], send, recv
 
 
-class Queuing:
+def _queuing(call: Call, nccl: Nccl, send: Items, recv: Items) -> Action:
     """The action that queues a call on NCCL's stream; it keeps the arrays."""
+    memory, method = nccl.memory, getattr(nccl.channel, _METHODS[call.collective])
+    count = call.count * call.buffer.items.itemsize // send.itemsize
+    given = [memory.address(send), memory.address(recv), count]
+    given.append(nccl.constant(send.dtype.name.upper()))
+    if call.op is not None:
+        given.append(nccl.constant(_operation(call.op)))
+    if call.contract.rooted:
+        given.append(call.root)
+    given.append(memory.stream.ptr)
 
-    def __init__(self, call: Call, nccl: Nccl, send: Items, recv: Items) -> None:
-        self._arrays = send, recv
-        memory = nccl.memory
-        channel, stream = nccl.channel, memory.stream.ptr
-        kind = nccl.constant(send.dtype.name.upper())
-        given = memory.address(send), memory.address(recv), _count(call, send), kind
-        op = nccl.constant(_operation(call.op)) if call.op is not None else None
-        match call.collective:
-            case "allreduce":
-                self._run = partial(channel.allReduce, *given, op, stream)
-            case "reduce_scatter":
-                self._run = partial(channel.reduceScatter, *given, op, stream)
-            case "reduce":
-                self._run = partial(channel.reduce, *given, op, call.root, stream)
-            case "allgather":
-                self._run = partial(channel.allGather, *given, stream)
-            case _:
-                self._run = partial(channel.broadcast, *given, call.root, stream)
+    def queue(keeps: tuple[Items, Items] = (send, recv)) -> None:
+        method(*given)
 
-    def __call__(self) -> None:
-        self._run()
-
-
-def _count(call: Call, send: Items) -> int:
-    """Items of a block, as NCCL is told of them."""
-    return call.count * call.buffer.items.itemsize // send.itemsize
+    return queue

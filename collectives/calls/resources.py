@@ -1,6 +1,7 @@
-"""What a communicator's collectives use: its duplicate, the node's memory, the table, the GPUs."""
+"""A communicator's duplicate, shared memory, tuning table and GPUs."""
 
 import logging
+import pickle
 from collections.abc import Callable
 from math import prod
 from operator import index
@@ -9,18 +10,18 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from collectives.calls.buffer_protocols import small_float
 from collectives.calls.devices import Devices
-from collectives.calls.exported import small_float
 from collectives.calls.settings import Settings
 from collectives.calls.tuner import Table, load
 from collectives.errors import CollectiveError, InvalidBuffer
-from collectives.execution.lanes import Lanes
 from collectives.execution.memory import Items
 from collectives.execution.messages import TAGS_PER_PLAN
-from collectives.execution.transport.adopted import extent
+from collectives.execution.tags import TagPool
 from collectives.execution.transport.cuda_memory import CudaMemory
 from collectives.execution.transport.delayed import clock
-from collectives.execution.transport.mpi import MPITransport
+from collectives.execution.transport.mpi import MPITransport, largest_tag
+from collectives.execution.transport.remapped import extent
 from collectives.execution.transport.shared_memory import NodeMemory
 from collectives.execution.transport.windows import Place
 
@@ -28,12 +29,11 @@ log = logging.getLogger("collectives")
 
 
 class Resources:
-    """Made when they are first needed, which is collective for each of them.
+    """The resources of one communicator; each is made at its first use, which is collective.
 
     Attributes:
         devices: the GPUs, where buffers are on them.
         node: memory that all ranks can address, once some was asked for and can be had.
-        attaches: whether ranks read one another's ordinary memory; ``None``: not yet known.
     """
 
     def __init__(
@@ -43,15 +43,14 @@ class Resources:
         wait: Callable[[MPI.Request], None],
         drain: Callable[[], None],
     ) -> None:
-        """``wait`` for a request while plans that are under way move along; ``drain`` ends those of
-        this communicator."""
+        """``wait`` waits for a request while plans that are under way move along; ``drain`` ends
+        the plans of this communicator."""
         self._given = comm
         self.settings = settings
-        self._wait = wait
+        self.wait = wait
         self._drain = drain
         self.node: NodeMemory | None = None
-        self.attaches: bool | None = None
-        self.tags = Lanes(min(_tags() // TAGS_PER_PLAN - 1, 1 << 30))
+        self.tags = TagPool(min(largest_tag() // TAGS_PER_PLAN - 1, 1 << 30))
         self._transport: MPITransport | None = None
         # No cached_property: before Python 3.12, one lock of all communicators is held in it, and
         # ranks that come to two communicators in another order would wait for one another.
@@ -67,7 +66,7 @@ class Resources:
 
     @property
     def facts(self) -> tuple[int, Table]:
-        """Ranks of the fullest node, and the tuning table: what ``auto`` goes by.
+        """Ranks of the fullest node, and the tuning table, which ``auto`` goes by.
 
         In one place, as finding each of them is collective, and ranks that ask for them in another
         order would wait for one another.
@@ -80,7 +79,7 @@ class Resources:
         if self._transport is None:
             # Another rank may wait for a plan of ours on another communicator before it comes here.
             channel, request = self.comm.Idup()
-            self._wait(request)
+            self.wait(request)
             if self.settings.transport.delays:
                 self._expect_one_clock(channel)
             self._transport = self.settings.transport(channel)
@@ -89,7 +88,7 @@ class Resources:
     def _expect_one_clock(self, channel: MPI.Intracomm) -> None:
         """Raises on all ranks if messages cannot say when they are due."""
         clocks = np.array([clock(), -clock()])
-        self._wait(channel.Iallreduce(MPI.IN_PLACE, clocks, MPI.MAX))
+        self.wait(channel.Iallreduce(MPI.IN_PLACE, clocks, MPI.MAX))
         if clocks[0] != -clocks[1]:
             raise CollectiveError(
                 "messages that arrive late need ranks that see one clock, and these are on several "
@@ -101,6 +100,15 @@ class Resources:
     def channel(self) -> MPI.Intracomm:
         """The duplicate."""
         return self.transport.channel
+
+    def gathered(self, mine: Any) -> list[Any]:
+        """The objects that all ranks pass; collective."""
+        pickled, channel = np.frombuffer(pickle.dumps(mine), np.uint8), self.channel
+        lengths = np.empty(channel.size, np.int64)
+        self.wait(channel.Iallgather(np.array([pickled.size]), lengths))
+        told = np.empty(lengths.sum(), np.uint8)
+        self.wait(channel.Iallgatherv(pickled, [told, lengths]))
+        return [pickle.loads(part.tobytes()) for part in np.split(told, np.cumsum(lengths)[:-1])]
 
     @property
     def ranks_per_node(self) -> int:
@@ -134,7 +142,7 @@ class Resources:
 
     @property
     def handed_on(self) -> Settings:
-        """The settings of communicators that are made of this one: what was found out, too."""
+        """The settings of communicators that are made of this one, with findings about the GPUs."""
         return self.settings._replace(device=self.devices.way)
 
     def empty(self, shape: Any, dtype: Any, memory: str) -> Items:
@@ -215,20 +223,6 @@ class Resources:
         except InvalidBuffer as error:  # on all ranks
             log.warning("the arrays stay ordinary memory: %s", error)
 
-    def attach(self) -> None:
-        """Finds out whether the ranks can read one another's memory.  Collective."""
-        self._drain()
-        self.attaches = False
-        if self._alone or self.comm.size == 1:
-            return
-        try:
-            if self.node is None:
-                self.node = NodeMemory(self.channel)
-            self.node.attach()
-            self.attaches = True
-        except InvalidBuffer as error:  # on all ranks
-            log.warning("ordinary arrays go as messages, without attach: %s", error)
-
     @property
     def _alone(self) -> bool:
         """Whether arrays cannot be shared, whatever the memory; the same on all ranks."""
@@ -254,7 +248,7 @@ class Resources:
         self.devices.revoke()
         if self.node is not None:
             self.node.give_back()
-            self.node, self.attaches = None, None
+            self.node = None
         if self._transport is not None:
             self._transport.channel.Revoke()
             self._transport = None
@@ -264,15 +258,10 @@ class Resources:
         self.devices.close()
         if self.node is not None:
             self.node.close()
-            self.node, self.attaches = None, None
+            self.node = None
         if self._transport is not None:
             self._transport.channel.Free()
             self._transport = None
-
-
-def _tags() -> int:
-    """The largest tag of this MPI, which no plan uses."""
-    return MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767
 
 
 def _read_shape(shape: Any, dtype: "np.dtype[Any]") -> tuple[int, ...]:

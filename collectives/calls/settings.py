@@ -1,9 +1,9 @@
-"""What a communicator was made with: as its caller says, or the environment."""
+"""The settings of a communicator, from its caller or from the environment."""
 
 import os
 from numbers import Real
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -17,15 +17,14 @@ class Settings(NamedTuple):
     """As :class:`~collectives.communicator.Communicator` takes them, in its order.
 
     Attributes:
-        algorithm: name of what calls use that name none.
+        algorithm: name of the algorithm for calls that name none.
         check: whether every call is compared across ranks first.
         tuning: file of the table that ``auto`` goes by; ``None`` for the default one.
         timeout: seconds until the watchdog reports; ``None`` for no watchdog.
         device: how messages of device memory go: ``"auto"``, ``"direct"`` or ``"staged"``.
         transport: carries messages.
         reproducible: whether sums of floating-point numbers are exact, and rounded once.
-        attach: whether ranks of a node may read one another's ordinary arrays.
-        turns: whether ``auto`` tries native and ours by turns for calls that repeat.
+        autotune: whether ``auto`` measures what its table does not know.
     """
 
     algorithm: str = "auto"
@@ -35,53 +34,42 @@ class Settings(NamedTuple):
     device: str = "auto"
     transport: type[MPITransport] = MPITransport
     reproducible: bool = False
-    attach: bool = False
-    turns: bool = False
+    autotune: bool = False
 
     @classmethod
-    def given(
-        cls,
-        algorithm: str,
-        check: bool | None,
-        tuning: str | Path | None,
-        timeout: float | None,
-        device: str | None,
-        transport: type[MPITransport] | None,
-        reproducible: bool,
-        attach: bool | None,
-        turns: bool | None,
-    ) -> Self:
-        """What is ``None`` is as the environment says.
+    def given(cls, algorithm: str, **given: Any) -> Self:
+        """The settings as the caller names them, else as the environment does.
 
         Raises:
             TypeError: a value is of another type.
             ValueError: the device or an environment variable has a value that is not allowed, or
                 an algorithm is asked for with ``reproducible``.
         """
-        _expect_types(check, tuning, timeout, transport, reproducible, attach, turns)
-        if check is None:
-            check = switch("COLLECTIVES_CHECK")
-        if attach is None:
-            attach = switch("COLLECTIVES_ATTACH")
-        if turns is None:
-            turns = switch("COLLECTIVES_TURNS")
-        if timeout is None:
-            timeout = seconds("COLLECTIVES_TIMEOUT")
+        given = {**dict.fromkeys(cls._fields[1:]), "reproducible": False, **given}
+        _expect_types(given)
+        for name, variable in (
+            ("check", "COLLECTIVES_CHECK"),
+            ("autotune", "COLLECTIVES_AUTOTUNE"),
+        ):
+            if given[name] is None:
+                given[name] = switch(variable)
+        if given["timeout"] is None:
+            given["timeout"] = seconds("COLLECTIVES_TIMEOUT")
+        device = given["device"]
         if device is None:
             device = os.environ.get("COLLECTIVES_DEVICE", "").strip() or "auto"
         if device not in ("auto", "direct", "staged"):
             raise ValueError(f"device={device!r} is none of auto, direct and staged")
-        if transport is None:
-            transport = _transport()
-        if reproducible and algorithm != "auto":
+        given["device"] = device
+        given["transport"] = given["transport"] or _transport()
+        if given["reproducible"] and algorithm != "auto":
             raise ValueError(
                 f"reproducible=True does not go with algorithm={algorithm!r}: a sum has no order "
                 "then; name algorithms in the calls that do not sum"
             )
-        exact = bool(reproducible)
-        return cls(
-            algorithm, check, tuning, timeout, device, transport, exact, bool(attach), bool(turns)
-        )
+        for name in ("reproducible", "autotune"):
+            given[name] = bool(given[name])
+        return cls(algorithm, **given)
 
     @property
     def has_checksums(self) -> bool:
@@ -110,29 +98,29 @@ def _transport() -> type[MPITransport]:
         raise ValueError(f"COLLECTIVES_LINK={error}") from None
 
 
-def _expect_types(
-    check: object,
-    tuning: object,
-    timeout: object,
-    transport: object,
-    reproducible: object,
-    attach: object,
-    turns: object,
-) -> None:
+def _expect_types(given: dict[str, Any]) -> None:
     """Any text would be true, and a number an open file."""
-    switches = bool | np.bool_
-    is_switch = isinstance(check, switches)
-    is_time = isinstance(timeout, Real) and not isinstance(timeout, bool)
-    is_transport = isinstance(transport, type) and issubclass(transport, MPITransport)
-    for name, value, fits, wanted in (
-        ("check", check, is_switch, "True or False"),
-        ("tuning", tuning, isinstance(tuning, str | Path), "a file's name or Path"),
-        ("timeout", timeout, is_time, "a number of seconds"),
-        ("transport", transport, is_transport, "MPITransport, CheckedTransport or a subclass"),
-        ("attach", attach, isinstance(attach, switches), "True or False"),
-        ("turns", turns, isinstance(turns, switches), "True or False"),
+    for name, fits, wanted in (
+        ("check", _is_switch, "True or False"),
+        ("tuning", lambda value: isinstance(value, str | Path), "a file's name or Path"),
+        ("timeout", _is_time, "a number of seconds"),
+        ("transport", _is_transport, "MPITransport, CheckedTransport or a subclass"),
+        ("autotune", _is_switch, "True or False"),
     ):
-        if value is not None and not fits:
+        value = given[name]
+        if value is not None and not fits(value):
             raise TypeError(f"{name}={value!r} must be {wanted}, or None for the default")
-    if not isinstance(reproducible, switches):
-        raise TypeError(f"reproducible={reproducible!r} must be True or False")
+    if not _is_switch(given["reproducible"]):
+        raise TypeError(f"reproducible={given['reproducible']!r} must be True or False")
+
+
+def _is_switch(value: object) -> bool:
+    return isinstance(value, bool | np.bool_)
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _is_transport(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, MPITransport)

@@ -2,7 +2,7 @@
 
 ``python -m collectives tune`` measures one for a machine or an allocation; without it, the table in
 ``tuned.json`` beside this module counts.  It has what is likely to hold on any machine
-(``tune --portable``): large buffers in the memory that the ranks of a node share.
+(``benchmarks.portable``): large buffers in the memory that the ranks of a node share.
 """
 
 import os
@@ -20,10 +20,10 @@ from collectives.errors import CollectiveError
 DEFAULT = Path(__file__).with_name("tuned.json")
 
 
-#: Of the file; another would be read differently.
+#: Version of the file's format.
 _VERSION = 1
 
-Kind = Literal["numpy", "shared", "adopted", "attached", "cupy", "ipc"]
+Kind = Literal["numpy", "shared", "adopted", "cupy", "ipc"]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=(1 << 31) - 1)]
 
@@ -33,19 +33,15 @@ ORDINARY: tuple[Kind, ...] = ("numpy",)
 SHARED: tuple[Kind, ...] = ("numpy", "shared", "adopted")
 #: More bytes than there are: nothing of ours is faster.
 NEVER = 1 << 62
+#: ``autotune`` measures no smaller calls: a table is right about them, or it does not matter.
+AUTOTUNED_BYTES = 64 << 10
 #: Kinds of memory whose traffic does not depend on the MPI library.
-_LOADED = ("shared", "adopted", "attached")
-#: Below so many bytes, no rank looks into another's memory: the waits take longer than a message.
-ATTACHED_BYTES = 256 << 10
+_LOADED = ("shared", "adopted")
 #: The first and last pages of an adopted array take longer to copy than it gains, up to so many
 #: times the bytes from which shared memory pays.
 _EDGES = 4
 #: A measurement says nothing about so many times more, or fewer, ranks than it was made on.
 _FAR = 4
-#: What the setting ``attach`` is for, where the table says nothing of it, and from how many bytes:
-#: what only moves data is as fast, or faster, in the libraries' own messages.
-_ATTACHED = ("allreduce", "reduce_scatter")
-_UNMEASURED_ATTACHED = 1 << 20
 
 
 class Choice(NamedTuple):
@@ -56,7 +52,7 @@ class Choice(NamedTuple):
 
 
 class Rule(msgspec.Struct, forbid_unknown_fields=True):
-    """From this many bytes on, this algorithm; ``ratio`` is native's time over its own."""
+    """The algorithm from this many bytes on; ``ratio`` is native's time over its own."""
 
     from_bytes: Annotated[int, msgspec.Meta(ge=0)]
     algorithm: str
@@ -64,11 +60,11 @@ class Rule(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Entry(msgspec.Struct, forbid_unknown_fields=True):
-    """What was measured of one collective on one kind of memory and number of ranks.
+    """The measurements of one collective on one kind of memory and number of ranks.
 
     Attributes:
-        mpi: the library that native was (:func:`collectives.calls.library.library`).
-        memory: as in :class:`Situation`.
+        mpi: the library that native was (:func:`collectives.calls.native.library`).
+        memory: kind of memory, as in :class:`Situation`.
         rules: by rising bytes.
 
     Raises:
@@ -113,11 +109,10 @@ class Table(msgspec.Struct, forbid_unknown_fields=True):
     """A tuning table, as the file holds it.
 
     Attributes:
-        environment: what it was measured on.
-        alpha_us, bandwidth_GBs: of one message between two ranks, for the number of segments.
-        edges_from_bytes: where nothing was measured of adopted arrays, they are taken for shared
-            memory from so many bytes on, but at least four times those from which that pays, and
-            for ordinary memory below.
+        environment: the machine and software of the measurements.
+        alpha_us, bandwidth_GBs: cost of one message between two ranks, for the number of segments.
+        edges_from_bytes: adopted arrays that were not measured count as shared memory from this
+            many bytes on, and from four times the bytes where that pays; as ordinary memory below.
     """
 
     version: int
@@ -127,67 +122,59 @@ class Table(msgspec.Struct, forbid_unknown_fields=True):
     entries: list[Entry]
     edges_from_bytes: Annotated[int, msgspec.Meta(ge=0)] = 128 << 10
 
-    def entry(
-        self, mpi: str, collective: str, memory: str, size: int, per_node: int
-    ) -> Entry | None:
-        """The nearest in factors of ranks, if it is near enough.
+    def entry(self, call: "Situation") -> Entry | None:
+        """The entry with the nearest number of ranks, if it is near enough.
 
-        What one node is like says nothing about several, and one library's messages nothing about
-        another's; shared memory does not depend on the library, but native's time there does.
+        Measurements on one node say nothing about several nodes, and one library's messages nothing
+        about another's.  Shared memory does not depend on the library; native's time there does.
         """
 
         def apart(entry: Entry) -> tuple[float, float]:
-            return abs(log2(size / entry.ranks)), abs(log2(per_node / entry.ranks_per_node))
+            ranks, per_node = call.size / entry.ranks, call.per_node / entry.ranks_per_node
+            return abs(log2(ranks)), abs(log2(per_node))
 
         def distance(entry: Entry) -> float:
-            return sum(apart(entry)) + 100 * (entry.mpi != mpi)
+            return sum(apart(entry)) + 100 * (entry.mpi != call.mpi)
 
         fitting = (
             entry
             for entry in self.entries
-            if (entry.collective, entry.memory) == (collective, memory)
-            and (entry.ranks == entry.ranks_per_node) == (size == per_node)
-            and (entry.mpi == mpi or memory in _LOADED)
+            if (entry.collective, entry.memory) == (call.collective, call.memory)
+            and (entry.ranks == entry.ranks_per_node) == (call.size == call.per_node)
+            and (entry.mpi == call.mpi or call.memory in _LOADED)
             and max(apart(entry)) <= log2(_FAR)
         )
         return min(fitting, key=distance, default=None)
 
-    def of(self, call: "Situation") -> Entry | None:
-        """The entry that is nearest to a call."""
-        return self.entry(call.mpi, call.collective, call.memory, call.size, call.per_node)
-
     def edged(self, call: "Situation") -> "Situation":
         """A call on adopted arrays as one on the memory that they are taken for."""
-        if call.memory != "adopted" or self.of(call) is not None:
+        if call.memory != "adopted" or self.entry(call) is not None:
             return call
         shared = call._replace(memory="shared")
-        entry = self.of(shared)
+        entry = self.entry(shared)
         pays = _EDGES * entry.ours_from if entry is not None else 0
         is_long = call.nbytes >= max(self.edges_from_bytes, pays)
         return shared if is_long else call._replace(memory="numpy")
 
-    def native_below(
-        self, mpi: str, collective: str, size: int, per_node: int, memories: tuple[Kind, ...]
-    ) -> int:
-        """Bytes below which each of these kinds of memory is served best by the MPI library."""
-        entries = (self.entry(mpi, collective, memory, size, per_node) for memory in memories)
+    def native_below(self, call: "Situation", memories: tuple[Kind, ...]) -> int:
+        """Bytes below which the MPI library serves such a call best in each kind of memory."""
+        entries = (self.entry(call._replace(memory=memory)) for memory in memories)
         return min((entry.ours_from for entry in entries if entry is not None), default=NEVER)
 
 
 class Situation(NamedTuple):
-    """What an algorithm is chosen by; all ranks see the same.
+    """A call as the tuning table sees it; the same on all ranks.
 
     Attributes:
-        mpi: the library (:func:`collectives.calls.library.library`).
+        mpi: the library (:func:`collectives.calls.native.library`).
         nbytes: size of the largest buffer; 0 where ranks do not know it (v-variants).
         per_node: ranks of a node.
         commutes: whether the operation commutes (true where there is none).
         native: whether this MPI can do it: has the datatype, and can count the items.
         uneven: whether blocks differ in length.
-        memory: of the buffers: ``"numpy"``, ``"shared"`` (all ranks can address it), ``"cupy"`` or
+        memory: kind of memory: ``"numpy"``, ``"shared"`` (all ranks can address it), ``"cupy"`` or
             ``"ipc"`` (on a GPU, and all ranks can address it), ``"adopted"`` (as shared, but that
-            bytes on the first and last pages are copied), ``"attached"`` (ranks read it in one
-            another's processes).
+            bytes on the first and last pages are copied).
         has_checksums: whether messages must carry checksums.
         delays: whether messages arrive as over a slower link.
         nccl: whether NCCL can do it, as far as the call alone says.
@@ -219,7 +206,6 @@ class Situation(NamedTuple):
 _KINDS = {
     "shared": " in shared memory",
     "adopted": " in adopted memory",
-    "attached": " in memory that the ranks read in one another's processes",
     "cupy": " in device memory",
     "ipc": " in device memory that the ranks share",
 }
@@ -246,7 +232,7 @@ def choose(table: Table, call: Situation) -> Choice:
     call = table.edged(call)
     kind = _KINDS.get(call.memory, "")
     where = f"{call.nbytes} bytes{kind}, {call.size} ranks"
-    entry = table.of(call)
+    entry = table.entry(call)
     if call.size > 1 and entry is not None:
         rules = [rule for rule in entry.rules if rule.from_bytes <= call.nbytes]
         if rules and call.allows(rules[-1].algorithm):
@@ -255,10 +241,6 @@ def choose(table: Table, call: Situation) -> Choice:
             if rule.algorithm == "native":
                 return Choice("native", f"{where}: fastest, {measured}")
             return Choice(rule.algorithm, f"{where}: {rule.ratio:.1f}x native, {measured}")
-    if call.memory == "attached" and entry is None and call.nbytes >= _UNMEASURED_ATTACHED:
-        algorithm = "direct" if call.collective == "allreduce" else _WITHOUT_TABLE[call.collective]
-        if call.collective in _ATTACHED and call.size > 1 and call.allows(algorithm):
-            return Choice(algorithm, f"{where}: as attach asks for, not measured")
     if call.native:
         return Choice("native", f"{where}: {_why_not(call, entry)}")
     reason = "this MPI has no such datatype or count"
@@ -289,8 +271,7 @@ def _why_not(call: Situation, entry: Entry | None) -> str:
         )
         if call.memory in ("cupy", "ipc"):  # which tune leaves out
             return missing
-        flag = "--attach " if call.memory == "attached" else ""
-        tune = f"mpirun -n {call.size} python -m collectives tune {flag}-o tuned.json"
+        tune = f"mpirun -n {call.size} python -m collectives tune -o tuned.json"
         return f"{missing}; {tune} measures it"
     rules = [rule for rule in entry.rules if rule.from_bytes <= call.nbytes]
     if not rules:
@@ -302,7 +283,7 @@ def load(path: str | Path | None = None) -> Table:
     """The table in ``path``; by default that of ``COLLECTIVES_TUNING``, or the one built in.
 
     Raises:
-        CollectiveError: for a file that cannot be read or says what cannot be, with the place.
+        CollectiveError: the file cannot be read, or says what cannot be; with the place.
     """
     source = Path(path or os.environ.get("COLLECTIVES_TUNING") or DEFAULT)
     try:

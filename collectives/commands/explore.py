@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from collectives.algorithms import build
 from collectives.analysis.explore import record
-from collectives.analysis.own import named
 from collectives.analysis.page import fill
+from collectives.analysis.user_code import named
 from collectives.commands.arguments import RANKS, ranks
 from collectives.contracts import CONTRACTS, contract
 from collectives.errors import CollectiveError
@@ -38,11 +38,7 @@ def add(commands: "Commands") -> None:
         "-c", "--collective", choices=CONTRACTS, default="allreduce", help="collective (allreduce)"
     )
     exploring.add_argument(
-        "-n",
-        "--ranks",
-        type=ranks,
-        default=[8],
-        help=f"numbers of ranks: {RANKS} (8)",
+        "-n", "--ranks", type=ranks, default=[8], help=f"numbers of ranks: {RANKS} (8)"
     )
     exploring.add_argument(
         "--root", type=int, default=0, help="root of a broadcast, reduce, gather or scatter (0)"

@@ -8,49 +8,12 @@ is a round of its own, tells when it has.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, cast
 
-from collectives.execution.lanes import Lane
-from collectives.execution.plan import BoundRound, Plan
-from collectives.execution.underway import Underway
+from collectives.execution.memory import DeviceMemory, Event, Queued, is_queued
+from collectives.execution.plan import Binding, BoundRound, Plan
 from collectives.execution.waiting import give_way
-
-
-class Event(Protocol):
-    """A place in a stream, in CuPy's words.
-
-    Attributes:
-        done: whether the stream has passed it.
-    """
-
-    done: bool
-
-    def record(self, stream: Any = None) -> object:
-        """Puts it behind all that is queued on ``stream``, by default the current one."""
-
-    def synchronize(self) -> object:
-        """The host waits for it."""
-
-
-class Queued(Protocol):
-    """What a plan needs of the memory that it works on."""
-
-    def event(self) -> Event:
-        """A new event of this device."""
-
-    def callers(self) -> Sequence[Any]:
-        """The streams whose work comes before and after that of a call."""
-
-    def mark(self, streams: Sequence[Any], events: Sequence[Event]) -> None:
-        """Each event is behind all that its stream has queued."""
-
-    def follow(self, events: Sequence[Event]) -> None:
-        """What is queued on the own stream from here on comes after these."""
-
-    def working(self) -> AbstractContextManager[object]:
-        """In it, the own stream is the current one."""
 
 
 class Gate:
@@ -73,7 +36,7 @@ class Gate:
         """Nothing to release."""
 
 
-class End(Gate):
+class EndGate(Gate):
     """The gate at the end of a plan: streams wait for it, and the host does not.
 
     Attributes:
@@ -89,7 +52,7 @@ class End(Gate):
             stream.wait_event(self.event)
 
 
-class Opening(Gate):
+class OpeningGate(Gate):
     """The gate at the beginning of a plan, which follows what its callers had queued.
 
     The own stream waits for them at once where nobody else has more to queue there.  Another plan
@@ -116,7 +79,7 @@ class Opening(Gate):
         return self._is_alone() or all(event.done for event in self.events)
 
     def pass_through(self) -> None:
-        """What the plan queues next comes after the callers."""
+        """Puts what the plan queues next behind the callers' work."""
         self._memory.follow(self.events)
 
 
@@ -140,40 +103,31 @@ class DevicePlan(Plan):
     the plan keeps the memory that it works on: who frees it later frees it behind the plan.
 
     Args:
-        given: as of :class:`Plan`; ``memory`` is where its work is queued.
+        given: as of :class:`Plan`; its work is queued in the binding's memory.
     """
 
     def __init__(
         self,
         collective: str,
         algorithm: str,
-        reason: str,
         nbytes: int,
         rounds: list[BoundRound],
         testall: Callable[[Sequence[Any]], bool],
-        underway: Underway,
-        lane: Lane | None = None,
-        *,
-        memory: Queued,
+        binding: Binding,
     ) -> None:
-        self._memory = memory
-        self._begin = Opening(memory, self._is_alone)
-        self._end = End(memory.event())
+        self._memory = memory = cast(DeviceMemory, binding.memory)
+        self._begin = OpeningGate(memory, self._is_alone)
+        self._end = EndGate(memory.event())
         begin = BoundRound([self._begin.Start], [self._begin], [], [self._begin.pass_through])
         end = BoundRound(starts=[self._end.Start], requests=[self._end], finish=[self._end.Wait])
-        #: What is all queued at once holds nobody up, and must be in the order of the starts.
+        #: A plan that is queued as a whole holds nobody up, and stays in the order of the starts.
         self._has_gates = any(isinstance(r, Gate) for bound in rounds for r in bound.requests)
-        super().__init__(
-            *(collective, algorithm, reason, nbytes),
-            [begin, *rounds, end],
-            partial(_all_done, testall),
-            underway,
-            lane,
-        )
+        testall = partial(_all_done, testall)
+        super().__init__(collective, algorithm, nbytes, [begin, *rounds, end], testall, binding)
 
     @property
     def is_only_queued(self) -> bool:
-        """Whether its messages are over, and only the streams have not come to its end yet:
+        """Whether its messages are over, and only the streams have not come to its end, so that
         ``Wait`` does not make the host wait."""
         return self._next >= len(self._rounds) - 1
 
@@ -182,7 +136,7 @@ class DevicePlan(Plan):
         self.Wait()
 
     def Start(self) -> None:
-        self._underway.expect_whole()
+        self._progress.expect_whole()
         super().Start()
         if not self._is_alone():
             return
@@ -197,7 +151,7 @@ class DevicePlan(Plan):
 
     def _is_alone(self) -> bool:
         """Whether no other plan has more to queue on the stream, or this one must not wait."""
-        others = (plan for plan in self._underway.plans if plan is not self)
+        others = (plan for plan in self._progress.plans if plan is not self)
         return not self._has_gates or not any(
             isinstance(plan, DevicePlan) and not plan.is_only_queued for plan in others
         )
@@ -208,15 +162,15 @@ class DevicePlan(Plan):
 
     def Wait(self) -> None:
         if self._broken:
-            self._underway.expect_whole()
+            self._progress.expect_whole()
         self._end.callers = self._memory.callers()
-        self._underway.adopt(self)
+        self._progress.adopt(self)
         try:
             with self._memory.working():
                 # Gates are asked, never waited for: meanwhile the rank moves along what it has
                 # under way.  Not the end, which the caller's streams wait for.
                 while not self.is_only_queued and not super().Test():
-                    self._underway.progress()
+                    self._progress.advance()
                 self._finish()
         except BaseException as error:
             self._leave(error, self._next)
@@ -227,7 +181,12 @@ class DevicePlan(Plan):
     def synchronize(self) -> None:
         """Completes it, and the host waits for the results, while other plans go on."""
         self.Wait()
-        # What NCCL ends only with other ranks, who may wait for a message of ours.
-        while self._underway.here and not self._end.event.done:
-            self._underway.progress()
+        # NCCL's work ends only with other ranks, which may wait for a message of ours.
+        while self._progress.here and not self._end.event.done:
+            self._progress.advance()
         self._end.event.synchronize()
+
+
+def plan_class(binding: Binding) -> type[Plan]:
+    """The class of plans on the binding's memory."""
+    return DevicePlan if is_queued(binding.memory) else Plan

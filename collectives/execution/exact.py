@@ -38,7 +38,7 @@ def exact_sum(terms: Sequence[Items], out: Items) -> None:
     Args:
         terms: 1-D, of the same length and floating-point or complex type, up to 64 bits a part, in
             any byte order.
-        out: of that type, and may be one of ``terms``.
+        out: an array of that type; it may be one of ``terms``.
     """
     if out.dtype.kind == "c":
         part = np.dtype(f"f{out.itemsize // 2}").newbyteorder(out.dtype.byteorder)
@@ -66,7 +66,7 @@ def extreme(function: np.ufunc, terms: Sequence[Items], out: Items) -> None:
 
     Args:
         function: ``np.maximum`` or ``np.minimum``.
-        terms, out: as of :func:`exact_sum`, and not complex.
+        terms, out: as in :func:`exact_sum`, and not complex.
     """
     signs = np.array([np.signbit(term) for term in terms])
     negative = signs.all(axis=0) if function is np.maximum else signs.any(axis=0)
@@ -80,7 +80,7 @@ def extreme(function: np.ufunc, terms: Sequence[Items], out: Items) -> None:
 
 
 def _sum(terms: Floats, dtype: "np.dtype[Any]") -> Items:
-    """Of a few numbers of each term; ``terms`` is overwritten."""
+    """The rounded sums of a block of numbers of each term; ``terms`` is overwritten."""
     with_infinity = np.where(np.isfinite(terms), 0, terms).sum(axis=0)
     odd = ~np.isfinite(terms).all(axis=0)
     terms[:, odd] = 0
@@ -130,7 +130,7 @@ def _exact_parts(terms: Floats) -> list[Floats]:
 
 
 def _expansion(parts: list[Floats]) -> list[Floats]:
-    """The same sum by parts of which each is at most half a last place of the one before."""
+    """The parts with the sum unchanged, each at most half a last place of the one before."""
     moved = True
     while moved:
         moved = False
@@ -166,9 +166,11 @@ def _rounded(parts: list[Floats], dtype: "np.dtype[Any]") -> Items:
 
 
 def _to_odd(rounded: Items, rest: Floats) -> Items:
-    """Of the two numbers next to the sum, if it is none, the one whose last bit is 1: what is
-    rounded a second time, to fewer bits, is then as if it were rounded once (Boldo and
-    Melquiond, "Emulation of FMA and Correctly Rounded Sums", IEEE Trans. Comput. 57, 2008)."""
+    """The sum rounded to odd: of its two neighbours, the one whose last bit is 1.
+
+    A second rounding to fewer bits then gives the result of a single rounding (Boldo and Melquiond,
+    "Emulation of FMA and Correctly Rounded Sums", IEEE Trans. Comput. 57, 2008).
+    """
     even = rounded.view(f"i{rounded.itemsize}") & 1 == 0
     other = np.nextafter(rounded, np.copysign(np.inf, rest).astype(rounded.dtype))
     odd: Items = np.where((rest != 0) & even, other, rounded)

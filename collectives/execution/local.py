@@ -11,7 +11,7 @@ import numpy as np
 
 from collectives.errors import ScheduleError
 from collectives.execution.memory import Combine, Items
-from collectives.execution.messages import Counts, bind
+from collectives.execution.messages import Counts, Operands, bind
 from collectives.execution.plan import Plan
 from collectives.execution.transport.local import connect
 from collectives.schedule import Schedule
@@ -51,14 +51,14 @@ def run(
             output[start : start + items.size] = items
             send = None
         shape = counts[rank] if counts else None
-        plans.append(bind(schedule, transport, send, output, combine, counts=shape))
+        plans.append(bind(schedule, transport, Operands(send, output, shape), combine))
         outputs.append(output)
     for plan in plans:
         plan.Start()
     waiting = list(plans)
     while waiting:
-        reached = [plan.progress for plan in waiting]
+        reached = [plan.completed for plan in waiting]
         waiting = [plan for plan in waiting if not plan.Test()]
-        if waiting and [plan.progress for plan in waiting] == reached:
+        if waiting and [plan.completed for plan in waiting] == reached:
             raise ScheduleError(f"{schedule}: the ranks wait for one another for ever")
     return outputs

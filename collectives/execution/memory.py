@@ -1,4 +1,4 @@
-"""What a plan needs of the memory in which arrays lie, and how NumPy does it on the host.
+"""The kinds of memory that arrays lie in, as plans use them; NumPy's on the host.
 
 A GPU's memory is :mod:`collectives.execution.transport.cuda_memory`.  Work there is queued on a
 stream and done later, so MPI must not read or write it before the stream has come that far; that
@@ -8,15 +8,14 @@ is the business of gates (:mod:`collectives.execution.device_plan`).
 import ctypes
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import Context
 from functools import partial
 from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
-
-from collectives.execution.device_plan import Queued
 
 Items = npt.NDArray[Any]
 
@@ -33,7 +32,7 @@ class Combine(Protocol):
 
 
 class Memory(Protocol):
-    """What a binder does with the arrays of one kind of memory."""
+    """Operations on the arrays of one kind of memory."""
 
     def empty(self, count: int, dtype: "np.dtype[Any]") -> Items:
         """A new 1-D array."""
@@ -51,7 +50,7 @@ class Memory(Protocol):
         """Where an array begins."""
 
     def combine(self, function: Combine) -> Combine:
-        """The same reduction for arrays of this memory."""
+        """A reduction for arrays of this memory."""
 
     def reduction(
         self, combine: Combine, left: Items, right: Items, out: Items
@@ -59,7 +58,42 @@ class Memory(Protocol):
         """The call that puts ``left (op) right`` into ``out``; ``combine`` is this memory's."""
 
     def borrowed(self, items: Items) -> Items:
-        """The same memory by address: whoever uses it must know that it is still there."""
+        """The array's memory by address: whoever uses it must know that it is still there."""
+
+
+class Event(Protocol):
+    """A place in a stream, in CuPy's words.
+
+    Attributes:
+        done: whether the stream has passed it.
+    """
+
+    done: bool
+
+    def record(self, stream: Any = None) -> object:
+        """Puts it behind all that is queued on ``stream``, by default the current one."""
+
+    def synchronize(self) -> object:
+        """The host waits for it."""
+
+
+class Queued(Protocol):
+    """Memory with streams of queued work."""
+
+    def event(self) -> Event:
+        """A new event of this device."""
+
+    def callers(self) -> Sequence[Any]:
+        """The streams whose work comes before and after that of a call."""
+
+    def mark(self, streams: Sequence[Any], events: Sequence[Event]) -> None:
+        """Each event is behind all that its stream has queued."""
+
+    def follow(self, events: Sequence[Event]) -> None:
+        """Puts all that is queued on the own stream from here on behind these events."""
+
+    def working(self) -> AbstractContextManager[object]:
+        """In it, the own stream is the current one."""
 
 
 class DeviceMemory(Memory, Queued, Protocol):
@@ -84,7 +118,7 @@ class DeviceMemory(Memory, Queued, Protocol):
         """New memory that other processes can map."""
 
     def handle(self, items: Items) -> bytes:
-        """What another process maps :meth:`shareable` memory by."""
+        """The handle by which another process maps :meth:`shareable` memory."""
 
     def mapped(self, handle: bytes, nbytes: int) -> npt.NDArray[np.uint8]:
         """Another process's memory."""
@@ -121,7 +155,7 @@ class HostMemory:
 
     @staticmethod
     def combine(function: Combine) -> Combine:
-        """In a context of its own, where no overflow raises or warns, whatever the caller's
+        """Runs it in a context of its own, where no overflow raises or warns, whatever the caller's
         ``np.errstate``: MPI's operations never do, and a rank that raised alone would leave the
         others waiting."""
         if not isinstance(function, np.ufunc):
@@ -130,8 +164,8 @@ class HostMemory:
 
     @staticmethod
     def reduction(combine: Combine, left: Items, right: Items, out: Items) -> Callable[[], object]:
-        """In two parts, so that all but the first few stores begin with a cache line: malloc's
-        large blocks begin 16 bytes behind one."""
+        """Reduces in two parts, so that all but the first few stores begin with a cache line:
+        malloc's large blocks begin 16 bytes behind one."""
         size = out.itemsize
         if out.nbytes >= _LONG and _LINE % size == 0:
             head, between = divmod(-HostMemory.address(out) % _LINE, size)

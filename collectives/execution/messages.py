@@ -9,13 +9,11 @@ from typing import NamedTuple, Self, cast
 import numpy as np
 
 from collectives.errors import InvalidBuffer, ScheduleError
-from collectives.execution.device_plan import DevicePlan, Gate, behind
-from collectives.execution.lanes import Lane
-from collectives.execution.memory import HOST, Combine, DeviceMemory, Items, Memory, is_queued
-from collectives.execution.plan import Action, BoundRound, Plan
+from collectives.execution.device_plan import Gate, behind, plan_class
+from collectives.execution.memory import Combine, DeviceMemory, Items, Memory, is_queued
+from collectives.execution.plan import Action, Binding, BoundRound, Plan
 from collectives.execution.traffic import Traffic
 from collectives.execution.transport import Bytes, DeviceTransport, Request, Transport
-from collectives.execution.underway import Underway
 from collectives.schedule import Chunk, Copy, Recv, RecvReduce, Round, Schedule, Send
 
 #: Tags of one plan; messages between two ranks cycle through them.
@@ -97,8 +95,8 @@ class _Binder:
         return self.gated(bound, self.memory) if is_queued(self.memory) else bound
 
     def gated(self, bound: list[BoundRound], memory: DeviceMemory) -> list[BoundRound]:
-        """Before each round with messages, a gate: until then, what MPI is to send is not there,
-        and what it receives would be written over."""
+        """Puts a gate before each round with messages: before it, the stream has not written what
+        MPI sends, and may still use what MPI receives into."""
         transport = cast(DeviceTransport, self.transport)
         gate, rounds = Gate(memory.event()), []
         for each in bound:
@@ -108,7 +106,7 @@ class _Binder:
         return rounds
 
     def arriving(self, steps: Round) -> int:
-        """Items that have to be kept aside until they are reduced."""
+        """Items that are kept aside until they are reduced."""
         return sum(self.view(step.chunk).size for step in steps if isinstance(step, RecvReduce))
 
     def round(self, steps: Round, arrivals: Items) -> BoundRound:
@@ -178,41 +176,46 @@ class _Binder:
         return self.tag + k % TAGS_PER_PLAN
 
 
-def bind(
-    schedule: Schedule,
-    transport: Transport,
-    send: Items | None,
-    recv: Items | None,
-    combine: Combine | None = None,
-    *,
-    counts: Counts | None = None,
-    aside: bool = False,
-    before: Sequence[Action] = (),
-    after: Sequence[Action] = (),
-    memory: Memory = HOST,
-    lane: Lane | None = None,
-    reason: str = "asked for",
-    underway: Underway | None = None,
-) -> Plan:
-    """A plan for ``schedule`` on these buffers.
+@dataclass(frozen=True)
+class Operands:
+    """The arrays of one rank in a collective, and what has to be copied.
 
-    Args:
+    Attributes:
         send: contiguous 1-D array; ``None`` for in place (``recv`` holds the input), or if this
             rank has none.
         recv: contiguous 1-D array of the same dtype; ``None`` if this rank has none, or at the root
             of a scatter for in place.
-        combine: the reduction, for a collective that reduces.
         counts: lengths of the blocks of a v-variant; otherwise all are equal.
-        aside: the input lies where the schedule writes; copy it aside first.
-        memory: where the buffers lie.
+        aside: the input lies where the schedule writes, and is copied aside first.
         before, after: done first and last in each run.
-        lane: tells its tags from other plans' under way; ``None`` for blocking calls, which follow
-            one another.
-        underway: the plans of the same communicator that are under way.
+    """
+
+    send: Items | None
+    recv: Items | None
+    counts: Counts | None = None
+    aside: bool = False
+    before: Sequence[Action] = ()
+    after: Sequence[Action] = ()
+
+
+def bind(
+    schedule: Schedule,
+    transport: Transport,
+    operands: Operands,
+    combine: Combine | None = None,
+    binding: Binding | None = None,
+) -> Plan:
+    """A plan for ``schedule`` on these operands.
+
+    Args:
+        combine: the reduction, for a collective that reduces.
 
     Raises:
-        InvalidBuffer: if the sizes do not fit the collective.
+        InvalidBuffer: the sizes do not fit the collective.
     """
+    binding = binding or Binding()
+    send, recv, counts, aside = operands.send, operands.recv, operands.counts, operands.aside
+    memory, tags = binding.memory, binding.tags
     member = schedule.member(transport.rank)
     layouts = _layouts(schedule, transport.rank, send, recv, counts)
     blocks = schedule.contract
@@ -227,7 +230,7 @@ def bind(
         assert send is not None, "there is one buffer at least"
         own = Chunk("sendbuf", member.rank * schedule.chunks, (member.rank + 1) * schedule.chunks)
         recv = send[layouts["sendbuf"].items(own)]
-    prepare = list(before)
+    prepare = list(operands.before)
     if aside and send is not None:
         copy = memory.empty(send.size, send.dtype)
         prepare.append(partial(memory.copy, copy, send))
@@ -242,30 +245,27 @@ def bind(
     }
     if combine is not None:
         combine = memory.combine(combine)
-    tag = 0 if lane is None else (lane.number + 1) * TAGS_PER_PLAN
-    traffic = underway.traffic if underway else None
+    tag = 0 if tags is None else (tags.number + 1) * TAGS_PER_PLAN
+    traffic = binding.progress.traffic
     rounds = _Binder(schedule, transport, buffers, layouts, combine, tag, memory, traffic).rounds()
     if prepare:
         rounds.insert(0, BoundRound(starts=prepare))
-    if after:
-        rounds.append(BoundRound(starts=list(after)))
-    make = partial(DevicePlan, memory=memory) if is_queued(memory) else Plan
-    return make(
+    if operands.after:
+        rounds.append(BoundRound(starts=list(operands.after)))
+    return plan_class(binding)(
         schedule.collective,
         schedule.algorithm,
-        reason,
         max(buffers["sendbuf"].nbytes, buffers["recvbuf"].nbytes),
         rounds,
         transport.testall,
-        Underway() if underway is None else underway,
-        lane,
+        binding,
     )
 
 
 def _layouts(
     schedule: Schedule, rank: int, send: Items | None, recv: Items | None, counts: Counts | None
 ) -> dict[str, Layout]:
-    """Of each buffer of ``rank``, by name; the sizes given must fit them."""
+    """The layout of each buffer of ``rank``, by name; the given sizes must fit."""
     member, n = schedule.member(rank), schedule.chunks
     blocks = {
         "sendbuf": schedule.contract.send_blocks(member),

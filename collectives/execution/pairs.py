@@ -38,8 +38,8 @@ def add(left: Stream, right: Stream) -> Stream:
 def _merged(left: Array, left_values: Array, right: Array, right_values: Array) -> Stream:
     """Two rising lists made one, with the values of an index that is in both added.
 
-    Cost: linear, as a stable sort of two runs is a merge.  Of two that are equal the left one
-    comes first, which keeps the order of the operands.
+    Cost: linear, as a stable sort of two runs is a merge.  The left one of two equal indices comes
+    first, which keeps the order of the operands.
     """
     indices = np.concatenate([left, right])
     order = np.argsort(indices, kind="stable")

@@ -6,9 +6,10 @@ from threading import Lock
 from typing import Any, Self
 
 from collectives.errors import CorruptMessage
-from collectives.execution.lanes import Lane
+from collectives.execution.memory import HOST, Memory
+from collectives.execution.progress import Moving, Progress
+from collectives.execution.tags import Tags
 from collectives.execution.transport import Request
-from collectives.execution.underway import Moving, Underway
 
 Action = Callable[[], object]
 
@@ -30,6 +31,34 @@ class BoundRound:
     reductions: list[Action] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Binding:
+    """How a plan runs, whatever its schedule and buffers.
+
+    Attributes:
+        reason: why its algorithm was chosen.
+        progress: the plans of the same communicator that are under way.
+        tags: tell its messages and counters from those of other plans under way.  ``None`` for
+            blocking calls, which follow one another and share theirs.
+        memory: the kind of memory that its buffers lie in.
+        met: whether the ranks have just met whenever it runs, so that each knows all to be in it.
+        keep: takes a plan for one run, as another plan, at the end of that run.  The caller's
+            memory stays until then.
+    """
+
+    reason: str = "asked for"
+    progress: Progress = field(default_factory=Progress)
+    tags: Tags | None = None
+    memory: Memory = HOST
+    met: bool = False
+    keep: "Callable[[Plan], object] | None" = None
+
+    @property
+    def borrows(self) -> bool:
+        """Whether the plan names the caller's memory by address, and does not keep it."""
+        return self.tags is None or self.keep is not None
+
+
 class Plan:
     """A collective that is bound to its buffers; MPI would call it a persistent request.
 
@@ -44,43 +73,41 @@ class Plan:
         reason: why it was chosen.
         collective: name of the collective.
         nbytes: size of the larger buffer.
-        keep: of a plan that is for one run, takes what it was, as another plan, at the end of that.
+        keep: takes a plan for one run, as another plan, at the end of that run.
     """
 
     def __init__(
         self,
         collective: str,
         algorithm: str,
-        reason: str,
         nbytes: int,
         rounds: list[BoundRound],
         testall: Callable[[Sequence[Any]], bool],
-        underway: Underway,
-        lane: Lane | None = None,
+        binding: Binding,
     ) -> None:
         self.collective = collective
         self.algorithm = algorithm
-        self.reason = reason
+        self.reason = binding.reason
         self.nbytes = nbytes
         self._rounds = rounds
         self._testall = testall
-        self._underway = underway
-        self._lane = lane
+        self._progress = binding.progress
+        self._tags = binding.tags
         self._program = [call for r in rounds for call in (*r.starts, *r.finish)]
         self._next = len(rounds)
 
-        self.keep: Callable[[Plan], object] | None = None
+        self.keep = binding.keep
         self._transient = False
         self._freed = False
         self._broken = False
         #: The plans of the thread that moves it along.
         self.among: list[Moving] = []
-        # Of two threads, one moves it along.
+        # Only one thread at a time moves it along.
         self._turn = Lock()
 
     @property
     def rounds(self) -> list[BoundRound]:
-        """What it does, for a plan that has it as a part."""
+        """Its rounds, for a plan that has it as a part."""
         return self._rounds
 
     def begin(self) -> Self:
@@ -96,7 +123,7 @@ class Plan:
             CollectiveError: a collective of this communicator was left in the middle before.
         """
         # Another plan is under way, and its peers may need us to go on with it; or this one is.
-        if self._underway.here or self._underway.left or self._freed:
+        if self._progress.here or self._progress.left or self._freed:
             self.Start()
             self.Wait()
             return
@@ -116,13 +143,13 @@ class Plan:
             RuntimeError: it was freed, or is under way.
             CollectiveError: a collective of this communicator was left in the middle before.
         """
-        self._underway.expect_whole()
+        self._progress.expect_whole()
         if self._freed:
             raise RuntimeError(f"{self!r} was freed; make another one")
         if self.is_underway:
             raise RuntimeError(f"{self!r} was started twice without Wait or a true Test in between")
         self._next = 0
-        self._underway.add(self)
+        self._progress.add(self)
         try:
             self._start_round()
         except BaseException as error:
@@ -138,7 +165,7 @@ class Plan:
         turn = False
         try:
             if self._broken:
-                self._underway.expect_whole()
+                self._progress.expect_whole()
             turn = self._turn.acquire(blocking=False)
             if not turn:
                 return False
@@ -165,11 +192,11 @@ class Plan:
             CollectiveError: it was left in the middle.
         """
         if self._broken:
-            self._underway.expect_whole()
-        self._underway.adopt(self)
+            self._progress.expect_whole()
+        self._progress.adopt(self)
         try:
-            while len(self._underway.here) > 1 and not self.Test():
-                self._underway.progress()
+            while len(self._progress.here) > 1 and not self.Test():
+                self._progress.advance()
             self._finish()
         except BaseException as error:
             self._leave(error, self._next)
@@ -198,7 +225,7 @@ class Plan:
         return self._next < len(self._rounds)
 
     @property
-    def progress(self) -> int:
+    def completed(self) -> int:
         """Rounds completed since ``Start``."""
         return self._next
 
@@ -214,14 +241,14 @@ class Plan:
             for request in bound.requests:
                 request.Free()
         self._rounds, self._program, self._next = [], [], 0
-        self._lane = None
+        self._tags = None
         self._freed = True
 
     def abandon(self) -> None:
         """Gives it up in the middle: ``Wait`` and ``Test`` say so from now on."""
-        self._underway.keep((self._rounds, self.keep))
-        if self.is_underway and self in self._underway.plans:
-            self._underway.remove(self)
+        self._progress.keep((self._rounds, self.keep))
+        if self.is_underway and self in self._progress.plans:
+            self._progress.remove(self)
         self._rounds, self._program, self._next = [], [], 0
         self._freed = self._broken = True
 
@@ -234,14 +261,14 @@ class Plan:
         if self._freed:  # it was left before the exception came here
             return
         where = f"{self.collective} by {self.algorithm} of {self.nbytes} bytes, round {number}"
-        self._underway.leave(f"the {where},", error)
+        self._progress.leave(f"the {where},", error)
         self.abandon()
         if isinstance(error, CorruptMessage):
             raise CorruptMessage(f"{where}: {error}") from error
 
     def _start_round(self) -> None:
         if self._next == len(self._rounds):
-            self._underway.remove(self)
+            self._progress.remove(self)
             if self._transient:
                 self._end_run()
             return
@@ -254,17 +281,17 @@ class Plan:
             self.Free()
             return
         keep, self.keep = self.keep, None
-        told = self.collective, self.algorithm, self.reason, self.nbytes
-        again = Plan(*told, self._rounds, self._testall, self._underway, self._lane)
+        given = self.collective, self.algorithm, self.nbytes, self._rounds, self._testall
+        again = Plan(*given, Binding(self.reason, self._progress, self._tags))
         self._rounds, self._program, self._next = [], [], 0
-        self._lane = None
+        self._tags = None
         self._freed = True
         keep(again)
 
     @property
-    def lane(self) -> int:
+    def number(self) -> int:
         """The number of its tags or counters; -1 for those of all blocking calls."""
-        return -1 if self._lane is None else self._lane.number
+        return -1 if self._tags is None else self._tags.number
 
     def __repr__(self) -> str:
         return f"<Plan: {self.collective} by {self.algorithm} of {self.nbytes} bytes>"

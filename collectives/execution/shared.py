@@ -1,7 +1,7 @@
 """A schedule on memory that all its ranks can address: where their buffers lie, how they are cut,
 and a plan of one rank's rounds there (``shared_rounds.py``)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from collectives.algorithms.segments import MOST_SEGMENTS, passes_on
-from collectives.analysis.dataflow import Dataflow, Endpoint
-from collectives.execution.device_plan import DevicePlan
-from collectives.execution.lanes import Lane
+from collectives.compile.dataflow import Dataflow, Endpoint
+from collectives.execution.device_plan import plan_class
 from collectives.execution.memory import HOST, Combine, Items, Memory, is_queued
 from collectives.execution.messages import Layout
-from collectives.execution.plan import Action, Plan
+from collectives.execution.plan import Action, Binding, Plan
 from collectives.execution.shared_rounds import SharedBinder
 from collectives.execution.transport.flags import BLOCKING, Flag
 from collectives.execution.transport.windows import Edge, Place
-from collectives.execution.underway import Underway
 from collectives.schedule import Copy, Schedule
 
 if TYPE_CHECKING:
@@ -33,8 +31,6 @@ COPIED_BYTES = 1 << 22
 
 #: For each rank, where its send and its receive buffer lie; ``None``: in place, or it has none.
 Places = tuple[tuple[Place | None, Place | None], ...]
-#: A rank's arrays, as its caller gave them.
-Own = tuple[Items | None, Items | None]
 
 
 def runs_shared(schedule: Schedule, places: Places) -> bool:
@@ -60,66 +56,44 @@ def bind_shared(
     places: Places,
     count: int,
     dtype: "np.dtype[Any]",
-    memory: Memory,
     combine: Combine | None,
-    *,
-    lane: Lane | None,
-    reason: str,
-    underway: Underway,
-    binder: type[SharedBinder],
-    own: Own = (None, None),
-    met: bool = False,
-    keep: Callable[[Plan], object] | None = None,
+    binding: Binding,
 ) -> Plan:
     """A plan for ``schedule`` on arrays that lie in the node's memory.
 
     Args:
         places: where all ranks' buffers lie, which :func:`runs_shared` must allow.
         count: items of a block.
-        memory: the kind of memory that all buffers are in.
-        lane: tells its counters from other plans' under way; ``None`` for a blocking call's plan,
-            which names the memory by address and does not keep it.
-        binder: of memory that all ranks map, or that they read in one another's processes.
-        own: this rank's send and receive buffer, where the node's memory does not keep them.
-        met: whenever the plan runs, the ranks have just met, so each knows that all are in it.
-        keep: as of :class:`Plan`; keeps the memory until then, which the plan names by address.
     """
-    borrow = lane is None or keep is not None
-    slot = BLOCKING if lane is None else BLOCKING + 1 + lane.number
+    memory, tags, borrow = binding.memory, binding.tags, binding.borrows
+    slot = BLOCKING if tags is None else BLOCKING + 1 + tags.number
     blocks = schedule.contract.blocks(schedule.size)
     segments = _segments(schedule, count, dtype, memory)
-    flow = Dataflow(schedule, _is_in_place(schedule, places), binder.pulls, segments)
+    flow = Dataflow(schedule, _is_in_place(schedule, places), segments)
     layout = Layout.even(count, blocks, flow.schedule.chunks)
     buffers = []
     for rank in range(schedule.size):
-        kept = own if rank == node.rank and not borrow else (None, None)
-        named = _buffers(schedule, rank, node, places[rank], count, memory.empty(0, dtype), kept)
-        borrows = borrow and not (binder.pulls and rank != node.rank)
-        buffers.append({k: memory.borrowed(v) if borrows else v for k, v in named.items()})
+        named = _buffers(schedule, rank, node, places[rank], count, memory.empty(0, dtype))
+        buffers.append({k: memory.borrowed(v) if borrow else v for k, v in named.items()})
     combine = combine and memory.combine(combine)
-    met = met and not (is_queued(memory) or node.has_edges(chain(*places)))
-    bound = binder(flow, node, slot, memory, buffers, layout, combine, met)
+    met = binding.met and not (is_queued(memory) or node.has_edges(chain(*places)))
+    bound = SharedBinder(flow, node, slot, memory, buffers, layout, combine, met)
     edges = _edges(node, places[node.rank], buffers[node.rank], borrow)
     before: list[Action] = [partial(HOST.copy, copy, own) for own, copy in chain(*edges)]
     if not borrow:  # other calls have just looked where their memory is
         own_places = [place for place in places[node.rank] if place is not None]
         before[:0] = [partial(node.expect_there, p) for p in own_places if node.has_edges([p])]
-    if underway.traffic is not None:
-        moved = _moved_bytes(flow, node.rank, layout, dtype)
-        before.append(partial(underway.traffic.share, moved))
+    if (traffic := binding.progress.traffic) is not None:
+        before.append(partial(traffic.share, _moved_bytes(flow, node.rank, layout, dtype)))
     after = [partial(HOST.copy, own, copy) for own, copy in edges[1]]
-    make = partial(DevicePlan, memory=memory) if is_queued(memory) else Plan
-    plan = make(
+    plan = plan_class(binding)(
         schedule.collective,
         flow.schedule.algorithm,
-        reason,
         count * blocks * dtype.itemsize,
         bound.rounds(before, after),
         _all_reached,
-        underway,
-        lane,
+        binding,
     )
-    plan.keep = keep
     for place in places[node.rank]:
         node.used_by(place, plan)
     return plan
@@ -141,7 +115,6 @@ def _buffers(
     places: tuple[Place | None, Place | None],
     count: int,
     nothing: Items,
-    own: Own,
 ) -> dict[str, Items]:
     """The send and receive buffer of ``rank``, as this process addresses them."""
     member = schedule.member(rank)._replace(chunks=1)
@@ -150,9 +123,9 @@ def _buffers(
     send_place, recv_place = places
     send = recv = nothing
     if send_place is not None:
-        send = node.view(rank, send_place, sent, nothing.dtype) if own[0] is None else own[0]
+        send = node.view(rank, send_place, sent, nothing.dtype)
     if recv_place is not None:
-        recv = node.view(rank, recv_place, received, nothing.dtype) if own[1] is None else own[1]
+        recv = node.view(rank, recv_place, received, nothing.dtype)
     if send_place is None and sent:  # in place
         start = (schedule.contract.place(member) or 0) * count
         send = recv[start : start + sent]
@@ -162,7 +135,7 @@ def _buffers(
 
 
 def _moved_bytes(flow: Dataflow, rank: int, layout: Layout, dtype: "np.dtype[Any]") -> int:
-    """What a rank stores into others' memory, and loads from it, in one run."""
+    """Bytes that a rank stores into others' memory, and loads from it, in one run."""
     items = 0
     for number, steps in enumerate(flow.programs[rank]):
         for position, step in enumerate(steps):
@@ -180,7 +153,7 @@ def _edges(
     buffers: dict[str, Items],
     borrow: bool,
 ) -> tuple[list[Edge], list[Edge]]:
-    """Of this rank's send and of its receive buffer."""
+    """The edges of this rank's send buffer and of its receive buffer."""
     found = []
     for place, name in zip(places, ("sendbuf", "recvbuf")):
         edges = node.edges(place, buffers[name].nbytes)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from collectives.analysis.dataflow import Cell, Dataflow, Endpoint, entered, moved
+from collectives.compile.dataflow import Cell, Dataflow, Endpoint, entered, moved
 from collectives.errors import ScheduleError
 from collectives.execution.device_plan import Gate, behind
 from collectives.execution.memory import Combine, Items, Memory, is_queued
@@ -43,18 +43,13 @@ class Pending(NamedTuple):
 class SharedBinder:
     """Turns one rank's rounds into calls.
 
-    Attributes:
-        pulls: the others' memory is only read: a receiver copies what a sender would store.
-
     Args:
-        flow: of the schedule, with in place as the caller has it.
+        flow: the schedule's data flow, in place as the caller has it.
         node: the ranks' memory; ``slot`` is that of the counters.
-        memory: what kind of memory the buffers are in.
-        buffers: for each rank, by name.
+        memory: the kind of memory that the buffers lie in.
+        buffers: each rank's buffers, by name.
         met: all ranks are in it when it begins, and may use one another's memory.
     """
-
-    pulls = False
 
     def __init__(
         self,
@@ -98,7 +93,7 @@ class SharedBinder:
             by_rank = {w.rank: w for w in sorted([*left, *self.pending], key=lambda w: w.until)}
             left, self.pending = [*by_rank.values()], []
         ending = self.wait(left, [*after])
-        if self.gate is None and not self.pulls:  # nobody waits for that
+        if self.gate is None:  # nobody waits for that
             return [*bound, ending]
         return [*bound, *self.ticking(ending, last)]
 
@@ -130,14 +125,11 @@ class SharedBinder:
             done = self.passed + moved(other.round)
             remote = self.view(other.rank, theirs.chunk)
             match step:
-                case Send() if self.pulls or isinstance(theirs, RecvReduce):
+                case Send() if isinstance(theirs, RecvReduce):
                     lent.append(Pending(cells, True, other.rank, done))
                 case Send():
                     flags = self.available(other)
                     self.add(moving, flags, self.copy(remote, target))
-                case Recv() if self.pulls:
-                    flags = self.available(other)
-                    self.add(moving, flags, self.copy(target, remote))
                 case Recv():
                     self.pending.append(Pending(cells, False, other.rank, done))
                 case RecvReduce():

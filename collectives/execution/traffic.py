@@ -1,4 +1,4 @@
-"""What a rank sends, counted where its messages start."""
+"""Counts of the messages and bytes that a rank sends, where its messages start."""
 
 from dataclasses import dataclass
 
@@ -8,9 +8,9 @@ class Traffic:
     """Counts of one rank; each run of a collective adds to it.
 
     Attributes:
-        messages: that were started; of a sparse all-reduce, headers left out.
-        sent: bytes in them, headers and all.
-        dense: of sparse all-reduces, bytes that vectors would have taken in the same messages.
+        messages: messages that were started, without the headers of a sparse all-reduce.
+        sent: bytes in them, with the headers.
+        dense: bytes that vectors would have taken in the messages of sparse all-reduces.
         shared: bytes stored into other ranks' memory, or loaded from it, in the place of messages.
         native: collectives that were left to the MPI library, which does not say what it sends.
     """

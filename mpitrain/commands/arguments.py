@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from collectives.about import program
 from collectives.commands.arguments import above_zero, not_negative, positive
 from collectives.commands.program import add_commands, add_verbose, add_version, parsed
-from mpitrain.chaos import KINDS
 from mpitrain.commands import offline
 from mpitrain.commands.jobs import add_job
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from collectives.commands.arguments import Commands
 
 #: These start MPI; the others run anywhere.
-RANKS = ("train", "eval", "find-lr", "profile", "doctor", "rehearse", "matrix")
+RANKS = ("train", "eval", "find-lr", "profile", "doctor")
 
 
 def needs_ranks(argv: Sequence[str]) -> bool:
@@ -64,7 +63,6 @@ def _parser() -> argparse.ArgumentParser:
     _add_train(commands)
     _add_trials(commands)
     _add_machine(commands)
-    _add_bench(commands)
     offline.add(commands)
     return parser
 
@@ -118,12 +116,6 @@ def _add_train(commands: "Commands") -> None:
         help="experimental: when ranks die, continue from the newest checkpoint on the remaining "
         "ranks, if the job's layout fits them; needs Open MPI's mpirun --with-ft ulfm",
     )
-    train.add_argument(
-        "--fault",
-        metavar="FAULT",
-        help="inject a fault, as in 'kill rank=1 step=20'; kinds: "
-        + ", ".join(name for name, kind in KINDS.items() if kind.inside),
-    )
     add_verbose(train)
 
 
@@ -175,67 +167,3 @@ def _add_machine(commands: "Commands") -> None:
         "folder", type=Path, nargs="?", default=Path("runs"), help="folder of checkpoints (runs)"
     )
     add_verbose(doctor)
-
-
-def _add_bench(commands: "Commands") -> None:
-    rehearse = commands.add_parser(
-        "rehearse",
-        help="run the pipeline schedules with one stage on each rank, where stages sleep",
-        description="Run each pipeline schedule with stages that sleep instead of computing, and "
-        "print the idle share of the ranks beside the simulated one and the published formula.",
-        epilog="example: mpirun -n 4 %(prog)s -m 8",
-    )
-    rehearse.add_argument(
-        "-m", "--micro-batches", type=positive, default=8, help="micro-batches (8)"
-    )
-    rehearse.add_argument(
-        "--chunks",
-        type=positive,
-        default=2,
-        help="model chunks on each stage, for interleaved (2)",
-    )
-    rehearse.add_argument(
-        "--milliseconds",
-        type=above_zero,
-        default=30.0,
-        help="time of a forward pass; a backward pass takes twice that (30)",
-    )
-    add_verbose(rehearse)
-
-    _matrix(
-        commands.add_parser(
-            "matrix",
-            help="compare ways to communicate less, on links of several kinds",
-            description="Train small models by each method, algorithm and layout, on each link, "
-            "and write FOLDER/matrix.json and FOLDER/matrix.html: losses against seconds, bytes "
-            "that were sent, what wins and why.  Links other than shared memory are made up on one "
-            "machine.  What the file has is not run again.  Without a choice it is some 90 cells; "
-            "with one, all combinations, with the first value of each dimension that is not named.",
-            epilog="example: mpirun -n 4 %(prog)s --out runs/matrix",
-        )
-    )
-
-
-def _matrix(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("runs/matrix"),
-        metavar="FOLDER",
-        help="folder for results (runs/matrix)",
-    )
-    for option, told in (
-        ("jobs", "digits gpt"),
-        ("methods", "none bf16 int8 powersgd topk dgc sign auto local diloco delayed, or any code"),
-        ("algorithms", "all-reduces of dense sums, as 'python -m collectives list' has them"),
-        ("layouts", "'data' 'pipe x data' 'tensor x data' 'zero 1'"),
-        ("links", "'shared memory' '1 Gb/s' '100 Mb/s' '100 ms', or latency=20ms,bandwidth=1Gb/s"),
-    ):
-        parser.add_argument(f"--{option}", nargs="+", default=[], metavar="NAME", help=told)
-    parser.add_argument("--full", action="store_true", help="all combinations: hours")
-    parser.add_argument("--quick", action="store_true", help="a few cells of a few steps: a try")
-    parser.add_argument("--steps", type=positive, default=160, help="steps of each cell (160)")
-    parser.add_argument(
-        "--seconds", type=above_zero, default=30.0, help="a cell is stopped after these (30)"
-    )
-    add_verbose(parser)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from collectives.commands.arguments import above_zero, positive
-from mpitrain.chaos import KINDS
 from mpitrain.commands import methods as table
 from mpitrain.commands import schedules, submitting
 from mpitrain.commands.jobs import add_job
@@ -30,7 +29,6 @@ def add(commands: "Commands") -> None:
         _add_examples,
         _add_init,
         _add_export,
-        _add_chaos,
     ):
         one(commands)
 
@@ -217,37 +215,6 @@ def compare(options: argparse.Namespace) -> int:
 
     print(table(options.runs), end="")
     return 0
-
-
-def _add_chaos(commands: "Commands") -> None:
-    parser = commands.add_parser(
-        "chaos",
-        help="try out what happens to a job when ranks, messages, memory or disks fail",
-        description="Run a job once for each fault and seed, on ranks that it starts itself; "
-        "resume each run that fails, and compare the weights with those of a run without a fault. "
-        "Kinds: " + "; ".join(f"{name}: {kind.text}" for name, kind in KINDS.items()) + ".",
-        epilog="example: %(prog)s drill -n 4 --seeds 3",
-    )
-    add_job(parser)
-    parser.add_argument("-n", "--ranks", type=positive, default=4, help="ranks of each run (4)")
-    parser.add_argument("--seeds", type=positive, default=3, help="runs of each kind (3)")
-    parser.add_argument("--faults", metavar="KIND,...", help="try only these kinds")
-    parser.add_argument(
-        "--launcher",
-        default=None,
-        help="command before python; {n} becomes the number of ranks (mpiexec -n {n})",
-    )
-    parser.add_argument(
-        "-o", "--output", type=Path, default=Path("runs/chaos"), help="folder (runs/chaos)"
-    )
-    parser.set_defaults(act=chaos)
-
-
-def chaos(options: argparse.Namespace) -> int:
-    """Try out faults."""
-    from mpitrain.commands.chaos import chaos as try_faults
-
-    return try_faults(options)
 
 
 def _add_methods(commands: "Commands") -> None:

@@ -4,7 +4,7 @@ import argparse
 import faulthandler
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,9 +91,6 @@ def train(comm: Communicator, options: argparse.Namespace) -> int:
             )
         # In memory of the node, nobody would see a rank die.
         comm = Communicator(comm, transport=CheckedTransport)
-    injector = None
-    if options.fault:
-        comm, injector = with_fault(comm, options.fault, config)
     ranks, go_on = comm.size, options.resume
     traced = Path(config.run.dir) / TRACE_FILE
     while True:
@@ -101,7 +98,7 @@ def train(comm: Communicator, options: argparse.Namespace) -> int:
             trace = Trace(comm.rank, enabled=config.run.trace)
             try:
                 job = settled(comm, config) if go_on else config
-                trainer = _trainer(comm, job, span=trace.span, stop=stop, before_step=injector)
+                trainer = _trainer(comm, job, span=trace.span, stop=stop)
                 try:
                     with trainer, trace.to_file(trainer.comm, traced, Stopped):
                         run_training(
@@ -137,25 +134,6 @@ def _trainer(comm: Communicator, config: Config, **given: Any) -> Trainer:
     own = together(comm, lambda: brought(config.own), ConfigError)
     kind = federated.Trainer if config.federated.clients else trainer_of(config.server)
     return kind(comm, config, **{**own, **given})
-
-
-def with_fault(
-    comm: Communicator, text: str, config: Config
-) -> tuple[Communicator, Callable[[Trainer], None]]:
-    """The communicator to train on, and what is to be called before each step."""
-    from mpitrain.chaos.faults import parse as parse_fault
-    from mpitrain.chaos.inject import Injector
-
-    try:
-        fault = parse_fault(text)
-        if fault.kind in ("memory", "payload"):
-            expect(config, "drill", command=f"mpitrain train --fault {fault.kind!r}")
-        injector = Injector(fault, comm)
-    except ValueError as error:
-        raise ConfigError(f"--fault: {error}") from error
-    if config.parallel.checksums:
-        comm = Communicator(comm, transport=injector.transport())
-    return comm, injector
 
 
 def evaluate(comm: Communicator, options: argparse.Namespace) -> int:
@@ -244,28 +222,12 @@ def doctor(comm: MPI.Intracomm, options: argparse.Namespace) -> int:
     return examine(comm, options.folder)
 
 
-def rehearse(comm: Communicator, options: argparse.Namespace) -> int:
-    """Run the pipeline schedules with stages that sleep."""
-    from mpitrain.commands.rehearse import rehearse as run_schedules
-
-    return run_schedules(comm, options)
-
-
-def matrix(comm: Communicator, options: argparse.Namespace) -> int:
-    """Compare ways to communicate less."""
-    from mpitrain.commands.matrix import matrix as compare
-
-    return compare(comm, options)
-
-
 _COMMANDS = {
     "train": train,
     "eval": evaluate,
     "find-lr": find_lr,
     "profile": profile,
     "doctor": doctor,
-    "rehearse": rehearse,
-    "matrix": matrix,
 }
 
 

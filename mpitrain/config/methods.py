@@ -10,8 +10,8 @@ from functools import cache
 from typing import Any
 
 from mpitrain.compress import (
+    AnyCodec,
     CodecError,
-    Compressor,
     Linear,
     Momentum,
     Remembering,
@@ -48,14 +48,14 @@ class Method:
 
 
 @cache
-def _parsed(text: str) -> Compressor | None:
+def _parsed(text: str) -> AnyCodec | None:
     try:
         return None if text in ("none", "auto") else parse(text)
     except CodecError:  # the check of the table reports it
         return None
 
 
-def codec(job: Tables) -> Compressor | None:
+def codec(job: Tables) -> AnyCodec | None:
     """The codec that a job names; None if it names none, or one that does not exist."""
     return _parsed(job.compress.codec)
 
@@ -193,7 +193,7 @@ _CODECS = (
            {ELEMENTWISE: "codes whole matrices"}, _is_codec(Linear)),
     Method("sparse", "a codec of few elements", {"compress.codec": "topk"}, (),
            {ELEMENTWISE: "chooses elements of whole matrices"}, _is_codec(Sparse)),
-    Method("memory", "a codec with a memory", {"compress.codec": "demo"}, (RANK_GRADIENTS,),
+    Method("memory", "a codec with a memory", {"compress.codec": "signum"}, (RANK_GRADIENTS,),
            {ELEMENTWISE: "remembers whole gradients"}, _is_codec(Remembering)),
     Method("momentum-codec", "a codec that has the momentum", {"compress.codec": "dgc"},
            (NO_MOMENTUM,), used=_is_codec(Momentum)),

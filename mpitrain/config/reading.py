@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from collectives import ScheduleError, UnknownAlgorithm, algorithms
-from collectives.analysis.own import named
+from collectives.analysis.user_code import named
 from mpitrain.config import examples
 from mpitrain.config.errors import ConfigError
 from mpitrain.config.job import Config

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import msgspec
 
 from mpitrain.compress import (
+    AnyCodec,
     CodecError,
-    Compressor,
     Linear,
     Momentum,
     Remembering,
@@ -146,7 +146,7 @@ def _compress(job: Tables) -> Faults:
                 yield f"compress.{key}", "a push to a server is coded whole; leave it out"
 
 
-def codec_faults(c: Compress, codec: Compressor) -> Faults:
+def codec_faults(c: Compress, codec: AnyCodec) -> Faults:
     """Keys of a [compress] table that do not fit its codec."""
     is_linear, feedback = isinstance(codec, Linear), feedback_of(codec)
     asked = feedback if c.feedback == "auto" else c.feedback

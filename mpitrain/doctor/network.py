@@ -11,7 +11,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator
-from collectives.calls.library import library
+from collectives.calls.native import library
 from collectives.calls.tuner import Situation, choose, load
 from collectives.execution.transport.cuda_probe import probe
 from mpitrain.doctor.finding import Finding, Status, gathered, in_parts, leader
@@ -218,8 +218,7 @@ def tuning(comm: MPI.Intracomm, folder: Path) -> Finding:
         own.close()
         table = load()
         call = Situation(library(), "allreduce", _JUDGED, comm.size, per_node)
-        known = table.entry(call.mpi, call.collective, call.memory, call.size, call.per_node)
-        return known is not None, choose(table, call).reason
+        return table.entry(call) is not None, choose(table, call).reason
 
     return in_parts(comm, "tuning", [lambda _: Communicator(comm), look], judge_tuning)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from mpi4py import MPI
 
 from collectives import LaunchError, check_launch
-from collectives.calls.library import THREAD_LEVELS, release
+from collectives.calls.native import THREAD_LEVELS, release
 from mpitrain.doctor.finding import Finding, Status, gathered
 
 _NEEDED = ("mpi4py", "numpy")

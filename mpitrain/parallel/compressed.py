@@ -16,10 +16,10 @@ from typing import ClassVar
 import numpy as np
 
 from collectives.codec import Dice, Memory, Residual
-from collectives.coded import Gathered, Part, Phased, TwoPhase
+from collectives.coded import Coding, Gathered, Part, Phased, TwoPhase
 from collectives.communicator import Communicator
 from mpitrain.arrays import Array, Shape
-from mpitrain.compress import Compressor, Linear, Momentum, Remembering, Sketch, Sparse
+from mpitrain.compress import AnyCodec, Linear, Momentum, Remembering, Sketch, Sparse
 from mpitrain.compress.memory import UpdateResidual
 from mpitrain.config import ConfigError
 from mpitrain.parallel.arena import DATA, Arena
@@ -48,7 +48,7 @@ class Compression:
         nodes: one rank of each node codes its node's sum.
     """
 
-    code: Compressor
+    code: AnyCodec
     feedback: bool
     start: int = 0
     least: int = 1024
@@ -253,26 +253,17 @@ class Exchange(Phased):
             return LinearSum(comm, code, packed, memory, dice, flushes)
         if isinstance(code, Sparse):
             return SparseSum(comm, code, packed, memory, dice)
-        place, total = self._place, packed.coded_total
+        total = packed.coded_total
         if how.gathers(comm.size) and packed.coded_counts is None:
             return Gathered(
-                comm, code, packed.coded, total, residual=memory, dice=dice, place=place
+                comm, Coding(code, memory, None, dice, self._place), packed.coded, total
             )
         if how.feedback and packed.coded_counts is None:
             own = packed.part.stop - packed.part.start
             self.owner_residual = self._made_by.residual(np.zeros(own, total.dtype))
-        return TwoPhase(
-            comm,
-            code,
-            packed.coded,
-            total,
-            packed.coded_counts,
-            residual=memory,
-            owner_residual=self.owner_residual,
-            dice=dice,
-            place=place,
-            lasts=not self._made_by.anew,
-        )
+        coding = Coding(code, memory, self.owner_residual, dice, self._place)
+        counts, lasts = packed.coded_counts, not self._made_by.anew
+        return TwoPhase(comm, coding, packed.coded, total, counts, lasts=lasts)
 
     @property
     def encoded(self) -> int:

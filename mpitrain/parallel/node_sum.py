@@ -6,7 +6,7 @@ them would (BytePS, Jiang et al. 2020).
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import numpy as np
 from mpi4py import MPI
@@ -20,8 +20,24 @@ from mpitrain.parallel.packing import Packed, ordered
 from mpitrain.parallel.summation import Kept, Summand
 from mpitrain.ranks.together import together
 
-if TYPE_CHECKING:
-    from mpitrain.parallel.compressed import Compressed
+
+class Maker(Protocol):
+    """Makes sums by codes and lists them: a :class:`~mpitrain.parallel.compressed.Compressed`."""
+
+    exchanges: list[Any]
+    scale: float
+
+    @property
+    def compression(self) -> Any: ...
+
+    def exchange(self, summand: Summand, packed: Packed) -> Phased:
+        """A sum by codes of each rank."""
+
+    def residual(self, value: Array) -> Residual:
+        """A memory of what codes leave out."""
+
+    def forget(self, exchange: Any) -> None:
+        """Takes a sum off the list."""
 
 
 class NodeSum(Phased):
@@ -41,13 +57,13 @@ class NodeSum(Phased):
 
     is_finite = True
 
-    def __init__(self, summand: Summand, packed: Packed, made_by: "Compressed") -> None:
+    def __init__(self, summand: Summand, packed: Packed, made_by: Maker) -> None:
         """Bind it; collective.
 
         Args:
-            summand: of which all ranks get the whole sum.
-            packed: which of its elements are coded.
-            made_by: says how.
+            summand: its whole sum goes to all ranks.
+            packed: its elements that are coded.
+            made_by: makes the sum between the nodes.
 
         Raises:
             ConfigError: on all ranks; MPI has no communicators left.

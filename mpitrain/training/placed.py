@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from mpi4py import MPI
 
 from collectives import CheckedTransport, Communicator, UnknownAlgorithm
-from collectives.launch import aborts
+from collectives.failure.abort import aborts
 from mpitrain import models, nn
 from mpitrain.arrays import Array
 from mpitrain.config import Config, ConfigError, expect

@@ -24,8 +24,9 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from collectives.algorithms import build as schedule_of
-from collectives.execution.lanes import Lane
-from collectives.execution.messages import bind
+from collectives.execution.messages import Operands, bind
+from collectives.execution.plan import Binding
+from collectives.execution.tags import Tags
 from collectives.execution.transport.device import DirectTransport, StagedTransport
 from mpitrain.config import Config, Data, Model, Optim, Run, Train
 from mpitrain.parallel.summation import KeepsNothing
@@ -54,10 +55,16 @@ class Mirrored(KeepsNothing):
         transport = StagedTransport(mirror, self.memory) if self.staged else DirectTransport(mirror)
         with self.memory.working():
             return bind(
-                schedule_of("allreduce", "ring", self.size), transport, None, summand.total, np.add,
-                memory=self.memory, lane=Lane(next(self.lanes)),
-                underway=summand.comm._engine.underway,
-            )  # fmt: skip
+                schedule_of("allreduce", "ring", self.size),
+                transport,
+                Operands(None, summand.total),
+                np.add,
+                Binding(
+                    progress=summand.comm._engine.progress,
+                    tags=Tags(next(self.lanes)),
+                    memory=self.memory,
+                ),
+            )
 
 
 def job(folder: Path, layers: int, width: int, context: int, batch: int) -> Config:

@@ -4,11 +4,12 @@ from contextlib import ExitStack, contextmanager
 
 import numpy as np
 
-from collectives.execution.messages import bind
+from collectives.execution.messages import Operands, bind
+from collectives.execution.plan import Binding
+from collectives.execution.progress import Progress
 from collectives.execution.transport.cuda_memory import CudaMemory
 from collectives.execution.transport.device import DirectTransport, StagedTransport
 from collectives.execution.transport.local import connect
-from collectives.execution.underway import Underway
 from tests import queued_cupy
 from tests.queued_cupy import Machine, RecordedLocal
 
@@ -25,7 +26,7 @@ class Ranks:
         self.cupy = queued_cupy.install(patch, Machine(devices=size, seed=seed))
         self.machine = self.cupy.machine
         self.memories = [CudaMemory(gpu) for gpu in range(size)]
-        self.underways = [Underway() for _ in range(size)]
+        self.progresses = [Progress() for _ in range(size)]
         self.transports = []
         for local, memory in zip(connect(size), self.memories):
             recorded = RecordedLocal(local, self.machine)
@@ -49,7 +50,7 @@ class Ranks:
         with self.at(rank):
             return self.cupy.asarray(items)
 
-    def bind(self, schedule, sends, received, combine=np.add, lane=None):
+    def bind(self, schedule, sends, received, combine=np.add, tags=None):
         """Plans; ``received``: items of each rank's receive buffer."""
         self.outputs = []
         plans = []
@@ -62,10 +63,8 @@ class Ranks:
             given = send if schedule.contract.send_blocks(member) else None
             with memory.working():
                 end = self.transports[rank]
-                plan = bind(
-                    schedule, end, given, out, combine, memory=memory, lane=lane,
-                    underway=self.underways[rank],
-                )  # fmt: skip
+                binding = Binding("", self.progresses[rank], tags, memory)
+                plan = bind(schedule, end, Operands(given, out), combine, binding)
             plans.append(plan)
         return plans
 
@@ -81,7 +80,7 @@ class Ranks:
                 (rank, plan)
                 for plans in groups
                 for rank, plan in enumerate(plans)
-                if plan.progress + 1 < len(plan.rounds)
+                if plan.completed + 1 < len(plan.rounds)
             ]
             if not left:
                 return

@@ -7,7 +7,7 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 
 from collectives.algorithms import build
-from collectives.execution.lanes import Lane
+from collectives.execution.tags import Tags
 from mpitrain.device.cuda import Cuda
 from tests import queued_cupy
 from tests.local.device_ranks import Ranks
@@ -19,10 +19,10 @@ def _ranks(patch, road, seed):
     return Ranks(patch, SIZE, road, seed)
 
 
-def _plans(ranks, count=60, algorithm="ring", lane=None):
+def _plans(ranks, count=60, algorithm="ring", tags=None):
     inputs = [np.arange(count) * (rank + 1) for rank in range(SIZE)]
     sends = [ranks.put(rank, items) for rank, items in enumerate(inputs)]
-    plans = ranks.bind(build("allreduce", algorithm, SIZE), sends, [count] * SIZE, lane=lane)
+    plans = ranks.bind(build("allreduce", algorithm, SIZE), sends, [count] * SIZE, tags=tags)
     return plans, sum(inputs)
 
 
@@ -46,7 +46,7 @@ def late(patch, seed):
     plans, total = _plans(ranks)
     ranks.start(plans)
     first = ranks.outputs
-    more, _ = _plans(ranks, lane=Lane(1))
+    more, _ = _plans(ranks, tags=Tags(1))
     ranks.start(more)  # behind its input, while the first one is under way
     ranks.move(plans, more)
     for plan in (*plans, *more):
@@ -79,7 +79,7 @@ def again(patch, seed):
     """A persistent plan, several times, on other numbers."""
     ranks = _ranks(patch, "staged", seed)
     inputs = [ranks.put(rank, np.zeros(60, int)) for rank in range(SIZE)]
-    plans = ranks.bind(build("allreduce", "ring", SIZE), inputs, [60] * SIZE, lane=Lane(0))
+    plans = ranks.bind(build("allreduce", "ring", SIZE), inputs, [60] * SIZE, tags=Tags(0))
     for turn in range(1, 4):
         for rank, items in enumerate(inputs):
             with ranks.at(rank):
@@ -137,9 +137,9 @@ def torch(patch, seed):
 def pinned(patch, seed):
     """Two plans, of which one takes the pinned memory of the other."""
     ranks = _ranks(patch, "staged", seed)
-    first, total = _plans(ranks, lane=Lane(0))
+    first, total = _plans(ranks, tags=Tags(0))
     outputs = ranks.outputs
-    second, more = _plans(ranks, 61, lane=Lane(1))
+    second, more = _plans(ranks, 61, tags=Tags(1))
     for _ in range(3):
         ranks.start(first)
         ranks.start(second)

@@ -11,8 +11,8 @@ import pytest
 
 from collectives.algorithms import ALGORITHMS, build
 from collectives.errors import InvalidBuffer
-from collectives.execution.lanes import Lane
 from collectives.execution.local import run
+from collectives.execution.tags import Tags
 from tests.local.device_ranks import Ranks
 from tests.queued_cupy.machine import POISON
 
@@ -27,12 +27,12 @@ def given(schedule, size):
     return inputs, [7 * schedule.contract.recv_blocks(m) for m in members]
 
 
-def all_reduce(ranks, size, count=60, algorithm="ring", lane=None):
+def all_reduce(ranks, size, count=60, algorithm="ring", tags=None):
     """Plans of an all-reduce, their inputs still queued."""
     schedule = build("allreduce", algorithm, size)
     inputs = [np.arange(count) * (rank + 1) for rank in range(size)]
     sends = [ranks.put(rank, items) for rank, items in enumerate(inputs)]
-    return ranks.bind(schedule, sends, [count] * size, lane=lane), sum(inputs)
+    return ranks.bind(schedule, sends, [count] * size, tags=tags), sum(inputs)
 
 
 @pytest.mark.parametrize("road", ROADS)
@@ -109,14 +109,14 @@ def test_buffers_that_are_freed_at_once(monkeypatch, seed):
 def test_a_plan_is_not_held_up_by_one_that_starts_later(monkeypatch, road):
     """As the sums of buckets, whose backward pass is queued long before it is done."""
     ranks = Ranks(monkeypatch, 3, road)
-    first, total = all_reduce(ranks, 3, lane=Lane(0))
+    first, total = all_reduce(ranks, 3, tags=Tags(0))
     ranks.start(first)
     outputs, reached = ranks.outputs, []
     for rank in range(3):
         with ranks.at(rank):
             later = partial(reached.append, rank)
             ranks.machine.launch(ranks.streams[rank].queue(), "a long pass", later)
-    second, more = all_reduce(ranks, 3, 30, lane=Lane(1))
+    second, more = all_reduce(ranks, 3, 30, tags=Tags(1))
     ranks.start(second)
     while not all([plan.Test() for plan in first]):
         pass
@@ -130,9 +130,9 @@ def test_a_plan_is_not_held_up_by_one_that_starts_later(monkeypatch, road):
 @pytest.mark.parametrize("road", ROADS)
 def test_two_plans_under_way(monkeypatch, road):
     ranks = Ranks(monkeypatch, 3, road, seed=4)
-    first, total = all_reduce(ranks, 3, 60, lane=Lane(0))
+    first, total = all_reduce(ranks, 3, 60, tags=Tags(0))
     outputs = ranks.outputs
-    second, more = all_reduce(ranks, 3, 30, "butterfly", lane=Lane(1))
+    second, more = all_reduce(ranks, 3, 30, "butterfly", tags=Tags(1))
     for _ in range(2):
         ranks.start(first)
         ranks.start(second)

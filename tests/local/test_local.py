@@ -155,12 +155,13 @@ def test_reduce_scatter_has_no_room_in_place():
 
 def test_sizes_that_do_not_fit():
     with pytest.raises(InvalidBuffer, match="not a multiple of the 3 blocks"):
-        from collectives.execution.messages import bind
+        from collectives.execution.messages import Operands, bind
         from collectives.execution.transport.local import connect
 
-        bind(build("allgather", "ring", 3), connect(3)[0], np.zeros(1), np.zeros(4))
+        bind(build("allgather", "ring", 3), connect(3)[0], Operands(np.zeros(1), np.zeros(4)))
     with pytest.raises(InvalidBuffer, match="has 5 items, but 4 go with"):
-        bind(build("allreduce", "ring", 3), connect(3)[0], np.zeros(5), np.zeros(4), np.add)
+        operands = Operands(np.zeros(5), np.zeros(4))
+        bind(build("allreduce", "ring", 3), connect(3)[0], operands, np.add)
 
 
 def test_a_plan_that_must_reduce_needs_an_operation():

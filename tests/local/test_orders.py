@@ -3,7 +3,6 @@
 Real ranks meet such an order once in a million runs, and then compute something else.
 """
 
-import os
 import random
 from itertools import chain, permutations, product
 
@@ -14,15 +13,11 @@ from collectives.algorithms import ALGORITHMS
 from collectives.analysis.verify import verify
 from collectives.contracts import contract
 from collectives.execution import shared
-from collectives.execution.attached import AttachedBinder
-from collectives.execution.memory import HOST
-from collectives.execution.messages import bind
-from collectives.execution.shared_rounds import SharedBinder
-from collectives.execution.transport.attach import AttachedMemory, PeerItems
-from collectives.execution.transport.flags import Flag, Mark, RunCount, Tick
+from collectives.execution.messages import Operands, bind
+from collectives.execution.plan import Binding
+from collectives.execution.transport.flags import Flag, RunCount, Tick
 from collectives.execution.transport.shared_memory import Place
 from collectives.execution.transport.windows import Edge
-from collectives.execution.underway import Underway
 from collectives.schedule import Copy, RecvReduce, Schedule, Send, recvbuf, sendbuf
 from tests.local.references import reference
 
@@ -55,9 +50,6 @@ class Node:
     def view(self, rank, place, count, dtype):
         return self.buffers[rank][place.window][:count]
 
-    def mark(self, slot):
-        return Mark(self.counters, self.rank, 0, self.runs)
-
     def used_by(self, place, plan):
         pass
 
@@ -73,28 +65,10 @@ class Node:
         return [Edge(own[at, None], whole[at, None]) for at in (0, -1)]
 
 
-class Process(Node):
-    """The same where ranks read one another's memory, each in one piece: this process is all."""
-
-    def view(self, rank, place, count, dtype):
-        items = super().view(rank, place, count, dtype)
-        if rank == self.rank:
-            return items
-        return PeerItems(rank, os.getpid(), HOST.address(items), items.size, items.dtype)
-
-    def edges(self, place, nbytes):
-        return []
-
-
-#: The node's memory, what binds a schedule to it, and the kind of memory that a plan has.
-MAPPED = Node, SharedBinder, lambda: HOST
-READ = Process, AttachedBinder, AttachedMemory
-
-
 class Ranks:
     """All ranks of a collective in shared memory, each with two runs of a plan."""
 
-    def __init__(self, schedule, in_place, count, road=MAPPED):
+    def __init__(self, schedule, in_place, count):
         self.schedule, self.count = schedule, count
         blocks, size = schedule.contract, schedule.size
         members = [schedule.member(rank)._replace(chunks=1) for rank in range(size)]
@@ -106,8 +80,6 @@ class Ranks:
         self.buffers = [[np.zeros(n) for n in lengths] for lengths in zip(self.sent, received)]
         self.ends = [[np.zeros(2) for _ in range(2)] for _ in members]
         counters = [memoryview(np.zeros(4, np.int64)) for _ in range(size)]
-        node, binder, memory = road
-        self.edges = road is MAPPED
         places = tuple(
             (SEND if self.sent[rank] and self.first[rank] is None else None, RECV if n else None)
             for rank, n in enumerate(received)
@@ -115,9 +87,8 @@ class Ranks:
         combine = np.maximum if blocks.idempotent else np.add
         self.plans = [
             shared.bind_shared(
-                schedule, node(rank, counters, self.buffers, self.ends), places, count,
-                np.dtype(float), memory(), combine, lane=None, reason="", underway=Underway(),
-                binder=binder,
+                schedule, Node(rank, counters, self.buffers, self.ends), places, count,
+                np.dtype(float), combine, Binding(),
             )
             for rank in range(size)
         ]  # fmt: skip
@@ -137,7 +108,7 @@ class Ranks:
                 start = self.first[rank] * self.count
                 recv[start : start + mine.size] = mine
             for buffer, ends in zip((send, recv), self.ends[rank], strict=True):
-                if buffer.size and self.edges:
+                if buffer.size:
                     ends[:] = buffer[[0, -1]]
                     buffer[[0, -1]] = -99
             for bound in self.plans[rank]._rounds:
@@ -149,8 +120,7 @@ class Ranks:
                     yield True
             wanted = reference(self.schedule, self.inputs(turn), rank)
             if wanted is not None and recv.size:
-                if self.edges:
-                    recv[[0, -1]] = self.ends[rank][1]
+                recv[[0, -1]] = self.ends[rank][1]
                 np.testing.assert_array_equal(recv, wanted)
 
     def all(self, choose):
@@ -193,15 +163,14 @@ def in_shared_memory():
                 yield pytest.param(algorithm, in_place, size, marks=marks, id=name)
 
 
-@pytest.mark.parametrize("road", [MAPPED, READ], ids=["mapped", "read"])
 @pytest.mark.parametrize(("algorithm", "in_place", "size"), list(in_shared_memory()))
-def test_shared_memory_in_any_order_of_the_ranks(algorithm, in_place, size, road, monkeypatch):
+def test_shared_memory_in_any_order_of_the_ranks(algorithm, in_place, size, monkeypatch):
     schedule = algorithm.schedule(size)
     for choose in orders(size):
-        Ranks(schedule, in_place, 12, road).all(choose)
+        Ranks(schedule, in_place, 12).all(choose)
     in_two(monkeypatch, schedule, 12)
     for choose in orders(size):
-        Ranks(schedule, in_place, 12, road).all(choose)
+        Ranks(schedule, in_place, 12).all(choose)
 
 
 def lends_and_writes(rank):
@@ -217,12 +186,11 @@ def lends_and_writes(rank):
     )
 
 
-@pytest.mark.parametrize("road", [MAPPED, READ], ids=["mapped", "read"])
-def test_what_a_peer_reads_is_written_to_later(road):
+def test_what_a_peer_reads_is_written_to_later():
     schedule = Schedule("scan", "by_hand", 3, 1, 0, True, lends_and_writes)
     assert verify(schedule)
     for choose in orders(3):
-        Ranks(schedule, False, 12, road).all(choose)
+        Ranks(schedule, False, 12).all(choose)
 
 
 class Leaving:
@@ -294,7 +262,7 @@ def test_what_is_being_sent_does_not_change(algorithm, size):
         if send is None and recv is None:
             continue
         transport = Alone(rank)
-        bind(schedule, transport, send, recv, combine)()
+        bind(schedule, transport, Operands(send, recv), combine)()
         assert all(one.left is None for one in transport.sends)
         assert not any(one.started for one in transport.receives)
         assert schedule.size == 1 or [*chain(transport.sends, transport.receives)]

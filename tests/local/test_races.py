@@ -13,12 +13,10 @@ import pytest
 
 from collectives.algorithms import ALGORITHMS, build
 from collectives.contracts import contract
-from collectives.execution.attached import AttachedBinder
 from collectives.execution.memory import HostMemory
+from collectives.execution.plan import Binding
 from collectives.execution.shared import bind_shared
-from collectives.execution.shared_rounds import SharedBinder
 from collectives.execution.transport.shared_memory import Place
-from collectives.execution.underway import Underway
 from collectives.schedule import Copy, Recv, RecvReduce, Schedule, Send, recvbuf, sendbuf
 from tests.local.test_orders import in_two, lends_and_writes
 
@@ -52,11 +50,6 @@ class Touch(NamedTuple):
 class Untouched(HostMemory):
     """Memory whose calls only say what they would touch."""
 
-    failed = None
-
-    def begin(self):
-        raise AssertionError("nothing runs here")
-
     @staticmethod
     def borrowed(items):
         return items
@@ -88,9 +81,6 @@ class Node:
     def view(self, rank, place, count, dtype):
         return self.buffers[rank][place.window][:count]
 
-    def mark(self, slot):
-        return None
-
     def used_by(self, place, plan):
         pass
 
@@ -101,7 +91,7 @@ class Node:
         return False
 
 
-def programs(schedule, in_place, binder, met=False):
+def programs(schedule, in_place, met=False):
     """What each rank says, waits for and touches in one run; its caller touches all around it."""
     blocks, size = schedule.contract, schedule.size
     members = [schedule.member(rank)._replace(chunks=1) for rank in range(size)]
@@ -115,8 +105,8 @@ def programs(schedule, in_place, binder, met=False):
     )
     for rank in range(size):
         plan = bind_shared(
-            schedule, Node(rank, buffers), places, COUNT, np.dtype(float), Untouched(), np.add,
-            lane=None, reason="", underway=Underway(), binder=binder, met=met,
+            schedule, Node(rank, buffers), places, COUNT, np.dtype(float), np.add,
+            Binding(memory=Untouched(), met=met),
         )  # fmt: skip
         callers = Touch((), tuple(buffers[rank]))
         calls = [call for bound in plan.rounds for call in (*bound.starts, *bound.finish)]
@@ -203,19 +193,18 @@ def in_shared_memory():
 
 
 @pytest.mark.parametrize("met", [False, True], ids=["", "met"])
-@pytest.mark.parametrize("binder", [SharedBinder, AttachedBinder], ids=["mapped", "read"])
 @pytest.mark.parametrize(("schedule", "in_place"), list(in_shared_memory()))
-def test_there_is_none(schedule, in_place, binder, met, monkeypatch):
-    assert not any(races(list(programs(schedule, in_place, binder, met))))
+def test_there_is_none(schedule, in_place, met, monkeypatch):
+    assert not any(races(list(programs(schedule, in_place, met))))
     in_two(monkeypatch, schedule, COUNT)
-    assert not any(races(list(programs(schedule, in_place, binder, met))))
+    assert not any(races(list(programs(schedule, in_place, met))))
 
 
 @pytest.mark.parametrize("met", [False, True])
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("size", [2, 4])
 def test_each_wait_of_the_direct_all_reduce_is_needed(size, in_place, met):
-    ranks = list(programs(build("allreduce", "direct", size), in_place, SharedBinder, met))
+    ranks = list(programs(build("allreduce", "direct", size), in_place, met))
     assert not any(races(ranks))
     for rank, program in enumerate(ranks):
         for i, one in enumerate(program):
@@ -250,15 +239,13 @@ def drawn(draw, size):
     return Schedule("allreduce", "drawn", size, chunks, 0, True, lambda rank: iter(programs[rank]))
 
 
-@pytest.mark.parametrize("binder", [SharedBinder, AttachedBinder], ids=["mapped", "read"])
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_there_is_none_in_drawn_rounds(size, binder):
+def test_there_is_none_in_drawn_rounds(size):
     for seed in range(150):
         schedule = drawn(random.Random(seed), size)
-        assert not any(races(list(programs(schedule, False, binder)))), f"seed {seed}"
+        assert not any(races(list(programs(schedule, False)))), f"seed {seed}"
 
 
-@pytest.mark.parametrize("binder", [SharedBinder, AttachedBinder], ids=["mapped", "read"])
-def test_there_is_none_where_a_rank_writes_over_what_it_lends(binder):
+def test_there_is_none_where_a_rank_writes_over_what_it_lends():
     schedule = Schedule("scan", "by_hand", 3, 1, 0, True, lends_and_writes)
-    assert not any(races(list(programs(schedule, False, binder))))
+    assert not any(races(list(programs(schedule, False))))

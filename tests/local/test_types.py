@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from collectives.calls import specification
-from collectives.calls.specification import PREDEFINED, TYPES, named_type
-from collectives.calls.unread import DTYPES
+from collectives.calls import mpi4py_spec
+from collectives.calls.fast_path import DTYPES
+from collectives.calls.mpi4py_spec import PREDEFINED, TYPES, named_type
 from collectives.errors import InvalidBuffer
 
 
@@ -16,7 +16,7 @@ from collectives.errors import InvalidBuffer
     ("handle", "name"), [(0, "MPI_SHORT_FLOAT"), (MPI.FLOAT.handle, "")], ids=["Open MPI", "MPICH"]
 )
 def test_one_without_a_handle_or_a_name_is_none_of_this_mpi(handle, name):
-    assert not specification._is_whole(SimpleNamespace(handle=handle, name=name))
+    assert not mpi4py_spec._is_whole(SimpleNamespace(handle=handle, name=name))
 
 
 def test_one_that_this_mpi_lacks_is_refused_by_name():

@@ -73,7 +73,7 @@ ALONE = [
     ),
     Mutant(
         "the end is recorded before the last copies", "read", _PLAN,
-        "    def Start(self) -> None:\n        self._underway.expect_whole()\n",
+        "    def Start(self) -> None:\n        self._progress.expect_whole()\n",
         "    def Start(self) -> None:\n        self._end.event.record = lambda: None\n",
     ),
     Mutant(
@@ -187,9 +187,9 @@ ON_RANKS = [
         "    if not is_direct:\n", "    if False:\n",
     ),
     Mutant(
-        "the current GPU and not the array's", "other_gpu", "collectives/calls/binding.py",
-        "    memory = resources.devices.memory(call.buffer.gpu)\n",
-        "    memory = resources.devices.memory(CudaMemory().gpu)\n",
+        "the current GPU and not the array's", "other_gpu", "collectives/calls/bind.py",
+        "        memory = self._resources.devices.memory(call.buffer.gpu)\n",
+        "        memory = self._resources.devices.memory(CudaMemory().gpu)\n",
     ),
     Mutant(
         "NCCL on the null stream", "nccl", "collectives/calls/nccl.py",

@@ -25,8 +25,8 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives import Communicator
-from collectives.calls import meeting, small, turns
-from collectives.calls.specification import TYPES
+from collectives.calls import autotune, fast_path
+from collectives.calls.mpi4py_spec import TYPES
 from tests.soak.calls import Draw, Drawn, Side
 from tests.soak.kinds import ROOM, Made, Refused, Workshop
 
@@ -194,8 +194,7 @@ class Soak:
     def _drawn(self, comm: MPI.Intracomm) -> Communicator:
         """With settings that are the same on all ranks."""
         draws = random.Random(f"{self.seed}, settings from round {self.round // LIFE}")
-        attach, turns = draws.random() < 0.5, draws.random() < 0.5
-        return Communicator(comm, attach=attach, turns=turns)
+        return Communicator(comm, autotune=draws.random() < 0.5)
 
     def _is_over(self, begun: float, seconds: float, done: int, rounds: int) -> bool:
         enough = done >= rounds if rounds else time.monotonic() - begun >= seconds
@@ -303,8 +302,7 @@ class Soak:
         assert self.comm is not None
         plan = self.comm.last_plan
         reason = "" if plan is None else plan.reason
-        for words, road in (("read one another", "read"), ("by turns", "by turns")):
-            self.report.roads[road] += words in reason
+        self.report.roads["autotuned"] += "autotuned" in reason
         name = "none" if plan is None else plan.algorithm.partition(" ")[0].partition(":")[0]
         self.report.roads["native" if name == "native" else "ours"] += 1
 
@@ -520,13 +518,8 @@ def _at_all_sizes() -> Iterator[None]:
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         stack.enter_context(patch.dict(os.environ, XDG_CACHE_HOME=folder))
-        for module, name in (
-            (small, "ATTACHED_BYTES"),
-            (meeting, "ATTACHED_BYTES"),
-            (small, "TURNS_BYTES"),
-            (turns, "TURNS_BYTES"),
-        ):
-            stack.enter_context(patch.object(module, name, 1))
+        for module in (autotune, fast_path):
+            stack.enter_context(patch.object(module, "AUTOTUNED_BYTES", 1))
         yield
 
 

@@ -5,7 +5,8 @@ import pytest
 from msgspec.structs import replace
 
 from collectives.algorithms import build
-from collectives.execution.messages import bind
+from collectives.execution.messages import Operands, bind
+from collectives.execution.plan import Binding
 from collectives.execution.transport.device import DirectTransport, StagedTransport
 from mpitrain.config import Parallel
 from tests.gpu import virtual, virtual_card
@@ -75,7 +76,8 @@ def test_a_ring_has_its_closed_form(clock, size, road):
     part = 40
     items = cupy.empty(size * part // 4, np.float32)
     with memory.working():
-        plan = bind(build("allreduce", "ring", size), transport, None, items, np.add, memory=memory)
+        ring = build("allreduce", "ring", size)
+        plan = bind(ring, transport, Operands(None, items), np.add, Binding(memory=memory))
     plan()
     plan.synchronize()
     message = part / ROUND.link + ROUND.latency

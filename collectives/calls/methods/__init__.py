@@ -3,11 +3,9 @@ message or for several plans, and those that make other communicators."""
 
 from collectives.calls.methods.blocking import Blocking
 from collectives.calls.methods.constructors import Constructors
-from collectives.calls.methods.nonblocking import Nonblocking
+from collectives.calls.methods.derived import Nonblocking, Persistent
 from collectives.calls.methods.objects import Objects
-from collectives.calls.methods.persistent import Persistent
-from collectives.calls.methods.point_to_point import PointToPoint
-from collectives.calls.methods.requests import Requests
+from collectives.calls.methods.point_to_point import PointToPoint, Requests
 
 __all__ = [
     "Blocking",

@@ -9,12 +9,14 @@ from collectives.algorithms import Algorithm
 from collectives.calls import arguments
 from collectives.calls.engine import Engine
 
+Asked = Algorithm | str | None
+
 
 class Blocking:
-    """Each returns ``None`` when this rank's buffers are the caller's again.
+    """Each method returns when this rank's buffers are the caller's again.
 
-    What the buffers hold of ``size`` ranks, in blocks: as many items of any type on all ranks, or,
-    where a name ends in ``v``, as the counts say.
+    The buffers hold blocks.  All blocks of a call have as many items, unless the name of the method
+    ends in ``v``: then counts say their lengths.
 
     =====================  ==================  ==================  =============================
     method                 ``sendbuf``         ``recvbuf``         in place
@@ -36,31 +38,26 @@ class Blocking:
     Barrier                none                none                no
     =====================  ==================  ==================  =============================
 
-    In place is ``MPI.IN_PLACE``, or ``None``, in the buffer's stead.  Of a buffer that only the
-    root has, the others pass ``None``.  ``Reduce_scatter`` has blocks of ``recvcounts`` items.
-    Operations reduce item by item, both buffers are of one type then.
+    For in place, pass ``MPI.IN_PLACE`` or ``None`` in the buffer's stead.  Ranks other than the
+    root pass ``None`` for a buffer that only the root has.  ``Reduce_scatter`` has blocks of
+    ``recvcounts`` items.  Operations reduce item by item, so both buffers have one type.
 
     Raises:
-        InvalidBuffer: on this rank alone, before the ranks meet, for buffers, counts, a root or an
-            operation that cannot be; the call can be made again.
+        InvalidBuffer: on this rank alone, before the ranks meet: buffers, counts, a root or an
+            operation cannot be; the call can be made again.
         UnknownAlgorithm: the collective has no such algorithm, or it cannot do this call.
-        ScheduleError: on all ranks, for an algorithm of one's own that is wrong.
+        ScheduleError: on all ranks: a program's own algorithm is wrong.
         MismatchError: on all ranks, with ``check``, if their calls do not belong together.
-        CorruptMessage: with :class:`~collectives.CheckedTransport`, for a message that changed.
+        CorruptMessage: with :class:`~collectives.CheckedTransport`: a message has changed.
         CollectiveError: a collective was left in the middle on this rank before.
-        MPI.Exception: the MPI library's own, where the call is native.
+        MPI.Exception: the MPI library raises it, where the call is native.
     """
 
     _engine: Engine
     size: int
 
     def Allreduce(
-        self,
-        sendbuf: Any,
-        recvbuf: Any,
-        op: MPI.Op = MPI.SUM,
-        *,
-        algorithm: Algorithm | str | None = None,
+        self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, *, algorithm: Asked = None
     ) -> None:
         """Reduces ``sendbuf`` over all ranks into every rank's ``recvbuf``."""
         if algorithm is None and self._engine.leaves_to_native("allreduce", recvbuf, sendbuf):
@@ -68,12 +65,7 @@ class Blocking:
         self._engine.run(arguments.allreduce(sendbuf, recvbuf, op), algorithm)
 
     def Reduce_scatter_block(
-        self,
-        sendbuf: Any,
-        recvbuf: Any,
-        op: MPI.Op = MPI.SUM,
-        *,
-        algorithm: Algorithm | str | None = None,
+        self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, *, algorithm: Asked = None
     ) -> None:
         """Reduces block j of every rank's ``sendbuf`` into rank j's ``recvbuf``."""
         if algorithm is None and self._engine.leaves_to_native(
@@ -89,9 +81,10 @@ class Blocking:
         recvcounts: Sequence[int] | None = None,
         op: MPI.Op = MPI.SUM,
         *,
-        algorithm: Algorithm | str | None = None,
+        algorithm: Asked = None,
     ) -> None:
-        """The same with blocks of ``recvcounts`` items; ``None``: as each rank's buffer holds."""
+        """As :meth:`Reduce_scatter_block`, with ``recvcounts`` items for each rank; ``None``: its
+        buffer says how many."""
         out_of_place = (
             recvcounts is not None and sendbuf is not MPI.IN_PLACE and sendbuf is not None
         )
@@ -103,65 +96,35 @@ class Blocking:
             return MPI.Intracomm.Reduce_scatter(self, sendbuf, recvbuf, recvcounts, op)  # type: ignore[arg-type]
         self._engine.run(arguments.reduce_scatter(sendbuf, recvbuf, recvcounts, op), algorithm)
 
-    def Allgather(
-        self,
-        sendbuf: Any,
-        recvbuf: Any,
-        *,
-        algorithm: Algorithm | str | None = None,
-    ) -> None:
+    def Allgather(self, sendbuf: Any, recvbuf: Any, *, algorithm: Asked = None) -> None:
         """Gathers every rank's ``sendbuf`` into every rank's ``recvbuf``, in rank order."""
         if algorithm is None and self._engine.leaves_to_native("allgather", recvbuf, sendbuf):
             return MPI.Intracomm.Allgather(self, sendbuf, recvbuf)  # type: ignore[arg-type]
         self._engine.run(arguments.allgather(sendbuf, recvbuf), algorithm)
 
-    def Allgatherv(
-        self,
-        sendbuf: Any,
-        recvbuf: Any,
-        *,
-        algorithm: Algorithm | str | None = None,
-    ) -> None:
-        """The same with blocks of unequal length."""
+    def Allgatherv(self, sendbuf: Any, recvbuf: Any, *, algorithm: Asked = None) -> None:
+        """Gathers blocks of unequal length from every rank into every rank's ``recvbuf``."""
         if algorithm is None and self._engine.leaves_to_native(
             "allgather", recvbuf, sendbuf, unequal=True
         ):
             return MPI.Intracomm.Allgatherv(self, sendbuf, recvbuf)  # type: ignore[arg-type]
         self._engine.run(arguments.allgatherv(sendbuf, recvbuf), algorithm)
 
-    def Alltoall(
-        self,
-        sendbuf: Any,
-        recvbuf: Any,
-        *,
-        algorithm: Algorithm | str | None = None,
-    ) -> None:
+    def Alltoall(self, sendbuf: Any, recvbuf: Any, *, algorithm: Asked = None) -> None:
         """Sends block j of ``sendbuf`` to rank j, and receives its block into place j."""
         if algorithm is None and self._engine.leaves_to_native("alltoall", recvbuf, sendbuf):
             return MPI.Intracomm.Alltoall(self, sendbuf, recvbuf)  # type: ignore[arg-type]
         self._engine.run(arguments.alltoall(sendbuf, recvbuf), algorithm)
 
-    def Alltoallv(
-        self,
-        sendbuf: Any,
-        recvbuf: Any,
-        *,
-        algorithm: Algorithm | str | None = None,
-    ) -> None:
-        """The same with blocks of unequal length."""
+    def Alltoallv(self, sendbuf: Any, recvbuf: Any, *, algorithm: Asked = None) -> None:
+        """Sends blocks of unequal length to every rank, and receives them."""
         if algorithm is None and self._engine.leaves_to_native(
             "alltoall", recvbuf, sendbuf, unequal=True
         ):
             return MPI.Intracomm.Alltoallv(self, sendbuf, recvbuf)  # type: ignore[arg-type]
         self._engine.run(arguments.alltoallv(sendbuf, recvbuf), algorithm)
 
-    def Bcast(
-        self,
-        buf: Any,
-        root: int = 0,
-        *,
-        algorithm: Algorithm | str | None = None,
-    ) -> None:
+    def Bcast(self, buf: Any, root: int = 0, *, algorithm: Asked = None) -> None:
         """Copies ``buf`` of rank ``root`` to every rank's."""
         if algorithm is None and self._engine.leaves_to_native("broadcast", buf):
             return MPI.Intracomm.Bcast(self, buf, root)  # type: ignore[arg-type]
@@ -174,7 +137,7 @@ class Blocking:
         op: MPI.Op = MPI.SUM,
         root: int = 0,
         *,
-        algorithm: Algorithm | str | None = None,
+        algorithm: Asked = None,
     ) -> None:
         """Reduces ``sendbuf`` over all ranks into ``recvbuf`` of rank ``root``."""
         own, other = (recvbuf, None) if sendbuf is MPI.IN_PLACE else (sendbuf, recvbuf)
@@ -182,14 +145,7 @@ class Blocking:
             return MPI.Intracomm.Reduce(self, sendbuf, recvbuf, op, root)  # type: ignore[arg-type]
         self._engine.run(arguments.reduce(sendbuf, recvbuf, op, root), algorithm)
 
-    def Gather(
-        self,
-        sendbuf: Any,
-        recvbuf: Any,
-        root: int = 0,
-        *,
-        algorithm: Algorithm | str | None = None,
-    ) -> None:
+    def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: Asked = None) -> None:
         """Gathers every rank's ``sendbuf`` into ``recvbuf`` of rank ``root``."""
         if algorithm is None and self._engine.leaves_to_native(
             "gather", sendbuf, recvbuf, blocks=self.size
@@ -198,14 +154,9 @@ class Blocking:
         self._engine.run(arguments.gather(sendbuf, recvbuf, root), algorithm)
 
     def Gatherv(
-        self,
-        sendbuf: Any,
-        recvbuf: Any,
-        root: int = 0,
-        *,
-        algorithm: Algorithm | str | None = None,
+        self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: Asked = None
     ) -> None:
-        """The same with blocks of unequal length."""
+        """Gathers blocks of unequal length into ``recvbuf`` of rank ``root``."""
         if algorithm is None and self._engine.leaves_to_native(
             "gather", sendbuf, recvbuf, unequal=True
         ):
@@ -213,12 +164,7 @@ class Blocking:
         self._engine.run(arguments.gatherv(sendbuf, recvbuf, root), algorithm)
 
     def Scatter(
-        self,
-        sendbuf: Any,
-        recvbuf: Any,
-        root: int = 0,
-        *,
-        algorithm: Algorithm | str | None = None,
+        self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: Asked = None
     ) -> None:
         """Sends block j of ``sendbuf`` of rank ``root`` to rank j's ``recvbuf``."""
         if algorithm is None and self._engine.leaves_to_native(
@@ -228,14 +174,9 @@ class Blocking:
         self._engine.run(arguments.scatter(sendbuf, recvbuf, root), algorithm)
 
     def Scatterv(
-        self,
-        sendbuf: Any,
-        recvbuf: Any,
-        root: int = 0,
-        *,
-        algorithm: Algorithm | str | None = None,
+        self, sendbuf: Any, recvbuf: Any, root: int = 0, *, algorithm: Asked = None
     ) -> None:
-        """The same with blocks of unequal length."""
+        """Sends blocks of unequal length of rank ``root`` to all ranks."""
         if algorithm is None and self._engine.leaves_to_native(
             "scatter", recvbuf, sendbuf, unequal=True
         ):
@@ -243,12 +184,7 @@ class Blocking:
         self._engine.run(arguments.scatterv(sendbuf, recvbuf, root), algorithm)
 
     def Scan(
-        self,
-        sendbuf: Any,
-        recvbuf: Any,
-        op: MPI.Op = MPI.SUM,
-        *,
-        algorithm: Algorithm | str | None = None,
+        self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, *, algorithm: Asked = None
     ) -> None:
         """Reduces ``sendbuf`` over the ranks up to this one into ``recvbuf``."""
         if algorithm is None and self._engine.leaves_to_native("scan", recvbuf, sendbuf):
@@ -256,23 +192,14 @@ class Blocking:
         self._engine.run(arguments.scan(sendbuf, recvbuf, op), algorithm)
 
     def Exscan(
-        self,
-        sendbuf: Any,
-        recvbuf: Any,
-        op: MPI.Op = MPI.SUM,
-        *,
-        algorithm: Algorithm | str | None = None,
+        self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, *, algorithm: Asked = None
     ) -> None:
         """Reduces ``sendbuf`` over the ranks before this one; rank 0's ``recvbuf`` stays."""
         if algorithm is None and self._engine.leaves_to_native("exscan", recvbuf, sendbuf):
             return MPI.Intracomm.Exscan(self, sendbuf, recvbuf, op)  # type: ignore[arg-type]
         self._engine.run(arguments.exscan(sendbuf, recvbuf, op), algorithm)
 
-    def Barrier(
-        self,
-        *,
-        algorithm: Algorithm | str | None = None,
-    ) -> None:
+    def Barrier(self, *, algorithm: Asked = None) -> None:
         """Returns when every rank has called it."""
         if algorithm is None and self._engine.leaves_to_native("barrier", arguments.NOTHING):
             return MPI.Intracomm.Barrier(self)  # type: ignore[arg-type]

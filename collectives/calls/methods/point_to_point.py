@@ -1,6 +1,7 @@
-"""Messages between two ranks, during which the collectives that are under way go on."""
+"""Waits for messages and requests, during which the collectives that are under way go on."""
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 from mpi4py import MPI
 
@@ -20,13 +21,13 @@ class PointToPoint:
 
     def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
         """Blocking send."""
-        if not self._engine.underway.here:
+        if not self._engine.progress.here:
             return super().Send(buf, dest, tag)  # type: ignore[misc]
         self._finish(self.Isend(buf, dest, tag))  # type: ignore[attr-defined]
 
     def Ssend(self, buf: Any, dest: int, tag: int = 0) -> None:
         """Blocking send that ends when the receive has begun."""
-        if not self._engine.underway.here:
+        if not self._engine.progress.here:
             return super().Ssend(buf, dest, tag)  # type: ignore[misc]
         self._finish(self.Issend(buf, dest, tag))  # type: ignore[attr-defined]
 
@@ -38,7 +39,7 @@ class PointToPoint:
         status: MPI.Status | None = None,
     ) -> None:
         """Blocking receive."""
-        if not self._engine.underway.here:
+        if not self._engine.progress.here:
             return super().Recv(buf, source, tag, status)  # type: ignore[misc]
         self._finish(self.Irecv(buf, source, tag), status)  # type: ignore[attr-defined]
 
@@ -53,7 +54,7 @@ class PointToPoint:
         status: MPI.Status | None = None,
     ) -> None:
         """Blocking send and receive."""
-        if not self._engine.underway.here:
+        if not self._engine.progress.here:
             return super().Sendrecv(  # type: ignore[misc]
                 sendbuf, dest, sendtag, recvbuf, source, recvtag, status
             )
@@ -83,13 +84,13 @@ class PointToPoint:
 
     def send(self, obj: Any, dest: int, tag: int = 0) -> None:
         """Blocking send of an object."""
-        if not self._engine.underway.here:
+        if not self._engine.progress.here:
             return super().send(obj, dest, tag)  # type: ignore[misc]
         self._finish(self.isend(obj, dest, tag))  # type: ignore[attr-defined]
 
     def ssend(self, obj: Any, dest: int, tag: int = 0) -> None:
         """Blocking send of an object that ends when the receive has begun."""
-        if not self._engine.underway.here:
+        if not self._engine.progress.here:
             return super().ssend(obj, dest, tag)  # type: ignore[misc]
         self._finish(self.issend(obj, dest, tag))  # type: ignore[attr-defined]
 
@@ -115,7 +116,7 @@ class PointToPoint:
         status: MPI.Status | None = None,
     ) -> Any:
         """Blocking send and receive of objects."""
-        if not self._engine.underway.here:
+        if not self._engine.progress.here:
             return super().sendrecv(  # type: ignore[misc]
                 sendobj, dest, sendtag, recvbuf, source, recvtag, status
             )
@@ -145,10 +146,49 @@ class PointToPoint:
         return super().mprobe(source, tag, status)  # type: ignore[misc]
 
     def _await_message(self, source: int, tag: int) -> None:
-        underway = self._engine.underway
-        while underway.here and not self.Iprobe(source, tag):  # type: ignore[attr-defined]
-            underway.progress()
+        progress = self._engine.progress
+        while progress.here and not self.Iprobe(source, tag):  # type: ignore[attr-defined]
+            progress.advance()
 
     def _finish(self, request: MPI.Request, status: MPI.Status | None = None) -> None:
         while not request.Test(status):
-            self._engine.underway.progress()
+            self._engine.progress.advance()
+
+
+class Startable(Protocol):
+    """A persistent plan, or a persistent request of mpi4py's."""
+
+    def Start(self) -> None:
+        """Starts a run."""
+
+
+class Testable(Protocol):
+    """A plan, or a request of mpi4py's."""
+
+    def Test(self) -> bool:
+        """Makes progress; returns whether it has completed."""
+
+
+class Requests:
+    """Starts and completes plans and requests together; MPI's own ``Startall`` and ``Waitall`` know
+    nothing of plans, and would not move them along."""
+
+    _engine: Engine
+
+    def Startall(self, plans: Iterable[Startable]) -> None:
+        """Starts persistent plans, and mpi4py's persistent requests, in this order, the same on all
+        ranks."""
+        for plan in plans:
+            plan.Start()
+
+    def Testall(self, requests: Iterable[Testable]) -> bool:
+        """Moves plans and mpi4py's requests along; returns whether all have completed."""
+        return all([request.Test() for request in requests])
+
+    def Waitall(self, requests: Iterable[Testable]) -> None:
+        """Completes plans and mpi4py's requests, in whatever order they end; all plans that this
+        thread has started go on meanwhile."""
+        left = list(requests)
+        with self._engine.waiting("Waitall", by_all=False):
+            while not self.Testall(left):
+                self._engine.progress.advance()

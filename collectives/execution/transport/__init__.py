@@ -20,10 +20,10 @@ class Request(Protocol):
 
 
 class Envelope(Protocol):
-    """What messages that are not bytes alone have around them; for those that are sent once.
+    """The envelope of a message that is sent once and is not bytes alone.
 
     Attributes:
-        message: for mpi4py's calls.
+        message: the buffer specification for mpi4py's calls.
     """
 
     message: list[Any]
@@ -67,7 +67,7 @@ class Transport(Protocol):
 
 
 class DeviceTransport(Transport, Protocol):
-    """The same on memory whose work is queued; its messages start behind a gate."""
+    """A transport for memory whose work is queued; its messages start behind a gate."""
 
     def prepared(self, requests: Sequence[Any]) -> list[Callable[[], object]]:
-        """What is to be queued before the gate, that these may start."""
+        """The actions to queue before the gate, so that these requests may start."""

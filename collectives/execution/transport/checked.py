@@ -23,7 +23,7 @@ class Sealed:
     So the checksum costs no message of its own.
 
     Attributes:
-        message: for mpi4py's calls.
+        message: the buffer specification for mpi4py's calls.
     """
 
     def __init__(self, data: Bytes) -> None:

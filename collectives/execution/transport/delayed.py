@@ -43,7 +43,7 @@ _REMEMBERED = 64
 
 @dataclass(frozen=True)
 class Link:
-    """What a message meets on its way.
+    """A link that messages cross.
 
     Attributes:
         latency: seconds, the least and the most; drawn evenly for each message.
@@ -87,7 +87,7 @@ class Link:
         return link
 
     def seconds(self, nbytes: int) -> float:
-        """That so many bytes keep it busy."""
+        """Seconds that so many bytes keep it busy."""
         return 8 * nbytes / self.bandwidth
 
     def __str__(self) -> str:
@@ -151,7 +151,7 @@ class Stamped:
     """Bytes and the time at which they are due as one message, for who sends it or receives it.
 
     Attributes:
-        message: for mpi4py's calls.
+        message: the buffer specification for mpi4py's calls.
     """
 
     def __init__(self, data: Bytes, adapter: Adapter) -> None:
@@ -221,7 +221,7 @@ class DelayedTransport(MPITransport):
     """As :class:`MPITransport` over a slower link; :func:`delayed` gives one with a link.
 
     Attributes:
-        adapter: of this process; all communicators with this transport share it.
+        adapter: the process's adapter; all communicators with this transport share it.
     """
 
     delays = True

@@ -8,7 +8,7 @@ with these, everything before the store is done before everything after the load
 of 8 bytes is stored and loaded as one on all of them.
 """
 
-from collections.abc import Sequence
+from typing import Any
 
 from collectives.execution.plan import Action
 from collectives.execution.waiting import give_way, is_contended
@@ -88,21 +88,12 @@ class Flag:
 
 
 class FencedFlag(Flag):
-    """The same on a processor that reorders loads."""
+    """A :class:`Flag` on a processor that reorders loads."""
 
     __slots__ = ("_fence",)
 
-    def __init__(
-        self,
-        counters: memoryview,
-        slot: int,
-        runs: RunCount,
-        value: int,
-        polite: bool,
-        progress: Action,
-        fence: Action,
-    ) -> None:
-        super().__init__(counters, slot, runs, value, polite, progress)
+    def __init__(self, *given: Any, fence: Action) -> None:
+        super().__init__(*given)
         self._fence = fence
 
     def Test(self) -> bool:
@@ -132,45 +123,14 @@ class Tick:
 
 
 class FencedTick(Tick):
-    """The same on a processor that reorders loads and stores."""
+    """A :class:`Tick` on a processor that reorders loads and stores."""
 
     __slots__ = ("_fence",)
 
-    def __init__(
-        self, counters: memoryview, slot: int, runs: RunCount, value: int, fence: Action
-    ) -> None:
-        super().__init__(counters, slot, runs, value)
+    def __init__(self, *given: Any, fence: Action) -> None:
+        super().__init__(*given)
         self._fence = fence
 
     def __call__(self) -> None:
         self._fence()
         super().__call__()
-
-
-class Mark:
-    """Something that a rank tells all others in a run, beside its count: two numbers.
-
-    It is set before a tick, and read after a flag has seen that.
-    """
-
-    def __init__(
-        self, counters: Sequence[memoryview], rank: int, slot: int, runs: RunCount
-    ) -> None:
-        self._counters = counters
-        self._rank = rank
-        self._slot = slot
-        self._runs = runs
-
-    def set(self, first: int, second: int) -> None:
-        """Of this rank, in this run."""
-        own, at = self._counters[self._rank], self._slot
-        own[at + 2], own[at + 3] = first, second
-        own[at + 1] = self._runs.base + 1
-
-    def found(self) -> tuple[int, int, int] | None:
-        """The first rank that has set its own in this run, and the numbers."""
-        for rank, counters in enumerate(self._counters):
-            at = self._slot
-            if counters[at + 1] == self._runs.base + 1:
-                return rank, counters[at + 2], counters[at + 3]
-        return None

@@ -8,6 +8,11 @@ from mpi4py import MPI
 from collectives.execution.transport import Bytes, Envelope, Request
 
 
+def largest_tag() -> int:
+    """The largest tag of this MPI, which no plan uses."""
+    return MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767
+
+
 class MPITransport:
     """Messages over ``channel``, a communicator that nothing else sends on.
 
@@ -30,7 +35,7 @@ class MPITransport:
 
     @classmethod
     def envelope(cls, data: Bytes) -> Envelope | None:
-        """What a message of these bytes needs that is sent in another way; ``None``: nothing."""
+        """The envelope of a message of these bytes; ``None`` if it needs none."""
         return None
 
     def send_init(self, data: Bytes, peer: int, tag: int) -> Request:

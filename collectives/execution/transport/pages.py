@@ -60,7 +60,7 @@ def bytes_at(address: int, nbytes: int, keeps: object) -> Bytes:
 
 
 class SharedMemory:
-    """What such an array has as its base.
+    """The base of such an array.
 
     Views of an array skip the arrays between them and the last base that is no array; so all views
     of a part refer to the part's own array, whose end is the end of its window.

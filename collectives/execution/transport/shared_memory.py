@@ -15,12 +15,10 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from collectives.errors import InvalidBuffer
-from collectives.execution.lanes import Lanes
 from collectives.execution.memory import HOST, Items, Memory, is_queued
 from collectives.execution.plan import Action, Plan
+from collectives.execution.tags import TagPool
 from collectives.execution.transport import Bytes, cuda_ipc
-from collectives.execution.transport.adopted import Adopted, Extent
-from collectives.execution.transport.attach import PeerMemory, expect_readable
 from collectives.execution.transport.fences import Fences
 from collectives.execution.transport.flags import (
     BLOCKING,
@@ -28,21 +26,22 @@ from collectives.execution.transport.flags import (
     FencedFlag,
     FencedTick,
     Flag,
-    Mark,
     RunCount,
     Tick,
 )
+from collectives.execution.transport.mpi import largest_tag
 from collectives.execution.transport.pages import Mapping
+from collectives.execution.transport.remapped import Adopted, Extent
 from collectives.execution.transport.windows import Edge, Place, Window, Windows
 
 _LINE = 8  # a cache line in 8-byte words: two ranks never write to the same one
 #: Plans in flight at a time that can be told apart.
 SLOTS = 512
 #: How many 8-byte words each rank can bring to :meth:`NodeMemory.meet`.
-WORDS = 7
+WORDS = 5
 
 
-#: What each rank brought to a meeting.
+#: The words that each rank brought to a meeting.
 Meeting = list[bytes]
 
 
@@ -61,7 +60,7 @@ class NodeMemory:
         self.rank = comm.rank
         self.size = comm.size
         self.windows = Windows()
-        self.slots = Lanes(SLOTS - BLOCKING - 1)
+        self.slots = TagPool(SLOTS - BLOCKING - 1)
         control = self._allocate((SLOTS * _LINE + 2 * WORDS) * 8)
         self._counters = [memoryview(segment.data).cast("q") for segment in control]
         self._runs = [RunCount() for _ in range(SLOTS)]
@@ -70,8 +69,7 @@ class NodeMemory:
         cores = set[int]().union(*comm.allgather(os.sched_getaffinity(0)))
         self._polite = comm.size > len(cores)
         # Nobody sends itself such a message, so the library looks at all that it has to do.
-        tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767
-        self._progress = partial(comm.Iprobe, comm.rank, tag)
+        self._progress = partial(comm.Iprobe, comm.rank, largest_tag())
         # Two boards, as a rank may come to the next meeting before all have read those of this one.
         self._boards: list[list[memoryview]] = []
         for first in (SLOTS * _LINE, SLOTS * _LINE + WORDS):
@@ -125,14 +123,6 @@ class NodeMemory:
             raise InvalidBuffer(f"the ranks cannot share their arrays: {'; '.join(problems)}")
         self.windows.add(window, own.owner)
 
-    def attach(self) -> None:
-        """From now on, ranks may read one another's ordinary memory.  Collective.
-
-        Raises:
-            InvalidBuffer: on all ranks, if one cannot read another's.
-        """
-        self.windows.attach(expect_readable(self.comm))
-
     def close(self) -> None:
         """Lets go of the other ranks' device memory, and gives adopted arrays private pages; arrays
         of :meth:`empty` on the host stay.  Collective."""
@@ -155,12 +145,12 @@ class NodeMemory:
         """The condition that ``rank`` has counted up to ``value`` in this run of ``slot``."""
         counters, at, runs = self._counters[rank], slot * _LINE, self._runs[slot]
         given = counters, at, runs, value, self._polite, self._progress
-        return FencedFlag(*given, self._fences) if self._fences else Flag(*given)
+        return FencedFlag(*given, fence=self._fences) if self._fences else Flag(*given)
 
     def tick(self, slot: int, value: int) -> Tick:
         """The action that sets this rank's count."""
         given = self._counters[self.rank], slot * _LINE, self._runs[slot], value
-        return FencedTick(*given, self._fences) if self._fences else Tick(*given)
+        return FencedTick(*given, fence=self._fences) if self._fences else Tick(*given)
 
     def meet(self, words: tuple[int, ...], idle: Action | None) -> Meeting:
         """Waits for all ranks to call this, and returns what each of them brought.
@@ -183,10 +173,6 @@ class NodeMemory:
             flag.Wait()
         return [bytes(brought) for brought in self._boards[number]]
 
-    def mark(self, slot: int) -> Mark:
-        """What ranks tell one another beside their counts in a run of ``slot``."""
-        return Mark(self._counters, self.rank, slot * _LINE, self._runs[slot])
-
     def advance(self, slot: int, ticks: int) -> Action:
         """The action that begins a run."""
         return partial(self._runs[slot].advance, ticks)
@@ -199,12 +185,9 @@ class NodeMemory:
                 return Place(number, offset)
         return None
 
-    def view(self, rank: int, place: Place, count: int, dtype: np.dtype[Any]) -> Any:
+    def view(self, rank: int, place: Place, count: int, dtype: np.dtype[Any]) -> Items:
         """``count`` items at ``place`` of ``rank``."""
-        window = self.windows[place.window]
-        if isinstance(window, PeerMemory):
-            return window.items(rank, place.offset, count, dtype)
-        segment = window.segment(rank)
+        segment = self.windows[place.window].segment(rank)
         return segment[place.offset : place.offset + count * dtype.itemsize].view(dtype)
 
     def used_by(self, place: Place | None, plan: Plan) -> None:
@@ -213,7 +196,7 @@ class NodeMemory:
             self.windows[place.window].used_by(plan)
 
     def edges(self, place: Place | None, nbytes: int) -> list[Edge]:
-        """Of this rank's memory there, what is to be copied before and after others use it."""
+        """The parts of this rank's memory there that are copied before and after others use it."""
         return [] if place is None else self.windows[place.window].edges(place.offset, nbytes)
 
     def expect_there(self, place: Place) -> None:

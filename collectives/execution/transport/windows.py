@@ -13,10 +13,6 @@ from collectives.execution.transport.pages import discard
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-#: The number of the window that is the ranks' whole memory, read by the kernel
-#: (:mod:`collectives.execution.transport.attach`).
-ATTACHED = -3
-
 
 class Place(NamedTuple):
     """Where an array lies: in which window, and how many bytes from its start on this rank."""
@@ -41,8 +37,8 @@ class Window:
     Attributes:
         rank: this one.
         memory: the kind of memory.
-        address, nbytes: of the own segment.
-        lent: of device memory all segments.
+        address, nbytes: bounds of the own segment.
+        lent: all segments of device memory; ``None`` on the host.
         has_edges: whether :meth:`edges` may find some, on any rank.
     """
 
@@ -71,7 +67,7 @@ class Window:
         return True
 
     def edges(self, offset: int, nbytes: int) -> list[Edge]:
-        """Those of ``nbytes`` at ``offset``: to be copied before and after others use them."""
+        """The edges of ``nbytes`` at ``offset``, copied before and after others use them."""
         return []
 
     def used_by(self, plan: Plan) -> None:
@@ -83,7 +79,7 @@ class Window:
 
 
 class Windows:
-    """Those of a process, by their numbers.
+    """The windows of a process, by their numbers.
 
     A window that this rank no longer uses stays until no rank does, as the others' arrays in it are
     read and written through it; but its own part of the memory is given back at once.
@@ -105,15 +101,11 @@ class Windows:
             self._ends[number] = weakref.finalize(owner, self._end_use, number, window.end)
             self._ends[number].atexit = False
 
-    def attach(self, peers: Window) -> None:
-        """The ranks' whole memory is one of them from now on."""
-        self._kept[ATTACHED] = peers
-
     def __getitem__(self, number: int) -> Window:
         return self._kept[number]
 
     def in_use(self) -> list[tuple[int, Window]]:
-        """Those that this rank has an array in."""
+        """The windows that this rank has an array in."""
         return [(n, self._kept[n]) for n in [*self._kept] if self.uses(n)]
 
     def uses(self, number: int) -> bool:
@@ -128,7 +120,7 @@ class Windows:
         return number not in self._unused
 
     def forget(self, comm: "MPI.Intracomm") -> None:
-        """Lets go of those that no rank uses.  Collective."""
+        """Lets go of windows that no rank uses.  Collective."""
         self.in_use()  # looks whether they are there
         for number in set.intersection(*comm.allgather(set(self._unused))):
             self.drop(number)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 
 from collectives import Algorithm, Communicator
-from collectives.analysis.own import named
+from collectives.analysis.user_code import named
 from mpitrain.adapters.torch.hooks import Function, UnderWay
 from mpitrain.adapters.torch.joining import Join, JoiningReducer
 from mpitrain.adapters.torch.reducer import Options

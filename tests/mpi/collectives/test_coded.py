@@ -6,7 +6,7 @@ from mpi4py import MPI
 
 from collectives import CollectiveError, Communicator, InvalidBuffer
 from collectives.codec import Dice, Residual, shards
-from collectives.coded import Gathered, TwoPhase
+from collectives.coded import Coding, Gathered, TwoPhase
 
 pytestmark = pytest.mark.mpi
 LENGTHS = (0, 1, 3, 8, 257)
@@ -60,7 +60,7 @@ def given(rank, n, dtype):
 def test_two_phases_decode_add_in_rank_order_and_decode_again(comm, n, dtype):
     own, total = given(comm.rank, n, dtype), np.empty(n, dtype)
     codec = Steps()
-    plan = TwoPhase(comm, codec, own, total)
+    plan = TwoPhase(comm, Coding(codec), own, total)
     before = own.copy()
     for _ in range(2):
         plan.Start()
@@ -77,7 +77,7 @@ def test_the_first_phase_alone_is_a_reduce_scatter(comm, n):
     counts = [n if rank == comm.size - 1 else 0 for rank in range(comm.size)]
     for lengths in (counts, shards(n, comm.size)):
         own, total = given(comm.rank, n, np.float64), np.empty(lengths[comm.rank])
-        plan = TwoPhase(comm, Steps(), own, total, lengths)
+        plan = TwoPhase(comm, Coding(Steps()), own, total, lengths)
         plan.Start()
         while not plan.Test():
             pass
@@ -90,7 +90,7 @@ def test_the_first_phase_alone_is_a_reduce_scatter(comm, n):
 @pytest.mark.parametrize("n", LENGTHS)
 def test_gathered_codes_are_rounded_once(comm, n):
     own = given(comm.rank, n, np.float32)
-    plan = Gathered(comm, Steps(), own, own)  # in place
+    plan = Gathered(comm, Coding(Steps()), own, own)  # in place
     plan.Start()
     plan.Wait()
     every = [round_trip(Steps(), given(rank, n, np.float32)) for rank in range(comm.size)]
@@ -105,8 +105,8 @@ def test_what_was_sent_and_what_is_left_add_up_bit_by_bit(comm, kind):
     left, total = Residual(np.zeros(n)), np.empty(n)
     server = Residual(np.zeros(shards(n, comm.size)[comm.rank]))
     own = np.empty(n)
-    more = {"owner_residual": server} if kind is TwoPhase else {}
-    plan = kind(comm, Steps(1.0), own, total, residual=left, **more)
+    coding = Coding(Steps(1.0), left, server if kind is TwoPhase else None)
+    plan = kind(comm, coding, own, total)
     rng, sums = np.random.default_rng([5, comm.rank]), np.zeros((2, n))
     for step in range(steps):
         own[...] = rng.integers(-9, 10, n) / 4
@@ -133,7 +133,7 @@ def test_dice_are_the_step_s_and_the_rank_s(comm):
     totals = []
     for step in (4, 5, 4):
         own, total = given(comm.rank, 64, np.float64), np.empty(64)
-        plan = TwoPhase(comm, Coin(), own, total, dice=Dice(1, comm.rank, step), place=2)
+        plan = TwoPhase(comm, Coding(Coin(), dice=Dice(1, comm.rank, step), place=2), own, total)
         plan.Start()
         plan.Wait()
         plan.Free()
@@ -147,7 +147,7 @@ def test_sums_under_way_at_once_may_end_in_any_order(comm):
     plans, totals = [], []
     for place in range(4):
         own, total = given(comm.rank + 10 * place, 50, np.float32), np.empty(50, np.float32)
-        plans.append(TwoPhase(comm, Steps(), own, total, place=place))
+        plans.append(TwoPhase(comm, Coding(Steps(), place=place), own, total))
         totals.append(total)
     for plan in plans:
         plan.Start()
@@ -182,7 +182,7 @@ def test_a_sum_that_was_left_in_the_middle_says_so(comm):
     """On every rank here; never as a sum that is complete."""
     own, total, codec = given(comm.rank, 40, np.float64), np.zeros(40), Breaking()
     with Communicator(MPI.COMM_WORLD) as other:
-        plan = TwoPhase(other, codec, own, total)
+        plan = TwoPhase(other, Coding(codec), own, total)
         codec.breaks = True
         with pytest.raises(FloatingPointError):
             plan.Start()
@@ -200,7 +200,7 @@ def test_a_sum_that_was_left_in_the_middle_says_so(comm):
 
 @pytest.mark.parametrize("kind", [TwoPhase, Gathered])
 def test_a_sum_that_was_freed_says_so(comm, kind):
-    plan = kind(comm, Steps(), np.ones(4), np.zeros(4))
+    plan = kind(comm, Coding(Steps()), np.ones(4), np.zeros(4))
     plan.Start()
     plan.Wait()
     plan.Free()
@@ -210,18 +210,18 @@ def test_a_sum_that_was_freed_says_so(comm, kind):
 
 def test_arrays_that_do_not_fit_are_refused(comm):
     with pytest.raises(InvalidBuffer, match="float32 or float64"):
-        TwoPhase(comm, Steps(), np.zeros(4, int), np.zeros(4, int))
+        TwoPhase(comm, Coding(Steps()), np.zeros(4, int), np.zeros(4, int))
     with pytest.raises(InvalidBuffer, match=r"goes into 4"):
-        TwoPhase(comm, Steps(), np.zeros(4), np.zeros(3))
+        TwoPhase(comm, Coding(Steps()), np.zeros(4), np.zeros(3))
     with pytest.raises(InvalidBuffer, match="goes into"):
-        TwoPhase(comm, Steps(), np.zeros(4), np.zeros(4), [1] * comm.size + [9])
+        TwoPhase(comm, Coding(Steps()), np.zeros(4), np.zeros(4), [1] * comm.size + [9])
 
 
 @pytest.mark.parametrize("between", ["native", "ring", "empty", "barrier"])
 def test_other_collectives_may_come_between_start_and_wait(comm, between):
     """Ranks come to them in other phases; none waits for one that waits for it."""
     own, total = given(comm.rank, 5000, np.float64), np.empty(5000)
-    plan = TwoPhase(comm, Steps(), own, total)
+    plan = TwoPhase(comm, Coding(Steps()), own, total)
     for turn in range(3):
         plan.Start()
         if comm.rank == turn % comm.size:

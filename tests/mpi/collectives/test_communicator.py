@@ -18,7 +18,7 @@ from collectives import (
     delayed,
 )
 from collectives.algorithms import ALGORITHMS, names
-from collectives.calls.library import library
+from collectives.calls.native import library
 from collectives.calls.tuner import Situation, choose, load
 
 pytestmark = pytest.mark.mpi
@@ -309,13 +309,13 @@ def test_split_and_dup(comm):
 def test_the_watchdog_sees_plans_that_a_method_ends_first(monkeypatch, method):
     comm = Communicator(MPI.COMM_SELF, timeout=100)
     engine, watchdog, waits = comm._engine, comm._engine.watchdog, []
-    drain = engine.underway.drain
+    drain = engine.progress.drain
 
     def draining():
         waits.append((watchdog.calls.current and watchdog.calls.current.what[0], watchdog._stop))
         drain()
 
-    monkeypatch.setattr(engine.underway, "drain", draining)
+    monkeypatch.setattr(engine.progress, "drain", draining)
     given = {"allreduce": [1], "Create": [comm.group]}.get(method, [])
     made = getattr(comm, method)(*given)
     assert waits and all(what and method.lower() in what for what, _ in waits)

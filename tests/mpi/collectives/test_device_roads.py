@@ -71,7 +71,7 @@ def test_the_second_call_of_a_loop_is_not_read(cupy, monkeypatch):
         comm.Allreduce(MPI.IN_PLACE, items, algorithm="ring")
         plan, wanted = comm.last_plan, total(comm.size, 40)
         with monkeypatch.context() as patch:
-            patch.setattr("collectives.calls.understanding.read_call", None)
+            patch.setattr("collectives.calls.validate.parse_call", None)
             for _ in range(2):
                 comm.Allreduce(MPI.IN_PLACE, items, algorithm="ring")
                 wanted = wanted * comm.size

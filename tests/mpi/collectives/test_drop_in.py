@@ -5,7 +5,7 @@ import pytest
 from mpi4py import MPI
 
 from collectives import Communicator
-from collectives.calls.library import library
+from collectives.calls.native import library
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.quick_on(2)]
 

@@ -8,7 +8,7 @@ import pytest
 from mpi4py import MPI
 
 from collectives import Communicator
-from collectives.calls import engine
+from collectives.calls.bind import Binder
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.quick_on(2)]
 
@@ -16,13 +16,13 @@ pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.quick_on(2)]
 @pytest.fixture
 def bound(monkeypatch):
     """The calls that are bound in a test."""
-    calls, bind = [], engine.bind_call
+    calls, bind = [], Binder.bind
 
-    def noted(call, *rest):
+    def noted(self, call, *rest, **named):
         calls.append(call.algorithm)
-        return bind(call, *rest)
+        return bind(self, call, *rest, **named)
 
-    monkeypatch.setattr(engine, "bind_call", noted)
+    monkeypatch.setattr(Binder, "bind", noted)
     return calls
 
 

@@ -8,7 +8,8 @@ import pytest
 from mpi4py import MPI
 
 from collectives import Communicator
-from collectives.calls import engine
+from collectives.calls import engine, fast_path
+from collectives.calls.mpi4py_spec import TYPES
 
 pytestmark = pytest.mark.mpi
 
@@ -205,3 +206,14 @@ def test_what_the_other_buffer_is_counts_as_well(comm, dtype, bytes_on):
             np.testing.assert_array_equal(gathered, expected)
     comm.Bcast(own)
     assert np.all(own.view(np.uint8) == 1)
+
+
+def test_two_ranks_leave_sums_of_16_bits_to_the_library(comm):
+    """It rounds their sum once, as ours does; those of more ranks it rounds with every rank."""
+    if np.dtype(np.float16) not in fast_path.DTYPES:
+        pytest.skip("this MPI has no such type")
+    ones, total = np.ones(3, np.float16), np.zeros(3, np.float16)
+    for given in ((ones, total), ([ones, 3, TYPES["e"]], [total, 3, TYPES["e"]])):
+        comm.Allreduce(*given)
+        assert (total == comm.size).all()
+        assert (comm.last_plan is engine._LEFT_TO_NATIVE) == (comm.size <= 2)

@@ -197,19 +197,16 @@ def test_a_plan_goes_on_while_its_rank_makes_a_communicator(comm, way):
 
 
 @two_or_more
-@pytest.mark.parametrize("way", ["nonblocking", "persistent", "run", "auto", "turns"])
+@pytest.mark.parametrize("way", ["nonblocking", "persistent", "run", "auto"])
 def test_a_plan_goes_on_while_its_rank_waits_for_the_librarys_own(way):
     """As MPI lets ranks wait for what they have started in any order; `run` begins when the others
     have ended ours."""
-    with Communicator(MPI.COMM_WORLD, turns=way == "turns") as comm:
-        size = 100_000 if way in ("auto", "turns") else 1000
+    with Communicator(MPI.COMM_WORLD) as comm:
+        size = 100_000 if way == "auto" else 1000
         ours = comm.empty(size) if way == "auto" else np.empty(size)
         ours[...] = comm.rank
         given, native = np.full(10, 1.0), np.zeros(10)
-        named = None if way in ("auto", "turns") else "native"
-        if way == "turns":
-            given, native = comm.empty(size), comm.empty(size)
-            given[...] = 1
+        named = None if way == "auto" else "native"
         other = comm.Allreduce_init(given, native, algorithm=named)
         plan = comm.Allreduce_init(MPI.IN_PLACE, ours, algorithm=None if way == "auto" else "ring")
         plan.Start()
@@ -262,7 +259,7 @@ def test_what_is_attended_is_done_when_its_communicator_is_closed_and_not_given_
         leave_alone = comm.attend(slow)
     assert slow.turns > 10 and not slow.gone
     leave_alone()
-    assert slow not in comm._engine.underway.here
+    assert slow not in comm._engine.progress.here
 
 
 def test_a_plan_that_another_thread_waits_for():
@@ -280,7 +277,7 @@ def test_a_plan_that_another_thread_waits_for():
             other.Allreduce(MPI.IN_PLACE, others, algorithm="ring")
             thread.join()
             assert (items == turn * comm.size + total(comm)).all()
-            assert (others == items).all() and not comm._engine.underway.here
+            assert (others == items).all() and not comm._engine.progress.here
 
 
 @two_or_more

@@ -153,7 +153,7 @@ def test_messages_with_checksums(cupy):
 @pytest.mark.parametrize("shared_gpu", [False, True])
 def test_auto_goes_by_a_measured_table(cupy, tmp_path, monkeypatch, shared_gpu):
     """And by what there is; without a table it is never taken."""
-    from collectives.calls.library import library
+    from collectives.calls.native import library
     from collectives.calls.tuner import DEFAULT
 
     world = MPI.COMM_WORLD

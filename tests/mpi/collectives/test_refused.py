@@ -8,8 +8,8 @@ import pytest
 from mpi4py import MPI
 
 from collectives import Communicator
-from collectives.calls.library import library
-from collectives.calls.specification import TYPES
+from collectives.calls.mpi4py_spec import TYPES
+from collectives.calls.native import library
 
 pytestmark = pytest.mark.mpi
 

@@ -13,14 +13,14 @@ import pytest
 from mpi4py import MPI
 
 from collectives import CollectiveError, Communicator, InvalidBuffer, MismatchError
-from collectives.execution.transport import adopted
+from collectives.execution.transport import remapped
 from collectives.execution.transport.pages import regions
 
 pytestmark = pytest.mark.mpi
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 PAGE = mmap.PAGESIZE
-TRANSPORT = "execution.transport.adopted"
+TRANSPORT = "execution.transport.remapped"
 #: Bytes: nothing, no whole page, one or two of them, many.
 BYTES = (0, 8, 4000, 12_000, 100_000, 3 << 20)
 
@@ -396,7 +396,7 @@ def test_a_page_that_cannot_be_put_there_leaves_all_as_it_was(comm, monkeypatch)
         def refuse(*_):
             raise OSError(12, "no more mappings")
 
-        monkeypatch.setattr("collectives.execution.transport.adopted.put", refuse)
+        monkeypatch.setattr("collectives.execution.transport.remapped.put", refuse)
     array = np.arange(50_000.0)
     comm.share(array)  # a warning in the log
     assert not is_adopted(array)
@@ -458,15 +458,15 @@ def test_a_signals_handler_may_fork_in_the_hook_of_another_fork(comm):
     """Each waits for its own child, and closes its own descriptors."""
     array = comm.share(np.full(100_000, float(RANK)))
     before = sorted(os.listdir("/proc/self/fd"))
-    adopted._before_fork()
-    adopted._before_fork()
-    assert len(adopted._FORKS.pipes) == 2
-    for pipe in adopted._FORKS.pipes:
+    remapped._before_fork()
+    remapped._before_fork()
+    assert len(remapped._FORKS.pipes) == 2
+    for pipe in remapped._FORKS.pipes:
         if pipe is not None:
             os.write(pipe[1], b".")  # as a child does that is ready
     for _ in range(2):
-        adopted._in_parent()
-    assert adopted._FORKS.pipes == []
+        remapped._in_parent()
+    assert remapped._FORKS.pipes == []
     assert sorted(os.listdir("/proc/self/fd")) == before
     assert (array == RANK).all()
 

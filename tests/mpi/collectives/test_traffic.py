@@ -8,8 +8,8 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from collectives.algorithms import build, names
-from collectives.analysis.cost import count
-from collectives.coded import TwoPhase
+from collectives.coded import Coding, TwoPhase
+from collectives.compile.cost import count
 from collectives.sparse import SparseAllreduce, sparse_allreduce
 
 pytestmark = pytest.mark.mpi
@@ -80,12 +80,12 @@ def test_exact_sums_codes_and_pairs_are_counted(counting):
     comm, traffic = counting
     from tests.mpi.collectives.test_coded import Steps
 
-    plan = TwoPhase(comm, Steps(), np.ones(33), np.zeros(33))
+    plan = TwoPhase(comm, Coding(Steps()), np.ones(33), np.zeros(33))
     traffic = comm.count_traffic()  # the plans of its phases count for the one before
     plan.Start()
     plan.Wait()
     assert traffic.sent == 0
-    plan = TwoPhase(comm, Steps(), np.ones(33), np.zeros(33))
+    plan = TwoPhase(comm, Coding(Steps()), np.ones(33), np.zeros(33))
     plan.Start()
     plan.Wait()
     moved = traffic.sent + traffic.shared

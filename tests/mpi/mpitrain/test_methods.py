@@ -141,7 +141,7 @@ def losses(comm, keys):
 def check(comm, folder, one_process, pair):
     """Trains a pair; nothing if the table refuses it, or if it needs more ranks."""
     methods = [METHODS[name] for name in pair]
-    if {*pair} in TORCH_ALONE or {"own-data"} & {*pair} and {*OTHER_DATA} & {*pair}:
+    if {*pair} in TORCH_ALONE or ({"own-data"} & {*pair} and {*OTHER_DATA} & {*pair}):
         return
     try:
         keys = small(methods, folder)

@@ -10,9 +10,9 @@ from collectives.algorithms.circulant import skips
 from collectives.algorithms.double_binary_tree import node, trees
 from collectives.algorithms.segments import MOST_SEGMENTS, passes_on, segmented
 from collectives.analysis.claims import is_aligned
-from collectives.analysis.cost import count
-from collectives.analysis.formulas import Model, best_segments
 from collectives.analysis.verify import verify
+from collectives.compile.cost import count
+from collectives.compile.pipelining import Model, best_segments
 from collectives.errors import UnknownAlgorithm
 from collectives.schedule import Copy, Recv, Schedule, Send, recvbuf, sendbuf, workspace
 

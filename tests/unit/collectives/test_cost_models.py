@@ -8,11 +8,12 @@ import pytest
 
 from collectives.__main__ import main
 from collectives.algorithms import build, in_segments
-from collectives.analysis.cost import count
 from collectives.analysis.fit import fit, read
-from collectives.analysis.formulas import FORMULAS, Model, best_segments, segments_for
+from collectives.analysis.formulas import FORMULAS
 from collectives.analysis.simulate import Machine, simulate
 from collectives.analysis.topology import Flat, Link
+from collectives.compile.cost import count
+from collectives.compile.pipelining import Model, best_segments, segments_for
 from collectives.errors import CollectiveError, UnknownAlgorithm
 
 MODEL = Model(2e-6, 1e-9, 3e-10)

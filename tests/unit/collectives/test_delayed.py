@@ -92,7 +92,7 @@ def test_a_link_is_one_class():
 
 
 def settings():
-    return Settings.given("auto", None, None, None, None, None, False, None, None)
+    return Settings.given("auto")
 
 
 def test_the_environment_names_a_link(monkeypatch):

@@ -38,11 +38,11 @@ class Rank:
 
     def tick(self, where, value):
         given = Counter(self, where, value), 0, RunCount(), value
-        (FencedTick(*given, self.fence) if self.fenced else Tick(*given))()
+        (FencedTick(*given, fence=self.fence) if self.fenced else Tick(*given))()
 
     def wait(self, where, value):
         given = Counter(self, where, value), 0, RunCount(), value, False, lambda: None
-        (FencedFlag(*given, self.fence) if self.fenced else Flag(*given)).Wait()
+        (FencedFlag(*given, fence=self.fence) if self.fenced else Flag(*given)).Wait()
 
 
 class Counter:

@@ -15,8 +15,8 @@ from collectives import Algorithm, ScheduleError, UnknownAlgorithm, register
 from collectives.__main__ import main
 from collectives.algorithms import ALGORITHMS, REGISTRY, binomial_tree, find, names, ring
 from collectives.algorithms.butterfly import recursive_doubling
-from collectives.analysis import own
-from collectives.analysis.own import named
+from collectives.analysis import user_code
+from collectives.analysis.user_code import named
 from collectives.calls.tuner import Entry, Rule
 from collectives.schedule import Buffer, Recv, Send, recvbuf, sendbuf
 
@@ -277,7 +277,7 @@ def test_a_file_may_name_itself_and_take_its_folder_out_of_the_path(tmp_path):
     path.write_text(
         f"import sys\nsys.path[:] = [p for p in sys.path if p != {str(tmp_path)!r}]\n"
         "from collectives import Algorithm\nfrom collectives.algorithms import ring\n"
-        "from collectives.analysis.own import named\n"
+        "from collectives.analysis.user_code import named\n"
         "a = Algorithm('allreduce', 'itself', ring.allreduce, chunks=lambda size: size)\n"
         f"assert named({f'{path}:itself'!r}) == 'itself'\n"
     )
@@ -291,13 +291,15 @@ def package(monkeypatch):
     """Makes ``algorithm`` one that an installed package brings under ``name``."""
 
     def bring(name, algorithm):
-        monkeypatch.setattr(own, "_brought_by_package", algorithm, raising=False)
-        point = EntryPoint(name, "collectives.analysis.own:_brought_by_package", own.GROUP)
+        monkeypatch.setattr(user_code, "_brought_by_package", algorithm, raising=False)
+        point = EntryPoint(
+            name, "collectives.analysis.user_code:_brought_by_package", user_code.GROUP
+        )
 
         def points(group, name=None):
-            return [point] if group == own.GROUP and name in (None, point.name) else []
+            return [point] if group == user_code.GROUP and name in (None, point.name) else []
 
-        monkeypatch.setattr(own, "entry_points", points)
+        monkeypatch.setattr(user_code, "entry_points", points)
 
     return bring
 
@@ -380,7 +382,7 @@ def test_the_exercises_complain_as_printed(number):
 
 def test_invent_is_about_the_example():
     scope = {}
-    exec(re.search(r"```python\n(.*?)```", INVENT, re.DOTALL)[1], scope)
+    exec(re.search(r"```python\n(from collectives.*?)```", INVENT, re.DOTALL)[1], scope)
     named(str(OWN))
     register(scope["both_ways"])  # raises if it were another one
 

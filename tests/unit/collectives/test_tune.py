@@ -4,9 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from benchmarks.portable import portable
 from collectives.bench import tune
 from collectives.bench.measure import Result
-from collectives.bench.tune import portable, rules
+from collectives.bench.tune import rules
 from collectives.calls.tuner import DEFAULT, Entry, Rule, load
 
 
@@ -88,7 +89,7 @@ def entry(memory, *told):
     ],
 )  # fmt: skip
 def test_what_holds_on_other_machines(told, kept):
-    for memory in ("shared", "adopted", "attached"):
+    for memory in ("shared", "adopted"):
         (found,) = portable([entry("cupy", *told), entry(memory, *told)])
         assert found.memory == memory
         assert [(rule.from_bytes, rule.algorithm) for rule in found.rules] == kept

@@ -5,9 +5,8 @@ import os
 import msgspec
 import pytest
 
-from collectives.__main__ import main
+from benchmarks import openmpi_rules
 from collectives.algorithms import names
-from collectives.bench.openmpi_rules import rules_file
 from collectives.calls.tuner import (
     DEFAULT,
     NEVER,
@@ -96,9 +95,9 @@ def test_one_node_says_nothing_about_several():
             "allreduce as messages was not measured with MPICH on about 2 ranks of one node",
         ),
         (
-            ("Open MPI", "scan", 8, 2, 2, True, True, False, "attached"),
+            ("Open MPI", "scan", 8, 2, 2, True, True, False, "adopted"),
             "was not measured with Open MPI on about 2 ranks of one node; mpirun -n 2 python -m "
-            "collectives tune --attach -o tuned.json measures it",
+            "collectives tune -o tuned.json measures it",
         ),
         (("Open MPI", "barrier", 0, 2, 2), "barriers are not measured"),
         (("Open MPI", "allreduce", 8, 1, 1), "a rank alone"),
@@ -178,7 +177,7 @@ def test_one_library_says_nothing_about_another():
 )
 def test_native_below(mpi, ranks, ordinary, shared):
     def below(memories):
-        return TABLE.native_below(mpi, "allreduce", ranks, ranks, memories)
+        return TABLE.native_below(Situation(mpi, "allreduce", 0, ranks, ranks), memories)
 
     assert (below(ORDINARY), below(SHARED)) == (ordinary, shared)
 
@@ -261,12 +260,12 @@ def test_rules_for_open_mpi(tmp_path, capsys):
 1 # sizes
 0 4 0 0 # hierarchical:local=8
 """
-    assert rules_file(TABLE) == wanted
+    assert openmpi_rules.rules_file(TABLE) == wanted
     path = tmp_path / "t.json"
     path.write_bytes(msgspec.json.encode(TABLE))
-    assert main(["export", str(path)]) == 0
+    assert openmpi_rules.main([str(path)]) == 0
     assert capsys.readouterr().out == wanted
-    assert main(["export"]) == 2
+    assert openmpi_rules.main([]) == 2
     assert "the table has no entry for ordinary memory" in capsys.readouterr().err
 
 
@@ -289,16 +288,6 @@ def test_adopted_arrays_are_shared_memory_from_some_size_on():
     measured = Entry("Open MPI", "allreduce", "adopted", 2, 2, [Rule(0, "ring", 1.5)])
     assert at(8, "adopted", [measured]).algorithm == "ring"
     assert "in adopted memory" in at(8, "adopted", [measured]).reason
-
-
-def test_attached_arrays_go_as_asked_for_or_as_measured():
-    assert at(512 << 10, "attached").algorithm == "native"
-    choice = at(1 << 20, "attached")
-    assert choice.algorithm == "direct" and "not measured" in choice.reason
-    slow = Entry("MPICH", "allreduce", "attached", 2, 2, [Rule(0, "native", 1.0)])
-    assert at(1 << 20, "attached", [slow]).algorithm == "native"
-    scan = Situation("Open MPI", "scan", 1 << 20, 2, 2, memory="attached")
-    assert choose(TABLE, scan).algorithm == "native"
 
 
 def test_a_table_of_before_has_the_facts_of_before(tmp_path):

@@ -8,17 +8,16 @@ ROOT = Path(__file__).parents[3]
 FACE = {"collectives"} | {f"collectives.{p.stem}" for p in (ROOT / "collectives").glob("*.py")}
 #: What lies deeper, and why mpitrain needs it.
 DEEPER = {
-    "collectives.analysis.own": "a job may name an algorithm of the program's own",
+    "collectives.analysis.user_code": "a job may name an algorithm of the program's own",
     "collectives.analysis.page": "pages of pipeline schedules have the style and keys of explore",
     "collectives.analysis.pictures": "find-lr refuses a picture's name as draw does, beforehand",
-    "collectives.calls.library": "doctor looks up the tuning table as a call does",
+    "collectives.calls.native": "doctor looks up the tuning table as a call does",
     "collectives.calls.tuner": "doctor says what auto would choose on this machine",
     "collectives.commands.arguments": "numbers on both command lines are read alike",
     "collectives.commands.program": "both command lines have --version and -v",
     "collectives.execution.memory": "doctor tries the node's memory alone, with no collective",
     "collectives.execution.transport": "Bytes, the type of what a faulty transport sends, and "
     "Envelope, what pipelines put their own messages into",
-    "collectives.execution.transport.checked": "chaos damages a sealed message",
     "collectives.execution.transport.cuda_probe": "doctor tries a transfer of device memory",
     "collectives.execution.transport.shared_memory": "doctor tries the node's memory alone",
     "collectives.execution.waiting": "ranks wait alike in pipelines and in collectives",

@@ -1,0 +1,170 @@
+"""Calls that ``auto`` leaves to the MPI library before they are parsed.
+
+Parsing a call takes longer than a small collective of the library, so ``auto`` looks at little more
+than sizes and types here: in less than a microsecond, mpi4py's own method is called instead.
+"""
+
+import sys
+from array import array
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives.calls.mpi4py_spec import LETTERS, PREDEFINED, TYPES
+from collectives.calls.native import COUNTABLE, library
+from collectives.calls.resources import Resources
+from collectives.calls.tuner import AUTOTUNED_BYTES, NEVER, ORDINARY, SHARED, Situation
+from collectives.contracts import contract
+from collectives.execution.memory import is_on_device
+from collectives.execution.progress import Progress
+
+#: NumPy's letters of types that are MPI's, too.  A string's are those of its letters, and mpi4py
+#: names types of times without taking such a buffer.
+_CHARS = frozenset(TYPES) - {"S", "U", "M", "m"}
+DTYPES = frozenset(map(np.dtype, _CHARS.intersection(np.typecodes["AllInteger"] + "?efdgFDG")))
+#: ``id`` of each of MPI's own types: asking a type takes an MPI call.
+_PREDEFINED = {
+    id(constant)
+    for constant in vars(MPI).values()
+    if isinstance(constant, MPI.Datatype) and constant.handle in PREDEFINED
+}
+#: Python's own buffers.
+_PYTHONS = (bytearray, bytes, memoryview, array)
+#: Types of PyTorch whose items are MPI's.
+_TORCHS = frozenset(
+    f"torch.{kind}"
+    for kind in [
+        *("float32", "float64", "complex64", "complex128", "bool"),
+        *("uint8", "int8", "int16", "int32", "int64"),
+    ]
+)
+
+
+class Limit(NamedTuple):
+    """The calls of a collective that are left to the MPI library.
+
+    Attributes:
+        below: bytes of the largest buffer, which these calls are below.
+        dtypes: NumPy's types of the buffers.
+        barred: ``id`` of types of MPI that are not left to it, although it has them.
+    """
+
+    below: int
+    dtypes: "frozenset[np.dtype[Any]]"
+    barred: frozenset[int]
+
+
+_BARRED = frozenset(map(id, LETTERS))
+#: MPI rounds a sum of 16-bit numbers with every rank: once on two, as ours is.
+_ROUNDED = DTYPES - {np.dtype(np.float16)}, _BARRED | {id(TYPES.get("e"))}
+
+
+def nbytes_of(
+    spec: Any,
+    dtypes: "frozenset[np.dtype[Any]]" = DTYPES,
+    barred: frozenset[int] = frozenset(),
+) -> int | None:
+    """Bytes of the memory in ``array``, ``[array, type]``, ``[array, count, type]`` and the like,
+    if it is NumPy's or Python's own and its types are among these; ``None`` for what takes longer
+    to read."""
+    kind = type(spec)
+    if kind is np.ndarray:
+        return spec.nbytes if spec.dtype in dtypes else None
+    if kind is list or kind is tuple:
+        if len(spec) < 2:  # mpi4py takes no list of an array alone
+            return None
+        items, last = spec[0], spec[-1]
+        if id(last) not in _PREDEFINED and _is_of_program(last):
+            return None
+        if id(last) in barred:
+            return None
+        if type(items) is np.ndarray:
+            return items.nbytes if items.dtype in dtypes else None
+        return None if type(items) in (list, tuple) else nbytes_of(items, dtypes, barred)
+    if kind in _PYTHONS:
+        try:
+            view = memoryview(spec)
+        except ValueError:  # it was released; whether that matters, the reader knows
+            return None
+        return view.nbytes if view.format in _CHARS else None
+    return _nbytes_of_tensor(spec)
+
+
+def is_misread(spec: Any, reduces: bool) -> bool:
+    """Whether mpi4py may refuse a buffer's items or take them for others: it knows 16-bit numbers
+    of torch as bytes, and sums those."""
+    if type(spec) is np.ndarray:
+        return spec.dtype not in DTYPES
+    items, last = spec, None
+    if type(spec) in (list, tuple) and len(spec) > 1:
+        items, last = spec[0], spec[-1]
+    if isinstance(last, MPI.Datatype) and _is_of_program(last):
+        return False
+    if reduces and id(last) in _BARRED:
+        return True
+    if isinstance(items, np.ndarray):
+        return items.dtype not in DTYPES
+    if not hasattr(items, "__dlpack__") or is_on_device(items):
+        return False
+    return nbytes_of(items) is None
+
+
+def _is_of_program(last: Any) -> bool:
+    """Whether the end of a specification is a type that is not known to be MPI's."""
+    if isinstance(last, MPI.Datatype):
+        return last.handle not in PREDEFINED
+    return isinstance(last, str)
+
+
+def _nbytes_of_tensor(tensor: Any) -> int | None:
+    """Bytes of a tensor of PyTorch that mpi4py reads, too."""
+    torch = sys.modules.get("torch")
+    if torch is None or type(tensor) is not torch.Tensor or str(tensor.dtype) not in _TORCHS:
+        return None
+    plain = tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.requires_grad
+    plain = plain and not (tensor.is_neg() or tensor.is_conj())
+    return int(tensor.nbytes) if plain else None
+
+
+class Limits(dict[str, Limit]):
+    """The limit of each collective.
+
+    It is a dictionary, as an all-reduce of 8 bytes takes less than ten Python calls.
+
+    Args:
+        unequal: for v-variants.  Few ranks know how long the others' blocks are, so that all of
+            them are left to the library, or none.
+    """
+
+    def __init__(self, resources: Resources, progress: Progress, unequal: bool = False) -> None:
+        self._resources = resources
+        self._progress = progress
+        self._unequal = unequal
+
+    def __missing__(self, collective: str) -> Limit:
+        resources, settings = self._resources, self._resources.settings
+        reduces = contract(collective).reduces
+        auto = settings.algorithm == "auto" and not settings.check and not settings.timeout
+        auto = auto and not settings.needs_messages and not (settings.reproducible and reduces)
+        below = self.of_auto(collective) if auto else 0
+        if (self._unequal and below < NEVER) or self._progress.traffic is not None:
+            below = 0
+        if not reduces:
+            types = DTYPES, frozenset[int]()
+        else:
+            types = (DTYPES, _BARRED) if below and resources.comm.size <= 2 else _ROUNDED
+        found = self[collective] = Limit(min(below, COUNTABLE), *types)
+        return found
+
+    def of_auto(self, collective: str) -> int:
+        """The bytes below which ``auto`` takes the MPI library's own.  Collective at first use.
+
+        No array lies in memory that the ranks share before one was asked for.
+        """
+        resources = self._resources
+        per_node, table = resources.facts
+        memories = ORDINARY if resources.node is None or self._unequal else SHARED
+        call = Situation(library(), collective, 0, resources.comm.size, per_node)
+        below = table.native_below(call, memories)
+        return min(below, AUTOTUNED_BYTES) if resources.settings.autotune else below

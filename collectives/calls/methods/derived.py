@@ -1,0 +1,113 @@
+"""The nonblocking and the persistent collectives, made from the blocking ones.
+
+Each has the signature of its blocking method, for readers of code and for those who ask Python.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec
+
+from mpi4py import MPI
+
+from collectives.algorithms import Algorithm
+from collectives.calls import arguments
+from collectives.calls.engine import AnyPlan, Begun, Engine
+from collectives.calls.methods.blocking import Blocking
+
+P = ParamSpec("P")
+
+
+def _nonblocking(
+    blocking: Callable[Concatenate[Blocking, P], None],
+) -> Callable[Concatenate[Any, P], Begun]:
+    """The nonblocking form of a method."""
+    read = getattr(arguments, blocking.__name__.lower())
+
+    def method(
+        self: "Nonblocking", *given: Any, algorithm: Algorithm | str | None = None, **named: Any
+    ) -> Begun:
+        return self._engine.begin(read(*given, **named), algorithm)
+
+    method.__name__ = f"I{blocking.__name__.lower()}"
+    method.__doc__ = f":meth:`{blocking.__name__}` under way."
+    method.__signature__ = inspect.signature(blocking).replace(return_annotation=Begun)  # type: ignore[attr-defined]
+    return method
+
+
+def _persistent(
+    blocking: Callable[Concatenate[Blocking, P], None],
+) -> Callable[Concatenate[Any, P], AnyPlan]:
+    """The persistent form of a method, which takes ``info`` behind the blocking one's arguments."""
+    read = getattr(arguments, blocking.__name__.lower())
+    signature = inspect.signature(blocking)
+    *own, algorithm = signature.parameters.values()
+    info = inspect.Parameter("info", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=MPI.INFO_NULL)
+
+    def method(
+        self: "Persistent", *given: Any, algorithm: Algorithm | str | None = None, **named: Any
+    ) -> AnyPlan:
+        named.pop("info", None)
+        return self._engine.make(read(*given[: len(own) - 1], **named), algorithm)
+
+    method.__name__ = f"{blocking.__name__}_init"
+    method.__doc__ = f"A plan for :meth:`{blocking.__name__}`."
+    parameters = [*own, info, algorithm]
+    method.__signature__ = inspect.Signature(parameters, return_annotation=AnyPlan)  # type: ignore[attr-defined]
+    return method
+
+
+class Nonblocking:
+    """Each returns a plan for one run; where the MPI library carries it out, that is an
+    ``MPI.Request``, too.
+
+    Call ``Wait`` for it, with calls of ``Test`` in between.  The buffers are the plan's until
+    ``Wait`` has returned, or ``Test`` ``True``.  Buffers and errors are those of
+    :class:`~collectives.calls.methods.blocking.Blocking`.
+    """
+
+    _engine: Engine
+
+    Iallreduce = _nonblocking(Blocking.Allreduce)
+    Ireduce_scatter_block = _nonblocking(Blocking.Reduce_scatter_block)
+    Ireduce_scatter = _nonblocking(Blocking.Reduce_scatter)
+    Iallgather = _nonblocking(Blocking.Allgather)
+    Iallgatherv = _nonblocking(Blocking.Allgatherv)
+    Ialltoall = _nonblocking(Blocking.Alltoall)
+    Ialltoallv = _nonblocking(Blocking.Alltoallv)
+    Ibcast = _nonblocking(Blocking.Bcast)
+    Ireduce = _nonblocking(Blocking.Reduce)
+    Igather = _nonblocking(Blocking.Gather)
+    Igatherv = _nonblocking(Blocking.Gatherv)
+    Iscatter = _nonblocking(Blocking.Scatter)
+    Iscatterv = _nonblocking(Blocking.Scatterv)
+    Iscan = _nonblocking(Blocking.Scan)
+    Iexscan = _nonblocking(Blocking.Exscan)
+    Ibarrier = _nonblocking(Blocking.Barrier)
+
+
+class Persistent:
+    """Each returns a plan to be run by ``Start`` and ``Wait`` or as a function, until ``Free``.
+
+    The plan keeps the buffers alive.  Making it is collective, as MPI's is.  ``info`` is there as
+    MPI has it, and is ignored.  Buffers and errors are those of
+    :class:`~collectives.calls.methods.blocking.Blocking`.
+    """
+
+    _engine: Engine
+
+    Allreduce_init = _persistent(Blocking.Allreduce)
+    Reduce_scatter_block_init = _persistent(Blocking.Reduce_scatter_block)
+    Reduce_scatter_init = _persistent(Blocking.Reduce_scatter)
+    Allgather_init = _persistent(Blocking.Allgather)
+    Allgatherv_init = _persistent(Blocking.Allgatherv)
+    Alltoall_init = _persistent(Blocking.Alltoall)
+    Alltoallv_init = _persistent(Blocking.Alltoallv)
+    Bcast_init = _persistent(Blocking.Bcast)
+    Reduce_init = _persistent(Blocking.Reduce)
+    Gather_init = _persistent(Blocking.Gather)
+    Gatherv_init = _persistent(Blocking.Gatherv)
+    Scatter_init = _persistent(Blocking.Scatter)
+    Scatterv_init = _persistent(Blocking.Scatterv)
+    Scan_init = _persistent(Blocking.Scan)
+    Exscan_init = _persistent(Blocking.Exscan)
+    Barrier_init = _persistent(Blocking.Barrier)

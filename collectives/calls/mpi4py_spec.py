@@ -1,0 +1,204 @@
+"""The parts of mpi4py's buffer specifications, and items of derived types that have gaps."""
+
+import weakref
+from collections.abc import Iterable, Sequence
+from operator import index
+from typing import Any, NamedTuple, Self
+
+from mpi4py import MPI
+
+from collectives.errors import InvalidBuffer, InvalidBufferType, UnknownType
+from collectives.execution.memory import Items
+
+
+def _is_whole(datatype: MPI.Datatype) -> bool:
+    """Whether this MPI can use a type that mpi4py has a name for.
+
+    Open MPI 4.1 has nothing behind ``FLOAT16_T``.  MPICH 4.0 knows its size and not its name, and
+    ends the process that adds or packs it.
+    """
+    return bool(datatype.handle) and datatype != MPI.DATATYPE_NULL and bool(datatype.name)
+
+
+_CONSTANTS = [found for found in vars(MPI).values() if isinstance(found, MPI.Datatype)]
+#: Handles of MPI's own types.
+PREDEFINED = frozenset(found.handle for found in _CONSTANTS if _is_whole(found))
+_LACKING = frozenset(found.handle for found in _CONSTANTS) - PREDEFINED
+#: MPI's own types by NumPy's letters and by their names.
+TYPES = {name: found for name, found in MPI._typedict.items() if found.handle in PREDEFINED}
+#: MPI's types of bytes and letters, on which no arithmetic is defined.  Some libraries add them all
+#: the same, as the small integers that they are not.
+LETTERS = (MPI.BYTE, MPI.PACKED, MPI.CHAR, MPI.WCHAR)
+
+
+def whole_number(value: Any) -> int | None:
+    """``value`` as an integer; ``None`` if it is no whole number."""
+    try:
+        return index(value)
+    except TypeError:
+        return None
+
+
+def number(value: Any, role: str, what: str) -> int:
+    """A number from 0 on; raises :class:`InvalidBuffer` for anything else."""
+    found = whole_number(value)
+    if found is None or found < 0:
+        kind = InvalidBufferType if found is None else InvalidBuffer
+        raise kind(f"the {role} buffer's {what} is {value!r}, not a number from 0 on")
+    return found
+
+
+def numbers(values: Any, role: str, what: str, blocks: int) -> tuple[int, ...]:
+    """One for each block; a single number stands for all.
+
+    Raises:
+        InvalidBuffer: they are no whole numbers, or not one for each block.
+    """
+    one = whole_number(values)
+    if one is not None:
+        return (one,) * blocks
+    try:
+        found = tuple(index(v) for v in values)
+    except TypeError:
+        raise InvalidBufferType(f"the {role} buffer's {what} are no whole numbers") from None
+    if len(found) != blocks:
+        raise InvalidBuffer(
+            f"the {role} buffer has {len(found)} {what}, but there are {blocks} ranks"
+        )
+    return found
+
+
+def parts(spec: object, vector: bool = False) -> tuple[object, Any, Any, MPI.Datatype | str | None]:
+    """The array, count, displacement and type of a specification; those of blocks if it is a
+    v-variant's, where a list of two is two counts."""
+    if not isinstance(spec, list | tuple):
+        return spec, None, None, None
+    data, *rest = spec or [None] * 5
+    datatype = None
+    if rest and isinstance(rest[-1], MPI.Datatype | str):
+        datatype = rest.pop()
+    elif len(rest) > 1 and (rest[-1] is None or not vector):
+        datatype = rest.pop()  # to be inferred, or refused
+    if len(rest) == 1 and isinstance(rest[0], tuple if vector else (list, tuple)):
+        rest = list(rest[0]) if len(rest[0]) == 2 else rest
+    if len(rest) > 2:
+        raise InvalidBuffer(f"a buffer specification has 1 to 4 parts, this one has {len(spec)}")
+    count, displacement = [*rest, None, None][:2]
+    return data, count, displacement, datatype
+
+
+def named_type(datatype: MPI.Datatype | str, role: str) -> MPI.Datatype:
+    """A type of this MPI; raises :class:`InvalidBuffer` for anything else."""
+    if isinstance(datatype, str):
+        if datatype not in TYPES:
+            raise UnknownType(f"the {role} buffer names the type {datatype!r}, which MPI has not")
+        datatype = TYPES[datatype]
+    if not isinstance(datatype, MPI.Datatype):
+        raise InvalidBufferType(
+            f"the {role} buffer's type is a {type(datatype).__name__}; pass an MPI.Datatype"
+        )
+    if datatype.handle in _LACKING:
+        raise InvalidBuffer(f"the {role} buffer names a datatype that this MPI does not have")
+    return datatype
+
+
+class Block(NamedTuple):
+    """``length`` items from item ``start`` of a buffer on."""
+
+    start: int
+    length: int
+
+
+class Gaps:
+    """Memory of the caller whose items have gaps between or inside them; packs and unpacks it.
+
+    Args:
+        keep: the object that keeps the memory alive.
+        address: address of item 0.
+        datatype: type of an item.  It is duplicated, as the caller may free it before the run.
+        blocks: which items are packed, one behind the other.
+    """
+
+    def __init__(
+        self, keep: object, address: int, datatype: MPI.Datatype, blocks: Sequence[Block]
+    ) -> None:
+        self._keep = keep
+        self._address = address
+        self._extent = datatype.Get_extent()[1]
+        self._datatype = datatype.Dup()
+        self._blocks = [block for block in blocks if block.length]
+        weakref.finalize(self, free_types, [self._datatype]).atexit = False
+
+    @classmethod
+    def at_bottom(cls, datatype: MPI.Datatype, blocks: Sequence[Block]) -> Self:
+        """Items whose displacements from ``MPI.BOTTOM`` are addresses; only the caller knows what
+        keeps their memory alive."""
+        first, extent = datatype.Get_true_extent()[0], datatype.Get_extent()[1]
+        moved = datatype.Create_hindexed([1], [-first])
+        relative = moved.Create_resized(0, extent).Commit()
+        made = cls(None, first, relative, blocks)
+        free_types((moved, relative))
+        return made
+
+    def pack(self, packed: Items) -> None:
+        """Copies the items into ``packed``, bytes without gaps."""
+        position = 0
+        for memory in self._memories(readonly=True):
+            position = self._datatype.Pack(memory, packed, position, MPI.COMM_SELF)
+        self._expect(position, packed)
+
+    def unpack(self, packed: Items) -> None:
+        """Copies ``packed`` into the items; what lies in the gaps stays."""
+        position = 0
+        for memory in self._memories(readonly=False):
+            position = self._datatype.Unpack(packed, position, memory, MPI.COMM_SELF)
+        self._expect(position, packed)
+
+    def _memories(self, readonly: bool) -> list[MPI.buffer]:
+        return [
+            MPI.buffer.fromaddress(
+                self._address + start * self._extent, count * self._extent, readonly
+            )
+            for start, count in self._blocks
+        ]
+
+    def _expect(self, position: int, packed: Items) -> None:
+        if position != packed.nbytes:
+            raise InvalidBuffer(
+                f"this MPI packs items of {packed.nbytes} bytes into {position}; call with "
+                "algorithm='native'"
+            )
+
+
+def fills_its_extent(datatype: MPI.Datatype) -> bool:
+    """Whether its items, one behind the other, leave no byte between them."""
+    size = datatype.Get_size()
+    return datatype.Get_extent() == datatype.Get_true_extent() == (0, size)
+
+
+def is_one_block(datatype: MPI.Datatype) -> bool:
+    """Whether its numbers are known to lie one behind the other, in this order.
+
+    A type may fill its extent and have them in another order, as the one of a transposed matrix
+    does.
+    """
+    if datatype.is_predefined or not fills_its_extent(datatype):
+        return fills_its_extent(datatype)
+    if datatype.combiner not in (
+        MPI.COMBINER_DUP,
+        MPI.COMBINER_CONTIGUOUS,
+        MPI.COMBINER_RESIZED,
+    ):
+        return False
+    parts = datatype.Get_contents()[-1]
+    try:
+        return all(map(is_one_block, parts))
+    finally:
+        free_types(part for part in parts if not part.is_predefined)
+
+
+def free_types(types: Iterable[MPI.Datatype]) -> None:
+    """Frees them while MPI is there."""
+    if not MPI.Is_finalized():
+        for datatype in types:
+            datatype.Free()

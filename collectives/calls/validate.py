@@ -1,0 +1,312 @@
+"""Parses a call, compares it across the ranks, and has a program's own algorithm proved."""
+
+import logging
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives.algorithms import REGISTRY, Algorithm, find, names, own, parse
+from collectives.algorithms.guard import words
+from collectives.analysis.claims import digest, is_aligned, kept, prove_claims
+from collectives.analysis.user_code import is_own, named
+from collectives.calls.arguments import Arguments
+from collectives.calls.buffers import read_buffer
+from collectives.calls.call import Call
+from collectives.calls.fast_path import is_misread
+from collectives.calls.parse_call import expect_able, parse_call
+from collectives.calls.reproducible import is_rounded
+from collectives.calls.resources import Resources
+from collectives.errors import (
+    CollectiveError,
+    InvalidBuffer,
+    MismatchError,
+    ScheduleError,
+    UnknownAlgorithm,
+)
+from collectives.execution.progress import Progress
+from collectives.failure.history import call_site
+from collectives.schedule import Schedule
+
+log = logging.getLogger("collectives")
+#: Seconds of a proof that are worth a warning.
+_LONG = 10.0
+
+
+class Validator:
+    """Validates the calls of one communicator.
+
+    Args:
+        comm: the caller's own.  It may be freed: MPI raises then, where a copy would crash.
+        progress: the communicator's plans that are under way.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, resources: Resources, progress: Progress) -> None:
+        self.comm = comm
+        self.settings = resources.settings
+        self.resources = resources
+        self.progress = progress
+        self._compared = 0
+        self._proofs = Proofs(resources.gathered)
+
+    def default(self, collective: str) -> str:
+        """The communicator's algorithm, where this collective has it."""
+        name, _ = parse(self.settings.algorithm)
+        known = name in ("auto", "native", *names(collective))
+        default = self.settings.algorithm if known else "auto"
+        return "native" if collective == "barrier" and default == "auto" else default
+
+    def call(self, arguments: Arguments, algorithm: Algorithm | str, form: str) -> Call:
+        """The parsed call; a program's own algorithm is proved before its first use.
+
+        With ``check``, all ranks raise if one of them has to, or makes the call in another
+        ``form``.
+        """
+        refused: Exception | None = None
+        call: Call | None = None
+        try:
+            arguments = self._with_counts(arguments)
+            call = self._parsed(arguments, self._named(algorithm, arguments))
+        except (CollectiveError, TypeError, ValueError, BufferError, MPI.Exception) as error:
+            refused = error
+        if self.settings.check:
+            lengths = call.lengths if call is not None else {}
+            form += ", reproducible" if self.settings.reproducible else ""
+            self._expect_alike(f"{refused or call}{form}", lengths)
+        if call is None:
+            assert refused is not None, "a call is parsed or refused"
+            raise refused
+        if own(call.collective, call.algorithm):
+            self.progress.expect_whole()
+            size = call.member.size
+            proved = self._proofs.schedule(
+                call, algorithm, lambda: self.resources.ranks_per_node == size
+            )
+            call = replace(call, proved=proved)
+        expect_able(call)
+        return call
+
+    def _parsed(self, arguments: Arguments, algorithm: str) -> Call:
+        """The call, refused before the ranks meet if it cannot be done, so that it can be made
+        again."""
+        call = parse_call(arguments, algorithm, self.comm.rank, self.comm.size)
+        if self.settings.reproducible and is_rounded(call):
+            call.refuse_overlap()
+        return call
+
+    def for_native(self, arguments: Arguments) -> Arguments:
+        """The arguments of the MPI library's own collective, which is not parsed otherwise.
+
+        Raises:
+            InvalidBuffer: mpi4py would take the items for others than they are.
+        """
+        reduces = arguments.op is not None
+        if not (is_misread(arguments.recvbuf, reduces) or is_misread(arguments.sendbuf, reduces)):
+            return arguments
+        return parse_call(arguments, "native", self.comm.rank, self.comm.size).arguments
+
+    def agree(self, what: str) -> None:
+        """With ``check``, all ranks raise unless all do the same."""
+        if self.settings.check:
+            self._expect_alike(what, {})
+
+    def _named(self, algorithm: Algorithm | str, arguments: Arguments) -> str:
+        """The algorithm's name.  If a program's own cannot be had, all ranks hear of it, as the
+        others may be about to prove it."""
+        try:
+            return named(algorithm, arguments.collective)
+        except CollectiveError as error:
+            if is_own(algorithm) and not self.settings.check:
+                self.progress.expect_whole()
+                self._proofs.refuse(arguments, algorithm, error)
+            raise
+
+    def _with_counts(self, arguments: Arguments) -> Arguments:
+        """``Reduce_scatter`` without counts: each rank's is what its receive buffer holds."""
+        without = arguments.vector and arguments.recvcounts is None and not arguments.is_in_place
+        if arguments.collective != "reduce_scatter" or not without:
+            return arguments
+        self.progress.expect_whole()
+        counts = np.full(self.comm.size, -1)
+        refused = None
+        try:
+            counts[self.comm.rank] = read_buffer(arguments.recvbuf, "receive").items.size
+        except InvalidBuffer as error:
+            refused = error
+        self.resources.wait(self.resources.channel.Iallreduce(MPI.IN_PLACE, counts, MPI.MAX))
+        if refused is not None:
+            raise refused
+        if counts.min() < 0:
+            raise InvalidBuffer(
+                f"reduce_scatter: rank {counts.argmin()} passes a receive buffer that cannot be "
+                "used"
+            )
+        return arguments._replace(recvcounts=counts.tolist())
+
+    def _expect_alike(self, call: str, lengths: Mapping[Hashable, int]) -> None:
+        """Compares a call across the ranks; collective.
+
+        Cost: an all-gather of 8 bytes a rank, and one of some 200; for a v-variant, of its counts,
+        too.
+
+        Args:
+            call: the call in words that are the same on all ranks.
+            lengths: bytes of blocks by name; ranks that know a block must know the same length.
+
+        Raises:
+            MismatchError: on all ranks, unless they all make the same call.
+        """
+        self.progress.expect_whole()
+        self._compared += 1
+        code, line = call_site()
+        site = f"{Path(code.co_filename).name}:{line}" if code else "unknown place"
+        everybody = self.resources.gathered((call, site, dict(lengths)))
+        ranks: dict[str, list[int]] = {}
+        for rank, (other, _, _) in enumerate(everybody):
+            ranks.setdefault(other, []).append(rank)
+        where = f"(number {self._compared} of this communicator)"
+        if len(ranks) > 1:
+            listed = "; ".join(
+                f"rank{'s' * (len(who) > 1)} {', '.join(map(str, who))}: {what} "
+                f"(at {everybody[who[0]][1]})"
+                for what, who in ranks.items()
+            )
+            raise MismatchError(f"the ranks' calls do not belong together {where}: {listed}")
+        known: dict[Hashable, tuple[int, int]] = {}
+        for rank, (_, place, told) in enumerate(everybody):
+            for block, nbytes in told.items():
+                first, length = known.setdefault(block, (rank, nbytes))
+                if length != nbytes:
+                    raise MismatchError(
+                        f"the ranks' counts do not belong together {where}: {call}: rank {first} "
+                        f"(at {everybody[first][1]}) has {length} bytes where rank {rank} (at "
+                        f"{place}) has {nbytes}: {_block(block)}"
+                    )
+
+
+def _block(block: Hashable) -> str:
+    if isinstance(block, tuple):
+        return f"the block from rank {block[0]} to rank {block[1]}"
+    return f"the block of rank {block}"
+
+
+class Proofs:
+    """The proofs of one communicator.
+
+    Each rank generates the parts of all ranks, proves them and keeps them, and the ranks compare
+    their digests.  So what was proved is what runs, whatever a generator does later.
+
+    Args:
+        gathered: gives the objects that all ranks pass; collective.
+    """
+
+    def __init__(self, gathered: Callable[[Any], list[Any]]) -> None:
+        self._gathered = gathered
+        #: As callers asked, which is the same on all ranks even where one cannot have it.
+        self._agreed: set[tuple[str, str, object]] = set()
+        self._proved: dict[tuple[str, str, int], Schedule] = {}
+
+    def schedule(self, call: Call, asked: Algorithm | str, whole: Callable[[], bool]) -> Schedule:
+        """The schedule of a program's own algorithm, without segments; it is proved before its
+        first use, which is collective.
+
+        Cost: once for each algorithm with its options, and root: a step of Python on each rank for
+        each step of all ranks, twice in place; 128 ranks of a ring take seconds.
+
+        Args:
+            asked: the algorithm as the caller named it.
+            whole: whether to keep the parts of all ranks, which shared memory needs; collective.
+
+        Raises:
+            ScheduleError: on all ranks: it is wrong at this number of ranks.
+            MismatchError: on all ranks: they have different algorithms of this name.
+            UnknownAlgorithm: on all ranks: it is not for this number of ranks, or options.
+        """
+        key = (call.collective, call.algorithm, call.root)
+        agreed = (call.collective, str(asked), call.root)
+        schedule = self._proved.get(key)
+        if schedule is not None and agreed in self._agreed:
+            return schedule
+        found, problem = "", None
+        if schedule is None:
+            try:
+                schedule = _proved(call)
+                found = f"{own(call.collective, call.algorithm)} {digest(schedule)}"
+            except CollectiveError as error:
+                problem = error
+            except Exception as error:  # of the steps' parts
+                problem = ScheduleError(f"{call.collective} {call.algorithm}: {words(error)}")
+        self._agree(call.algorithm, found, problem)
+        assert schedule is not None, "no rank has a problem"
+        if found and not whole():
+            mine = tuple(schedule.rounds(call.member.rank))
+            schedule = replace(schedule, generate=lambda rank: iter(mine))
+        self._proved[key] = schedule
+        self._agreed.add(agreed)
+        return schedule
+
+    def refuse(
+        self, arguments: Arguments, asked: Algorithm | str, problem: CollectiveError
+    ) -> None:
+        """Tells the other ranks, which may be about to prove it, that this one cannot have the
+        algorithm that was ``asked`` for.  Collective where they are.
+
+        Raises:
+            MismatchError: on all ranks, if others have it.
+        """
+        if (arguments.collective, str(asked), arguments.root) not in self._agreed:
+            self._agree(str(asked), "", problem)
+
+    def _agree(self, name: str, found: str, problem: CollectiveError | None) -> None:
+        """Raises on all ranks if one has a problem, or has found another algorithm than rank 0.
+
+        Another rank may not know a program's own class of errors: the error is of that one of ours
+        which the class inherits from.
+        """
+        mine = problem and (_ours(type(problem)), str(problem))
+        told = self._gathered((found, mine))
+        first = told[0]
+        if first[1] is not None:
+            kind, text = first[1]
+            raise kind(text)
+        for rank, (_, other) in enumerate(told):
+            if other is not None:
+                raise MismatchError(f"rank {rank}: {other[1]}; rank 0 has this algorithm")
+        others = [str(rank) for rank, (digest, _) in enumerate(told) if digest != first[0]]
+        if others:
+            raise MismatchError(
+                f"{name}: ranks {', '.join(others)} registered another algorithm of this name than "
+                "rank 0; register the same on all ranks"
+            )
+
+
+def _ours(error: type[CollectiveError]) -> type[CollectiveError]:
+    return next(kind for kind in error.__mro__ if kind.__module__ == CollectiveError.__module__)
+
+
+def _proved(call: Call) -> Schedule:
+    """The schedule of all ranks, as it is generated now and proved.
+
+    Raises:
+        CollectiveError: it is wrong.
+    """
+    collective, size = call.collective, call.member.size
+    name, options = parse(call.algorithm)
+    in_segments = options.pop("segments", None) is not None
+    schedule = kept(REGISTRY.schedule(collective, name, size, call.root, **options))
+    schedule = replace(schedule, aligned=is_aligned(schedule))
+    if in_segments and not schedule.aligned:
+        raise UnknownAlgorithm(
+            f"{schedule}: no segments, as some messages leave in a round of another number than "
+            "they arrive in; let ranks that have nothing to do yield empty rounds until then"
+        )
+    begun = perf_counter()
+    prove_claims(find(collective, name), schedule)
+    seconds = perf_counter() - begun
+    level = logging.WARNING if seconds > _LONG else logging.INFO
+    log.log(level, "%s: proved in %.1f s, once for this communicator", schedule, seconds)
+    return schedule

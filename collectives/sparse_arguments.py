@@ -1,0 +1,111 @@
+"""The arguments of a sparse all-reduce: read on each rank, refused on all of them."""
+
+import operator
+import sys
+import zlib
+from typing import Any, SupportsIndex
+
+import numpy as np
+from mpi4py import MPI
+
+from collectives.calls.engine import Engine
+from collectives.errors import InvalidBuffer, MismatchError
+from collectives.execution.pairs import Array, Stream
+from collectives.execution.traffic import Traffic
+
+_INDEX_TYPES = (np.dtype(np.uint32), np.dtype(np.uint64))
+#: Room for the reason why a rank refuses its arguments.
+_REASON_BYTES = 256
+_COMPARED = ("length", "dense_at", "type of the values", "type of the indices")
+
+
+def agreed(
+    engine: Engine,
+    indices: object,
+    values: object,
+    length: object,
+    dense_at: object,
+    traffic: object,
+) -> tuple[Stream, int, int]:
+    """This rank's pairs, the length, and the most pairs that travel as such, once no rank refuses
+    its arguments."""
+    refused: Exception | None = None
+    told = np.full(1 + 2 * len(_COMPARED), np.iinfo(np.int64).min)
+    try:
+        mine, size, limit = _read(indices, values, length, dense_at, traffic)
+        assert mine.indices is not None, "callers give pairs"
+        kinds = [zlib.crc32(array.dtype.name.encode()) for array in (mine.values, mine.indices)]
+        numbers = np.array([size, limit, *kinds])
+        told[:] = [0, *numbers, *-numbers]
+    except Exception as error:  # whatever it is: the others are waiting
+        refused = error
+        told[0] = engine.channel.size - engine.channel.rank
+    engine.complete(engine.channel.Iallreduce(MPI.IN_PLACE, told, MPI.MAX))
+    if told[0]:
+        known = isinstance(refused, InvalidBuffer)
+        reason = str(refused) if known else f"{type(refused).__name__}: {refused}"
+        _raise_all(engine, engine.channel.size - int(told[0]), reason)
+    most, least = told[1 : 1 + len(_COMPARED)], -told[1 + len(_COMPARED) :]
+    for what, highest, lowest in zip(_COMPARED, most, least):
+        if highest != lowest:
+            numbers_differ = f": {lowest} to {highest}" if what in ("length", "dense_at") else ""
+            raise MismatchError(f"the ranks' sparse_allreduce differ in {what}{numbers_differ}")
+    return mine, size, limit
+
+
+def _raise_all(engine: Engine, rank: int, reason: str) -> None:
+    """Raises the refusal of ``rank`` on all ranks."""
+    text = np.zeros(_REASON_BYTES, np.uint8)
+    encoded = reason.encode()[:_REASON_BYTES]
+    text[: len(encoded)] = list(encoded)
+    engine.complete(engine.channel.Ibcast(text, rank))
+    raise InvalidBuffer(f"rank {rank}: {text.tobytes().rstrip(bytes(1)).decode(errors='replace')}")
+
+
+def _read(
+    indices: Any, values: Any, length: object, dense_at: object, traffic: object
+) -> tuple[Stream, int, int]:
+    """Understands one rank's arguments; raises :class:`InvalidBuffer`, or what NumPy raises."""
+    size = _whole_number("length", length)
+    most = size if dense_at is None else _whole_number("dense_at", dense_at)
+    if not isinstance(traffic, Traffic | None):
+        raise InvalidBuffer(f"traffic is a Traffic, not a {type(traffic).__name__}")
+    at, given = np.array(indices), np.array(values)  # copies, so that no result is the caller's
+    if at.ndim != 1 or at.shape != given.shape:
+        raise InvalidBuffer(
+            f"indices and values are lists of the same length, not of shapes {at.shape} and "
+            f"{given.shape}"
+        )
+    if at.dtype not in _INDEX_TYPES:
+        raise InvalidBuffer(f"indices are of type {at.dtype}; convert them to uint32 or uint64")
+    number = given.dtype.kind in "fc" or (given.dtype.kind == "V" and given.dtype.type != np.void)
+    if not number or not given.dtype.isnative:
+        raise InvalidBuffer(f"values are of type {given.dtype}; convert them to floating point")
+    if size * given.itemsize > sys.maxsize:
+        raise InvalidBuffer(f"a vector of {size} values of {given.dtype} has too many bytes")
+    expect_rising(at, size)
+    pair = at.itemsize + given.itemsize
+    limit = size * given.itemsize // pair if dense_at is None else min(most, size)
+    return Stream(at, given), size, limit
+
+
+def expect_rising(indices: Array, length: int) -> None:
+    """Raises :class:`InvalidBuffer`: indices do not rise, or lie outside of a vector."""
+    falling = np.flatnonzero(indices[1:] <= indices[:-1])
+    if falling.size:
+        k = int(falling[0])
+        if indices[k] == indices[k + 1]:
+            raise InvalidBuffer(f"index {indices[k]} comes twice; add its values up first")
+        after = f"index {indices[k + 1]} comes after {indices[k]}"
+        raise InvalidBuffer(f"{after}; sort the pairs by index")
+    if indices.size and int(indices[-1]) >= length:
+        raise InvalidBuffer(f"index {indices[-1]} lies outside of a vector of {length} values")
+
+
+def _whole_number(name: str, value: object) -> int:
+    if isinstance(value, bool | np.bool_) or not isinstance(value, SupportsIndex):
+        raise InvalidBuffer(f"{name} is {value!r}, of type {type(value).__name__}; give an integer")
+    number = operator.index(value)
+    if not 0 <= number <= sys.maxsize:
+        raise InvalidBuffer(f"{name} cannot be {number}; it lies in 0..{sys.maxsize}")
+    return number
