@@ -1,7 +1,7 @@
 """Several arrays of each sample in one array of records, whose fields they are.
 
-What a data set gives as a tuple has fields ``"0"``, ``"1"``, ...; what it gives as a dictionary has
-its keys.  An array that is alone stays as it is, under the name ``""``.
+A tuple of a data set has fields ``"0"``, ``"1"``, ...; a dictionary has its keys.  An array that is
+alone stays as it is, under the name ``""``.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,7 +18,7 @@ class Fields(tuple[int, ...]):
     """The shape of a sample that is a record: without axes, and the type says the rest.
 
     Attributes:
-        dtype: of the record.
+        dtype: type of the record.
     """
 
     dtype: np.dtype[Any]
@@ -33,7 +33,7 @@ class Fields(tuple[int, ...]):
 
 
 def named(values: T | tuple[T, ...] | Mapping[str, T]) -> dict[str, T]:
-    """By the names of fields.
+    """The values by the names of their fields.
 
     Raises:
         ValueError: a key of a dictionary cannot be a field's name.
@@ -49,7 +49,7 @@ def named(values: T | tuple[T, ...] | Mapping[str, T]) -> dict[str, T]:
 
 
 def as_given(values: Mapping[str, T]) -> T | tuple[T, ...] | dict[str, T]:
-    """As whoever named them had them: one, a tuple, or a dictionary."""
+    """The values in their first form: one, a tuple, or a dictionary."""
     if "" in values:
         return values[""]
     return tuple(values.values()) if "0" in values else dict(values)
@@ -62,7 +62,7 @@ def fields(array: Array) -> dict[str, Array]:
 
 
 def joined(values: Mapping[str, Array]) -> Array:
-    """One array of as many records as each of them has rows, or the array that is alone."""
+    """One array with a record for each row of the arrays, or the array that is alone."""
     if "" in values:
         return values[""]
     kind = np.dtype([(name, array.dtype, array.shape[1:]) for name, array in values.items()])
@@ -73,22 +73,22 @@ def joined(values: Mapping[str, Array]) -> Array:
 
 
 def shapes(kind: np.dtype[Any]) -> dict[str, Shape]:
-    """Of the fields of a record."""
+    """The shapes of a record's fields, by name."""
     return {name: kind[name].shape for name in kind.names or ()}
 
 
 def zeros(count: int, shape: Shape, kind: Any) -> dict[str, Array]:
-    """So many samples of zeros; ``kind`` is the type where ``shape`` does not say it."""
+    """``count`` samples of zeros; ``kind`` is the type where ``shape`` does not say it."""
     if isinstance(shape, Fields):
         return fields(np.zeros(count, shape.dtype))
     return fields(np.zeros((count, *shape), kind))
 
 
 class Partial(np.ndarray[Any, Any]):
-    """Gradients by the parts of samples, some of which the loss does not follow from: they are 0.
+    """Gradients by the parts of samples; those that the loss does not depend on are 0.
 
     Attributes:
-        unused: names of these.
+        unused: names of the parts that do not matter.
     """
 
     unused: frozenset[str] = frozenset()
@@ -109,7 +109,7 @@ def unused(array: Array) -> frozenset[str]:
 
 
 def marks(array: Array) -> Array:
-    """Of each field whether it is marked, of type uint8, for a message."""
+    """A mark for each field, 1 or 0, of type uint8, for a message."""
     marked = unused(array)
     return np.array([name in marked for name in array.dtype.names or ("",)], np.uint8)
 

@@ -185,11 +185,6 @@ class Trainer(trainer.Trainer):
                     f"[server]: such a job is trained by mpitrain.fit.{right.__name__}; take that "
                     "one"
                 )
-            if optimizer and (job.parallel.schedule == "asynchronous" or job.optim.groups):
-                raise ConfigError(
-                    "optimizer: parallel.schedule = 'asynchronous' and optim.groups have the job's "
-                    "own sgd and adam; leave them out, or the optimizer"
-                )
             return job
 
         with all_or_nobody(whole):  # a program's functions, which may fail on one rank

@@ -1,4 +1,4 @@
-"""What the command line may say."""
+"""The command line, and the flags of commands that run on ranks."""
 
 import argparse
 import io
@@ -6,12 +6,16 @@ import sys
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from collectives.about import program
 from collectives.commands.arguments import above_zero, not_negative, positive
 from collectives.commands.program import add_commands, add_verbose, add_version, parsed
-from mpitrain.commands import submitting
-from mpitrain.pipeline.schedules import SCHEDULES
+from mpitrain.commands import offline
+from mpitrain.commands.jobs import add_job
+
+if TYPE_CHECKING:
+    from collectives.commands.arguments import Commands
 
 #: These start MPI; the others run anywhere.
 RANKS = ("train", "eval", "find-lr", "profile", "doctor")
@@ -33,8 +37,8 @@ def parse(argv: Sequence[str], *, speak: bool = True) -> argparse.Namespace:
         options = parsed(_parser(), words)
         options.behind, options.set_behind = behind, []
         if behind and options.config is not None and options.config.suffix != ".py":
-            told = parsed(_parser(), ["train", str(options.config), *behind])
-            options.set_behind = told.set
+            train = parsed(_parser(), ["train", str(options.config), *behind])
+            options.set_behind = train.set
         return options
 
 
@@ -56,7 +60,14 @@ def _parser() -> argparse.ArgumentParser:
     add_version(parser)
     add_verbose(parser)
     commands = add_commands(parser, dest="command")
+    _add_train(commands)
+    _add_trials(commands)
+    _add_machine(commands)
+    offline.add(commands)
+    return parser
 
+
+def _add_train(commands: "Commands") -> None:
     train = commands.add_parser(
         "train",
         help="train the model of a job file",
@@ -66,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
         "a checkpoint and exit code 75.",
         epilog="example: mpirun -n 4 %(prog)s digits --set parallel.algorithm=ring",
     )
-    _job(train)
+    add_job(train)
     train.add_argument(
         "--resume",
         action="store_true",
@@ -86,7 +97,6 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="stop this many seconds before SLURM's time limit (120)",
     )
-
     train.add_argument(
         "--ended",
         type=Path,
@@ -108,10 +118,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_verbose(train)
 
+
+def _add_trials(commands: "Commands") -> None:
     evaluate = commands.add_parser(
         "eval", help="test the model of a run's newest checkpoint, on any number of ranks"
     )
-    _job(evaluate)
+    add_job(evaluate)
     add_verbose(evaluate)
 
     find = commands.add_parser(
@@ -122,7 +134,7 @@ def _parser() -> argparse.ArgumentParser:
         "Nothing is written to run.dir.",
         epilog="example: mpirun -n 4 %(prog)s digits -o rates.png",
     )
-    _job(find)
+    add_job(find)
     find.add_argument(
         "--least", type=above_zero, default=1e-6, metavar="LR", help="the first optim.lr (1e-6)"
     )
@@ -135,10 +147,12 @@ def _parser() -> argparse.ArgumentParser:
     find.add_argument("-o", "--output", type=Path, help="picture to draw, PNG or SVG (none)")
     add_verbose(find)
 
+
+def _add_machine(commands: "Commands") -> None:
     profile = commands.add_parser(
         "profile", help="measure each layer of a job's model: times, activations, parameters"
     )
-    _job(profile)
+    add_job(profile)
     profile.add_argument(
         "-o",
         "--output",
@@ -153,95 +167,3 @@ def _parser() -> argparse.ArgumentParser:
         "folder", type=Path, nargs="?", default=Path("runs"), help="folder of checkpoints (runs)"
     )
     add_verbose(doctor)
-
-    plan = commands.add_parser(
-        "plan",
-        help="print ranks, groups, stages, memory and predicted time before anything runs",
-    )
-    _job(plan)
-    plan.add_argument("-n", "--ranks", type=positive, required=True, help="number of ranks")
-
-    schedules = commands.add_parser("schedules", help="prove, time and draw pipeline schedules")
-    schedules.add_argument("names", nargs="*", metavar="NAME", help=", ".join(SCHEDULES))
-    schedules.add_argument("-p", "--stages", type=positive, default=4, help="stages (4)")
-    schedules.add_argument(
-        "-m", "--micro-batches", type=positive, default=8, help="micro-batches of each replica (8)"
-    )
-    schedules.add_argument("--chunks", type=positive, default=2, help="chunks of interleaved (2)")
-    schedules.add_argument(
-        "--times",
-        type=above_zero,
-        nargs=3,
-        default=(1.0, 1.0, 1.0),
-        metavar="T",
-        help="times of a forward pass and of the two halves of a backward pass (1 1 1)",
-    )
-    schedules.add_argument("-o", "--output", type=Path, help="folder for pictures")
-    schedules.add_argument(
-        "--html", type=Path, metavar="FILE", help="write a page that steps through them in time"
-    )
-
-    cut = commands.add_parser(
-        "partition", help="cut a profile into replicated stages (PipeDream's dynamic program)"
-    )
-    cut.add_argument(
-        "profile", type=Path, help="file of 'mpitrain profile', or PipeDream's text format"
-    )
-    cut.add_argument("-n", "--workers", type=positive, required=True, help="number of workers")
-    cut.add_argument(
-        "--bandwidth",
-        type=above_zero,
-        default=1.25e9,
-        help="bandwidth of a link in bytes/s (1.25e9)",
-    )
-    cut.add_argument("--memory", type=above_zero, help="memory of a worker in bytes (no limit)")
-
-    about = "write one HTML file of a run: how it ended, curves, whom ranks waited for"
-    report = commands.add_parser("report", help=about)
-    report.add_argument("run", type=Path, help="the run's folder")
-
-    submit = commands.add_parser("submit", help="submit a job to SLURM or PBS, or print its script")
-    _job(submit, needed=False)
-    submitting.add(submit)
-
-    keys = commands.add_parser(
-        "keys", help="print the keys of a job file: defaults, values, meanings"
-    )
-    keys.add_argument("table", nargs="?", metavar="TABLE", help="one table, as optim (all)")
-    keys.add_argument("--markdown", action="store_true", help="as docs/job.md has them")
-
-    commands.add_parser("examples", help="list the example jobs that come with the package")
-
-    init = commands.add_parser("init", help="copy the example jobs and job scripts to a folder")
-    init.add_argument("folder", type=Path, metavar="DIR", help="where jobs/ is made")
-
-    compare = commands.add_parser(
-        "compare", help="show the runs of a folder in one table, best first"
-    )
-    compare.add_argument("runs", type=Path, help="a folder of runs, as jobs/sweep.sbatch makes it")
-
-    export = commands.add_parser(
-        "export", help="write a checkpoint's parameters as one safetensors file"
-    )
-    export.add_argument("checkpoint", type=Path, help="folder of a checkpoint, or of a run")
-    export.add_argument("output", type=Path, help="file to write")
-    export.add_argument(
-        "--torch",
-        action="store_true",
-        help="order the axes as torch does: (out, in), (out, in, rows, columns)",
-    )
-    return parser
-
-
-def _job(parser: argparse.ArgumentParser, *, needed: bool = True) -> None:
-    told = "the job file, or the name of an example (see the command examples)"
-    number = None if needed else "?"
-    parser.add_argument("config", type=Path, nargs=number, metavar="CONFIG", help=told)
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="TABLE.KEY=VALUE",
-        help="replace a value of the job file, as in optim.lr=0.1 or model.hidden=[128,64]; may "
-        "be given several times",
-    )

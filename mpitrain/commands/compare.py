@@ -1,4 +1,4 @@
-"""Several runs in one table: what they were told differently, and how they ended."""
+"""Several runs in one table: their differing settings and their results."""
 
 import math
 from pathlib import Path
@@ -53,12 +53,12 @@ def compare(folder: Path) -> str:
 
 
 def _settings(start: Start) -> dict[str, Any]:
-    """What a run was told, and by which versions and on how many ranks it ran."""
-    told: dict[str, Any] = {"ranks": start.ranks}
-    told |= start.software
+    """The settings, versions and number of ranks of a run."""
+    found: dict[str, Any] = {"ranks": start.ranks}
+    found |= start.software
     for table, keys in start.config.items():
-        told |= {f"{table}.{key}": value for key, value in keys.items()}
-    return told
+        found |= {f"{table}.{key}": value for key, value in keys.items()}
+    return found
 
 
 def _tested(summary: Summary) -> str:

@@ -1,4 +1,4 @@
-"""What a search for a learning rate has found, as a table and as a picture."""
+"""The result of a search for a learning rate, as a table and as a picture."""
 
 from pathlib import Path
 

@@ -9,14 +9,7 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from mpitrain import data, models
 from mpitrain.arrays import Shape
-from mpitrain.config import (
-    Compress,
-    Config,
-    ConfigError,
-    refuse_clients,
-    refuse_own,
-    refuse_servers,
-)
+from mpitrain.config import Compress, Config, ConfigError, expect
 from mpitrain.metrics.words import counted, in_words
 from mpitrain.parallel.grid import Coordinates, Layout
 from mpitrain.parallel.sent_bytes import adasum_bytes, coded_bytes, dense_bytes
@@ -41,10 +34,8 @@ def explain(config: Config, ranks: int) -> str:
             f"plan -n {ranks}: at most {_MOST} ranks are explained, as the steps of each "
             "rank are proved; give a part of the replicas, which all do the same"
         )
-    refuse_servers(config, "plan")
+    expect(config, "described", command="mpitrain plan")
     layout = build.layout(config, ranks)
-    refuse_own(config, "plan")
-    refuse_clients(config, "plan")
     dataset = data.load(config.data, config.run.dtype)
     model = models.build(config, dataset)
     cut = build.partition(config, model, layout.stages)
@@ -88,14 +79,14 @@ def explain(config: Config, ranks: int) -> str:
 def exchanged(
     config: Config, shapes: Sequence[Shape], replicas: int, itemsize: int, seconds: float
 ) -> list[str]:
-    """What the replicas of a stage exchange, as it is and by some codes.
+    """Bytes that the replicas of a stage exchange, dense and by some codecs.
 
     Args:
         config: the job.
-        shapes: of the parameters, those that tensor ranks share counted whole.
-        replicas: of the stage.
+        shapes: shapes of the parameters; those that tensor ranks share count whole.
+        replicas: replicas of the stage.
         itemsize: bytes of a gradient.
-        seconds: of a step.
+        seconds: time of a step.
     """
     if replicas == 1:
         return []
@@ -103,7 +94,7 @@ def exchanged(
     # ZeRO-2 and 3 sum each micro-batch, into shards, which is half of an all-reduce.
     sums = config.train.micro_batches / 2 if scattered else 1
     dense = sums * dense_bytes(itemsize * sum(map(prod, shapes)), replicas) / replicas
-    told = f"a rank sends {in_words(dense)}"
+    sends = f"a rank sends {in_words(dense)}"
     if sync.kind == "quorum":
         most = (replicas - 1) * itemsize * sum(map(prod, shapes))
         return [
@@ -112,12 +103,12 @@ def exchanged(
         ]
     if sync.combine == "adasum":
         dense = adasum_bytes(shapes, replicas, itemsize) / replicas
-        told, codes = f"a rank sends {in_words(dense)}", ""
+        sends, codes = f"a rank sends {in_words(dense)}", ""
     else:
         found = _coded(config, shapes, replicas, itemsize)
         codes = f"; by codes: {', '.join(f'{name} {in_words(sent)}' for name, sent in found)}"
     if not sync.drifts:
-        return [f"gradients: {told} a step as they are, {_rate(dense, seconds)}{codes}"]
+        return [f"gradients: {sends} a step as they are, {_rate(dense, seconds)}{codes}"]
     every = f"every {sync.period} steps" if sync.period > 1 else "every step"
     lasts = (sync.delay if sync.delay else sync.period) * seconds
     behind = (
@@ -126,7 +117,7 @@ def exchanged(
         else f"while all wait, after {1e3 * lasts:.1f} ms of computing"
     )
     return [
-        f"workers' ways: {told} {every}, {in_words(dense / sync.period)} a step, {behind}; "
+        f"workers' ways: {sends} {every}, {in_words(dense / sync.period)} a step, {behind}; "
         f"{_rate(dense, lasts)}{codes}"
     ]
 
@@ -134,7 +125,7 @@ def exchanged(
 def _coded(
     config: Config, shapes: Sequence[Shape], replicas: int, itemsize: int
 ) -> list[tuple[str, float]]:
-    """Bytes that a rank sends in an exchange, for the job's code and some that it could have."""
+    """Bytes that a rank sends in an exchange, for the job's codec and some others."""
     table, zero = config.compress, config.parallel.zero
     others = ["bf16", "int8", "powersgd:rank=4", "topk:keep=0.01"]
     if zero > 1:
@@ -160,12 +151,12 @@ def _rate(nbytes: float, seconds: float) -> str:
 
 
 def predicted(seconds: float, bubble: float, samples: int, ranks: int, cores: int) -> list[str]:
-    """What is to be expected with a core for each rank, and on this machine if it has fewer.
+    """Predicted speed with a core for each rank, and on this machine if it has fewer.
 
     Args:
-        seconds: of a step, with a core for each rank.
+        seconds: time of a step, with a core for each rank.
         bubble: the part of ``seconds`` in which a rank has nothing to do, mean over the ranks.
-        samples: of a step.
+        samples: samples of a step.
         ranks: all of them.
         cores: that this process may use.
     """
@@ -188,7 +179,7 @@ def _cores() -> int:
 
 
 def _times(own: list[LayerProfile], layout: Layout, config: Config) -> PassTimes:
-    """Of a micro-batch: the profile's is that of one replica."""
+    """Times of a micro-batch; the profile has those of one replica."""
     part = 1 / lcm(*layout.replicas) / layout.tensor
     forward = part * sum(layer.forward_s for layer in own)
     backward = part * sum(layer.backward_s for layer in own)
@@ -217,10 +208,10 @@ def _ranks(layout: Layout, stage: int) -> str:
         [layout.rank(Coordinates(stage, replica, tensor)) for tensor in range(layout.tensor)]
         for replica in range(layout.replicas[stage])
     ]
-    told = ["+".join(map(str, group)) for group in groups]
-    if len(told) > 16:
-        told = [*told[:4], "...", told[-1]]
-    return " ".join(told)
+    ranks = ["+".join(map(str, group)) for group in groups]
+    if len(ranks) > 16:
+        ranks = [*ranks[:4], "...", ranks[-1]]
+    return " ".join(ranks)
 
 
 def _megabytes(count: float) -> str:

@@ -24,15 +24,7 @@ from collectives.commands.program import show_log
 from mpitrain import data, federated
 from mpitrain.checkpoint import CheckpointError
 from mpitrain.commands.arguments import parse
-from mpitrain.config import (
-    Config,
-    ConfigError,
-    Server,
-    Sync,
-    load,
-    refuse_clients,
-    refuse_servers,
-)
+from mpitrain.config import Config, ConfigError, Server, Sync, expect, load
 from mpitrain.config.own import brought
 from mpitrain.data import DataError
 from mpitrain.device import choose
@@ -167,8 +159,7 @@ def find_lr(comm: Communicator, options: argparse.Namespace) -> int:
     from mpitrain.training.find_lr import find
 
     config = load_once(comm, options)
-    refuse_servers(config, "find-lr")
-    refuse_clients(config, "find-lr")
+    expect(config, "steps", command="mpitrain find-lr")
 
     def expect_output() -> None:  # now, rather than when the rates have been tried
         if comm.rank == 0 and options.output:

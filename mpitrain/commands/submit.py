@@ -39,7 +39,7 @@ _HINT = re.compile(r"^# shellcheck (?:shell|source)=.*\n", re.MULTILINE)
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a job asks its scheduler for; checked.
+    """The request of a job to its scheduler; checked.
 
     Attributes:
         scheduler: ``slurm`` or ``pbs``.

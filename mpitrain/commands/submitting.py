@@ -10,7 +10,7 @@ from collectives.commands.arguments import count
 from mpitrain.commands import submit as scripts
 from mpitrain.config import ConfigError, load
 
-#: Of the job that this shell is in, if it is in one.
+#: Variables of the job that this shell is in, if it is in one.
 _OF_A_JOB = ("MPITRAIN_RESTART", "MPITRAIN_ARGUMENTS")
 
 
@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> str:
 
 
 def _words(options: argparse.Namespace) -> list[str]:
-    """What ``jobs/again.sh`` is to run: a job file, a program, or what stands behind ``--``."""
+    """The words that ``jobs/again.sh`` runs: a job file, a program, or the words behind ``--``."""
     behind = list(options.behind)
     if options.config is None and behind:
         if behind[0] != "-m" or not behind[1:]:

@@ -5,17 +5,16 @@
 Every field is documented in the class of its table.
 """
 
-from mpitrain.config.device import cpu_alone
+from mpitrain.config.combining import expect, needs_host
 from mpitrain.config.errors import ConfigError
 from mpitrain.config.exchange import Compress
 from mpitrain.config.federated import Federated
-from mpitrain.config.link import expect_on_link
-from mpitrain.config.reading import expect_read, load, refuse_clients, refuse_own, refuse_servers
+from mpitrain.config.job import Config
+from mpitrain.config.reading import expect_read, load
 from mpitrain.config.server import Server
 from mpitrain.config.sync import Sync
 from mpitrain.config.tables import (
     Checkpoint,
-    Config,
     Data,
     Evaluate,
     Group,
@@ -48,11 +47,8 @@ __all__ = [
     "Server",
     "Sync",
     "Train",
-    "cpu_alone",
-    "expect_on_link",
+    "expect",
     "expect_read",
     "load",
-    "refuse_clients",
-    "refuse_own",
-    "refuse_servers",
+    "needs_host",
 ]

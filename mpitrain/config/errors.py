@@ -1,4 +1,4 @@
-"""What is said of a job that cannot be."""
+"""The error of a job that cannot be."""
 
 
 class ConfigError(ValueError):

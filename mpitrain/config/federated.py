@@ -1,15 +1,11 @@
 """The table [federated]: clients that train by themselves, and a server that averages them."""
 
-from collections.abc import Iterator
 from math import ceil
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
 from mpitrain.config.numbers import Count, NonNegative, Part, Positive, Whole
-
-if TYPE_CHECKING:
-    from mpitrain.config.tables import Config
 
 
 class Federated(Struct, frozen=True, forbid_unknown_fields=True):
@@ -24,44 +20,46 @@ class Federated(Struct, frozen=True, forbid_unknown_fields=True):
     [optim], ``evaluate.every`` and ``checkpoint.every`` count rounds.
 
     Attributes:
-        clients: how many; 0: none, training is that of the other tables.
+        clients: number of clients; 0: training is that of the other tables.
         rounds: rounds of the job.
-        split: which samples are whose: ``iid``, drawn alike; ``dirichlet``, each class in parts
-            that a Dirichlet distribution of ``alpha`` draws (Yurochkin et al. 2019); ``labels``,
-            each client samples of ``labels`` classes alone.
-        alpha: the less, the more the clients differ; at most 1e9, where they hardly do.
+        split: division of the samples among clients: ``iid``, drawn alike; ``dirichlet``, each
+            class in parts that a Dirichlet distribution of ``alpha`` draws (Yurochkin et al. 2019);
+            ``labels``, each client samples of ``labels`` classes alone.
+        alpha: parameter of ``dirichlet``: the smaller it is, the more the clients differ; at most
+            1e9, where they hardly do.
         labels: classes of a client's samples, for ``labels``.
         sample: clients asked in a round; 0: all.
-        take: the first of them to be done, whose changes count; 0: all.  Who is first says a clock
-            of the seed, on which a client's time is its steps over its speed.
+        take: clients whose changes count, the first ones to finish; 0: all.  A clock drawn from the
+            seed says who finishes first: a client's time is its steps over its speed.
         scheme: ``weighted``, clients drawn evenly, and a mean weighted by their samples;
             ``sampled``, drawn with replacement and with a probability proportional to their
             samples, and a plain mean, which is unbiased (Li et al. 2020).
-        weigh: a client in the mean by: ``samples``, as the scheme says; ``work``, that times the
-            steps it took, for rounds in which some are cut off.
+        weigh: weight of a client in the mean: ``samples``, as the scheme says; ``work``, that times
+            the steps it took, for rounds in which some are cut off.
         prox: mu of FedProx: mu times what the weights have moved by is added to each gradient (Li
             et al. 2020).
-        spread: of the clients' speeds, as standard deviation of their logarithms; a client of
-            median speed takes a step a second.  At most 100: beyond, speeds are no numbers.
-        deadline: seconds on that clock; who is not done then sends what its steps so far have
-            changed.  0: there is none.
-        dropout: part of the asked clients that are never heard of again, drawn in each round.
-        server: the optimiser that takes the mean change for a gradient: ``sgd`` (with ``server_lr``
-            1 and no momentum the weights become the clients' mean: FedAvg), ``adam``, ``lamb``.
+        spread: standard deviation of the logarithms of the clients' speeds; a client of median
+            speed takes a step a second.  At most 100: beyond, speeds are no numbers.
+        deadline: seconds on that clock after which a client sends what its steps so far have
+            changed; 0: there is no deadline.
+        dropout: share of the asked clients that are never heard of again, drawn in each round.
+        server: optimiser that takes the mean change for a gradient: ``sgd`` (with ``server_lr`` 1
+            and no momentum the weights become the clients' mean: FedAvg), ``adam``, ``lamb``.
         server_lr: the server's learning rate.
-        server_momentum: the server's momentum, of sgd (FedAvgM).
+        server_momentum: momentum of the server's sgd (FedAvgM).
         server_beta1, server_beta2, server_epsilon: parameters of the server's adam and lamb (Reddi
             et al. 2021).
         rotate: changes are rotated before they are coded, so that all their elements are alike:
             random signs and a Hadamard transform (Konecny et al. 2016).
-        kept: part of the elements that is sent, drawn in each round.
-        bits: of a number that is sent, rounded by chance to a grid that all clients share; 0: the
-            weights' own, or if ``rotate``, ``kept`` or ``secure`` need a grid, as many as fit.
-        clip: largest magnitude on the grid, larger ones are cut; 0: that of the round's largest
-            element, which the clients tell each other.
+        kept: share of the elements that is sent, drawn in each round.
+        bits: bits of a number that is sent, rounded by chance to a grid that all clients share; 0:
+            the weights' own, or if ``rotate``, ``kept`` or ``secure`` need a grid, the most that
+            fit.
+        clip: largest magnitude on the grid, to which larger ones are cut; 0: that of the round's
+            largest element, which the clients tell each other.
         secure: the sum is secure (Bonawitz et al. 2017): each client's change is masked by numbers
             that cancel in the sum.  Needs the package cryptography.
-        threshold: part of the asked clients that must stay, so that the masks of those that leave
+        threshold: share of the asked clients that must stay, so that the masks of those that leave
             can be taken off.
     """
 
@@ -107,55 +105,5 @@ class Federated(Struct, frozen=True, forbid_unknown_fields=True):
         return self.rotate or self.kept < 1 or self.bits > 0 or self.secure
 
     def least(self, asked: int) -> int:
-        """Of so many clients those that must stay in a secure sum."""
+        """Clients that must stay in a secure sum, if ``asked`` of them are asked."""
         return ceil(self.threshold * asked - 1e-9)
-
-
-def federated_conflicts(job: "Config") -> Iterator[tuple[str, str]]:
-    """What does not go together with clients, as (key, sentence)."""
-    own, p = job.federated, job.parallel
-    if not own.clients:
-        return
-    if own.scheme == "weighted" and own.sample > own.clients:
-        yield "federated.sample", f"there are {own.clients} clients, and {own.sample} are asked"
-    if own.take > own.asked:
-        yield "federated.take", f"{own.asked} clients are asked, and {own.take} are to be taken"
-    if own.clip and not own.is_coded:
-        yield "federated.clip", "cuts numbers on a grid; set bits, rotate, kept or secure, too"
-    if own.secure:
-        yield from _insecure(own)
-    if len(p.replicas) > 1 or p.pipe > 1 or p.tensor > 1:
-        yield "parallel", "a client has the whole model; leave pipe, tensor and replicas out"
-    if p.zero or p.node_shared or p.offload:
-        yield "parallel", "each rank has the whole weights; leave zero, node_shared and offload out"
-    if p.schedule == "asynchronous":
-        yield "parallel.schedule", "a client updates its weights step by step; take another one"
-    if job.model.kind == "recommender":
-        yield "model.kind", "the recommender's tables are spread over the ranks, not the clients'"
-    if job.server.ranks or job.server.hogwild:
-        yield "server", "clients have one server, which all ranks are; leave the table out"
-    if job.compress.codec != "none":
-        yield "compress.codec", "ranks sum no gradients of clients; set rotate, kept or bits"
-    if job.run.compute == "float16":
-        yield "run.compute", "a client has too few steps to find its loss scale; take bfloat16"
-    if job.train.steps:
-        yield "train.steps", "a client takes the steps of its epochs; set federated.rounds"
-    if job.data.workers:
-        yield "data.workers", "a client reads its samples itself; leave workers out"
-    if job.own.optimizer:
-        yield "own.optimizer", "clients and server take those of [optim] and federated.server"
-
-
-def _insecure(own: Federated) -> Iterator[tuple[str, str]]:
-    if own.taken < 3:
-        yield (
-            "federated.secure",
-            f"of the sum of {own.taken} clients, each knows what the other has sent; take 3 or "
-            "more",
-        )
-    if own.scheme == "weighted" and own.taken < own.least(own.asked):
-        yield (
-            "federated.threshold",
-            f"{own.least(own.asked)} of the {own.asked} clients that are asked must stay, and "
-            f"{own.taken} are taken; raise take, or lower sample or threshold",
-        )

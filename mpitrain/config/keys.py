@@ -1,6 +1,5 @@
 """The tables of a job file and their keys, as the docstrings of their classes describe them."""
 
-import json
 import re
 from collections.abc import Iterator
 from inspect import cleandoc
@@ -10,7 +9,8 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 import msgspec
 from msgspec import Struct, inspect
 
-from mpitrain.config.tables import Config, Group
+from mpitrain.config.numbers import number, toml
+from mpitrain.config.tables import Group, Tables
 
 #: Upper limits from here on only keep numbers within a type's range.
 _NO_LIMIT = 2**31 - 1
@@ -56,7 +56,7 @@ class Table(NamedTuple):
 def tables() -> list[Table]:
     """All tables of a job file."""
     found = []
-    for field in msgspec.structs.fields(Config):
+    for field in msgspec.structs.fields(Tables):
         found.append(_table(field.name, field.type))
         if field.name == "optim":
             found.append(_table("optim.groups", Group, is_list=True))
@@ -66,9 +66,9 @@ def tables() -> list[Table]:
 def _table(name: str, kind: type[Struct], *, is_list: bool = False) -> Table:
     head, _, listed = cleandoc(kind.__doc__ or "").partition("\n\nAttributes:\n")
     paragraphs = [" ".join(part.split()) for part in head.removeprefix(f"[{name}]").split("\n\n")]
-    told = dict(_attributes(listed))
+    texts = dict(_attributes(listed))
     keys = [
-        Key(field.name, _values(field.type), _default(field), told[field.name])
+        Key(field.name, _values(field.type), _default(field), texts[field.name])
         for field in msgspec.structs.fields(kind)
     ]
     return Table(name, is_list, [_code(text) for text in paragraphs if text], keys)
@@ -88,18 +88,7 @@ def _code(text: str) -> str:
 
 def _default(field: msgspec.structs.FieldInfo) -> str:
     value = field.default
-    return "" if value is msgspec.NODEFAULT or value is None else _toml(value)
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(_toml, value))}]"
-    return _number(value) if isinstance(value, float) else json.dumps(value)
-
-
-def _number(value: float) -> str:
-    """``0.05``, ``1e-8``, ``65536``."""
-    return re.sub(r"\.0$|(?<=e)\+?0?", "", str(value)).replace("e-0", "e-")
+    return "" if value is msgspec.NODEFAULT or value is None else toml(value)
 
 
 def _values(kind: Any) -> str:
@@ -108,9 +97,9 @@ def _values(kind: Any) -> str:
 
 
 def _alternatives(kind: Any) -> list[str]:
-    """What a key of a type takes, in the order of the type."""
+    """Words for the values of a type, in the order of the type."""
     if get_origin(kind) is Literal:
-        return [_toml(value) for value in get_args(kind)]
+        return [toml(value) for value in get_args(kind)]
     if get_origin(kind) in (Union, UnionType):
         return [words for one in get_args(kind) for words in _alternatives(one)]
     found = inspect.type_info(kind)
@@ -138,7 +127,7 @@ def _range(kind: inspect.IntType | inspect.FloatType) -> str:
     """`` from 0 to 3``, `` above 0, below 1``, or nothing."""
     limits = (("above", kind.gt), ("from", kind.ge), ("below", kind.lt), ("to", kind.le))
     found = [
-        f"{word} {_number(limit)}"
+        f"{word} {number(limit)}"
         for word, limit in limits
         if limit is not None and not (word == "to" and limit >= _NO_LIMIT)
     ]

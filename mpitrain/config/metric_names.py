@@ -8,12 +8,12 @@ _TOP = re.compile(r"top([1-9]\d*)")
 
 
 def usual(loss: str) -> tuple[str, ...]:
-    """What is measured if the job does not say."""
+    """The metrics of a job that names none."""
     return ("mae",) if loss == "mean_squared_error" else ("accuracy",)
 
 
 def is_better_higher(name: str) -> bool | None:
-    """Whether more of the loss, or of a metric of this name, is better; None: it is unknown."""
+    """Whether larger values of the loss, or of a metric, are better; None: unknown."""
     if name in ("loss", "perplexity", "mae", "rmse"):
         return False
     return True if name in ("accuracy", "f1") or _TOP.fullmatch(name) else None

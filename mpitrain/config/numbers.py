@@ -1,6 +1,8 @@
-"""Numbers that the tables of a job may hold."""
+"""Numbers that the tables of a job may hold, and how TOML writes them."""
 
-from typing import Annotated
+import json
+import re
+from typing import Annotated, Any
 
 from msgspec import Meta
 
@@ -14,3 +16,15 @@ Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 #: A count, or none.
 Whole = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+
+def toml(value: Any) -> str:
+    """A value as a job file has it."""
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(toml, value))}]"
+    return number(value) if isinstance(value, float) else json.dumps(value)
+
+
+def number(value: float) -> str:
+    """``0.05``, ``1e-8``, ``65536``."""
+    return re.sub(r"\.0$|(?<=e)\+?0?", "", str(value)).replace("e-0", "e-")

@@ -1,4 +1,4 @@
-"""What a job file names of the user's own, as ``waves.py:model``, imported as the job says so."""
+"""Imports the user's own Python that a job file names, as ``waves.py:model``."""
 
 import importlib
 import importlib.util

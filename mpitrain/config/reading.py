@@ -15,7 +15,7 @@ from collectives import ScheduleError, UnknownAlgorithm, algorithms
 from collectives.analysis.user_code import named
 from mpitrain.config import examples
 from mpitrain.config.errors import ConfigError
-from mpitrain.config.tables import Config
+from mpitrain.config.job import Config
 from mpitrain.config.unread import Brought, unread
 
 #: Bytes of a job file; more is something else, as a device that never ends.
@@ -53,12 +53,22 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     if isinstance(run, dict):
         run.setdefault("dir", f"runs/{path.stem}")
     try:
-        job = msgspec.convert(tables, Config)
+        job = converted(tables)
         expect_read(job)
         _check_algorithm(job.parallel.algorithm, job.parallel.zero)
         return _with_data_beside(path, job)
     except (UnknownAlgorithm, ScheduleError) as error:
         raise ConfigError(f"parallel.algorithm: {error}") from error
+
+
+def converted(tables: dict[str, Any]) -> Config:
+    """The job of tables by name.
+
+    Raises:
+        ConfigError: it cannot be; the message begins with the place as a dotted path.
+    """
+    try:
+        return msgspec.convert(tables, Config)
     except (msgspec.ValidationError, RecursionError) as error:
         reason, _, place = str(error).partition(" - at `$")
         where = place.strip("`").lstrip(".")
@@ -132,45 +142,8 @@ def expect_read(job: Config, brought: Brought | None = None) -> None:
         raise ConfigError(f"{place}: {why}")
 
 
-def refuse_own(job: Config, command: str) -> None:
-    """For commands that describe the other tables, and not what stands in their place.
-
-    Raises:
-        ConfigError: the job brings a model or data of its own.
-    """
-    if job.own.model or job.own.data:
-        raise ConfigError(f"own: mpitrain {command} imports nothing; train and eval do")
-
-
-def refuse_servers(job: Config, command: str) -> None:
-    """For commands that describe or try a layout without servers.
-
-    Raises:
-        ConfigError: the job has servers.
-    """
-    key = "hogwild=false" if job.server.hogwild else "ranks=0"
-    if job.server.ranks or job.server.hogwild:
-        raise ConfigError(
-            f"server: mpitrain {command} knows no servers; add --set server.{key} for the same job "
-            "without"
-        )
-
-
-def refuse_clients(job: Config, command: str) -> None:
-    """For commands that describe steps of all ranks together.
-
-    Raises:
-        ConfigError: the job has clients.
-    """
-    if job.federated.clients:
-        raise ConfigError(
-            f"federated.clients: mpitrain {command} is of training without clients; add --set "
-            "federated.clients=0"
-        )
-
-
 def _check_algorithm(algorithm: str, zero: int) -> None:
-    """Of a job that is to run: a checkpoint can be read without the algorithm of its job."""
+    """Check the algorithm of a job that is to run; a checkpoint is read without it."""
     if ".py" in algorithm:
         raise UnknownAlgorithm(
             f"{algorithm!r} is a file, and a checkpoint's job must be readable without it; call "

@@ -7,9 +7,8 @@ from typing import Any
 
 import msgspec
 
-from mpitrain.config.errors import ConfigError
-from mpitrain.config.reading import expect_read
-from mpitrain.config.tables import Config
+from mpitrain.config.job import Config
+from mpitrain.config.reading import converted, expect_read
 
 
 def configured(config: Config, settings: Mapping[str, Any]) -> Config:
@@ -45,11 +44,6 @@ def configured(config: Config, settings: Mapping[str, Any]) -> Config:
             near = get_close_matches(name, [*tables, *places], n=1, cutoff=0.5)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise TypeError(f"{name} is no setting of a job{hint}")
-    try:
-        job = msgspec.convert(tables, Config)
-    except msgspec.ValidationError as error:
-        reason, _, place = str(error).partition(" - at `$")
-        where = place.strip("`").lstrip(".")
-        raise ConfigError(f"{where}: {reason}" if where else reason) from error
+    job = converted(tables)
     expect_read(job)
     return job

@@ -4,11 +4,10 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from mpitrain.config.conflicts import conflicts, unwritable
 from mpitrain.config.exchange import Compress
 from mpitrain.config.federated import Federated
 from mpitrain.config.numbers import Count, Fraction, NonNegative, Part, Positive, Seed
-from mpitrain.config.server import Server, server_conflicts
+from mpitrain.config.server import Server
 from mpitrain.config.sync import Sync
 
 
@@ -20,21 +19,22 @@ class Run(Struct, frozen=True, forbid_unknown_fields=True):
         dtype: type of parameters, gradients and optimiser state.
         compute: type of activations and of the parameters that layers see; 16-bit types keep the
             parameters themselves in ``dtype``.
-        device: what computes: ``cpu``; ``cuda``, a GPU for each rank, by CuPy; ``auto``, GPUs if
-            all ranks have one that works.
-        loss_scale: at first, for ``compute = "float16"``; it is halved when a gradient overflows
-            and doubled after ``loss_scale_window`` steps without.
+        device: processor that computes: ``cpu``; ``cuda``, a GPU for each rank, by CuPy; ``auto``,
+            GPUs if all ranks have one that works.
+        loss_scale: scale of the loss in the first step, for ``compute = "float16"``; it is halved
+            when a gradient overflows and doubled after ``loss_scale_window`` steps without.
         loss_scale_window: steps without an overflow after which the loss scale is doubled.
-        on_nonfinite: what all ranks do when a loss or a gradient is not finite: ``stop``, or
+        on_nonfinite: reaction of all ranks to a loss or a gradient that is not finite: ``stop``, or
             ``skip`` the update.
-        dir: folder for metrics and checkpoints, of one job at a time; an earlier run's metrics are
+        dir: folder for metrics and checkpoints of one job at a time; an earlier run's metrics are
             replaced, its trace is removed, and its checkpoints are moved to
-            ``checkpoints/earlier``, unless it is resumed.  Of a job file that leaves it out, the
+            ``checkpoints/earlier``, unless it is resumed.  When a job file leaves it out: the
             file's name without its suffix, under ``runs/``.
         log_every: steps from one console line to the next.
         check_every: steps from one comparison of the replicas to the next; 0: after epochs only.
         tensorboard: write curves to ``tensorboard/``, too; needs tensorboardX.
-        trace: write ``trace.json``, what each rank did when, for Perfetto or chrome://tracing.
+        trace: write ``trace.json``, the work of each rank over time, for Perfetto or
+            chrome://tracing.
     """
 
     seed: Seed = 0
@@ -60,10 +60,10 @@ class Data(Struct, frozen=True, forbid_unknown_fields=True):
             files, of ``inputs`` and ``labels``; ``text`` a text file, ``tokens`` a folder of
             ``train.bin`` and ``val.bin`` (uint16), both for language models; ``clicks`` drawn
             choices of users, for the recommender.
-        path: the file or folder, relative to where the job starts or, if there is none, to the
-            job file.  Parts of it are read while the job trains: replace it by a new
-            file of its name, for a rank that reads what was cut off is killed (SIGBUS).
-        units: what a text is made of.
+        path: file or folder, relative to where the job starts or, if there is none, to the job
+            file.  Parts of it are read while the job trains: replace it by a new file of its name,
+            because a rank that reads beyond the end of a file that was cut off is killed (SIGBUS).
+        units: units of a text.
         context: positions of a sample of text.
         vocabulary: number of tokens in ``tokens``; 0: found in the data.
         samples: samples of ``clicks``.
@@ -127,14 +127,13 @@ class Evaluate(Struct, frozen=True, forbid_unknown_fields=True):
     """[evaluate]
 
     Attributes:
-        metrics: what the tests measure besides the loss: of classes ``accuracy``, ``top5`` (or
-            another number), ``f1`` (mean over the classes), ``perplexity``; of numbers ``mae``,
-            ``rmse``.  When left out, ``accuracy`` or ``mae``.
+        metrics: measures of a test besides the loss: for classes ``accuracy``, ``top5`` (or another
+            number), ``f1`` (mean over the classes), ``perplexity``; for numbers ``mae``, ``rmse``.
+            When left out, ``accuracy`` or ``mae``.
         every: epochs from one test to the next; there is one at the end in any case.
-        patience: training ends after so many tests in a row that were no better than the best one
-            before them; 0: never.
-        watch: by which value tests are better, ``loss`` or a metric.  Of a metric of one's own, the
-            job says which way, as in ``higher score`` or ``lower score``.
+        patience: tests in a row without a new best one after which training ends; 0: never.
+        watch: value by which tests are compared, ``loss`` or a metric.  A metric of your own needs
+            its direction, too: ``higher score`` or ``lower score``.
     """
 
     metrics: tuple[str, ...] = ()
@@ -147,9 +146,10 @@ class Group(Struct, frozen=True, forbid_unknown_fields=True):
     """An element of ``optim.groups``.
 
     Attributes:
-        names: patterns of parameters' names, as ``*.bias``; the first group that fits has them.
+        names: patterns of parameters' names, as ``*.bias``; a parameter belongs to the first group
+            with a pattern that matches.
         lr: factor on the learning rate.
-        weight_decay: their weight decay; when left out, as the others'.
+        weight_decay: their weight decay; when left out, that of the [optim] table.
     """
 
     names: tuple[str, ...]
@@ -168,13 +168,13 @@ class Optim(Struct, frozen=True, forbid_unknown_fields=True):
             (linear scaling rule, Goyal et al. 2017).  0: ``lr`` as it is.
         warmup_epochs: epochs in which the rate climbs from ``lr`` to the scaled one (from 0 if it
             is not scaled).
-        schedule: the rate after that, over ``train.epochs``.  ``cosine`` falls to 0 at the end,
+        schedule: rate after that, over ``train.epochs``.  ``cosine`` falls to 0 at the end,
             ``step`` multiplies it by ``decay`` at each epoch of ``milestones``, ``wsd`` is constant
             and falls to 0 in a line in the last ``decay_epochs`` (Hu et al. 2024).  ``one_cycle``
             climbs from 1/25 of the rate to all of it in ``warmup_epochs`` and falls to 1/250000,
             both along a cosine (Smith & Topin 2018, as torch's OneCycleLR); momentum stays.
-        schedule_by: what a schedule of one's own counts, ``step`` or ``epoch``: one value for all
-            steps of an epoch.
+        schedule_by: unit in which a schedule of your own counts, ``step`` or ``epoch`` (one value
+            for all steps of an epoch).
         milestones: epochs of ``step``, counted from 0.
         decay: factor of ``step``.
         decay_epochs: epochs of the fall of ``wsd``.
@@ -182,15 +182,15 @@ class Optim(Struct, frozen=True, forbid_unknown_fields=True):
         nesterov: look ahead along the velocity.
         beta1, beta2, epsilon: parameters of adam, adamw and lamb.
         trust: trust coefficient of lars.
-        weight_decay: this times a parameter is added to its gradient, or with adamw and lamb to
+        weight_decay: factor of a parameter that is added to its gradient, or with adamw and lamb to
             its change.
-        clip_norm: the gradient of the whole model is scaled down to this Euclidean norm; 0: never
-            (and under ``asynchronous``, which has no gradient of the whole model).
+        clip_norm: largest Euclidean norm of the gradient of the whole model, which is scaled down
+            to it; 0: no limit.
         groups: parameters with a rate or a weight decay of their own, each group a table
             ``[[optim.groups]]`` with ``names = ["*.bias"]``, ``lr`` (a factor) and
             ``weight_decay``; ``mpitrain export`` lists the names.
-        average: part that each step leaves of a moving average of every parameter, as 0.999; tests,
-            exports and torch modules have the averages then.  0: there is none.
+        average: part of a moving average of every parameter that a step keeps, as 0.999; tests,
+            exports and torch modules use the averages.  0: no average.
     """
 
     name: Literal["sgd", "adam", "adamw", "lars", "lamb"] = "sgd"
@@ -238,30 +238,32 @@ class Parallel(Struct, frozen=True, forbid_unknown_fields=True):
         pipe: stages of the pipeline.
         tensor: ranks that share each layer (gpt and mlp).
         data: replicas; 0: ranks / (pipe * tensor).
-        replicas: number for each stage, if they differ: [2, 1, 1] is PipeDream's 2-1-1.
-        partition: how layers become stages: ``even``, equally many layers in each; ``auto``, by
-            ``profile``'s measured times; or how many layers each stage has, as in [3, 2].
+        replicas: replicas of each stage, if they differ: [2, 1, 1] is PipeDream's 2-1-1.
+        partition: way to cut the layers into stages: ``even``, equally many layers in each;
+            ``auto``, by ``profile``'s measured times; or the number of layers of each stage, as in
+            [3, 2].
         profile: file of ``mpitrain profile``.
         schedule: order of work in the pipeline; ``python -m mpitrain schedules`` draws them.
         chunks: pieces of the model on each stage, for ``interleaved``.
-        weights: which weights a micro-batch sees under ``asynchronous``.
+        weights: weights that a micro-batch sees under ``asynchronous``.
         window: steps of ``asynchronous`` after which the pipeline drains.
         sequence: tensor ranks share the positions of what lies between their layers too.
-        zero: what replicas share among them (ZeRO): 1 optimiser state, 2 gradients too, 3
-            parameters too.
+        zero: ZeRO level, which says what the replicas share among them: 1 the optimiser state, 2
+            gradients too, 3 parameters too.
         node_shared: parameters and optimiser state once per node, in shared memory.
         offload: folder for the optimiser state, which is then mapped from files there.
         recompute: compute activations again in the backward pass instead of keeping them.
-        algorithm: sums the gradients, as ``python -m collectives list`` names it, or one that the
-            program registered (``collectives.register``); ``native`` is the MPI library's,
-            ``auto`` takes what was measured to be fastest.  With ``zero = 1`` it is one of a
-            reduce-scatter; of ``zero`` 2 and 3 and ``node_shared`` it is always ``auto``.
+        algorithm: algorithm that sums the gradients, by its name in ``python -m collectives list``
+            or as the program registered it (``collectives.register``); ``native`` is the MPI
+            library's, ``auto`` takes what was measured to be fastest.  ``zero = 1`` needs a
+            reduce-scatter; ``zero`` 2 and 3 and ``node_shared`` need ``auto``.
         bucket_bytes: gradients are reduced in pieces of at least this many bytes.
         overlap: reduce a piece while the layers below it are still computing their gradients;
             ``auto`` times the first steps both ways, and keeps the better, which the log names.
             The numbers are the same; ``zero`` 2 and 3 always overlap.
-        checksums: on every message of gradients, parameters and activations, so that one that
-            arrives changed stops all ranks and is named; a pass over each message at both ends.
+        checksums: checksum on every message of gradients, parameters and activations: a message
+            that arrives changed stops all ranks, with its name.  Costs a pass over each message at
+            both ends.
     """
 
     pipe: Count = 1
@@ -293,8 +295,8 @@ class Checkpoint(Struct, frozen=True, forbid_unknown_fields=True):
         keep: newest whole ones that are kept, besides the one that the run was resumed from.
             Folders of other names, as ``step-best``, are left alone.
         background: write while training goes on.
-        best: besides, the checkpoint of the best test so far is kept, as ``best-00001200``; by
-            ``loss`` or a metric, as for ``evaluate.watch``.  Empty: none.
+        best: value by which the checkpoint of the best test is kept, too, as ``best-00001200``:
+            ``loss`` or a metric, as for ``evaluate.watch``.  Empty: none is kept.
     """
 
     every: Annotated[int, Meta(ge=0)] = 0
@@ -315,12 +317,12 @@ class Own(Struct, frozen=True, forbid_unknown_fields=True):
         data: function that gives two data sets, to train and to test on: ``len(data)`` pairs
             ``data[i]`` of an input and a label; the second may be None: nothing is tested.
         loss: function of torch tensors, outputs and labels: the mean over the samples.
-        metrics: such a function, or a dictionary of several.
+        metrics: function as for ``loss``, or a dictionary of several.
         optimizer: function that makes an optimiser of torch of a list of parameters.
         schedule: function that makes a scheduler of torch of that optimiser, or gives the factor on
             the rate of a step.
         cuts: names of modules in the model behind which a pipeline may cut it.
-        classes: kinds of labels, where the model does not show them.
+        classes: number of classes of the labels, where the model does not show it.
     """
 
     model: str = ""
@@ -333,8 +335,8 @@ class Own(Struct, frozen=True, forbid_unknown_fields=True):
     classes: Annotated[int, Meta(ge=0)] = 0
 
 
-class Config(Struct, frozen=True, forbid_unknown_fields=True):
-    """A training job; each attribute is the TOML table of its name."""
+class Tables(Struct, frozen=True, forbid_unknown_fields=True):
+    """The tables of a job file, whatever they say together."""
 
     run: Run = Run()
     data: Data = Data()
@@ -352,20 +354,11 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     federated: Federated = Federated()
 
     @property
-    def passes(self) -> int:
-        """Epochs over which the rate's schedule goes: rounds, where there are clients."""
-        return self.federated.rounds if self.federated.clients else self.train.epochs
+    def stages(self) -> int:
+        """Stages of the pipeline; 1 without one."""
+        return len(self.parallel.replicas) or self.parallel.pipe
 
-    def __post_init__(self) -> None:
-        for place, why in unwritable(self):
-            raise ValueError(f"{place}: {why}")
-        if not self.run.dir:
-            raise ValueError("run.dir: is empty; name a folder, or leave it out")
-        if self.optim.warmup_epochs >= self.passes:
-            key = "federated.rounds" if self.federated.clients else "train.epochs"
-            raise ValueError(
-                f"optim.warmup_epochs = {self.optim.warmup_epochs:g} must be less than "
-                f"{key} = {self.passes}"
-            )
-        for place, why in (*conflicts(self), *server_conflicts(self)):
-            raise ValueError(f"{place}: {why}")
+    @property
+    def passes(self) -> int:
+        """Epochs of the rate's schedule, or rounds if there are clients."""
+        return self.federated.rounds if self.federated.clients else self.train.epochs

@@ -1,4 +1,4 @@
-"""Keys that are set and that nothing reads: a job that says them means something else.
+"""Keys that are set and that nothing reads: whoever sets them expects something else.
 
 A job that is to run is asked for them, and not every :class:`~mpitrain.config.Config`: a checkpoint
 can be read whatever its job says, and a job that the program derives from another one, as those of
@@ -8,16 +8,16 @@ clients, keeps keys that it does not read.
 from collections.abc import Iterator, Mapping
 from operator import attrgetter
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from mpitrain.config.tables import Config
+from mpitrain.config.job import Config
 
 
 class _Readers(NamedTuple):
     """The values of a key with which another one is read."""
 
     by: str
-    values: tuple[str, ...]
+    values: tuple[Any, ...]
 
 
 _ADAPTIVE = _Readers("optim.name", ("adam", "adamw", "lamb"))
@@ -26,6 +26,10 @@ _STEPS = _Readers("optim.schedule", ("step",))
 _STALE = _Readers("parallel.schedule", ("asynchronous",))
 _WIDE = _Readers("model.kind", ("mlp", "convnet", "vgg", "recommender"))
 _GPT = _Readers("model.kind", ("gpt",))
+_LOCAL = _Readers("sync.kind", ("local",))
+_DRIFTING = _Readers("sync.kind", ("local", "delayed"))
+_QUORUM = _Readers("sync.kind", ("quorum",))
+_SERVERS = _Readers("server.hogwild", (False,))
 
 _READ: Mapping[str, _Readers] = {
     "data.path": _Readers("data.name", ("idx", "arrays", "text", "tokens")),
@@ -53,8 +57,15 @@ _READ: Mapping[str, _Readers] = {
     "parallel.profile": _Readers("parallel.partition", ("auto",)),
     "parallel.weights": _STALE,
     "parallel.window": _STALE,
+    **dict.fromkeys(("sync.outer", "sync.fragments", "sync.mix", "sync.state"), _LOCAL),
+    **dict.fromkeys(("sync.period", "sync.start", "sync.delay", "sync.agree"), _DRIFTING),
+    **dict.fromkeys(("sync.quorum", "sync.behind", "sync.replay"), _QUORUM),
+    **dict.fromkeys(
+        [f"server.{key}" for key in ("bound", "groups", "fetch", "push", "correct", "replay")],
+        _SERVERS,
+    ),
 }
-#: What a program or a file brings in the place of a key of the job.
+#: The parts of [own] that take the place of a key.
 _IN_THE_PLACE_OF = {
     "optim.name": "own.optimizer",
     "optim.schedule": "own.schedule",
@@ -65,11 +76,11 @@ _IN_THE_PLACE_OF = {
 
 
 class Brought(NamedTuple):
-    """What a program puts in the place of keys of a job that it was given.
+    """Parts of a job that a program brings itself.
 
     Attributes:
-        kinds: of each part, as ``{"own.data": "Subset"}``.
-        job: before the program's settings; that it says more than is read is no fault of theirs.
+        kinds: the type of each part, as ``{"own.data": "Subset"}``.
+        job: the job before the program's settings; the keys that it sets are not complained of.
     """
 
     kinds: Mapping[str, str] = MappingProxyType({})
@@ -77,7 +88,7 @@ class Brought(NamedTuple):
 
 
 def unread(job: Config, brought: Brought) -> Iterator[tuple[str, str]]:
-    """What is set to something else than its default and read by nothing, as (key, sentence)."""
+    """Keys that are not at their defaults and that nothing reads, as (key, sentence)."""
     usual = Config()
     for key, (by, values) in _READ.items():
         value = attrgetter(by)(job)

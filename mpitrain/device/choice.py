@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from collectives import Communicator
 from collectives.errors import INSTALL_CUPY
-from mpitrain.config import Config, ConfigError, cpu_alone
+from mpitrain.config import Config, ConfigError, needs_host
 from mpitrain.device.cuda import Cuda
 from mpitrain.device.host import HOST, Device
 
@@ -47,7 +47,7 @@ def choose(config: Config, comm: Communicator) -> Device:
     wanted = config.run.device
     if wanted == "cpu":
         return HOST
-    alone = cpu_alone(config)
+    alone = needs_host(config)
     if alone:  # the job says so; ``cuda`` was refused with it
         log.info("run.device = 'auto' is cpu: %s", alone)
         return HOST

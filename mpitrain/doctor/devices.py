@@ -11,7 +11,7 @@ from mpitrain.doctor.finding import Finding, Status, in_parts
 
 
 def devices(comm: MPI.Intracomm, folder: Path) -> Finding:
-    """What ``run.device = "cuda"`` would take; CuPy is loaded where there is a GPU alone."""
+    """The GPU that ``run.device = "cuda"`` would take; loads CuPy only if there is a GPU."""
 
     def found(local: int) -> Found:
         if not Path("/dev/nvidiactl").exists():

@@ -1,4 +1,4 @@
-"""What a check finds, and how all ranks come to the same finding."""
+"""The finding of a check, and how all ranks come to the same one."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -77,7 +77,7 @@ def in_parts(
             own = part(own)
         except Exception as error:
             problem = f"rank {comm.rank}: {described(error)}"
-        problems = [told for told in comm.allgather(problem) if told]
+        problems = [one for one in comm.allgather(problem) if one]
         if problems:
             others = f" (and {len(problems) - 1} more ranks)" if problems[1:] else ""
             return Finding(name, Status.FAIL, problems[0] + others, fix)

@@ -58,10 +58,10 @@ def gpus(comm: MPI.Intracomm, folder: Path) -> Finding:
 
 def judge_gpus(found: list[tuple[bool, str] | None]) -> Finding:
     """MPI takes device memory on all nodes that have GPUs."""
-    told = [(rank, one) for rank, one in enumerate(found) if one is not None]
-    if not told:
+    measured = [(rank, one) for rank, one in enumerate(found) if one is not None]
+    if not measured:
         return Finding("GPU", Status.OK, "no GPU")
-    for rank, (works, text) in told:
+    for rank, (works, text) in measured:
         if not works:
             return Finding(
                 "GPU", Status.WARN, f"MPI does not take device memory, rank {rank}: {text}",
@@ -158,7 +158,7 @@ def _ping_pong(comm: MPI.Intracomm, count: int, turns: int) -> float:
 
 
 def judge_messages(found: list[tuple[float, float]]) -> Finding:
-    """What rank 0 measured, when it is not far below what a gigabit link does."""
+    """The measurement of rank 0, unless it is far below a gigabit link."""
     if len(found) == 1:
         return Finding("messages", Status.OK, "a single rank sends none")
     latency, per_large = found[0]

@@ -13,7 +13,7 @@ from mpitrain.doctor.finding import Finding, Status, in_parts, leader, runs_of
 
 #: Nodes that are written out; all are judged.
 _SHOWN = 8
-#: What names a process's GPUs: of CUDA, which HIP reads, too; of ROCm, HIP, and Level Zero.
+#: Variables that choose a process's GPUs: CUDA's, which HIP reads too; ROCm's, HIP's, Level Zero's.
 _MASKS = (
     "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK",
 )  # fmt: skip
@@ -35,7 +35,7 @@ class Place(NamedTuple):
 
 
 class Cores(NamedTuple):
-    """What a rank computes on.
+    """The cores and GPUs of a rank.
 
     Attributes:
         affinity: cores that it may run on.
@@ -161,6 +161,6 @@ def _crowded(affinities: Sequence[frozenset[int]]) -> tuple[int, frozenset[int]]
 
 
 def _cores(numbers: frozenset[int]) -> str:
-    """``core 0`` or ``cores 0-3``, as many as there are."""
+    """The cores in words: ``core 0`` or ``cores 0-3``."""
     word = "core" if len(numbers) == 1 else "cores"
     return f"the {len(numbers)} {word} {runs_of(sorted(numbers))}"

@@ -17,12 +17,12 @@ class Fabric(NamedTuple):
     """Slingshot and MPI on a rank.
 
     Attributes:
-        adapters: of Slingshot, by name.
+        adapters: Slingshot's adapters, by name.
         cxi: whether the library of these adapters is in this process, after MPI's start.
         cray: whether the MPI is Cray MPICH.
         gtl: whether Cray's library for GPUs is in this process.
         gpus: number that this rank can open.
-        variables: of the environment, those that decide.
+        variables: environment variables that decide.
     """
 
     adapters: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ def slingshot(comm: MPI.Intracomm, folder: Path) -> Finding:
 
 
 def fabric(classes: Path, environment: Mapping[str, str], library: str, maps: str) -> Fabric:
-    """What a rank finds.
+    """The findings of a rank.
 
     Args:
         classes: ``/sys/class``.

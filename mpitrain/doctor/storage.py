@@ -18,7 +18,7 @@ _POLL_S = 0.1
 
 
 def checkpoints(comm: MPI.Intracomm, folder: Path) -> Finding:
-    """What rank 0 writes and renames in the folder, as a checkpoint is written, all ranks read."""
+    """Check that all ranks read a file that rank 0 writes and renames, as for a checkpoint."""
     token = comm.bcast(uuid4().hex)
     target = folder / f".doctor-{token}"
     beside = target.with_suffix(".unfinished")

@@ -11,7 +11,7 @@ from mpi4py import MPI
 from collectives import CorruptMessage
 from mpitrain import fit
 from mpitrain.arrays import Array
-from mpitrain.config import Config, ConfigError
+from mpitrain.config import Config, ConfigError, expect
 from mpitrain.data import DataError, Sampler
 from mpitrain.data.stream import Streamed
 from mpitrain.federated import keys
@@ -77,11 +77,7 @@ class Trainer(fit.Trainer):
                 "there among them; give data that are read by number"
             )
         if self.state:
-            some = ", ".join(list(self.state)[:2])
-            raise ConfigError(
-                f"federated: the model keeps running means ({some}), which no client's steps can "
-                "be averaged in; take group or layer norm"
-            )
+            expect(self.config, "batch-norm")
         labels = together(self.comm, self._labels, DataError)
         samples = len(self.data.train)
         self.clients = split(own, run.seed, samples, labels)

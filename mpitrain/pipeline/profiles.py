@@ -51,10 +51,10 @@ def measure(config: "Config", repeats: int = 5, device: Device = HOST) -> list[L
         ConfigError: a layer's parameters do not fit into memory.
     """
     from mpitrain import data, models
-    from mpitrain.config import ConfigError, refuse_own
+    from mpitrain.config import ConfigError, expect
     from mpitrain.step.precision import compute_type
 
-    refuse_own(config, "profile")
+    expect(config, "described", command="mpitrain profile")
     found = data.load(config.data, config.run.dtype)
     model = models.build(config, found)
     dtype = compute_type(config.run.compute, config.run.dtype)

@@ -13,17 +13,14 @@ from typing import NoReturn
 from mpi4py import MPI
 
 from collectives import Communicator
-from mpitrain.config import Config, ConfigError
+from mpitrain.config import Config, ConfigError, expect
 
 
 def check(config: Config, environment: Mapping[str, str] = os.environ) -> None:
     """Raises ConfigError, on all ranks, where a death would end them all or leave some waiting."""
     if MPI.get_vendor()[0] != "Open MPI" or environment.get("OMPI_MCA_mpi_ft_enable") != "1":
         raise ConfigError("--shrink needs Open MPI, started with 'mpirun --with-ft ulfm'")
-    if config.parallel.node_shared:
-        raise ConfigError("--shrink: who waits in memory of the node does not see a rank die")
-    if config.server.ranks or config.server.hogwild:
-        raise ConfigError("--shrink: workers do not see one another die; leave [server] out")
+    expect(config, "shrink")
     if not config.checkpoint.every:
         raise ConfigError("--shrink goes on from checkpoints; set checkpoint.every")
 

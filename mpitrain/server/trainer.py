@@ -15,7 +15,7 @@ from msgspec import structs
 from collectives.codec import Codec, Dice
 from mpitrain.arrays import Array
 from mpitrain.compress import parse
-from mpitrain.config import Compress, ConfigError
+from mpitrain.config import Compress, ConfigError, expect
 from mpitrain.data import DataError
 from mpitrain.group import share
 from mpitrain.metrics import Skipped, Step, Straggler
@@ -106,10 +106,7 @@ class ServedTrainer(Trainer):
     def _bind_pipeline(self) -> None:
         super()._bind_pipeline()
         if self.state:
-            raise ConfigError(
-                "server.ranks: batch norm's running means are neither pulled nor pushed; take a "
-                "model without, as kind = 'resnet', or set server.ranks = 0"
-            )
+            expect(self.config, "batch-norm")
         layout = Layout((self.roles.workers,))
         self._worker_passes = self.passes.among(self._alike, layout)
         pipeline, report = self._worker_passes.schedule()

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from mpitrain.arrays import Array, Shape
-from mpitrain.config import Config, ConfigError, Evaluate, Parallel, Run
+from mpitrain.config import Config, ConfigError, Evaluate, Run, expect
 from mpitrain.config.metric_names import refusal, usual
 from mpitrain.data import DataError, Dataset, Samples
 from mpitrain.fields import Fields
@@ -15,7 +15,6 @@ from mpitrain.objective import BinaryCrossEntropy, Loss
 from mpitrain.objective.metrics import Metric, build
 from mpitrain.parallel.arena import Arena
 from mpitrain.parallel.grid import Layout
-from mpitrain.pipeline.weights import OTHER_IN_BACKWARD
 
 
 def expect_fitting(model: Model, data: Dataset) -> Shape:
@@ -118,22 +117,6 @@ def expect_single_arrays(model: Model, data: Dataset) -> None:
             )
 
 
-def expect_weights_of_forward(parallel: Parallel, model: Model) -> None:
-    """No backward pass is given other weights than its forward pass where a layer minds.
-
-    Raises:
-        ConfigError: one would be.
-    """
-    if parallel.schedule != "asynchronous" or parallel.weights not in OTHER_IN_BACKWARD:
-        return
-    if held := [name for name, layer in model.layers.items() if layer.holds]:
-        raise ConfigError(
-            f"parallel.weights = {parallel.weights!r}: the backward pass goes by the latest "
-            f"weights, and torch's, as of {held[0]}, by those of its forward pass; set weights "
-            "= 'stash', 'vertical' or 'two_buffers'"
-        )
-
-
 def whole_state(config: Config, model: Model, layout: Layout) -> dict[str, Array]:
     """What the layers keep besides their parameters, as it begins.
 
@@ -141,17 +124,8 @@ def whole_state(config: Config, model: Model, layout: Layout) -> dict[str, Array
         ConfigError: it would depend on the layout.
     """
     found = Chain(model.layers).state(config.run.dtype)
-    kind = config.sync.kind
-    if found and kind != "every_step" and layout.replicas[0] > 1:
-        raise ConfigError(
-            f"sync.kind: batch norm takes all workers forward together, and those of {kind} "
-            "are at different samples; take group or layer norm, or set kind = 'every_step'"
-        )
-    if found and len(set(layout.replicas)) > 1:
-        raise ConfigError(
-            "parallel.replicas: batch norm takes the replicas of all stages forward together; "
-            "give each stage as many"
-        )
+    if found and max(layout.replicas) > 1:
+        expect(config, "batch-norm")
     return found
 
 

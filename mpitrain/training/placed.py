@@ -12,7 +12,7 @@ from collectives import CheckedTransport, Communicator, UnknownAlgorithm
 from collectives.failure.abort import aborts
 from mpitrain import models, nn
 from mpitrain.arrays import Array
-from mpitrain.config import Config, ConfigError, expect_on_link
+from mpitrain.config import Config, ConfigError, expect
 from mpitrain.data import DataError, Dataset, Sampler, load
 from mpitrain.data.everywhere import load_on_all
 from mpitrain.data.own import Own
@@ -54,7 +54,6 @@ from mpitrain.training.fitting import (
     expect_labels_in_memory,
     expect_single_arrays,
     expect_untested,
-    expect_weights_of_forward,
     initial,
     named_metrics,
     whole_state,
@@ -221,7 +220,7 @@ class Placed(ClosedTogether):
                 "mpitrain train have clients; set it to 0 here"
             )
         if self.comm.delays_messages:
-            expect_on_link(config)
+            expect(config, "link")
         if config.parallel.checksums and not self.comm.checks_messages:
             self.comm = Communicator(self.comm, transport=CheckedTransport)
             self._opened.callback(self.comm.close)
@@ -318,7 +317,8 @@ class Placed(ClosedTogether):
         )
         if self.device is not HOST:
             expect_single_arrays(self.model, self.data)
-        expect_weights_of_forward(self.config.parallel, self.model)
+        if any(layer.holds for layer in self.model.layers.values()):
+            expect(self.config, "torch")
         brought = nn.Chain(self.model.layers).brought()
         check_replicas(self.comm, [(self.comm, brought)], "in the layers that they were given")
 
@@ -367,11 +367,7 @@ class Placed(ClosedTogether):
             return EveryStep()  # the configuration has refused other stores
         may_fail = config.data.workers > 0 or isinstance(self.data.train, Own)
         if config.sync.kind == "quorum" and self.comm.allreduce(may_fail, MPI.LOR):
-            raise ConfigError(
-                "sync.kind: all ranks meet where samples are read that might not be readable, and "
-                "quorum waits for some only; set data.workers = 0 and take data of a job file, or "
-                "kind = 'every_step'"
-            )
+            expect(config, "own-data")
         replica = self.grid.place.replica
         workers = Workers(
             comm=self.grid.data,

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from collectives.commands.arguments import positive
-from mpitrain.config import ConfigError, load, refuse_servers
+from mpitrain.config import ConfigError, expect, load
 from tests.drills.drill import Drills, Outcome
 from tests.drills.faults import KINDS, draw
 from tests.drills.outside import Disk, Outside
@@ -33,7 +33,7 @@ def run(options: argparse.Namespace, drills: Drills | None = None) -> int:
     for kind in kinds:
         if kind not in KINDS:
             raise ConfigError(f"no fault {kind!r}; there are {', '.join(KINDS)}")
-    refuse_servers(load(options.config, options.set), "drills")
+    expect(load(options.config, options.set), "drill", command="tests.drills")
     options.output.mkdir(parents=True, exist_ok=True)
     disks: dict[str, Outside] = {kind: Disk(kind) for kind in ("full", "readonly")}
     drills = drills or Drills(

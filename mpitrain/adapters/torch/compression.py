@@ -11,7 +11,7 @@ from mpitrain.adapters.torch.comm_hooks import GradBucket
 from mpitrain.adapters.torch.replica import DataParallel
 from mpitrain.compress import CodecError, Momentum, parse
 from mpitrain.config import Compress
-from mpitrain.config.exchange import code_conflicts
+from mpitrain.config.validation import codec_faults
 from mpitrain.parallel.arena import DATA, Bucket
 from mpitrain.parallel.coded_sum import CodedSum
 from mpitrain.parallel.compressed_summation import CompressedSummation
@@ -63,7 +63,7 @@ class Compression:
                     f"codec = {codec!r}: the clip is of the whole gradient, of which a hook has a "
                     "bucket; leave it out"
                 )
-            for _, why in code_conflicts(table, code):
+            for _, why in codec_faults(table, code):
                 raise CodecError(f"codec = {codec!r}: {why}")
         except msgspec.ValidationError as error:
             raise CodecError(str(error)) from error

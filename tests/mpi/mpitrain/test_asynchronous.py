@@ -200,7 +200,7 @@ def test_modules_of_torch_see_them_too(comm, policy):
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["spectrain", "linear", "latest"])
 def test_modules_of_torch_go_backward_by_their_own_weights(comm, policy):
-    with pytest.raises(ConfigError, match="torch's, as of part0, by those of its forward pass"):
+    with pytest.raises(ConfigError, match="a torch module needs the weights of the forward pass"):
         Trainer(comm, asynchronous(policy, pipe=min(RANKS, 5)), layers=of_torch())
 
 

@@ -131,4 +131,4 @@ def test_what_cannot_be_brought(folder, job, changed, message):
 
 def test_commands_that_import_nothing_say_so(comm, job, capfd):
     assert run(["profile", str(job)]) == 2
-    assert comm.rank or "own: mpitrain profile imports nothing" in capfd.readouterr().err
+    assert comm.rank or "mpitrain profile needs a model and data" in capfd.readouterr().err

@@ -119,7 +119,7 @@ def regular_run(comm, config):
 def test_dropout_and_batch_norm_are_those_of_one_process(comm, parallel):
     config = replace(job(), parallel=Parallel(**parallel))
     if len(set(parallel.get("replicas", ()))) > 1:
-        with pytest.raises(ConfigError, match=r"parallel\.replicas: batch norm takes"):
+        with pytest.raises(ConfigError, match=r"parallel\.replicas: batch norm needs"):
             Trainer(comm, config, data=WAVES, layers=regular())
         return
     if parallel.get("pipe", 1) * parallel.get("chunks", 1) > 6:

@@ -522,7 +522,7 @@ def test_what_cannot_be_is_refused_on_all_ranks(comm):
         "out": nn.Linear(16, 10),
     }
     for sync in (*KINDS.values(), Sync(kind="quorum")) if RANKS > 1 else ():
-        with pytest.raises(ConfigError, match="batch norm takes all workers forward together"):
+        with pytest.raises(ConfigError, match="batch norm needs forward passes of all workers"):
             Trainer(comm, replace(mlp(), sync=sync), layers=layers)
 
 

@@ -7,7 +7,7 @@ import pytest
 from mpi4py import MPI
 
 from collectives import Communicator
-from mpitrain.config import Config, ConfigError, Parallel, Run, cpu_alone, load
+from mpitrain.config import Config, ConfigError, Parallel, Run, load, needs_host
 from mpitrain.data import Samples
 from mpitrain.device import HOST, choose
 from mpitrain.device.choice import Found, lacking, look, number_for
@@ -50,10 +50,10 @@ def asked(device, **parallel):
 def test_what_the_cpu_does_alone_is_refused(tmp_path, key, value):
     path = tmp_path / "job.toml"
     path.write_text('[run]\ndevice = "cuda"\n')
-    with pytest.raises(ConfigError, match=r"leave it out, or set run\.device = 'cpu'"):
+    with pytest.raises(ConfigError, match=r"needs arrays in the host's memory, and a GPU"):
         load(path, [f"{key}={value}"])
     path.write_text('[run]\ndevice = "auto"\n')
-    assert cpu_alone(load(path, [f"{key}={value}"])).startswith(key.partition(".")[0])
+    assert needs_host(load(path, [f"{key}={value}"])).startswith(key.partition(".")[0])
 
 
 def test_the_cpu_is_asked_for_nothing():

@@ -1,0 +1,81 @@
+"""``mpitrain schedules``: pipeline schedules proved, timed and drawn."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from collectives.commands.arguments import above_zero, positive
+from mpitrain.config import ConfigError
+from mpitrain.pipeline.schedules import SCHEDULES
+
+if TYPE_CHECKING:
+    from collectives.commands.arguments import Commands
+
+
+def add(commands: "Commands") -> None:
+    """Adds the command."""
+    parser = commands.add_parser("schedules", help="prove, time and draw pipeline schedules")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(SCHEDULES))
+    parser.add_argument("-p", "--stages", type=positive, default=4, help="stages (4)")
+    parser.add_argument(
+        "-m", "--micro-batches", type=positive, default=8, help="micro-batches of each replica (8)"
+    )
+    parser.add_argument("--chunks", type=positive, default=2, help="chunks of interleaved (2)")
+    parser.add_argument(
+        "--times",
+        type=above_zero,
+        nargs=3,
+        default=(1.0, 1.0, 1.0),
+        metavar="T",
+        help="times of a forward pass and of the two halves of a backward pass (1 1 1)",
+    )
+    parser.add_argument("-o", "--output", type=Path, help="folder for pictures")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write a page that steps through them in time"
+    )
+    parser.set_defaults(act=schedules)
+
+
+def schedules(options: argparse.Namespace) -> int:
+    """Prove, time and draw schedules."""
+    from mpitrain.pipeline import draw
+    from mpitrain.pipeline.actions import Pipeline
+    from mpitrain.pipeline.explore import explorer
+    from mpitrain.pipeline.replay import replay
+    from mpitrain.pipeline.simulate import PassTimes, simulate
+
+    unknown = set(options.names) - set(SCHEDULES)
+    if unknown:
+        raise ConfigError(f"no schedule {sorted(unknown)[0]!r}; there are {', '.join(SCHEDULES)}")
+    times = PassTimes(*options.times)
+    p, m = options.stages, options.micro_batches
+    pipelines = {
+        name: Pipeline((1,) * p, m, options.chunks if name == "interleaved" else 1)
+        for name in options.names or SCHEDULES
+    }
+    for name, pipeline in pipelines.items():
+        schedule = SCHEDULES[name]
+        report = replay(schedule.generate, pipeline)
+        found = simulate(schedule.generate, pipeline, times)
+        formula = schedule.bubble(p, m, pipeline.chunks, *options.times)
+        print(f"{name}: {schedule.description}")
+        print(
+            f"  bubble {found.bubble:.1%} (formula {formula:.1%}), activations held "
+            f"{[report.held[place] for place in pipeline.places()]}, oldest weights "
+            f"{max(report.staleness.values())} updates"
+        )
+        print(draw.text(found, pipeline, min(options.times) / pipeline.chunks))
+        if options.output:
+            options.output.mkdir(parents=True, exist_ok=True)
+            rows = [
+                (f"stage {place[0]}", [b for b in found.blocks if b.place == place])
+                for place in pipeline.places()
+            ]
+            path = options.output / f"{name}.png"
+            draw.picture(rows, path, f"{name}, {p} stages, {m} micro-batches")
+            print(f"  drawn in {path}")
+    if options.html:
+        options.html.parent.mkdir(parents=True, exist_ok=True)
+        options.html.write_text(explorer(pipelines, times), encoding="utf-8")
+        print(f"wrote {options.html}")
+    return 0

@@ -1,0 +1,258 @@
+"""Checks of values: single keys, and keys that must fit one another."""
+
+import math
+from collections.abc import Iterator
+
+import msgspec
+
+from mpitrain.compress import (
+    AnyCodec,
+    CodecError,
+    Linear,
+    Momentum,
+    Remembering,
+    Sparse,
+    feedback_of,
+    parse,
+)
+from mpitrain.config.exchange import Compress
+from mpitrain.config.federated import Federated
+from mpitrain.config.metric_names import refusal
+from mpitrain.config.server import MOST_GROUPS
+from mpitrain.config.sync import Sync, parse_outer
+from mpitrain.config.tables import Tables
+
+#: Why a key is refused, as (key, sentence).
+Faults = Iterator[tuple[str, str]]
+
+
+def faults(job: Tables) -> Faults:
+    """Values that a job may not have."""
+    for place, value in _values(job):
+        if why := _unwritable(value):
+            yield place, why
+    if not job.run.dir:
+        yield "run.dir", "is empty; name a folder, or leave it out"
+    yield from _layout(job)
+    yield from _model(job)
+    yield from _rates(job)
+    yield from _compress(job)
+    yield from _sync(job)
+    if job.server.ranks or job.server.hogwild:
+        yield from _server(job)
+    elif job.server.replay:
+        yield "server.replay", "a log is replayed by servers; set server.ranks as in its run"
+    if job.federated.clients:
+        yield from _federated(job.federated)
+        if job.train.steps:
+            yield "train.steps", "a client takes the steps of its epochs; set federated.rounds"
+
+
+def _values(job: Tables) -> Iterator[tuple[str, object]]:
+    """All keys of a job with their values."""
+    for table, values in msgspec.structs.asdict(job).items():
+        for key, value in msgspec.structs.asdict(values).items():
+            yield f"{table}.{key}", value
+    for number, group in enumerate(job.optim.groups):
+        for key, value in msgspec.structs.asdict(group).items():
+            yield f"optim.groups[{number}].{key}", value
+
+
+def _unwritable(value: object) -> str:
+    """Why a checkpoint could not give a value back; empty if it can."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"must be a finite number, not {value}"
+    if isinstance(value, str):
+        if "\0" in value:
+            return "must not hold the character NUL"
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return f"is not UTF-8: {value!r}"
+    return ""
+
+
+def _layout(job: Tables) -> Faults:
+    p, stages = job.parallel, job.stages
+    if p.replicas and (p.pipe not in (1, len(p.replicas)) or p.data):
+        yield "parallel.replicas", "gives the stages and their replicas; leave out pipe and data"
+    if isinstance(p.partition, tuple) and len(p.partition) != stages * p.chunks:
+        yield (
+            "parallel.partition",
+            f"{len(p.partition)} numbers for {stages} stages of {p.chunks} chunks",
+        )
+    if p.partition == "auto" and not p.profile:
+        yield "parallel.partition", "auto needs parallel.profile, a file of mpitrain profile"
+    if p.chunks > 1 and p.schedule != "interleaved":
+        yield "parallel.chunks", f"{p.schedule} has one chunk a stage; set schedule = 'interleaved'"
+
+
+def _model(job: Tables) -> Faults:
+    m, p, context = job.model, job.parallel, job.data.context
+    if m.kind == "gpt" and m.width % m.heads:
+        yield "model.heads", f"{m.heads} heads do not divide a width of {m.width}"
+    if m.kind == "gpt" and m.heads % p.tensor:
+        yield "parallel.tensor", f"{p.tensor} ranks cannot share {m.heads} heads equally"
+    if p.sequence and context % p.tensor:
+        yield "parallel.sequence", f"{p.tensor} ranks cannot share {context} positions"
+    for kind, names in (("gpt", ("text", "tokens")), ("recommender", ("clicks",))):
+        if (m.kind == kind) != (job.data.name in names):
+            yield "model.kind", f"a {m.kind} cannot be trained on {job.data.name}"
+    if job.loss.smoothing and job.loss.name != "cross_entropy":
+        yield "loss.smoothing", f"{job.loss.name} has no classes to spread labels over"
+    for name in job.evaluate.metrics:
+        if why := refusal(name, job.loss.name):
+            yield "evaluate.metrics", why
+
+
+def _rates(job: Tables) -> Faults:
+    optim, passes = job.optim, job.passes
+    warmup, falling = optim.warmup_epochs, optim.decay_epochs
+    if warmup >= passes:
+        key = "federated.rounds" if job.federated.clients else "train.epochs"
+        yield "optim.warmup_epochs", f"{warmup:g} must be less than {key} = {passes}"
+    if optim.schedule == "wsd" and not 0 < falling <= passes - warmup:
+        yield (
+            "optim.decay_epochs",
+            f"wsd falls in more than 0 and at most {passes - warmup:g} epochs, which warm-up "
+            f"leaves of train.epochs, not {falling:g}",
+        )
+    if falling and optim.schedule != "wsd":
+        yield "optim.decay_epochs", f"{optim.schedule} has no such part; set schedule = 'wsd'"
+    if optim.schedule == "one_cycle" and not warmup:
+        yield "optim.warmup_epochs", "one_cycle climbs in these epochs; give 3 of 10, for example"
+    if job.own.schedule and (optim.schedule != "constant" or warmup):
+        yield (
+            "own.schedule",
+            "takes the place of optim.schedule and optim.warmup_epochs; leave these out",
+        )
+
+
+def _compress(job: Tables) -> Faults:
+    c = job.compress
+    if c.codec == "none":
+        if c != Compress():
+            yield "compress.codec", "none, and other keys of the table say how; name a codec"
+    elif c.codec == "auto":
+        if Compress("auto", start=c.start, least=c.least) != c:
+            yield "compress.codec", "auto chooses the codec; other keys it takes: start and least"
+    else:
+        try:
+            yield from codec_faults(c, parse(c.codec))
+        except CodecError as error:
+            yield "compress.codec", str(error)
+        for key in ("start", "least"):
+            if job.server.ranks and getattr(c, key) != getattr(Compress(), key):
+                yield f"compress.{key}", "a push to a server is coded whole; leave it out"
+
+
+def codec_faults(c: Compress, codec: AnyCodec) -> Faults:
+    """Keys of a [compress] table that do not fit its codec."""
+    is_linear, feedback = isinstance(codec, Linear), feedback_of(codec)
+    asked = feedback if c.feedback == "auto" else c.feedback
+    if is_linear and c.exchange != "auto":
+        yield "compress.exchange", f"{codec} adds up and goes by all-reduces; leave exchange out"
+    if c.flush_every and (not is_linear or c.feedback == "off" or feedback == "never"):
+        yield "compress.flush_every", f"{codec} keeps nothing that drifts apart; leave it out"
+    if c.units == "update" and (asked != "on" or isinstance(codec, Remembering)):
+        yield "compress.units", f"{codec} keeps no residual here; leave units out"
+    if c.feedback == "on" and feedback == "never":
+        yield "compress.feedback", f"what {codec} leaves out would grow; set feedback = 'off'"
+    if c.feedback == "off" and isinstance(codec, Remembering) and feedback == "on":
+        yield "compress.feedback", f"what {codec} keeps is its momentum, too; leave feedback out"
+    if isinstance(codec, Sparse) and c.exchange != "auto":
+        yield "compress.exchange", f"{codec} goes by the sparse all-reduce; leave exchange out"
+    if isinstance(codec, Momentum) and c.start:
+        yield (
+            "compress.start",
+            f"{codec} warms up by itself, see its option warmup; leave start out",
+        )
+    if getattr(codec, "votes", False) and c.exchange == "gathered":
+        yield "compress.codec", f"{codec} needs the owners of two_phase"
+
+
+def _sync(job: Tables) -> Faults:
+    s = job.sync
+    if s.kind == "local":
+        yield from _local(s)
+    if s.drifts and job.checkpoint.every % s.agree:
+        yield (
+            "sync.agree",
+            f"checkpoints are written where the ranks agree: checkpoint.every = "
+            f"{job.checkpoint.every} must be a multiple of {s.agree}",
+        )
+    if s.kind == "quorum" and job.parallel.algorithm not in ("auto", "parameter_server"):
+        yield "parallel.algorithm", "quorum sums as parameter_server does; leave it out"
+
+
+def _local(s: Sync) -> Faults:
+    try:
+        parse_outer(s.outer)
+    except ValueError as error:
+        yield "sync.outer", str(error)
+    if s.delay >= s.period:
+        yield (
+            "sync.delay",
+            f"local has at most one exchange of a fragment under way: delay = {s.delay} must be "
+            f"less than period = {s.period}, or set kind = 'delayed'",
+        )
+    if s.fragments > s.period:
+        yield (
+            "sync.fragments",
+            f"{s.fragments} fragments need as many steps; set period to {s.fragments} or more",
+        )
+    if s.state == "averaged" and s.fragments > 1:
+        yield "sync.state", "averaged goes with the whole model at once; set fragments = 1"
+    if s.state == "averaged" and s.delay:
+        yield (
+            "sync.state",
+            "an optimiser's state cannot be averaged late; set delay = 0, or state = 'own'",
+        )
+
+
+def _server(job: Tables) -> Faults:
+    own, is_server = job.server, bool(job.server.ranks)
+    if job.parallel.data or job.parallel.replicas:
+        key = "data" if job.parallel.data else "replicas"
+        yield f"parallel.{key}", "the ranks that are no servers are the workers; leave it out"
+    if own.hogwild is True and job.parallel.algorithm != "auto":
+        yield "parallel.algorithm", "hogwild = true sums nothing; leave it out, or take 'tables'"
+    if is_server and own.groups > MOST_GROUPS and not own.synchronous:
+        yield (
+            "server.groups",
+            f"{own.groups} groups would push by themselves; beyond {MOST_GROUPS}, gradients are "
+            "too old to learn well from (Mitliagkas et al. 2016); make fewer and larger ones, or "
+            "set server.bound = 0",
+        )
+    for key, value in (("fetch", own.fetch), ("push", own.push)):
+        if is_server and value > 1 and own.limit is not None:
+            yield (
+                f"server.{key}",
+                "a bound counts clocks in each of which a worker pulls and pushes; set it to 1, or "
+                "server.bound = 'none'",
+            )
+    if is_server and own.correct != "none" and own.synchronous:
+        yield "server.correct", "server.bound = 0 has no older gradients; set 'none'"
+    if own.correct == "predict" and not job.optim.momentum:
+        yield "server.correct", "predict looks ahead along the momentum of sgd; set optim.momentum"
+
+
+def _federated(own: Federated) -> Faults:
+    if own.scheme == "weighted" and own.sample > own.clients:
+        yield "federated.sample", f"there are {own.clients} clients, and {own.sample} are asked"
+    if own.take > own.asked:
+        yield "federated.take", f"{own.asked} clients are asked, and {own.take} are to be taken"
+    if own.clip and not own.is_coded:
+        yield "federated.clip", "cuts numbers on a grid; set bits, rotate, kept or secure, too"
+    if own.secure and own.taken < 3:
+        yield (
+            "federated.secure",
+            f"each of {own.taken} clients knows from the sum what the other has sent; take 3 or "
+            "more",
+        )
+    if own.secure and own.scheme == "weighted" and own.taken < own.least(own.asked):
+        yield (
+            "federated.threshold",
+            f"{own.least(own.asked)} of the {own.asked} clients that are asked must stay, and "
+            f"{own.taken} are taken; raise take, or lower sample or threshold",
+        )
