@@ -49,7 +49,7 @@ class Phased(ABC):
     plan that is under way.
 
     Attributes:
-        collective, algorithm, reason: those of a plan.
+        collective, algorithm, reason: as a plan has them.
         working: seconds of work between the plans in all runs so far: encoding, decoding and sums.
     """
 
@@ -163,7 +163,7 @@ class Coding:
     """A codec, and what a rank remembers beside it.
 
     Attributes:
-        codec: the same on all ranks.
+        codec: the codec, equal on all ranks.
         residual: memory of what this rank's codes left out, of shape (n,) for n elements.
         owner_residual: memory of what the codes of sums left out, for the rank's own shard.
         dice: random numbers for codecs that use them.

@@ -65,11 +65,11 @@ class Communicator(  # type: ignore[misc]
             raise :class:`MismatchError` on all ranks instead of hanging; one small exchange a
             call.  Default: whether ``COLLECTIVES_CHECK`` is on.
         tuning: the table that ``auto`` goes by, as rank 0 finds it; a file of ``python -m
-            collectives tune``.  Default: that of ``COLLECTIVES_TUNING``, or the one built in.
+            collectives tune``.  Default: the value of ``COLLECTIVES_TUNING``, or the one built in.
         timeout: after this many seconds in one collective, one of the ranks that wait says who is
             missing and where they are, and the job ends (:mod:`collectives.failure`); making the
-            communicator is then collective; 0 is never.  Default: that of ``COLLECTIVES_TIMEOUT``,
-            or never.
+            communicator is then collective; 0 is never.  Default: the value of
+            ``COLLECTIVES_TIMEOUT``, or never.
         transport: how messages are sent: :class:`MPITransport`; :class:`CheckedTransport`, whose
             messages each carry a checksum; or :func:`~collectives.delayed`, over a link of so much
             latency and bandwidth.  With these two, ``auto`` is never native, and ``empty`` gives
@@ -81,12 +81,12 @@ class Communicator(  # type: ignore[misc]
             order.  They travel as messages, as many bytes as in a ring, and adding three and more
             takes some ten passes over them.  Other operations whose result depends on the order
             are refused.  The methods for objects, as ``allreduce``, stay mpi4py's.
-        turns: whether ``auto`` tries native and ours by turns in the first calls that repeat, and
+        autotune: whether ``auto`` measures native and ours when a kind of call first comes, and
             remembers what was faster (:mod:`collectives.calls.autotune`).  Default: whether
-            ``COLLECTIVES_TURNS`` is on.
+            ``COLLECTIVES_AUTOTUNE`` is on.
         device: how messages of arrays on a GPU go: ``"direct"``, handed to a CUDA-aware MPI;
             ``"staged"`` through pinned host memory; ``"auto"``: direct if a transfer between two
-            processes of its own works.  Default: that of ``COLLECTIVES_DEVICE``, or auto.
+            processes of its own works.  Default: the value of ``COLLECTIVES_DEVICE``, or auto.
 
     Raises:
         LaunchError: a launcher has started more processes than MPI sees
@@ -112,7 +112,7 @@ class Communicator(  # type: ignore[misc]
         reproducible: bool = False,
         autotune: bool | None = None,
     ) -> Self:
-        from collectives.topologies import class_for, mpi_class  # whose classes are subclasses
+        from collectives.topologies import class_for, mpi_class  # its classes are subclasses
 
         chosen: Any = cls if comm is None else class_for(cls, comm)
         self: Self = mpi_class(chosen).__new__(chosen, comm)

@@ -249,7 +249,7 @@ class _Exchange:
         traffic: Traffic | None,
         tag: int,
     ) -> None:
-        """``types``: of indices and of values."""
+        """Makes messages; ``types`` are the MPI types of indices and of values."""
         self.engine = engine
         self.channel = engine.channel
         self.rank, self.size = self.channel.rank, self.channel.size

@@ -56,6 +56,10 @@ class Measured(msgspec.Struct, frozen=True):
     results: list[Record]
 
 
+#: Made once, here: threads that decode a type for the first time at once crash msgspec 0.22.
+_DECODER = msgspec.json.Decoder(Measured)
+
+
 def read(path: Path) -> Measured:
     """A file of a benchmark.
 
@@ -65,6 +69,6 @@ def read(path: Path) -> Measured:
     try:
         if path.exists() and not path.is_file():  # a FIFO or a device may have no end
             raise OSError("it is not an ordinary file")
-        return msgspec.json.decode(path.read_bytes(), type=Measured)
+        return _DECODER.decode(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:  # msgspec's are ValueErrors
         raise CollectiveError(f"cannot read {path} as what 'bench -J' writes: {error}") from None

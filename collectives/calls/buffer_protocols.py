@@ -42,7 +42,7 @@ def memory_of(data: Any, typed: bool, role: str, readonly: bool, moves: bool = T
 def _host_array(data: Any, typed: bool, role: str, readonly: bool, moves: bool) -> npt.NDArray[Any]:
     """NumPy's own kind of array on the memory of anything that mpi4py takes."""
     if isinstance(data, np.ndarray):
-        return np.asarray(data)  # of a subclass, the memory without its ways
+        return np.asarray(data)  # a subclass's memory as an ordinary array
     try:
         return np.asarray(memoryview(data))
     except TypeError:

@@ -224,7 +224,7 @@ class _Space:
             self.gapped = not (
                 whole or self.is_of_nothing or (datatype.is_predefined and not moves)
             )
-            if not self.gapped:  # whose extent may be the distance of two addresses
+            if not self.gapped:  # the extent may be the distance of two addresses
                 self.dtype = _dtype(datatype, self.extent)
         #: Its type says where in this process's memory the items are.
         self.at_bottom = self.gapped and data is MPI.BOTTOM

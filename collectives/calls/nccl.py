@@ -92,7 +92,7 @@ class Nccl:
         if len(places) < comm.size and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1":
             raise CollectiveError(
                 f"NCCL needs a GPU for each rank, and {comm.size} ranks have {len(places)}; start "
-                "as many as there are GPUs"
+                f"{len(places)} ranks"
             )
         told = comm.bcast(self._tried(self.library.get_unique_id) if comm.rank == 0 else None)
         all_or_none(comm, told if isinstance(told, str) else "")
@@ -136,7 +136,7 @@ def bind_nccl(call: Call, nccl: Nccl, binding: Binding, borrow: bool) -> DeviceP
             "use a communicator of its own for them"
         )
     memory = nccl.memory
-    with memory.working():  # what is allocated is that stream's
+    with memory.working():  # memory is allocated on that stream
         before, send, recv = _operands(call, memory, borrow)
     bound = BoundRound(starts=[*before, _queuing(call, nccl, send, recv)])
     binding = replace(binding, memory=memory)

@@ -285,7 +285,7 @@ def _with_sure_words(
     same = True
     if contract(arguments.collective).reduces and send is not None and recv is not None:
         same = send.datatype == recv.datatype
-        recv = replace(recv, datatype=send.datatype)  # of two names of one type, one
+        recv = replace(recv, datatype=send.datatype)  # two names of one type become one
     if same and _takes(arguments.sendbuf, send) and _takes(arguments.recvbuf, recv):
         return arguments
     return arguments._replace(

@@ -165,7 +165,7 @@ class Resources:
             dtype = _read_type(dtype)
             dimensions = _read_shape(shape, dtype)
             items = kind.zeros(dimensions, dtype) if alone else None
-        except Exception as error:  # of whatever kind, the others hear of it
+        except Exception as error:  # the other ranks learn of any error
             problem = error
         self._expect_none("empty", problem, f'memory="{memory}"')
         if items is not None:
@@ -201,7 +201,7 @@ class Resources:
                 own.expect_ordinary()
         except InvalidBuffer as error:
             problem = error
-        except Exception as error:  # of what a tensor may be
+        except Exception as error:  # a tensor's methods may raise anything
             problem = InvalidBuffer(f"{type(error).__name__}: {error}")
         self._expect_none("share", problem)
         assert own is not None, "without a problem it has an extent"

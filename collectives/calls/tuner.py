@@ -279,6 +279,10 @@ def _why_not(call: Situation, entry: Entry | None) -> str:
     return f"{rules[-1].algorithm}, the fastest measured on {entry.ranks}, cannot serve this call"
 
 
+#: Made once, here: threads that decode a type for the first time at once crash msgspec 0.22.
+_DECODER = msgspec.json.Decoder(Table)
+
+
 def load(path: str | Path | None = None) -> Table:
     """The table in ``path``; by default that of ``COLLECTIVES_TUNING``, or the one built in.
 
@@ -289,7 +293,7 @@ def load(path: str | Path | None = None) -> Table:
     try:
         if source.exists() and not source.is_file():  # a FIFO or a device may have no end
             raise OSError("it is not an ordinary file")
-        table = msgspec.json.decode(source.read_bytes(), type=Table)
+        table = _DECODER.decode(source.read_bytes())
     except (OSError, msgspec.DecodeError) as error:
         raise CollectiveError(f"cannot read the tuning table {source}: {error}") from None
     except RecursionError:

@@ -238,7 +238,7 @@ class Proofs:
                 found = f"{own(call.collective, call.algorithm)} {digest(schedule)}"
             except CollectiveError as error:
                 problem = error
-            except Exception as error:  # of the steps' parts
+            except Exception as error:  # parts of steps may raise anything
                 problem = ScheduleError(f"{call.collective} {call.algorithm}: {words(error)}")
         self._agree(call.algorithm, found, problem)
         assert schedule is not None, "no rank has a problem"

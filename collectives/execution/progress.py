@@ -42,7 +42,7 @@ class Progress:
     another rank may wait for one of those before it comes to where this one waits.
 
     Attributes:
-        plans: those of this communicator, in the order in which they were started.
+        plans: running plans of this communicator, in the order of their starts.
         left: which collective was left in the middle, and by what exception; empty if none was.
         traffic: counts of the plans that are bound from now on, if anybody counts.
     """

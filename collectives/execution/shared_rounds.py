@@ -108,7 +108,7 @@ class SharedBinder:
             entering = self.ticking(entering[0], self.passed + entered(number))
 
         moving = BoundRound()
-        lent: list[Pending] = []  # what peers read of our memory in this round
+        lent: list[Pending] = []  # our memory that peers read in this round
         late: list[Action] = []
         # Stores first: the chunk that a round sends may be one that it then reduces into.
         in_order = sorted(enumerate(steps), key=lambda item: not isinstance(item[1], Send))

@@ -254,7 +254,7 @@ def delayed(link: Link | str) -> type[DelayedTransport]:
 
     >>> comm = Communicator(MPI.COMM_WORLD, transport=delayed("far"))   # doctest: +SKIP
 
-    Of the same link it is the same class, as a rank has one link, however many communicators.
+    Equal links give one class, as a rank has one link for all its communicators.
 
     Args:
         link: or the text of one: ``cluster`` (1 us, 100 Gb/s), ``home`` (1 to 10 ms, 100 Mb/s),

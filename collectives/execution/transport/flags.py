@@ -13,8 +13,8 @@ from typing import Any
 from collectives.execution.plan import Action
 from collectives.execution.waiting import give_way, is_contended
 
-#: Slots: that of the ranks' meetings, and that of blocking calls, which follow one another; those
-#: of other plans come after it.
+#: Slots of the ranks' meetings and of blocking calls, which follow one another; slots of other
+#: plans come after these.
 MEETING, BLOCKING = 0, 1
 #: Polls before a rank with a core of its own offers it to others: about 100 us.
 _SPINS = 2000

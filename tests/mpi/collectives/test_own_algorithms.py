@@ -186,8 +186,13 @@ def test_a_generator_with_other_steps_each_time(comm):
 
     own = register(Algorithm("allreduce", "fickle", fickle))
     turns.append(binomial_tree.allreduce)
-    with pytest.raises(ScheduleError):  # the parts that were kept do not fit together
-        comm.Allreduce(MPI.IN_PLACE, np.ones(6), algorithm=own)
+    total = np.ones(6)
+    try:
+        comm.Allreduce(MPI.IN_PLACE, total, algorithm=own)
+    except ScheduleError as error:  # the parts of the ranks that were kept do not fit together
+        assert "fickle" in str(error)
+    else:  # by chance they do; on 3 ranks, for one
+        assert (total == SIZE).all()
 
 
 @several

@@ -1,6 +1,8 @@
 """The choice of an algorithm, the tables that it goes by, and what they become for Open MPI."""
 
 import os
+import subprocess
+import sys
 
 import msgspec
 import pytest
@@ -295,3 +297,23 @@ def test_a_table_of_before_has_the_facts_of_before(tmp_path):
     assert table.edges_from_bytes == 128 << 10
     (tmp_path / "t.json").write_bytes(msgspec.json.encode(table))
     assert load(tmp_path / "t.json") == table
+
+
+def test_threads_load_their_first_table_at_once():
+    """Several times anew, as msgspec crashed in most of such races."""
+    program = """
+import importlib, sys, threading
+from collectives.calls import tuner
+sys.setswitchinterval(1e-6)
+for _ in range(20):
+    importlib.reload(tuner)
+    start = threading.Barrier(4)
+    threads = [
+        threading.Thread(target=lambda: (start.wait(), tuner.load())) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=100)

@@ -20,7 +20,11 @@ DEEPER = {
     "Envelope, what pipelines put their own messages into",
     "collectives.execution.transport.cuda_probe": "doctor tries a transfer of device memory",
     "collectives.execution.transport.shared_memory": "doctor tries the node's memory alone",
+    "collectives.failure.abort": "an error of all ranks ends the job once, with one report",
+    "collectives.failure.processes": "ranks find processes as the guards against dead ranks do",
     "collectives.execution.waiting": "ranks wait alike in pipelines and in collectives",
+    "collectives.failure.abort": "an error that no rank catches ends all ranks of a job",
+    "collectives.failure.processes": "the lock of a job looks up processes of this machine",
 }
 
 
