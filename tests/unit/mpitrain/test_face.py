@@ -23,8 +23,6 @@ DEEPER = {
     "collectives.failure.abort": "an error of all ranks ends the job once, with one report",
     "collectives.failure.processes": "ranks find processes as the guards against dead ranks do",
     "collectives.execution.waiting": "ranks wait alike in pipelines and in collectives",
-    "collectives.failure.abort": "an error that no rank catches ends all ranks of a job",
-    "collectives.failure.processes": "the lock of a job looks up processes of this machine",
 }
 
 
