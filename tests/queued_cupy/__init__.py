@@ -1,12 +1,14 @@
 """CuPy's names on memory of the host, where work is queued and done as late as is allowed.
 
+Arrays and functions are those of :mod:`tests.strict_cupy`; their kernels go to a queue here.
+
     cupy = queued_cupy.install(monkeypatch, Machine(devices=2))
     ...
     cupy.machine.expect_no_races()
 
-What is written for a GPU runs where there is none; what does not wait for the GPU where it must
-computes other numbers, or is found in ``machine.races``.  :class:`Recorded` tells the machine what
-MPI reads and writes.
+Code for a GPU runs where there is none.  Code that does not wait for the GPU where it must computes
+other numbers, or is found in ``machine.races``.  :class:`Recorded` tells the machine what MPI reads
+and writes.
 """
 
 import sys

@@ -4,6 +4,9 @@ Arrays of a class of their own, which refuse what CuPy refuses: NumPy's arrays b
 conversion that nobody asked for, parameters that CuPy does not have.  Every kernel and every time
 that the host waits is counted (:data:`counts`).
 
+Kernels run at once.  Other ways share these arrays: in tests/queued_cupy kernels are queued, and in
+tests/gpu/virtual.py they take virtual time and compute nothing.
+
     xp = strict_cupy.install(monkeypatch)
     counts.reset()
     ...
