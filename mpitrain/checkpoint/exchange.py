@@ -20,7 +20,7 @@ from mpitrain.parallel.store import Piece, overlaps
 from mpitrain.parallel.summation import Keeper, Kept
 
 if TYPE_CHECKING:
-    from mpitrain.training.trainer import Trainer
+    from mpitrain.training.parts import Parts
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class KeptPart:
     values: Array
 
 
-def parts(trainer: "Trainer", *, written: bool = False) -> Iterator[tuple[Kept, KeptPart]]:
+def parts(trainer: "Parts", *, written: bool = False) -> Iterator[tuple[Kept, KeptPart]]:
     """All that this rank keeps of the elements of tensors, or what it writes of it."""
     replica = trainer.grid.place.replica
     for kept in chain.from_iterable(one.kept() for one in _keepers(trainer)):
@@ -52,7 +52,7 @@ def parts(trainer: "Trainer", *, written: bool = False) -> Iterator[tuple[Kept, 
                 yield kept, KeptPart(section, tensor, kept.start + part.start, kept.values[part])
 
 
-def _answered(trainer: "Trainer", piece: Piece) -> Iterator[slice]:
+def _answered(trainer: "Parts", piece: Piece) -> Iterator[slice]:
     """The parts of a piece for which this rank answers, of what several ranks have the same."""
     for own in trainer.gradient.counted():
         if trainer.strategy.drifts:  # each worker answers for all elements
@@ -62,7 +62,7 @@ def _answered(trainer: "Trainer", piece: Piece) -> Iterator[slice]:
             yield slice(low - piece.start, high - piece.start)
 
 
-def state(trainer: "Trainer") -> dict[str, Array]:
+def state(trainer: "Parts") -> dict[str, Array]:
     """Other arrays that exchanges keep, the same on all replicas, by names in the checkpoint."""
     place, ranks = trainer.grid.place, trainer.grid.layout.tensor
     part = f"@{place.tensor}of{ranks}" if ranks > 1 else ""
@@ -71,11 +71,11 @@ def state(trainer: "Trainer") -> dict[str, Array]:
     }
 
 
-def _keepers(trainer: "Trainer") -> list[Keeper]:
+def _keepers(trainer: "Parts") -> list[Keeper]:
     return [trainer.summation, *trainer.strategy.keepers]
 
 
-def restore(trainer: "Trainer", checkpoint: Checkpoint) -> list[str]:
+def restore(trainer: "Parts", checkpoint: Checkpoint) -> list[str]:
     """Take what exchanges kept; of this rank alone.
 
     Returns:
@@ -102,7 +102,7 @@ def restore(trainer: "Trainer", checkpoint: Checkpoint) -> list[str]:
     return anew
 
 
-def _sources(trainer: "Trainer", kept: Kept, checkpoint: Checkpoint, tensor: Tensor) -> list[str]:
+def _sources(trainer: "Parts", kept: Kept, checkpoint: Checkpoint, tensor: Tensor) -> list[str]:
     """The sections whose sum this replica takes."""
     name = f"{EXCHANGE}{kept.name}"
     numbers = sorted(

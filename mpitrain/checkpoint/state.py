@@ -25,10 +25,10 @@ from mpitrain.parallel.store import overlaps
 from mpitrain.step.update import AVERAGE
 
 if TYPE_CHECKING:
-    from mpitrain.training.trainer import Trainer
+    from mpitrain.training.parts import Parts
 
 
-def collect(trainer: "Trainer") -> tuple[dict[str, Array], list[SavedPiece], Manifest]:
+def collect(trainer: "Parts") -> tuple[dict[str, Array], list[SavedPiece], Manifest]:
     """The part that this rank writes, so that all ranks together write everything once.
 
     Collective; nothing of the training is changed.
@@ -97,15 +97,13 @@ def collect(trainer: "Trainer") -> tuple[dict[str, Array], list[SavedPiece], Man
         data=trainer.data_digest,
         state=list(state),
         recipe=recipe,
-        names=dict(trainer.names),
-        constants=name_of_constants(recipe, trainer.names),
+        names=dict(trainer.objects.names),
+        constants=name_of_constants(recipe, trainer.objects.names),
     )
     return arrays, pieces, manifest
 
 
-def restore(
-    trainer: "Trainer", checkpoint: Checkpoint, *, allow_changes: bool = False
-) -> list[str]:
+def restore(trainer: "Parts", checkpoint: Checkpoint, *, allow_changes: bool = False) -> list[str]:
     """Take everything from a checkpoint that some layout of the same job wrote.
 
     Of this rank alone: :func:`~mpitrain.checkpoint.recipe.recipe_of` was called before, and when
@@ -175,7 +173,7 @@ def restore(
     return notes
 
 
-def _sections(trainer: "Trainer", index: int) -> Iterator[tuple[str, Array]]:
+def _sections(trainer: "Parts", index: int) -> Iterator[tuple[str, Array]]:
     """What is in the place of a piece, by section; of workers that train by themselves, theirs."""
     if not trainer.strategy.drifts:
         yield from _alike(trainer, index)
@@ -187,7 +185,7 @@ def _sections(trainer: "Trainer", index: int) -> Iterator[tuple[str, Array]]:
         yield workers.section(name, replica), flat[piece.start : piece.stop]
 
 
-def _alike(trainer: "Trainer", index: int) -> Iterator[tuple[str, Array]]:
+def _alike(trainer: "Parts", index: int) -> Iterator[tuple[str, Array]]:
     """The same, where workers do not differ."""
     yield "parameters", trainer.store.pieces[index].parameters
     yield from trainer.updater.state[index].items()
@@ -233,7 +231,7 @@ def _difference(place: str, before: object, after: object) -> tuple[str, object,
     return place, before, after
 
 
-def _differences(trainer: "Trainer", checkpoint: Checkpoint) -> Iterator[str]:
+def _differences(trainer: "Parts", checkpoint: Checkpoint) -> Iterator[str]:
     """What would make it another training; which ranks compute it has no part in that."""
     then, now = checkpoint.job, trainer.config
     known = checkpoint.manifest.data
@@ -266,7 +264,7 @@ def _differences(trainer: "Trainer", checkpoint: Checkpoint) -> Iterator[str]:
         yield f"it had other data: what data.path = {now.data.path!r} holds has changed since"
 
 
-def _check_job(trainer: "Trainer", checkpoint: Checkpoint, *, allow_changes: bool) -> list[str]:
+def _check_job(trainer: "Parts", checkpoint: Checkpoint, *, allow_changes: bool) -> list[str]:
     """What differs of a job, which is refused unless changes are allowed; what cannot be taken is
     refused in any case."""
     then_trained = set(checkpoint.names) - set(checkpoint.manifest.state)

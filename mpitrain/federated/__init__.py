@@ -1,11 +1,11 @@
 """Federated learning: clients that keep their samples, a server that averages what they learn.
 
-``trainer.py`` has the rounds; ``choice.py`` says who takes part, ``split.py`` who has which
+``loop.py`` has the rounds; ``choice.py`` says who takes part, ``split.py`` who has which
 samples, ``client.py`` trains, ``sums.py`` adds up, by ``exact.py``, ``codes.py`` or ``secure.py``,
 ``server.py`` moves the weights.
 """
 
 from mpitrain.federated.errors import RoundError
-from mpitrain.federated.trainer import Trainer
+from mpitrain.federated.loop import FederatedLoop
 
-__all__ = ["RoundError", "Trainer"]
+__all__ = ["FederatedLoop", "RoundError"]

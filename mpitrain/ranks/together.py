@@ -14,6 +14,11 @@ from mpi4py import MPI
 from collectives.launch import aborts, end_job, note_shared
 from mpitrain.ranks.shrink import is_death
 
+
+class SharedError(RuntimeError):
+    """An error that all ranks raise together."""
+
+
 T = TypeVar("T")
 #: Whose classes of errors are the same on all ranks.
 _OURS = ("collectives", "mpitrain")

@@ -13,7 +13,6 @@ the tables are without locks.
 from collections import Counter
 from collections.abc import Callable
 from time import perf_counter
-from typing import cast
 
 import numpy as np
 from mpi4py import MPI
@@ -21,18 +20,13 @@ from mpi4py import MPI
 from collectives import Communicator
 from mpitrain.arrays import Array, Parameters
 from mpitrain.config import ConfigError
-from mpitrain.group import TensorGroup, share
+from mpitrain.group import share
 from mpitrain.kernels import square_sum
 from mpitrain.parallel.arena import DATA, OWN, Arena
-from mpitrain.parallel.store import Piece, Reduction, Store
+from mpitrain.parallel.store import Piece, Reduction
 from mpitrain.parallel.summation import Dense
 from mpitrain.parallel.whole import WholeGradients
-from mpitrain.server.account import Told
-from mpitrain.server.order import Order
-from mpitrain.server.roles import Roles
-from mpitrain.server.trainer import ServedTrainer
 from mpitrain.server.wire import Kind
-from mpitrain.server.work import Exchange
 
 
 class NodeCopy(WholeGradients):
@@ -186,49 +180,3 @@ class Tables:
 
     def free(self) -> None:
         """It has nothing of its own."""
-
-
-class HogwildTrainer(ServedTrainer):
-    """Trains a recommender on ranks of one node that update one copy of it without locks.
-
-    A worker's batch, meetings, tests and checkpoints are those of :class:`ServedTrainer`.
-    """
-
-    def _roles(self) -> Roles:
-        return Roles(self.comm.size, 0, self.comm.size)
-
-    def _spread(self) -> TensorGroup:
-        return TensorGroup()  # each rank sees all tables
-
-    def _hold(self, flat: Array) -> Store:
-        algorithm = self.config.parallel.algorithm if self._sums_rest else None
-        store = NodeCopy(self.comm, self.arena, flat, algorithm)
-        self.summation = store.reduction.summation
-        summed = f", the rest summed by {store.algorithm}" if self._sums_rest else ""
-        store.algorithm, store.reason = "Hogwild", f"one copy, without locks{summed}"
-        return store
-
-    @property
-    def _sums_rest(self) -> bool:
-        return self.config.server.hogwild == "tables"
-
-    def _ordered(self) -> Order | None:
-        return None  # nobody knows it
-
-    def _link(self) -> Exchange:
-        store = cast(NodeCopy, self.store)
-        return Tables(store, super()._begins) if self._sums_rest else Unlocked(store.flat)
-
-    def _begins(self, step: int) -> None:
-        # With sums, a rank that fails must do so before the others wait for its gradients.
-        if not self._sums_rest:
-            super()._begins(step)
-
-    def _work(self, epoch: int, batches: list[Array], first: int) -> Told:
-        told = super()._work(epoch, batches, first)
-        if isinstance(self._to_servers, Tables):
-            told.squares, self._to_servers.squares = self._to_servers.squares, {}
-        return told
-
-    def _count_updates(self, steps: int) -> None:
-        self.updater.steps += steps

@@ -24,9 +24,19 @@ class Account:
         busy: what this rank spent its time on.
     """
 
-    def __init__(self, comm: Communicator, strategy: Strategy, *, synchronises: bool) -> None:
-        """``synchronises``: workers talk otherwise than in every step, which records tell of."""
+    def __init__(
+        self, comm: Communicator, strategy: Strategy, *, peers: Hashable, synchronises: bool
+    ) -> None:
+        """Begin at 0.
+
+        Args:
+            comm: all ranks.
+            strategy: when workers synchronise.
+            peers: ranks with equal values have the same amount of work.
+            synchronises: workers synchronise otherwise than in every step, which records show.
+        """
         self._comm = comm
+        self._peers = peers
         self._strategy = strategy
         self._synchronises = synchronises
         self._traffic = comm.traffic or comm.count_traffic()
@@ -131,9 +141,9 @@ class Account:
             return UNSET
         return Synced(exchanges, since, self._drift, [list(one) for one in self._strategy.taken])
 
-    def straggler(self, peers: Hashable, step: int) -> Straggler | None:
+    def straggler(self, step: int) -> Straggler | None:
         """Who kept the others waiting since the last call, if anybody did; collective."""
-        return self.busy.slowest(self._comm, peers, step)
+        return self.busy.slowest(self._comm, self._peers, step)
 
     def times(self, place: Place) -> Times:
         """Where the time of each rank went since the start; collective."""

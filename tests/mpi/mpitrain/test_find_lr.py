@@ -9,9 +9,9 @@ from collectives import Communicator
 from mpitrain.commands.ranks import run
 from mpitrain.config import Config, ConfigError
 from mpitrain.ranks.threads import limit_blas_threads
+from mpitrain.start import start
 from mpitrain.step.update import Updater
 from mpitrain.training.find_lr import find
-from mpitrain.training.trainer import Trainer
 from tests.mpi.mpitrain.layouts import few, job, layouts, mlp
 
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
@@ -46,7 +46,7 @@ def test_the_rates_are_those_of_the_job(comm):
     config = mlp("float64")
     config = replace(config, optim=replace(config.optim, reference_batch=50))
     near = find(comm, config, least=0.05, most=0.05 * (1 + 1e-12), steps=5)
-    with Trainer(comm, config) as trainer:
+    with start(comm, config) as trainer:
         records = [r for _, r in zip(range(5), trainer.run_epoch(0))]
     np.testing.assert_allclose([o.loss for o in near.tried], [r.loss for r in records], rtol=1e-8)
 

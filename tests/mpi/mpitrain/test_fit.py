@@ -19,7 +19,7 @@ from mpitrain.optim.optimizers import Adam
 from mpitrain.ranks.stop import StopFlag, Stopped
 from mpitrain.run import train
 from mpitrain.training.evaluation import evaluate
-from mpitrain.training.trainer import Trainer
+from mpitrain.training.loop import Batch
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 torch.set_num_threads(1)
@@ -186,7 +186,7 @@ def test_dropout_and_batch_norm(comm, folder, alone, parallel):
         np.testing.assert_allclose(value, wanted[name], rtol=1e-6, atol=1e-8)
     # It is a module of torch that gives the trained model's results.
     trainer.module.eval().double()
-    x, y = (torch.from_numpy(a) for a in vars(trainer.data.test[:]).values())
+    x, y = (torch.from_numpy(a) for a in vars(trainer.parts.data.test[:]).values())
     loss = torch.nn.functional.mse_loss(trainer.module(x), y)
     assert loss.item() == pytest.approx(tests[-1].test_loss, rel=1e-5)
 
@@ -282,14 +282,14 @@ def test_a_trainer_frees_the_communicator_that_it_made(comm, folder, monkeypatch
     given = {"train_data": Waves(2 * RANKS, 1), "batch_size": RANKS, "epochs": 1}
     with made(folder, **given) as trainer:
         assert not closed
-    assert any(one is trainer.comm for one in closed)
+    assert any(one is trainer.parts.comm for one in closed)
     closed.clear()
     with pytest.raises(ConfigError, match=r"train\.batch_size"):
         made(folder, **given | {"batch_size": 4 * RANKS})
     assert len(closed) == 1
     closed.clear()
     with made(folder, comm, **given) as trainer:
-        assert trainer.comm is comm
+        assert trainer.parts.comm is comm
     assert not any(one is comm for one in closed)
 
 
@@ -300,8 +300,8 @@ def test_a_closed_trainer_says_so_and_touches_no_file(comm, folder):
     for use in (
         trainer.fit,
         lambda: train(trainer),
-        lambda: trainer.step(0, np.arange(RANKS)),
-        lambda: evaluate(trainer, 0),
+        lambda: trainer.loop.step(Batch(0, [np.arange(RANKS)])),
+        lambda: evaluate(trainer.parts, 0),
     ):
         with pytest.raises(RuntimeError, match="this trainer is closed"):
             use()
@@ -436,7 +436,7 @@ def test_several_inputs_and_outputs(comm, folder, alone, parallel):
     for name, value in trainer.module.state_dict().items():
         np.testing.assert_allclose(value, module.state_dict()[name], rtol=1e-6, atol=1e-8)
     with torch.no_grad():
-        samples = trainer.data.test[:]
+        samples = trainer.parts.data.test[:]
         inputs = {n: torch.from_numpy(a) for n, a in fields(samples.inputs).items()}
         labels = [torch.from_numpy(a) for a in fields(samples.labels).values()]
         loss = of_both(trainer.module.double().eval()(**inputs), labels)
@@ -457,8 +457,8 @@ def test_without_dropout_it_is_torchs_own_loop(comm, folder):
     module = Plain().double()
     optimizer = factory(list(module.parameters()))
     for epoch in range(2):
-        for batch in trainer.sampler.batches(epoch):
-            some = trainer.data.train.in_epoch(epoch)[batch]
+        for batch in trainer.parts.sampler.batches(epoch):
+            some = trainer.parts.data.train.in_epoch(epoch)[batch]
             inputs, labels = (
                 {n: torch.from_numpy(a) for n, a in fields(part).items()}
                 for part in (some.inputs, some.labels)
@@ -489,8 +489,8 @@ def torchs_own(trainer, factory, steps=None):
     optimizer = factory(list(module.parameters()))
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
     for epoch in range(2):
-        for batch in trainer.sampler.batches(epoch):
-            some = trainer.data.train.in_epoch(epoch)[batch]
+        for batch in trainer.parts.sampler.batches(epoch):
+            some = trainer.parts.data.train.in_epoch(epoch)[batch]
             optimizer.zero_grad()
             y = module(torch.from_numpy(some.inputs))
             torch.nn.functional.mse_loss(y, torch.from_numpy(some.labels)).backward()
@@ -599,7 +599,7 @@ def test_the_module_has_the_averages_that_were_tested(comm, folder, zero):
     changed = {"optimizer": OPTIMIZERS["AdamW"], "average": 0.8, "parallel": {"zero": zero}}
     with made(folder, **changed) as trainer:
         tests = trainer.fit()
-        x, y = (torch.from_numpy(a) for a in vars(trainer.data.test[:]).values())
+        x, y = (torch.from_numpy(a) for a in vars(trainer.parts.data.test[:]).values())
     loss = torch.nn.functional.mse_loss(trainer.module.double()(x), y)
     assert loss.item() == pytest.approx(tests[-1].test_loss, rel=1e-6)
     with made(folder, **(changed | {"average": 0.0})) as trainer:
@@ -615,7 +615,7 @@ def test_a_schedule_of_ones_own_is_torchs(comm, folder, parallel):
         trainer.fit()
     with made(folder, **changed, parallel=parallel) as trainer:
         trainer.fit(resume=True)
-        data, batches = trainer.data.train, trainer.sampler.batches
+        data, batches = trainer.parts.data.train, trainer.parts.sampler.batches
     torch.manual_seed(7)
     module = net().double()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
@@ -654,9 +654,9 @@ def test_classes(comm, folder, alone, loss):
 def test_what_is_random_follows_from_seed_epoch_and_sample(comm, folder):
     before = random.getstate(), np.random.get_state()[1].copy(), torch.get_rng_state()
     with made(folder) as trainer:
-        first = trainer.data.train.in_epoch(0)[np.array([3, 4])]
-        again = trainer.data.train.in_epoch(0)[np.array([4])]
-        later = trainer.data.train.in_epoch(1)[np.array([4])]
+        first = trainer.parts.data.train.in_epoch(0)[np.array([3, 4])]
+        again = trainer.parts.data.train.in_epoch(0)[np.array([4])]
+        later = trainer.parts.data.train.in_epoch(1)[np.array([4])]
     assert np.array_equal(first.labels[1:], again.labels)
     assert np.array_equal(first.inputs[1:], later.inputs)
     assert not np.array_equal(again.labels, later.labels)
@@ -795,8 +795,8 @@ def test_a_flag_of_the_programs_own_and_signals_stop_it(comm, folder):
     if RANKS > 1:
         comm.Barrier()
 
-    def kill(trainer):
-        if trainer.steps_done == 2 and comm.rank == RANKS - 1:
+    def kill(parts):
+        if parts.steps_done == 2 and comm.rank == RANKS - 1:
             os.kill(os.getpid(), signal.SIGUSR1)
 
     with made(folder, stop=stop, before_step=kill) as trainer:
@@ -804,7 +804,7 @@ def test_a_flag_of_the_programs_own_and_signals_stop_it(comm, folder):
             trainer.fit()
         assert not stop.reason
         trainer.fit(resume=True)
-        assert trainer.steps_done == 10
+        assert trainer.parts.steps_done == 10
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -892,7 +892,7 @@ def test_tables_are_settings_too(comm, folder):
         "evaluate": {"every": 2},
     }
     with mpitrain.Trainer(comm, **tables, metrics=["top3"], dir=str(folder / "run")) as trainer:
-        job = trainer.config
+        job = trainer.parts.config
     assert (job.model.kind, job.loss.smoothing) == ("mlp", 0.1)
     assert (job.evaluate.every, job.evaluate.metrics) == (2, ("top3",))
 
@@ -918,8 +918,8 @@ def test_a_dropout_that_is_called_twice_has_two_masks(comm):
 
 def test_it_is_the_trainer_of_a_job_too(comm, folder):
     with mpitrain.Trainer(comm, dir=str(folder / "run"), steps=2) as trainer:
-        assert isinstance(trainer, Trainer) and trainer.module is None
-        assert not isinstance(trainer.updater.optimizer, Adam)
+        assert trainer.module is None
+        assert not isinstance(trainer.parts.updater.optimizer, Adam)
         assert len(trainer.fit()) == 1
 
 
@@ -1100,7 +1100,7 @@ def test_keys_that_an_optimizer_of_torch_would_not_see(comm, folder):
 )
 def test_a_rate_beside_an_optimizer_of_torch_is_the_rate(comm, folder, asked):
     with made(folder, optimizer=OPTIMIZERS["SGD"], **asked) as trainer:
-        assert trainer.rates.rate(0) == trainer.rates.common(0) == 0.5
+        assert trainer.parts.rates.rate(0) == trainer.parts.rates.common(0) == 0.5
 
 
 @pytest.mark.parametrize(
@@ -1124,7 +1124,7 @@ def test_what_stands_beside_ones_own_and_is_not_read_is_refused(comm, folder, as
 def test_a_job_file_may_say_more_than_the_program_leaves_to_it(comm, folder):
     config = Config(model=Model(kind="mlp", hidden=(8,)), data=Data(test_fraction=0.5))
     with made(folder, config=config) as trainer:
-        assert trainer.config.data.test_fraction == 0.5
+        assert trainer.parts.config.data.test_fraction == 0.5
 
 
 @pytest.mark.parametrize("key", ["model", "data", "loss", "metrics", "optimizer", "schedule"])
@@ -1203,7 +1203,7 @@ def test_overlap_by_trying_is_said_and_changes_nothing(comm, folder):
         changed = {"parallel": {"overlap": overlap}, "dir": str(folder / str(overlap))}
         with made(folder, batch_size=12, **changed) as trainer:
             train(trainer, tell=records.append)
-            parameters.append(trainer.store.take(0)["weight"].copy())
+            parameters.append(trainer.parts.store.take(0)["weight"].copy())
     np.testing.assert_array_equal(*parameters)
     found = [record for record in records if isinstance(record, Overlap)]
     assert len(found) == (RANKS > 1)
@@ -1227,4 +1227,4 @@ def test_ranks_may_say_the_same_in_other_words(comm, folder):
     rate = 0.05 if comm.rank else np.float64(0.05)
     how = {"loss": NamedByItself(), "optimizer": lambda p: torch.optim.SGD(p, lr=rate)}
     with made(folder, **how) as trainer:
-        assert trainer.config.own.loss == "NamedByItself"
+        assert trainer.parts.config.own.loss == "NamedByItself"

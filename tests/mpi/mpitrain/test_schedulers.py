@@ -66,8 +66,8 @@ def torchs_own(trainer, factory, schedule, by="step"):
     scheduler = schedule(optimizer)
     rates = []
     for epoch in range(2):
-        for batch in trainer.sampler.batches(epoch):
-            some = trainer.data.train.in_epoch(epoch)[batch]
+        for batch in trainer.parts.sampler.batches(epoch):
+            some = trainer.parts.data.train.in_epoch(epoch)[batch]
             optimizer.zero_grad()
             y = module(torch.from_numpy(some.inputs))
             torch.nn.functional.mse_loss(y, torch.from_numpy(some.labels)).backward()

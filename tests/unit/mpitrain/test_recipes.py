@@ -16,8 +16,8 @@ import mpitrain
 from mpitrain.checkpoint import CheckpointError
 from mpitrain.checkpoint.described import Description
 from mpitrain.checkpoint.recipe import Recipe, _tell
+from mpitrain.checkpoint.saving import resume
 from mpitrain.metrics import Resumed, read_records
-from mpitrain.run import resume
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
 torch.set_num_threads(1)

@@ -18,9 +18,11 @@ FLOORS = (
     {"pipeline", "sync"},
     {"training"},
     {"adapters", "checkpoint", "server"},
-    {"brought", "chaos", "run"},
-    {"bench", "fit"},
+    {"callbacks", "chaos", "user_objects"},
+    {"normalise", "run"},
     {"federated"},
+    {"start"},
+    {"bench", "fit"},
     {"commands"},
     {"__main__", "__init__"},
 )

@@ -134,16 +134,18 @@ class OfTorch(NamedTuple):
     """An optimiser of torch, as ours.
 
     Attributes:
-        optimizer: of the first group.
-        grouping: how each parameter is updated.
-        schedule: ours of a scheduler, if there is one.
-        options: of all groups, by name, which all ranks have the same of.
+        optimizer: update rule of the first group.
+        grouping: gives the update rule of a parameter.
+        schedule: the program's schedule, or that of its scheduler.
+        options: options of all groups, by name; the same on all ranks.
+        lr: learning rate of the first group.
     """
 
     optimizer: "Optimizer"
     grouping: "Grouping"
     schedule: "Factor | Schedule | None"
     options: dict[str, object]
+    lr: float
 
 
 def optimizer(
@@ -168,7 +170,7 @@ def optimizer(
     options |= {f"the optimizer's group of {name}": grouping(name).number for name in own}
     if schedule is not None:
         schedule = TorchSchedule(schedule, groups)
-    return OfTorch(groups[0], grouping, schedule, options)
+    return OfTorch(groups[0], grouping, schedule, options, groups[0].lr)
 
 
 def expect_without_momentum(job: Config, given: "Optimizer") -> None:

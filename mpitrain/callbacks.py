@@ -1,0 +1,339 @@
+"""What a run does between steps: tests, checkpoints and reports, each when it is due."""
+
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import isfinite, nan
+from pathlib import Path
+
+import msgspec
+from mpi4py import MPI
+
+from collectives import provenance
+from collectives.launch import aborts
+from mpitrain.checkpoint import CheckpointError, Writer
+from mpitrain.checkpoint.recipe import recipe_of
+from mpitrain.checkpoint.saving import checkpoints, resume, save
+from mpitrain.config import ConfigError
+from mpitrain.metrics import (
+    Epoch,
+    Record,
+    ReportError,
+    Resumed,
+    Saved,
+    Start,
+    Step,
+    Summary,
+    Write,
+    recorder,
+    tensorboard,
+)
+from mpitrain.metrics.trace import remove_trace
+from mpitrain.ranks.lock import locked
+from mpitrain.ranks.stop import Stopped
+from mpitrain.ranks.together import all_here, all_or_nobody, together
+from mpitrain.step.agreement import NonFinite
+from mpitrain.training.evaluation import evaluate
+from mpitrain.training.parts import SHARED_ERRORS, Parts
+
+
+class Checkpoints:
+    """Writes the newest step and the best test."""
+
+    def __init__(self, parts: Parts, write: Write, writer: Writer, resumed: Resumed | None) -> None:
+        """``resumed``: the checkpoint that the run goes on from."""
+        self._parts, self._write, self._writer = parts, write, writer
+        self._saved = resumed.step if resumed else None
+
+    def is_due(self) -> bool:
+        """Whether ``checkpoint.every`` asks for one after this step."""
+        every = self._parts.config.checkpoint.every
+        return bool(every) and self._parts.steps_done % every == 0 and not self._parts.stopping
+
+    def save(self, *, best: bool = False) -> None:
+        """Begin to write one; collective."""
+        self._record(save(self._parts, self._writer, best=best))
+        if not best:
+            self._saved = self._parts.steps_done
+
+    def poll(self) -> None:
+        """Complete the one that is being written, if all files are there; collective."""
+        self._record(self._writer.poll())
+
+    def finish(self) -> None:
+        """Save the last step, unless it is saved, and wait for the files; collective."""
+        if self._saved != self._parts.steps_done:
+            self.save()
+        self._record(self._writer.finish())
+
+    def _record(self, saved: tuple[Path, float] | None) -> None:
+        if saved:
+            folder, seconds = saved
+            self._write(Saved(int(folder.name.rpartition("-")[2]), str(folder), seconds))
+
+
+class Tests:
+    """Tests the model every ``evaluate.every`` epochs and after the last step.
+
+    Attributes:
+        last: the last test, if there was one in this run.
+    """
+
+    def __init__(self, parts: Parts, write: Write, checkpoints: Checkpoints) -> None:
+        self._parts, self._write, self._checkpoints = parts, write, checkpoints
+        self.last: Epoch | None = None
+
+    def is_due(self) -> bool:
+        """Whether a test follows the last step."""
+        return _is_test_due(self._parts)
+
+    def is_missing(self) -> bool:
+        """Whether the checkpoint that the run goes on from was written before its test."""
+        return _lacks_test(self._parts)
+
+    def run(self) -> None:
+        """Test, and save the weights if they are the best; collective.
+
+        Raises:
+            NonFinite: on all ranks; the loss is not finite.
+        """
+        parts = self._parts
+        self.last = found = self.evaluate()
+        self._write(found)
+        if not isfinite(found.test_loss):
+            raise NonFinite(
+                f"the test loss is not finite after step {parts.steps_done}: the last update "
+                "spoiled the parameters, or samples to test on hold numbers that are not finite; "
+                "train --resume goes on from the newest checkpoint, with a smaller optim.lr or "
+                "other samples"
+            )
+        parts.watch.tell(found, parts.steps_done)
+        if parts.watch.is_best():
+            self._checkpoints.save(best=True)
+
+    def evaluate(self) -> Epoch:
+        """Test; collective."""
+        parts = self._parts
+        return evaluate(parts, (parts.steps_done - 1) // parts.sampler.steps_per_epoch)
+
+
+class Stragglers:
+    """Looks every ``run.log_every`` steps for a rank that keeps the others waiting."""
+
+    def __init__(self, parts: Parts, write: Write) -> None:
+        self._parts, self._write = parts, write
+        self._looked = parts.steps_done
+
+    def is_due(self) -> bool:
+        """Whether so many steps were taken since the last look."""
+        every = self._parts.config.run.log_every
+        return self._parts.steps_done // every > self._looked // every
+
+    def look(self) -> None:
+        """Record the slowest rank, if it is much slower than its peers; collective."""
+        self._looked = self._parts.steps_done
+        if slow := self._parts.account.straggler(self._looked):
+            self._write(slow)
+
+
+class Totals:
+    """Sums over all steps of a run."""
+
+    def __init__(self) -> None:
+        self.samples = self.seconds = self.comm_seconds = self.waiting = self.reading = 0.0
+        self.steps = 0
+        self.sent_bytes = self.shared_bytes = 0.0
+
+    def add(self, step: Record) -> None:
+        """Add a step; other records count nothing."""
+        if not isinstance(step, Step):
+            return
+        self.steps += 1
+        self.sent_bytes += step.sent_bytes
+        self.shared_bytes += step.shared_bytes
+        self.samples += step.samples
+        self.seconds += step.seconds
+        self.comm_seconds += step.seconds * step.comm_share
+        self.waiting += step.seconds * step.wait_share
+        self.reading += step.seconds * step.read_share
+
+    def summary(self, parts: Parts, result: Epoch | None) -> Summary:
+        """The record at the end of a run; ``result``: its last test."""
+        seconds, steps = self.seconds, max(1, self.steps)
+
+        def share(part: float) -> float:
+            return part / seconds if seconds else 0.0
+
+        return Summary(
+            test_loss=result.test_loss if result else nan,
+            tested=result is not None,
+            metrics=result.metrics if result else {},
+            ranks=parts.comm.size,
+            algorithm=parts.store.algorithm,
+            reason=parts.store.reason,
+            samples_per_s=share(self.samples),
+            comm_share=share(self.comm_seconds),
+            wait_share=share(self.waiting),
+            read_share=share(self.reading),
+            sent_bytes=self.sent_bytes / steps,
+            shared_bytes=self.shared_bytes / steps,
+            dense_bytes=parts.dense_bytes,
+            ended=parts.watch.ended() or f"all {parts.total_steps} steps are done",
+        )
+
+
+class Run:
+    """A run under way: its records, and what is due between steps.
+
+    Attributes:
+        write: takes each record, on all ranks.
+        checkpoints, tests, stragglers: due now and then.
+    """
+
+    def __init__(self, parts: Parts, write: Write, writer: Writer, resumed: Resumed | None) -> None:
+        """Write the first records; collective."""
+        self._parts, self._totals = parts, Totals()
+
+        def record(one: Record) -> None:
+            self._totals.add(one)
+            write(one)
+
+        self.write = record
+        self.checkpoints = Checkpoints(parts, record, writer, resumed)
+        self.tests = Tests(parts, record, self.checkpoints)
+        self.stragglers = Stragglers(parts, record)
+        record(_start(parts))
+        if resumed:
+            record(resumed)
+        parts.check_replicas("before the first step")
+
+    def stop(self) -> None:
+        """Save the last step; collective.
+
+        Raises:
+            Stopped: always, on all ranks.
+        """
+        parts = self._parts
+        self.checkpoints.save()
+        self.checkpoints.finish()
+        self.write(parts.account.times(parts.grid.place))
+        raise Stopped(
+            f"stopped after step {parts.steps_done} of {parts.total_steps} ({parts.stop_reason()})"
+        )
+
+    def finish(self) -> Summary:
+        """Save the last step, give all replicas the same weights, and sum up; collective."""
+        parts, result = self._parts, self.tests.last
+        self.checkpoints.finish()
+        if result is None and parts.data.test is not None:
+            result = self.tests.evaluate()
+        parts.drain()
+        self.write(parts.account.times(parts.grid.place))
+        summary = self._totals.summary(parts, result)
+        self.write(summary)
+        return summary
+
+
+@contextmanager
+def running(
+    parts: Parts, *, go_on: bool, allow_changes: bool, tell: Write | None, way: str
+) -> Iterator[Run]:
+    """Lock the run's folder, restore its newest checkpoint, open its reports; collective.
+
+    Args:
+        parts: the job on this rank.
+        go_on, allow_changes, tell, way: as of :func:`mpitrain.train`, which has the errors, too.
+    """
+    parts.expect_open()
+    comm, config = parts.comm, parts.config
+    if config.run.tensorboard:
+        tensorboard.check()
+    folder = Path(config.run.dir)
+    with locked(comm, folder):
+        recipe_of(parts)  # before steps, which may change what a program's own objects hold
+        resumed = resume(parts, allow_changes=allow_changes) if go_on else None
+        writer = Writer(
+            comm,
+            checkpoints(config),
+            keep=config.checkpoint.keep,
+            background=config.checkpoint.background,
+            resumed=resumed.step if resumed else None,
+            device=parts.device,
+        )
+        if not resumed:
+            writer.set_aside()
+            together(comm, lambda: remove_trace(folder) if comm.rank == 0 else None, ConfigError)
+        with _ended_together(parts, writer, way), _reports(parts, tell) as write:
+            yield Run(parts, write, writer, resumed)
+
+
+@contextmanager
+def _ended_together(parts: Parts, writer: Writer, way: str) -> Iterator[None]:
+    """Complete the checkpoint that is being written, after errors that all ranks have."""
+    shared: tuple[type[Exception], ...] = (*SHARED_ERRORS, CheckpointError)
+    try:
+        with all_or_nobody(parts.comm, alone=ReportError):
+            yield
+    except MPI.Exception:
+        writer.abandon()
+        raise
+    except Stopped as stopped:
+        if way and parts.comm.rank == 0:
+            print(f"mpitrain: {stopped}; {way} goes on from there", file=sys.stderr)
+        raise
+    except shared as error:
+        # The checkpoint that is being written is of a step that went well.
+        try:
+            if aborts() or all_here(parts.comm):
+                writer.finish()
+        except CheckpointError as another:
+            error.add_note(str(another))
+        raise
+
+
+@contextmanager
+def _reports(parts: Parts, tell: Write | None) -> Iterator[Write]:
+    """Open the reports on rank 0; what takes each record, ``tell`` first."""
+    if parts.comm.rank > 0:
+        yield tell or (lambda record: None)
+        return
+    again, done = _lacks_test(parts), parts.steps_done
+    with recorder(parts.config, parts.total_steps, done, tests_again=again) as report:
+
+        def write(record: Record) -> None:
+            if tell:
+                tell(record)
+            report(record)
+
+        yield write
+
+
+def _is_test_due(parts: Parts) -> bool:
+    if parts.data.test is None:
+        return False
+    every = parts.sampler.steps_per_epoch * parts.config.evaluate.every
+    return parts.steps_done == parts.total_steps or parts.steps_done % every == 0
+
+
+def _lacks_test(parts: Parts) -> bool:
+    """Whether a test after the last step is due and was not made yet."""
+    return parts.watch.tested < parts.steps_done and _is_test_due(parts)
+
+
+def _start(parts: Parts) -> Start:
+    software = provenance()
+    return Start(
+        ranks=parts.comm.size,
+        processes=parts.comm.allgather(f"{socket.gethostname()}:{os.getpid()}"),
+        layout=parts.layout,
+        stages=[list(names) for names in parts.partition.layers],
+        algorithm=parts.store.algorithm,
+        reason=parts.store.reason,
+        parameters=parts.model.size,
+        config=msgspec.to_builtins(parts.config),
+        date=software.pop("date"),
+        software=software,
+        devices=parts.comm.allgather(parts.device.name),
+    )
