@@ -83,10 +83,11 @@ class Trainer(ClosedTogether):
                 :class:`mpitrain.optim.optimizers.Optimizer`, or a name as in ``optim.name``.  Of a
                 function, ``lr`` is the rate that schedules begin from, and batches of any size
                 have, unless ``optim.lr`` or ``optim.reference_batch`` say otherwise.
-            schedule: a function of the step, counted from 0, whose value is the factor on the rate, as in
-                torch's LambdaLR; or, with an optimiser of torch, one that makes a scheduler of it, as
-                ``lambda optimizer: CosineAnnealingLR(optimizer, 100)``.  The scheduler takes a step
-                after each of training, or with ``schedule_by="epoch"`` after each epoch.
+            schedule: a function of the step, counted from 0, whose value is the factor on the rate,
+                as in torch's LambdaLR; or, with an optimiser of torch, one that makes a scheduler
+                of it, as ``lambda optimizer: CosineAnnealingLR(optimizer, 100)``.  The scheduler
+                takes a step after each of training, or with ``schedule_by="epoch"`` after each
+                epoch.
             classes: kinds of labels, if these are integers; by default as many as the model's last
                 layer has scores, or none where there is a label for each number of the outputs.
             span, stop, before_step: as :func:`mpitrain.training.assemble.assemble`.

@@ -5,7 +5,6 @@ import pytest
 
 import mpitrain
 from mpitrain.config import ConfigError
-from mpitrain.fit import TrainerWithServers
 from tests.mpi.mpitrain.test_fit import RANKS, assert_interrupted_alike, layouts, made
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test TORCH=1")
@@ -230,7 +229,7 @@ def test_codes_of_gradients_move_nothing_that_was_never_used(folder):
 @pytest.mark.parametrize("model", [Cut, lambda: torch.nn.Sequential(Pair(), Cut().enter)])
 def test_servers_refuse_it(folder, model):
     """And take torch modules whose parameters are all used."""
-    trainer = TrainerWithServers(
+    trainer = mpitrain.Trainer(
         model=model,
         train_data=Turns(48, 1),
         test_data=Turns(30, 2),
