@@ -126,7 +126,7 @@ def test_tables_without_locks_and_a_synchronous_rest_are_one_process(comm, folde
     found, records = trained(
         comm,
         config,
-        data=data,
+        objects=UserObjects(data=data),
         before_step=lambda parts: time.sleep(late.choice([0.0, 0.003])),
     )
     with Communicator(MPI.COMM_SELF) as one:

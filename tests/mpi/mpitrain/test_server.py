@@ -179,8 +179,8 @@ def at_checkpoints(comm, config, **given):
     with start(comm, config, **given) as trainer:
         while trainer.parts.steps_done < trainer.parts.total_steps:
             epoch = trainer.parts.steps_done // trainer.parts.sampler.steps_per_epoch
-            for record in trainer.run_epoch(epoch):
-                records.append(record)
+            for some in trainer.steps(epoch):
+                records += some
                 if trainer.parts.steps_done % 4 == 0:
                     found.append(whole(comm, trainer))
     return found, records
