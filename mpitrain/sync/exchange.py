@@ -135,7 +135,7 @@ class Exchange:
             self.values /= self._workers
         self.summation.begin(step, 1.0)
         self.summation.prepare(self.values, self._workers)
-        if self._workers > 1 and not isinstance(self.summation, Dense):
+        if not isinstance(self.summation, Dense):
             never = self._never_used()
             used = np.array([tensor.name not in never for tensor in self._tensors()], np.uint8)
             asked = self._comm.Iallreduce(MPI.IN_PLACE, used, op=MPI.MAX)

@@ -145,8 +145,9 @@ class Local(Anchored):
                 chosen.put(velocity, self._velocity)
             chosen.put(anchor, self.anchor)
             if self._mix:
+                # Like this, and not as a weighted sum, what nobody has moved keeps its bits.
                 own = chosen.take(self.workers.parameters)
-                anchor = (1.0 - self._mix) * anchor + self._mix * own
+                anchor += self._mix * (own - anchor)
             chosen.put(anchor, self.workers.parameters)
             fragment.is_launched = False
             if self._averages_state:

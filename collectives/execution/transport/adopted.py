@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from mmap import PAGESIZE
 from typing import Any, NamedTuple
@@ -205,7 +205,8 @@ class Adopted(Window):
         for plan in [*self._plans]:
             (plan.abandon if plan.is_underway else plan.Free)()
         try:
-            restore([self])
+            for first, last in restore([self]):  # never are there two copies of the whole array
+                discard(self._shared + first - self.address, last - first)
         except OSError as error:
             log.warning("an array stays on shared pages: %s", error)
             _KEPT.append(self)  # so that a child process gets its own
@@ -214,9 +215,9 @@ class Adopted(Window):
         discard(start, self._shared + self.nbytes - start)
 
 
-def restore(windows: Iterable[Adopted]) -> None:
+def restore(windows: Iterable[Adopted]) -> Iterator[tuple[int, int]]:
     """Private pages with the same contents in the place of the shared ones, where these are still
-    there.
+    there, piece by piece; the bounds of each piece that is done.
 
     Raises:
         OSError: there is no memory for them; those that are not replaced stay shared.
@@ -230,7 +231,7 @@ def restore(windows: Iterable[Adopted]) -> None:
         if (window := pages.get(region.file)) is not None:
             start, stop = max(region.start, window.first), min(region.stop, window.last)
             if start < stop:
-                make_private(start, stop - start)
+                yield from make_private(start, stop)
     for window in pages.values():
         _LIVE.discard(window)
 
@@ -274,7 +275,8 @@ def _in_child() -> None:
     try:
         if pipe is not None:
             os.close(pipe[0])
-        restore([*_LIVE])
+        for _ in restore([*_LIVE]):
+            pass
         if pipe is not None:
             os.write(pipe[1], b".")
             os.close(pipe[1])

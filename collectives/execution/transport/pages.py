@@ -17,6 +17,8 @@ from collectives.execution.transport import Bytes
 
 _ACCESS = mmap.PROT_READ | mmap.PROT_WRITE
 _MAP_FIXED = 0x10
+#: Memory beside the array's own while its pages change hands.
+_PIECE_BYTES = 4 << 20
 
 
 def _libc() -> ctypes.CDLL:
@@ -115,23 +117,28 @@ def put(descriptor: int, offset: int, nbytes: int, target: int) -> None:
     _expect(_libc().mmap(target, nbytes, _ACCESS, kind, descriptor, offset))
 
 
-def make_private(address: int, nbytes: int) -> None:
-    """Pages of this process alone in the place of others, with the same contents.
+def make_private(start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Pages of this process alone in the place of others, with the same contents, piece by piece;
+    the bounds of each piece that is done.
 
     They are made there, not moved there, as the kernel then counts them to the pages around them.
 
     Raises:
-        OSError: it has no memory for them; nothing has changed.
+        OSError: it has no memory for the next piece, which has not changed.
     """
     libc = _libc()
     kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    kept = _expect(libc.mmap(None, nbytes, _ACCESS, kind, -1, 0))
+    most = min(stop - start, _PIECE_BYTES)
+    kept = _expect(libc.mmap(None, most, _ACCESS, kind, -1, 0))
     try:
-        ctypes.memmove(kept, address, nbytes)
-        _expect(libc.mmap(address, nbytes, _ACCESS, kind | _MAP_FIXED, -1, 0))
-        ctypes.memmove(address, kept, nbytes)
+        for first in range(start, stop, most):
+            nbytes = min(most, stop - first)
+            ctypes.memmove(kept, first, nbytes)
+            _expect(libc.mmap(first, nbytes, _ACCESS, kind | _MAP_FIXED, -1, 0))
+            ctypes.memmove(first, kept, nbytes)
+            yield first, first + nbytes
     finally:
-        libc.munmap(kept, nbytes)
+        libc.munmap(kept, most)
 
 
 def discard(address: int, nbytes: int) -> None:

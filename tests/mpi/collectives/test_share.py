@@ -211,6 +211,21 @@ def test_closing_gives_the_pages_back():
     comm.close()
 
 
+def test_the_pages_come_back_where_there_is_no_room_for_a_second_array():
+    comm = Communicator(MPI.COMM_WORLD)
+    array = comm.share(np.arange(16 << 17) + RANK)
+    with open("/proc/self/statm", encoding="ascii") as sizes:
+        there = int(sizes.read().split()[0]) * PAGE
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (there + array.nbytes // 2, hard))
+    try:
+        comm.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    assert not is_adopted(array)
+    np.testing.assert_array_equal(array, np.arange(array.size) + RANK)
+
+
 def test_another_communicator_meets_ordinary_memory(comm):
     array = comm.share(np.full(50_000, RANK + 1.0))
     total = np.empty(50_000)

@@ -13,12 +13,13 @@ pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
 
 
 class Turns(torch.utils.data.IterableDataset):
-    """Points of a surface in a fixed order, a few of them special."""
+    """Points of a surface in a fixed order, with a flag for each kind of special ones."""
 
-    SPECIAL = (30, 31, 80, 120)  # in the second, fourth and sixth batch of 24
+    #: By kind; in the second, fourth and sixth batch of 24.
+    SPECIAL = ((30, 31, 80, 120),)
 
-    def __init__(self, samples, seed):
-        self.samples, self.seed = samples, seed
+    def __init__(self, samples, seed, special=SPECIAL):
+        self.samples, self.seed, self.special = samples, seed, special
 
     def __len__(self):
         return self.samples
@@ -27,7 +28,7 @@ class Turns(torch.utils.data.IterableDataset):
         draw = torch.Generator().manual_seed(self.seed)
         for number in range(self.samples):
             x = torch.rand(6, generator=draw).double() * 4 - 2
-            special = torch.tensor([float(number in self.SPECIAL)], dtype=torch.float64)
+            special = torch.tensor([number in kind for kind in self.special]).double()
             yield (x, special), (torch.sin(x[0]) * x[1] + x[2])[None]
 
 
