@@ -19,7 +19,7 @@ from mpitrain.parallel.store import Store
 from mpitrain.run import SynchronousLoop
 from mpitrain.step.agreement import Agreed, NonFinite, Told
 from mpitrain.step.gradient import GlobalGradient
-from mpitrain.sync import EveryStep, Strategy
+from mpitrain.sync import Strategy
 from mpitrain.training.assemble import Variant, assemble
 from mpitrain.training.loop import Batch
 from mpitrain.training.parts import Parts, UserObjects
@@ -51,7 +51,7 @@ class RoundRates(Rates):
         return super().rate(self.number)
 
 
-class Proximal(EveryStep):
+class Proximal(Strategy):
     """FedProx: a gradient has mu times what the weights have moved by since the round began, which
     is that of ``mu / 2`` times the *square* of the distance.
 

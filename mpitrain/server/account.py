@@ -9,24 +9,39 @@ from msgspec import UNSET, UnsetType
 
 from mpitrain.metrics import Served, Step
 from mpitrain.server.log import Push
-from mpitrain.server.work import Work
+
+
+@dataclass
+class Work:
+    """What a worker did.
+
+    Attributes:
+        losses: this group's part of the mean loss, for each batch.
+        norms: Euclidean norm of this group's gradient, for each batch.
+        pulling, pushing: seconds.
+    """
+
+    losses: dict[int, float] = field(default_factory=dict)
+    norms: dict[int, float] = field(default_factory=dict)
+    pulling: float = 0.0
+    pushing: float = 0.0
 
 
 @dataclass
 class Told:
-    """What a rank tells at a meeting.
+    """Report of a rank at a meeting.
 
     Attributes:
-        seconds: since the last one.
-        reading: those of them of reading samples.
-        idle: those of them that a server waited for messages.
-        work: a worker's.
-        leads: whether it is the worker that talks to the servers for its group.
-        sent: bytes that it sent, by clock.
-        pushes: that a server applied.
-        moved: bytes that it has sent in all messages and collectives, and moved in shared memory.
-        squares: squared norm of the sum of all gradients of a clock, in a server's part, or in what
-            a worker updates itself.
+        seconds: seconds since the last meeting.
+        reading: seconds of reading samples.
+        idle: seconds that a server waited for messages.
+        work: what a worker did; ``None`` on a server.
+        leads: whether this worker sends the messages of its group.
+        sent: bytes sent to servers or workers, by clock.
+        pushes: pushes that a server applied.
+        moved: bytes sent in all messages and collectives, and bytes moved in shared memory.
+        squares: squared norm of the sum of all gradients of a clock, in the part that a server, or
+            a worker itself, updates.
     """
 
     seconds: float = 0.0

@@ -1,22 +1,14 @@
 """Jobs with servers, or with one copy for all ranks: steps from one meeting to the next."""
 
-from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Generator
 from pathlib import Path
 from time import perf_counter
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 from mpi4py import MPI
 from msgspec import structs
 
-from collectives import Communicator
-from collectives.codec import Codec, Dice
 from mpitrain.arrays import Array
-from mpitrain.compress import parse
 from mpitrain.config import Compress, Config, ConfigError
 from mpitrain.data import DataError
 from mpitrain.group import TensorGroup, share
@@ -25,51 +17,24 @@ from mpitrain.optim.groups import Grouping
 from mpitrain.parallel.arena import DATA
 from mpitrain.parallel.grid import Layout, use_once
 from mpitrain.parallel.store import Store
-from mpitrain.parallel.whole import WholeGradients
 from mpitrain.pipeline.runtime import reads
 from mpitrain.ranks.together import together
-from mpitrain.server.account import Told, steps
-from mpitrain.server.corrections import correction
+from mpitrain.server.account import steps
 from mpitrain.server.decay import in_parts
-from mpitrain.server.hogwild import NodeCopy, Tables, Unlocked
+from mpitrain.server.hogwild import NodeCopy
 from mpitrain.server.log import Begun, LogError, decisive
 from mpitrain.server.meetings import next_meeting
 from mpitrain.server.order import Order, check_folders
-from mpitrain.server.roles import Roles, roles
+from mpitrain.server.roles import Members, Roles, roles
 from mpitrain.server.serve import Serving
-from mpitrain.server.shard import Shard
 from mpitrain.server.store import Kept, Pulled, Spread
-from mpitrain.server.turns import Turns
-from mpitrain.server.wire import Clients, Servers, check_size
-from mpitrain.server.work import Exchange, Worker
+from mpitrain.server.wire import check_size
+from mpitrain.server.work import Worker
 from mpitrain.step.agreement import NonFinite
 from mpitrain.training import build
 from mpitrain.training.assemble import Holding, Placement, Variant, assemble, closed_if_refused
-from mpitrain.training.feed import Held
-from mpitrain.training.loop import Batch, Loop, forward_backward
+from mpitrain.training.loop import Batch, Loop
 from mpitrain.training.parts import Parts
-from mpitrain.training.passes import Passes
-
-
-@dataclass(frozen=True)
-class Members:
-    """The ranks of a job with servers.
-
-    Attributes:
-        roles: role of each rank.
-        is_server: whether this rank is a server.
-        number: number of this server; negative on a worker.
-        group: the workers that push together with this one; on a server, itself.
-        alike: all workers, or all servers.
-        wire: messages of workers and servers.
-    """
-
-    roles: Roles
-    is_server: bool
-    number: int
-    group: Communicator
-    alike: Communicator
-    wire: MPI.Intracomm
 
 
 class _Placing:
@@ -185,12 +150,12 @@ class ServedLoop(Loop):
         self._reads = [reads(pipeline, report, place) for place in places]
         self._micro_batches = passes.parts
         order = together(parts.comm, lambda: _order(parts, members), ConfigError)
-        self._side: _ServerSide | _WorkerSide
+        self._side: Serving | Worker
         if members.is_server:
             assert order is not None, "each server has one"
-            self._side = _ServerSide(parts, members, order)
+            self._side = Serving(parts, members, order)
         else:
-            self._side = _WorkerSide(parts, members, passes, self._reads[parts.comm.rank])
+            self._side = Worker(parts, members, passes, self._reads[parts.comm.rank])
 
     def batches(self, epoch: int) -> Generator[Batch]:
         """The batches from each meeting to the next."""
@@ -255,128 +220,6 @@ class ServedLoop(Loop):
         return [sum(map(own, roles.members(group))) for group in range(roles.groups)]
 
 
-class _ServerSide:
-    """A server from one meeting to the next."""
-
-    def __init__(self, parts: Parts, members: Members, order: Order) -> None:
-        """Bind the messages; ``order``: of service."""
-        config, store, updater = parts.config, parts.store, parts.updater
-        parts.opened.callback(order.close)
-        leaders = members.roles.leaders()
-        piece, own = store.pieces[0], config.server
-        self._order = order
-        self._shard = Shard(
-            piece,
-            updater.state[0],
-            lambda rate, step: updater.step(rate, number=step),
-            parts.rates.common,
-            len(leaders),
-            own.limit,
-            correction(own, len(leaders)),
-        )
-        size, dtype, traffic = piece.parameters.size, piece.parameters.dtype, parts.comm.traffic
-        assert traffic is not None, "it is counted from the beginning"
-        self._clients = Clients(members.wire, leaders, size, dtype, traffic, _codec(config))
-        parts.opened.callback(self._clients.free)
-        begins = partial(_begin, parts)
-        self._serving = Serving(parts.comm, self._clients, self._shard, leaders, begins)
-        self._turns: Turns | None = None
-
-    def begin(self, first: int, count: int) -> None:
-        """Find the order of service of the next steps.
-
-        Raises:
-            ConfigError: the log that is replayed does not have them.
-            LogError: the own log cannot be written.
-        """
-        self._turns = self._order.turns(first, first + count)
-
-    def act(self, batch: Batch, first: int) -> Told:
-        """Serve the workers until they have taken all batches."""
-        assert self._turns is not None, "begin() comes first"
-        stop = first + len(batch.indices)
-        service = self._serving.until_done(first, stop, self._turns)
-        if not service.failed:
-            self._order.write(first, stop, service.events)
-        sent, self._clients.sent = self._clients.sent, Counter()
-        return Told(
-            idle=service.idle, sent=sent, pushes=service.pushes, squares=self._shard.squares
-        )
-
-
-class _WorkerSide:
-    """A worker from one meeting to the next."""
-
-    def __init__(self, parts: Parts, members: Members, passes: Passes, own: Sequence[int]) -> None:
-        """Bind the messages; ``passes``: of the workers; ``own``: this one's micro-batches."""
-        self._parts, self._passes, self._own = parts, passes, own
-        passes.runner()
-        self._feed = parts.feed.among(members.group)
-        self._link = _link(parts, members)
-        if self._link:
-            parts.opened.callback(self._link.free)
-        store = cast(WholeGradients, parts.store)
-        self._worker = Worker(
-            members.group,
-            self._link,
-            store,
-            store.spread.flat if isinstance(store, Pulled) else np.empty(0),
-            parts.config.server,
-            self._compute,
-            lambda batch, held: passes.source(held, [batch]).unfit(),
-            parts.passes.forget,
-            parts.rates.rate,
-        )
-
-    def begin(self, first: int, count: int) -> None:
-        """A worker has nothing to prepare."""
-
-    def act(self, batch: Batch, first: int) -> Told:
-        """Take all batches, in turn and at this worker's pace."""
-        feed, link = self._feed, self._link
-        reading = feed.batches(
-            "train", batch.epoch, batch.indices, 1, self._passes.parts, lambda steps: self._own
-        )
-        told = Told(leads=link is not None)
-
-        def timed() -> Iterator[tuple[list[Array], Held]]:
-            for some in reading:
-                told.reading += feed.read_seconds
-                yield some
-
-        with closing(reading):
-            told.work = self._worker.until(first, first + len(batch.indices), timed())
-        if link:
-            told.sent, link.sent = link.sent, Counter()
-        if isinstance(link, Tables):
-            told.squares, link.squares = link.squares, {}
-        return told
-
-    # Overflow ends in a loss that is not finite, which ends the run.
-    @np.errstate(over="ignore", invalid="ignore")
-    def _compute(self, clock: int, batch: Array, held: Held) -> tuple[float, str]:
-        """Take this worker's part of a batch forward and backward.
-
-        Returns:
-            Its part of the mean loss, and the name of a parameter without a part in it, if any.
-        """
-        parts, passes = self._parts, self._passes
-        if not isinstance(self._link, Tables):  # which begins before all ranks meet
-            _begin(parts, clock)
-        parts.store.reset()
-        source = passes.source(held, [batch])
-        loss, _ = forward_backward(parts, passes, clock, source, by_all=False)
-        names = (tensor.name for tensor in parts.arena.tensors)
-        unused = next((name for name in names if name not in parts.store.used), "")
-        return cast(float, loss), unused
-
-
-def _begin(parts: Parts, step: int) -> None:
-    """A step begins on this rank."""
-    parts.steps_done = step
-    parts.before_step(parts)
-
-
 def _order(parts: Parts, members: Members) -> Order | None:
     """The order in which this server serves."""
     own, every = parts.config.server, members.roles
@@ -389,31 +232,3 @@ def _order(parts: Parts, members: Members) -> Order | None:
     job = decisive(parts.config, parts.data_digest)
     begun = Begun(1, members.number, every.servers, every.groups, 0, job)
     return Order(folder, own.replay, begun)
-
-
-def _link(parts: Parts, members: Members) -> Exchange | None:
-    """A worker's messages to the servers, on the first rank of a group."""
-    if isinstance(store := parts.store, NodeCopy):
-        if parts.config.server.hogwild == "tables":
-            return Tables(store, partial(_begin, parts))
-        return Unlocked(store.flat)
-    if members.group.rank > 0:
-        return None
-    roles, spread, traffic = members.roles, cast(Pulled, store).spread, parts.comm.traffic
-    assert traffic is not None, "it is counted from the beginning"
-    return Servers(
-        parts.comm,
-        members.wire,
-        [roles.server(number) for number in range(roles.servers)],
-        spread.parts,
-        spread.flat,
-        traffic,
-        _codec(parts.config),
-        Dice(parts.config.run.seed, roles.group(parts.comm.rank)),
-    )
-
-
-def _codec(config: Config) -> Codec | None:
-    """The codec of pushed gradients; ``None``: they are pushed as they are."""
-    text = config.compress.codec
-    return None if text == "none" else cast(Codec, parse(text))

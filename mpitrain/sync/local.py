@@ -89,6 +89,8 @@ class Local(Anchored):
             )
             for number, tensors in enumerate(workers.fragments(fragments))
         ]
+        largest = self._largest()
+        self.algorithm, self.reason = largest.algorithm, largest.reason
 
     def _exchanges(self) -> Sequence[Exchange]:
         return [fragment.exchange for fragment in self.fragments]

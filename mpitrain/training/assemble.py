@@ -37,7 +37,7 @@ from mpitrain.step.gradient import GlobalGradient
 from mpitrain.step.precision import LossScale
 from mpitrain.step.trust import TrustRatios
 from mpitrain.step.update import Updater
-from mpitrain.sync import EveryStep, Strategy, Workers
+from mpitrain.sync import Strategy, Workers
 from mpitrain.sync.workers import layer_numbers
 from mpitrain.training import build
 from mpitrain.training.account import Account
@@ -367,7 +367,7 @@ def _strategy(
     """When the replicas talk, as [sync] says; collective."""
     config, store = holding.config, holding.store
     if not isinstance(store, Replicated) or config.sync.kind == "every_step":
-        return EveryStep()  # the configuration has refused other stores
+        return Strategy()  # the configuration has refused other stores
     may_fail = config.data.workers > 0 or isinstance(placed.data.train, Own)
     if config.sync.kind == "quorum" and placed.comm.allreduce(may_fail, MPI.LOR):
         raise ConfigError(

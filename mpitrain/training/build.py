@@ -33,7 +33,7 @@ from mpitrain.pipeline.actions import Pipeline
 from mpitrain.pipeline.replay import PipelineError, Report, replay
 from mpitrain.pipeline.schedules import SCHEDULES
 from mpitrain.ranks.together import together
-from mpitrain.sync import Delayed, EveryStep, Local, Quorum, Strategy, Workers
+from mpitrain.sync import Delayed, Local, Quorum, Strategy, Workers
 from mpitrain.sync.outer import outer
 from mpitrain.sync.replay import choices
 
@@ -200,7 +200,7 @@ def strategy(config: Config, workers: Workers) -> Strategy:
         )
     match s.kind:
         case "every_step":
-            return EveryStep()
+            return Strategy()
         case "local":
             return Local(
                 workers,
