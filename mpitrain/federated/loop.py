@@ -21,10 +21,9 @@ from mpitrain.federated.split import split
 from mpitrain.federated.sums import Mean, Wire, sums
 from mpitrain.metrics import Record, Round, Step
 from mpitrain.parallel.replicated import Replicated
-from mpitrain.parallel.store import Store
 from mpitrain.ranks.together import together
 from mpitrain.step.agreement import NonFinite
-from mpitrain.training.assemble import Placement, Variant, assemble, closed_if_refused
+from mpitrain.training.assemble import Variant, assemble, closed_if_refused
 from mpitrain.training.loop import Batch, Loop
 from mpitrain.training.parts import Parts, UserObjects
 
@@ -207,9 +206,9 @@ class FederatedLoop(Loop):
         return (sum(loss for _, loss, _ in every) / seen if seen else float("nan")), seen
 
 
-def _server(placed: Placement, store: Store) -> Server:
-    average = placed.config.optim.average
-    return Server(placed.grid, cast(Replicated, store), placed.config.federated, average)
+def _server(parts: Parts) -> Server:
+    store, average = cast(Replicated, parts.store), parts.config.optim.average
+    return Server(parts.grid, store, parts.config.federated, average)
 
 
 def _expect_tables(objects: UserObjects) -> None:

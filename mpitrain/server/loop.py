@@ -8,6 +8,7 @@ from typing import Any
 from mpi4py import MPI
 from msgspec import structs
 
+from collectives import Communicator
 from mpitrain.arrays import Array
 from mpitrain.config import Compress, Config, ConfigError
 from mpitrain.data import DataError
@@ -32,7 +33,7 @@ from mpitrain.server.wire import check_size
 from mpitrain.server.work import Worker
 from mpitrain.step.agreement import NonFinite
 from mpitrain.training import build
-from mpitrain.training.assemble import Holding, Placement, Variant, assemble, closed_if_refused
+from mpitrain.training.assemble import Variant, assemble, closed_if_refused
 from mpitrain.training.loop import Batch, Loop
 from mpitrain.training.parts import Parts
 
@@ -52,13 +53,13 @@ class _Placing:
             return Variant(spread=lambda grid: TensorGroup(), hold=self.hold, group=self._group)
         return Variant(hold=self.hold, group=self._group)
 
-    def hold(self, placed: Placement, flat: Array) -> Holding:
+    def hold(self, parts: Parts, flat: Array) -> tuple[Store, Communicator | None]:
         """Make the communicators and the store; collective.
 
         Raises:
             ConfigError: on all ranks: they cannot be workers and servers as the job asks.
         """
-        comm, own = placed.comm, placed.config.server
+        comm, own = parts.comm, parts.config.server
         every = Roles(comm.size, 0, comm.size) if own.hogwild else roles(own, comm.size)
         is_server, number = every.is_server(comm.rank), comm.rank - every.workers
         color = every.groups + number if is_server else every.group(comm.rank)
@@ -67,38 +68,39 @@ class _Placing:
         for one in (group, alike):
             use_once(one)
         for each in (group, alike, wire):
-            placed.opened.callback(each.Free)
+            parts.opened.callback(each.Free)
         self.members = Members(every, is_server, number, group, alike, wire)
-        store = (_one_copy if own.hogwild else _with_servers)(placed, self.members, flat)
-        return Holding(store, placed.config, layout=str(every))
+        store = (_one_copy if own.hogwild else _with_servers)(parts, self.members, flat)
+        parts.layout = str(every)
+        return store, None
 
-    def _group(self, placed: Placement, grouping: Grouping) -> Grouping:
-        own = placed.config.server
+    def _group(self, parts: Parts, grouping: Grouping) -> Grouping:
+        own = parts.config.server
         part = 1.0 if own.synchronous else own.push / self.members.roles.groups
         return in_parts(grouping, part)
 
 
-def _one_copy(placed: Placement, members: Members, flat: Array) -> Store:
-    sums_rest = placed.config.server.hogwild == "tables"
-    algorithm = placed.config.parallel.algorithm if sums_rest else None
-    store = NodeCopy(placed.comm, placed.arena, flat, algorithm)
+def _one_copy(parts: Parts, members: Members, flat: Array) -> Store:
+    sums_rest = parts.config.server.hogwild == "tables"
+    algorithm = parts.config.parallel.algorithm if sums_rest else None
+    store = NodeCopy(parts.comm, parts.arena, flat, algorithm)
     summed = f", the rest summed by {store.algorithm}" if sums_rest else ""
     store.algorithm, store.reason = "Hogwild", f"one copy, without locks{summed}"
     return store
 
 
-def _with_servers(placed: Placement, members: Members, flat: Array) -> Store:
-    config, every = placed.config, members.roles
+def _with_servers(parts: Parts, members: Members, flat: Array) -> Store:
+    config, every = parts.config, members.roles
     check_size(flat.size, every.servers, flat.dtype)
-    spread = Spread(placed.comm, every, flat)
+    spread = Spread(parts.comm, every, flat)
     # Inside of a group gradients are summed as they are; codecs are for its pushes.
     summed = structs.replace(config, compress=Compress())
     reduction = build.reduction(summed, {DATA: members.group}, 0)
     store: Store
     if members.is_server:
-        store = Kept(placed.arena, spread, reduction, members.number)
+        store = Kept(parts.arena, spread, reduction, members.number)
     else:
-        store = Pulled(placed.arena, spread, reduction)
+        store = Pulled(parts.arena, spread, reduction)
     bound = config.server.limit
     store.algorithm = "parameter servers"
     store.reason = "no bound" if bound is None else f"bound {bound}"

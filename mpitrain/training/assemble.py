@@ -5,6 +5,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from mpi4py import MPI
 
@@ -59,64 +60,24 @@ from mpitrain.training.purity import Purity
 from mpitrain.training.watch import Watch
 
 
-@dataclass(frozen=True)
-class Placement:
-    """This rank's share of the model, before there is memory for it.
-
-    Attributes:
-        comm, config, objects, data, device, opened, grid, partition, model, layers, metrics: see
-            :class:`Parts`.
-        arena: flat layout of the parameters.
-    """
-
-    comm: Communicator
-    config: Config
-    objects: UserObjects
-    data: Dataset
-    device: Device
-    opened: ExitStack
-    grid: ProcessGrid
-    partition: build.Partition
-    model: Model
-    layers: list[str]
-    metrics: Mapping[str, Metric]
-    arena: Arena
-
-
-@dataclass(frozen=True)
-class Holding:
-    """How a rank holds its parameters.
-
-    Attributes:
-        store: parameters and gradients.
-        config: the job, with the codec that ``compress.codec = "auto"`` has chosen.
-        worker: ranks of this replica, where each replica has a gradient of its own.
-        layout: arrangement of the ranks, for people; empty: that of the grid.
-    """
-
-    store: Store
-    config: Config
-    worker: Communicator | None = None
-    layout: str = ""
-
-
-def in_replicas(placed: Placement, flat: Array) -> Holding:
+def in_replicas(parts: Parts, flat: Array) -> tuple[Store, Communicator | None]:
     """Hold the parameters on each replica, or shards of them as ``parallel.zero`` says."""
-    comm, config, grid = placed.comm, placed.config, placed.grid
+    comm, config, grid, arena = parts.comm, parts.config, parts.grid, parts.arena
     summed, replica = grid.groups, grid.place.replica
-    allocate = placed.device.allocate(grid.data)
+    allocate = parts.device.allocate(grid.data)
     worker, why = None, ""
     if config.sync.kind != "every_step":
         summed, worker = grid.within()
     if config.compress.codec == "auto":
-        config, why = build.choose_codec(comm, config, summed, placed.arena, replica, allocate)
+        config, why = build.choose_codec(comm, config, summed, arena, replica, allocate)
+        parts.config = config
     how = build.summation(config, replica)
-    together(comm, lambda: how.check(placed.arena), ConfigError)
+    together(comm, lambda: how.check(arena), ConfigError)
     reduction = build.reduction(config, summed, replica)
-    store = build.store(config, placed.arena, flat, reduction, allocate)
+    store = build.store(config, arena, flat, reduction, allocate)
     if why:
         store.reason = f"{store.reason}; compress.codec = 'auto' is {why}"
-    return Holding(store, config, worker)
+    return store, worker
 
 
 @dataclass(frozen=True)
@@ -125,7 +86,8 @@ class Variant:
 
     Attributes:
         spread: ranks over which embedding tables are spread.
-        hold: makes the store from the initial parameters, flat.
+        hold: makes the store from the initial parameters, flat; and the ranks of this replica,
+            where each replica has a gradient of its own.
         group: changes how each parameter is updated.
         update: makes the updater; ``None``: the optimiser's.
         synchronise: makes the strategy; ``None``: that of [sync].
@@ -133,9 +95,9 @@ class Variant:
     """
 
     spread: Callable[[ProcessGrid], TensorGroup] = lambda grid: TensorGroup(grid.data)
-    hold: Callable[[Placement, Array], Holding] = in_replicas
-    group: Callable[[Placement, Grouping], Grouping] = lambda placed, grouping: grouping
-    update: Callable[[Placement, Store], Updater] | None = None
+    hold: Callable[[Parts, Array], tuple[Store, Communicator | None]] = in_replicas
+    group: Callable[[Parts, Grouping], Grouping] = lambda parts, grouping: grouping
+    update: Callable[[Parts], Updater] | None = None
     synchronise: Callable[[Store], Strategy] | None = None
     rates: Callable[[Rates], Rates] = lambda rates: rates
 
@@ -195,20 +157,26 @@ def assemble(
         per_epoch = sampler.steps_per_epoch
         table = own_schedule.agreed(own, config.optim, objects.schedule, per_epoch, total_steps)
         rates = variant.rates(Rates(config.optim, config.train, per_epoch, table))
-        placed = _place(own, config, objects, data, device, variant, opened)
-        watch = Watch(config, placed.metrics)
-        holding = _hold(placed, variant)
-        gradient, updater, strategy = _update(placed, holding, variant, rates)
-        passes, purity, feed = _pipeline(placed, holding.store, span)
-        run = config.run
-        return Parts(
-            own, holding.config, objects, data, digest, sampler, rates, total_steps, device,
-            placed.grid, holding.layout or str(placed.grid.layout), placed.partition,
-            placed.model, placed.layers, holding.store, gradient, updater, strategy, passes,
-            purity, feed, placed.metrics, watch, _account(placed, strategy),
-            LossScale(run.loss_scale, run.loss_scale_window, enabled=run.compute == "float16"),
-            span, stop or StopFlag(), before_step or nothing, opened,
+        placed = _place(own, config, objects, data, device, variant.spread, opened)
+        parts = Parts(
+            own, config, objects, data, digest, sampler, rates, total_steps, device, *placed,
+            span, stop or StopFlag(), before_step or nothing, opened, Watch(config, placed.metrics),
         )  # fmt: skip
+        _bind_update(parts, variant)
+        _bind_pipeline(parts)
+    return parts
+
+
+class _Placed(NamedTuple):
+    """Where the model is; see :class:`Parts`."""
+
+    grid: ProcessGrid
+    layout: str
+    partition: build.Partition
+    model: Model
+    layers: list[str]
+    arena: Arena
+    metrics: Mapping[str, Metric]
 
 
 @contextmanager
@@ -278,9 +246,9 @@ def _place(
     objects: UserObjects,
     data: Dataset,
     device: Device,
-    variant: Variant,
+    spread: Callable[[ProcessGrid], TensorGroup],
     opened: ExitStack,
-) -> Placement:
+) -> _Placed:
     """Cut the model into stages, and take this rank's layers; collective."""
     layout, layers, loss = build.layout(config, comm.size), objects.layers, objects.loss
 
@@ -296,8 +264,8 @@ def _place(
         expect_same(comm, {"the partition by parallel.profile": partition.layers})
     grid = ProcessGrid(comm, layout, shared.values(), device.xp)
     opened.callback(grid.close)
-    spread = variant.spread(grid)
-    model = models.build(config, data, grid.tensor, spread, layers, loss)
+    among = spread(grid)
+    model = models.build(config, data, grid.tensor, among, layers, loss)
     if device is not HOST:
         expect_single_arrays(model, data)
     expect_weights_of_forward(config.parallel, model)
@@ -310,82 +278,70 @@ def _place(
         model.shapes(own),
         grid.tensor,
         {name: shared_name(stages) for name, stages in shared.items() if stage in stages},
-        spread,
+        among,
     )
     metrics = objects.metrics
     if metrics is None:
         metrics = named_metrics(config, data, model, outputs, own_loss=loss is not None)
-    return Placement(
-        comm, config, objects, data, device, opened, grid, partition, model, own, metrics, arena
-    )
+    return _Placed(grid, str(layout), partition, model, own, arena, metrics)
 
 
-def _hold(placed: Placement, variant: Variant) -> Holding:
-    """Allocate the parameters as they begin; collective."""
+def _bind_update(parts: Parts, variant: Variant) -> None:
+    """Allocate the parameters, and make what ends a step; collective."""
+    own, model, rates = parts.objects, parts.model, parts.rates
     flat = together(
-        placed.comm,
-        lambda: initial(placed.config.run, placed.model, placed.arena, placed.layers),
+        parts.comm,
+        lambda: initial(parts.config.run, model, parts.arena, parts.layers),
         ConfigError,
     )
-    holding = variant.hold(placed, placed.device.put(flat))
-    placed.opened.callback(holding.store.close)
-    return holding
-
-
-def _update(
-    placed: Placement, holding: Holding, variant: Variant, rates: Rates
-) -> tuple[GlobalGradient, Updater, Strategy]:
-    """Make what ends a step; collective."""
-    config, store, own = holding.config, holding.store, placed.objects
-    worker = placed.grid, store, holding.worker, placed.device
-    gradient = GlobalGradient(*worker)
+    parts.store, worker = variant.hold(parts, parts.device.put(flat))
+    parts.opened.callback(parts.store.close)
+    ranks = parts.grid, parts.store, worker, parts.device
+    parts.gradient = GlobalGradient(*ranks)
 
     def updater() -> Updater:
         if variant.update:
-            return variant.update(placed, store)
-        optimizer = own.optimizer or build.optimizer(config.optim)
-        names = placed.model.names()
-        grouping = own.grouping or groups.by_name(config.optim, optimizer, names)
+            return variant.update(parts)
+        optim, folder = parts.config.optim, parts.config.parallel.offload
+        optimizer = own.optimizer or build.optimizer(optim)
+        grouping = own.grouping or groups.by_name(optim, optimizer, model.names())
         if rates.table and rates.table.options is not None:
             grouping = groups.scheduled(grouping, rates.table)
-        folder = config.parallel.offload
-        offload = build.mapped(Path(folder), placed.comm.rank) if folder else None
-        trust, average = TrustRatios(*worker), config.optim.average
-        return Updater(store, optimizer, variant.group(placed, grouping), trust, offload, average)
+        grouping = variant.group(parts, grouping)
+        offload = build.mapped(Path(folder), parts.comm.rank) if folder else None
+        trust = TrustRatios(*ranks)
+        return Updater(parts.store, optimizer, grouping, trust, offload, optim.average)
 
-    made = together(placed.comm, updater, ConfigError)
-    strategy = variant.synchronise(store) if variant.synchronise else None
-    strategy = strategy or _strategy(placed, holding, gradient, made)
-    placed.opened.callback(strategy.close)
-    placed.opened.callback(strategy.quiesce)
-    return gradient, made, strategy
+    parts.updater = together(parts.comm, updater, ConfigError)
+    synchronise = variant.synchronise
+    parts.strategy = synchronise(parts.store) if synchronise else _strategy(parts)
+    parts.opened.callback(parts.strategy.close)
+    parts.opened.callback(parts.strategy.quiesce)
 
 
-def _strategy(
-    placed: Placement, holding: Holding, gradient: GlobalGradient, updater: Updater
-) -> Strategy:
-    """When the replicas talk, as [sync] says; collective."""
-    config, store = holding.config, holding.store
+def _strategy(parts: Parts) -> Strategy:
+    """When the replicas synchronise, as [sync] says; collective."""
+    config, store, updater = parts.config, parts.store, parts.updater
     if not isinstance(store, Replicated) or config.sync.kind == "every_step":
         return Strategy()  # the configuration has refused other stores
-    may_fail = config.data.workers > 0 or isinstance(placed.data.train, Own)
-    if config.sync.kind == "quorum" and placed.comm.allreduce(may_fail, MPI.LOR):
+    may_fail = config.data.workers > 0 or isinstance(parts.data.train, Own)
+    if config.sync.kind == "quorum" and parts.comm.allreduce(may_fail, MPI.LOR):
         raise ConfigError(
             "sync.kind: all ranks meet where samples are read that might not be readable, and "
             "quorum waits for some only; set data.workers = 0 and take data of a job file, or "
             "kind = 'every_step'"
         )
-    replica = placed.grid.place.replica
+    replica = parts.grid.place.replica
     workers = Workers(
-        comm=placed.grid.data,
-        arena=placed.arena,
-        layer_of=layer_numbers(placed.model),
-        layers=len(placed.model.layers),
+        comm=parts.grid.data,
+        arena=parts.arena,
+        layer_of=layer_numbers(parts.model),
+        layers=len(parts.model.layers),
         parameters=store.parameters,
         gradients=store.gradients,
         pieces=store.pieces,
         state=updater.state,
-        counted=gradient.counted(),
+        counted=parts.gradient.counted(),
         summation=lambda: build.summation(config, replica),
         dense=build.dense(config),
         agrees_late=config.sync.agree > 1,
@@ -396,34 +352,33 @@ def _strategy(
     return found
 
 
-def _pipeline(placed: Placement, store: Store, span: Span) -> tuple[Passes, Purity, Feed]:
-    """Make what takes samples through the layers; collective."""
-    config, grid, data, model = placed.config, placed.grid, placed.data, placed.model
-    device, mine = placed.device, tuple(f"{name}." for name in placed.layers)
+def _bind_pipeline(parts: Parts) -> None:
+    """Make what takes samples through the layers, and counts the steps; collective."""
+    config, grid, data, model = parts.config, parts.grid, parts.data, parts.model
+    comm, device, run = parts.comm, parts.device, parts.config.run
+    mine = tuple(f"{name}." for name in parts.layers)
     whole = whole_state(config, model, grid.layout)
     state = {name: device.put(one) for name, one in whole.items() if name.startswith(mine)}
-    passes = Passes(grid, config, data, model, placed.partition, store, state, span, device)
-    purity = Purity(placed.comm, model.layers, placed.layers, model.loss, placed.metrics)
-    purity.examine(passes.probes())
-    passes.runner()
-    feed = Feed(
-        placed.comm,
+    parts.passes = Passes(
+        grid, config, data, model, parts.partition, parts.store, state, parts.span, device
+    )
+    parts.purity = Purity(comm, model.layers, parts.layers, model.loss, parts.metrics)
+    parts.purity.examine(parts.passes.probes())
+    parts.passes.runner()
+    parts.feed = Feed(
+        comm,
         data,
         workers=config.data.workers,
         most=config.train.batch_size,
         reads=grid.place.stage in (0, grid.layout.stages - 1),
         expect=partial(expect_labels, model.loss),
     )
-    placed.opened.callback(feed.close)
-    return passes, purity, feed
-
-
-def _account(placed: Placement, strategy: Strategy) -> Account:
-    comm, config = placed.comm, placed.config
-    is_server = comm.rank >= comm.size - config.server.ranks
-    return Account(
+    parts.opened.callback(parts.feed.close)
+    parts.account = Account(
         comm,
-        strategy,
-        peers=(placed.grid.place.stage, is_server),
+        parts.strategy,
+        peers=(grid.place.stage, comm.rank >= comm.size - config.server.ranks),
         synchronises=config.sync.kind != "every_step",
     )
+    enabled = run.compute == "float16"
+    parts.scale = LossScale(run.loss_scale, run.loss_scale_window, enabled=enabled)

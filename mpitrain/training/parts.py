@@ -102,21 +102,22 @@ class Parts:
         partition: layers of each stage.
         model: the whole model; this rank has :attr:`layers`.
         layers: names of this rank's layers.
-        store: parameters and gradients of these layers.
+        arena: flat layout of their parameters.
+        metrics: metrics of tests, by name.
+        span: context manager that records an activity in the trace.
+        stop: asks this rank to stop after a step.
+        before_step: called with the parts before each step.
+        opened: closes everything in the end, the last opened first.
+        watch: best test so far.
+        store: parameters and gradients of this rank's layers.
         gradient: norm of the gradient over all ranks.
         updater: update of the parameters, with the optimiser's state.
         strategy: when replicas synchronise.
         passes: forward and backward passes of this rank's layers.
         purity: check that the program's own functions are pure.
         feed: reader of samples.
-        metrics: metrics of tests, by name.
-        watch: best test so far.
         account: time and traffic of the steps.
         scale: loss scale.
-        span: context manager that records an activity in the trace.
-        stop: asks this rank to stop after a step.
-        before_step: called with the parts before each step.
-        opened: closes everything in the end, the last opened first.
         steps_done: steps since the beginning, skipped ones included.
         stopping: whether a rank was asked to stop; the same on all ranks.
         updates_per_step: most updates of the parameters in a step since the beginning.
@@ -138,31 +139,27 @@ class Parts:
     partition: Partition
     model: Model
     layers: list[str]
-    store: Store
-    gradient: GlobalGradient
-    updater: Updater
-    strategy: Strategy
-    passes: Passes
-    purity: Purity
-    feed: Feed
+    arena: Arena
     metrics: Mapping[str, Metric]
-    watch: Watch
-    account: Account
-    scale: LossScale
     span: Span
     stop: StopFlag
     before_step: Callable[["Parts"], None]
     opened: ExitStack
+    watch: Watch
+    store: Store = field(init=False)
+    gradient: GlobalGradient = field(init=False)
+    updater: Updater = field(init=False)
+    strategy: Strategy = field(init=False)
+    passes: Passes = field(init=False)
+    purity: Purity = field(init=False)
+    feed: Feed = field(init=False)
+    account: Account = field(init=False)
+    scale: LossScale = field(init=False)
     steps_done: int = 0
     stopping: bool = False
     updates_per_step: int = 1
     recipe: Any = None
     is_closed: bool = False
-
-    @property
-    def arena(self) -> Arena:
-        """Flat layout of this rank's parameters."""
-        return self.store.arena
 
     @property
     def summation(self) -> Summation:

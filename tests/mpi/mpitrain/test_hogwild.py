@@ -203,7 +203,7 @@ def test_what_is_not_finite_on_one_rank_ends_the_run_on_all(comm, folder, at):
     """Of the own samples' rows, which nobody else sees; in a window, and at its end."""
     config = job(folder, hogwild="tables")
     with start(comm, config) as trainer:
-        compute = trainer._side._worker._compute
+        compute = trainer._side._compute
 
         def broken(clock, batch, held):
             loss, unused = compute(clock, batch, held)
@@ -211,6 +211,6 @@ def test_what_is_not_finite_on_one_rank_ends_the_run_on_all(comm, folder, at):
                 loss = float("nan")
             return loss, unused
 
-        trainer._side._worker._compute = broken
+        trainer._side._compute = broken
         with pytest.raises(NonFinite, match="is not finite at step"):
             list(trainer.run_epoch(0))
