@@ -3,6 +3,7 @@
 import os
 import socket
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import isfinite, nan
@@ -78,40 +79,23 @@ class Tests:
     """Tests the model every ``evaluate.every`` epochs and after the last step.
 
     Attributes:
-        last: the last test, if there was one in this run.
+        last: the last test of this run, if there was one.
     """
 
-    def __init__(self, parts: Parts, write: Write, checkpoints: Checkpoints) -> None:
-        self._parts, self._write, self._checkpoints = parts, write, checkpoints
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
         self.last: Epoch | None = None
 
     def is_due(self) -> bool:
         """Whether a test follows the last step."""
-        return _is_test_due(self._parts)
+        parts = self._parts
+        every = parts.sampler.steps_per_epoch * parts.config.evaluate.every
+        is_last = parts.steps_done == parts.total_steps
+        return parts.data.test is not None and (is_last or parts.steps_done % every == 0)
 
     def is_missing(self) -> bool:
         """Whether the checkpoint that the run goes on from was written before its test."""
-        return _lacks_test(self._parts)
-
-    def run(self) -> None:
-        """Test, and save the weights if they are the best; collective.
-
-        Raises:
-            NonFinite: on all ranks; the loss is not finite.
-        """
-        parts = self._parts
-        self.last = found = self.evaluate()
-        self._write(found)
-        if not isfinite(found.test_loss):
-            raise NonFinite(
-                f"the test loss is not finite after step {parts.steps_done}: the last update "
-                "spoiled the parameters, or samples to test on hold numbers that are not finite; "
-                "train --resume goes on from the newest checkpoint, with a smaller optim.lr or "
-                "other samples"
-            )
-        parts.watch.tell(found, parts.steps_done)
-        if parts.watch.is_best():
-            self._checkpoints.save(best=True)
+        return self._parts.watch.tested < self._parts.steps_done and self.is_due()
 
     def evaluate(self) -> Epoch:
         """Test; collective."""
@@ -142,30 +126,20 @@ class Totals:
     """Sums over all steps of a run."""
 
     def __init__(self) -> None:
-        self.samples = self.seconds = self.comm_seconds = self.waiting = self.reading = 0.0
-        self.steps = 0
-        self.sent_bytes = self.shared_bytes = 0.0
+        self._sums: Counter[str] = Counter()
 
     def add(self, step: Record) -> None:
         """Add a step; other records count nothing."""
-        if not isinstance(step, Step):
-            return
-        self.steps += 1
-        self.sent_bytes += step.sent_bytes
-        self.shared_bytes += step.shared_bytes
-        self.samples += step.samples
-        self.seconds += step.seconds
-        self.comm_seconds += step.seconds * step.comm_share
-        self.waiting += step.seconds * step.wait_share
-        self.reading += step.seconds * step.read_share
+        if isinstance(step, Step):
+            for name in ("samples", "seconds", "sent_bytes", "shared_bytes"):
+                self._sums[name] += getattr(step, name)
+            for name in ("comm_share", "wait_share", "read_share"):
+                self._sums[name] += step.seconds * getattr(step, name)
+            self._sums["steps"] += 1
 
     def summary(self, parts: Parts, result: Epoch | None) -> Summary:
         """The record at the end of a run; ``result``: its last test."""
-        seconds, steps = self.seconds, max(1, self.steps)
-
-        def share(part: float) -> float:
-            return part / seconds if seconds else 0.0
-
+        sums, steps, seconds = self._sums, max(1, self._sums["steps"]), self._sums["seconds"] or 1.0
         return Summary(
             test_loss=result.test_loss if result else nan,
             tested=result is not None,
@@ -173,12 +147,12 @@ class Totals:
             ranks=parts.comm.size,
             algorithm=parts.store.algorithm,
             reason=parts.store.reason,
-            samples_per_s=share(self.samples),
-            comm_share=share(self.comm_seconds),
-            wait_share=share(self.waiting),
-            read_share=share(self.reading),
-            sent_bytes=self.sent_bytes / steps,
-            shared_bytes=self.shared_bytes / steps,
+            samples_per_s=sums["samples"] / seconds,
+            comm_share=sums["comm_share"] / seconds,
+            wait_share=sums["wait_share"] / seconds,
+            read_share=sums["read_share"] / seconds,
+            sent_bytes=sums["sent_bytes"] / steps,
+            shared_bytes=sums["shared_bytes"] / steps,
             dense_bytes=parts.dense_bytes,
             ended=parts.watch.ended() or f"all {parts.total_steps} steps are done",
         )
@@ -192,9 +166,11 @@ class Run:
         checkpoints, tests, stragglers: due now and then.
     """
 
-    def __init__(self, parts: Parts, write: Write, writer: Writer, resumed: Resumed | None) -> None:
+    def __init__(
+        self, parts: Parts, tests: Tests, write: Write, writer: Writer, resumed: Resumed | None
+    ) -> None:
         """Write the first records; collective."""
-        self._parts, self._totals = parts, Totals()
+        self._parts, self._totals, self.tests = parts, Totals(), tests
 
         def record(one: Record) -> None:
             self._totals.add(one)
@@ -202,12 +178,31 @@ class Run:
 
         self.write = record
         self.checkpoints = Checkpoints(parts, record, writer, resumed)
-        self.tests = Tests(parts, record, self.checkpoints)
         self.stragglers = Stragglers(parts, record)
         record(_start(parts))
         if resumed:
             record(resumed)
         parts.check_replicas("before the first step")
+
+    def test(self) -> None:
+        """Test, and save the weights if they are the best; collective.
+
+        Raises:
+            NonFinite: on all ranks; the loss is not finite.
+        """
+        parts = self._parts
+        self.tests.last = found = self.tests.evaluate()
+        self.write(found)
+        if not isfinite(found.test_loss):
+            raise NonFinite(
+                f"the test loss is not finite after step {parts.steps_done}: the last update "
+                "spoiled the parameters, or samples to test on hold numbers that are not finite; "
+                "train --resume goes on from the newest checkpoint, with a smaller optim.lr or "
+                "other samples"
+            )
+        parts.watch.tell(found, parts.steps_done)
+        if parts.watch.is_best():
+            self.checkpoints.save(best=True)
 
     def stop(self) -> None:
         """Save the last step; collective.
@@ -265,8 +260,12 @@ def running(
         if not resumed:
             writer.set_aside()
             together(comm, lambda: remove_trace(folder) if comm.rank == 0 else None, ConfigError)
-        with _ended_together(parts, writer, way), _reports(parts, tell) as write:
-            yield Run(parts, write, writer, resumed)
+        tests = Tests(parts)
+        with (
+            _ended_together(parts, writer, way),
+            _reports(parts, tell, tests_again=tests.is_missing()) as write,
+        ):
+            yield Run(parts, tests, write, writer, resumed)
 
 
 @contextmanager
@@ -294,13 +293,13 @@ def _ended_together(parts: Parts, writer: Writer, way: str) -> Iterator[None]:
 
 
 @contextmanager
-def _reports(parts: Parts, tell: Write | None) -> Iterator[Write]:
+def _reports(parts: Parts, tell: Write | None, *, tests_again: bool) -> Iterator[Write]:
     """Open the reports on rank 0; what takes each record, ``tell`` first."""
     if parts.comm.rank > 0:
         yield tell or (lambda record: None)
         return
-    again, done = _lacks_test(parts), parts.steps_done
-    with recorder(parts.config, parts.total_steps, done, tests_again=again) as report:
+    steps, done = parts.total_steps, parts.steps_done
+    with recorder(parts.config, steps, done, tests_again=tests_again) as report:
 
         def write(record: Record) -> None:
             if tell:
@@ -308,18 +307,6 @@ def _reports(parts: Parts, tell: Write | None) -> Iterator[Write]:
             report(record)
 
         yield write
-
-
-def _is_test_due(parts: Parts) -> bool:
-    if parts.data.test is None:
-        return False
-    every = parts.sampler.steps_per_epoch * parts.config.evaluate.every
-    return parts.steps_done == parts.total_steps or parts.steps_done % every == 0
-
-
-def _lacks_test(parts: Parts) -> bool:
-    """Whether a test after the last step is due and was not made yet."""
-    return parts.watch.tested < parts.steps_done and _is_test_due(parts)
 
 
 def _start(parts: Parts) -> Start:

@@ -64,7 +64,7 @@ def train(
     parts = loop.parts
     with running(parts, go_on=go_on, allow_changes=allow_changes, tell=tell, way=way) as run:
         if run.tests.is_missing():
-            run.tests.run()
+            run.test()
         while parts.steps_done < parts.total_steps and not parts.watch.ended():
             for records in loop.steps(parts.steps_done // parts.sampler.steps_per_epoch):
                 for record in records:
@@ -77,7 +77,7 @@ def train(
             if parts.stopping:
                 run.stop()
             if run.tests.is_due():
-                run.tests.run()
+                run.test()
         return run.finish()
 
 

@@ -11,7 +11,8 @@ from mpitrain.config import Config, ConfigError
 from mpitrain.ranks.threads import limit_blas_threads
 from mpitrain.start import start
 from mpitrain.step.update import Updater
-from mpitrain.training.find_lr import find
+from mpitrain.training import find_lr
+from mpitrain.training.parts import UserObjects
 from tests.mpi.mpitrain.layouts import few, job, layouts, mlp
 
 pytestmark = [pytest.mark.mpi, pytest.mark.at_most(5)]
@@ -23,6 +24,13 @@ RANKS = MPI.COMM_WORLD.size
 def comm():
     with Communicator(MPI.COMM_WORLD) as world, limit_blas_threads(world):
         yield world
+
+
+def find(comm, config, **limits):
+    def make(comm, job, factor):
+        return start(comm, job, UserObjects(schedule=factor))
+
+    return find_lr.find(comm, config, make, **limits)
 
 
 @pytest.mark.parametrize("layout", few("gpt", RANKS))
