@@ -1,4 +1,4 @@
-"""What a run does between steps: tests, checkpoints and reports, each when it is due."""
+"""Tests, checkpoints and reports between the steps of a run, each when it is due."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""A job of one's own in one call: model, data, loss and metrics; the rest as in a job file."""
+"""``mpitrain.Trainer``: train a program's own model on its own data in one call."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -57,7 +57,7 @@ class Trainer(ClosedTogether):
         before_step: Callable[[Parts], None] | None = None,
         **settings: Any,
     ) -> None:
-        """What is left out is what ``config`` names, or a job file's defaults.
+        """Normalise the arguments; ``config``, or a job file's defaults, replace missing ones.
 
         Args:
             comm: the ranks; all by default.
@@ -66,8 +66,8 @@ class Trainer(ClosedTogether):
                 is called with torch's generator seeded by ``run.seed``.  The parts of a
                 ``torch.nn.Sequential`` are spread over the stages of a pipeline; parameters that
                 need no gradient stay as they are.
-            cuts: of any other module, the names of modules in it behind which it may be cut
-                between stages, in the order in which they are called.
+            cuts: names of modules in any other module, behind which it may be cut between stages,
+                in the order of their calls.
             train_data, test_data: ``len(data)`` samples ``data[i]``, pairs of an input and a label;
                 without ``test_data`` nothing is tested, and settings that go by tests are refused;
                 each rank reads its own alone, and what is random in it follows from seed, epoch and

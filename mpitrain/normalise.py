@@ -1,4 +1,4 @@
-"""Turn what a program gives to :class:`mpitrain.Trainer` into a job and objects for its parts."""
+"""Turn the arguments of :class:`mpitrain.Trainer` into a job and objects for its parts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ _GIVEN = "given"
 
 @dataclass(frozen=True)
 class Given:
-    """What a program gives, as :class:`mpitrain.Trainer` describes it."""
+    """Objects of a program, as :class:`mpitrain.Trainer` describes them."""
 
     model: Any = None
     train_data: own_data.Data | None = None

@@ -152,7 +152,7 @@ class SynchronousLoop(Loop):
         return parts.passes.source(batch.held, batch.indices, parts.scale.value * self._workers)
 
     def _told(self, loss: Scalar, comm_seconds: float) -> Told:
-        """What this rank reports of the step that it has computed."""
+        """This rank's report of the step that it has computed."""
         parts = self.parts
         # The loss is known to the tensor ranks of the last stage, each of which has all of it.
         own = loss if parts.grid.place.tensor == 0 else 0.0

@@ -6,12 +6,12 @@ from mpi4py import MPI
 
 from mpitrain.config import Config
 from mpitrain.device import Device
-from mpitrain.federated import FederatedLoop
+from mpitrain.federated import FEDERATED, FederatedLoop
 from mpitrain.pipeline.runtime import Span, no_span
 from mpitrain.ranks.stop import StopFlag
 from mpitrain.run import SynchronousLoop
-from mpitrain.server import ServedLoop
-from mpitrain.training.assemble import assemble, closed_if_refused
+from mpitrain.server import ServedLoop, ServerPlacing
+from mpitrain.training.assemble import USUAL, assemble, closed_if_refused
 from mpitrain.training.asynchronous import AsynchronousLoop
 from mpitrain.training.loop import Loop
 from mpitrain.training.parts import NO_OBJECTS, Parts, UserObjects
@@ -31,14 +31,27 @@ def start(
 
     Arguments and errors are those of :func:`mpitrain.training.assemble.assemble`.
     """
-    hooks = {"span": span, "stop": stop, "before_step": before_step, "device": device}
+    placing, variant = ServerPlacing(), USUAL
+    is_served = config.server.ranks or config.server.hogwild
     if config.federated.clients:
-        return FederatedLoop.start(comm, config, objects, **hooks)
-    if config.server.ranks or config.server.hogwild:
-        return ServedLoop.start(comm, config, objects, **hooks)
+        variant = FEDERATED
+    elif is_served:
+        variant = placing.variant(config)
     parts = assemble(
-        comm, config, objects, span=span, stop=stop, before_step=before_step, device=device
+        comm,
+        config,
+        objects,
+        span=span,
+        stop=stop,
+        before_step=before_step,
+        device=device,
+        variant=variant,
     )
-    asynchronous = config.parallel.schedule == "asynchronous"
     with closed_if_refused(parts.comm, parts.opened):
-        return AsynchronousLoop(parts) if asynchronous else SynchronousLoop(parts)
+        if config.federated.clients:
+            return FederatedLoop(parts)
+        if is_served:
+            return ServedLoop(parts, placing.members)
+        if config.parallel.schedule == "asynchronous":
+            return AsynchronousLoop(parts)
+        return SynchronousLoop(parts)

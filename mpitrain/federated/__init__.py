@@ -6,6 +6,6 @@ samples, ``client.py`` trains, ``sums.py`` adds up, by ``exact.py``, ``codes.py`
 """
 
 from mpitrain.federated.errors import RoundError
-from mpitrain.federated.loop import FederatedLoop
+from mpitrain.federated.loop import FEDERATED, FederatedLoop
 
-__all__ = ["FederatedLoop", "RoundError"]
+__all__ = ["FEDERATED", "FederatedLoop", "RoundError"]

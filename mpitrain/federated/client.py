@@ -27,12 +27,12 @@ from mpitrain.training.parts import Parts, UserObjects
 
 @dataclass(frozen=True)
 class Trained:
-    """What a client comes back with.
+    """Result of a client's training.
 
     Attributes:
         weights: flat, of shape (elements,).
         loss: sum of its steps' losses times their samples.
-        samples: that it was trained on, each as often as it was seen.
+        samples: samples that it was trained on, repeats included.
     """
 
     weights: Array

@@ -3,13 +3,13 @@
 from collections.abc import Generator, Mapping
 from math import sqrt
 from time import perf_counter
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 from mpi4py import MPI
 
 from mpitrain.arrays import Array
-from mpitrain.config import Config, ConfigError
+from mpitrain.config import ConfigError
 from mpitrain.data import DataError
 from mpitrain.data.stream import Streamed
 from mpitrain.federated import keys
@@ -23,9 +23,9 @@ from mpitrain.metrics import Record, Round, Step
 from mpitrain.parallel.replicated import Replicated
 from mpitrain.ranks.together import together
 from mpitrain.step.agreement import NonFinite
-from mpitrain.training.assemble import Variant, assemble, closed_if_refused
+from mpitrain.training.assemble import Variant
 from mpitrain.training.loop import Batch, Loop
-from mpitrain.training.parts import Parts, UserObjects
+from mpitrain.training.parts import Parts
 
 #: Samples whose labels are read at a time.
 _AT_A_TIME = 4096
@@ -43,29 +43,24 @@ class FederatedLoop(Loop):
         choice: who takes part in each round.
     """
 
-    @classmethod
-    def start(
-        cls, comm: MPI.Intracomm, config: Config, objects: UserObjects, **hooks: Any
-    ) -> "FederatedLoop":
-        """Make the parts and the loop; arguments as of :func:`assemble`.  Collective.
+    def __init__(self, parts: Parts) -> None:
+        """Split the samples among clients, and make what trains them; collective.
 
         Raises:
-            ConfigError: besides, on all ranks: more clients than samples, an optimiser or a
-                schedule of the program's own, a model with running means.
+            ConfigError: on all ranks: more clients than samples, an optimiser or a schedule of the
+                program's own, a model with running means.
         """
-        together(comm, lambda: _expect_tables(objects), ConfigError)
-        # [optim] is the clients'.
-        parts = assemble(comm, config, objects, **hooks, variant=Variant(update=_server))
-        with closed_if_refused(parts.comm, parts.opened):
-            return cls(parts)
-
-    def __init__(self, parts: Parts) -> None:
-        """Split the samples among clients, and make what trains them; collective."""
         super().__init__(parts)
         self.check_every = 1
         own, run = parts.config.federated, parts.config.run
         if own.secure:
             together(parts.comm, keys.check, ConfigError)
+        for key in ("optimizer", "schedule"):
+            if getattr(parts.objects, key) is not None:
+                raise ConfigError(
+                    f"federated: {key}= has no part in clients and server; set the keys of [optim] "
+                    "and federated.server"
+                )
         if isinstance(parts.data.train, Streamed):
             raise ConfigError(
                 "federated: the training data are read in turn, and clients have samples here and "
@@ -211,10 +206,5 @@ def _server(parts: Parts) -> Server:
     return Server(parts.grid, store, parts.config.federated, average)
 
 
-def _expect_tables(objects: UserObjects) -> None:
-    for key in ("optimizer", "schedule"):
-        if getattr(objects, key) is not None:
-            raise ConfigError(
-                f"federated: {key}= has no part in clients and server; set the keys of [optim] and "
-                "federated.server"
-            )
+#: The optimiser is the server's; [optim] is the clients'.
+FEDERATED = Variant(update=_server)

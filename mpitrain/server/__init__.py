@@ -7,6 +7,6 @@ ends with the same bits.
 """
 
 from mpitrain.server.log import LogError
-from mpitrain.server.loop import ServedLoop
+from mpitrain.server.loop import ServedLoop, ServerPlacing
 
-__all__ = ["LogError", "ServedLoop"]
+__all__ = ["LogError", "ServedLoop", "ServerPlacing"]

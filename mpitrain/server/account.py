@@ -13,7 +13,7 @@ from mpitrain.server.log import Push
 
 @dataclass
 class Work:
-    """What a worker did.
+    """Work of a worker between two meetings.
 
     Attributes:
         losses: this group's part of the mean loss, for each batch.
@@ -70,10 +70,10 @@ def steps(
     the norms of the workers' gradients, each a mean over the worker's own samples.
 
     Args:
-        told: by each rank.
+        told: report of each rank.
         batches: samples in each batch.
         first: number of the first batch, counted from 0.
-        epoch: of all of them.
+        epoch: epoch of all batches.
         rate: the learning rate of a step.
         shares: samples of each group in a batch of so many samples.
     """

@@ -46,7 +46,7 @@ class NodeCopy(WholeGradients):
             comm: the ranks.
             arena: the layout.
             initial: parameters, flat.
-            algorithm: of all-reduces of all gradients but the tables'; None: nothing is summed.
+            algorithm: algorithm that sums all gradients but the tables'; None: nothing is summed.
 
         Raises:
             ConfigError: on all ranks; they cannot address one memory.
@@ -84,13 +84,13 @@ class NodeCopy(WholeGradients):
         return self._views[layer]
 
     def publish(self) -> float:
-        """What each rank has stored, all of them see; collective."""
+        """Show the stores of each rank to all; collective."""
         start = perf_counter()
         self.meet(False)
         return perf_counter() - start
 
     def meet(self, failed: bool) -> bool:
-        """The same, and whether any of them has ``failed``; collective."""
+        """Show the stores of each rank to all; whether one has ``failed``.  Collective."""
         self._window.Sync()
         found: bool = self._node.allreduce(failed, op=MPI.LOR)
         self._window.Sync()
@@ -107,7 +107,7 @@ class NodeCopy(WholeGradients):
 
 
 class Unlocked:
-    """What a worker of the one copy does in the place of pulls and pushes."""
+    """Updates the one copy in the place of pulls and pushes."""
 
     def __init__(self, flat: Array) -> None:
         """``flat``: the copy."""
@@ -123,7 +123,7 @@ class Unlocked:
         self.push_part(0, gradient, rate)
 
     def push_part(self, start: int, gradient: Array, rate: float) -> None:
-        """The same of the numbers from ``start`` on."""
+        """A step in the numbers from ``start`` on."""
         index = np.flatnonzero(gradient)
         step = gradient[index]
         step *= rate
@@ -137,7 +137,7 @@ class Unlocked:
 
 
 class Tables:
-    """The same where only tables are without locks: all meet before each batch.
+    """Updates tables without locks, and the rest together: all ranks meet before each batch.
 
     A dense gradient is there on all ranks as soon as nobody computes on the parameters any more;
     then each rank updates its pieces of them, and the next batch begins when all have.

@@ -3,7 +3,6 @@
 from collections.abc import Generator
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 from mpi4py import MPI
 from msgspec import structs
@@ -33,12 +32,12 @@ from mpitrain.server.wire import check_size
 from mpitrain.server.work import Worker
 from mpitrain.step.agreement import NonFinite
 from mpitrain.training import build
-from mpitrain.training.assemble import Variant, assemble, closed_if_refused
+from mpitrain.training.assemble import Variant
 from mpitrain.training.loop import Batch, Loop
 from mpitrain.training.parts import Parts
 
 
-class _Placing:
+class ServerPlacing:
     """Places the parameters of a job with servers, or with one copy for all ranks.
 
     Attributes:
@@ -48,7 +47,7 @@ class _Placing:
     members: Members
 
     def variant(self, config: Config) -> Variant:
-        """What such a job makes in its own way."""
+        """The parts that such a job makes in its own way."""
         if config.server.hogwild:  # each rank sees all tables
             return Variant(spread=lambda grid: TensorGroup(), hold=self.hold, group=self._group)
         return Variant(hold=self.hold, group=self._group)
@@ -119,14 +118,6 @@ class ServedLoop(Loop):
 
     All ranks, servers included, take part in tests.
     """
-
-    @classmethod
-    def start(cls, comm: MPI.Intracomm, config: Config, *given: Any, **hooks: Any) -> "ServedLoop":
-        """Make the parts and the loop; arguments as of :func:`assemble`.  Collective."""
-        placing = _Placing()
-        parts = assemble(comm, config, *given, **hooks, variant=placing.variant(config))
-        with closed_if_refused(parts.comm, parts.opened):
-            return cls(parts, placing.members)
 
     def __init__(self, parts: Parts, members: Members) -> None:
         """Bind the messages of workers and servers; collective.

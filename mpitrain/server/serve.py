@@ -1,4 +1,4 @@
-"""What a server does between two meetings: it serves, one message after the other."""
+"""A server between two meetings: it serves one message after the other."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What a worker does between two meetings: pull, compute, push, for each batch in turn."""
+"""A worker between two meetings: it pulls, computes and pushes, batch by batch."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence

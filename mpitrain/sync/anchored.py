@@ -69,15 +69,15 @@ class Anchored(Strategy, ABC):
 
     @abstractmethod
     def _exchanges(self) -> Sequence[Exchange]:
-        """Those of the strategy."""
+        """The exchanges of the strategy."""
 
     @abstractmethod
     def _after(self, done: int) -> None:
-        """Start, and let take effect, what is due after so many steps without the first ones."""
+        """Start exchanges, and apply those that are due, ``done`` steps after the first ones."""
 
     @abstractmethod
     def _takes_effect(self, done: int) -> bool:
-        """Whether an exchange does then."""
+        """Whether an exchange takes effect then."""
 
     def begin(self) -> None:
         self.anchor[...] = self.workers.parameters

@@ -26,7 +26,7 @@ class Round:
 
     Attributes:
         began: steps that were done when its exchange started.
-        own: those of this worker, shape (arena.size,).
+        own: updates of this worker, shape (arena.size,).
         exchange: their mean.
     """
 

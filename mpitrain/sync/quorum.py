@@ -178,8 +178,10 @@ class Quorum(Strategy):
         return result
 
     def _memory(self) -> Message:
-        """Of a result: of the oldest one on its way, if all have that; else of one more, and if
-        there are as many as there may be, who has not taken the oldest is waited for."""
+        """A result buffer: reuses the oldest once all ranks received it, else allocates one.
+
+        With ``behind`` results on their way, waits for the oldest.
+        """
         while self._results and not MPI.Request.Testall(self._results[0][1]):
             if len(self._results) < self._behind:
                 return self._message()
@@ -221,7 +223,7 @@ class Quorum(Strategy):
         return message
 
     def _post(self) -> None:
-        """What this rank expects next."""
+        """Post the receives of this rank."""
         if self._is_root:
             for worker in range(1, self._count):
                 if worker not in self._posted:

@@ -82,7 +82,7 @@ def in_replicas(parts: Parts, flat: Array) -> tuple[Store, Communicator | None]:
 
 @dataclass(frozen=True)
 class Variant:
-    """What a kind of job makes in its own way; the defaults are those of synchronous training.
+    """Parts that a kind of job makes in its own way; the defaults are for synchronous training.
 
     Attributes:
         spread: ranks over which embedding tables are spread.
@@ -359,9 +359,7 @@ def _bind_pipeline(parts: Parts) -> None:
     mine = tuple(f"{name}." for name in parts.layers)
     whole = whole_state(config, model, grid.layout)
     state = {name: device.put(one) for name, one in whole.items() if name.startswith(mine)}
-    parts.passes = Passes(
-        grid, config, data, model, parts.partition, parts.store, state, parts.span, device
-    )
+    parts.passes = Passes(parts, state)
     parts.purity = Purity(comm, model.layers, parts.layers, model.loss, parts.metrics)
     parts.purity.examine(parts.passes.probes())
     parts.passes.runner()

@@ -1,4 +1,4 @@
-"""What is tested and exported: averages of weights, and what workers have together."""
+"""Weights for tests and exports: moving averages, and the consensus of workers."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from mpitrain.training.parts import SHARED_ERRORS, Parts
 
 @contextmanager
 def averaged(parts: Parts) -> Iterator[None]:
-    """All ranks see what is tested until the end, and training goes on as if it had not been.
+    """Show the weights for tests to all ranks inside of a ``with`` statement.
 
     That is the averages of ``optim.average``, if there are any, and of workers that train by
     themselves what they have together.  What is done meanwhile ends with a message from every rank,
@@ -37,7 +37,7 @@ def averaged(parts: Parts) -> Iterator[None]:
 
 
 def _replace(parts: Parts) -> Callable[[], None] | None:
-    """What is tested takes the place of the own pieces; the result puts these back."""
+    """Put the weights for tests into this rank's pieces; the result puts the old ones back."""
     together = parts.strategy.consensus()
     average = parts.config.optim.average
     if together is None:

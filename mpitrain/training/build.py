@@ -272,7 +272,7 @@ def choose_codec(
 def store(
     config: Config, arena: Arena, initial: Array, reduction: Reduction, allocate: Allocate
 ) -> Store:
-    """What holds the parameters; arguments as those of ``Replicated``."""
+    """The store of the parameters; arguments as those of ``Replicated``."""
     kinds: Mapping[int, Any] = {
         0: Replicated,
         1: ShardedOptimizer,

@@ -13,9 +13,9 @@ from mpitrain.optim.own_schedule import Factor
 from mpitrain.step.agreement import NonFinite
 from mpitrain.training.loop import Loop
 
-#: What the smoothed loss keeps of itself in a step.
+#: Part of itself that the smoothed loss keeps in a step.
 _KEPT = 0.9
-#: The run ends when the smoothed loss is so many times its least value.
+#: The run ends when the smoothed loss is this multiple of its least value.
 _DIVERGED = 4.0
 
 
@@ -36,7 +36,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Found:
-    """What the run has shown.
+    """Result of the run.
 
     Attributes:
         tried: its steps.

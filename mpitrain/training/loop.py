@@ -92,7 +92,7 @@ class Loop(ABC):
             parts.check_replicas(f"after epoch {epoch}")
 
     def run_epoch(self, epoch: int) -> Iterator[Record]:
-        """The same, record by record."""
+        """Take the steps of an epoch; yields record by record."""
         for records in self.steps(epoch):
             yield from records
 

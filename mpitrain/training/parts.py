@@ -168,7 +168,7 @@ class Parts:
 
     @property
     def state(self) -> Mapping[str, Array]:
-        """What this rank's layers keep besides parameters, by name."""
+        """State of this rank's layers besides parameters, by name."""
         return self.passes.state
 
     @property
