@@ -199,15 +199,15 @@ FAULTS = [
         "checkpoint: the number of updates is not restored",
         "tests/mpi/mpitrain/test_resuming.py",
         "mpitrain/checkpoint/state.py",
-        "    trainer.parts.updater.steps = progress.updates\n",
+        "    trainer.updater.steps = progress.updates\n",
         "",
     ),
     Fault(
         "checkpoint: other data are not refused",
         "tests/mpi/mpitrain/test_resuming.py",
         "mpitrain/checkpoint/state.py",
-        "if known and known != trainer.parts.data_digest:",
-        "if False and known != trainer.parts.data_digest:",
+        "if known and known != trainer.data_digest:",
+        "if False and known != trainer.data_digest:",
     ),
     Fault(
         "pipeline: the last stage's gradient is not that of its micro-batch",
